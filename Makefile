@@ -1,0 +1,31 @@
+# `make verify` and `make test` are the whole set-up on a fresh machine with Python >= 3.11, make and a C++ compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
+
+.PHONY: verify test lint setup clean
+
+verify: setup
+	@for model in $(MODELS); do $(BIN)/python scripts/verify_model.py $$model || exit $$?; echo; done
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+setup: $(VENV)/.installed
+
+# llama-cpp-python compiles llama.cpp here, once: about four minutes on two cores
+$(VENV)/.installed: pyproject.toml
+	@command -v $${CXX:-c++} >/dev/null || { echo "a C++ compiler is needed (c++, or set CXX)"; exit 3; }
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,49 @@
+"""What can end a run, each with the exit code that the command line gives it.
+
+0 verified · 1 a mismatch · 2 usage · 3 the environment cannot · 4 the file is malformed · 5 not everything verified.
+"""
+
+from __future__ import annotations
+
+EXIT_VERIFIED = 0
+EXIT_MISMATCH = 1
+EXIT_USAGE = 2
+EXIT_ENVIRONMENT = 3
+EXIT_MALFORMED = 4
+EXIT_UNVERIFIED = 5
+
+
+class HarnessError(Exception):
+    """One clear line for the user; subclasses say which exit code it takes."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class UsageError(HarnessError):
+    """The command line asks for something that does not exist."""
+
+    exit_code = EXIT_USAGE
+
+
+class EnvironmentFault(HarnessError):
+    """This machine cannot do it: no such host, a build failed, llama.cpp died or hung."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class MalformedFile(HarnessError):
+    """The file is not a GGUF that can be read safely."""
+
+    exit_code = EXIT_MALFORMED
+
+
+class NothingToVerify(HarnessError):
+    """The file is well formed but holds nothing that any rung could check."""
+
+    exit_code = EXIT_UNVERIFIED
+
+
+class KernelFault(HarnessError):
+    """A kernel broke its contract: it wrote outside its output, or left the host unusable."""
+
+    exit_code = EXIT_MISMATCH

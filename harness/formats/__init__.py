@@ -1,0 +1,85 @@
+"""The formats of a GGUF tensor: which types exist, how large they are, and how the covered ones decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from .block import BlockFormat, Field
+from .legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1
+
+__all__ = [
+    "ACTIVATION_FORMATS",
+    "ELEMENT_TYPES",
+    "FORMATS",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q8_1",
+    "BlockFormat",
+    "Field",
+    "TensorType",
+    "decode_elements",
+    "tensor_type",
+]
+
+#: Weight formats that every rung covers, by ggml's name.
+FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0)}
+
+#: Formats that activations are quantized to.
+ACTIVATION_FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q8_0, Q8_1)}
+
+#: Types of one element a "block": not quantized, counted and not judged by the GEMM rungs.
+ELEMENT_TYPES = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A ggml tensor type as a file can name it; `block_bytes` is ggml's `type_size`."""
+
+    name: str
+    type_id: int
+    block_size: int
+    block_bytes: int
+
+    @property
+    def quantized(self) -> bool:
+        return self.name not in ELEMENT_TYPES
+
+    @property
+    def format(self) -> BlockFormat | None:
+        """The block format, where this project covers the type."""
+        return FORMATS.get(self.name)
+
+
+def _table() -> dict[int, TensorType]:
+    """Every type that the gguf package knows; sizes of the covered ones are ours (gguf 0.19 gives Q8_1 40 bytes, the
+    struct has had 36 since ggml made its two scales halves)."""
+    own = FORMATS | ACTIVATION_FORMATS
+    # newer than the gguf package (ggml-common.h, llama.cpp v0.5.0)
+    table = {42: TensorType("Q2_0", 42, 64, 18)}
+    for t, (block_size, block_bytes) in gguf.GGML_QUANT_SIZES.items():
+        if t.name in own:
+            block_size, block_bytes = own[t.name].block_size, own[t.name].block_bytes
+        table[int(t)] = TensorType(t.name, int(t), block_size, block_bytes)
+    return table
+
+
+_TYPES = _table()
+
+
+def tensor_type(type_id: int) -> TensorType | None:
+    """The type of this number, or None for one that is unknown or was removed."""
+    return _TYPES.get(type_id)
+
+
+def decode_elements(name: str, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """F32, F16 or BF16 bytes as float32. Raises KeyError for any other type."""
+    if name == "BF16":
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return raw.view({"F32": "<f4", "F16": "<f2"}[name]).astype(np.float32)

@@ -1,0 +1,141 @@
+"""A block format is data: a frozen record of fields and a decode rule. Sizes and offsets are derived, never typed in.
+
+A quantized row of K values is K / block_size blocks, each block_bytes long, one after the other. All arrays of blocks
+here are `uint8[..., block_bytes]`; all arrays of values are `float32[..., block_size]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.uint8] | npt.NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One member of the block struct: `count` little-endian items of NumPy type `dtype`."""
+
+    name: str
+    dtype: str
+    count: int
+    doc: str
+
+    @property
+    def nbytes(self) -> int:
+        return np.dtype(self.dtype).itemsize * self.count
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A quantized type whose value i of a block is `d·q[i] + m`.
+
+    Where the file stores no minimum, m is `-offset·d` (Q4_0: offset 8) or zero. `q` are the codes as stored, before
+    any offset, because kernels that use the sum s of the activations work on those.
+
+    Args:
+        name: ggml's name of the type.
+        type_id: ggml's number of the type (`enum ggml_type`).
+        block_size: values in a block.
+        fields: the members of the struct in file order, without padding.
+        bits: bits of one code.
+        offset: what is subtracted from a code before scaling.
+        source: where the layout and the rule were read.
+        read_codes: `blocks -> codes[..., block_size]`.
+        encode_values: `float32[..., block_size] -> blocks`, llama.cpp's reference quantizer, bit for bit.
+    """
+
+    name: str
+    type_id: int
+    block_size: int
+    fields: tuple[Field, ...]
+    bits: int
+    offset: int
+    source: str
+    read_codes: Callable[[npt.NDArray[np.void]], Codes]
+    encode_values: Callable[[Floats], Bytes]
+
+    @cached_property
+    def dtype(self) -> np.dtype[np.void]:
+        """The struct as a packed NumPy dtype."""
+        return np.dtype([(f.name, f.dtype, (f.count,)) if f.count > 1 else (f.name, f.dtype) for f in self.fields])
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(f.nbytes for f in self.fields)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.block_bytes / self.block_size
+
+    @property
+    def has_min(self) -> bool:
+        """The block stores a minimum m of its own."""
+        return any(f.name == "m" for f in self.fields)
+
+    def field_offset(self, name: str) -> int:
+        """Byte offset of a field in the block. Raises KeyError for an unknown name."""
+        at = 0
+        for f in self.fields:
+            if f.name == name:
+                return at
+            at += f.nbytes
+        raise KeyError(name)
+
+    def row_bytes(self, k: int) -> int:
+        """Bytes of a row of k values. Raises ValueError where k is not a whole number of blocks."""
+        if k % self.block_size:
+            raise ValueError(f"a row of {k} values is not a whole number of {self.name} blocks of {self.block_size}")
+        return k // self.block_size * self.block_bytes
+
+    def view(self, blocks: Bytes) -> npt.NDArray[np.void]:
+        """`uint8[..., block_bytes]` seen as structs `[...]`, without a copy where the blocks are contiguous."""
+        packed = np.ascontiguousarray(blocks)
+        return packed.view(self.dtype)[..., 0]
+
+    def codes(self, blocks: Bytes) -> Codes:
+        """The stored codes q, `[..., block_size]`, unsigned but for Q8_0 and Q8_1."""
+        return self.read_codes(self.view(blocks))
+
+    def scale(self, blocks: Bytes) -> Floats:
+        """The scale d, `float32[...]`."""
+        return np.asarray(self.view(blocks)["d"]).astype(np.float32)
+
+    def minimum(self, blocks: Bytes) -> Floats:
+        """The additive term m of `d·q + m`, `float32[...]`; exact, since offset is a power of two."""
+        if self.has_min:
+            return np.asarray(self.view(blocks)["m"]).astype(np.float32)
+        return np.float32(-self.offset) * self.scale(blocks)
+
+    def decode(self, blocks: Bytes) -> Floats:
+        """The values, `float32[..., block_size]`, bit-equal to llama.cpp's `to_float`.
+
+        d·(q-offset) is exact in float32 (an 11-bit and at most an 8-bit significand), so one rounding remains at most,
+        that of adding m: contraction to a fused multiply-add cannot change it.
+        """
+        q = self.codes(blocks).astype(np.float32)
+        if self.offset:
+            q -= np.float32(self.offset)
+        with np.errstate(invalid="ignore", over="ignore"):
+            q *= self.scale(blocks)[..., None]
+            if self.has_min:
+                q += self.minimum(blocks)[..., None]
+        return q
+
+    def encode(self, x: Floats) -> Bytes:
+        """Quantize `float32[..., block_size]` as llama.cpp's reference quantizer does."""
+        return self.encode_values(np.ascontiguousarray(x, dtype=np.float32))
+
+    def pack(self, **members: npt.ArrayLike) -> Bytes:
+        """Build blocks from the members of the struct, as `uint8[..., block_bytes]`."""
+        shape = np.shape(members["d"])
+        out = np.zeros(shape, self.dtype)
+        for name, value in members.items():
+            out[name] = value
+        return out.view(np.uint8).reshape(*shape, self.block_bytes)
