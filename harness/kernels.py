@@ -1,0 +1,122 @@
+"""The kernels that this project ships, and how they are called: bytes in, float32 out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import UsageError
+from .formats import FORMATS, BlockFormat
+from .hosts.base import Host, kernel_root
+
+_THREADS = 256
+_MAX_GRID = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One GEMM of `kernels/gemm`.
+
+    Args:
+        name: what `--kernel` takes.
+        file: the source, below `kernels/`.
+        semantics: the definition of the product that it declares (`harness.semantics`).
+        ordered: it accumulates in the order of that definition, so its bits are known beforehand.
+        title: one phrase for listings.
+    """
+
+    name: str
+    file: str
+    semantics: str
+    ordered: bool
+    title: str
+
+
+KERNELS: dict[str, KernelSpec] = {
+    k.name: k
+    for k in (
+        KernelSpec("f32_naive", "gemm/f32/01_naive.cu", "f32", True, "W4A16/W8A16, one thread an output"),
+        KernelSpec("q8_1_naive", "gemm/q8_1/01_naive.cu", "q8_1", True, "W4A8/W8A8, one thread an output"),
+        KernelSpec("q8_1_dp4a", "gemm/q8_1/04_dp4a.cu", "q8_1", True, "W4A8/W8A8, four products an instruction"),
+    )
+}
+DEFAULT_KERNEL = "q8_1_dp4a"
+QUANTIZER = "quantize/q8_1.cu"
+
+
+class Kernel:
+    """A shipped kernel on a host.
+
+    Args:
+        spec: which one.
+        host: where it runs.
+        root: the folder of the sources; a test gives an altered copy.
+    """
+
+    def __init__(self, spec: KernelSpec, host: Host, root: Path | None = None) -> None:
+        self.spec = spec
+        self.host = host
+        self.root = root or kernel_root()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def semantics(self) -> str:
+        return self.spec.semantics
+
+    @property
+    def ordered(self) -> bool:
+        return self.spec.ordered
+
+    def supports(self, fmt: BlockFormat) -> bool:
+        return fmt.name in FORMATS
+
+    def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+        """Activations `float32[M, K]` to what `gemm` takes: Q8_1 bytes `[M, K/32·36]`, or x itself (semantics f32)."""
+        if self.semantics == "f32":
+            return np.ascontiguousarray(x, np.float32).view(np.uint8)
+        m, k = x.shape
+        n_blocks = m * k // 32
+        out = self.host.output(n_blocks * 36)
+        kernel = self.host.load(self.root, QUANTIZER, "quantize", {})
+        grid = (min(-(-n_blocks // (_THREADS // 32)), _MAX_GRID), 1, 1)
+        self.host.launch(kernel, grid, (_THREADS, 1, 1), [self.host.upload(x), out, np.int64(n_blocks)])
+        return self.host.download(out).reshape(m, k // 32 * 36)
+
+    def upload(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> Weights:
+        """Weights `uint8[N, row_bytes]` in the file's layout, kept on the host for any number of calls."""
+        return Weights(fmt, rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size, self.host.upload(rows))
+
+    def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """`float32[M, N]` from activations as `quantize` returns them. Raises KernelFault."""
+        m, n, k = x.shape[0], weights.n, weights.k
+        defines = {"FORMAT": weights.fmt.name, "BLOCK_BYTES": str(weights.fmt.block_bytes)}
+        kernel = self.host.load(self.root, self.spec.file, "gemm", defines)
+        out = self.host.output(4 * m * n)
+        grid = (min(-(-m * n // _THREADS), _MAX_GRID), 1, 1)
+        args = [weights.buffer, self.host.upload(x), out, np.int64(m), np.int64(n), np.int64(k)]
+        self.host.launch(kernel, grid, (_THREADS, 1, 1), args)
+        return self.host.download(out).view(np.float32).reshape(m, n)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A weight matrix on a host: N rows of K values."""
+
+    fmt: BlockFormat
+    n: int
+    k: int
+    buffer: Any
+
+
+def find_kernel(name: str) -> KernelSpec:
+    """The shipped kernel of this name. Raises UsageError, naming those that there are."""
+    if name not in KERNELS:
+        raise UsageError(f"no kernel is called {name!r}; there are: {', '.join(KERNELS)}")
+    return KERNELS[name]

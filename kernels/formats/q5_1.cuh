@@ -1,0 +1,36 @@
+// Q5_1: w[i] = d·q[i] + m, q = nibble + 16·(fifth bit); the fifth bits are segmented as in Q5_0.
+//
+//   byte   0 1   2 3   4 … 7               8 … 23
+//          d     m     qh                  qs          qs[j]:  7 6 5 4 │ 3 2 1 0
+//          half  half  bit j ↔ x[j]                            x[j+16] │ x[j]
+#pragma once
+#include "../common.cuh"
+#include "words.cuh"
+
+struct alignas(4) Q5_1 {
+    uint16_t d;
+    uint16_t m;
+    uint8_t qh[4];
+    uint8_t qs[16];
+
+    static constexpr bool HAS_M = true;
+
+    __device__ float scale() const { return half_to_float(d); }
+    __device__ float minimum() const { return half_to_float(m); }
+
+    __device__ void unpack(int8_t* q) const {
+        const uint32_t high = load_word_4(qh, 0);
+        for (int j = 0; j < 16; ++j) q[j] = (qs[j] & 0x0F) | (high >> j & 1) << 4;
+        for (int j = 0; j < 16; ++j) q[j + 16] = (qs[j] >> 4) | (high >> (j + 16) & 1) << 4;
+    }
+
+    __device__ void codes4(int j, int& low, int& high) const {
+        const uint32_t word = load_word_4(qs, j), bits = load_word_4(qh, 0);
+        low = (word & 0x0F0F0F0F) | spread_high_bits(bits >> 4 * j);
+        high = (word >> 4 & 0x0F0F0F0F) | spread_high_bits(bits >> (4 * j + 16));
+    }
+
+    // llama.cpp's dequantize_row_q5_1
+    __device__ static float value(float d, float m, int q) { return __fadd_rn(__fmul_rn((float)q, d), m); }
+};
+static_assert(sizeof(Q5_1) == 24, "Q5_1 is 24 bytes without padding");

@@ -1,0 +1,17 @@
+// Reading a block's bytes as 32-bit words at the widest alignment that the block size grants. Blocks of 18, 22 and 34
+// bytes start on 2-byte boundaries only: a 4-byte load from them is a misaligned address.
+#pragma once
+#include "../common.cuh"
+
+__device__ __forceinline__ uint32_t load_word_2(const void* bytes, int j) {
+    const uint16_t* p = (const uint16_t*)bytes + 2 * j;
+    return (uint32_t)p[0] | (uint32_t)p[1] << 16;
+}
+
+__device__ __forceinline__ uint32_t load_word_4(const void* bytes, int j) { return ((const uint32_t*)bytes)[j]; }
+
+// Bits 0..3 of `nibble` to bit 4 of the bytes 0..3: where the fifth bits of four Q5 codes belong.
+__device__ __forceinline__ uint32_t spread_high_bits(uint32_t nibble) {
+    return (nibble << 4 & 0x00000010) | (nibble << 11 & 0x00001000) | (nibble << 18 & 0x00100000) |
+           (nibble << 25 & 0x10000000);
+}

@@ -1,0 +1,22 @@
+// 01 naive: one thread an output element, semantics f32 (W4A16/W8A16: float32 activations as they are). A weight is
+// dequantized as llama.cpp's to_float does, then y[m,n] = Σ_k a·w by fused multiply-adds in ascending k.
+#include "formats/all.cuh"
+
+extern "C" __global__ void gemm(const FORMAT* __restrict__ w,  // (N, K/32)
+                                const float* __restrict__ x,   // (M, K)
+                                float* __restrict__ y,         // (M, N)
+                                int64_t M, int64_t N, int64_t K) {
+    const int64_t nb = K / QK, stride = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < M * N; i += stride) {
+        const FORMAT* wb = w + i % N * nb;
+        const float* xb = x + i / N * K;
+        float acc = 0.0f;
+        for (int64_t b = 0; b < nb; ++b) {
+            int8_t q[QK];
+            wb[b].unpack(q);
+            const float d = wb[b].scale(), m = wb[b].minimum();
+            for (int k = 0; k < QK; ++k) acc = __fmaf_rn(xb[b * QK + k], FORMAT::value(d, m, q[k]), acc);
+        }
+        y[i] = acc;
+    }
+}
