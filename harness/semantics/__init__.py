@@ -1,0 +1,23 @@
+"""Definitions of the quantized product, their exact oracles, and the gates that judge an output against them."""
+
+from .definitions import F32, Q8_0_CPU, Q8_1_CPU, Q8_1_RAW, SEMANTICS, Semantics, llama_cpu_semantics
+from .gates import SCORE_LIMIT, Judgement, judge
+from .oracle import UNIT_ROUNDOFF, Product, exact_result, gamma, product
+
+__all__ = [
+    "F32",
+    "Q8_0_CPU",
+    "Q8_1_CPU",
+    "Q8_1_RAW",
+    "SCORE_LIMIT",
+    "SEMANTICS",
+    "UNIT_ROUNDOFF",
+    "Judgement",
+    "Product",
+    "Semantics",
+    "exact_result",
+    "gamma",
+    "judge",
+    "llama_cpu_semantics",
+    "product",
+]

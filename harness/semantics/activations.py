@@ -1,0 +1,92 @@
+"""How activations are quantized: the encoders of each semantics, bit for bit, from float32[M, K] to a row of blocks.
+
+A row of K values becomes K/32 blocks. Codes, scales and sums follow the sources that each function names.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import Q8_0, Q8_1
+from ..formats.legacy import round_half_away
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+QK = 32
+
+
+def _blocks(x: Floats) -> Floats:
+    m, k = x.shape
+    if k % QK:
+        raise ValueError(f"a row of {k} activations is not a whole number of blocks of {QK}")
+    return np.ascontiguousarray(x, np.float32).reshape(m, k // QK, QK)
+
+
+def _amax(blocks: Floats) -> Floats:
+    """Largest magnitude, NaN not counted, as C's fmaxf has it."""
+    return np.asarray(np.fmax.reduce(np.abs(blocks), axis=-1, initial=np.float32(0)))
+
+
+def _half(x: Floats) -> npt.NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16)
+
+
+def butterfly_sum(blocks: Floats) -> Floats:
+    """Σ of 32 values in the order of a warp's reduction: lanes at distance 16, 8, 4, 2, 1 are added in float32."""
+    total = blocks
+    with np.errstate(over="ignore", invalid="ignore"):
+        for distance in (16, 8, 4, 2, 1):
+            total = total[..., :distance] + total[..., distance : 2 * distance]
+    return total[..., 0]
+
+
+def encode_q8_1(x: Floats) -> Bytes:
+    """Semantics `q8_1`: d = max|x|/127, q = round-half-away(x/d) with d before its rounding, s = half(Σx).
+
+    Source: llama.cpp v0.5.0, ggml-cuda/quantize.cu, quantize_q8_1, with IEEE division. NaN and values over a zero d
+    have code 0; codes are clamped to ±127, which only a subnormal d can need.
+
+    Returns:
+        uint8[M, K/32·36].
+    """
+    blocks = _blocks(x)
+    d = _amax(blocks) / np.float32(127)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        q = np.where(d[..., None] > 0, round_half_away(blocks / d[..., None]), np.float32(0))
+    q = np.where(np.isnan(q), np.float32(0), np.clip(q, -127, 127)).astype(np.int8)
+    return Q8_1.pack(d=_half(d), s=_half(butterfly_sum(blocks)), qs=q).reshape(len(x), -1)
+
+
+def _cpu_codes(blocks: Floats) -> tuple[Floats, npt.NDArray[np.int8]]:
+    """q = round-half-even(x·(127/max)), the x86 code of ggml-cpu/arch/x86/quants.c."""
+    amax = _amax(blocks)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        inverse = np.where(amax != 0, np.float32(127) / amax, np.float32(0)).astype(np.float32)
+        q = np.rint(blocks * inverse[..., None])
+    q = np.clip(np.where(np.isfinite(q), q, np.float32(0)), -128, 127)
+    return amax / np.float32(127), q.astype(np.int8)
+
+
+def encode_q8_0_cpu(x: Floats) -> Bytes:
+    """Semantics `q8_0_cpu`: d = half(max|x|/127), no sum. llama.cpp v0.5.0, ggml-cpu, quantize_row_q8_0 (SIMD).
+
+    Returns:
+        uint8[M, K/32·34].
+    """
+    d, q = _cpu_codes(_blocks(x))
+    return Q8_0.pack(d=_half(d), qs=q).reshape(len(x), -1)
+
+
+def encode_q8_1_cpu(x: Floats) -> Bytes:
+    """Semantics `q8_1_cpu`: as `q8_0_cpu`, and s = half(d·Σq) with d before its rounding. quantize_row_q8_1 (SIMD).
+
+    Returns:
+        uint8[M, K/32·36].
+    """
+    d, q = _cpu_codes(_blocks(x))
+    with np.errstate(over="ignore", invalid="ignore"):
+        s = q.sum(axis=-1, dtype=np.int32).astype(np.float32) * d
+    return Q8_1.pack(d=_half(d), s=_half(s), qs=q).reshape(len(x), -1)

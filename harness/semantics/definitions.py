@@ -1,0 +1,71 @@
+"""The definitions of "quantized weights × activations" that exist, as data (one row of the table a record).
+
+A weight is w = d_w·q + m_w. A definition says how activations become codes q_a with scale d_a and sum s, and whether a
+format's offset is applied to the integer codes (then m_w is not used) or reaches the result through m_w·s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..formats import Q8_0, Q8_1, BlockFormat
+from .activations import Bytes, Floats, encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
+
+_OFFSET_FORMATS = frozenset({"Q4_0", "Q5_0"})
+_MIN_FORMATS = frozenset({"Q4_1", "Q5_1"})
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """One definition of the product.
+
+    Args:
+        name: its name in reports and in a kernel's declaration.
+        activations: format of the quantized activations, None where they stay float32.
+        encode: float32[M, K] → uint8[M, row bytes] in that format; None likewise.
+        integer_offset: formats whose offset is subtracted from the codes before the integer product.
+        half_products: formats whose products d_w·d_a and m_w·s are rounded to half.
+        title: the block term in one line.
+        source: who computes so.
+    """
+
+    name: str
+    activations: BlockFormat | None
+    encode: Callable[[Floats], Bytes] | None
+    integer_offset: frozenset[str]
+    half_products: frozenset[str]
+    title: str
+    source: str
+
+    def uses_sum(self, fmt: BlockFormat) -> bool:
+        """Whether the product of this weight format reads the activations' s."""
+        if self.activations is None or fmt.name in self.integer_offset:
+            return False
+        return fmt.has_min or fmt.offset != 0
+
+
+F32 = Semantics(
+    "f32", None, None, frozenset(), frozenset(),
+    "Σ a·w, w dequantized to float32", "dequantize and multiply; W4A16, W8A16 kernels",
+)  # fmt: skip
+Q8_1_RAW = Semantics(
+    "q8_1", Q8_1, encode_q8_1, frozenset(), frozenset(),
+    "d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values, m_w = -8·d_w for Q4_0, -16·d_w for Q5_0",
+    "this project's kernels; llama.cpp CUDA MMVQ for Q4_0, Q5_0, Q8_0 (ggml-cuda/vecdotq.cuh, quantize.cu)",
+)  # fmt: skip
+Q8_0_CPU = Semantics(
+    "q8_0_cpu", Q8_0, encode_q8_0_cpu, _OFFSET_FORMATS, frozenset(),
+    "d_w·d_a·Σ (q_w - offset)·q_a", "llama.cpp CPU for Q4_0, Q5_0, Q8_0 (ggml-cpu/arch/x86/quants.c)",
+)  # fmt: skip
+Q8_1_CPU = Semantics(
+    "q8_1_cpu", Q8_1, encode_q8_1_cpu, frozenset(), frozenset(),
+    "d_w·d_a·Σ q_w·q_a + m_w·s, s = half(d_a·Σ q_a)", "llama.cpp CPU for Q4_1, Q5_1 (ggml-cpu/arch/x86/quants.c)",
+)  # fmt: skip
+
+SEMANTICS: dict[str, Semantics] = {s.name: s for s in (F32, Q8_1_RAW, Q8_0_CPU, Q8_1_CPU)}
+
+
+def llama_cpu_semantics(fmt: BlockFormat) -> Semantics:
+    """What llama.cpp's CPU backend computes for a weight format (its `vec_dot_type`, checked against the library)."""
+    return Q8_1_CPU if fmt.name in _MIN_FORMATS else Q8_0_CPU

@@ -1,0 +1,223 @@
+"""The exact product under a semantics, and how far a correct float32 computation of it may be from it.
+
+For M rows of activations and N rows of weights with nb blocks, in float64, where every product is exact:
+
+    term    t[b] = d_w·d_a·Σ q_w·q_a + m_w·s        result  o = Σ_b t[b]        partial sums  S[b]
+    bound   γ_n·Σ_b (|d_w·d_a|·Σ|q_w|·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24
+
+The bound holds for any order of summation (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.1 and
+§4.2); its inner sum is per element because SIMD code splits a block over lanes which cancel only later.
+The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
+within half an ulp: a score against it stays small at any row length, where the bound grows loose. L[b] stands for what
+correct code carries that cancels only later: the integer products and the m·s terms may be summed apart, so the squares
+of both partial sums; and SIMD lanes hold, with random signs, the root of the sum of squares of what they added, at
+least a[b]²/32 a block, where a[b] is the block's term of the bound.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from .definitions import Semantics
+from .rounding import add_rounded
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+
+UNIT_ROUNDOFF = 2.0**-24
+_EXTRA_ROUNDINGS = 8
+#: Elements of one (nb, M, n) working array. Measured: what stays in a core's cache wins, but the chain of the declared
+#: order walks over (M, n) slices and wants them long.
+_TILE = 1 << 16
+_TILE_ORDERED = 1 << 18
+
+
+@dataclass(frozen=True)
+class Product:
+    """What an output should be, `[M, N]` each.
+
+    Args:
+        exact: float64.
+        bound: the most that a float32 computation in any order may differ from `exact`.
+        spread: standard deviation of the rounding errors of a sum over blocks.
+        ordered: float32, the result of the semantics' declared order, bit for bit; None where it was not asked for.
+    """
+
+    exact: Doubles
+    bound: Doubles
+    spread: Doubles
+    ordered: Floats | None
+
+
+def gamma(n: int) -> float:
+    """γ_n of the bound."""
+    return n * UNIT_ROUNDOFF / (1 - n * UNIT_ROUNDOFF)
+
+
+def product(
+    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, ordered: bool = False, threads: int = 1
+) -> Product:
+    """The product of weights and activations in a GEMM's own layout.
+
+    Args:
+        semantics: the definition.
+        fmt: the weights' format.
+        w: uint8[N, row bytes].
+        x: uint8[M, row bytes]: activations as the semantics has them (float32 bytes for `f32`).
+        ordered: also compute the bits of the declared order: blocks (or values, for `f32`) in ascending k, by fused
+            multiply-adds.
+        threads: rows of W are shared out among so many threads.
+
+    Returns:
+        a Product of `[M, N]` arrays.
+    """
+    tile = _f32_tile if semantics.activations is None else _block_tile
+    m, n = x.shape[0], w.shape[0]
+    nb = w.shape[1] // fmt.block_bytes
+    step = max(1, min((_TILE_ORDERED if ordered else _TILE) // max(1, m * nb), -(-n // threads)))
+    prepared = _prepare(semantics, x)
+    spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
+
+    def one(span: slice) -> Product:
+        with np.errstate(all="ignore"):
+            return tile(semantics, fmt, w[span], prepared, ordered)
+
+    if threads > 1 and len(spans) > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            parts = list(pool.map(one, spans))
+    else:
+        parts = [one(span) for span in spans]
+    return Product(
+        np.concatenate([p.exact for p in parts], axis=1),
+        np.concatenate([p.bound for p in parts], axis=1),
+        np.concatenate([p.spread for p in parts], axis=1),
+        np.concatenate([p.ordered for p in parts if p.ordered is not None], axis=1) if ordered else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Activations:
+    """Decoded once for all tiles: codes [nb, M, 32], their magnitudes, d and s [nb, M, 1]; or values [M, K]."""
+
+    q: Floats
+    q_abs: Floats
+    d: Doubles
+    s: Doubles
+
+
+def _prepare(semantics: Semantics, x: Bytes) -> _Activations:
+    fmt = semantics.activations
+    if fmt is None:
+        values = np.ascontiguousarray(x).view(np.float32)
+        nothing = np.zeros(0)
+        return _Activations(values, np.abs(values), nothing, nothing)
+    blocks = x.reshape(x.shape[0], -1, fmt.block_bytes)
+    q = fmt.codes(blocks).astype(np.float32).transpose(1, 0, 2)
+    d = fmt.scale(blocks).astype(np.float64).T[..., None]
+    view = fmt.view(blocks)
+    s = view["s"].astype(np.float64).T[..., None] if "s" in (view.dtype.names or ()) else np.zeros_like(d)
+    return _Activations(q, np.abs(q), d, s)
+
+
+def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: bool) -> Product:
+    blocks = w.reshape(w.shape[0], -1, fmt.block_bytes)
+    nb = blocks.shape[1]
+    q = fmt.codes(blocks).astype(np.float32)
+    if fmt.name in semantics.integer_offset:
+        q -= np.float32(fmt.offset)
+    q = q.transpose(1, 2, 0)  # [nb, 32, n]
+    d = fmt.scale(blocks).astype(np.float64).T[:, None, :]
+    # float32 holds these integers: 32·255·128 < 2^24
+    sums = np.matmul(x.q, q).astype(np.float64)  # [nb, M, n]
+    scale = x.d * d
+    if fmt.name in semantics.half_products:
+        scale = scale.astype(np.float16).astype(np.float64)
+    first = scale * sums
+    magnitude = np.abs(scale) * np.matmul(x.q_abs, np.abs(q))
+    second = None
+    if semantics.uses_sum(fmt):
+        second = x.s * fmt.minimum(blocks).astype(np.float64).T[:, None, :]
+        if fmt.name in semantics.half_products:
+            second = second.astype(np.float16).astype(np.float64)
+        magnitude += np.abs(second)
+    result = None
+    if ordered:
+        result = np.zeros(first.shape[1:], np.float32)
+        for b in range(nb):
+            result = add_rounded(first[b], result)
+            if second is not None:
+                result = add_rounded(second[b], result)
+    term = first if second is None else first + second
+    partial = np.cumsum(term, axis=0)
+    lanes = magnitude**2 / fmt.block_size
+    apart = 0.0 if second is None else _squares(np.cumsum(first, axis=0)) + _squares(np.cumsum(second, axis=0))
+    bound = gamma(nb + _EXTRA_ROUNDINGS) * magnitude.sum(axis=0)
+    return Product(partial[-1], bound, _spread(partial, term, lanes, 1, apart), result)
+
+
+def _squares(a: Doubles) -> Doubles:
+    """Σ over blocks of a², [nb, M, n] → [M, n]."""
+    return np.asarray(np.einsum("bmn,bmn->mn", a, a))
+
+
+def _spread(partial: Doubles, term: Doubles, lanes: Doubles, roundings: int, apart: Doubles | float = 0.0) -> Doubles:
+    """[M, n] from [nb, M, n]: `lanes` holds each block's sum of squares, `roundings` how many a block makes."""
+    nb = len(term)
+    carried = np.tensordot(np.arange(nb, 0, -1) + 2.0, lanes, axes=1)  # Σ_b (running sum of lanes + 2·lanes)
+    variance = _squares(partial) + 2 * _squares(term) + carried + apart
+    return np.asarray(UNIT_ROUNDOFF * np.sqrt(roundings / 3 * variance))
+
+
+def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: bool) -> Product:
+    n, k = w.shape[0], x.q.shape[1]
+    values = fmt.decode(w.reshape(n, -1, fmt.block_bytes)).reshape(n, k).astype(np.float64)
+    a = x.q.astype(np.float64)
+    result = None
+    if ordered:
+        result = np.zeros((len(a), n), np.float32)
+        for i in range(k):
+            result = add_rounded(np.multiply.outer(a[:, i], values[:, i]), result)
+    by_block = a.reshape(len(a), -1, fmt.block_size).transpose(1, 0, 2)
+    w_by_block = values.reshape(n, -1, fmt.block_size).transpose(1, 2, 0)
+    term = np.matmul(by_block, w_by_block)
+    partial = np.cumsum(term, axis=0)
+    spread = _spread(partial, term, np.matmul(by_block**2, w_by_block**2), fmt.block_size)
+    bound = gamma(k + _EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(values).T)
+    return Product(partial[-1], bound, spread, result)
+
+
+def exact_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int = 1) -> Doubles:
+    """Only the exact result of `product`, float64[M, N], by two matrix products: for passes that judge nothing."""
+    n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size
+    step = max(1, _TILE * 8 // k)
+    spans = [slice(start, start + step) for start in range(0, n, step)]
+    if semantics.activations is None:
+        a, s = np.ascontiguousarray(x).view(np.float32).astype(np.float64), None
+    else:
+        blocks = x.reshape(x.shape[0], -1, semantics.activations.block_bytes)
+        d = semantics.activations.scale(blocks).astype(np.float64)
+        a = (semantics.activations.codes(blocks) * d[..., None]).reshape(x.shape[0], k)
+        view = semantics.activations.view(blocks)
+        s = view["s"].astype(np.float64) if semantics.uses_sum(fmt) else None
+    if semantics.half_products:
+        raise ValueError(f"{semantics.name} rounds inside a block: it has no result as a matrix product")
+
+    def one(span: slice) -> Doubles:
+        blocks = w[span].reshape(len(w[span]), -1, fmt.block_bytes)
+        with np.errstate(all="ignore"):
+            if s is None:
+                return np.asarray(a @ fmt.decode(blocks).reshape(len(blocks), k).astype(np.float64).T)
+            values = fmt.codes(blocks) * fmt.scale(blocks).astype(np.float64)[..., None]
+            minimum = fmt.minimum(blocks).astype(np.float64)
+            return np.asarray(a @ values.reshape(len(blocks), k).T + s @ minimum.T)
+
+    if threads > 1 and len(spans) > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            return np.concatenate(list(pool.map(one, spans)), axis=1)
+    return np.concatenate([one(span) for span in spans], axis=1)
