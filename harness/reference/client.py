@@ -1,0 +1,309 @@
+"""The parent's side of llama.cpp: a child process whose crash, abort or hang becomes one clear line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import EnvironmentFault
+from . import protocol
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+#: Seconds without a word from llama.cpp after which it counts as hung.
+TIME_LIMIT = 900.0
+_LOG_LINES = 6
+
+
+class LlamaRefused(Exception):
+    """llama.cpp says in an orderly way that it cannot do this (load this file, say)."""
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One quantized MUL_MAT of the graph as llama.cpp computed it.
+
+    Args:
+        tensor: name of the weights.
+        node: name of the graph node.
+        type_id: ggml type of the weights.
+        x: activations, float32[M, K].
+        y: llama.cpp's output, float32[M, N].
+        quantized: x in each activation format that was asked for, uint8[M, row bytes], by ggml type.
+        crc32: of the weights as llama.cpp holds them, where it was asked for.
+    """
+
+    tensor: str
+    node: str
+    type_id: int
+    x: Floats
+    y: Floats
+    quantized: dict[int, Bytes]
+    crc32: int | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one pass over the graph gave.
+
+    Args:
+        logits: float32[tokens, vocabulary].
+        lookup: quantized tensors that were only looked up, name → type.
+        unsupported: products that could not be tapped, name → why.
+        unquantized: matrices that are not quantized, name → type.
+    """
+
+    logits: Floats
+    lookup: dict[str, str]
+    unsupported: dict[str, str]
+    unquantized: dict[str, str]
+
+
+class Llama:
+    """A llama.cpp process. Use it as a context manager: leaving it ends the process.
+
+    Args:
+        time_limit: seconds without an answer after which the process is killed and EnvironmentFault raised.
+        verbose: let llama.cpp's log through to standard error.
+    """
+
+    def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False) -> None:
+        self._time_limit = time_limit
+        ours, theirs = socket.socketpair()
+        self._log = None if verbose else tempfile.TemporaryFile(prefix="gguf-verify-")  # noqa: SIM115 - lives with us
+        package_parent = str(Path(__file__).resolve().parents[2])
+        paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+        output = sys.stderr if self._log is None else self._log
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "harness.reference.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1"},
+        )  # fmt: skip
+        theirs.close()
+        self._link = Connection(ours.detach())
+        try:
+            header, _ = self._receive("start")
+            if "error" in header:
+                raise EnvironmentFault(f"llama.cpp cannot be used: {header['error']}")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._link.close()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        if self._log is not None:
+            self._log.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def _call(self, call: str, arrays: dict[str, npt.NDArray[Any]] | None = None, **arguments: Any) -> Any:
+        self._send(call, arrays or {}, arguments)
+        header, out = self._receive(call)
+        return self._result(call, header), out
+
+    def _send(self, call: str, arrays: dict[str, npt.NDArray[Any]], arguments: dict[str, Any]) -> None:
+        try:
+            protocol.send(self._link, {"call": call, "names": list(arrays), **arguments}, *arrays.values())
+        except OSError:
+            raise self._death(call) from None
+
+    def _receive(self, call: str) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
+        try:
+            if not self._link.poll(self._time_limit):
+                self._process.kill()
+                raise EnvironmentFault(
+                    f"llama.cpp hung in {call}: no answer for {self._time_limit:g} s{self._last_log()}"
+                )
+            return protocol.receive(self._link)
+        except (EOFError, OSError):
+            raise self._death(call) from None
+
+    def _result(self, call: str, header: dict[str, Any]) -> Any:
+        if "refused" in header:
+            raise LlamaRefused(header["refused"] + self._last_log())
+        if "error" in header:
+            raise EnvironmentFault(f"llama.cpp's process failed in {call}: {header['error']}{self._last_log()}")
+        return header["result"]
+
+    def _death(self, call: str) -> EnvironmentFault:
+        code = self._process.wait()
+        how = f"exit code {code}"
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                how = signal.Signals(-code).name
+        return EnvironmentFault(f"llama.cpp died in {call} ({how}){self._last_log()}")
+
+    def _last_log(self) -> str:
+        """The last lines that llama.cpp printed, on one line."""
+        if self._log is None or self._log.closed:
+            return ""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - 8192))
+        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip(" .\n")]
+        self._log.seek(0, os.SEEK_END)
+        return f"; it said: {' | '.join(lines[-_LOG_LINES:])}" if lines else ""
+
+    # ---- the library ------------------------------------------------------------------------------------------------
+
+    def versions(self) -> dict[str, Any]:
+        """Versions of llama-cpp-python, llama.cpp and ggml, the build's features, and its table of types."""
+        result, _ = self._call("hello")
+        result["types"] = {int(k): v for k, v in result["types"].items()}
+        return dict(result)
+
+    def to_float(self, type_id: int, raw: Bytes, n: int) -> Floats:
+        """llama.cpp's `to_float` of n values."""
+        _, (out,) = self._call("to_float", {"raw": raw}, type=type_id, n=n)
+        return np.asarray(out)
+
+    def from_float(self, type_id: int, x: Floats) -> Bytes:
+        """Activations float32[M, K] as llama.cpp's CPU backend quantizes them, uint8[M, row bytes]."""
+        _, (out,) = self._call("from_float", {"x": x}, type=type_id)
+        return np.asarray(out)
+
+    def quantize(self, type_id: int, x: Floats) -> Bytes:
+        """`ggml_quantize_chunk`: weights float32[rows, K] → uint8[rows, row bytes]."""
+        _, (out,) = self._call("quantize", {"x": x}, type=type_id)
+        return np.asarray(out)
+
+    def validate(self, type_id: int, raw: Bytes) -> bool:
+        """`ggml_validate_row_data`."""
+        result, _ = self._call("validate", {"raw": raw}, type=type_id)
+        return bool(result["valid"])
+
+    def block_products(self, type_id: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
+        """Every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K]."""
+        _, (out,) = self._call("block_products", {"w": w, "x": x}, type=type_id, threads=threads)
+        return np.asarray(out)
+
+    def quantize_file(self, source: Path, target: Path, ftype: int, pure: bool, threads: int = 1) -> None:
+        """`llama_model_quantize`. Raises LlamaRefused."""
+        self._call("quantize_file", source=str(source), target=str(target), ftype=ftype, pure=pure, threads=threads)
+
+    # ---- a model ----------------------------------------------------------------------------------------------------
+
+    def open(self, path: Path, threads: int, repack: bool = False) -> dict[str, Any]:
+        """Load a model. Raises LlamaRefused where llama.cpp does not take it."""
+        result, _ = self._call("open", path=str(path), threads=threads, repack=repack)
+        return dict(result)
+
+    def make_context(self, n_ctx: int) -> None:
+        """A context of n_ctx tokens, all in one batch; one is needed before tokens are evaluated."""
+        self._call("make_context", n_ctx=n_ctx)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens of a prompt, with the special ones that the model asks for."""
+        result, _ = self._call("tokenize", text=text)
+        return list(result["tokens"])
+
+    def pieces(self, tokens: list[int]) -> list[str]:
+        """Each token's text."""
+        result, _ = self._call("pieces", tokens=tokens)
+        return list(result["pieces"])
+
+    def generate(self, tokens: list[int], n: int) -> list[int]:
+        """n greedy tokens after a prompt, one at a time."""
+        result, _ = self._call("generate", tokens=tokens, n=n)
+        return list(result["tokens"])
+
+    def evaluate(self, tokens: list[int]) -> Evaluation:
+        """Logits of all tokens in one batch, nothing tapped."""
+        result, (logits,) = self._call("evaluate", tokens=tokens, mode="plain", options={})
+        return Evaluation(logits, **result["seen"])
+
+    def capture(
+        self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False
+    ) -> Iterator[Gemm | Evaluation]:
+        """Each quantized GEMM as it is computed, then the Evaluation. llama.cpp waits while the caller works.
+
+        Args:
+            tokens: one batch.
+            activations: ggml types in which each GEMM's activations are wanted too, by llama.cpp's own quantizer.
+            checksum: also the crc32 of the weights.
+        """
+        done = False
+        for gemm, answer in self._tapped("capture", tokens, activations, checksum):
+            if isinstance(gemm, Evaluation):
+                done = True
+                yield gemm
+            else:
+                try:
+                    yield gemm
+                except GeneratorExit:
+                    done = True
+                    answer(None)
+                    raise
+                answer(None)
+        if not done:
+            raise EnvironmentFault("llama.cpp ended a capture without a result")
+
+    def graft(
+        self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = ()
+    ) -> Evaluation:
+        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each quantized GEMM."""
+        for gemm, answer in self._tapped("graft", tokens, activations, False):
+            if isinstance(gemm, Evaluation):
+                return gemm
+            answer(replace(gemm))
+        raise EnvironmentFault("llama.cpp ended a graft without a result")
+
+    def _tapped(
+        self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool
+    ) -> Iterator[tuple[Gemm | Evaluation, Callable[[Floats | None], None]]]:
+        options = {"activations": list(activations), "checksum": checksum}
+        self._send("evaluate", {}, {"tokens": tokens, "mode": mode, "options": options})
+
+        def answer(y: Floats | None) -> None:
+            try:
+                protocol.send(self._link, {}, *([] if y is None else [np.ascontiguousarray(y, np.float32)]))
+            except OSError:
+                raise self._death("evaluate") from None
+
+        while True:
+            header, arrays = self._receive("evaluate")
+            if header.get("event") != "gemm":
+                result = self._result("evaluate", header)
+                yield Evaluation(arrays[0], **result["seen"]), answer
+                return
+            quantized = dict(zip(activations, arrays[2:], strict=True))
+            yield (
+                Gemm(
+                    header["tensor"],
+                    header["node"],
+                    header["type"],
+                    arrays[0],
+                    arrays[1],
+                    quantized,
+                    header.get("crc32"),
+                ),
+                answer,
+            )

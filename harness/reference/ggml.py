@@ -1,0 +1,202 @@
+"""ctypes bindings to the ggml libraries inside llama-cpp-python, and the probe that their structs are what we think.
+
+Loaded in the child process only. The wheel holds copies of each library under three names; the sonames (`.so.0`) are
+those that libllama itself uses, any other name would load a second library with a state of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import sys
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+MAX_DIMS, MAX_SRC, MAX_NAME, MAX_OP_PARAMS = 4, 10, 64, 64
+
+ToFloat = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_int64)
+FromFloat = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_int64)
+
+
+class Tensor(c.Structure):
+    """`struct ggml_tensor` of ggml/include/ggml.h (ggml 0.25)."""
+
+
+Tensor._fields_ = [
+    ("type", c.c_int),
+    ("buffer", c.c_void_p),
+    ("ne", c.c_int64 * MAX_DIMS),
+    ("nb", c.c_size_t * MAX_DIMS),
+    ("op", c.c_int),
+    ("op_params", c.c_int32 * (MAX_OP_PARAMS // 4)),
+    ("flags", c.c_int32),
+    ("src", c.POINTER(Tensor) * MAX_SRC),
+    ("view_src", c.POINTER(Tensor)),
+    ("view_offs", c.c_size_t),
+    ("data", c.c_void_p),
+    ("name", c.c_char * MAX_NAME),
+    ("extra", c.c_void_p),
+    ("padding", c.c_char * 8),
+]
+TensorP = c.POINTER(Tensor)
+
+
+class TypeTraits(c.Structure):
+    """`struct ggml_type_traits` of ggml.h."""
+
+    _fields_ = [
+        ("type_name", c.c_char_p),
+        ("blck_size", c.c_int64),
+        ("blck_size_interleave", c.c_int64),
+        ("type_size", c.c_size_t),
+        ("is_quantized", c.c_bool),
+        ("to_float", ToFloat),
+        ("from_float_ref", FromFloat),
+    ]
+
+
+class CpuTypeTraits(c.Structure):
+    """`struct ggml_type_traits_cpu` of ggml-cpu.h."""
+
+    _fields_ = [("from_float", FromFloat), ("vec_dot", c.c_void_p), ("vec_dot_type", c.c_int), ("nrows", c.c_int64)]
+
+
+class InitParams(c.Structure):
+    """`struct ggml_init_params` of ggml.h."""
+
+    _fields_ = [("mem_size", c.c_size_t), ("mem_buffer", c.c_void_p), ("no_alloc", c.c_bool)]
+
+
+class AbiMismatch(RuntimeError):
+    """The loaded libraries do not have the layout that this module was written for."""
+
+
+def _library(name: str) -> c.CDLL:
+    folder = Path(llama_cpp.__file__).parent / "lib"
+    names = (
+        [f"lib{name}.0.dylib", f"lib{name}.dylib"] if sys.platform == "darwin" else [f"lib{name}.so.0", f"lib{name}.so"]
+    )
+    for candidate in names:
+        if (folder / candidate).exists():
+            return c.CDLL(str(folder / candidate))
+    raise AbiMismatch(f"llama-cpp-python {llama_cpp.__version__} holds no {names[0]}")
+
+
+base = _library("ggml-base")
+cpu = _library("ggml-cpu")
+
+
+def _declare(library: c.CDLL, name: str, result: Any, *args: Any) -> Any:
+    try:
+        function = getattr(library, name)
+    except AttributeError:
+        raise AbiMismatch(f"llama-cpp-python {llama_cpp.__version__} has no function {name}") from None
+    function.restype = result
+    function.argtypes = list(args)
+    return function
+
+
+ggml_version = _declare(base, "ggml_version", c.c_char_p)
+ggml_commit = _declare(base, "ggml_commit", c.c_char_p)
+ggml_init = _declare(base, "ggml_init", c.c_void_p, InitParams)
+ggml_free = _declare(base, "ggml_free", None, c.c_void_p)
+ggml_new_tensor_2d = _declare(base, "ggml_new_tensor_2d", TensorP, c.c_void_p, c.c_int, c.c_int64, c.c_int64)
+ggml_view_3d = _declare(base, "ggml_view_3d", TensorP, c.c_void_p, TensorP, *[c.c_int64] * 3, *[c.c_size_t] * 3)
+ggml_mul_mat = _declare(base, "ggml_mul_mat", TensorP, c.c_void_p, TensorP, TensorP)
+ggml_set_name = _declare(base, "ggml_set_name", TensorP, TensorP, c.c_char_p)
+ggml_get_data = _declare(base, "ggml_get_data", c.c_void_p, TensorP)
+ggml_nbytes = _declare(base, "ggml_nbytes", c.c_size_t, TensorP)
+ggml_op_name = _declare(base, "ggml_op_name", c.c_char_p, c.c_int)
+ggml_new_graph = _declare(base, "ggml_new_graph", c.c_void_p, c.c_void_p)
+ggml_build_forward_expand = _declare(base, "ggml_build_forward_expand", None, c.c_void_p, TensorP)
+ggml_type_size = _declare(base, "ggml_type_size", c.c_size_t, c.c_int)
+ggml_get_type_traits = _declare(base, "ggml_get_type_traits", c.POINTER(TypeTraits), c.c_int)
+ggml_quantize_chunk = _declare(
+    base, "ggml_quantize_chunk", c.c_size_t, c.c_int, c.c_void_p, c.c_void_p, *[c.c_int64] * 3, c.c_void_p
+)
+ggml_quantize_requires_imatrix = _declare(base, "ggml_quantize_requires_imatrix", c.c_bool, c.c_int)
+ggml_validate_row_data = _declare(base, "ggml_validate_row_data", c.c_bool, c.c_int, c.c_void_p, c.c_size_t)
+ggml_backend_tensor_get = _declare(base, "ggml_backend_tensor_get", None, TensorP, c.c_void_p, c.c_size_t, c.c_size_t)
+ggml_backend_tensor_set = _declare(base, "ggml_backend_tensor_set", None, TensorP, c.c_void_p, c.c_size_t, c.c_size_t)
+ggml_cpu_init = _declare(cpu, "ggml_cpu_init", None)
+ggml_get_type_traits_cpu = _declare(cpu, "ggml_get_type_traits_cpu", c.POINTER(CpuTypeTraits), c.c_int)
+ggml_graph_compute_with_ctx = _declare(cpu, "ggml_graph_compute_with_ctx", c.c_int, c.c_void_p, c.c_void_p, c.c_int)
+
+F32 = 0
+
+
+def probe_abi() -> None:
+    """Build tensors through the API and read them back by our layout.
+
+    Raises:
+        AbiMismatch: naming the first member that differs.
+    """
+
+    def expect(what: str, got: object, expected: object) -> None:
+        if got != expected:
+            raise AbiMismatch(
+                f"struct layout differs in llama-cpp-python {llama_cpp.__version__} (ggml {version()}): "
+                f"{what} is {got!r}, expected {expected!r}"
+            )
+
+    ctx = ggml_init(InitParams(1 << 16, None, False))
+    try:
+        a = ggml_new_tensor_2d(ctx, 8, 64, 3)  # Q8_0: blocks of 34 bytes
+        ggml_set_name(a, b"probe")
+        b = ggml_new_tensor_2d(ctx, F32, 64, 5)
+        view = ggml_view_3d(ctx, b, 32, 2, 2, 256, 128, 128)
+        y = ggml_mul_mat(ctx, a, b)
+        t = a.contents
+        expect("type", t.type, 8)
+        expect("ne", list(t.ne), [64, 3, 1, 1])
+        expect("nb", list(t.nb), [34, 68, 204, 204])
+        expect("name", t.name, b"probe")
+        expect("data", t.data, ggml_get_data(a))
+        expect("view_offs", view.contents.view_offs, 128)
+        expect("view_src", c.addressof(view.contents.view_src.contents), c.addressof(b.contents))
+        expect("src[0]", c.addressof(y.contents.src[0].contents), c.addressof(a.contents))
+        expect("src[1]", c.addressof(y.contents.src[1].contents), c.addressof(b.contents))
+        expect("op", ggml_op_name(y.contents.op), b"MUL_MAT")
+        traits = ggml_get_type_traits(8).contents
+        expect("type traits", (traits.type_name, traits.blck_size, traits.type_size), (b"q8_0", 32, 34))
+        expect("cpu type traits", ggml_get_type_traits_cpu(2).contents.vec_dot_type, 8)
+    finally:
+        ggml_free(ctx)
+
+
+def version() -> str:
+    """ggml's version and commit."""
+    return f"{ggml_version().decode()} ({ggml_commit().decode()})"
+
+
+def pointer(array: npt.NDArray[Any]) -> int:
+    """Address of a contiguous array."""
+    return int(array.ctypes.data)
+
+
+def read_tensor(t: Any) -> npt.NDArray[Any]:
+    """A float32 tensor as a contiguous array, rows flattened: float32[ne3·ne2·ne1, ne0]. Strided ones are gathered."""
+    s = t.contents
+    raw = np.empty(ggml_nbytes(t), np.uint8)
+    ggml_backend_tensor_get(t, pointer(raw), 0, raw.nbytes)
+    shape, strides = tuple(s.ne)[::-1], tuple(s.nb)[::-1]
+    values = np.lib.stride_tricks.as_strided(raw.view(np.float32), shape, strides)
+    return np.ascontiguousarray(values).reshape(-1, s.ne[0])
+
+
+def read_bytes(t: Any) -> npt.NDArray[np.uint8]:
+    """The bytes of a contiguous tensor."""
+    raw = np.empty(ggml_nbytes(t), np.uint8)
+    ggml_backend_tensor_get(t, pointer(raw), 0, raw.nbytes)
+    return raw
+
+
+def write_tensor(t: Any, values: npt.NDArray[np.float32]) -> None:
+    """Overwrite a contiguous float32 tensor."""
+    if values.nbytes != ggml_nbytes(t):
+        raise ValueError(f"{values.nbytes} bytes for a tensor of {ggml_nbytes(t)}")
+    contiguous = np.ascontiguousarray(values, np.float32)
+    ggml_backend_tensor_set(t, pointer(contiguous), 0, contiguous.nbytes)

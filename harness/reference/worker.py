@@ -1,0 +1,363 @@
+"""The child process that runs llama.cpp: `python -m harness.reference.worker FD`.
+
+It serves one call after the other over the given socket. What llama.cpp prints goes to standard error, which the parent
+keeps. Whatever kills this process is a finding of the parent's, not a crash of the harness.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import signal
+import sys
+import zlib
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import protocol
+
+Reply = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
+
+
+class CallFailed(Exception):
+    """llama.cpp refused a call in an orderly way."""
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        c.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+class Worker:
+    """State of the child: the loaded model and its context, if any."""
+
+    def __init__(self, link: Connection) -> None:
+        import llama_cpp
+
+        from . import ggml
+
+        self.link = link
+        self.ggml = ggml
+        self.llama = llama_cpp
+        # kept: ctypes frees a callback that nothing refers to
+        self._log = llama_cpp.llama_log_callback(lambda _level, text, _data: _write_log(text))
+        llama_cpp.llama_log_set(self._log, None)
+        ggml.probe_abi()
+        ggml.ggml_cpu_init()
+        llama_cpp.llama_backend_init()
+        self.model: Any = None
+        self.context: Any = None
+        self.vocab: Any = None
+        self.threads = 1
+        self._callback: Any = None
+        self._tap: Callable[[Any, bool], bool] | None = None
+
+    # ---- the library ------------------------------------------------------------------------------------------------
+
+    def hello(self) -> Reply:
+        g = self.ggml
+        types = {}
+        for t in range(256):
+            traits = g.ggml_get_type_traits(t).contents if t < self._type_count() else None
+            if traits is None or not traits.type_name or not traits.type_size:
+                continue
+            name = traits.type_name.decode()
+            vec_dot = g.ggml_get_type_traits_cpu(t).contents.vec_dot_type
+            types[t] = {
+                "name": name, "block_size": traits.blck_size, "block_bytes": traits.type_size,
+                "quantized": traits.is_quantized, "vec_dot_type": vec_dot,
+            }  # fmt: skip
+        return {
+            "llama_cpp_python": self.llama.__version__,
+            "llama_cpp": _text(getattr(self.llama, "llama_version", lambda: b"?")()),
+            "ggml": g.version(),
+            "system": " ".join(_text(self.llama.llama_print_system_info()).split()),
+            "types": types,
+        }, ()
+
+    def _type_count(self) -> int:
+        # ggml_get_type_traits aborts on a number past its table; the highest file type tells how far it goes
+        import gguf
+
+        known = max(int(t) for t in gguf.GGMLQuantizationType) + 1
+        return known
+
+    def to_float(self, type: int, n: int, raw: npt.NDArray[np.uint8]) -> Reply:
+        out = np.empty(n, np.float32)
+        self.ggml.ggml_get_type_traits(type).contents.to_float(self.ggml.pointer(raw), self.ggml.pointer(out), n)
+        return {}, (out,)
+
+    def from_float(self, type: int, x: npt.NDArray[np.float32]) -> Reply:
+        """Rows as llama.cpp's CPU backend quantizes activations: float32[M, K] → uint8[M, row bytes]."""
+        return {}, (self._from_float(type, x),)
+
+    def _from_float(self, type: int, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+        traits = self.ggml.ggml_get_type_traits(type).contents
+        out = np.zeros((len(x), x.shape[1] // traits.blck_size * traits.type_size), np.uint8)
+        convert = self.ggml.ggml_get_type_traits_cpu(type).contents.from_float
+        for row, target in zip(x, out, strict=True):
+            convert(self.ggml.pointer(row), self.ggml.pointer(target), x.shape[1])
+        return out
+
+    def quantize(self, type: int, x: npt.NDArray[np.float32]) -> Reply:
+        """`ggml_quantize_chunk`: float32[rows, K] → uint8[rows, row bytes]; uniform importance if needed."""
+        g = self.ggml
+        rows, k = x.shape
+        traits = g.ggml_get_type_traits(type).contents
+        out = np.zeros((rows, k // traits.blck_size * traits.type_size), np.uint8)
+        importance = np.ones(k, np.float32) if g.ggml_quantize_requires_imatrix(type) else None
+        g.ggml_quantize_chunk(
+            type, g.pointer(x), g.pointer(out), 0, rows, k, None if importance is None else g.pointer(importance)
+        )
+        return {}, (out,)
+
+    def validate(self, type: int, raw: npt.NDArray[np.uint8]) -> Reply:
+        return {"valid": bool(self.ggml.ggml_validate_row_data(type, self.ggml.pointer(raw), raw.nbytes))}, ()
+
+    def block_products(self, type: int, threads: int, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]) -> Reply:
+        """Every partial product in one op: W seen as [32, N, K/32], X as [32, M, K/32]; float32[K/32, M, N]."""
+        g = self.ggml
+        traits = g.ggml_get_type_traits(type).contents
+        block = traits.blck_size
+        n, (m, k) = len(w), x.shape
+        nb = k // block
+        size = w.nbytes + 4 * x.nbytes + 4 * nb * m * n + (8 << 20)
+        ctx = g.ggml_init(g.InitParams(size, None, False))
+        try:
+            wt = g.ggml_new_tensor_2d(ctx, type, k, n)
+            xt = g.ggml_new_tensor_2d(ctx, g.F32, k, m)
+            c.memmove(wt.contents.data, g.pointer(w), w.nbytes)
+            c.memmove(xt.contents.data, g.pointer(x), x.nbytes)
+            wv = g.ggml_view_3d(ctx, wt, block, n, nb, w.shape[1], traits.type_size, 0)
+            xv = g.ggml_view_3d(ctx, xt, block, m, nb, 4 * k, 4 * block, 0)
+            y = g.ggml_mul_mat(ctx, wv, xv)
+            graph = g.ggml_new_graph(ctx)
+            g.ggml_build_forward_expand(graph, y)
+            if g.ggml_graph_compute_with_ctx(ctx, graph, threads) != 0:
+                raise CallFailed("ggml_graph_compute failed")
+            out = np.empty((nb, m, n), np.float32)
+            c.memmove(g.pointer(out), y.contents.data, out.nbytes)
+        finally:
+            g.ggml_free(ctx)
+        return {}, (out,)
+
+    def quantize_file(self, source: str, target: str, ftype: int, pure: bool, threads: int) -> Reply:
+        params = self.llama.llama_model_quantize_default_params()
+        params.ftype = ftype
+        params.pure = pure
+        params.nthread = threads
+        params.allow_requantize = True
+        if self.llama.llama_model_quantize(source.encode(), target.encode(), c.byref(params)) != 0:
+            raise CallFailed(f"llama_model_quantize failed for {os.path.basename(source)}")
+        return {}, ()
+
+    # ---- a model ----------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, threads: int, repack: bool) -> Reply:
+        lib = self.llama
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.use_extra_bufts = repack
+        self.model = lib.llama_model_load_from_file(path.encode(), params)
+        if not self.model:
+            raise CallFailed("llama.cpp does not load the file")
+        self.threads = threads
+        self.vocab = lib.llama_model_get_vocab(self.model)
+        buffer = c.create_string_buffer(256)
+        lib.llama_model_desc(self.model, buffer, 256)
+        return {
+            "description": _text(buffer.value),
+            "n_vocab": lib.llama_vocab_n_tokens(self.vocab),
+            "n_ctx_train": lib.llama_model_n_ctx_train(self.model),
+            "encoder": bool(lib.llama_model_has_encoder(self.model)),
+        }, ()
+
+    def make_context(self, n_ctx: int) -> Reply:
+        """A context of n_ctx tokens that takes them all in one batch."""
+        lib = self.llama
+        if self.context:
+            lib.llama_free(self.context)
+        params = lib.llama_context_default_params()
+        params.n_ctx = n_ctx
+        params.n_batch = params.n_ubatch = n_ctx
+        params.n_threads = params.n_threads_batch = self.threads
+        params.no_perf = True
+        self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
+        params.cb_eval = self._callback
+        self.context = lib.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise CallFailed("llama.cpp makes no context for the model")
+        return {}, ()
+
+    def tokenize(self, text: str) -> Reply:
+        raw = text.encode()
+        size = len(raw) + 16
+        tokens = (self.llama.llama_token * size)()
+        n = self.llama.llama_tokenize(self.vocab, raw, len(raw), tokens, size, True, True)
+        if n < 0:
+            raise CallFailed("the prompt does not fit the tokenizer's buffer")
+        return {"tokens": list(tokens[:n])}, ()
+
+    def pieces(self, tokens: list[int]) -> Reply:
+        """Each token's text."""
+        out = []
+        for token in tokens:
+            buffer = c.create_string_buffer(128)
+            n = self.llama.llama_token_to_piece(self.vocab, token, buffer, 128, 0, True)
+            out.append(buffer.raw[: max(0, n)].decode(errors="replace"))
+        return {"pieces": out}, ()
+
+    def generate(self, tokens: list[int], n: int) -> Reply:
+        """Greedy continuation, one token at a time; no node is tapped."""
+        self._tap = None
+        logits = self._decode(tokens, all_logits=False)
+        out: list[int] = []
+        while True:
+            out.append(int(np.argmax(logits[-1])))
+            if len(out) == n:
+                return {"tokens": out}, ()
+            logits = self._decode(out[-1:], all_logits=False, position=len(tokens) + len(out) - 1)
+
+    def evaluate(self, tokens: list[int], mode: str, options: dict[str, Any]) -> Reply:
+        """All tokens in one batch; logits float32[len(tokens), n_vocab]. Modes: plain, capture, graft.
+
+        In capture and graft the parent gets an event for each quantized MUL_MAT and answers it; in graft its answer
+        is the output with which the graph goes on.
+        """
+        failure: list[BaseException] = []
+        seen: dict[str, dict[str, str]] = {"lookup": {}, "unsupported": {}, "unquantized": {}}
+
+        def tap(t: Any, ask: bool) -> bool:
+            try:
+                return self._tap_node(t, ask, mode, options, seen)
+            except BaseException as error:  # must not unwind through C
+                failure.append(error)
+                return False
+
+        self._tap = None if mode == "plain" else tap
+        try:
+            logits = self._decode(tokens, all_logits=True)
+        finally:
+            self._tap = None
+        if failure:
+            raise failure[0]
+        return {"seen": seen}, (logits,)
+
+    def _decode(self, tokens: list[int], all_logits: bool, position: int = 0) -> npt.NDArray[np.float32]:
+        lib = self.llama
+        if position == 0:
+            lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
+        n = len(tokens)
+        batch = lib.llama_batch_init(n, 0, 1)
+        try:
+            batch.n_tokens = n
+            for i, token in enumerate(tokens):
+                batch.token[i] = token
+                batch.pos[i] = position + i
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = 0
+                batch.logits[i] = all_logits or i == n - 1
+            code = lib.llama_decode(self.context, batch)
+            if code != 0:
+                raise CallFailed(f"llama_decode returned {code} for {n} tokens")
+        finally:
+            lib.llama_batch_free(batch)
+        rows = n if all_logits else 1
+        n_vocab = lib.llama_vocab_n_tokens(self.vocab)
+        out = lib.llama_get_logits(self.context)
+        return np.ctypeslib.as_array(c.cast(out, c.POINTER(c.c_float)), (rows, n_vocab)).copy()
+
+    def _on_node(self, t: int, ask: bool, _data: Any) -> bool:
+        if self._tap is None:
+            return not ask
+        return self._tap(c.cast(t, self.ggml.TensorP), ask)
+
+    def _tap_node(self, t: Any, ask: bool, mode: str, options: dict[str, Any], seen: dict[str, dict[str, str]]) -> bool:
+        g = self.ggml
+        node = t.contents
+        op = g.ggml_op_name(node.op).decode()
+        if not node.src[0]:
+            return not ask
+        w = node.src[0].contents
+        traits = g.ggml_get_type_traits(w.type).contents
+        name = w.name.decode(errors="replace")
+        if ask:
+            kind = traits.type_name.decode()
+            if op == "GET_ROWS" and traits.is_quantized:
+                seen["lookup"][name] = kind
+            elif op in ("MUL_MAT", "MUL_MAT_ID") and not traits.is_quantized:
+                seen["unquantized"][name] = kind
+            elif op == "MUL_MAT_ID":
+                seen["unsupported"][name] = "MUL_MAT_ID"
+            elif op == "MUL_MAT" and (w.ne[2] != 1 or w.ne[3] != 1 or node.src[1].contents.type != g.F32):
+                seen["unsupported"][name] = "batched weights or activations that are not float32"
+            else:
+                return bool(op == "MUL_MAT")
+            return False
+        header: dict[str, Any] = {
+            "event": "gemm", "tensor": name, "node": node.name.decode(errors="replace"), "type": w.type,
+            "k": w.ne[0], "n": w.ne[1],
+        }  # fmt: skip
+        x = g.read_tensor(node.src[1])
+        y = g.read_tensor(t)
+        if options.get("checksum"):
+            header["crc32"] = zlib.crc32(g.read_bytes(node.src[0]).data)
+        arrays = [x, y, *(self._from_float(a, x) for a in options.get("activations", ()))]
+        protocol.send(self.link, header, *arrays)
+        answer, given = protocol.receive(self.link)
+        if answer.get("stop"):
+            raise CallFailed("stopped")
+        if mode == "graft" and given:
+            g.write_tensor(t, given[0])
+        return True
+
+
+def _text(raw: Any) -> str:
+    return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
+
+
+def _write_log(text: bytes | None) -> None:
+    sys.stderr.buffer.write(text or b"")
+    sys.stderr.buffer.flush()
+
+
+def serve(link: Connection) -> None:
+    """Answer calls until the parent goes."""
+    try:
+        worker = Worker(link)
+    except Exception as error:
+        protocol.send(link, {"error": f"{type(error).__name__}: {error}"})
+        return
+    protocol.send(link, {"ready": True})
+    while True:
+        try:
+            header, arrays = protocol.receive(link)
+        except (EOFError, OSError):
+            return
+        try:
+            names = header.pop("names")
+            call = getattr(worker, header.pop("call"))
+            result, out = call(**header, **dict(zip(names, arrays, strict=True)))
+        except CallFailed as error:
+            protocol.send(link, {"refused": str(error)})
+        except (EOFError, OSError):
+            return
+        except Exception as error:
+            protocol.send(link, {"error": f"{type(error).__name__}: {error}"})
+        else:
+            protocol.send(link, {"result": result}, *out)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    _die_with_parent()
+    serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
