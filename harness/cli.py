@@ -1,0 +1,141 @@
+"""`gguf-verify` and `scripts/verify_model.py`. stdout is the result, stderr is progress and errors."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import EXIT_ENVIRONMENT, EXIT_USAGE, HarnessError, UsageError
+from .hosts import HOSTS
+from .kernels import DEFAULT_KERNEL, KERNELS
+from .report import json_report, text
+from .rungs import RUNGS, Options
+from .rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT
+from .verify import project_version, verify
+
+_EPILOG = """\
+exit codes: 0 verified · 1 a mismatch · 2 usage · 3 the environment cannot (no such host, a build failed, llama.cpp
+died) · 4 the file is malformed · 5 not everything could be verified
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    kernels = "\n".join(f"  {k.name:<14}{k.title}" for k in KERNELS.values())
+    parser = argparse.ArgumentParser(
+        prog="gguf-verify", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Prove on the bytes of a GGUF model that a CUDA kernel computes what llama.cpp computes.",
+        epilog=f"kernels:\n{kernels}\n\n{_EPILOG}",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split one")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("-p", "--prompt", default=None, help=f"prompt (default: {DEFAULT_PROMPT!r})")
+    prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help="file that holds the prompt")
+    add(
+        "-n",
+        "--n-predict",
+        type=int,
+        default=DEFAULT_N_PREDICT,
+        metavar="N",
+        help="tokens to predict (default: %(default)s)",
+    )
+    add("-t", "--threads", type=int, default=0, metavar="N", help="threads (default: every core)")
+    add(
+        "-c", "--ctx-size", type=int, default=0, metavar="N", help="context size (default: what prompt and tokens need)"
+    )
+    add("-s", "--seed", type=int, default=0, metavar="N", help="seed of what is drawn (default: %(default)s)")
+    add("--host", choices=HOSTS, default="auto", help="where the kernel runs; auto takes a GPU if there is one")
+    add("--kernel", default=DEFAULT_KERNEL, metavar="NAME", help="kernel to verify (default: %(default)s)")
+    add("--rungs", default=",".join(RUNGS), metavar="LIST", help="rungs to climb (default: %(default)s)")
+    add("--tensor", metavar="REGEX", help="only tensors whose name matches")
+    add("--json", type=Path, metavar="FILE", help="also write the report as JSON")
+    add(
+        "--repack",
+        action="store_true",
+        help="let llama.cpp repack its weights (its default; it crashes on some machines)",
+    )
+    add(
+        "--time-limit",
+        type=float,
+        default=900.0,
+        metavar="S",
+        help="seconds without a word after which llama.cpp is hung",
+    )
+    add("-v", "--verbose", action="store_true", help="one line a tensor, GEMM and token; llama.cpp's log on stderr")
+    add("--version", action="version", version=f"gguf-verify {project_version()}")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(argv)
+    try:
+        return _run(args, argv)
+    except HarnessError as error:
+        print(f"gguf-verify: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("gguf-verify: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ENVIRONMENT
+    except MemoryError:
+        print("gguf-verify: out of memory", file=sys.stderr)
+        return EXIT_ENVIRONMENT
+
+
+def _run(args: argparse.Namespace, argv: list[str]) -> int:
+    options = Options(
+        prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or len(os.sched_getaffinity(0)),
+        ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
+        verbose=args.verbose, progress=sys.stderr.isatty() or bool(os.environ.get("GGUF_VERIFY_PROGRESS")),
+    )  # fmt: skip
+    _check(args)
+    rungs = [r.strip() for r in args.rungs.split(",") if r.strip()]
+    command = shlex.join([Path(sys.argv[0]).name, *argv])
+    report = verify(args.model, args.kernel, args.host, rungs, options, command)
+    sys.stdout.write(text.render(report, args.verbose))
+    sys.stdout.flush()
+    if args.json is not None:
+        try:
+            args.json.write_text(json_report.render(report))
+        except OSError as error:
+            raise UsageError(f"cannot write {args.json}: {error.strerror}") from None
+    return report.exit_code
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.n_predict < 1:
+        raise UsageError("-n must be at least 1")
+    if args.threads < 0 or args.ctx_size < 0 or args.seed < 0:
+        raise UsageError("-t, -c and -s cannot be negative")
+    if not args.time_limit > 0:
+        raise UsageError("--time-limit must be positive")
+    if args.tensor is not None:
+        try:
+            re.compile(args.tensor)
+        except re.error as error:
+            raise UsageError(f"--tensor is not a regular expression: {error}") from None
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if args.file is None:
+        return DEFAULT_PROMPT if args.prompt is None else str(args.prompt)
+    try:
+        return str(args.file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the prompt from {args.file}: {error}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+
+__all__ = ["EXIT_USAGE", "main"]

@@ -1,0 +1,1 @@
+"""Reports: they read result records and compute nothing."""

@@ -1,0 +1,74 @@
+"""The report as JSON: the same facts as at the terminal, and every record behind them.
+
+Schema version 1, an object with
+
+    schema           1
+    verdict          "verified", "mismatch" or "not everything verified"
+    exit_code        0, 1 or 5
+    header           versions, host, file, sha256, seed, options: name → value
+    seconds          of the whole run
+    command          what repeats it
+    rungs            a list of objects, in order:
+        name, verdict ("passed", "failed", "unverified"), seconds
+        checked, not_checked     kind → count
+        unverified               list of {name, why}
+        failures                 at most 20, with n_failures their total; see harness.rungs.result.Failure
+        worst                    who → {utilisation, where};  score: who → number
+        figures, notes, details  measured numbers, lines, one record a tensor, GEMM or token
+
+Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from the file are not escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from ..rungs import RungResult
+from ..verify import Report
+
+SCHEMA_VERSION = 1
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    """The report as plain objects that JSON can hold."""
+    plain = {
+        "schema": SCHEMA_VERSION,
+        "verdict": report.verdict,
+        "exit_code": report.exit_code,
+        "header": report.header,
+        "seconds": report.seconds,
+        "command": report.command,
+        "rungs": [_rung(r) for r in report.rungs],
+    }
+    safe = _safe(plain)
+    assert isinstance(safe, dict)
+    return safe
+
+
+def render(report: Report) -> str:
+    """The report as JSON text."""
+    return json.dumps(to_dict(report), indent=2, allow_nan=False) + "\n"
+
+
+def _rung(rung: RungResult) -> dict[str, Any]:
+    plain = asdict(rung)
+    plain["verdict"] = rung.verdict
+    plain["unverified"] = [{"name": name, "why": why} for name, why in rung.unverified]
+    return plain
+
+
+def _safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _safe(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_safe(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if hasattr(value, "item"):  # NumPy's scalars
+        return _safe(value.item())
+    if isinstance(value, str):  # a name that was no UTF-8 holds surrogates, which JSON text cannot
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value

@@ -1,0 +1,103 @@
+"""The report at the terminal. It reads result records and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..container import printable
+from ..rungs import RungResult
+from ..verify import Report
+
+_WIDTH = 100
+
+
+def render(report: Report, verbose: bool = False) -> str:
+    """The whole report; with `verbose` also one line a tensor, GEMM or token."""
+    lines = [*_header(report.header), ""]
+    lines.append(f"{'rung':<8}{'verdict':<12}{'checked':<48}{'worst utilisation':>19}{'time':>11}")
+    for rung in report.rungs:
+        lines += _rung(rung)
+        if verbose:
+            lines += _details(rung)
+    lines += ["", *_failures(report), *_unverified(report), *_verdict(report)]
+    return "\n".join(lines) + "\n"
+
+
+def _header(h: dict[str, Any]) -> Iterator[str]:
+    types = ", ".join(f"{n} {t}" for t, n in h["tensor types"].items())
+    yield (
+        f"gguf-verify {h['gguf-verify']} · llama.cpp {h['llama.cpp']} (llama-cpp-python {h['llama-cpp-python']}, "
+        f"ggml {h['ggml']})"
+    )
+    yield f"{'':12}python {h['python']} · numpy {h['numpy']} · gguf {h['gguf']} · {h['platform']}"
+    yield f"{'file':12}{printable(h['file'])} · {h['size']:,} bytes · {printable(h['architecture'] or '?')} · {types}"
+    for digest in h["sha256"]:
+        yield f"{'sha256':12}{digest}"
+    yield f"{'host':12}{h['host']}"
+    yield f"{'kernel':12}{h['kernel']} · semantics {h['semantics']} · declared order: {h['declared order']}"
+    prompt = printable(h["prompt"], 60)
+    yield f'{"run":12}seed {h["seed"]} · {h["threads"]} threads · {h["n_predict"]} tokens after "{prompt}"'
+
+
+def _rung(rung: RungResult) -> Iterator[str]:
+    checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
+    worst = max(rung.worst.values(), key=lambda w: w.utilisation, default=None)
+    shown = f"{worst.utilisation:.3g}" if worst else "-"
+    yield f"{rung.name:<8}{rung.verdict:<12}{checked:<48}{shown:>19}{rung.seconds:>9.1f} s"
+    for who, w in rung.worst.items():
+        yield f"{'':20}{who}: utilisation {w.utilisation:.3g} at {w.where}, score {rung.score[who]:.3g}"
+    left_out = ", ".join(f"{n:,} {kind}" for kind, n in rung.not_checked.items() if n)
+    if left_out:
+        yield f"{'':20}not part of it: {left_out}"
+    figures = [f"{name} {value:.3g}" for name, value in rung.figures.items()]
+    for i in range(0, len(figures), 2):
+        yield f"{'':20}{' · '.join(figures[i : i + 2])}"
+    for note in rung.notes[:5]:
+        yield f"{'':20}{note}"
+    if len(rung.notes) > 5:
+        yield f"{'':20}… and {len(rung.notes) - 5} more notes (--json has them all)"
+
+
+def _details(rung: RungResult) -> Iterator[str]:
+    for record in rung.details:
+        yield "    " + "  ".join(f"{key} {_value(value)}" for key, value in record.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return printable(value) if isinstance(value, str) else str(value)
+
+
+def _failures(report: Report) -> Iterator[str]:
+    total = sum(r.n_failures for r in report.rungs)
+    shown = [(r, f) for r in report.rungs for f in r.failures][:20]
+    for rung, f in shown:
+        yield f"FAILED {rung.name}: {f.what}"
+        if f.got is not None and f.expected is not None:
+            numbers = f"got {f.got:.9g}, expected {f.expected:.9g}"
+            if f.bound is not None:
+                numbers += f", bound {f.bound:.3g}"
+            if f.utilisation is not None:
+                numbers += f", utilisation {f.utilisation:.3g}"
+            yield f"       {numbers}"
+        if f.block_hex is not None:
+            yield f"       block at byte {f.byte_offset}: {f.block_hex}"
+    if total > len(shown):
+        yield f"… {len(shown)} of {total:,} failures shown"
+
+
+def _unverified(report: Report) -> Iterator[str]:
+    for rung in report.rungs:
+        for name, why in rung.unverified[:10]:
+            yield f"NOT VERIFIED {rung.name}: {printable(name, 64)}: {printable(why)}"
+        if len(rung.unverified) > 10:
+            yield f"NOT VERIFIED {rung.name}: … and {len(rung.unverified) - 10} more"
+
+
+def _verdict(report: Report) -> Iterator[str]:
+    passed = [r.name for r in report.rungs if r.verdict == "passed"]
+    yield f"{report.verdict.upper()} in {report.seconds:.1f} s: {len(passed)} of {len(report.rungs)} rungs passed"
+    if report.exit_code and report.command:
+        yield f"repeat with: {report.command}"

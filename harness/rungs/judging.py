@@ -1,0 +1,82 @@
+"""Judging one output matrix and recording what is wrong with it, for the rungs that compare numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..container import Tensor
+from ..hosts.base import POISON
+from ..semantics import Judgement, Product, judge
+from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
+from .run import where
+
+#: Of one output matrix, so many wrong elements are looked at one by one; the rest is counted.
+_PER_MATRIX = 3
+
+
+def describe(value: np.float32, expected: float, differs_only_in_bits: bool) -> str:
+    """What is wrong with one element, in words."""
+    if value.view(np.uint32) == POISON:
+        return "was never written"
+    if np.isnan(value):
+        return "is NaN"
+    if not np.isfinite(expected):
+        return "has no finite exact value: a scale, s or an activation overflows here"
+    if differs_only_in_bits:
+        return "is within the bound but does not have the bits of the declared order"
+    return "is outside the bound"
+
+
+def judge_output(
+    result: RungResult, who: str, tensor: Tensor, y: npt.NDArray[np.float32], expected: Product,
+    block_of: Callable[[int, int], int | None], first_row: int = 0, at_block: int | None = None,
+    slack: npt.NDArray[np.float64] | None = None,
+) -> Judgement:  # fmt: skip
+    """Judge y float32[M, n], rows `first_row`… of the tensor, and record utilisation, score and failures.
+
+    Args:
+        who: whose output it is, for the record and in words.
+        block_of: (m, n) → the block that is to blame for a wrong element, or None.
+        at_block: the block that y is the product of, where it is of one.
+    """
+    judgement = judge(y, expected, slack)
+    m, n = judgement.worst
+    result.measure(who, judgement.utilisation, judgement.score, where(tensor.name, first_row + n, m, at_block))
+    if judgement.passed:
+        return judgement
+    wrong = np.argwhere(judgement.bad)
+    # one element a row of W first: different rows say more than different tokens
+    _, firsts = np.unique(wrong[:, 1], return_index=True)
+    room = MAX_FAILURES - len(result.failures)
+    shown = [wrong[i] for i in firsts[: max(0, min(_PER_MATRIX, room))]]
+    for m, n in shown:
+        got, exact, bound = y[m, n], float(expected.exact[m, n]), float(expected.bound[m, n])
+        difference = abs(float(got) - exact)
+        row = first_row + int(n)
+        block = at_block if at_block is not None else block_of(int(m), int(n))
+        raw = None
+        if block is not None and tensor.type.format is not None:
+            size = tensor.type.format.block_bytes
+            raw = run_row(tensor, row)[block * size : (block + 1) * size].tobytes()[:MAX_HEX_BYTES].hex()
+        what = describe(got, exact, difference <= bound)
+        place = where(tensor.name, row, int(m), block)
+        if block is None:
+            place += " (no single block is wrong: look at the accumulation over K, at tiles and tails)"
+        result.fail(
+            Failure(
+                f"{who}: {place}: the output {what}", tensor.name, row, block, int(m),
+                None if block is None else tensor.block_offset(row, block), raw, float(got), exact, bound,
+                difference / bound if bound else float("inf"),
+            )
+        )  # fmt: skip
+    rest = len(wrong) - len(shown)
+    result.n_failures += rest
+    return judgement
+
+
+def run_row(tensor: Tensor, row: int) -> npt.NDArray[np.uint8]:
+    """The bytes of one row of the tensor."""
+    return tensor.raw[row * tensor.row_bytes : (row + 1) * tensor.row_bytes]

@@ -1,0 +1,211 @@
+"""Rung 3, layers: does each GEMM of the real graph, on the real activations, give llama.cpp's output?
+
+For each quantized MUL_MAT that llama.cpp computes for the prompt, with y_l its output, y_k the kernel's, and o_k, o_l
+the exact results of the two declared semantics:
+
+    y_k - y_l = (y_k - o_k) + (o_k - o_l) + (o_l - y_l)
+
+The outer two must be within their bounds; the middle one is exactly known and is reported. The kernel also runs on
+llama.cpp's own activation bytes, where the two outputs are compared directly.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from ..container import Tensor, printable
+from ..errors import KernelFault
+from ..formats import Q8_0, Q8_1, BlockFormat
+from ..kernels import Kernel, Weights
+from ..reference import Evaluation, Gemm, LlamaRefused
+from ..semantics import Product, Semantics, product
+from .judging import judge_output
+from .localise import first_wrong_block
+from .result import Failure, RungResult
+from .run import Run, where
+
+#: Elements of an output that are judged at a time.
+_CHUNK_OUTPUTS = 1 << 22
+
+ACTIVATIONS = (Q8_0.type_id, Q8_1.type_id)
+
+
+def llama_activations(semantics: Semantics, fmt: BlockFormat, gemm: Gemm, llama: Semantics) -> npt.NDArray[np.uint8]:
+    """llama.cpp's own activation bytes in the layout that a kernel of this semantics takes."""
+    if semantics.activations is Q8_1:
+        return gemm.quantized[Q8_1.type_id]
+    assert llama.activations is not None
+    own = llama.activations
+    blocks = gemm.quantized[own.type_id].reshape(len(gemm.x), -1, own.block_bytes)
+    return own.decode(blocks).reshape(gemm.x.shape).view(np.uint8)
+
+
+def layers_rung(run: Run) -> RungResult:
+    """Judge every quantized GEMM. Raises EnvironmentFault where llama.cpp dies."""
+    result = RungResult("layers")
+    with result.timed():
+        quantized = {t.name: t for t in run.selected() if t.type.quantized}
+        result.not_checked["tensors not quantized"] = len(run.selected()) - len(quantized)
+        if not quantized:
+            return result
+        try:
+            session = run.session
+        except LlamaRefused as error:
+            result.leave("all GEMMs", str(error))
+            return result
+        seen: set[str] = set()
+        capture = session.llama.capture(session.prompt, ACTIVATIONS, checksum=True)
+        gaps: list[float] = []
+        for gemm in run.progress("layers", capture, total=len(quantized), unit="GEMM"):
+            if isinstance(gemm, Evaluation):
+                _leftovers(result, quantized, seen, gemm)
+            elif run.wants(gemm.tensor):
+                seen.add(gemm.tensor)
+                gaps += _one_gemm(run, result, gemm)
+        if gaps:
+            result.figures["gap to llama.cpp, worst NMSE"] = max(gaps)
+            result.figures["gap to llama.cpp, median NMSE"] = float(np.median(gaps))
+    return result
+
+
+def _leftovers(result: RungResult, quantized: dict[str, Tensor], seen: set[str], done: Evaluation) -> None:
+    for name, why in done.unsupported.items():
+        result.leave(name, why)
+        seen.add(name)
+    for name in quantized:
+        if name in seen:
+            continue
+        if name in done.lookup:
+            result.skip("tensors only looked up")
+        else:
+            result.leave(name, "no node of the graph used it for this prompt")
+
+
+def _one_gemm(run: Run, result: RungResult, gemm: Gemm) -> list[float]:
+    """Judge one GEMM; returns the gap between the two semantics as an NMSE."""
+    tensor = run.model.tensors.get(gemm.tensor)
+    fmt = tensor.type.format if tensor is not None else None
+    if tensor is None or fmt is None:
+        kind = tensor.type.name if tensor is not None else "not in the file"
+        result.leave(gemm.tensor, f"type {kind} is not covered" if tensor is not None else "is no tensor of the file")
+        return []
+    if not np.isfinite(gemm.x).all():
+        result.leave(gemm.tensor, "its activations are not finite")
+        return []
+    rows = run.row_bytes(tensor)
+    if gemm.crc32 is not None and zlib.crc32(rows.data) != gemm.crc32:
+        result.fail(Failure(f"{printable(tensor.name)}: llama.cpp holds other bytes than the file", tensor.name))
+    failed = result.n_failures
+    judged = _Judged(run, result, tensor, fmt, rows, gemm)
+    try:
+        judged.kernel_outputs()
+    except KernelFault as error:
+        result.fail(Failure(f"{printable(tensor.name)}: {error}", tensor.name))
+        return []
+    judged.judge()
+    result.count("GEMMs")
+    result.count("outputs", gemm.y.size)
+    result.details.append(
+        {"tensor": tensor.name, "node": gemm.node, "type": fmt.name, "M": len(gemm.x), "N": len(rows), "K": tensor.k,
+         "kernel": judged.utilisation["kernel"], "llama.cpp": judged.utilisation["llama.cpp"],
+         "same activations": judged.utilisation["kernel on llama.cpp's activations"], "gap NMSE": judged.gap,
+         "failures": result.n_failures - failed}
+    )  # fmt: skip
+    return [judged.gap]
+
+
+class _Judged:
+    """One GEMM: the kernel's outputs on its own and on llama.cpp's activation bytes, against three exact products."""
+
+    def __init__(
+        self, run: Run, result: RungResult, tensor: Tensor, fmt: BlockFormat, rows: npt.NDArray[np.uint8], gemm: Gemm
+    ) -> None:
+        self.run, self.result, self.tensor, self.fmt, self.rows, self.gemm = run, result, tensor, fmt, rows, gemm
+        self.kernel: Kernel = run.kernel
+        self.llama = run.llama_semantics(fmt)
+        assert self.llama.activations is not None
+        assert self.llama.encode is not None
+        self.llama_bytes = gemm.quantized[self.llama.activations.type_id]
+        semantics = run.semantics
+        self.own_bytes = semantics.encode(gemm.x) if semantics.encode else gemm.x.view(np.uint8)
+        self.shared_bytes = llama_activations(semantics, fmt, gemm, self.llama)
+        self.utilisation: dict[str, float] = {}
+        self.gap = 0.0
+        differing = int((self.llama.encode(gemm.x) != self.llama_bytes).any(axis=1).sum())
+        if differing:
+            note = "llama.cpp's quantizer differs from the harness's encoder; its own bytes were used"
+            if note not in result.notes:
+                result.notes.append(note)
+
+    def kernel_outputs(self) -> None:
+        """Run the kernel. Raises KernelFault."""
+        self.weights: Weights = self.kernel.upload(self.fmt, self.rows)
+        quantized = self.kernel.quantize(self.gemm.x)
+        if (quantized != self.own_bytes).any():
+            m = int(np.argmax((quantized != self.own_bytes).any(axis=1)))
+            at = int(np.argmax(quantized[m] != self.own_bytes[m]))
+            size = self.own_bytes.shape[1] * self.fmt.block_size // self.tensor.k
+            self.result.fail(
+                Failure(
+                    f"{where(self.tensor.name, 0)}: the kernel's quantizer: token {m}, activation block {at // size}, "
+                    f"byte {at % size} is {quantized[m, at]:#04x}, expected {self.own_bytes[m, at]:#04x}",
+                    self.tensor.name, token=m,
+                )
+            )  # fmt: skip
+        self.y_own = self.kernel.gemm(self.weights, quantized)
+        self.y_shared = self.kernel.gemm(self.weights, self.shared_bytes)
+
+    def judge(self) -> None:
+        step = max(1, _CHUNK_OUTPUTS // len(self.gemm.x))
+        gap, energy = 0.0, 0.0
+        for start in range(0, len(self.rows), step):
+            span = slice(start, start + step)
+            exact_llama = self._product(self.llama, span, self.llama_bytes, False)
+            exact_own = self._product(self.run.semantics, span, self.own_bytes, self.kernel.ordered)
+            exact_shared = self._product(self.run.semantics, span, self.shared_bytes, False)
+            self._one("llama.cpp", self.gemm.y, span, exact_llama, None)
+            self._one("kernel", self.y_own, span, exact_own, self.own_bytes)
+            self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, self.shared_bytes)
+            self._directly(span, exact_shared, exact_llama)
+            gap += float(((exact_own.exact - exact_llama.exact) ** 2).sum())
+            energy += float((exact_llama.exact**2).sum())
+        self.gap = gap / energy if energy else 0.0
+
+    def _product(self, semantics: Semantics, span: slice, x: npt.NDArray[np.uint8], ordered: bool) -> Product:
+        return product(semantics, self.fmt, self.rows[span], x, ordered, self.run.options.threads)
+
+    def _one(
+        self, who: str, y: npt.NDArray[np.float32], span: slice, expected: Product, x: npt.NDArray[np.uint8] | None
+    ) -> None:
+        def block_of(m: int, n: int) -> int | None:
+            if x is None:
+                return None
+            return first_wrong_block(self.kernel, self.weights, self.rows, span.start + n, x[m])
+
+        part = np.ascontiguousarray(y[:, span])
+        judgement = judge_output(self.result, who, self.tensor, part, expected, block_of, span.start)
+        self.utilisation[who] = max(self.utilisation.get(who, 0.0), judgement.utilisation)
+
+    def _directly(self, span: slice, shared: Product, llama: Product) -> None:
+        """Kernel against llama.cpp on the same activation bytes, without an oracle between them.
+
+        What may differ besides rounding is s, which a kernel of `q8_1` reads as a half and llama.cpp's Q4_0 and Q5_0
+        do not read at all: that difference of the definitions is exactly known.
+        """
+        with np.errstate(all="ignore"):
+            difference = np.abs(self.y_shared[:, span].astype(np.float64) - self.gemm.y[:, span])
+            allowed = shared.bound + llama.bound + np.abs(shared.exact - llama.exact)
+            bad = ~(difference <= allowed)
+        if bad.any():
+            m, n = (int(i) for i in np.argwhere(bad)[0])
+            self.result.fail(
+                Failure(
+                    f"{where(self.tensor.name, span.start + n, m)}: on the same activation bytes the kernel and "
+                    "llama.cpp differ by more than both bounds", self.tensor.name, span.start + n, token=m,
+                    got=float(self.y_shared[m, span.start + n]), expected=float(self.gemm.y[m, span.start + n]),
+                    bound=float(allowed[m, n]),
+                ), int(bad.sum())
+            )  # fmt: skip

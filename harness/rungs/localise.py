@@ -1,0 +1,48 @@
+"""From a wrong output element to the block that causes it.
+
+The kernel is run again on the same weights with activations that keep one block and are zero elsewhere: one row for
+each block of K. So the loop over K, tiles and tails are those of the failing call, and the row of the first wrong
+output names the block. Where every block alone is right, the accumulation over K is what is wrong.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import KernelFault
+from ..kernels import Kernel, Weights
+from ..semantics import SEMANTICS, judge, product
+
+_MOST_WORK = 1 << 33
+_WINDOW = 256
+
+
+def first_wrong_block(
+    kernel: Kernel, weights: Weights, rows: npt.NDArray[np.uint8], n: int, x: npt.NDArray[np.uint8]
+) -> int | None:
+    """The first block of weight row n whose product alone is wrong, or None.
+
+    Args:
+        weights: `rows` as the kernel got them.
+        rows: uint8[N, row bytes], the file's.
+        x: the activation row as the kernel takes it, uint8[row bytes].
+    """
+    fmt = weights.fmt
+    nb = weights.k // fmt.block_size
+    width = x.size // nb
+    alone = np.zeros((nb, nb, width), np.uint8)
+    alone[np.arange(nb), np.arange(nb)] = x.reshape(nb, width)
+    masked = alone.reshape(nb, nb * width)
+    low, high = 0, len(rows)
+    if nb * len(rows) * weights.k > _MOST_WORK:  # a window of rows keeps most of the geometry
+        low = n // _WINDOW * _WINDOW
+        high = min(len(rows), low + _WINDOW)
+        weights = kernel.upload(fmt, rows[low:high])
+    try:
+        y = kernel.gemm(weights, masked)
+    except KernelFault:
+        return None
+    expected = product(SEMANTICS[kernel.semantics], fmt, rows[n : n + 1], masked, ordered=kernel.ordered)
+    bad = judge(np.ascontiguousarray(y[:, n - low : n - low + 1]), expected).bad
+    return int(np.argmax(bad[:, 0])) if bad.any() else None

@@ -1,0 +1,152 @@
+"""One verification from end to end: open the file, climb the rungs, say what was found."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .container import Model, open_model
+from .errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, NothingToVerify, UsageError
+from .formats import FORMATS
+from .hosts import make_host
+from .hosts.base import Host
+from .kernels import DEFAULT_KERNEL, Kernel, find_kernel
+from .rungs import RUNGS, Options, Run, RungResult
+
+
+@dataclass
+class Report:
+    """What a run found.
+
+    Args:
+        header: everything that could matter to repeat it: versions, host, file, sha256, seed.
+        rungs: the rungs that were climbed, in order.
+        command: the command line that repeats the run.
+        seconds: of the whole run.
+    """
+
+    header: dict[str, Any]
+    rungs: list[RungResult] = field(default_factory=list)
+    command: str = ""
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """1 for any mismatch; else 5 where something could not be verified; else 0."""
+        verdicts = [r.verdict for r in self.rungs]
+        if "failed" in verdicts:
+            return EXIT_MISMATCH
+        return EXIT_VERIFIED if verdicts and set(verdicts) == {"passed"} else EXIT_UNVERIFIED
+
+    @property
+    def verdict(self) -> str:
+        return {EXIT_VERIFIED: "verified", EXIT_MISMATCH: "mismatch", EXIT_UNVERIFIED: "not everything verified"}[
+            self.exit_code
+        ]
+
+
+def verify(
+    path: Path | str,
+    kernel: Kernel | str = DEFAULT_KERNEL,
+    host: Host | str = "auto",
+    rungs: Sequence[str] = tuple(RUNGS),
+    options: Options | None = None,
+    command: str = "",
+    on_rung: Callable[[Report, RungResult], None] | None = None,
+) -> Report:
+    """Verify a GGUF model with a kernel.
+
+    Args:
+        path: the file, or the first part of a split one.
+        kernel: a shipped kernel's name, or a Kernel.
+        host: where the kernel runs if it is given by name: auto, gpu, cpu, or a Host.
+        rungs: which rungs to climb.
+        options: prompt, threads and the like.
+        command: for the report: what repeats it.
+        on_rung: called after each rung.
+
+    Raises:
+        MalformedFile: the file cannot be read safely.
+        NothingToVerify: no tensor in it is quantized.
+        EnvironmentFault: no such host, a build failed, llama.cpp died or hung.
+        UsageError: no such kernel or rung, or the options select nothing.
+    """
+    start = time.perf_counter()
+    options = options or Options()
+    unknown = [r for r in rungs if r not in RUNGS]
+    if unknown or not rungs:
+        raise UsageError(f"no rung is called {', '.join(unknown) or '(none given)'}; there are: {', '.join(RUNGS)}")
+    if isinstance(kernel, str):
+        spec = find_kernel(kernel)
+        kernel = Kernel(spec, make_host(host, options.threads) if isinstance(host, str) else host)
+    with open_model(path) as model:
+        if not any(t.type.quantized for t in model.tensors.values()):
+            held = f"its {len(model.tensors)} tensors are not quantized" if model.tensors else "it holds no tensor"
+            raise NothingToVerify(f"nothing to verify in {Path(path).name}: {held}")
+        run = Run(model, kernel, options)
+        try:
+            run.selected()
+            report = Report(_header(run), command=command)
+            for name in RUNGS:
+                if name in rungs:
+                    result = RUNGS[name](run)
+                    report.rungs.append(result)
+                    if on_rung is not None:
+                        on_rung(report, result)
+        finally:
+            run.close()
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def project_version() -> str:
+    """This project's version, as installed; "unknown" in a bare checkout."""
+    try:
+        return metadata.version("gguf-verify")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _header(run: Run) -> dict[str, Any]:
+    model, versions = run.model, run.versions
+    types = Counter(t.type.name for t in model.tensors.values())
+    return {
+        "gguf-verify": project_version(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "gguf": metadata.version("gguf"),
+        "llama-cpp-python": versions["llama_cpp_python"],
+        "llama.cpp": versions["llama_cpp"],
+        "ggml": versions["ggml"],
+        "llama.cpp build": versions["system"],
+        "platform": f"{platform.system()} {platform.machine()}",
+        "host": run.kernel.host.describe(),
+        "kernel": run.kernel.name,
+        "semantics": run.kernel.semantics,
+        "declared order": "ascending k" if run.kernel.ordered else "none",
+        "file": str(model.path),
+        "size": model.size,
+        "sha256": _digests(model),
+        "architecture": model.architecture,
+        "tensor types": dict(types),
+        "covered formats": list(FORMATS),
+        "seed": run.options.seed,
+        "prompt": run.options.prompt,
+        "n_predict": run.options.n_predict,
+        "threads": run.options.threads,
+        "repack": run.options.repack,
+        "byte order": sys.byteorder,
+    }
+
+
+def _digests(model: Model) -> list[str]:
+    return list(model.sha256())
