@@ -250,21 +250,24 @@ class Llama:
             activations: ggml types in which each GEMM's activations are wanted too, by llama.cpp's own quantizer.
             checksum: also the crc32 of the weights.
         """
-        done = False
         for gemm, answer in self._tapped("capture", tokens, activations, checksum):
-            if isinstance(gemm, Evaluation):
-                done = True
+            try:
                 yield gemm
-            else:
-                try:
-                    yield gemm
-                except GeneratorExit:
-                    done = True
-                    answer(None)
-                    raise
+            except GeneratorExit:
+                if isinstance(gemm, Gemm):
+                    self._abandon()
+                raise
+            if isinstance(gemm, Gemm):
                 answer(None)
-        if not done:
-            raise EnvironmentFault("llama.cpp ended a capture without a result")
+
+    def _abandon(self) -> None:
+        """Let the graph come to its end unobserved, after a capture that nobody follows any more."""
+        with contextlib.suppress(OSError, EOFError, EnvironmentFault):
+            while True:
+                protocol.send(self._link, {"stop": True})
+                header, _ = self._receive("evaluate")
+                if "event" not in header:
+                    return
 
     def graft(
         self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = ()

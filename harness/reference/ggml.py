@@ -121,6 +121,7 @@ ggml_quantize_requires_imatrix = _declare(base, "ggml_quantize_requires_imatrix"
 ggml_validate_row_data = _declare(base, "ggml_validate_row_data", c.c_bool, c.c_int, c.c_void_p, c.c_size_t)
 ggml_backend_tensor_get = _declare(base, "ggml_backend_tensor_get", None, TensorP, c.c_void_p, c.c_size_t, c.c_size_t)
 ggml_backend_tensor_set = _declare(base, "ggml_backend_tensor_set", None, TensorP, c.c_void_p, c.c_size_t, c.c_size_t)
+ggml_backend_buffer_name = _declare(base, "ggml_backend_buffer_name", c.c_char_p, c.c_void_p)
 ggml_cpu_init = _declare(cpu, "ggml_cpu_init", None)
 ggml_get_type_traits_cpu = _declare(cpu, "ggml_get_type_traits_cpu", c.POINTER(CpuTypeTraits), c.c_int)
 ggml_graph_compute_with_ctx = _declare(cpu, "ggml_graph_compute_with_ctx", c.c_int, c.c_void_p, c.c_void_p, c.c_int)
@@ -192,6 +193,13 @@ def read_bytes(t: Any) -> npt.NDArray[np.uint8]:
     raw = np.empty(ggml_nbytes(t), np.uint8)
     ggml_backend_tensor_get(t, pointer(raw), 0, raw.nbytes)
     return raw
+
+
+def readable(t: Any) -> bool:
+    """Whether the bytes of a weight can be read back: repacked weights cannot, their buffer has no function for it."""
+    s = t.contents
+    buffer = s.view_src.contents.buffer if s.view_src else s.buffer
+    return bool(buffer) and b"REPACK" not in ggml_backend_buffer_name(buffer)
 
 
 def write_tensor(t: Any, values: npt.NDArray[np.float32]) -> None:

@@ -233,6 +233,8 @@ class Worker:
         seen: dict[str, dict[str, str]] = {"lookup": {}, "unsupported": {}, "unquantized": {}}
 
         def tap(t: Any, ask: bool) -> bool:
+            if failure:
+                return ask  # asks to be called, so that the graph can be broken off
             try:
                 return self._tap_node(t, ask, mode, options, seen)
             except BaseException as error:  # must not unwind through C
@@ -305,7 +307,7 @@ class Worker:
         }  # fmt: skip
         x = g.read_tensor(node.src[1])
         y = g.read_tensor(t)
-        if options.get("checksum"):
+        if options.get("checksum") and g.readable(node.src[0]):
             header["crc32"] = zlib.crc32(g.read_bytes(node.src[0]).data)
         arrays = [x, y, *(self._from_float(a, x) for a in options.get("activations", ()))]
         protocol.send(self.link, header, *arrays)

@@ -1,0 +1,188 @@
+"""Tests of the tests: kernels with the faults that were made in earnest. Each must be found and placed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.formats import FORMATS
+from harness.hosts import CpuHost
+from harness.kernels import KERNELS, Kernel
+from harness.reference import Llama
+from harness.rungs import Failure, Options
+from harness.verify import Report, verify
+
+from .tools import FIXTURES, FTYPES, TamperedKernel, altered_kernel, block_bytes, patched_block
+
+Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
+Q5_1 = FIXTURES / "tiny-Q5_1.gguf"
+Q4_0_CUH = "formats/q4_0.cuh"
+LOOP = "\n        for (int j = 0; j < 16; ++j)"
+NAIVE = "gemm/q8_1/01_naive.cu"
+
+
+def run(path: Path, kernel: Kernel, *rungs: str, tensor: str = "blk.0.attn_q") -> Report:
+    options = Options(prompt="The import statement", n_predict=4, tensor=tensor, progress=False)
+    return verify(path, kernel, rungs=rungs or ("blocks", "layers"), options=options)
+
+
+def failures(report: Report, rung: str) -> list[Failure]:
+    return next(r for r in report.rungs if r.name == rung).failures
+
+
+def assert_placed(report: Report) -> None:
+    """Every rung failed, and each of its failures names tensor, row and block and shows the block."""
+    assert report.exit_code == 1
+    for rung in report.rungs:
+        assert rung.verdict == "failed"
+        assert rung.n_failures >= len(rung.failures) > 0
+        shown = [f for f in rung.failures if not f.what.startswith("blk.")]  # not the direct comparison's line
+        for f in shown:
+            assert f.tensor == "blk.0.attn_q.weight"
+            assert f.row is not None
+            assert f.block is not None
+            assert f.byte_offset is not None
+            assert len(f.block_hex or "") >= 36
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_one_code_off_by_one(tmp_path: Path, llama: Llama, fmt: str, kernel: str) -> None:
+    """In one block of one row of the weights, given only to the kernel: row and block are named by both rungs."""
+    model = tmp_path / f"model-{fmt}.gguf"
+    llama.quantize_file(FIXTURES / "tiny-F16.gguf", model, FTYPES[fmt], pure=True)
+    original = block_bytes(model, "blk.0.attn_q.weight", 77, 5)
+    codes_at = FORMATS[fmt].field_offset("qs")
+    altered = bytearray(original)
+    altered[codes_at + 3] ^= 1
+    report = run(model, TamperedKernel(kernel, original, bytes(altered)))
+    assert_placed(report)
+    for rung in ("blocks", "layers"):
+        assert {(f.row, f.block) for f in failures(report, rung) if f.block is not None} == {(77, 5)}
+    assert failures(report, "blocks")[0].block_hex == original.hex()
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "old", "new"),
+    [
+        pytest.param(Q4_0, Q4_0_CUH, "q[j] = qs[j] & 0x0F", "q[j] = (qs[j] & 0x0F) - 8", id="8 subtracted twice"),
+        pytest.param(Q4_0, Q4_0_CUH, "HAS_M = true", "HAS_M = false", id="s term dropped"),
+        pytest.param(Q5_1, "formats/q5_1.cuh", "HAS_M = true", "HAS_M = false", id="m term dropped"),
+        pytest.param(Q4_0, NAIVE, "xb[b].qs[k]", "xb[b].qs[k / 2 + k % 2 * 16]", id="Q8_1 interleaved"),
+        pytest.param(Q5_1, "formats/q5_1.cuh", "(high >> j & 1)", "(high >> 2 * j & 1)", id="Q5 high bits interleaved"),
+        pytest.param(
+            Q4_0, Q4_0_CUH, f"q[j] = qs[j] & 0x0F;{LOOP} q[j + 16] = qs[j] >> 4",
+            f"q[j] = qs[j] >> 4;{LOOP} q[j + 16] = qs[j] & 0x0F", id="nibbles swapped",
+        ),
+        pytest.param(Q4_0, Q4_0_CUH, "(-8.0f", "(-7.0f", id="offset 7"),
+        pytest.param(Q4_0, "common.cuh", "(float)sum, acc)", "(float)sum * 1.01f, acc)", id="1 % scale error"),
+    ],
+)  # fmt: skip
+def test_faults_of_a_block(tmp_path: Path, path: Path, file: str, old: str, new: str) -> None:
+    assert_placed(run(path, altered_kernel(tmp_path, "q8_1_naive", file, old, new)))
+
+
+def test_stale_last_tile(tmp_path: Path) -> None:
+    """Right at K=32, so that the blocks rung cannot see it: the layers rung must, and must name the last block."""
+    kernel = altered_kernel(
+        tmp_path, "q8_1_naive", NAIVE, "wb[b].unpack(q)", "wb[b && b == nb - 1 ? b - 1 : b].unpack(q)"
+    )
+    report = run(Q4_0, kernel)
+    blocks, layers = report.rungs
+    assert blocks.verdict == "passed"
+    assert report.exit_code == 1
+    placed = [f.block for f in layers.failures if f.block is not None]
+    assert placed
+    assert set(placed) == {256 // 32 - 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("y[i] = i == 130 ? NAN : acc", "is NaN"), ("if (i != 130) y[i] = acc", "was never written")]
+)
+def test_one_output(tmp_path: Path, fault: str, said: str) -> None:
+    """NaN in one output, and one output left as it was: the place is named."""
+    report = run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", fault))
+    assert report.exit_code == 1
+    for rung in ("blocks", "layers"):
+        first = failures(report, rung)[0]
+        assert said in first.what
+        assert (first.tensor, first.row) == ("blk.0.attn_q.weight", 130)
+    assert failures(report, "blocks")[0].block == 0
+
+
+def test_writing_outside_the_output(tmp_path: Path) -> None:
+    report = run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", "y[i] = acc; y[M * N] = acc"))
+    assert report.exit_code == 1
+    assert "outside its output" in failures(report, "layers")[0].what
+
+
+def test_accumulation_over_k(tmp_path: Path) -> None:
+    """Each block alone is right, their sum is not: no block is named, and that is said."""
+    kernel = altered_kernel(
+        tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", "y[i] = nb > 1 ? acc + copysignf(1e-3f * fabsf(acc), acc) : acc"
+    )
+    report = run(Q4_0, kernel)
+    assert report.rungs[0].verdict == "passed"
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("__fdiv_rn(amax, 127.0f)", "__fdiv_rn(amax, 128.0f)"),
+        ("roundf(__fdiv_rn(v, d))", "floorf(__fdiv_rn(v, d))"),
+        ("y[b].s = float_to_half(sum)", "y[b].s = float_to_half(sum * 1.001f)"),
+    ],
+)
+def test_quantizer(tmp_path: Path, old: str, new: str) -> None:
+    report = run(Q4_0, altered_kernel(tmp_path, "q8_1_dp4a", "quantize/q8_1.cu", old, new), "layers")
+    assert report.exit_code == 1
+    assert any("the kernel's quantizer" in f.what for f in failures(report, "layers"))
+
+
+def test_other_order_than_declared(tmp_path: Path) -> None:
+    """Blocks in descending k are within every bound, but not what the kernel declares: the bits tell."""
+    kernel = altered_kernel(
+        tmp_path, "q8_1_naive", NAIVE, "for (int64_t b = 0; b < nb; ++b)", "for (int64_t b = nb - 1; b >= 0; --b)"
+    )
+    report = run(Q4_0, kernel, "layers")
+    assert report.exit_code == 1
+    assert all("bits of the declared order" in f.what for f in report.rungs[0].failures)
+
+
+def test_tokens_of_a_wrong_kernel(tmp_path: Path) -> None:
+    """Dropping s ruins the model: the tokens rung alone must see it, and no tie may excuse it."""
+    kernel = altered_kernel(tmp_path, "q8_1_naive", "formats/q4_0.cuh", "HAS_M = true", "HAS_M = false")
+    options = Options(prompt="The import statement", n_predict=16, progress=False)
+    report = verify(Q4_0, kernel, rungs=["tokens"], options=options)
+    assert report.exit_code == 1
+
+
+def test_not_finite_scale_in_the_file(tmp_path: Path) -> None:
+    nan = np.float16(np.nan).tobytes()
+    path = patched_block(Q4_0, tmp_path / "nan.gguf", "blk.0.attn_q.weight", 9, 3, 0, nan)
+    report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(progress=False))
+    assert report.exit_code == 1
+    (failure,) = report.rungs[0].failures
+    assert (failure.tensor, failure.row, failure.block) == ("blk.0.attn_q.weight", 9, 3)
+    assert "not finite" in failure.what
+
+
+def test_decode_that_disagrees_with_llama(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If our decode were wrong in one value, the bytes rung would name the block."""
+    from harness.formats.block import BlockFormat
+
+    original = BlockFormat.decode
+
+    def wrong(self: BlockFormat, blocks: np.ndarray) -> np.ndarray:
+        out = original(self, blocks)
+        out[-1, 3] += np.float32(1e-6)
+        return out
+
+    monkeypatch.setattr(BlockFormat, "decode", wrong)
+    options = Options(tensor="blk.0.attn_q", progress=False)
+    report = verify(Q4_0, host=CpuHost(1), rungs=["bytes"], options=options)
+    assert report.exit_code == 1
+    assert (report.rungs[0].failures[0].row, report.rungs[0].failures[0].block) == (255, 7)

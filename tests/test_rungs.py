@@ -1,0 +1,103 @@
+"""The four rungs on real models: what is right passes, and the report says what was checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import EnvironmentFault
+from harness.hosts import CpuHost
+from harness.kernels import KERNELS
+from harness.reference import Llama
+from harness.rungs import Options
+from harness.verify import Report, verify
+
+from .tools import FIXTURES, FTYPES
+
+PROMPT = "Once upon a time"
+
+
+def run(path: Path, kernel: str = "q8_1_dp4a", n_predict: int = 16) -> Report:
+    # llama.cpp computes the same on any number of threads; one leaves the other core to other tests
+    options = Options(prompt=PROMPT, n_predict=n_predict, threads=2, progress=False)
+    return verify(path, kernel, CpuHost(2), options=options)
+
+
+def assert_verified(report: Report, same_tokens: bool = True) -> None:
+    assert [f.what for r in report.rungs for f in r.failures] == []
+    assert [r.unverified for r in report.rungs] == [[], [], [], []]
+    assert report.exit_code == 0
+    for rung in report.rungs:
+        for who, worst in rung.worst.items():
+            assert worst.utilisation <= 0.5, (rung.name, who, worst)
+            assert rung.score[who] <= 10, (rung.name, who)
+    if same_tokens:
+        assert not [note for note in report.rungs[3].notes if note.startswith("(a)")]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ["tiny-Q4_0.gguf", "tiny-Q5_1.gguf"])
+def test_fixture(name: str, kernel: str) -> None:
+    report = run(FIXTURES / name, kernel)
+    assert_verified(report)
+    by_name = {r.name: r for r in report.rungs}
+    assert by_name["bytes"].checked == {"bytes": (FIXTURES / name).stat().st_size, "tensors": 23, "blocks": 81920}
+    assert by_name["blocks"].checked == {"tensors": 23, "blocks": 81920}
+    assert by_name["layers"].checked["GEMMs"] == 22
+    assert by_name["layers"].not_checked == {"tensors not quantized": 7, "tensors only looked up": 1}
+    assert by_name["tokens"].checked == {"tokens": 16, "GEMMs grafted": 22}
+
+
+@pytest.mark.parametrize("fmt", ["Q4_1", "Q5_0", "Q8_0"])
+def test_fixture_in_other_formats(tmp_path: Path, llama: Llama, fmt: str) -> None:
+    target = tmp_path / f"tiny-{fmt}.gguf"
+    llama.quantize_file(FIXTURES / "tiny-F16.gguf", target, FTYPES[fmt], pure=True)
+    assert_verified(run(target))
+
+
+def test_shared_q8_0_as_it_is(shared_models: Path) -> None:
+    assert_verified(run(shared_models / "TinyStories-656K-Q8_0.gguf"))
+
+
+@pytest.mark.parametrize("fmt", FTYPES)
+@pytest.mark.parametrize("source", ["TinyStories-656K-f16.gguf", "stories260K-ggml-org-f32.gguf"])
+def test_shared_models_quantized(tmp_path: Path, shared_models: Path, llama: Llama, source: str, fmt: str) -> None:
+    target = tmp_path / f"model-{fmt}.gguf"
+    llama.quantize_file(shared_models / source, target, FTYPES[fmt], pure=True)
+    report = run(target)
+    assert_verified(report)
+    if source.startswith("stories260K"):
+        # rows of 172 fit no block: llama.cpp leaves those matrices F16
+        assert report.header["tensor types"]["F16"] == 5
+        assert report.rungs[0].not_checked["tensors not quantized"] == 5 + report.header["tensor types"]["F32"]
+
+
+def test_the_gap_is_that_of_the_semantics() -> None:
+    """q8_1 on Q4_0 differs from llama.cpp's CPU path by the definition, the kernel from its own oracle by nothing."""
+    report = verify(
+        FIXTURES / "tiny-Q4_0.gguf", host=CpuHost(1), rungs=["layers"], options=Options(prompt=PROMPT, progress=False)
+    )
+    layers = report.rungs[0]
+    assert layers.figures["gap to llama.cpp, worst NMSE"] > 1e-5
+    assert all(record["kernel"] < 0.2 and record["llama.cpp"] < 0.2 for record in layers.details)
+
+
+def test_only_some_tensors() -> None:
+    options = Options(prompt=PROMPT, tensor=r"blk\.1\.ffn", n_predict=4, progress=False)
+    report = verify(FIXTURES / "tiny-Q4_0.gguf", host=CpuHost(1), options=options)
+    assert report.exit_code == 0
+    assert [r.checked.get("tensors", r.checked.get("GEMMs", r.checked.get("GEMMs grafted"))) for r in report.rungs] == [
+        3
+    ] * 4
+
+
+def test_repacked_weights() -> None:
+    """llama.cpp's default: its weights cannot be read back, its outputs are judged all the same. It may crash (AMX)."""
+    options = Options(prompt=PROMPT, n_predict=4, progress=False, repack=True)
+    try:
+        report = verify(FIXTURES / "tiny-Q4_0.gguf", host=CpuHost(1), options=options)
+    except EnvironmentFault as error:
+        assert "llama.cpp died" in str(error)
+    else:
+        assert_verified(report, same_tokens=False)
