@@ -53,9 +53,12 @@ def round_half_away(x: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
 
 
 def signed_max(x: Floats) -> Floats:
-    """The first value of the greatest magnitude, with its sign, `[...]`."""
-    at = np.abs(x).argmax(axis=-1)
-    return np.asarray(np.take_along_axis(x, at[..., None], axis=-1)[..., 0])
+    """The first value of the greatest magnitude, with its sign, `[...]`; +0 for zeros, where C's search begins."""
+    return _at(x, np.abs(x).argmax(axis=-1)) + np.float32(0)
+
+
+def _at(x: Floats, index: npt.NDArray[np.intp]) -> Floats:
+    return np.asarray(np.take_along_axis(x, index[..., None], axis=-1)[..., 0])
 
 
 def _inverse(d: Floats) -> Floats:
@@ -88,7 +91,7 @@ def _encode_symmetric(bits: int, x: Floats) -> tuple[Floats, npt.NDArray[np.inte
 def _encode_affine(bits: int, x: Floats) -> tuple[Floats, Floats, npt.NDArray[np.integer]]:
     """Scale and minimum: (max - min) over 2^bits - 1, so that both ends are codes."""
     top = (1 << bits) - 1
-    low, high = x.min(axis=-1), x.max(axis=-1)
+    low, high = _at(x, x.argmin(axis=-1)), _at(x, x.argmax(axis=-1))  # the first of +0 and -0, as C keeps it
     with np.errstate(invalid="ignore", over="ignore"):
         d = (high - low) / np.float32(top)
         q = c_int8((x - low[..., None]) * _inverse(d)[..., None] + np.float32(0.5))

@@ -60,14 +60,20 @@ def encode_q8_1(x: Floats) -> Bytes:
     return Q8_1.pack(d=_half(d), s=_half(butterfly_sum(blocks)), qs=q).reshape(len(x), -1)
 
 
-def _cpu_codes(blocks: Floats) -> tuple[Floats, npt.NDArray[np.int8]]:
-    """q = round-half-even(x·(127/max)), the x86 code of ggml-cpu/arch/x86/quants.c."""
+def _cpu_codes(blocks: Floats) -> tuple[Floats, npt.NDArray[np.int8], Floats]:
+    """d, q and the unrounded s of the x86 code in ggml-cpu/arch/x86/quants.c: q = round-half-even(x·(127/max)).
+
+    Where 127/max overflows (max below 3.7e-37, so that half(d) is 0), cvtps2dq gives INT_MIN: codes saturate to -128
+    when they are packed, and the sum wraps.
+    """
     amax = _amax(blocks)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = np.where(amax != 0, np.float32(127) / amax, np.float32(0)).astype(np.float32)
-        q = np.rint(blocks * inverse[..., None])
-    q = np.clip(np.where(np.isfinite(q), q, np.float32(0)), -128, 127)
-    return amax / np.float32(127), q.astype(np.int8)
+        rounded = np.rint(blocks * inverse[..., None])
+        d = amax / np.float32(127)
+        wide = np.where(np.isfinite(rounded), rounded, np.float32(-(2.0**31))).astype(np.int32)
+        s = wide.sum(axis=-1, dtype=np.int32).astype(np.float32) * d
+    return d, np.clip(wide, -128, 127).astype(np.int8), s
 
 
 def encode_q8_0_cpu(x: Floats) -> Bytes:
@@ -76,7 +82,7 @@ def encode_q8_0_cpu(x: Floats) -> Bytes:
     Returns:
         uint8[M, K/32·34].
     """
-    d, q = _cpu_codes(_blocks(x))
+    d, q, _ = _cpu_codes(_blocks(x))
     return Q8_0.pack(d=_half(d), qs=q).reshape(len(x), -1)
 
 
@@ -86,7 +92,5 @@ def encode_q8_1_cpu(x: Floats) -> Bytes:
     Returns:
         uint8[M, K/32·36].
     """
-    d, q = _cpu_codes(_blocks(x))
-    with np.errstate(over="ignore", invalid="ignore"):
-        s = q.sum(axis=-1, dtype=np.int32).astype(np.float32) * d
+    d, q, s = _cpu_codes(_blocks(x))
     return Q8_1.pack(d=_half(d), s=_half(s), qs=q).reshape(len(x), -1)

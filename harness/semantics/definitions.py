@@ -39,10 +39,13 @@ class Semantics:
     source: str
 
     def uses_sum(self, fmt: BlockFormat) -> bool:
-        """Whether the product of this weight format reads the activations' s."""
+        """Whether the product of this weight format reads the activations' s. Raises ValueError where there is none."""
         if self.activations is None or fmt.name in self.integer_offset:
             return False
-        return fmt.has_min or fmt.offset != 0
+        needed = fmt.has_min or fmt.offset != 0
+        if needed and self.activations.name == "Q8_0":
+            raise ValueError(f"{self.name} has no sum s, which {fmt.name} needs: the pair has no definition")
+        return needed
 
 
 F32 = Semantics(

@@ -1,0 +1,765 @@
+"""Semantics: the encoders of activations against llama.cpp and a slow restatement, the oracles against exact rational
+arithmetic, the gates against outputs that are right, or wrong in a known way."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from harness.formats import FORMATS, Q4_0, Q5_1, BlockFormat, scalar
+from harness.hosts.base import POISON
+from harness.reference import Llama
+from harness.semantics import (
+    F32,
+    Q8_0_CPU,
+    Q8_1_CPU,
+    Q8_1_RAW,
+    SCORE_LIMIT,
+    Product,
+    Semantics,
+    exact_result,
+    gamma,
+    judge,
+    llama_cpu_semantics,
+    oracle,
+    product,
+)
+from harness.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
+from harness.semantics.rounding import add_rounded
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+QK = 32
+FLT_MAX = float(np.finfo(np.float32).max)
+
+# a user must not see NumPy's warnings
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def generator(*names: str) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32("/".join(names).encode()))
+
+
+def nearest_float32(exact: Fraction) -> float:
+    """To nearest even, from integers alone. A result that rounds to zero keeps the sign of what was rounded."""
+    if exact == 0:
+        return 0.0
+    size = abs(exact)
+    exponent = size.numerator.bit_length() - size.denominator.bit_length()
+    if size < Fraction(2) ** exponent:
+        exponent -= 1
+    quantum = Fraction(2) ** (max(exponent, -126) - 23)
+    rounded = round(size / quantum) * quantum
+    return math.copysign(math.inf if rounded >= 2**128 else float(rounded), exact)
+
+
+def bits(x: float | Floats) -> npt.NDArray[np.uint32]:
+    return np.asarray(x, np.float32).view(np.uint32)
+
+
+# ---- quantizers of activations ---------------------------------------------------------------------------------------
+
+
+def gaussians(rng: np.random.Generator) -> Floats:
+    return (rng.normal(size=(64, 2048)) * 2.0 ** rng.integers(-20, 12, (64, 1))).astype(np.float32)
+
+
+def outliers(rng: np.random.Generator) -> Floats:
+    x = rng.normal(size=(32, 2048))
+    x[rng.random(x.shape) < 0.02] *= 500
+    return x.astype(np.float32)
+
+
+def zeros(rng: np.random.Generator) -> Floats:
+    """Blocks of +0 and -0 in every mixture, some with a few values among them."""
+    x = np.where(rng.random((8, 1024)) < 0.5, 0.0, -0.0).astype(np.float32)
+    x[0], x[1] = 0.0, -0.0
+    x[4:][rng.random((4, 1024)) < 0.05] = rng.normal()
+    return x
+
+
+def maxima_of_both_signs(rng: np.random.Generator) -> Floats:
+    x = rng.normal(size=(16, 1024)).astype(np.float32)
+    blocks = x.reshape(-1, QK)
+    top = np.abs(blocks).max(axis=1, keepdims=True)
+    at = rng.random(blocks.shape) < 0.2
+    return np.where(at, top * rng.choice([-1, 1], blocks.shape), blocks).astype(np.float32).reshape(x.shape)
+
+
+def halves(rng: np.random.Generator) -> Floats:
+    """x·127/max (and x/d) half-way between two codes, exactly for powers of two, and up to two ulps beside."""
+    step = np.where(rng.random((4096, 1)) < 0.5, 2.0 ** rng.integers(-12, 12, (4096, 1)), rng.normal(size=(4096, 1)))
+    x = ((rng.integers(-127, 127, (4096, QK)) + 0.5) * step).astype(np.float32)
+    x = (x.view(np.int32) + rng.integers(-2, 3, x.shape, np.int32) * (rng.random(x.shape) < 0.3)).view(np.float32)
+    x[:, 5:6] = 127 * step
+    return x.reshape(128, -1)
+
+
+def s_overflows(rng: np.random.Generator) -> Floats:
+    """Sums, and here and there scales, past the largest half, 65504: s and d become infinite."""
+    top = 10.0 ** rng.uniform(3, 9, (64, 1))
+    return (np.abs(rng.normal(size=(64, 1024))) * top * rng.choice([-1, 1], (64, 1))).astype(np.float32)
+
+
+def huge(rng: np.random.Generator) -> Floats:
+    return (rng.uniform(-1, 1, (64, 1024)) * FLT_MAX * 2.0 ** rng.integers(-60, 1, (64, 1))).astype(np.float32)
+
+
+def subnormals_below_a_normal(rng: np.random.Generator) -> Floats:
+    x = rng.integers(-1000, 1000, (16, 1024)) * 2.0**-149
+    x[:, ::QK] = 2.0 ** rng.integers(-118, -100, (16, QK))
+    return x.astype(np.float32)
+
+
+def tiny(rng: np.random.Generator) -> Floats:
+    """127/max overflows below 3.7e-37: SIMD code then stores -128 everywhere, beside a scale of zero."""
+    x = rng.normal(size=(64, 1024)) * 2.0 ** rng.uniform(-150, -110, (64, 1))
+    x[rng.random(x.shape) < 0.1] = 0
+    return x.astype(np.float32)
+
+
+def half_scales(rng: np.random.Generator) -> Floats:
+    """d between two halves, subnormal halves among them."""
+    h = np.arange(1, 0x7BFF, 61, dtype=np.uint16).view(np.float16).astype(np.float64)
+    d = np.concatenate([h, h + np.spacing(h.astype(np.float16)).astype(np.float64) / 2])
+    d = d[: len(d) // QK * QK, None]
+    x = rng.uniform(-127, 127, (len(d), QK)) * d
+    x[:, 0:1] = 127 * d
+    return x.astype(np.float32).reshape(-1, QK * QK)
+
+
+ACTIVATIONS = (
+    gaussians, outliers, zeros, maxima_of_both_signs, halves, s_overflows, huge, subnormals_below_a_normal, tiny,
+    half_scales,
+)  # fmt: skip
+
+
+def assert_same_blocks(got: Bytes, expected: Bytes, x: Floats, size: int) -> None:
+    got, expected, blocks = got.reshape(-1, size), expected.reshape(-1, size), x.reshape(-1, QK)
+    differing = np.flatnonzero((got != expected).any(axis=1))
+    if len(differing):
+        b = differing[0]
+        pytest.fail(
+            f"{len(differing)} of {len(blocks)} blocks differ; {blocks[b].tolist()} => "
+            f"{got[b].tobytes().hex()} {expected[b].tobytes().hex()}"
+        )
+
+
+@pytest.mark.parametrize("case", ACTIVATIONS)
+@pytest.mark.parametrize(("type_id", "size", "encode"), [(8, 34, encode_q8_0_cpu), (9, 36, encode_q8_1_cpu)])
+def test_cpu_encoders_are_llama_cpps(
+    type_id: int, size: int, encode: Callable[[Floats], Bytes], case: Callable[[np.random.Generator], Floats],
+    llama: Llama,
+) -> None:  # fmt: skip
+    """NaN is left out: which operand maxps keeps depends on its lane."""
+    if "AVX" not in llama.versions()["system"]:
+        pytest.skip("the encoders restate the x86 SIMD code of llama.cpp, which this build does not run")
+    x = case(generator(case.__name__))
+    assert_same_blocks(encode(x), llama.from_float(type_id, x), x, size)
+
+
+def slow_q8_1(values: list[float]) -> bytes:
+    """One block of semantics `q8_1`; float32 by rounding after each operation."""
+
+    def f32(x: float) -> float:
+        with np.errstate(over="ignore"):
+            return float(np.float32(x))
+
+    def half(x: float) -> bytes:
+        try:
+            return struct.pack("<e", x)
+        except OverflowError:
+            return struct.pack("<e", math.copysign(math.inf, x))
+
+    d = f32(max(abs(v) for v in values) / 127)
+    codes = []
+    for v in values:
+        steps = f32(v / d) if d else 0.0
+        code = int(math.copysign(math.floor(abs(steps) + 0.5), steps))
+        codes.append(max(-127, min(127, code)))
+    lanes = list(values)
+    for distance in (16, 8, 4, 2, 1):  # each lane of the warp adds the lane whose number differs in one bit
+        lanes = [f32(lanes[i] + lanes[i ^ distance]) for i in range(QK)]
+    return half(d) + half(lanes[0]) + struct.pack("<32b", *codes)
+
+
+@pytest.mark.parametrize("case", ACTIVATIONS)
+def test_q8_1_encoder_is_the_slow_one(case: Callable[[np.random.Generator], Floats]) -> None:
+    x = case(generator("q8_1", case.__name__))
+    blocks = x.reshape(-1, QK)
+    blocks = blocks[:: max(1, len(blocks) // 1000)]
+    expected = np.array([list(slow_q8_1(b)) for b in blocks.tolist()], np.uint8)
+    assert_same_blocks(encode_q8_1(blocks), expected, blocks, 36)
+
+
+def test_q8_1_sum_is_of_the_raw_values() -> None:
+    x = np.full((1, QK), 0.3, np.float32)
+    x[0, 0] = 100.0
+    block = encode_q8_1(x)
+    assert block.view(np.float16)[0, 1] == np.float16(100 + 31 * 0.3)
+    assert encode_q8_1_cpu(x).view(np.float16)[0, 1] == np.float16(100)  # the others have code 0
+
+
+@pytest.mark.parametrize("encode", [encode_q8_1, encode_q8_0_cpu, encode_q8_1_cpu])
+def test_encoders_want_whole_blocks(encode: Callable[[Floats], Bytes]) -> None:
+    with pytest.raises(ValueError, match="a row of 40 activations is not a whole number of blocks of 32"):
+        encode(np.zeros((2, 40), np.float32))
+
+
+# ---- the fused multiply-add ------------------------------------------------------------------------------------------
+
+
+def with_bits(rng: np.random.Generator, n: int, count: int) -> npt.NDArray[np.float64]:
+    """n doubles in ±[1, 2) of so many significant bits: what a product of two floats can be."""
+    return rng.choice([-1, 1], n) * (1 + np.floor(rng.random(n) * 2.0 ** (count - 1)) * 2.0 ** (1 - count))
+
+
+def fma_random(rng: np.random.Generator, n: int) -> tuple[npt.NDArray[np.float64], Floats]:
+    acc = rng.normal(size=n) * 2.0 ** rng.integers(-10, 10, n)
+    return with_bits(rng, n, 48) * 2.0 ** rng.integers(-40, 20, n), acc.astype(np.float32)
+
+
+def fma_midpoints_off_by_the_accumulator(rng: np.random.Generator, n: int) -> tuple[npt.NDArray[np.float64], Floats]:
+    """A product half-way between two floats, and an accumulator too small for float64 to see."""
+    odd = with_bits(rng, n, 24) + rng.choice([-1, 1], n) * 2.0**-24
+    return odd, (with_bits(rng, n, 24) * 2.0 ** rng.integers(-100, -45, n)).astype(np.float32)
+
+
+def fma_midpoints_off_by_the_product(rng: np.random.Generator, n: int) -> tuple[npt.NDArray[np.float64], Floats]:
+    """Half an ulp of the accumulator and a little more or less; sometimes exactly half: a tie."""
+    acc = with_bits(rng, n, 24)
+    off = rng.choice([-1, 0, 1], n) * 2.0 ** -rng.integers(25, 50, n)
+    return rng.choice([-1, 1], n) * 2.0**-24 * (1 + off), acc.astype(np.float32)
+
+
+def fma_subnormal_results(rng: np.random.Generator, n: int) -> tuple[npt.NDArray[np.float64], Floats]:
+    """Around halves of the least subnormal, 2^-149, and around the least normal."""
+    acc = rng.integers(-(2**24), 2**24, n) * 2.0**-149
+    acc[::2] = rng.integers(-3, 4, len(acc[::2])) * 2.0**-149
+    steps = rng.integers(-8, 8, n) + rng.choice([0, 0.5], n)
+    return steps * 2.0**-149 * (1 + rng.choice([-1, 0, 1], n) * 2.0 ** -rng.integers(5, 48, n)), acc.astype(np.float32)
+
+
+def fma_double_rounding_below_normal(rng: np.random.Generator, n: int) -> tuple[npt.NDArray[np.float64], Floats]:
+    """Products of 53 bits at 2^-130 and accumulators far below: the float64 sum itself is inexact."""
+    half_way = (rng.integers(1, 2**18, n) + 0.5) * 2.0**-149
+    off = 2.0**-149 * 2.0 ** -rng.integers(30, 34, n) * rng.choice([-1, 1], n)
+    return half_way + off, (rng.integers(-2, 3, n) * 2.0**-149).astype(np.float32)
+
+
+def fma_cancellation(rng: np.random.Generator, n: int) -> tuple[npt.NDArray[np.float64], Floats]:
+    exact = with_bits(rng, n, 48) * 2.0 ** rng.integers(-140, 60, n)
+    return exact, (-exact).astype(np.float32)
+
+
+def fma_overflow(rng: np.random.Generator, n: int) -> tuple[npt.NDArray[np.float64], Floats]:
+    """The largest float and half its ulp, a little less, a little more."""
+    sign = rng.choice([-1, 1], n)
+    acc = np.where(rng.random(n) < 0.7, FLT_MAX, FLT_MAX / 2) * sign
+    off = rng.choice([-1, 0, 1], n) * 2.0 ** -rng.integers(1, 50, n)
+    return sign * 2.0**103 * (1 + off) * rng.choice([1, 1, 2.0**24], n), acc.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        fma_random, fma_midpoints_off_by_the_accumulator, fma_midpoints_off_by_the_product, fma_subnormal_results,
+        fma_double_rounding_below_normal, fma_cancellation, fma_overflow,
+    ],
+)  # fmt: skip
+def test_add_rounded_rounds_once(case: Callable[..., tuple[npt.NDArray[np.float64], Floats]]) -> None:
+    a, acc = case(generator(case.__name__), 6000)
+    with np.errstate(over="ignore"):  # as its callers have it
+        got = add_rounded(a, acc)
+    for p, c, y in zip(a.tolist(), acc.tolist(), got, strict=True):
+        exact = Fraction(p) + Fraction(c)
+        if exact == 0:
+            assert y == 0
+            continue
+        expected = nearest_float32(exact)
+        assert bits(y) == bits(expected), f"{p.hex()} + {c.hex()} => {float(y).hex()} {expected.hex()}"
+
+
+def test_the_cases_tell_one_rounding_from_two() -> None:
+    """float64 and then float32, which add_rounded would be without its care, must err on these."""
+    for case in (fma_midpoints_off_by_the_accumulator, fma_midpoints_off_by_the_product):
+        a, acc = case(generator(case.__name__), 6000)
+        twice = (a + acc).astype(np.float32)
+        assert (twice != add_rounded(a, acc)).mean() > 0.1
+
+
+def test_add_rounded_zeros_and_infinities() -> None:
+    a = np.array([0.0, -0.0, 0.0, -0.0, 1.5, np.inf, -np.inf, np.inf, np.nan, 1.0, -np.inf])
+    acc = np.array([0.0, -0.0, -0.0, 0.0, -1.5, 1.0, 1.0, -np.inf, 1.0, np.nan, -np.inf], np.float32)
+    expected = np.array([0.0, -0.0, 0.0, 0.0, 0.0, np.inf, -np.inf, np.nan, np.nan, np.nan, -np.inf], np.float32)
+    with np.errstate(invalid="ignore"):
+        got = add_rounded(a, acc)
+    assert (np.isnan(got) == np.isnan(expected)).all()
+    assert (bits(got) == bits(expected))[~np.isnan(expected)].all()
+
+
+# ---- the oracle against exact arithmetic -----------------------------------------------------------------------------
+
+# q8_0_cpu and q8_1_cpu exist for these formats only (Q8_0 activations have no s)
+PAIRS = [
+    *((F32, f) for f in FORMATS.values()),
+    *((Q8_1_RAW, f) for f in FORMATS.values()),
+    *((llama_cpu_semantics(f), f) for f in FORMATS.values()),
+]
+HALF_PRODUCTS = dataclasses.replace(Q8_1_RAW, name="q8_1_half", half_products=frozenset({"Q4_1", "Q5_1"}))
+IDS = [f"{s.name}-{f.name}" for s, f in PAIRS]
+each_pair = pytest.mark.parametrize(("semantics", "fmt"), PAIRS, ids=IDS)
+
+
+def random_weights(fmt: BlockFormat, n: int, k: int, seed: str = "") -> Bytes:
+    """Rows of random bytes, with finite scales of many sizes (subnormal and negative ones too)."""
+    rng = generator("weights", fmt.name, seed)
+    blocks = rng.integers(0, 256, (n, k // QK, fmt.block_bytes), dtype=np.uint8)
+    for at in range(0, 2 + 2 * fmt.has_min, 2):
+        scale = rng.normal(size=blocks.shape[:2]) * 2.0 ** rng.integers(-22, 3, blocks.shape[:2])
+        blocks[..., at : at + 2] = scale.astype("<f2")[..., None].view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+def real_weights(fmt: BlockFormat, n: int, k: int, seed: str = "") -> Bytes:
+    x = generator("real weights", fmt.name, seed).normal(size=(n * k // QK, QK)) * 0.02
+    return fmt.encode(x.astype(np.float32)).reshape(n, -1)
+
+
+def activations(semantics: Semantics, m: int, k: int, seed: str = "") -> Bytes:
+    """Gaussians with some outliers, as the semantics has them."""
+    rng = generator("activations", seed)
+    x = rng.normal(size=(m, k)) * np.where(rng.random((m, k)) < 0.01, 20, 1)
+    x = x.astype(np.float32)
+    return x.view(np.uint8) if semantics.encode is None else semantics.encode(x)
+
+
+def read_half(raw: bytes, at: int) -> Fraction:
+    return Fraction(struct.unpack_from("<e", raw, at)[0])
+
+
+def read_block(name: str, raw: bytes) -> tuple[Fraction, Fraction, list[int]]:
+    """(d, m or s or 0, codes as stored) of one block, from the struct of ggml-common.h."""
+    d, second = read_half(raw, 0), Fraction(0)
+    if name in ("Q4_1", "Q5_1", "Q8_1"):
+        second = read_half(raw, 2)
+    if name in ("Q8_0", "Q8_1"):
+        return d, second, list(struct.unpack("<32b", raw[-32:]))
+    nibbles = [b & 15 for b in raw[-16:]] + [b >> 4 for b in raw[-16:]]
+    if name in ("Q5_0", "Q5_1"):
+        (qh,) = struct.unpack("<I", raw[-20:-16])
+        nibbles = [q + 16 * (qh >> j & 1) for j, q in enumerate(nibbles)]
+    return d, second, nibbles
+
+
+def half_rounded(x: Fraction) -> Fraction:
+    return Fraction(struct.unpack("<e", struct.pack("<e", float(x)))[0])  # the product of two halves is a double
+
+
+def block_parts(semantics: str, name: str, w: bytes, a: bytes) -> tuple[Fraction, Fraction, Fraction]:
+    """(first, second, magnitude) of one block × block, each definition spelled out."""
+    d_w, m, q_w = read_block(name, w)
+    d_a, s, q_a = read_block("Q8_0" if semantics == "q8_0_cpu" else "Q8_1", a)
+    offset = {"Q4_0": 8, "Q5_0": 16}.get(name, 0)
+    if semantics == "q8_0_cpu":
+        q_w = [q - offset for q in q_w]
+        second = Fraction(0)
+    elif name in ("Q4_0", "Q5_0"):
+        second = -offset * d_w * s
+    else:
+        second = m * s
+    scale = d_w * d_a
+    if semantics == "q8_1_half" and name in ("Q4_1", "Q5_1"):
+        scale, second = half_rounded(scale), half_rounded(second)
+    first = scale * sum(x * y for x, y in zip(q_w, q_a, strict=True))
+    magnitude = abs(scale) * sum(abs(x * y) for x, y in zip(q_w, q_a, strict=True)) + abs(second)
+    return first, second, magnitude
+
+
+@dataclasses.dataclass
+class Rational:
+    """One element of a product, exactly."""
+
+    result: Fraction
+    magnitude: Fraction
+    steps: list[Fraction]  # what a declared order adds, one by one
+
+
+def rational(semantics: Semantics, fmt: BlockFormat, w: bytes, x: bytes) -> Rational:
+    size = fmt.block_bytes
+    rows = [w[i : i + size] for i in range(0, len(w), size)]
+    if semantics.activations is None:
+        values = [Fraction(v) for row in rows for v in scalar.decode_block(fmt.name, row)]
+        steps = [v * Fraction(a) for v, a in zip(values, struct.unpack(f"<{len(values)}f", x), strict=True)]
+        return Rational(sum(steps, Fraction(0)), sum(map(abs, steps), Fraction(0)), steps)
+    size = semantics.activations.block_bytes
+    parts = [block_parts(semantics.name, fmt.name, row, x[b * size : (b + 1) * size]) for b, row in enumerate(rows)]
+    uses_sum = fmt.name != "Q8_0" and semantics.name != "q8_0_cpu"
+    steps = [p for first, second, _ in parts for p in ((first, second) if uses_sum else (first,))]
+    return Rational(sum(steps, Fraction(0)), sum((p[2] for p in parts), Fraction(0)), steps)
+
+
+def elements(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Iterator[tuple[tuple[int, int], Rational]]:
+    for m, row in enumerate(x):
+        for n, weights in enumerate(w):
+            yield (m, n), rational(semantics, fmt, weights.tobytes(), row.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("semantics", "fmt"),
+    [*PAIRS, *((HALF_PRODUCTS, f) for f in FORMATS.values())],
+    ids=[*IDS, *(f"q8_1_half-{name}" for name in FORMATS)],
+)
+def test_product_is_exact(semantics: Semantics, fmt: BlockFormat) -> None:
+    """Result, bound and the bits of the declared order against rational arithmetic, at several K."""
+    for k, weights in ((32, random_weights), (96, random_weights), (160, real_weights)):
+        w, x = weights(fmt, 4, k), activations(semantics, 3, k)
+        p = product(semantics, fmt, w, x, ordered=True)
+        nb = k // QK
+        n = (k if semantics is F32 else nb) + 8
+        u = Fraction(1, 2**24)
+        assert p.exact.shape == p.bound.shape == p.spread.shape == (3, 4)
+        assert p.ordered is not None
+        for at, exact in elements(semantics, fmt, w, x):
+            assert abs(Fraction(p.exact[at]) - exact.result) <= exact.magnitude * Fraction(2, 10**15)
+            bound = n * u / (1 - n * u) * exact.magnitude
+            assert abs(Fraction(p.bound[at]) - bound) <= bound / 10**12
+            acc = 0.0
+            for step in exact.steps:
+                acc = nearest_float32(Fraction(acc) + step)
+            assert bits(p.ordered[at]) == bits(acc), (k, at)
+
+
+def test_gamma() -> None:
+    u = Fraction(1, 2**24)
+    for n in (9, 456, 14344):
+        assert gamma(n) == pytest.approx(float(n * u / (1 - n * u)), rel=1e-15)
+
+
+@each_pair
+def test_one_exact_result(semantics: Semantics, fmt: BlockFormat) -> None:
+    """Two ways to the same number: block sums in integers, and one matrix product."""
+    w, x = real_weights(fmt, 37, 1024), activations(semantics, 5, 1024)
+    p = product(semantics, fmt, w, x)
+    magnitude = p.bound / gamma((1024 if semantics is F32 else QK) + 8)
+    for threads in (1, 2):
+        assert (np.abs(exact_result(semantics, fmt, w, x, threads) - p.exact) <= 1e-12 * magnitude).all()
+
+
+def test_half_products_have_no_matrix_product() -> None:
+    w, x = real_weights(Q5_1, 2, 64), activations(HALF_PRODUCTS, 2, 64)
+    with pytest.raises(ValueError, match="q8_1_half rounds inside a block"):
+        exact_result(HALF_PRODUCTS, Q5_1, w, x)
+
+
+@each_pair
+def test_tiles_and_threads_do_not_matter(
+    semantics: Semantics, fmt: BlockFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, x = real_weights(fmt, 45, 256), activations(semantics, 3, 256)
+    whole = product(semantics, fmt, w, x, ordered=True)
+    magnitude = whole.bound / gamma(264)
+    for tile in (1, 3 * 8 * 7, 1 << 20):
+        monkeypatch.setattr(oracle, "_TILE", tile)
+        monkeypatch.setattr(oracle, "_TILE_ORDERED", tile)
+        for threads in (1, 2, 5):
+            p = product(semantics, fmt, w, x, ordered=True, threads=threads)
+            assert p.ordered is not None
+            assert whole.ordered is not None
+            assert (bits(p.ordered) == bits(whole.ordered)).all()
+            # a BLAS may add in another order where the shape is another
+            assert (np.abs(p.exact - whole.exact) <= 1e-13 * magnitude).all()
+            np.testing.assert_allclose(p.bound, whole.bound, rtol=1e-12)
+            np.testing.assert_allclose(p.spread, whole.spread, rtol=1e-12)
+            assert (np.abs(exact_result(semantics, fmt, w, x, threads) - whole.exact) <= 1e-12 * magnitude).all()
+    assert product(semantics, fmt, w, x).ordered is None
+
+
+def test_one_row_and_one_column() -> None:
+    w, x = real_weights(Q4_0, 1, 32), activations(Q8_1_RAW, 1, 32)
+    p = product(Q8_1_RAW, Q4_0, w, x, ordered=True, threads=4)
+    assert p.exact.shape == (1, 1)
+    assert judge(p.ordered, p).passed
+
+
+# ---- the gates -------------------------------------------------------------------------------------------------------
+
+
+def undeclared(p: Product) -> Product:
+    """The same product for a kernel that declares no order."""
+    return dataclasses.replace(p, ordered=None)
+
+
+@pytest.fixture(scope="module")
+def judged() -> Product:
+    return product(Q8_1_RAW, Q4_0, real_weights(Q4_0, 24, 512), activations(Q8_1_RAW, 5, 512), ordered=True)
+
+
+@each_pair
+def test_the_ordered_result_passes(semantics: Semantics, fmt: BlockFormat) -> None:
+    p = product(semantics, fmt, real_weights(fmt, 40, 512), activations(semantics, 6, 512), ordered=True)
+    judgement = judge(p.ordered, p)
+    assert judgement.passed
+    assert not judgement.bad.any()
+    assert judgement.differing_bits == 0
+    assert 0 < judgement.utilisation < 0.5
+    assert 0 < judgement.score < 6
+    assert judgement.nmse < 1e-12
+    assert judge(p.ordered, undeclared(p)).differing_bits is None
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize(
+    "value",
+    [np.nan, np.inf, -np.inf, POISON.view(np.float32), np.float32(0), np.float32(1e30)],
+    ids=["nan", "inf", "-inf", "unwritten", "zero", "huge"],
+)
+def test_one_wrong_element_fails_alone(judged: Product, value: float, declared: bool) -> None:
+    y = judged.ordered.copy()
+    y[3, 7] = value
+    judgement = judge(y, judged if declared else undeclared(judged))
+    assert not judgement.passed
+    assert np.argwhere(judgement.bad).tolist() == [[3, 7]]
+    assert judgement.worst == (3, 7)
+    assert judgement.utilisation > 1
+    assert judgement.score > SCORE_LIMIT
+
+
+def test_all_unwritten_fails_everywhere(judged: Product) -> None:
+    y = np.full(judged.exact.shape, POISON.view(np.float32), np.float32)
+    assert judge(y, undeclared(judged)).bad.all()
+
+
+@pytest.mark.parametrize("toward", [np.inf, -np.inf])
+def test_one_ulp_fails_only_a_declared_order(judged: Product, toward: float) -> None:
+    y = judged.ordered.copy()
+    y[2, 11] = np.nextafter(y[2, 11], np.float32(toward))
+    judgement = judge(y, judged)
+    assert np.argwhere(judgement.bad).tolist() == [[2, 11]]
+    assert judgement.differing_bits == 1
+    assert judgement.utilisation < 1
+    assert judge(y, undeclared(judged)).passed
+
+
+def test_the_sign_of_zero_is_a_bit() -> None:
+    w, x = np.zeros((3, 18), np.uint8), activations(Q8_1_RAW, 2, 32)
+    p = product(Q8_1_RAW, Q4_0, w, x, ordered=True)
+    assert judge(p.ordered, p).passed
+    assert judge(-p.ordered, p).differing_bits == 6
+    assert judge(-p.ordered, undeclared(p)).passed
+    # the bound is zero, so anything else is wrong, however small
+    assert judge(p.ordered + np.float32(2.0**-148), undeclared(p)).bad.all()
+
+
+def test_an_infinite_oracle_passes_nothing() -> None:
+    """s overflows: the kernel and the oracle agree on infinity or NaN, and nothing was verified."""
+    x = encode_q8_1(np.full((1, QK), 5000, np.float32))
+    p = product(Q8_1_RAW, Q4_0, real_weights(Q4_0, 3, QK), x, ordered=True)
+    assert not np.isfinite(p.exact).any()
+    for y in (p.ordered, np.zeros_like(p.ordered)):
+        assert judge(y, p).bad.all()
+        assert judge(y, undeclared(p)).bad.all()
+
+
+def with_code_off_by_one(fmt: BlockFormat, w: Bytes, row: int, block: int) -> Bytes:
+    """The low nibble (or byte) of one code one up or down."""
+    wrong = w.copy()
+    at = block * fmt.block_bytes + fmt.field_offset("qs") + 5
+    low = int(wrong[row, at]) & 15
+    wrong[row, at] = int(wrong[row, at]) + (1 if low < 15 else -1)
+    return wrong
+
+
+def with_scale_one_percent_off(fmt: BlockFormat, w: Bytes, row: int, block: int) -> Bytes:
+    wrong = w.copy()
+    at = block * fmt.block_bytes
+    d = wrong[row, at : at + 2].view("<f2")
+    d[0] = np.float16(float(d[0]) * 1.01)
+    return wrong
+
+
+# row lengths with a row and a block to spoil in each
+PLACES = ((32, 0, 0), (128, 3, 2), (4096, 2, 100), (14336, 5, 447))
+
+
+@pytest.mark.parametrize("spoil", [with_code_off_by_one, with_scale_one_percent_off])
+@pytest.mark.parametrize(("semantics", "fmt"), PAIRS, ids=IDS)
+def test_one_wrong_block_fails(
+    semantics: Semantics, fmt: BlockFormat, spoil: Callable[[BlockFormat, Bytes, int, int], Bytes]
+) -> None:
+    """A correct computation on weights one block of which is wrong, judged without a declared order."""
+    for k, row, block in PLACES:
+        w, x = real_weights(fmt, 8, k), activations(semantics, 4, k)
+        p = undeclared(product(semantics, fmt, w, x))
+        judgement = judge(exact_result(semantics, fmt, spoil(fmt, w, row, block), x).astype(np.float32), p)
+        said = f"K={k}: utilisation {judgement.utilisation:.3g}, score {judgement.score:.3g}"
+        if (semantics, fmt.name, k, spoil) == (F32, "Q8_0", 14336, with_code_off_by_one):
+            # 1/127 of a value among 14336 roundings: too small for this gate, the blocks rung looks at 32 at a time
+            assert judgement.score > 20, said
+            continue
+        assert np.unique(np.argwhere(judgement.bad)[:, 1]).tolist() == [row], said
+        assert judgement.worst[1] == row, said
+        assert judgement.score > 1.5 * SCORE_LIMIT, said
+        if k <= 128:
+            assert judgement.utilisation > 10, said
+
+
+def test_the_score_sees_what_the_bound_does_not() -> None:
+    """One 4-bit code among 14336: about 1 against the bound, thousands against the spread."""
+    w, x = real_weights(Q4_0, 8, 14336), activations(Q8_0_CPU, 4, 14336)
+    wrong = exact_result(Q8_0_CPU, Q4_0, with_code_off_by_one(Q4_0, w, 5, 447), x).astype(np.float32)
+    judgement = judge(wrong, undeclared(product(Q8_0_CPU, Q4_0, w, x)))
+    assert judgement.utilisation < 2
+    assert judgement.score > 1000
+    assert judgement.bad[:, 5].all()
+
+
+def test_one_percent_fails_where_nmse_does_not() -> None:
+    for semantics, fmt in PAIRS:
+        for k in (64, 4096, 14336):
+            w, x = real_weights(fmt, 6, k), activations(semantics, 2, k)
+            p = undeclared(product(semantics, fmt, w, x))
+            judgement = judge((1.01 * p.exact).astype(np.float32), p)
+            assert judgement.bad.mean() > 0.8, (semantics.name, fmt.name, k)  # all but results near zero
+            assert judgement.nmse < 5e-4  # what llama.cpp's own op test would let pass
+
+
+def test_slack_widens_both_gates(judged: Product) -> None:
+    p = undeclared(judged)
+    slack = np.full(p.exact.shape, 1e-2)
+    y = (p.exact + 0.9e-2).astype(np.float32)
+    assert judge(y, p).bad.all()
+    assert judge(y, p, slack).passed
+    assert judge((p.exact + 1.2e-2).astype(np.float32), p, slack).bad.all()
+    y[0, 0] = np.nan
+    assert np.argwhere(judge(y, p, slack).bad).tolist() == [[0, 0]]
+
+
+def test_nmse_is_over_all_elements(judged: Product) -> None:
+    y = (judged.exact * 1.5).astype(np.float32)
+    assert judge(y, judged).nmse == pytest.approx(0.25, rel=1e-5)
+
+
+# ---- correct sums in other orders ------------------------------------------------------------------------------------
+
+
+def float32_terms(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> tuple[Floats, Floats | None]:
+    """What a kernel that rounds every operation adds up: float32 [nb, M, N], scale·sum and m·s."""
+    a = semantics.activations
+    assert a is not None
+    wb, xb = w.reshape(len(w), -1, fmt.block_bytes), x.reshape(len(x), -1, a.block_bytes)
+    q = fmt.codes(wb).astype(np.float32)
+    if fmt.name in semantics.integer_offset:
+        q -= np.float32(fmt.offset)
+    sums = np.matmul(a.codes(xb).astype(np.float32).transpose(1, 0, 2), q.transpose(1, 2, 0))
+    scale = a.scale(xb).T[:, :, None] * fmt.scale(wb).T[:, None, :]
+    if not semantics.uses_sum(fmt):
+        return scale * sums, None
+    s = a.view(xb)["s"].astype(np.float32)
+    return scale * sums, s.T[:, :, None] * fmt.minimum(wb).T[:, None, :]
+
+
+def forward(t: Floats) -> Floats:
+    total = np.zeros_like(t[0])
+    for term in t:
+        total = total + term
+    return total
+
+
+def reverse(t: Floats) -> Floats:
+    return forward(t[::-1])
+
+
+def pairwise(t: Floats) -> Floats:
+    while len(t) > 1:
+        odd = t[len(t) // 2 * 2 :]
+        t = np.concatenate([t[0 : len(t) // 2 * 2 : 2] + t[1::2], odd])
+    return t[0]
+
+
+def eight_lanes(t: Floats) -> Floats:
+    return pairwise(np.stack([forward(t[lane::8]) for lane in range(min(8, len(t)))]))
+
+
+def split(t: Floats) -> Floats:
+    """Two halves of K apart, as split-K kernels do."""
+    return forward(t[: len(t) // 2]) + forward(t[len(t) // 2 :])
+
+
+ORDERS = (forward, reverse, pairwise, eight_lanes, split)
+
+
+@pytest.mark.parametrize(
+    ("semantics", "fmt", "m", "n", "k"),
+    [
+        (Q8_1_RAW, Q4_0, 500, 1000, 512),
+        (Q8_1_RAW, Q5_1, 500, 1000, 128),
+        (Q8_1_CPU, Q5_1, 200, 500, 1024),
+        (Q8_0_CPU, Q4_0, 500, 1000, 1024),
+        (Q8_0_CPU, FORMATS["Q8_0"], 500, 1000, 64),
+        (Q8_1_RAW, Q4_0, 8, 200, 14336),
+    ],
+    ids=lambda v: str(getattr(v, "name", v)),
+)
+def test_correct_sums_in_any_order_pass(
+    semantics: Semantics, fmt: BlockFormat, m: int, n: int, k: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Together some millions of outputs: the limit on the score never calls a correct kernel wrong, and is silent."""
+    w, x = real_weights(fmt, n, k, "orders"), activations(semantics, m, k, "orders")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        p = product(semantics, fmt, w, x, threads=2)
+        first, second = float32_terms(semantics, fmt, w, x)
+        for order in ORDERS:
+            outputs = [order(first if second is None else first + second)]
+            if second is not None:
+                outputs.append(order(first) + order(second))  # integer products and m·s apart
+            for y in outputs:
+                judgement = judge(y, p)
+                said = f"{order.__name__}: utilisation {judgement.utilisation:.3g}, score {judgement.score:.3g}"
+                assert judgement.passed, said
+                assert judgement.utilisation < 0.5, said
+                assert judgement.score < SCORE_LIMIT / 2, said
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("fmt", [Q4_0, Q5_1, FORMATS["Q8_0"]], ids=lambda f: f.name)
+def test_a_float32_matrix_product_passes_as_f32(fmt: BlockFormat) -> None:
+    """Whatever order this machine's BLAS adds in."""
+    for k in (64, 1024):
+        w, x = real_weights(fmt, 500, k), activations(F32, 200, k)
+        y = x.view(np.float32) @ fmt.decode(w.reshape(500, -1, fmt.block_bytes)).reshape(500, k).T
+        judgement = judge(y, product(F32, fmt, w, x))
+        assert judgement.passed
+        assert judgement.utilisation < 0.5
+        assert judgement.score < SCORE_LIMIT / 2
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_llama_cpp_passes_and_the_other_definition_fails(name: str, llama: Llama) -> None:
+    """llama.cpp's own product of each block meets its declared semantics, and no other."""
+    fmt = FORMATS[name]
+    semantics = llama_cpu_semantics(fmt)
+    w = real_weights(fmt, 16, 256)
+    x = activations(F32, 4, 256).view(np.float32)
+    y = llama.block_products(fmt.type_id, w, x)
+    for b in range(256 // QK):
+        block = slice(b * fmt.block_bytes, (b + 1) * fmt.block_bytes)
+        part = np.ascontiguousarray(x[:, b * QK : (b + 1) * QK])
+        for other in (semantics, Q8_1_RAW, F32):
+            encoded = part.view(np.uint8) if other.encode is None else other.encode(part)
+            judgement = judge(y[b], product(other, fmt, np.ascontiguousarray(w[:, block]), encoded))
+            if other is semantics:
+                assert judgement.passed
+            elif other is F32 or name != "Q8_0":  # Q8_0 differs only where a code was rounded the other way
+                assert not judgement.passed
