@@ -50,12 +50,12 @@ def tree_hash(root: Path) -> str:
 @cache
 def cache_dir() -> Path:
     """Where compiled kernels are kept: $XDG_CACHE_HOME/gguf-verify, else a temporary folder."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-verify"
     try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-verify"
         base.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=base):
             return base
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return Path(tempfile.mkdtemp(prefix="gguf-verify-"))
 
 

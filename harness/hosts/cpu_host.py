@@ -92,7 +92,7 @@ class CpuHost(Host):
             command = [self.compiler, *self._flags, f"-I{root}", *options, str(unit), "-o", str(built)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+                errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
                 raise EnvironmentFault(f"{self.compiler} could not compile {file}: {errors[0] if errors else '?'}")
             store(library, built.read_bytes())
 

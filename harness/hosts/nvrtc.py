@@ -60,7 +60,7 @@ def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str]) -> by
         result = lib.nvrtcCompileProgram(program, len(options), encoded)
         if result == _COMPILATION:
             log = _string(lib, program, "ProgramLog")
-            errors = [line for line in log.splitlines() if "error" in line] or log.splitlines()
+            errors = [line for line in log.splitlines() if "error:" in line] or log.splitlines()
             raise EnvironmentFault(f"NVRTC could not compile {file} for sm_{sm}: {errors[0] if errors else '?'}")
         _check(result, "nvrtcCompileProgram")
         size = c.c_size_t()

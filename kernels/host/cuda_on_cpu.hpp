@@ -170,6 +170,10 @@ constexpr size_t STACK_BYTES = 512 << 10;
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
 
+// A stack and its guard page are two mappings, of which Linux grants a process 65,530: with blocks of 1024 threads, 32
+// workers would need more. So workers are limited, not stacks unguarded.
+constexpr uint64_t MOST_FIBERS = 24000;
+
 class BlockRunner;
 inline thread_local BlockRunner* runner = nullptr;
 
@@ -320,7 +324,8 @@ template <class... Args>
 int launch(void (*kernel)(Args...), const unsigned* grid3, const unsigned* block3, void** args, int threads) {
     const Dim3 grid{grid3[0], grid3[1], grid3[2]}, block{block3[0], block3[1], block3[2]};
     const uint64_t blocks = grid.count();
-    const int workers = (int)std::max<uint64_t>(1, std::min<uint64_t>(threads, blocks / 4));
+    const uint64_t most = std::min<uint64_t>(blocks / 4, MOST_FIBERS / std::max<uint64_t>(1, block.count()));
+    const int workers = (int)std::max<uint64_t>(1, std::min<uint64_t>(threads, most));
     const uint64_t chunk = std::max<uint64_t>(1, blocks / (16 * (uint64_t)workers));
     std::atomic<uint64_t> next{0};
     std::atomic<bool> ok{true};
