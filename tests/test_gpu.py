@@ -1,0 +1,195 @@
+"""A GPU and the CPU host give the same bits. Skipped by name where no GPU can be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.errors import EnvironmentFault, KernelFault
+from harness.formats import FORMATS, Q8_1, BlockFormat
+from harness.hosts import CpuHost, CupyHost, gpu_fault, make_host
+from harness.hosts.base import GUARD_BYTES, POISON, Host, kernel_root
+from harness.kernels import KERNELS, Kernel, KernelSpec
+from harness.semantics import SEMANTICS, product
+from harness.semantics.activations import encode_q8_1
+
+from .test_kernels import ALL, assert_same, quantizer_inputs, random_activations, random_weights
+from .tools import ROOT, altered_kernel
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_fault() is not None, reason=f"no GPU: {gpu_fault()}")]
+
+MS, NS, KS = (1, 3, 16, 33, 128), (1, 31, 257, 768), (32, 288, 4096)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Host:
+    return make_host("gpu")
+
+
+@pytest.fixture(scope="module")
+def cpu() -> CpuHost:
+    return CpuHost()
+
+
+def test_auto_takes_the_gpu(gpu: Host) -> None:
+    assert isinstance(make_host("auto"), CupyHost)
+    assert isinstance(gpu, CupyHost)
+    assert gpu.describe().startswith("gpu: ")
+    assert f"sm_{gpu.sm}" in gpu.describe()
+
+
+# -- the same bits ---------------------------------------------------------------------------------------------------
+
+
+@ALL
+def test_gemm(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) -> None:
+    """Codes of all kinds under scales from subnormal to the largest, activations with outliers, every edge of the
+    shapes. Elements do not depend on M and N: the small shapes must also repeat the bits of the large one."""
+    spec, rng = KERNELS[name], np.random.default_rng(11)
+    on_gpu, on_cpu = Kernel(spec, gpu), Kernel(spec, cpu)
+    for k in KS:
+        w, x = random_weights(rng, fmt, max(NS), k), random_activations(rng, spec, max(MS), k)
+        whole = on_cpu.gemm(on_cpu.upload(fmt, w), x)
+        assert np.isfinite(whole).all()
+        if spec.semantics == "f32":  # elsewhere the least product is 2^-48
+            assert ((whole != 0) & (np.abs(whole) < 2**-126)).any()  # a flush of subnormals to zero would be seen
+        for n in NS:
+            weights = {kernel: kernel.upload(fmt, w[:n]) for kernel in (on_gpu, on_cpu)}
+            for m in MS:
+                got, expected = (kernel.gemm(weights[kernel], x[:m]) for kernel in (on_gpu, on_cpu))
+                np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32), err_msg=f"{m}x{n}x{k}")
+                np.testing.assert_array_equal(got, whole[:m, :n], err_msg=f"{m}x{n}x{k}")
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
+def test_kernels_of_a_semantics_agree_on_the_gpu(gpu: Host, fmt: BlockFormat) -> None:
+    """With each other and with NumPy."""
+    rng = np.random.default_rng(12)
+    by_semantics: dict[str, list[KernelSpec]] = {}
+    for spec in KERNELS.values():
+        by_semantics.setdefault(spec.semantics, []).append(spec)
+    w = random_weights(rng, fmt, 257, 288)
+    for semantics, specs in by_semantics.items():
+        x = random_activations(rng, specs[0], 33, 288)
+        expected = product(SEMANTICS[semantics], fmt, w, x, ordered=True).ordered
+        assert expected is not None
+        for spec in specs:
+            kernel = Kernel(spec, gpu)
+            assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected, spec.name)
+
+
+QUANTIZER_INPUTS = quantizer_inputs() | {"nothing but NaN": np.full((2, 96), np.nan)}
+
+
+@pytest.mark.parametrize("kind", QUANTIZER_INPUTS)
+def test_quantizer(gpu: Host, cpu: CpuHost, kind: str) -> None:
+    """NaN included: both hosts write the same half for it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = QUANTIZER_INPUTS[kind].astype(np.float32)
+    got, expected = (Kernel(KERNELS["q8_1_naive"], host).quantize(x) for host in (gpu, cpu))
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_quantizer_at_the_shapes_of_the_gemms(gpu: Host, cpu: CpuHost) -> None:
+    rng = np.random.default_rng(13)
+    on_gpu, on_cpu = (Kernel(KERNELS["q8_1_naive"], host) for host in (gpu, cpu))
+    for k in KS:
+        x = rng.standard_normal((max(MS), k)).astype(np.float32)
+        x[:, ::37] *= 200
+        for m in MS:
+            np.testing.assert_array_equal(on_gpu.quantize(x[:m]), on_cpu.quantize(x[:m]))
+        np.testing.assert_array_equal(on_gpu.quantize(x), encode_q8_1(x))
+
+
+def test_values_that_are_not_finite(gpu: Host, cpu: CpuHost) -> None:
+    """±inf and NaN as scales, minima and sums: in the same places; the NaN itself may have other bits."""
+    rng = np.random.default_rng(14)
+    for fmt in FORMATS.values():
+        w = random_weights(rng, fmt, 31, 96).reshape(31, 3, fmt.block_bytes)
+        structs = fmt.view(w)
+        for field in {"d", "m"} & set(structs.dtype.names or ()):
+            structs[field][rng.permutation(31)[:3], 1] = [np.inf, -np.inf, np.nan]
+        for spec in KERNELS.values():
+            x = random_activations(rng, spec, 33, 96)
+            if spec.semantics != "f32":
+                blocks = Q8_1.view(x.reshape(33, 3, Q8_1.block_bytes))
+                for field in ("d", "s"):
+                    blocks[field][rng.permutation(33)[:3], 2] = [np.inf, -np.inf, np.nan]
+                x = blocks.view(np.uint8).reshape(33, -1)
+            got, expected = (
+                kernel.gemm(kernel.upload(fmt, structs.view(np.uint8).reshape(31, -1)), x)
+                for kernel in (Kernel(spec, gpu), Kernel(spec, cpu))
+            )
+            assert np.isnan(expected).any()
+            assert_same(got, expected, (spec.name, fmt.name))
+
+
+# -- the host --------------------------------------------------------------------------------------------------------
+
+
+def altered(folder: Path, gpu: Host, old: str, new: str) -> Kernel:
+    kernel = altered_kernel(folder, "q8_1_naive", "gemm/q8_1/01_naive.cu", old, new)
+    return Kernel(kernel.spec, gpu, kernel.root)
+
+
+def small_product(kernel: Kernel) -> np.ndarray:
+    fmt = FORMATS["Q4_0"]
+    w = random_weights(np.random.default_rng(15), fmt, 5, 32)
+    return kernel.gemm(kernel.upload(fmt, w), kernel.quantize(np.ones((3, 32), np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("at", "counts"),
+    [
+        ("-1", "1 bytes before, 0 after"),
+        (f"-{GUARD_BYTES}", "1 bytes before, 0 after"),
+        ("4 * M * N", "0 bytes before, 1 after"),
+        (f"4 * M * N + {GUARD_BYTES - 1}", "0 bytes before, 1 after"),
+    ],
+)
+def test_bytes_outside_the_output(gpu: Host, tmp_path: Path, at: str, counts: str) -> None:
+    kernel = altered(tmp_path, gpu, "y[i] = acc;", f"y[i] = acc; ((uint8_t*)y)[{at}] = 7;")
+    with pytest.raises(KernelFault, match=counts):
+        small_product(kernel)
+
+
+def test_unwritten_elements_hold_poison(gpu: Host, tmp_path: Path) -> None:
+    got = small_product(altered(tmp_path, gpu, "y[i] = acc", "if (i != 7) y[i] = acc"))
+    assert (np.flatnonzero(got.view(np.uint32) == POISON) == [7]).all()
+    assert (got.view(np.uint32) == POISON).sum() == 1
+
+
+def test_compile_error(gpu: Host, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match=r"could not compile gemm/q8_1/01_naive\.cu for sm_.*no_such_name"):
+        small_product(altered(tmp_path, gpu, "y[i] = acc", "y[i] = no_such_name"))
+
+
+def test_block_size_that_disagrees(gpu: Host) -> None:
+    with pytest.raises(EnvironmentFault, match="disagree about the size of a block"):
+        gpu.load(kernel_root(), "gemm/q8_1/01_naive.cu", "gemm", {"FORMAT": "Q4_0", "BLOCK_BYTES": "20"})
+
+
+def test_illegal_address(tmp_path: Path) -> None:
+    """One line, not a traceback of CuPy's; in a process of its own, since the device is lost to it."""
+    root = altered_kernel(
+        tmp_path, "q8_1_naive", "gemm/q8_1/01_naive.cu", "y[i] = acc", "y[i + (1ll << 40)] = acc"
+    ).root
+    program = """if True:
+        import sys
+        from pathlib import Path
+        from harness.errors import KernelFault
+        from harness.hosts import make_host
+        from harness.kernels import KERNELS, Kernel
+        from tests.test_gpu import small_product
+        try:
+            small_product(Kernel(KERNELS["q8_1_naive"], make_host("gpu"), Path(sys.argv[1])))
+        except KernelFault as fault:
+            print("fault:", fault)
+    """
+    command = [sys.executable, "-c", program, str(root)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert "fault: the launch failed" in done.stdout, done.stderr[-2000:]
