@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import EXIT_ENVIRONMENT, EXIT_USAGE, HarnessError, UsageError
+from .container import printable
+from .errors import EXIT_ENVIRONMENT, HarnessError, UsageError
 from .hosts import HOSTS
 from .kernels import DEFAULT_KERNEL, KERNELS
 from .report import json_report, text
 from .rungs import RUNGS, Options
 from .rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT
 from .verify import project_version, verify
+
+_MOST_TOKENS, _MOST_THREADS = 1 << 20, 512
 
 _EPILOG = """\
 exit codes: 0 verified · 1 a mismatch · 2 usage · 3 the environment cannot (no such host, a build failed, llama.cpp
@@ -74,50 +80,68 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):  # a name from a file must not break a terminal that cannot show it
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     args = _parser().parse_args(argv)
     try:
         return _run(args, argv)
     except HarnessError as error:
-        print(f"gguf-verify: {error}", file=sys.stderr)
+        _say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        print("gguf-verify: interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_ENVIRONMENT
     except MemoryError:
-        print("gguf-verify: out of memory", file=sys.stderr)
+        _say("out of memory")
         return EXIT_ENVIRONMENT
+    except Exception as error:  # a fault of ours must not look like a mismatch, which exit code 1 means
+        if args.verbose:
+            traceback.print_exc()
+        _say(f"internal error, please report it: {type(error).__name__}: {error}")
+        return EXIT_ENVIRONMENT
+
+
+def _say(line: str) -> None:
+    """One line on standard error, where there is one."""
+    with contextlib.suppress(OSError, AttributeError):
+        print(f"gguf-verify: {line}", file=sys.stderr)
 
 
 def _run(args: argparse.Namespace, argv: list[str]) -> int:
+    _check(args)
     options = Options(
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or len(os.sched_getaffinity(0)),
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
-        verbose=args.verbose, progress=sys.stderr.isatty() or bool(os.environ.get("GGUF_VERIFY_PROGRESS")),
+        verbose=args.verbose, progress=sys.stderr is not None and sys.stderr.isatty(),
     )  # fmt: skip
-    _check(args)
     rungs = [r.strip() for r in args.rungs.split(",") if r.strip()]
     command = shlex.join([Path(sys.argv[0]).name, *argv])
     report = verify(args.model, args.kernel, args.host, rungs, options, command)
-    sys.stdout.write(text.render(report, args.verbose))
-    sys.stdout.flush()
     if args.json is not None:
         try:
             args.json.write_text(json_report.render(report))
         except OSError as error:
-            raise UsageError(f"cannot write {args.json}: {error.strerror}") from None
+            raise UsageError(f"cannot write {printable(str(args.json))}: {error.strerror}") from None
+    try:
+        if sys.stdout is not None:
+            sys.stdout.write(text.render(report, args.verbose))
+            sys.stdout.flush()
+    except OSError:  # nobody reads, or the disk is full: the verdict stands, and is the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return report.exit_code
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.n_predict < 1:
-        raise UsageError("-n must be at least 1")
-    if args.threads < 0 or args.ctx_size < 0 or args.seed < 0:
-        raise UsageError("-t, -c and -s cannot be negative")
-    if not args.time_limit > 0:
-        raise UsageError("--time-limit must be positive")
+    for flag, value, low, high in (
+        ("-n", args.n_predict, 1, _MOST_TOKENS),
+        ("-c", args.ctx_size, 0, _MOST_TOKENS),
+        ("-t", args.threads, 0, _MOST_THREADS),
+        ("-s", args.seed, 0, 2**63 - 1),
+        ("--time-limit", args.time_limit, 0.001, 10**6),
+    ):
+        if not low <= value <= high:
+            raise UsageError(f"{flag} must be from {low} to {high}")
     if args.tensor is not None:
         try:
             re.compile(args.tensor)
@@ -136,6 +160,3 @@ def _prompt(args: argparse.Namespace) -> str:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-__all__ = ["EXIT_USAGE", "main"]

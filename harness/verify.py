@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from .container import Model, open_model
-from .errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, NothingToVerify, UsageError
+from .errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_VERIFIED,
+    EnvironmentFault,
+    NothingToVerify,
+    UsageError,
+)
 from .formats import FORMATS
 from .hosts import make_host
 from .hosts.base import Host
@@ -41,17 +49,22 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """1 for any mismatch; else 5 where something could not be verified; else 0."""
+        """1 for any mismatch; else 3 where the environment broke a rung off; else 5 where something is unverified."""
         verdicts = [r.verdict for r in self.rungs]
         if "failed" in verdicts:
             return EXIT_MISMATCH
+        if any(r.fault for r in self.rungs):
+            return EXIT_ENVIRONMENT
         return EXIT_VERIFIED if verdicts and set(verdicts) == {"passed"} else EXIT_UNVERIFIED
 
     @property
     def verdict(self) -> str:
-        return {EXIT_VERIFIED: "verified", EXIT_MISMATCH: "mismatch", EXIT_UNVERIFIED: "not everything verified"}[
-            self.exit_code
-        ]
+        return {
+            EXIT_VERIFIED: "verified",
+            EXIT_MISMATCH: "mismatch",
+            EXIT_ENVIRONMENT: "broken off",
+            EXIT_UNVERIFIED: "not everything verified",
+        }[self.exit_code]
 
 
 def verify(
@@ -77,7 +90,8 @@ def verify(
     Raises:
         MalformedFile: the file cannot be read safely.
         NothingToVerify: no tensor in it is quantized.
-        EnvironmentFault: no such host, a build failed, llama.cpp died or hung.
+        EnvironmentFault: no such host, or llama.cpp cannot be used at all; what breaks off one rung (llama.cpp dies on
+            this model, a build fails) is recorded in its result.
         UsageError: no such kernel or rung, or the options select nothing.
     """
     start = time.perf_counter()
@@ -98,7 +112,7 @@ def verify(
             report = Report(_header(run), command=command)
             for name in RUNGS:
                 if name in rungs:
-                    result = RUNGS[name](run)
+                    result = _climb(run, name)
                     report.rungs.append(result)
                     if on_rung is not None:
                         on_rung(report, result)
@@ -106,6 +120,15 @@ def verify(
             run.close()
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _climb(run: Run, name: str) -> RungResult:
+    """One rung. Where the environment breaks it off, the record says so: what other rungs found is not lost."""
+    try:
+        return RUNGS[name](run)
+    except EnvironmentFault as error:
+        run.close()  # a fresh process for the next rung
+        return RungResult(name, fault=str(error))
 
 
 def project_version() -> str:
@@ -130,6 +153,7 @@ def _header(run: Run) -> dict[str, Any]:
         "llama.cpp build": versions["system"],
         "platform": f"{platform.system()} {platform.machine()}",
         "host": run.kernel.host.describe(),
+        "host chosen": run.kernel.host.chosen,
         "kernel": run.kernel.name,
         "semantics": run.kernel.semantics,
         "declared order": "ascending k" if run.kernel.ordered else "none",

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -164,7 +165,11 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
         (["--rungs", ","], "no rung is called"),
         (["--tensor", "nothing-is-called-so"], "no tensor matches"),
         (["--tensor", "("], "not a regular expression"),
-        (["-n", "0"], "-n must be at least 1"),
+        (["-n", "0"], "-n must be from 1"),
+        (["-n", "4294967300"], "-n must be from 1"),
+        (["-t", "100000"], "-t must be from 0"),
+        (["--time-limit", "inf"], "--time-limit must be from"),
+        (["--tensor", "output_norm"], "no quantized tensor matches"),
         (["-c", "4"], "do not fit a context of 4"),
         (["-f", "/no/such/prompt"], "cannot read the prompt"),
         (["--rungs", "bytes", "--json", "/no/such/folder/r.json"], "cannot write"),
@@ -185,6 +190,62 @@ def test_no_gpu_is_no_silent_fallback() -> None:
 def test_no_compiler(tmp_path: Path) -> None:
     done = cli(Q4_0, "--host", "cpu", "--rungs", "blocks", CXX="/no/compiler", XDG_CACHE_HOME=str(tmp_path))
     assert_one_line(done, 3, "no C.. compiler found")
+
+
+def test_what_was_found_is_not_lost_when_llama_dies(tmp_path: Path) -> None:
+    """A NaN scale in a file on which llama.cpp aborts: a mismatch, and the reports are written."""
+    path = patched_block(Q4_0, tmp_path / "x.gguf", "blk.0.attn_q.weight", 9, 3, 0, b"\x00\x7e")
+    key = b"llama.block_count"
+    at = path.read_bytes().index(key) + len(key) + 4
+    path = patched(path, tmp_path / "y.gguf", at, bytes(4))
+    out = tmp_path / "r.json"
+    done = cli(path, "-n", 1, "--json", out)
+    assert done.returncode == 1
+    assert "FAILED bytes: blk.0.attn_q.weight row 9 block 3" in done.stdout
+    assert re.search("(BROKEN OFF|NOT VERIFIED) layers", done.stdout)
+    assert json.loads(out.read_text())["exit_code"] == 1
+
+
+def test_empty_tensors_of_many_rows_do_not_hang(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(crafted_empty(2**40))
+    done = cli(path, "--rungs", "bytes")
+    assert done.returncode == 5
+    assert "1 empty tensors" in done.stdout
+
+
+def crafted_empty(rows: int) -> bytes:
+    """A version 3 file of one Q4_0 tensor with rows of no values."""
+    name = b"blk.0.attn_q.weight"
+    info = struct.pack("<Q", len(name)) + name + struct.pack("<IQQIQ", 2, 0, rows, 2, 0)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + info
+    return head + bytes(-len(head) % 32)
+
+
+def test_nothing_is_imported_from_the_working_folder(tmp_path: Path) -> None:
+    """A downloaded folder may hold anything: a llama_cpp.py in it must not run."""
+    (tmp_path / "llama_cpp.py").write_text("open('ran', 'w')")
+    command = [sys.executable, str(SCRIPT), str(Q4_0), "--rungs", "bytes"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", ">/dev/full", "| true"])
+def test_closed_or_full_output_keeps_the_verdict(redirect: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    line = f'"{sys.executable}" "{SCRIPT}" "{Q4_0}" --rungs bytes --json "{out}" {redirect}'
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert json.loads(out.read_text())["exit_code"] == 0
+
+
+def test_a_terminal_without_unicode() -> None:
+    done = cli(Q4_0, "--rungs", "bytes", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "VERIFIED" in done.stdout
 
 
 def children(pid: int) -> list[int]:

@@ -224,7 +224,6 @@ def test_quantizer(host: CpuHost, kind: str) -> None:
         assert not np.isnan(expected["d"]).any()  # NaN is not counted in the largest magnitude
 
 
-@pytest.mark.xfail(strict=True, reason="encode_q8_1 gives d = 0, the kernel (as llama.cpp) d = NaN")
 def test_quantizer_of_a_block_of_nan(host: CpuHost) -> None:
     """Nothing is left to count in the largest magnitude."""
     x = np.full((1, 32), np.nan, np.float32)

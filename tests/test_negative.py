@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.container import open_model
 from harness.formats import FORMATS
 from harness.hosts import CpuHost
 from harness.kernels import KERNELS, Kernel
@@ -14,7 +15,7 @@ from harness.reference import Llama
 from harness.rungs import Failure, Options
 from harness.verify import Report, verify
 
-from .tools import FIXTURES, FTYPES, TamperedKernel, altered_kernel, block_bytes, patched_block
+from .tools import FIXTURES, FTYPES, TamperedKernel, altered_kernel, block_bytes, patched, patched_block
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
 Q5_1 = FIXTURES / "tiny-Q5_1.gguf"
@@ -150,6 +151,51 @@ def test_other_order_than_declared(tmp_path: Path) -> None:
     report = run(Q4_0, kernel, "layers")
     assert report.exit_code == 1
     assert all("bits of the declared order" in f.what for f in report.rungs[0].failures)
+
+
+@pytest.mark.parametrize("condition", ["M == 1 && nb > 1", "M > 60"])
+def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> None:
+    """Right for the prompt's number of tokens: decoding and large batches are run too."""
+    fault = f"y[i] = {condition} ? 1.02f * acc : acc"
+    report = run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", fault), "layers")
+    assert report.exit_code == 1
+    assert all(f.what.startswith("kernel at M=") for f in report.rungs[0].failures)
+
+
+def test_small_scale_error_in_the_tokens_rung(tmp_path: Path) -> None:
+    """5 % too much leaves most greedy tokens as they are: the rung judges the grafted outputs themselves."""
+    kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", "y[i] = 1.05f * acc")
+    options = Options(prompt="The import statement", n_predict=4, progress=False)
+    report = verify(Q4_0, kernel, rungs=["tokens"], options=options)
+    assert report.exit_code == 1
+
+
+def test_zero_activations_hide_nothing(tmp_path: Path) -> None:
+    """Norms of zero make all activations zero: drawn ones find the fault in the blocks rung; layers is no pass."""
+    path = tmp_path / "zero.gguf"
+    path.write_bytes(Q4_0.read_bytes())
+    with open_model(Q4_0) as model:
+        tensor = model.tensors["blk.0.attn_norm.weight"]
+        offset, nbytes = tensor.offset, tensor.nbytes
+    path = patched(Q4_0, path, offset, bytes(nbytes))
+    wrong = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "wb[b].unpack(q)", "wb[b].unpack(q); q[3] ^= 1")
+    report = run(path, wrong, "blocks", "layers")
+    assert report.rungs[0].verdict == "failed"
+    right = Kernel(KERNELS["q8_1_naive"], CpuHost(1))
+    report = run(path, right, "blocks", "layers")
+    assert [r.verdict for r in report.rungs] == ["passed", "unverified"]
+    assert "all zero" in report.rungs[1].unverified[0][1]
+
+
+def test_s_overflow_is_said(tmp_path: Path) -> None:
+    """Activations whose sum no half can hold: the report says so, and does not just say NaN."""
+    with open_model(Q4_0) as model:
+        tensor = model.tensors["blk.0.attn_norm.weight"]
+        offset = tensor.offset
+    path = patched(Q4_0, tmp_path / "big.gguf", offset, np.full(256, 1e5, np.float32).tobytes())
+    report = run(path, Kernel(KERNELS["q8_1_naive"], CpuHost(1)), "layers")
+    assert report.exit_code == 1
+    assert any("s of activation block 0 overflows here" in f.what for f in report.rungs[0].failures)
 
 
 def test_tokens_of_a_wrong_kernel(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ GUESSED = int(gguf.LlamaFileType.GUESSED)
 
 def check_claims(model: Model) -> tuple[Finding, ...]:
     """Every claim that the tensors contradict. Nothing for a file without tensors, or one that says it is no model."""
-    if not model.tensors or model.metadata.get("general.type", "model") != "model":
+    kind = model.metadata.get("general.type")
+    if not model.tensors or (isinstance(kind, str) and kind != "model"):
         return ()
     return tuple(_Claims(model).check())
 

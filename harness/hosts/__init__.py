@@ -17,11 +17,16 @@ def make_host(name: str, threads: int = 0) -> Host:
         EnvironmentFault: `gpu` where there is none: never a silent fallback.
         UsageError: no such host.
     """
-    if name == "gpu" or (name == "auto" and gpu_fault() is None):
-        return CupyHost()
-    if name in ("auto", "cpu"):
-        return CpuHost(threads)
-    raise UsageError(f"no host is called {name!r}; there are: {', '.join(HOSTS)}")
+    fault = gpu_fault() if name == "auto" else None
+    if name == "gpu" or (name == "auto" and fault is None):
+        host: Host = CupyHost()
+    elif name in ("auto", "cpu"):
+        host = CpuHost(threads)
+    else:
+        raise UsageError(f"no host is called {name!r}; there are: {', '.join(HOSTS)}")
+    if name == "auto":
+        host.chosen = f"by auto: {fault}" if fault else "by auto"
+    return host
 
 
 __all__ = ["HOSTS", "CpuHost", "CupyHost", "Host", "make_host"]

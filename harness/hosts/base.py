@@ -76,6 +76,8 @@ class Host(ABC):
     """Compiles and launches kernels. Buffers are the host's own objects; arrays go in and come out as NumPy."""
 
     name: str
+    #: How it came to be this host, for the report.
+    chosen = "as asked for"
 
     @abstractmethod
     def describe(self) -> str:

@@ -79,7 +79,15 @@ class CpuHost(Host):
             library = cached_file(key, ".so")
             if not library.exists():
                 self._compile(root, file, entry, options, library)
-            function = getattr(ctypes.CDLL(str(library)), f"{entry}_launch")
+            try:
+                loaded = ctypes.CDLL(str(library))
+            except OSError:  # a damaged cache entry: build it again, once
+                self._compile(root, file, entry, options, library)
+                try:
+                    loaded = ctypes.CDLL(str(library))
+                except OSError as error:
+                    raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
+            function = getattr(loaded, f"{entry}_launch")
             function.restype = ctypes.c_int
             self._functions[key] = function
         return self._functions[key]

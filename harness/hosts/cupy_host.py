@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,16 @@ def gpu_fault() -> str | None:
         import cupy
     except ImportError:
         return "CuPy is not installed (pip install gguf-verify[cuda13], or [cuda12])"
+    except Exception as error:  # CuPy checks its libraries as it is imported
+        return f"CuPy cannot be imported: {str(error).splitlines()[0]}"
     try:
         if cupy.cuda.runtime.getDeviceCount() < 1:
             return "CUDA sees no device"
+        nvrtc.version()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"CUDA cannot be used: {str(error).splitlines()[0]}"
+    except EnvironmentFault as error:
+        return str(error)
     return None
 
 
@@ -75,24 +81,35 @@ class CupyHost(Host):
             cubin = cached_file(key, ".cubin")
             if not cubin.exists():
                 store(cubin, nvrtc.compile_cubin(root, file, self.sm, defines))
-            self._functions[key] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
+            with self._faults():
+                self._functions[key] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
         return self._functions[key]
 
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """CUDA's errors as ours; after an illegal address every call fails, and each says so."""
+        cuda = self._cupy.cuda
+        try:
+            yield
+        except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+            raise KernelFault(f"CUDA failed: {str(error).splitlines()[0]}") from None
+        except cuda.memory.OutOfMemoryError as error:
+            raise EnvironmentFault(f"the GPU's memory does not suffice: {str(error).splitlines()[0]}") from None
+
     def upload(self, array: npt.NDArray[Any]) -> Any:
-        return self._cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        with self._faults():
+            return self._cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
     def output(self, nbytes: int) -> _Output:
-        return _Output(self._cupy.asarray(poisoned(nbytes)))
+        with self._faults():
+            return _Output(self._cupy.asarray(poisoned(nbytes)))
 
     def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any]) -> None:
         values = [a.memory[GUARD_BYTES:] if isinstance(a, _Output) else a for a in args]
-        try:
+        with self._faults():
             kernel(grid, block, tuple(values))
             self._device.synchronize()
-        except self._cupy.cuda.driver.CUDADriverError as error:
-            raise KernelFault(f"the launch failed: {error}") from None
-        except self._cupy.cuda.runtime.CUDARuntimeError as error:
-            raise KernelFault(f"the launch failed: {error}") from None
 
     def _read(self, output: _Output) -> npt.NDArray[np.uint8]:
-        return np.asarray(self._cupy.asnumpy(output.memory))
+        with self._faults():
+            return np.asarray(self._cupy.asnumpy(output.memory))

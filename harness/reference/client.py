@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ..container.text import printable
 from ..errors import EnvironmentFault
 from . import protocol
 
@@ -27,7 +28,7 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Seconds without a word from llama.cpp after which it counts as hung.
 TIME_LIMIT = 900.0
-_LOG_LINES = 6
+_LOG_LINES, _LOG_WIDTH = 6, 200
 
 
 class LlamaRefused(Exception):
@@ -87,10 +88,11 @@ class Llama:
         ours, theirs = socket.socketpair()
         self._log = None if verbose else tempfile.TemporaryFile(prefix="gguf-verify-")  # noqa: SIM115 - lives with us
         package_parent = str(Path(__file__).resolve().parents[2])
-        paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [package_parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         output = sys.stderr if self._log is None else self._log
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.reference.worker", str(theirs.fileno())],
+            # -P: the folder where the command runs may come from anywhere, and must not be imported from
+            [sys.executable, "-P", "-m", "harness.reference.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1"},
         )  # fmt: skip
@@ -168,7 +170,11 @@ class Llama:
             return ""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - 8192))
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip(" .\n")]
+        lines = [
+            printable(line.strip(), _LOG_WIDTH)
+            for line in self._log.read().decode(errors="replace").splitlines()
+            if line.strip(" .\n")
+        ]
         self._log.seek(0, os.SEEK_END)
         return f"; it said: {' | '.join(lines[-_LOG_LINES:])}" if lines else ""
 
@@ -207,18 +213,30 @@ class Llama:
 
     def quantize_file(self, source: Path, target: Path, ftype: int, pure: bool, threads: int = 1) -> None:
         """`llama_model_quantize`. Raises LlamaRefused."""
-        self._call("quantize_file", source=str(source), target=str(target), ftype=ftype, pure=pure, threads=threads)
+        self._call(
+            "quantize_file",
+            source=os.path.abspath(source),
+            target=os.path.abspath(target),
+            ftype=ftype,
+            pure=pure,
+            threads=threads,
+        )
 
     # ---- a model ----------------------------------------------------------------------------------------------------
 
     def open(self, path: Path, threads: int, repack: bool = False) -> dict[str, Any]:
         """Load a model. Raises LlamaRefused where llama.cpp does not take it."""
-        result, _ = self._call("open", path=str(path), threads=threads, repack=repack)
+        result, _ = self._call("open", path=os.path.abspath(path), threads=threads, repack=repack)
         return dict(result)
 
-    def make_context(self, n_ctx: int) -> None:
-        """A context of n_ctx tokens, all in one batch; one is needed before tokens are evaluated."""
-        self._call("make_context", n_ctx=n_ctx)
+    def make_context(self, n_ctx: int) -> bool:
+        """A context of n_ctx tokens, all in one batch; one is needed before tokens are evaluated.
+
+        Returns:
+            whether it has a memory of past tokens, without which a model does not generate (an embedding model).
+        """
+        result, _ = self._call("make_context", n_ctx=n_ctx)
+        return bool(result["memory"])
 
     def tokenize(self, text: str) -> list[int]:
         """Tokens of a prompt, with the special ones that the model asks for."""
@@ -230,10 +248,14 @@ class Llama:
         result, _ = self._call("pieces", tokens=tokens)
         return list(result["pieces"])
 
-    def generate(self, tokens: list[int], n: int) -> list[int]:
-        """n greedy tokens after a prompt, one at a time."""
-        result, _ = self._call("generate", tokens=tokens, n=n)
-        return list(result["tokens"])
+    def generate(self, tokens: list[int], n: int, on_token: Callable[[], object] = lambda: None) -> list[int]:
+        """n greedy tokens after a prompt, one at a time; the time limit is one token's."""
+        self._send("generate", {}, {"tokens": tokens, "n": n})
+        while True:
+            header, _ = self._receive("generate")
+            if header.get("event") != "token":
+                return list(self._result("generate", header)["tokens"])
+            on_token()
 
     def evaluate(self, tokens: list[int]) -> Evaluation:
         """Logits of all tokens in one batch, nothing tapped."""

@@ -152,7 +152,7 @@ class Worker:
         params.pure = pure
         params.nthread = threads
         params.allow_requantize = True
-        if self.llama.llama_model_quantize(source.encode(), target.encode(), c.byref(params)) != 0:
+        if self.llama.llama_model_quantize(os.fsencode(source), os.fsencode(target), c.byref(params)) != 0:
             raise CallFailed(f"llama_model_quantize failed for {os.path.basename(source)}")
         return {}, ()
 
@@ -163,7 +163,7 @@ class Worker:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0
         params.use_extra_bufts = repack
-        self.model = lib.llama_model_load_from_file(path.encode(), params)
+        self.model = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.model:
             raise CallFailed("llama.cpp does not load the file")
         self.threads = threads
@@ -192,7 +192,7 @@ class Worker:
         self.context = lib.llama_init_from_model(self.model, params)
         if not self.context:
             raise CallFailed("llama.cpp makes no context for the model")
-        return {}, ()
+        return {"memory": bool(lib.llama_get_memory(self.context))}, ()
 
     def tokenize(self, text: str) -> Reply:
         raw = text.encode()
@@ -219,6 +219,7 @@ class Worker:
         out: list[int] = []
         while True:
             out.append(int(np.argmax(logits[-1])))
+            protocol.send(self.link, {"event": "token"})
             if len(out) == n:
                 return {"tokens": out}, ()
             logits = self._decode(out[-1:], all_logits=False, position=len(tokens) + len(out) - 1)
@@ -253,7 +254,9 @@ class Worker:
     def _decode(self, tokens: list[int], all_logits: bool, position: int = 0) -> npt.NDArray[np.float32]:
         lib = self.llama
         if position == 0:
-            lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
+            memory = lib.llama_get_memory(self.context)
+            if memory:
+                lib.llama_memory_clear(memory, True)
         n = len(tokens)
         batch = lib.llama_batch_init(n, 0, 1)
         try:

@@ -3,13 +3,14 @@
 Schema version 1, an object with
 
     schema           1
-    verdict          "verified", "mismatch" or "not everything verified"
-    exit_code        0, 1 or 5
+    verdict          "verified", "mismatch", "broken off" or "not everything verified"
+    exit_code        0, 1, 3 or 5
     header           versions, host, file, sha256, seed, options: name → value
     seconds          of the whole run
     command          what repeats it
     rungs            a list of objects, in order:
         name, verdict ("passed", "failed", "unverified"), seconds
+        fault                    what broke the rung off, or null
         checked, not_checked     kind → count
         unverified               list of {name, why}
         failures                 at most 20, with n_failures their total; see harness.rungs.result.Failure

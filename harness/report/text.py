@@ -31,10 +31,11 @@ def _header(h: dict[str, Any]) -> Iterator[str]:
         f"ggml {h['ggml']})"
     )
     yield f"{'':12}python {h['python']} · numpy {h['numpy']} · gguf {h['gguf']} · {h['platform']}"
-    yield f"{'file':12}{printable(h['file'])} · {h['size']:,} bytes · {printable(h['architecture'] or '?')} · {types}"
+    architecture = printable(h["architecture"] or "?", 40)
+    yield f"{'file':12}{printable(h['file'], 200)} · {h['size']:,} bytes · {architecture} · {types}"
     for digest in h["sha256"]:
         yield f"{'sha256':12}{digest}"
-    yield f"{'host':12}{h['host']}"
+    yield f"{'host':12}{h['host']} (chosen {h['host chosen']})"
     yield f"{'kernel':12}{h['kernel']} · semantics {h['semantics']} · declared order: {h['declared order']}"
     prompt = printable(h["prompt"], 60)
     yield f'{"run":12}seed {h["seed"]} · {h["threads"]} threads · {h["n_predict"]} tokens after "{prompt}"'
@@ -44,13 +45,16 @@ def _rung(rung: RungResult) -> Iterator[str]:
     checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
     worst = max(rung.worst.values(), key=lambda w: w.utilisation, default=None)
     shown = f"{worst.utilisation:.3g}" if worst else "-"
-    yield f"{rung.name:<8}{rung.verdict:<12}{checked:<48}{shown:>19}{rung.seconds:>9.1f} s"
+    verdict = "broken off" if rung.fault else rung.verdict
+    yield f"{rung.name:<8}{verdict:<12}{checked:<48}{shown:>19}{rung.seconds:>9.1f} s"
     for who, w in rung.worst.items():
         yield f"{'':20}{who}: utilisation {w.utilisation:.3g} at {w.where}, score {rung.score[who]:.3g}"
     left_out = ", ".join(f"{n:,} {kind}" for kind, n in rung.not_checked.items() if n)
     if left_out:
         yield f"{'':20}not part of it: {left_out}"
-    figures = [f"{name} {value:.3g}" for name, value in rung.figures.items()]
+    figures = [
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in rung.figures.items()
+    ]
     for i in range(0, len(figures), 2):
         yield f"{'':20}{' · '.join(figures[i : i + 2])}"
     for note in rung.notes[:5]:
@@ -90,6 +94,8 @@ def _failures(report: Report) -> Iterator[str]:
 
 def _unverified(report: Report) -> Iterator[str]:
     for rung in report.rungs:
+        if rung.fault:
+            yield f"BROKEN OFF {rung.name}: {rung.fault}"
         for name, why in rung.unverified[:10]:
             yield f"NOT VERIFIED {rung.name}: {printable(name, 64)}: {printable(why)}"
         if len(rung.unverified) > 10:
@@ -100,4 +106,4 @@ def _verdict(report: Report) -> Iterator[str]:
     passed = [r.name for r in report.rungs if r.verdict == "passed"]
     yield f"{report.verdict.upper()} in {report.seconds:.1f} s: {len(passed)} of {len(report.rungs)} rungs passed"
     if report.exit_code and report.command:
-        yield f"repeat with: {report.command}"
+        yield f"repeat with: {printable(report.command)}"

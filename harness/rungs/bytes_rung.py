@@ -26,6 +26,8 @@ def bytes_rung(run: Run) -> RungResult:
             fmt = tensor.type.format
             if not tensor.type.quantized:
                 result.skip("tensors not quantized")
+            elif not tensor.nbytes:
+                result.skip("empty tensors")
             elif fmt is None:
                 result.leave(tensor.name, f"type {tensor.type.name} is not covered")
             else:
@@ -54,7 +56,7 @@ def _container(run: Run, result: RungResult) -> None:
 
 def _decode(run: Run, result: RungResult, tensor: Tensor, fmt: BlockFormat) -> None:
     rows = run.row_bytes(tensor)
-    step = max(1, _CHUNK_VALUES // tensor.k) if tensor.k else 1
+    step = max(1, _CHUNK_VALUES // tensor.k)
     failed = result.n_failures
     for start in range(0, len(rows), step):
         chunk = np.ascontiguousarray(rows[start : start + step]).reshape(-1, fmt.block_bytes)

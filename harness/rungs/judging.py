@@ -9,22 +9,25 @@ import numpy.typing as npt
 
 from ..container import Tensor
 from ..hosts.base import POISON
-from ..semantics import Judgement, Product, judge
+from ..semantics import Judgement, Product, Semantics, judge, product
+from ..semantics.overflow import overflow_reason
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
 from .run import where
 
 #: Of one output matrix, so many wrong elements are looked at one by one; the rest is counted.
 _PER_MATRIX = 3
+#: Elements of an output that are judged at a time.
+CHUNK_OUTPUTS = 1 << 22
 
 
-def describe(value: np.float32, expected: float, differs_only_in_bits: bool) -> str:
-    """What is wrong with one element, in words."""
+def describe(value: np.float32, expected: float, differs_only_in_bits: bool, why: Callable[[], str | None]) -> str:
+    """What is wrong with one element, in words; `why` tells why it has no finite exact value."""
     if value.view(np.uint32) == POISON:
         return "was never written"
+    if not np.isfinite(expected):
+        return f"has no finite exact value: {why() or 'the sum overflows'}"
     if np.isnan(value):
         return "is NaN"
-    if not np.isfinite(expected):
-        return "has no finite exact value: a scale, s or an activation overflows here"
     if differs_only_in_bits:
         return "is within the bound but does not have the bits of the declared order"
     return "is outside the bound"
@@ -32,17 +35,18 @@ def describe(value: np.float32, expected: float, differs_only_in_bits: bool) -> 
 
 def judge_output(
     result: RungResult, who: str, tensor: Tensor, y: npt.NDArray[np.float32], expected: Product,
-    block_of: Callable[[int, int], int | None], first_row: int = 0, at_block: int | None = None,
-    slack: npt.NDArray[np.float64] | None = None,
+    semantics: Semantics, x: npt.NDArray[np.uint8], block_of: Callable[[int, int], int | None] | None = None,
+    first_row: int = 0, at_block: int | None = None,
 ) -> Judgement:  # fmt: skip
     """Judge y float32[M, n], rows `first_row`… of the tensor, and record utilisation, score and failures.
 
     Args:
         who: whose output it is, for the record and in words.
+        semantics: what y was judged under, with x, the activations uint8[M, row bytes] of it.
         block_of: (m, n) → the block that is to blame for a wrong element, or None.
         at_block: the block that y is the product of, where it is of one.
     """
-    judgement = judge(y, expected, slack)
+    judgement = judge(y, expected)
     m, n = judgement.worst
     result.measure(who, judgement.utilisation, judgement.score, where(tensor.name, first_row + n, m, at_block))
     if judgement.passed:
@@ -56,14 +60,16 @@ def judge_output(
         got, exact, bound = y[m, n], float(expected.exact[m, n]), float(expected.bound[m, n])
         difference = abs(float(got) - exact)
         row = first_row + int(n)
-        block = at_block if at_block is not None else block_of(int(m), int(n))
+        block = at_block
+        if block is None and block_of is not None and np.isfinite(exact):
+            block = block_of(int(m), int(n))
         raw = None
         if block is not None and tensor.type.format is not None:
             size = tensor.type.format.block_bytes
             raw = run_row(tensor, row)[block * size : (block + 1) * size].tobytes()[:MAX_HEX_BYTES].hex()
-        what = describe(got, exact, difference <= bound)
+        what = describe(got, exact, difference <= bound, _reason(tensor, semantics, row, at_block, x[m]))
         place = where(tensor.name, row, int(m), block)
-        if block is None:
+        if block is None and block_of is not None and np.isfinite(exact):
             place += " (no single block is wrong: look at the accumulation over K, at tiles and tails)"
         result.fail(
             Failure(
@@ -75,6 +81,32 @@ def judge_output(
     rest = len(wrong) - len(shown)
     result.n_failures += rest
     return judgement
+
+
+def _reason(
+    tensor: Tensor, semantics: Semantics, row: int, block: int | None, x: npt.NDArray[np.uint8]
+) -> Callable[[], str | None]:
+    fmt = tensor.type.format
+    assert fmt is not None
+    w = run_row(tensor, row)
+    if block is not None:
+        w = w[block * fmt.block_bytes : (block + 1) * fmt.block_bytes]
+    return lambda: overflow_reason(semantics, fmt, w, x)
+
+
+def judge_whole(
+    result: RungResult, who: str, tensor: Tensor, y: npt.NDArray[np.float32], semantics: Semantics,
+    x: npt.NDArray[np.uint8], ordered: bool, threads: int,
+) -> None:  # fmt: skip
+    """Judge a whole output float32[M, N], some rows of W at a time."""
+    fmt = tensor.type.format
+    assert fmt is not None
+    rows = tensor.raw.reshape(tensor.n_rows, tensor.row_bytes)
+    step = max(1, CHUNK_OUTPUTS // len(y))
+    for start in range(0, len(rows), step):
+        span = slice(start, start + step)
+        expected = product(semantics, fmt, rows[span], x, ordered, threads)
+        judge_output(result, who, tensor, np.ascontiguousarray(y[:, span]), expected, semantics, x, None, start)
 
 
 def run_row(tensor: Tensor, row: int) -> npt.NDArray[np.uint8]:

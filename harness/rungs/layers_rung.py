@@ -22,13 +22,14 @@ from ..formats import Q8_0, Q8_1, BlockFormat
 from ..kernels import Kernel, Weights
 from ..reference import Evaluation, Gemm, LlamaRefused
 from ..semantics import Product, Semantics, product
-from .judging import judge_output
+from .judging import CHUNK_OUTPUTS, judge_output
 from .localise import first_wrong_block
 from .result import Failure, RungResult
 from .run import Run, where
 
-#: Elements of an output that are judged at a time.
-_CHUNK_OUTPUTS = 1 << 22
+#: The kernel also runs with M=1 (decoding) and, once a shape, with so many tokens: the prompt's, repeated. It is past
+#: the tiles of 128 that kernels have, and no multiple of anything.
+LARGE_M = 131
 
 ACTIVATIONS = (Q8_0.type_id, Q8_1.type_id)
 
@@ -52,23 +53,29 @@ def layers_rung(run: Run) -> RungResult:
         if not quantized:
             return result
         try:
-            session = run.session
+            _check(run, result, quantized)
         except LlamaRefused as error:
             result.leave("all GEMMs", str(error))
-            return result
-        seen: set[str] = set()
-        capture = session.llama.capture(session.prompt, ACTIVATIONS, checksum=True)
-        gaps: list[float] = []
-        for gemm in run.progress("layers", capture, total=len(quantized), unit="GEMM"):
-            if isinstance(gemm, Evaluation):
-                _leftovers(result, quantized, seen, gemm)
-            elif run.wants(gemm.tensor):
-                seen.add(gemm.tensor)
-                gaps += _one_gemm(run, result, gemm)
-        if gaps:
-            result.figures["gap to llama.cpp, worst NMSE"] = max(gaps)
-            result.figures["gap to llama.cpp, median NMSE"] = float(np.median(gaps))
     return result
+
+
+def _check(run: Run, result: RungResult, quantized: dict[str, Tensor]) -> None:
+    session = run.session
+    if session.note:
+        result.notes.append(session.note)
+    seen: set[str] = set()
+    capture = session.llama.capture(session.prompt, ACTIVATIONS, checksum=True)
+    gaps: list[float] = []
+    shapes: set[tuple[str, int, int]] = set()
+    for gemm in run.progress("layers", capture, total=len(quantized), unit="GEMM"):
+        if isinstance(gemm, Evaluation):
+            _leftovers(result, quantized, seen, gemm)
+        elif run.wants(gemm.tensor):
+            seen.add(gemm.tensor)
+            gaps += _one_gemm(run, result, gemm, shapes)
+    if gaps:
+        result.figures["gap to llama.cpp, worst NMSE"] = max(gaps)
+        result.figures["gap to llama.cpp, median NMSE"] = float(np.median(gaps))
 
 
 def _leftovers(result: RungResult, quantized: dict[str, Tensor], seen: set[str], done: Evaluation) -> None:
@@ -84,8 +91,12 @@ def _leftovers(result: RungResult, quantized: dict[str, Tensor], seen: set[str],
             result.leave(name, "no node of the graph used it for this prompt")
 
 
-def _one_gemm(run: Run, result: RungResult, gemm: Gemm) -> list[float]:
-    """Judge one GEMM; returns the gap between the two semantics as an NMSE."""
+def _one_gemm(run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, int, int]]) -> list[float]:
+    """Judge one GEMM; returns the gap between the two semantics as an NMSE.
+
+    Args:
+        shapes: format, N and K of the GEMMs that were already run with a large M.
+    """
     tensor = run.model.tensors.get(gemm.tensor)
     fmt = tensor.type.format if tensor is not None else None
     if tensor is None or fmt is None:
@@ -105,13 +116,18 @@ def _one_gemm(run: Run, result: RungResult, gemm: Gemm) -> list[float]:
     failed = result.n_failures
     judged = _Judged(run, result, tensor, fmt, rows, gemm)
     try:
-        judged.kernel_outputs()
+        new_shape = (fmt.name, len(rows), tensor.k) not in shapes
+        shapes.add((fmt.name, len(rows), tensor.k))
+        judged.kernel_outputs([1, LARGE_M] if new_shape else [1])
     except KernelFault as error:
         result.fail(Failure(f"{printable(tensor.name)}: {error}", tensor.name))
         return []
     judged.judge()
+    if not gemm.x.any():
+        result.leave(gemm.tensor, "its activations are all zero")
     result.count("GEMMs")
     result.count("outputs", gemm.y.size)
+    result.count("outputs at other M", sum(y.size for y in judged.y_other.values()))
     result.details.append(
         {"tensor": tensor.name, "node": gemm.node, "type": fmt.name, "M": len(gemm.x), "N": len(rows), "K": tensor.k,
          "kernel": judged.utilisation["kernel"], "llama.cpp": judged.utilisation["llama.cpp"],
@@ -144,8 +160,8 @@ class _Judged:
             if note not in result.notes:
                 result.notes.append(note)
 
-    def kernel_outputs(self) -> None:
-        """Run the kernel. Raises KernelFault."""
+    def kernel_outputs(self, other_m: list[int]) -> None:
+        """Run the kernel, also on `other_m` rows of the same activations. Raises KernelFault."""
         self.weights: Weights = self.kernel.upload(self.fmt, self.rows)
         quantized = self.kernel.quantize(self.gemm.x)
         if (quantized != self.own_bytes).any():
@@ -161,18 +177,27 @@ class _Judged:
             )  # fmt: skip
         self.y_own = self.kernel.gemm(self.weights, quantized)
         self.y_shared = self.kernel.gemm(self.weights, self.shared_bytes)
+        self.y_other = {
+            m: self.kernel.gemm(self.weights, np.ascontiguousarray(quantized[np.arange(m) % len(quantized)]))
+            for m in other_m
+            if m != len(quantized)
+        }
 
     def judge(self) -> None:
-        step = max(1, _CHUNK_OUTPUTS // len(self.gemm.x))
+        step = max(1, CHUNK_OUTPUTS // len(self.gemm.x))
         gap, energy = 0.0, 0.0
+        own = self.run.semantics
         for start in range(0, len(self.rows), step):
             span = slice(start, start + step)
             exact_llama = self._product(self.llama, span, self.llama_bytes, False)
             exact_own = self._product(self.run.semantics, span, self.own_bytes, self.kernel.ordered)
             exact_shared = self._product(self.run.semantics, span, self.shared_bytes, False)
-            self._one("llama.cpp", self.gemm.y, span, exact_llama, None)
-            self._one("kernel", self.y_own, span, exact_own, self.own_bytes)
-            self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, self.shared_bytes)
+            self._one("llama.cpp", self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
+            self._one("kernel", self.y_own, span, exact_own, own, self.own_bytes)
+            self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, own, self.shared_bytes)
+            for m, y in self.y_other.items():
+                rows = np.arange(m) % len(self.own_bytes)
+                self._one(f"kernel at M={m}", y, span, exact_own.rows(rows), own, self.own_bytes[rows])
             self._directly(span, exact_shared, exact_llama)
             gap += float(((exact_own.exact - exact_llama.exact) ** 2).sum())
             energy += float((exact_llama.exact**2).sum())
@@ -182,15 +207,15 @@ class _Judged:
         return product(semantics, self.fmt, self.rows[span], x, ordered, self.run.options.threads)
 
     def _one(
-        self, who: str, y: npt.NDArray[np.float32], span: slice, expected: Product, x: npt.NDArray[np.uint8] | None
-    ) -> None:
+        self, who: str, y: npt.NDArray[np.float32], span: slice, expected: Product, semantics: Semantics,
+        x: npt.NDArray[np.uint8],
+    ) -> None:  # fmt: skip
         def block_of(m: int, n: int) -> int | None:
-            if x is None:
-                return None
             return first_wrong_block(self.kernel, self.weights, self.rows, span.start + n, x[m])
 
         part = np.ascontiguousarray(y[:, span])
-        judgement = judge_output(self.result, who, self.tensor, part, expected, block_of, span.start)
+        blame = None if who == "llama.cpp" else block_of
+        judgement = judge_output(self.result, who, self.tensor, part, expected, semantics, x, blame, span.start)
         self.utilisation[who] = max(self.utilisation.get(who, 0.0), judgement.utilisation)
 
     def _directly(self, span: slice, shared: Product, llama: Product) -> None:

@@ -16,6 +16,7 @@ from ..semantics import SEMANTICS, judge, product
 
 _MOST_WORK = 1 << 33
 _WINDOW = 256
+_BLOCKS_AT_ONCE = 256
 
 
 def first_wrong_block(
@@ -31,18 +32,22 @@ def first_wrong_block(
     fmt = weights.fmt
     nb = weights.k // fmt.block_size
     width = x.size // nb
-    alone = np.zeros((nb, nb, width), np.uint8)
-    alone[np.arange(nb), np.arange(nb)] = x.reshape(nb, width)
-    masked = alone.reshape(nb, nb * width)
     low, high = 0, len(rows)
     if nb * len(rows) * weights.k > _MOST_WORK:  # a window of rows keeps most of the geometry
         low = n // _WINDOW * _WINDOW
         high = min(len(rows), low + _WINDOW)
         weights = kernel.upload(fmt, rows[low:high])
-    try:
-        y = kernel.gemm(weights, masked)
-    except KernelFault:
-        return None
-    expected = product(SEMANTICS[kernel.semantics], fmt, rows[n : n + 1], masked, ordered=kernel.ordered)
-    bad = judge(np.ascontiguousarray(y[:, n - low : n - low + 1]), expected).bad
-    return int(np.argmax(bad[:, 0])) if bad.any() else None
+    for start in range(0, nb, _BLOCKS_AT_ONCE):
+        blocks = np.arange(start, min(start + _BLOCKS_AT_ONCE, nb))
+        alone = np.zeros((len(blocks), nb, width), np.uint8)
+        alone[np.arange(len(blocks)), blocks] = x.reshape(nb, width)[blocks]
+        masked = alone.reshape(len(blocks), nb * width)
+        try:
+            y = kernel.gemm(weights, masked)
+        except KernelFault:
+            return None
+        expected = product(SEMANTICS[kernel.semantics], fmt, rows[n : n + 1], masked, ordered=kernel.ordered)
+        bad = judge(np.ascontiguousarray(y[:, n - low : n - low + 1]), expected).bad
+        if bad.any():
+            return int(blocks[np.argmax(bad[:, 0])])
+    return None

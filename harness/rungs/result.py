@@ -11,6 +11,9 @@ from typing import Any
 MAX_FAILURES = 20
 MAX_HEX_BYTES = 64
 
+#: What a rung must have checked at least one of, or it has verified nothing.
+SUBSTANCE = {"bytes": "blocks", "blocks": "blocks", "layers": "outputs", "tokens": "tokens"}
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -63,6 +66,7 @@ class RungResult:
         figures: measured numbers that nobody judges, by name.
         notes: what a reader should know, a line each.
         details: one record a tensor, GEMM or token.
+        fault: why the environment broke the rung off (llama.cpp died, say), where it did.
         seconds: how long it took.
     """
 
@@ -77,6 +81,7 @@ class RungResult:
     figures: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     details: list[dict[str, Any]] = field(default_factory=list)
+    fault: str | None = None
     seconds: float = 0.0
 
     @property
@@ -84,7 +89,7 @@ class RungResult:
         """failed, unverified or passed; nothing measured is never a pass."""
         if self.n_failures:
             return "failed"
-        if self.unverified or not any(self.checked.values()):
+        if self.unverified or self.fault or not self.checked.get(SUBSTANCE[self.name]):
             return "unverified"
         return "passed"
 

@@ -69,7 +69,7 @@ class Run:
         """End the processes that were started."""
         for name in ("library", "session"):
             if name in self.__dict__:
-                self.__dict__[name].close()
+                self.__dict__.pop(name).close()
 
     @property
     def semantics(self) -> Semantics:
@@ -95,16 +95,13 @@ class Run:
     def selected(self) -> list[Tensor]:
         """Tensors to look at. Raises UsageError where the pattern selects none."""
         chosen = [t for name, t in self.model.tensors.items() if self.wants(name)]
-        if not chosen and self.options.tensor is not None:
-            raise UsageError(f"no tensor matches {self.options.tensor!r}")
+        if self.options.tensor is not None and not any(t.type.quantized for t in chosen):
+            raise UsageError(f"no {'quantized ' if chosen else ''}tensor matches {self.options.tensor!r}")
         return chosen
 
     def bar(self, what: str, total: int | None, unit: str) -> tqdm[Any]:
         """A progress bar on standard error, for what takes more than a second."""
-        return tqdm(
-            desc=what, total=total, unit=unit, file=sys.stderr, delay=1.0, leave=False,
-            disable=not self.options.progress, dynamic_ncols=True,
-        )  # fmt: skip
+        return progress_bar(what, total, unit, self.options.progress)
 
     def progress(self, what: str, items: Iterable[T], total: int | None = None, unit: str = "it") -> Iterator[T]:
         """The items, with a bar."""
@@ -125,6 +122,7 @@ class Session:
 
     def __init__(self, path: Path, options: Options) -> None:
         self.llama = Llama(options.time_limit, options.verbose)
+        self.note: str | None = None
         try:
             self.info = self.llama.open(path, options.threads, options.repack)
             self.prompt = self.llama.tokenize(options.prompt)
@@ -136,19 +134,40 @@ class Session:
                     f"{len(self.prompt)} tokens of prompt and {options.n_predict} to predict do not fit "
                     f"a context of {options.ctx_size}"
                 )
-            self.llama.make_context(max(options.ctx_size, length))
+            if length > self.info["n_ctx_train"] > 0:
+                self.note = (
+                    f"{length} tokens are more than the {self.info['n_ctx_train']} that the model was trained on"
+                )
+            self.has_memory = self.llama.make_context(max(options.ctx_size, length))
         except BaseException:
             self.llama.close()
             raise
         self._n_predict = options.n_predict
+        self._progress = options.progress
 
     @cached_property
     def continuation(self) -> list[int]:
         """llama.cpp's greedy tokens after the prompt, computed one at a time."""
-        return self.llama.generate(self.prompt, self._n_predict)
+        bar = progress_bar("tokens: llama.cpp's own", self._n_predict, "token", self._progress)
+        with bar:
+            return self.llama.generate(self.prompt, self._n_predict, lambda: bar.update())
 
     def close(self) -> None:
         self.llama.close()
+
+
+def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[Any]:
+    """A bar that appears after a second and goes when it is done."""
+    return tqdm(
+        desc=what,
+        total=total,
+        unit=unit,
+        file=sys.stderr,
+        delay=1.0,
+        leave=False,
+        disable=not shown,
+        dynamic_ncols=True,
+    )
 
 
 def where(tensor: str, row: int, token: int | None = None, block: int | None = None) -> str:

@@ -25,8 +25,8 @@ def _blocks(x: Floats) -> Floats:
 
 
 def _amax(blocks: Floats) -> Floats:
-    """Largest magnitude, NaN not counted, as C's fmaxf has it."""
-    return np.asarray(np.fmax.reduce(np.abs(blocks), axis=-1, initial=np.float32(0)))
+    """Largest magnitude; NaN is not counted beside a number, as C's fmaxf has it."""
+    return np.asarray(np.fmax.reduce(np.abs(blocks), axis=-1))
 
 
 def _half(x: Floats) -> npt.NDArray[np.float16]:

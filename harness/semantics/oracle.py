@@ -54,6 +54,11 @@ class Product:
     spread: Doubles
     ordered: Floats | None
 
+    def rows(self, index: npt.NDArray[np.intp]) -> Product:
+        """The product of other rows of the same activations, in this order."""
+        ordered = None if self.ordered is None else self.ordered[index]
+        return Product(self.exact[index], self.bound[index], self.spread[index], ordered)
+
 
 def gamma(n: int) -> float:
     """γ_n of the bound."""
@@ -194,6 +199,8 @@ def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered
 
 def exact_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int = 1) -> Doubles:
     """Only the exact result of `product`, float64[M, N], by two matrix products: for passes that judge nothing."""
+    if semantics.half_products:  # rounded inside a block: no matrix product gives it
+        return product(semantics, fmt, w, x, threads=threads).exact
     n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size
     step = max(1, _TILE * 8 // k)
     spans = [slice(start, start + step) for start in range(0, n, step)]
@@ -205,8 +212,6 @@ def exact_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, thr
         a = (semantics.activations.codes(blocks) * d[..., None]).reshape(x.shape[0], k)
         view = semantics.activations.view(blocks)
         s = view["s"].astype(np.float64) if semantics.uses_sum(fmt) else None
-    if semantics.half_products:
-        raise ValueError(f"{semantics.name} rounds inside a block: it has no result as a matrix product")
 
     def one(span: slice) -> Doubles:
         blocks = w[span].reshape(len(w[span]), -1, fmt.block_bytes)

@@ -1,0 +1,37 @@
+"""Why a product has no finite value: said in words, because a bare NaN sends people to the wrong place."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from .definitions import Semantics
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def overflow_reason(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> str | None:
+    """The first thing that is not finite in a row of weights or of activations, or None.
+
+    Args:
+        w: uint8[row bytes] of the weights.
+        x: uint8[row bytes] of the activations, in the semantics' format.
+    """
+    with np.errstate(all="ignore"):
+        blocks = w.reshape(-1, fmt.block_bytes)
+        bad = ~(np.isfinite(fmt.scale(blocks)) & np.isfinite(fmt.minimum(blocks)))
+    if bad.any():
+        return f"the scale or minimum of weight block {int(np.argmax(bad))} is not finite"
+    activations = semantics.activations
+    if activations is None:
+        return None if np.isfinite(x.view(np.float32)).all() else "an activation is not finite"
+    members = activations.view(x.reshape(-1, activations.block_bytes))
+    for name, meaning in (("d", "the scale d"), ("s", "s")):
+        if name in (members.dtype.names or ()):
+            bad = ~np.isfinite(np.atleast_1d(members[name]))
+            if bad.any():
+                return (
+                    f"{meaning} of activation block {int(np.argmax(bad))} overflows here: it is a half, at most 65504"
+                )
+    return None
