@@ -34,7 +34,7 @@ from harness.semantics import (
     product,
 )
 from harness.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
-from harness.semantics.rounding import add_rounded
+from harness.semantics.rounding import add_rounded, chain_rounded
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -457,9 +457,27 @@ def test_one_exact_result(semantics: Semantics, fmt: BlockFormat) -> None:
 
 
 def test_half_products_have_no_matrix_product() -> None:
+    """They are rounded inside a block: exact_result must not take the short way."""
     w, x = real_weights(Q5_1, 2, 64), activations(HALF_PRODUCTS, 2, 64)
-    with pytest.raises(ValueError, match="q8_1_half rounds inside a block"):
-        exact_result(HALF_PRODUCTS, Q5_1, w, x)
+    expected = product(HALF_PRODUCTS, Q5_1, w, x).exact
+    assert (exact_result(HALF_PRODUCTS, Q5_1, w, x) == expected).all()
+    assert (exact_result(Q8_1_RAW, Q5_1, w, x) != expected).any()
+
+
+def test_chain_is_add_rounded_step_by_step() -> None:
+    rng = np.random.default_rng(5)
+    products = [rng.standard_normal((4, 50)) * 2.0 ** rng.integers(-60, 10, (4, 50)) for _ in range(30)]
+    products = [p.astype(np.float32).astype(np.float64) for p in products]
+    # sums that look like ties and are none: 1 + 2^-24 + 2^-60 rounds up, not to even
+    products += [np.full((4, 50), 2.0**-24 + 2.0**-53), np.full((4, 50), -(2.0**-149) / 2)]
+    expected = np.zeros((4, 50), np.float32)
+    for p in products:
+        expected = add_rounded(p, expected)
+    one_stream, two_streams = np.array(products), [np.array(products[0::2]), np.array(products[1::2])]
+    assert (chain_rounded([one_stream]).view(np.uint32) == expected.view(np.uint32)).all()
+    assert (chain_rounded(two_streams).view(np.uint32) == expected.view(np.uint32)).all()
+    one = np.array([[[1.0]], [[2.0**-24 + 2.0**-60]]])
+    assert chain_rounded([one])[0, 0] == np.float32(1 + 2.0**-23)
 
 
 @each_pair
@@ -471,7 +489,6 @@ def test_tiles_and_threads_do_not_matter(
     magnitude = whole.bound / gamma(264)
     for tile in (1, 3 * 8 * 7, 1 << 20):
         monkeypatch.setattr(oracle, "_TILE", tile)
-        monkeypatch.setattr(oracle, "_TILE_ORDERED", tile)
         for threads in (1, 2, 5):
             p = product(semantics, fmt, w, x, ordered=True, threads=threads)
             assert p.ordered is not None

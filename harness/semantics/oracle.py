@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat
 from .definitions import Semantics
-from .rounding import add_rounded
+from .rounding import add_rounded, chain_rounded
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -32,10 +32,8 @@ Bytes = npt.NDArray[np.uint8]
 
 UNIT_ROUNDOFF = 2.0**-24
 _EXTRA_ROUNDINGS = 8
-#: Elements of one (nb, M, n) working array. Measured: what stays in a core's cache wins, but the chain of the declared
-#: order walks over (M, n) slices and wants them long.
-_TILE = 1 << 16
-_TILE_ORDERED = 1 << 18
+#: Elements of one (nb, M, n) working array (measured: smaller ones cost calls, larger ones leave the cache).
+_TILE = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def product(
     tile = _f32_tile if semantics.activations is None else _block_tile
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes
-    step = max(1, min((_TILE_ORDERED if ordered else _TILE) // max(1, m * nb), -(-n // threads)))
+    step = max(1, min(_TILE // max(1, m * nb), -(-n // threads)))
     prepared = _prepare(semantics, x)
     spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
@@ -153,29 +151,35 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
         magnitude += np.abs(second)
     result = None
     if ordered:
-        result = np.zeros(first.shape[1:], np.float32)
-        for b in range(nb):
-            result = add_rounded(first[b], result)
-            if second is not None:
-                result = add_rounded(second[b], result)
+        result = chain_rounded([first] if second is None else [first, second])
     term = first if second is None else first + second
-    partial = np.cumsum(term, axis=0)
-    lanes = magnitude**2 / fmt.block_size
-    apart = 0.0 if second is None else _squares(np.cumsum(first, axis=0)) + _squares(np.cumsum(second, axis=0))
+    exact, carried = _walk(term)
+    if second is not None:
+        carried += _walk(first)[1] + _walk(second)[1]
     bound = gamma(nb + _EXTRA_ROUNDINGS) * magnitude.sum(axis=0)
-    return Product(partial[-1], bound, _spread(partial, term, lanes, 1, apart), result)
+    return Product(exact, bound, _spread(term, carried, magnitude**2 / fmt.block_size, 1), result)
 
 
-def _squares(a: Doubles) -> Doubles:
-    """Σ over blocks of a², [nb, M, n] → [M, n]."""
-    return np.asarray(np.einsum("bmn,bmn->mn", a, a))
+def _walk(term: Doubles) -> tuple[Doubles, Doubles]:
+    """Σ_b t[b] and Σ_b S[b]² of [nb, M, n], in ascending b; step by step, which is three times as fast as cumsum."""
+    total, squares, square = np.zeros(term.shape[1:]), np.zeros(term.shape[1:]), np.empty(term.shape[1:])
+    for t in term:
+        np.add(total, t, out=total)
+        np.multiply(total, total, out=square)
+        np.add(squares, square, out=squares)
+    return total, squares
 
 
-def _spread(partial: Doubles, term: Doubles, lanes: Doubles, roundings: int, apart: Doubles | float = 0.0) -> Doubles:
-    """[M, n] from [nb, M, n]: `lanes` holds each block's sum of squares, `roundings` how many a block makes."""
-    nb = len(term)
-    carried = np.tensordot(np.arange(nb, 0, -1) + 2.0, lanes, axes=1)  # Σ_b (running sum of lanes + 2·lanes)
-    variance = _squares(partial) + 2 * _squares(term) + carried + apart
+def _spread(term: Doubles, carried: Doubles, lanes: Doubles, roundings: int) -> Doubles:
+    """[M, n] from [nb, M, n].
+
+    Args:
+        carried: Σ_b of the squares of all partial sums, [M, n].
+        lanes: each block's sum of squares.
+        roundings: how many a block makes.
+    """
+    in_lanes = np.tensordot(np.arange(len(term), 0, -1) + 2.0, lanes, axes=1)  # Σ_b (running sum of lanes + 2·lanes)
+    variance = carried + 2 * np.einsum("bmn,bmn->mn", term, term) + in_lanes
     return np.asarray(UNIT_ROUNDOFF * np.sqrt(roundings / 3 * variance))
 
 
@@ -191,10 +195,10 @@ def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered
     by_block = a.reshape(len(a), -1, fmt.block_size).transpose(1, 0, 2)
     w_by_block = values.reshape(n, -1, fmt.block_size).transpose(1, 2, 0)
     term = np.matmul(by_block, w_by_block)
-    partial = np.cumsum(term, axis=0)
-    spread = _spread(partial, term, np.matmul(by_block**2, w_by_block**2), fmt.block_size)
+    exact, carried = _walk(term)
+    spread = _spread(term, carried, np.matmul(by_block**2, w_by_block**2), fmt.block_size)
     bound = gamma(k + _EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(values).T)
-    return Product(partial[-1], bound, spread, result)
+    return Product(exact, bound, spread, result)
 
 
 def exact_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int = 1) -> Doubles:

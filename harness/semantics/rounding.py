@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,18 +20,64 @@ def add_rounded(product: npt.NDArray[np.float64], acc: npt.NDArray[np.float32]) 
     is right (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
     total = product + acc
-    suspicious = (total.view(np.int64) & _TIE_MASK) == _TIE
-    suspicious |= np.abs(total) < _SMALLEST_NORMAL
+    suspicious = _suspicious(total)
     if suspicious.any():
         total[suspicious] = _add_to_odd(product[suspicious], acc[suspicious].astype(np.float64))
     return total.astype(np.float32)
 
 
+def chain_rounded(streams: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float32]:
+    """`fma` over products in turn, from zero: add_rounded step by step, but looked over only once at the end.
+
+    Sums that float64 did not hold and that look like a tie are so rare (one in 2^29) that a chain with one is simply
+    done again with care.
+
+    Args:
+        streams: arrays [steps, …] of one shape; each step takes one product of every stream, in order.
+    """
+    steps, shape, n = len(streams[0]), streams[0].shape[1:], len(streams)
+    totals = np.empty((steps, n, *shape))
+    acc = np.zeros(shape, np.float32)
+    for step in range(steps):
+        for i, stream in enumerate(streams):
+            np.add(stream[step], acc, out=totals[step, i])
+            np.copyto(acc, totals[step, i], casting="same_kind")
+    totals = totals.reshape(steps * n, *shape)
+    at = np.nonzero(_suspicious(totals))
+    before = np.where(at[0] > 0, totals[(at[0] - 1, *at[1:])], 0).astype(np.float32).astype(np.float64)
+    at_step, which = np.divmod(at[0], n)
+    for i, stream in enumerate(streams):
+        mine = which == i
+        added = stream[(at_step[mine], *(index[mine] for index in at[1:]))]
+        if _sum_error(added, before[mine], totals[at][mine]).any():
+            break
+    else:
+        return acc
+    acc = np.zeros(shape, np.float32)
+    for b in range(steps):
+        for stream in streams:
+            acc = add_rounded(stream[b], acc)
+    return acc
+
+
+def _suspicious(total: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Sums that a second rounding might get wrong."""
+    looks_like_tie = (total.view(np.int64) & _TIE_MASK) == _TIE
+    return np.asarray(looks_like_tie | ((np.abs(total) < _SMALLEST_NORMAL) & (total != 0)))
+
+
+def _sum_error(
+    a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], total: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """a + b - total, exactly (Knuth's TwoSum)."""
+    back = total - a
+    return np.asarray((a - (total - back)) + (b - back))
+
+
 def _add_to_odd(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """a + b in float64, rounded to the neighbour with an odd last bit where it is inexact."""
     total = a + b
-    back = total - a
-    error = (a - (total - back)) + (b - back)  # Knuth's TwoSum: exact
+    error = _sum_error(a, b, total)
     even = (total.view(np.int64) & 1) == 0
     toward = np.where(error > 0, np.inf, -np.inf)
     return np.where((error != 0) & even, np.nextafter(total, toward), total)
