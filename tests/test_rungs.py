@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.container import open_model
 from harness.errors import EnvironmentFault
 from harness.hosts import CpuHost
 from harness.kernels import KERNELS
@@ -13,7 +14,7 @@ from harness.reference import Llama
 from harness.rungs import Options
 from harness.verify import Report, verify
 
-from .tools import FIXTURES, FTYPES
+from .tools import FIXTURES, FTYPES, patched, split_model
 
 PROMPT = "Once upon a time"
 
@@ -90,6 +91,34 @@ def test_only_some_tensors() -> None:
     assert [r.checked.get("tensors", r.checked.get("GEMMs", r.checked.get("GEMMs grafted"))) for r in report.rungs] == [
         3
     ] * 4
+
+
+def test_split_model(tmp_path: Path) -> None:
+    """All parts are one model; a failure says in which part its block lies."""
+    parts = split_model(FIXTURES / "tiny-Q4_0.gguf", tmp_path, 17)
+    assert len(parts) == 2
+    report = run(parts[0])
+    assert_verified(report)
+    assert report.rungs[0].checked == {"bytes": sum(p.stat().st_size for p in parts), "tensors": 23, "blocks": 81920}
+    assert len(report.header["sha256"]) == 2
+    with open_model(parts[0]) as model:
+        (last,) = {t.part for t in model.tensors.values()} - {0}
+        name = next(t.name for t in model.tensors.values() if t.part == last and t.type.quantized)
+        offset = model.tensors[name].block_offset(1, 2)
+    patched(parts[1], parts[1], offset, b"\x00\x7e")
+    options = Options(tensor=name, progress=False)
+    (failure,) = verify(parts[0], host=CpuHost(1), rungs=["bytes"], options=options).rungs[0].failures
+    assert (failure.part, failure.row, failure.block, failure.byte_offset) == (1, 1, 2, offset)
+
+
+def test_many_bad_blocks_are_counted_not_listed(tmp_path: Path) -> None:
+    with open_model(FIXTURES / "tiny-Q4_0.gguf") as model:
+        tensor = model.tensors["blk.0.attn_q.weight"]
+        offset, nbytes = tensor.offset, tensor.nbytes
+    path = patched(FIXTURES / "tiny-Q4_0.gguf", tmp_path / "nan.gguf", offset, b"\xff" * nbytes)
+    report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(progress=False))
+    assert len(report.rungs[0].failures) == 20
+    assert report.rungs[0].n_failures == nbytes // 18
 
 
 def test_repacked_weights() -> None:

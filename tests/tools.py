@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
@@ -60,6 +61,32 @@ def patched(source: Path, target: Path, offset: int, new: bytes) -> Path:
     content[offset : offset + len(new)] = new
     target.write_bytes(content)
     return target
+
+
+def split_model(source: Path, folder: Path, tensors: int) -> list[Path]:
+    """The model in parts of so many tensors, named and described as llama.cpp's own split tool does."""
+    reader = gguf.GGUFReader(source)
+    groups = [reader.tensors[i : i + tensors] for i in range(0, len(reader.tensors), tensors)]
+    paths = []
+    for number, group in enumerate(groups):
+        path = folder / f"split-{number + 1:05d}-of-{len(groups):05d}.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        if number == 0:
+            for field in reader.fields.values():
+                if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+                    element = field.types[1] if len(field.types) > 1 else None
+                    writer.add_key_value(field.name, field.contents(), field.types[0], element)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", len(groups))
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in group:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        paths.append(path)
+    return paths
 
 
 def patched_block(source: Path, target: Path, tensor: str, row: int, block: int, at: int, new: bytes) -> Path:

@@ -87,7 +87,8 @@ def _failures(report: Report) -> Iterator[str]:
                 numbers += f", utilisation {f.utilisation:.3g}"
             yield f"       {numbers}"
         if f.block_hex is not None:
-            yield f"       block at byte {f.byte_offset}: {f.block_hex}"
+            part = f" of part {f.part + 1}" if f.part else ""
+            yield f"       block at byte {f.byte_offset}{part}: {f.block_hex}"
     if total > len(shown):
         yield f"… {len(shown)} of {total:,} failures shown"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..container import Tensor, check_claims, printable
 from ..formats import BlockFormat
-from .result import MAX_HEX_BYTES, Failure, RungResult
+from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
 from .run import Run, where
 
 _CHUNK_VALUES = 1 << 22
@@ -84,11 +84,14 @@ def _report(
 ) -> None:  # fmt: skip
     """Record bad blocks, `bad` bool[blocks of the chunk]."""
     per_row = tensor.k // fmt.block_size
-    for i in np.flatnonzero(bad):
+    wrong = np.flatnonzero(bad)
+    shown = wrong[: max(0, MAX_FAILURES - len(result.failures))]
+    result.n_failures += len(wrong) - len(shown)
+    for i in shown:
         row, block = start + int(i) // per_row, int(i) % per_row
         common = {
             "tensor": tensor.name, "row": row, "block": block, "byte_offset": tensor.block_offset(row, block),
-            "block_hex": chunk[i].tobytes()[:MAX_HEX_BYTES].hex(),
+            "block_hex": chunk[i].tobytes()[:MAX_HEX_BYTES].hex(), "part": tensor.part,
         }  # fmt: skip
         if theirs is None:
             what = f"{where(tensor.name, row, block=block)}: the scale or minimum is not finite"

@@ -75,7 +75,7 @@ def judge_output(
             Failure(
                 f"{who}: {place}: the output {what}", tensor.name, row, block, int(m),
                 None if block is None else tensor.block_offset(row, block), raw, float(got), exact, bound,
-                difference / bound if bound else float("inf"),
+                difference / bound if bound else float("inf"), tensor.part,
             )
         )  # fmt: skip
     rest = len(wrong) - len(shown)

@@ -25,7 +25,7 @@ class Failure:
         row: row n of the weights.
         block: block of that row; None where no single block explains it.
         token: row m of the activations.
-        byte_offset: of the block, in its file.
+        byte_offset: of the block, in its file; `part` counts the files of a split model from 0.
         block_hex: the block's bytes.
         got, expected, bound, utilisation: the numbers, where it is about numbers.
     """
@@ -41,6 +41,7 @@ class Failure:
     expected: float | None = None
     bound: float | None = None
     utilisation: float | None = None
+    part: int = 0
 
 
 @dataclass(frozen=True)
