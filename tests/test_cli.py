@@ -266,7 +266,14 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_child_is_left_behind(kind: signal.Signals) -> None:
     command = [sys.executable, str(SCRIPT), str(Q4_0), "-n", "200", "--kernel", "f32_naive"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell's background job ignores Ctrl-C and hands that down
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 30
     while not (started := children(process.pid)) and time.monotonic() < deadline:
         time.sleep(0.02)

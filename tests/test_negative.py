@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +85,39 @@ def test_one_code_off_by_one(tmp_path: Path, llama: Llama, fmt: str, kernel: str
 )  # fmt: skip
 def test_faults_of_a_block(tmp_path: Path, path: Path, file: str, old: str, new: str) -> None:
     assert_placed(run(path, altered_kernel(tmp_path, "q8_1_naive", file, old, new)))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        pytest.param(Q4_0_CUH, "HAS_M = true", "HAS_M = false", id="s term dropped"),
+        pytest.param("common.cuh", "(float)sum, acc)", "(float)sum * 1.01f, acc)", id="1 % scale error"),
+        pytest.param(NAIVE, "y[i] = acc", "y[i] = acc * (1.0f + 1e-4f)", id="0.01 % scale error"),
+    ],
+)
+def test_faults_of_a_kernel_that_declares_no_order(tmp_path: Path, file: str, old: str, new: str) -> None:
+    """No bits to compare with: the bound and the score must do, and they do."""
+    kernel = altered_kernel(tmp_path, "q8_1_naive", file, old, new)
+    kernel.spec = dataclasses.replace(kernel.spec, ordered=False)
+    report = run(Q4_0, kernel)
+    assert [r.verdict for r in report.rungs] == ["failed", "failed"]
+
+
+def test_no_declared_order_is_no_fault(tmp_path: Path) -> None:
+    kernel = altered_kernel(
+        tmp_path, "q8_1_naive", NAIVE, "for (int64_t b = 0; b < nb; ++b)", "for (int64_t b = nb - 1; b >= 0; --b)"
+    )
+    kernel.spec = dataclasses.replace(kernel.spec, ordered=False)
+    assert run(Q4_0, kernel).exit_code == 0
+
+
+def test_llama_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's own products are judged too: a build that computes otherwise is no reference."""
+    original = Llama.block_products
+    monkeypatch.setattr(Llama, "block_products", lambda *a: original(*a) * np.float32(1.001))
+    report = run(Q4_0, Kernel(KERNELS["q8_1_naive"], CpuHost(1)), "blocks")
+    assert report.exit_code == 1
+    assert all(f.what.startswith("llama.cpp: ") for f in failures(report, "blocks"))
 
 
 def test_stale_last_tile(tmp_path: Path) -> None:
@@ -214,6 +249,15 @@ def test_not_finite_scale_in_the_file(tmp_path: Path) -> None:
     (failure,) = report.rungs[0].failures
     assert (failure.tensor, failure.row, failure.block) == ("blk.0.attn_q.weight", 9, 3)
     assert "not finite" in failure.what
+
+
+def test_other_weights_in_llama(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If llama.cpp held other bytes than the file's, its output would prove nothing about the file."""
+    original = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda data: original(data) ^ 1)
+    report = run(Q4_0, Kernel(KERNELS["q8_1_naive"], CpuHost(1)), "layers")
+    assert report.exit_code == 1
+    assert "llama.cpp holds other bytes than the file" in failures(report, "layers")[0].what
 
 
 def test_decode_that_disagrees_with_llama(monkeypatch: pytest.MonkeyPatch) -> None:
