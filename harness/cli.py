@@ -118,17 +118,18 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
     rungs = [r.strip() for r in args.rungs.split(",") if r.strip()]
     command = shlex.join([Path(sys.argv[0]).name, *argv])
     report = verify(args.model, args.kernel, args.host, rungs, options, command)
-    if args.json is not None:
-        try:
-            args.json.write_text(json_report.render(report))
-        except OSError as error:
-            raise UsageError(f"cannot write {printable(str(args.json))}: {error.strerror}") from None
     try:
         if sys.stdout is not None:
             sys.stdout.write(text.render(report, args.verbose))
             sys.stdout.flush()
     except OSError:  # nobody reads, or the disk is full: the verdict stands, and is the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if args.json is not None:
+        try:
+            args.json.write_text(json_report.render(report))
+        except OSError as error:
+            _say(f"cannot write {printable(str(args.json))}: {error.strerror}")
+            return report.exit_code or EXIT_ENVIRONMENT
     return report.exit_code
 
 
@@ -142,6 +143,14 @@ def _check(args: argparse.Namespace) -> None:
     ):
         if not low <= value <= high:
             raise UsageError(f"{flag} must be from {low} to {high}")
+    if args.json is not None:
+        folder = args.json.absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK) or args.json.is_dir():
+            raise UsageError(f"cannot write {printable(str(args.json))}")
+        if args.json.suffix == ".gguf":
+            raise UsageError("--json would overwrite a model: give it another name than .gguf")
+        if args.json.exists() and args.model.exists() and args.json.samefile(args.model):
+            raise UsageError("--json would overwrite the model")
     if args.tensor is not None:
         try:
             re.compile(args.tensor)
@@ -151,7 +160,10 @@ def _check(args: argparse.Namespace) -> None:
 
 def _prompt(args: argparse.Namespace) -> str:
     if args.file is None:
-        return DEFAULT_PROMPT if args.prompt is None else str(args.prompt)
+        prompt = DEFAULT_PROMPT if args.prompt is None else str(args.prompt)
+        if any("\ud800" <= c <= "\udfff" for c in prompt):
+            raise UsageError("the prompt is not UTF-8")
+        return prompt
     try:
         return str(args.file.read_text())
     except (OSError, UnicodeDecodeError) as error:

@@ -86,7 +86,7 @@ class Kernel:
         out = self.host.output(n_blocks * 36)
         kernel = self.host.load(self.root, QUANTIZER, "quantize", {})
         grid = (min(-(-n_blocks // (_THREADS // 32)), _MAX_GRID), 1, 1)
-        self.host.launch(kernel, grid, (_THREADS, 1, 1), [self.host.upload(x), out, np.int64(n_blocks)])
+        self.host.launch(kernel, grid, (_THREADS, 1, 1), [self.host.upload(x.copy()), out, np.int64(n_blocks)])
         return self.host.download(out).reshape(m, k // 32 * 36)
 
     def upload(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> Weights:
@@ -100,7 +100,8 @@ class Kernel:
         kernel = self.host.load(self.root, self.spec.file, "gemm", defines)
         out = self.host.output(4 * m * n)
         grid = (min(-(-m * n // _THREADS), _MAX_GRID), 1, 1)
-        args = [weights.buffer, self.host.upload(x), out, np.int64(m), np.int64(n), np.int64(k)]
+        # a copy: a kernel that writes its input must not reach what it is judged by
+        args = [weights.buffer, self.host.upload(x.copy()), out, np.int64(m), np.int64(n), np.int64(k)]
         self.host.launch(kernel, grid, (_THREADS, 1, 1), args)
         return self.host.download(out).view(np.float32).reshape(m, n)
 

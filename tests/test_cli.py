@@ -173,6 +173,9 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
         (["-c", "4"], "do not fit a context of 4"),
         (["-f", "/no/such/prompt"], "cannot read the prompt"),
         (["--rungs", "bytes", "--json", "/no/such/folder/r.json"], "cannot write"),
+        (["--rungs", "bytes", "--json", "model.gguf"], "would overwrite a model"),
+        (["--rungs", "bytes", "--json", str(Q4_0)], "would overwrite a model"),
+        (["-p", "\udcff"], "the prompt is not UTF-8"),
     ],
 )
 def test_usage(arguments: list[str], said: str) -> None:
@@ -290,6 +293,14 @@ def test_no_child_is_left_behind(kind: signal.Signals) -> None:
     while any(alive(c) for c in started) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(alive(c) for c in started)
+
+
+def test_json_does_not_overwrite_a_model_of_another_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(Q4_0.read_bytes())
+    done = cli(path, "--rungs", "bytes", "--json", path)
+    assert done.returncode == 2
+    assert path.read_bytes() == Q4_0.read_bytes()
 
 
 def test_version_and_help() -> None:

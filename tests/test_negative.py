@@ -12,7 +12,7 @@ import pytest
 from harness.container import open_model
 from harness.formats import FORMATS
 from harness.hosts import CpuHost
-from harness.kernels import KERNELS, Kernel
+from harness.kernels import KERNELS, Kernel, Weights
 from harness.reference import Llama
 from harness.rungs import Failure, Options
 from harness.verify import Report, verify
@@ -188,13 +188,62 @@ def test_other_order_than_declared(tmp_path: Path) -> None:
     assert all("bits of the declared order" in f.what for f in report.rungs[0].failures)
 
 
-@pytest.mark.parametrize("condition", ["M == 1 && nb > 1", "M > 60"])
+@pytest.mark.parametrize("condition", ["M == 1 && nb > 1", "M > 60", "M >= 3 && M <= 8", "M % 64 == 0"])
 def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> None:
     """Right for the prompt's number of tokens: decoding and large batches are run too."""
     fault = f"y[i] = {condition} ? 1.02f * acc : acc"
     report = run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", fault), "layers")
     assert report.exit_code == 1
-    assert all(f.what.startswith("kernel at M=") for f in report.rungs[0].failures)
+    assert all(f.what.startswith("kernel at other M at M=") for f in report.rungs[0].failures)
+
+
+def test_forgotten_base_of_a_tile_of_tokens(tmp_path: Path) -> None:
+    """Rows beyond the first tile read the first tile's activations: other rows must hold other values."""
+    kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "x + i / N * nb", "x + i / N % 64 * nb")
+    report = run(Q4_0, kernel, "layers")
+    assert report.exit_code == 1
+    kernel = altered_kernel(tmp_path / "one", "q8_1_naive", NAIVE, "x + i / N * nb", "x + (M > 2 ? 0 : i / N) * nb")
+    options = Options(prompt="", n_predict=1, tensor="blk.0.attn_q", progress=False)
+    assert verify(Q4_0, kernel, rungs=["layers"], options=options).exit_code == 1
+
+
+def test_quantizer_wrong_for_one_token(tmp_path: Path) -> None:
+    fault = "float_to_half(n_blocks > 2 && n_blocks <= 8 ? 0.0f : sum)"
+    kernel = altered_kernel(tmp_path, "q8_1_naive", "quantize/q8_1.cu", "float_to_half(sum)", fault)
+    report = run(Q4_0, kernel, "layers")
+    assert report.exit_code == 1
+    assert "quantizer at M=1:" in failures(report, "layers")[0].what
+
+
+def test_integer_sum_that_is_too_narrow(tmp_path: Path) -> None:
+    """Real activations never overflow 16 bits: the row of largest codes does."""
+    report = run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "int sum = 0", "int16_t sum = 0"), "blocks")
+    assert report.exit_code == 1
+
+
+def test_kernel_that_writes_its_input(tmp_path: Path) -> None:
+    """It must not reach what it is judged by."""
+    fault = "((float*)xb)[b * QK + k] = half_to_float(float_to_half(xb[b * QK + k])), acc = __fmaf_rn"
+    kernel = altered_kernel(tmp_path, "f32_naive", "gemm/f32/01_naive.cu", "acc = __fmaf_rn", fault)
+    report = run(Q4_0, kernel, "layers")
+    assert report.exit_code == 1
+
+
+class FirstPassOff(Kernel):
+    """Right but for the first pass of the tokens rung, which feeds llama.cpp's activations."""
+
+    def __init__(self) -> None:
+        super().__init__(KERNELS["q8_1_naive"], CpuHost(1))
+        self.calls = 0
+
+    def gemm(self, weights: Weights, x: np.ndarray) -> np.ndarray:
+        self.calls += 1
+        return super().gemm(weights, x) * np.float32(1.001 if self.calls <= 22 else 1)
+
+
+def test_tokens_pass_a_is_judged_too() -> None:
+    options = Options(prompt="The import statement", n_predict=4, progress=False)
+    assert verify(Q4_0, FirstPassOff(), rungs=["tokens"], options=options).exit_code == 1
 
 
 def test_small_scale_error_in_the_tokens_rung(tmp_path: Path) -> None:

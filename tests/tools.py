@@ -25,6 +25,7 @@ FTYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7}
 def altered_kernel(folder: Path, name: str, file: str, old: str, new: str) -> Kernel:
     """A kernel built from a copy of the sources in which `old` reads `new`; the text must be there."""
     root = folder / "kernels"
+    folder.mkdir(exist_ok=True)
     shutil.copytree(kernel_root(), root)
     source = (root / file).read_text()
     assert old in source, f"{file} no longer holds what this test alters"

@@ -229,13 +229,13 @@ class Llama:
         result, _ = self._call("open", path=os.path.abspath(path), threads=threads, repack=repack)
         return dict(result)
 
-    def make_context(self, n_ctx: int) -> bool:
-        """A context of n_ctx tokens, all in one batch; one is needed before tokens are evaluated.
+    def make_context(self, n_ctx: int, n_batch: int | None = None) -> bool:
+        """A context of n_ctx tokens, needed before tokens are evaluated; n_batch of them (all) fit in one batch.
 
         Returns:
             whether it has a memory of past tokens, without which a model does not generate (an embedding model).
         """
-        result, _ = self._call("make_context", n_ctx=n_ctx)
+        result, _ = self._call("make_context", n_ctx=n_ctx, n_batch=n_batch or n_ctx)
         return bool(result["memory"])
 
     def tokenize(self, text: str) -> list[int]:

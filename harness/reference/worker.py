@@ -177,14 +177,14 @@ class Worker:
             "encoder": bool(lib.llama_model_has_encoder(self.model)),
         }, ()
 
-    def make_context(self, n_ctx: int) -> Reply:
-        """A context of n_ctx tokens that takes them all in one batch."""
+    def make_context(self, n_ctx: int, n_batch: int) -> Reply:
+        """A context of n_ctx tokens that takes n_batch of them in one batch."""
         lib = self.llama
         if self.context:
             lib.llama_free(self.context)
         params = lib.llama_context_default_params()
         params.n_ctx = n_ctx
-        params.n_batch = params.n_ubatch = n_ctx
+        params.n_batch = params.n_ubatch = n_batch
         params.n_threads = params.n_threads_batch = self.threads
         params.no_perf = True
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)

@@ -3,7 +3,8 @@
 Every block of every quantized tensor, against one block of real activations. The kernel runs with K=32 on one column of
 blocks at a time; llama.cpp computes all columns in one op on a view of the same bytes. At K=32 nothing hides behind a
 sum; and so that nothing hides behind a zero, each column takes its activations from the token whose codes hold the
-fewest, and where zeros are left the column is judged a second time on drawn activations that have none.
+fewest, and where zeros are left the column is judged again on drawn activations that have none. A second row with the
+largest code everywhere takes integer sums to where they would overflow a type that is too narrow.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..formats.legacy import QK
 from ..reference import Evaluation, LlamaRefused
 from ..semantics import product
 from ..semantics.activations import encode_q8_1
+from .drawn import drawn, largest_codes
 from .judging import judge_output
 from .result import Failure, RungResult
 from .run import Run
@@ -89,14 +91,6 @@ def _fewest_zeros(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.ascontiguousarray(blocks[best, np.arange(len(best))].reshape(1, -1))
 
 
-def _drawn(x: npt.NDArray[np.float32], seed: int) -> npt.NDArray[np.float32]:
-    """float32[1, K] without a zero code: magnitudes within a factor of ten, of the size of x."""
-    rng = np.random.default_rng(seed)
-    size = float(np.sqrt(np.mean(x.astype(np.float64) ** 2))) or 1.0
-    values = rng.uniform(0.2, 2.0, x.shape) * rng.choice([-1.0, 1.0], x.shape) * size
-    return np.asarray(values, np.float32)
-
-
 def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: npt.NDArray[np.float32]) -> None:
     fmt = tensor.type.format
     assert fmt is not None
@@ -104,10 +98,11 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: npt.NDArray[np.
     rows = run.row_bytes(tensor)
     step = max(1, _CHUNK_VALUES // tensor.k)
     lacking = np.flatnonzero(_zeros(x)[0])
+    x = np.concatenate([x, largest_codes(x)])
     if len(lacking):
-        drawn = x.copy().reshape(-1, QK)
-        drawn[lacking] = _drawn(x, run.options.seed).reshape(-1, QK)[lacking]
-        x = np.concatenate([x, drawn.reshape(1, -1)])
+        other = x[:1].copy().reshape(-1, QK)
+        other[lacking] = drawn((1, tensor.k), x[:1], run.options.seed).reshape(-1, QK)[lacking]
+        x = np.concatenate([x, other.reshape(1, -1)])
         name = "blocks judged again on drawn activations"
         result.figures[name] = result.figures.get(name, 0) + len(rows) * len(lacking)
     try:
@@ -129,11 +124,11 @@ def _one_chunk(
 ) -> None:  # fmt: skip
     kernel, llama_semantics = run.kernel, run.llama_semantics(fmt)
     assert llama_semantics.encode is not None
-    theirs = run.library.block_products(fmt.type_id, rows, x, run.options.threads)  # [K/32, M, N], M 1 or 2
+    theirs = run.library.block_products(fmt.type_id, rows, x, run.options.threads)  # [K/32, M, N], M 2 or 3
     columns = np.ascontiguousarray(rows.reshape(len(rows), -1, fmt.block_bytes).transpose(1, 0, 2))
     for b, column in enumerate(columns):
         part = np.ascontiguousarray(x[:, b * fmt.block_size : (b + 1) * fmt.block_size])
-        m = 1 if (part == part[:1]).all() else len(part)  # the second row differs where the first has zeros
+        m = 3 if len(part) == 3 and (part[2] != part[0]).any() else 2  # the third differs where the first has zeros
         part = part[:m]
         own = run.semantics.encode(part) if run.semantics.encode else part.view(np.uint8)
         y = kernel.gemm(kernel.upload(fmt, column), kernel.quantize(part))

@@ -36,7 +36,7 @@ def describe(value: np.float32, expected: float, differs_only_in_bits: bool, why
 def judge_output(
     result: RungResult, who: str, tensor: Tensor, y: npt.NDArray[np.float32], expected: Product,
     semantics: Semantics, x: npt.NDArray[np.uint8], block_of: Callable[[int, int], int | None] | None = None,
-    first_row: int = 0, at_block: int | None = None,
+    first_row: int = 0, at_block: int | None = None, detail: str = "",
 ) -> Judgement:  # fmt: skip
     """Judge y float32[M, n], rows `first_row`… of the tensor, and record utilisation, score and failures.
 
@@ -45,6 +45,7 @@ def judge_output(
         semantics: what y was judged under, with x, the activations uint8[M, row bytes] of it.
         block_of: (m, n) → the block that is to blame for a wrong element, or None.
         at_block: the block that y is the product of, where it is of one.
+        detail: more about the call, for the words.
     """
     judgement = judge(y, expected)
     m, n = judgement.worst
@@ -73,7 +74,7 @@ def judge_output(
             place += " (no single block is wrong: look at the accumulation over K, at tiles and tails)"
         result.fail(
             Failure(
-                f"{who}: {place}: the output {what}", tensor.name, row, block, int(m),
+                f"{who}{detail}: {place}: the output {what}", tensor.name, row, block, int(m),
                 None if block is None else tensor.block_offset(row, block), raw, float(got), exact, bound,
                 difference / bound if bound else float("inf"), tensor.part,
             )

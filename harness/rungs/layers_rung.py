@@ -22,14 +22,15 @@ from ..formats import Q8_0, Q8_1, BlockFormat
 from ..kernels import Kernel, Weights
 from ..reference import Evaluation, Gemm, LlamaRefused
 from ..semantics import Product, Semantics, product
+from .drawn import drawn
 from .judging import CHUNK_OUTPUTS, judge_output
 from .localise import first_wrong_block
 from .result import Failure, RungResult
 from .run import Run, where
 
-#: The kernel also runs with M=1 (decoding) and, once a shape, with so many tokens: the prompt's, repeated. It is past
-#: the tiles of 128 that kernels have, and no multiple of anything.
-LARGE_M = 131
+#: Once a shape, the kernel also runs with so many tokens: the prompt's and then drawn ones, all different. Kernels
+#: choose their code by M, so small M one by one, whole tiles, and an M past tiles of 128 that is no multiple of any.
+OTHER_M = (1, 2, 3, 4, 5, 6, 7, 8, 64, 128, 131)
 
 ACTIVATIONS = (Q8_0.type_id, Q8_1.type_id)
 
@@ -69,7 +70,7 @@ def _check(run: Run, result: RungResult, quantized: dict[str, Tensor]) -> None:
     shapes: set[tuple[str, int, int]] = set()
     for gemm in run.progress("layers", capture, total=len(quantized), unit="GEMM"):
         if isinstance(gemm, Evaluation):
-            _leftovers(result, quantized, seen, gemm)
+            _leftovers(run, result, quantized, seen, gemm)
         elif run.wants(gemm.tensor):
             seen.add(gemm.tensor)
             gaps += _one_gemm(run, result, gemm, shapes)
@@ -78,9 +79,10 @@ def _check(run: Run, result: RungResult, quantized: dict[str, Tensor]) -> None:
         result.figures["gap to llama.cpp, median NMSE"] = float(np.median(gaps))
 
 
-def _leftovers(result: RungResult, quantized: dict[str, Tensor], seen: set[str], done: Evaluation) -> None:
+def _leftovers(run: Run, result: RungResult, quantized: dict[str, Tensor], seen: set[str], done: Evaluation) -> None:
     for name, why in done.unsupported.items():
-        result.leave(name, why)
+        if run.wants(name):
+            result.leave(name, why)
         seen.add(name)
     for name in quantized:
         if name in seen:
@@ -118,7 +120,7 @@ def _one_gemm(run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, i
     try:
         new_shape = (fmt.name, len(rows), tensor.k) not in shapes
         shapes.add((fmt.name, len(rows), tensor.k))
-        judged.kernel_outputs([1, LARGE_M] if new_shape else [1])
+        judged.kernel_outputs(OTHER_M if new_shape else (1,))
     except KernelFault as error:
         result.fail(Failure(f"{printable(tensor.name)}: {error}", tensor.name))
         return []
@@ -160,28 +162,36 @@ class _Judged:
             if note not in result.notes:
                 result.notes.append(note)
 
-    def kernel_outputs(self, other_m: list[int]) -> None:
-        """Run the kernel, also on `other_m` rows of the same activations. Raises KernelFault."""
+    def kernel_outputs(self, other_m: tuple[int, ...]) -> None:
+        """Run the kernel, also on `other_m` rows of activations. Raises KernelFault."""
         self.weights: Weights = self.kernel.upload(self.fmt, self.rows)
-        quantized = self.kernel.quantize(self.gemm.x)
-        if (quantized != self.own_bytes).any():
-            m = int(np.argmax((quantized != self.own_bytes).any(axis=1)))
-            at = int(np.argmax(quantized[m] != self.own_bytes[m]))
-            size = self.own_bytes.shape[1] * self.fmt.block_size // self.tensor.k
+        self.y_own = self.kernel.gemm(self.weights, self._quantized(self.gemm.x, self.own_bytes))
+        self.y_shared = self.kernel.gemm(self.weights, self.shared_bytes)
+        x = self.gemm.x[: max(other_m)]
+        if len(x) < max(other_m):
+            more = drawn((max(other_m) - len(x), self.tensor.k), x, self.run.options.seed)
+            x = np.concatenate([x, more])
+        encode = self.run.semantics.encode
+        self.other_bytes = encode(x) if encode else x.view(np.uint8)
+        self.y_other = {
+            m: self.kernel.gemm(self.weights, self._quantized(x[:m].copy(), self.other_bytes[:m])) for m in other_m
+        }
+
+    def _quantized(self, x: npt.NDArray[np.float32], expected: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """The kernel's own quantizer on x float32[M, K]; where a byte is not the expected one, that is recorded."""
+        quantized = self.kernel.quantize(x)
+        wrong = quantized != expected
+        if wrong.any():
+            m, at = (int(i) for i in np.argwhere(wrong)[0])
+            size = expected.shape[1] * self.fmt.block_size // self.tensor.k
             self.result.fail(
                 Failure(
-                    f"{where(self.tensor.name, 0)}: the kernel's quantizer: token {m}, activation block {at // size}, "
-                    f"byte {at % size} is {quantized[m, at]:#04x}, expected {self.own_bytes[m, at]:#04x}",
+                    f"{where(self.tensor.name, 0)}: the kernel's quantizer at M={len(x)}: token {m}, activation block "
+                    f"{at // size}, byte {at % size} is {quantized[m, at]:#04x}, expected {expected[m, at]:#04x}",
                     self.tensor.name, token=m,
                 )
             )  # fmt: skip
-        self.y_own = self.kernel.gemm(self.weights, quantized)
-        self.y_shared = self.kernel.gemm(self.weights, self.shared_bytes)
-        self.y_other = {
-            m: self.kernel.gemm(self.weights, np.ascontiguousarray(quantized[np.arange(m) % len(quantized)]))
-            for m in other_m
-            if m != len(quantized)
-        }
+        return quantized
 
     def judge(self) -> None:
         step = max(1, CHUNK_OUTPUTS // len(self.gemm.x))
@@ -195,9 +205,10 @@ class _Judged:
             self._one("llama.cpp", self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
             self._one("kernel", self.y_own, span, exact_own, own, self.own_bytes)
             self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, own, self.shared_bytes)
+            exact_other = self._product(own, span, self.other_bytes, self.kernel.ordered)
             for m, y in self.y_other.items():
-                rows = np.arange(m) % len(self.own_bytes)
-                self._one(f"kernel at M={m}", y, span, exact_own.rows(rows), own, self.own_bytes[rows])
+                rows = np.arange(m)
+                self._one("kernel at other M", y, span, exact_other.rows(rows), own, self.other_bytes[:m], f" at M={m}")
             self._directly(span, exact_shared, exact_llama)
             gap += float(((exact_own.exact - exact_llama.exact) ** 2).sum())
             energy += float((exact_llama.exact**2).sum())
@@ -208,14 +219,16 @@ class _Judged:
 
     def _one(
         self, who: str, y: npt.NDArray[np.float32], span: slice, expected: Product, semantics: Semantics,
-        x: npt.NDArray[np.uint8],
+        x: npt.NDArray[np.uint8], detail: str = "",
     ) -> None:  # fmt: skip
         def block_of(m: int, n: int) -> int | None:
             return first_wrong_block(self.kernel, self.weights, self.rows, span.start + n, x[m])
 
         part = np.ascontiguousarray(y[:, span])
         blame = None if who == "llama.cpp" else block_of
-        judgement = judge_output(self.result, who, self.tensor, part, expected, semantics, x, blame, span.start)
+        judgement = judge_output(
+            self.result, who, self.tensor, part, expected, semantics, x, blame, span.start, None, detail
+        )
         self.utilisation[who] = max(self.utilisation.get(who, 0.0), judgement.utilisation)
 
     def _directly(self, span: slice, shared: Product, llama: Product) -> None:

@@ -138,7 +138,7 @@ class Session:
                 self.note = (
                     f"{length} tokens are more than the {self.info['n_ctx_train']} that the model was trained on"
                 )
-            self.has_memory = self.llama.make_context(max(options.ctx_size, length))
+            self.has_memory = self.llama.make_context(max(options.ctx_size, length), length)
         except BaseException:
             self.llama.close()
             raise
