@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[22], help="one model for each number of layers")
     parser.add_argument("--keep", type=Path, help="keep (or use) the model file; with several sizes, a folder")
     parser.add_argument("-n", type=int, default=16, help="tokens to predict")
-    parser.add_argument("-p", default="Once upon a time", help="prompt; every character is a token")
+    parser.add_argument("-p", default="Once", help="prompt; every character is a token, a space three")
     parser.add_argument("--host", default="auto")
     parser.add_argument("--kernel", default="q8_1_dp4a")
     args = parser.parse_args()
