@@ -97,13 +97,15 @@ def _one_gemm(run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, i
     """Judge one GEMM; returns the gap between the two semantics as an NMSE.
 
     Args:
-        shapes: format, N and K of the GEMMs that were already run with a large M.
+        shapes: format, N and K of the GEMMs that were already run with OTHER_M.
     """
     tensor = run.model.tensors.get(gemm.tensor)
-    fmt = tensor.type.format if tensor is not None else None
-    if tensor is None or fmt is None:
-        kind = tensor.type.name if tensor is not None else "not in the file"
-        result.leave(gemm.tensor, f"type {kind} is not covered" if tensor is not None else "is no tensor of the file")
+    if tensor is None:
+        result.leave(gemm.tensor, "is no tensor of the file")
+        return []
+    fmt = tensor.type.format
+    if fmt is None:
+        result.leave(gemm.tensor, f"type {tensor.type.name} is not covered")
         return []
     if not np.isfinite(gemm.x).all():
         result.leave(gemm.tensor, "its activations are not finite")
