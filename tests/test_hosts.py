@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from harness.errors import EnvironmentFault, KernelFault, UsageError
-from harness.hosts import CpuHost, base, cpu_host, cupy_host, make_host
+from harness.hosts import CpuHost, base, compiler, cupy_host, make_host
 from harness.hosts.base import GUARD_BYTES, POISON, kernel_root, tree_hash
 
 from .tools import ROOT
@@ -455,13 +455,13 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cache.mkdir()
     monkeypatch.setattr(base, "cache_dir", lambda: cache)
     compiled: list[str] = []
-    original = CpuHost._compile
+    original = compiler._compile
 
-    def counting(self: CpuHost, *args: Any) -> None:
-        compiled.append(args[1])
-        original(self, *args)
+    def counting(root: Path, unit: str, options: Sequence[str]) -> bytes:
+        compiled.append(unit)
+        return original(root, unit, options)
 
-    monkeypatch.setattr(CpuHost, "_compile", counting)
+    monkeypatch.setattr(compiler, "_compile", counting)
     one = with_kernel(tmp_path / "one", WRITE_A_BYTE)
     same = with_kernel(tmp_path / "same", WRITE_A_BYTE)
     for root in (one, one, same):
@@ -522,4 +522,4 @@ def test_description_names_the_machine() -> None:
     said = CpuHost(2).describe()
     assert said.startswith("cpu: ")
     assert "2 threads" in said
-    assert cpu_host._cpu_name() in said
+    assert compiler.cpu_name() in said

@@ -18,6 +18,7 @@ from harness.errors import EnvironmentFault
 from harness.formats import FORMATS, Q8_1, BlockFormat
 from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import kernel_root
+from harness.hosts.compiler import compiler
 from harness.kernels import KERNELS, QUANTIZER, Kernel, KernelSpec
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
@@ -239,9 +240,7 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fsanitize=float-cast-overflow", 
 def in_a_process(root: Path, cases: list[tuple[str, str]], sanitizers: bool = True) -> subprocess.CompletedProcess[str]:
     environment = os.environ.copy()
     if sanitizers:
-        found = subprocess.run(
-            [CpuHost(1).compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
-        )
+        found = subprocess.run([compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
         library = Path(found.stdout.strip())
         if not (library.is_absolute() and library.exists()):
             pytest.skip("the compiler has no address sanitizer as a library (libasan)")

@@ -1,0 +1,98 @@
+"""The C++ compiler of this machine: a translation unit over `kernels/` in, a loaded library out, kept in the cache."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from ..errors import EnvironmentFault
+from .base import cached_file, store, tree_hash
+
+# -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.
+# -fno-strict-aliasing: kernels read packed bytes as words, as nvcc lets them.
+# -O2 -ftree-vectorize beats -O3 here, which unrolls the short loops over a block before it could vectorize them.
+FLAGS = [
+    "-std=c++17", "-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
+    "-fPIC", "-shared", "-pthread",
+]  # fmt: skip
+
+
+def compiler() -> str:
+    """$CXX, or the first of c++, g++, clang++. Raises EnvironmentFault where there is none."""
+    candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    for name in candidates:
+        if path := shutil.which(name):
+            return path
+    raise EnvironmentFault(f"no C++ compiler found (looked for {', '.join(candidates)}): the CPU host needs one")
+
+
+def compiler_version() -> str:
+    """The first line of the compiler's `--version`."""
+    return _version(compiler())
+
+
+@cache
+def _version(path: str) -> str:
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return (done.stdout.splitlines() or [path])[0]
+
+
+@cache
+def cpu_name() -> str:
+    """Model and architecture of the processor, which -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        named = {k.strip(): v.strip() for k, v in fields.items()}
+        return f"{named.get('model name', platform.machine())} ({platform.machine()})"
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bool = False) -> Path:
+    """The shared library of a translation unit, compiled if the cache does not hold it.
+
+    Args:
+        root: the kernels' folder, which is on the include path.
+        unit: C++ source.
+        options: after `FLAGS`.
+        rebuild: compile anew, whatever the cache holds.
+
+    Raises EnvironmentFault with the compiler's first error.
+    """
+    key = (tree_hash(root), unit, *FLAGS, *options, compiler_version(), cpu_name())
+    library = cached_file(key, ".so")
+    if rebuild or not library.exists():
+        store(library, _compile(root, unit, options))
+    return library
+
+
+def _compile(root: Path, unit: str, options: Sequence[str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+        source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
+        source.write_text(unit)
+        command = [compiler(), *FLAGS, f"-I{root}", *options, str(source), "-o", str(built)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
+            what = unit.partition("\n")[0].removeprefix("#include ").strip('"')
+            raise EnvironmentFault(f"{command[0]} could not compile {what}: {errors[0] if errors else '?'}")
+        return built.read_bytes()
+
+
+def shared_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:
+    """`library_path`, loaded. Raises EnvironmentFault."""
+    try:
+        return ctypes.CDLL(str(library_path(root, unit, options)))
+    except OSError:  # a damaged cache entry: build it again, once
+        try:
+            return ctypes.CDLL(str(library_path(root, unit, options, rebuild=True)))
+        except OSError as error:
+            raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
