@@ -1,0 +1,7 @@
+"""`python -m harness.cli`."""
+
+import sys
+
+from . import main
+
+sys.exit(main())
