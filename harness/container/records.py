@@ -1,6 +1,7 @@
 """What reading a file yields besides its content: byte ranges and findings.
 
-`RULES` is the list of everything that the container can find wrong, as data: a rule's id is stable, its effect fixed.
+`RULES` is the list of everything that can be found wrong with a file, as data: a rule's id is stable, its effect fixed.
+The container finds those below 100, `harness.audit` the rest.
 """
 
 from __future__ import annotations
@@ -139,6 +140,23 @@ _RULES = (
     Rule(86, "head-count", "warning", "llama.cpp splits attention by these keys and expects tensors of that size"),
     Rule(87, "expert-count", "warning", "llama.cpp expects as many experts in each expert tensor"),
     Rule(88, "key-type", "warning", "llama.cpp refuses a key whose value is not of the type that it expects"),
+    # content: what the tensors' bytes mean
+    Rule(100, "scale-not-finite", "error", "nothing computed from such a block means anything"),
+    Rule(101, "value-not-finite", "error", "nothing computed from such a value means anything"),
+    Rule(102, "decode-differs", "error", "the block means something else to us than to llama.cpp"),
+    Rule(103, "scale-subnormal", "note", "code that flushes subnormal numbers to zero, as CUDA with fast math does, "
+         "reads the block as zeros"),
+    # other readers
+    Rule(110, "llama-refuses", "error", "llama.cpp does not load the file, and no other finding says why"),
+    Rule(111, "gguf-py-refuses", "warning", "tools built on gguf-py cannot read the file, and no other finding says "
+         "why"),
+    Rule(112, "reader-verdict", "note", "a reader's verdict is not ours; another finding says what is wrong"),
+    Rule(113, "reader-differs", "error", "two readers see different tensors in the same bytes"),
+    Rule(114, "reader-broke", "warning", "a reader that crashes or hangs on a file can be made to by whoever made it"),
+    # against the source
+    Rule(120, "source-differs", "error", "the tensor is not what llama.cpp makes of the source"),
+    Rule(121, "source-missing", "error", "the source holds no tensor of that name and shape to make it from"),
+    Rule(122, "source-left", "warning", "a tensor of the source did not come along"),
 )  # fmt: skip
 
 #: By slug.
