@@ -24,10 +24,13 @@ from harness.formats import (
     ELEMENT_TYPES,
     FORMATS,
     BlockFormat,
+    Field,
     decode_elements,
     scalar,
     tensor_type,
 )
+from harness.formats.block import Items, Run, each
+from harness.formats.diagram import bit_diagram
 from harness.reference import Llama
 
 Bytes = npt.NDArray[np.uint8]
@@ -136,6 +139,101 @@ def test_fields_tile_the_block(name: str) -> None:
     assert at == fmt.block_bytes
     # the header may hold nothing that is not a code, a scale or a minimum
     assert fmt.bits_per_weight == fmt.bits + 8 * (2 + 2 * (len({"m", "s"} & {f.name for f in fmt.fields}))) / QK
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_bit_means_what_the_layout_says(name: str) -> None:
+    """Flip it, and exactly the code or the half that the layout names changes, in the bit that it names."""
+    fmt = ALL[name]
+    blocks = random_blocks(fmt, 8)
+    seen = set()
+    for field in fmt.fields:
+        for piece in field.pieces():
+            for k in range(piece.width):
+                bit = 8 * fmt.field_offset(field.name) + field.item_bits * piece.item + piece.shift + k
+                flipped = blocks.copy()
+                flipped[:, bit // 8] ^= 1 << bit % 8
+                changed = fmt.codes(blocks).view(np.uint8) ^ fmt.codes(flipped).view(np.uint8)
+                expected = np.zeros(fmt.block_size, np.uint8)
+                if piece.name == "x":
+                    expected[piece.index] = 1 << piece.low + k
+                else:
+                    assert (piece.index, piece.name) == (None, HALVES[field.name])
+                    one, other = (fmt.view(b)[field.name].view(np.uint16) for b in (blocks, flipped))
+                    assert (one ^ other == 1 << piece.low + k).all()
+                assert (changed == expected).all(), (field.name, piece)
+                seen.add(bit)
+    assert seen == set(range(8 * fmt.block_bytes))
+
+
+HALVES = {"d": "scale", "m": "minimum", "s": "sum"}
+
+
+def test_layout_must_give_every_bit_one_meaning() -> None:
+    nibble, whole = Run(4, "x", 0), Run(8, "x", 0)
+    for layout in (
+        each(16, nibble), each(16, nibble, whole), each(15, whole), each(17, whole), (), each(16),
+        (*each(8, whole), Items(range(7, 16), (whole,))), (*each(8, whole), Items(range(9, 16), (whole,))),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="the layout of qs is not one of"):
+            Field("qs", "u1", 16, "", layout)
+    Field("qs", "u1", 16, "", (Items(range(1, 16, 2), (nibble, nibble)), Items(range(0, 16, 2), (whole,))))
+
+
+def drawn(*fields: Field) -> list[str]:
+    return [line.rstrip() for _, lines in bit_diagram(fields) for line in lines]
+
+
+def test_diagram_of_codes_in_two_fields() -> None:
+    assert drawn(*ALL["Q5_0"].fields) == [
+        "half d               │ 15 … 0 │",
+        "bytes 0…1            │ scale  │",
+        "uint32 qh            │  31   │  30   │ … │   1   │   0   │",
+        "bytes 2…5            │ x[31] │ x[30] │ … │ x[1]  │ x[0]  │",
+        "                     │ bit 4 │ bit 4 │ … │ bit 4 │ bit 4 │",
+        "uint8 qs[j]          │ 7 6 5 4  │ 3 2 1 0  │",
+        "bytes 6…21, j 0…15   │ x[j+16]  │   x[j]   │",
+        "                     │ bits 3…0 │ bits 3…0 │",
+    ]
+
+
+def test_diagram_of_groups_of_items() -> None:
+    """The twelve bytes in which K-quants pack eight scales and eight minima of 6 bits."""
+    scales = Field("scales", "u1", 12, "", (
+        Items(range(4), (Run(2, "sc", 4, low=4), Run(6, "sc", 0))),
+        Items(range(4, 8), (Run(2, "m", 4, low=4), Run(6, "m", 0))),
+        Items(range(8, 12), (Run(4, "m", 4), Run(4, "sc", 4))),
+    ))  # fmt: skip
+    bits = [(p.name, p.index, p.low + k) for p in scales.pieces() for k in range(p.width)]
+    assert sorted(bits) == [(name, i, k) for name in ("m", "sc") for i in range(8) for k in range(6)]
+    assert drawn(scales) == [
+        "uint8 scales[j]     │   7 6    │  5 … 0   │",
+        "bytes 0…3, j 0…3    │ sc[j+4]  │  sc[j]   │",
+        "                    │ bits 5…4 │ bits 5…0 │",
+        "uint8 scales[j+4]   │   7 6    │  5 … 0   │",
+        "bytes 4…7, j 0…3    │  m[j+4]  │   m[j]   │",
+        "                    │ bits 5…4 │ bits 5…0 │",
+        "uint8 scales[j+8]   │ 7 6 5 4  │ 3 2 1 0  │",
+        "bytes 8…11, j 0…3   │  m[j+4]  │ sc[j+4]  │",
+        "                    │ bits 3…0 │ bits 3…0 │",
+    ]
+
+
+def test_diagram_of_items_that_alternate() -> None:
+    """As formats with a grid do it: a word of grid indices, a word of signs and a scale."""
+    words = Field("qs", "<u4", 4, "", (
+        Items(range(0, 4, 2), tuple(Run(8, "grid", k, step=4) for k in (3, 2, 1, 0))),
+        Items(range(1, 4, 2), (Run(4, "scale", 0), Run(28, "signs", 0, step=2))),
+    ))  # fmt: skip
+    assert [(p.item, p.shift, p.index) for p in words.pieces() if p.name == "grid"] == [
+        (0, 24, 3), (0, 16, 2), (0, 8, 1), (0, 0, 0), (2, 24, 7), (2, 16, 6), (2, 8, 5), (2, 0, 4),
+    ]  # fmt: skip
+    assert drawn(words) == [
+        "uint32 qs[2j]       │  31 … 24   │  23 … 16   │   15 … 8   │  7 … 0   │",
+        "bytes 0…11, j 0…1   │ grid[4j+3] │ grid[4j+2] │ grid[4j+1] │ grid[4j] │",
+        "uint32 qs[2j+1]     │ 31 30 29 28 │  27 … 0   │",
+        "bytes 4…15, j 0…1   │  scale[j]   │ signs[2j] │",
+    ]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -6,7 +6,7 @@ here are `uint8[..., block_bytes]`; all arrays of values are `float32[..., block
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,17 +19,97 @@ Codes = npt.NDArray[np.uint8] | npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
+class Run:
+    """Neighbouring bits of an item of a field, which mean one thing.
+
+    Args:
+        width: how many bits.
+        name: what they are: "x" for bits of a value's code, the name of another packed array, or plain words.
+        index: of the value (or member of that array) that they belong to in the first item of their group; None where
+            there is only one.
+        low: which bit of it the lowest of these is.
+        step: what the index grows by from one item of the group to the next.
+    """
+
+    width: int
+    name: str
+    index: int | None = None
+    low: int = 0
+    step: int = 1
+
+
+@dataclass(frozen=True)
+class Items:
+    """A group of items of a field whose bits are laid out alike: item `items[j]`, with j counted from 0.
+
+    Args:
+        items: which items of the field.
+        runs: the bits of each, from the high bit to the low.
+    """
+
+    items: range
+    runs: tuple[Run, ...]
+
+
+def each(count: int, *runs: Run) -> tuple[Items]:
+    """The layout of a field all of whose `count` items are laid out alike."""
+    return (Items(range(count), runs),)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bits `shift` up to `shift + width` of one item: bits `low` and up of `name[index]`. See `Run`."""
+
+    item: int
+    shift: int
+    width: int
+    name: str
+    index: int | None
+    low: int
+
+
+@dataclass(frozen=True)
 class Field:
-    """One member of the block struct: `count` little-endian items of NumPy type `dtype`."""
+    """One member of the block struct: `count` little-endian items of NumPy type `dtype`.
+
+    Raises ValueError for a layout that does not give each bit of each item exactly one meaning.
+    """
 
     name: str
     dtype: str
     count: int
     doc: str
+    layout: tuple[Items, ...]
+
+    def __post_init__(self) -> None:
+        if sorted(i for group in self.layout for i in group.items) != list(range(self.count)):
+            raise ValueError(f"the layout of {self.name} is not one of {self.count} items")
+        if any(sum(run.width for run in group.runs) != self.item_bits for group in self.layout):
+            raise ValueError(f"the layout of {self.name} is not one of {self.item_bits} bits")
+
+    @property
+    def item_bits(self) -> int:
+        return 8 * np.dtype(self.dtype).itemsize
 
     @property
     def nbytes(self) -> int:
-        return np.dtype(self.dtype).itemsize * self.count
+        return self.item_bits // 8 * self.count
+
+    @property
+    def c_type(self) -> str:
+        """Type of an item, as a kernel's author would write it."""
+        name = np.dtype(self.dtype).name
+        return {"float16": "half", "float32": "float"}.get(name, name)
+
+    def pieces(self) -> Iterator[Piece]:
+        """What each bit means: group by group, item by item, from the high bit to the low."""
+        for group in self.layout:
+            for j, item in enumerate(group.items):
+                shift = self.item_bits
+                for run in group.runs:
+                    shift -= run.width
+                    index = None if run.index is None else run.index + run.step * j
+                    yield Piece(item, shift, run.width, run.name, index, run.low)
 
 
 @dataclass(frozen=True)
@@ -78,6 +158,12 @@ class BlockFormat:
     def has_min(self) -> bool:
         """The block stores a minimum m of its own."""
         return any(f.name == "m" for f in self.fields)
+
+    @property
+    def rule(self) -> str:
+        """The decode rule as text, such as `x = d·(q - 8)`."""
+        q = f"(q - {self.offset})" if self.offset else "q"
+        return f"x = d·{q}" + (" + m" if self.has_min else "")
 
     def field_offset(self, name: str) -> int:
         """Byte offset of a field in the block. Raises KeyError for an unknown name."""

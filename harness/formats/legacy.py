@@ -1,11 +1,7 @@
 """Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0, and the activation format Q8_1: 32 values and one or two half scales a block.
 
 Layouts: ggml/src/ggml-common.h. Rules: ggml/src/ggml-quants.c, `quantize_row_*_ref` and `dequantize_row_*`
-(llama.cpp v0.5.0). In all of them byte j of qs holds value j in its low nibble and value j+16 in its high one;
-bit j of qh is the fifth bit of value j.
-
-    qs[j]   7 6 5 4 3 2 1 0        qh   31 … 16 15 … 0
-            └─x[j+16]┘└─x[j]─┘          x[31]…x[16] x[15]…x[0]
+(llama.cpp v0.5.0). Where each bit belongs is data, of which `diagram.py` draws the bit diagrams.
 """
 
 from __future__ import annotations
@@ -13,15 +9,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .block import BlockFormat, Bytes, Codes, Field, Floats
+from .block import BlockFormat, Bytes, Codes, Field, Floats, Run, each
 
 QK = 32
 
-_D = Field("d", "<f2", 1, "scale")
-_M = Field("m", "<f2", 1, "minimum")
-_QH = Field("qh", "<u4", 1, "fifth bits: bit j belongs to value j")
-_QS = Field("qs", "u1", 16, "low nibbles: values 0..15, high nibbles: values 16..31")
-_QS8 = Field("qs", "i1", 32, "codes in order")
+_D = Field("d", "<f2", 1, "scale", each(1, Run(16, "scale")))
+_M = Field("m", "<f2", 1, "minimum", each(1, Run(16, "minimum")))
+_S = Field("s", "<f2", 1, "sum: d·Σq on the CPU, Σx of raw values on CUDA", each(1, Run(16, "sum")))
+_QH = Field(
+    "qh", "<u4", 1, "fifth bits: bit j belongs to value j", each(1, *(Run(1, "x", j, low=4) for j in range(31, -1, -1)))
+)
+_QS = Field(
+    "qs", "u1", 16, "low nibbles: values 0..15, high nibbles: values 16..31", each(16, Run(4, "x", 16), Run(4, "x", 0))
+)
+_QS8 = Field("qs", "i1", 32, "codes in order", each(32, Run(8, "x", 0)))
 
 
 def _read_nibbles(structs: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
@@ -141,7 +142,4 @@ Q4_1 = BlockFormat("Q4_1", 3, QK, (_D, _M, _QS), 4, 0, _SOURCE, _read_nibbles, _
 Q5_0 = BlockFormat("Q5_0", 6, QK, (_D, _QH, _QS), 5, 16, _SOURCE, _read_nibbles_and_high_bits, _encode_q5_0)
 Q5_1 = BlockFormat("Q5_1", 7, QK, (_D, _M, _QH, _QS), 5, 0, _SOURCE, _read_nibbles_and_high_bits, _encode_q5_1)
 Q8_0 = BlockFormat("Q8_0", 8, QK, (_D, _QS8), 8, 0, _SOURCE, _read_bytes, _encode_q8_0)
-Q8_1 = BlockFormat(
-    "Q8_1", 9, QK, (_D, Field("s", "<f2", 1, "sum: d·Σq on the CPU, Σx of raw values on CUDA"), _QS8),
-    8, 0, _SOURCE, _read_bytes, _encode_q8_1,
-)  # fmt: skip
+Q8_1 = BlockFormat("Q8_1", 9, QK, (_D, _S, _QS8), 8, 0, _SOURCE, _read_bytes, _encode_q8_1)
