@@ -29,6 +29,7 @@ from .hosts import make_host
 from .hosts.base import Host
 from .kernels import DEFAULT_KERNEL, Kernel, find_kernel
 from .rungs import RUNGS, Options, Run, RungResult
+from .version import project_version
 
 
 @dataclass
@@ -129,14 +130,6 @@ def _climb(run: Run, name: str) -> RungResult:
     except EnvironmentFault as error:
         run.close()  # a fresh process for the next rung
         return RungResult(name, fault=str(error))
-
-
-def project_version() -> str:
-    """This project's version, as installed; "unknown" in a bare checkout."""
-    try:
-        return metadata.version("gguf-verify")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _header(run: Run) -> dict[str, Any]:

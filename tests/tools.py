@@ -95,3 +95,25 @@ def patched_block(source: Path, target: Path, tensor: str, row: int, block: int,
     with open_model(source) as model:
         offset = model.tensors[tensor].block_offset(row, block)
     return patched(source, target, offset + at, new)
+
+
+def write_model(
+    path: Path, tensors: dict[str, tuple[npt.NDArray[np.generic], str]], keys: dict[str, str] | None = None
+) -> Path:
+    """A file of tensors: name → (rows [N, row bytes or K], ggml's type)."""
+    writer = gguf.GGUFWriter(path, "test")
+    for key, value in (keys or {}).items():
+        writer.add_string(key, value)
+    for name, (rows, kind) in tensors.items():
+        raw = np.ascontiguousarray(rows).view(np.uint8)
+        block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        if block_size == 1:  # the writer takes the shape of elements
+            view = {1: np.uint8, 2: np.float16, 4: np.float32}[block_bytes]
+            writer.add_tensor(name, raw.view(view), raw_dtype=gguf.GGMLQuantizationType[kind])
+        else:
+            writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

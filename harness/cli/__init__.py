@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ..errors import HarnessError
-from . import verify
+from . import audit, verify
 from .common import say
 
 #: The commands by name; a command line that begins with none of them is `verify`'s.
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"verify": verify.run}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"verify": verify.run, "audit": audit.run}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

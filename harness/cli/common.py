@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..container import printable
 from ..errors import EXIT_ENVIRONMENT, EnvironmentFault, HarnessError, UsageError
-from ..verify import project_version
+from ..version import project_version
 
 MOST_THREADS = 512
 

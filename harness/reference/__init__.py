@@ -1,5 +1,5 @@
 """llama.cpp as the reference, in a process of its own."""
 
-from .client import Evaluation, Gemm, Llama, LlamaRefused
+from .client import Evaluation, Gemm, Llama, LlamaRefused, Requantized, Scan
 
-__all__ = ["Evaluation", "Gemm", "Llama", "LlamaRefused"]
+__all__ = ["Evaluation", "Gemm", "Llama", "LlamaRefused", "Requantized", "Scan"]

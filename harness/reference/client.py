@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..container.text import printable
+from ..container import Tensor, printable
 from ..errors import EnvironmentFault
 from . import protocol
 
@@ -73,6 +73,54 @@ class Evaluation:
     lookup: dict[str, str]
     unsupported: dict[str, str]
     unquantized: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the blocks of a tensor hold. In F32, F16 and BF16 each element counts as a block that is its own scale.
+
+    Args:
+        blocks: all of them.
+        zero_scales: with d = 0.
+        zero_blocks: whose values are all zero.
+        subnormal_scales: with |d| below the smallest normal number of its type; `first_subnormal` is one or -1.
+        negative_scales: with d < 0.
+        not_finite: with a scale, minimum or value that is not finite; `first_not_finite` their numbers, 21 at most.
+        differing: whose decode differs from llama.cpp's; `first_differing` likewise.
+        obeying: blocks with d ≠ 0 that obey each rule.
+        codes: int64[256], how often each code occurs; signed ones count from -128.
+        scale: least and greatest |d| that is finite and not zero; None where there is none.
+        minimum: least and greatest m that is finite, where the file stores one.
+        duplicate_rows: rows that equal an earlier one; None where there are too many rows to tell.
+        duplicate: the first such row and the row that it equals.
+    """
+
+    blocks: int
+    zero_scales: int
+    zero_blocks: int
+    subnormal_scales: int
+    negative_scales: int
+    not_finite: int
+    differing: int
+    first_not_finite: list[int]
+    first_differing: list[int]
+    first_subnormal: int
+    obeying: list[int]
+    codes: npt.NDArray[np.int64]
+    scale: list[float] | None
+    minimum: list[float] | None
+    duplicate_rows: int | None
+    duplicate: list[int] | None
+
+
+@dataclass(frozen=True)
+class Requantized:
+    """A tensor against what llama.cpp makes of its source: `differing` blocks, the number of the first one or -1, and
+    that block as llama.cpp makes it."""
+
+    differing: int
+    first: int
+    block: bytes
 
 
 class Llama:
@@ -187,7 +235,7 @@ class Llama:
         return dict(result)
 
     def to_float(self, type_id: int, raw: Bytes, n: int) -> Floats:
-        """llama.cpp's `to_float` of n values."""
+        """llama.cpp's `to_float` of n values. Raises LlamaRefused for a type that it has none for (F32, integers)."""
         _, (out,) = self._call("to_float", {"raw": raw}, type=type_id, n=n)
         return np.asarray(out)
 
@@ -196,9 +244,10 @@ class Llama:
         _, (out,) = self._call("from_float", {"x": x}, type=type_id)
         return np.asarray(out)
 
-    def quantize(self, type_id: int, x: Floats) -> Bytes:
-        """`ggml_quantize_chunk`: weights float32[rows, K] → uint8[rows, row bytes]."""
-        _, (out,) = self._call("quantize", {"x": x}, type=type_id)
+    def quantize(self, type_id: int, x: Floats, importance: Floats | None = None) -> Bytes:
+        """`ggml_quantize_chunk`: weights float32[rows, K], importance float32[K] → uint8[rows, row bytes]."""
+        _, (out,) = self._call("quantize", {"x": x} | ({} if importance is None else {"importance": importance}),
+                               type=type_id)  # fmt: skip
         return np.asarray(out)
 
     def validate(self, type_id: int, raw: Bytes) -> bool:
@@ -221,6 +270,57 @@ class Llama:
             pure=pure,
             threads=threads,
         )
+
+    # ---- passes over a mapped file ----------------------------------------------------------------------------------
+
+    def scan(
+        self, tensor: Tensor, library: Path, rules: Sequence[tuple[int, int, int]] = (), threads: int = 1,
+        on_bytes: Callable[[int], object] = lambda _n: None,
+    ) -> Scan:  # fmt: skip
+        """Decode every block of a tensor here and in llama.cpp, compare the bits, and tally what the blocks hold.
+
+        Args:
+            library: kernels/host/scan.hpp, compiled for the tensor's type.
+            rules: (all of, one of, none of) masks of codes; how many blocks obey each is counted.
+            on_bytes: called with the bytes that were scanned since the last call.
+
+        Raises LlamaRefused where the file is no longer the one that was opened, MalformedFile where it has shrunk.
+        """
+        figures, (codes,) = self._sweep(
+            "scan", tensor, on_bytes, block_bytes=tensor.type.block_bytes, row_bytes=tensor.row_bytes,
+            library=str(library), rules=[list(r) for r in rules], threads=threads,
+        )  # fmt: skip
+        return Scan(codes=codes, **figures)
+
+    def requantize(
+        self, tensor: Tensor, source: Tensor, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
+    ) -> Requantized:
+        """Quantize the source's rows to the tensor's type, as `llama_model_quantize` does, and compare the bytes.
+
+        Raises LlamaRefused as `scan` does, and where llama.cpp makes the type with an importance matrix only.
+        """
+        figures, (block,) = self._sweep(
+            "requantize", tensor, on_bytes, source=os.path.abspath(source.mapped.path),
+            source_identity=source.mapped.identity, source_start=source.offset, source_nbytes=source.nbytes,
+            source_type=source.type.type_id, n_rows=tensor.n_rows, k=tensor.k, threads=threads,
+        )  # fmt: skip
+        return Requantized(block=block.tobytes(), **figures)
+
+    def _sweep(self, call: str, tensor: Tensor, on_bytes: Callable[[int], object], **arguments: Any) -> Any:
+        place = {
+            "path": os.path.abspath(tensor.mapped.path), "identity": tensor.mapped.identity, "start": tensor.offset,
+            "nbytes": tensor.nbytes, "type": tensor.type.type_id,
+        }  # fmt: skip
+        self._send(call, {}, {**place, **arguments})
+        try:
+            while True:
+                header, arrays = self._receive(call)
+                if header.get("event") != "bytes":
+                    return self._result(call, header), arrays
+                on_bytes(header["n"])
+        except EnvironmentFault:
+            tensor.mapped.read()  # the process dies of a file that was cut: then that is what is to be said
+            raise
 
     # ---- a model ----------------------------------------------------------------------------------------------------
 

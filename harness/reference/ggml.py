@@ -19,6 +19,8 @@ MAX_DIMS, MAX_SRC, MAX_NAME, MAX_OP_PARAMS = 4, 10, 64, 64
 
 ToFloat = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_int64)
 FromFloat = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_int64)
+#: Level, text, user data.
+LogCallback = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
 
 
 class Tensor(c.Structure):
@@ -68,6 +70,12 @@ class InitParams(c.Structure):
     """`struct ggml_init_params` of ggml.h."""
 
     _fields_ = [("mem_size", c.c_size_t), ("mem_buffer", c.c_void_p), ("no_alloc", c.c_bool)]
+
+
+class GgufInitParams(c.Structure):
+    """`struct gguf_init_params` of gguf.h: whether to leave the data unread, and where to put the ggml context."""
+
+    _fields_ = [("no_alloc", c.c_bool), ("ctx", c.POINTER(c.c_void_p))]
 
 
 class AbiMismatch(RuntimeError):
@@ -122,6 +130,16 @@ ggml_validate_row_data = _declare(base, "ggml_validate_row_data", c.c_bool, c.c_
 ggml_backend_tensor_get = _declare(base, "ggml_backend_tensor_get", None, TensorP, c.c_void_p, c.c_size_t, c.c_size_t)
 ggml_backend_tensor_set = _declare(base, "ggml_backend_tensor_set", None, TensorP, c.c_void_p, c.c_size_t, c.c_size_t)
 ggml_backend_buffer_name = _declare(base, "ggml_backend_buffer_name", c.c_char_p, c.c_void_p)
+ggml_log_set = _declare(base, "ggml_log_set", None, LogCallback, c.c_void_p)
+gguf_init_from_file = _declare(base, "gguf_init_from_file", c.c_void_p, c.c_char_p, GgufInitParams)
+gguf_free = _declare(base, "gguf_free", None, c.c_void_p)
+gguf_get_data_offset = _declare(base, "gguf_get_data_offset", c.c_size_t, c.c_void_p)
+gguf_get_n_tensors = _declare(base, "gguf_get_n_tensors", c.c_int64, c.c_void_p)
+gguf_get_tensor_name = _declare(base, "gguf_get_tensor_name", c.c_char_p, c.c_void_p, c.c_int64)
+gguf_get_tensor_type = _declare(base, "gguf_get_tensor_type", c.c_int, c.c_void_p, c.c_int64)
+gguf_get_tensor_ne = _declare(base, "gguf_get_tensor_ne", c.POINTER(c.c_int64), c.c_void_p, c.c_int64)
+gguf_get_tensor_offset = _declare(base, "gguf_get_tensor_offset", c.c_size_t, c.c_void_p, c.c_int64)
+gguf_get_tensor_size = _declare(base, "gguf_get_tensor_size", c.c_size_t, c.c_void_p, c.c_int64)
 ggml_cpu_init = _declare(cpu, "ggml_cpu_init", None)
 ggml_get_type_traits_cpu = _declare(cpu, "ggml_get_type_traits_cpu", c.POINTER(CpuTypeTraits), c.c_int)
 ggml_graph_compute_with_ctx = _declare(cpu, "ggml_graph_compute_with_ctx", c.c_int, c.c_void_p, c.c_void_p, c.c_int)

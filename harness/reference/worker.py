@@ -54,6 +54,7 @@ class Worker:
         self.context: Any = None
         self.vocab: Any = None
         self.threads = 1
+        self._sweeper: Any = None
         self._callback: Any = None
         self._tap: Callable[[Any, bool], bool] | None = None
 
@@ -89,7 +90,10 @@ class Worker:
 
     def to_float(self, type: int, n: int, raw: npt.NDArray[np.uint8]) -> Reply:
         out = np.empty(n, np.float32)
-        self.ggml.ggml_get_type_traits(type).contents.to_float(self.ggml.pointer(raw), self.ggml.pointer(out), n)
+        convert = self.ggml.ggml_get_type_traits(type).contents.to_float
+        if not convert:  # calling it would kill the process
+            raise CallFailed(f"llama.cpp has no conversion from ggml type {type}")
+        convert(self.ggml.pointer(raw), self.ggml.pointer(out), n)
         return {}, (out,)
 
     def from_float(self, type: int, x: npt.NDArray[np.float32]) -> Reply:
@@ -104,13 +108,16 @@ class Worker:
             convert(self.ggml.pointer(row), self.ggml.pointer(target), x.shape[1])
         return out
 
-    def quantize(self, type: int, x: npt.NDArray[np.float32]) -> Reply:
-        """`ggml_quantize_chunk`: float32[rows, K] → uint8[rows, row bytes]; uniform importance if needed."""
+    def quantize(
+        self, type: int, x: npt.NDArray[np.float32], importance: npt.NDArray[np.float32] | None = None
+    ) -> Reply:
+        """`ggml_quantize_chunk`: float32[rows, K] → uint8[rows, row bytes]; uniform importance if one is needed."""
         g = self.ggml
         rows, k = x.shape
         traits = g.ggml_get_type_traits(type).contents
         out = np.zeros((rows, k // traits.blck_size * traits.type_size), np.uint8)
-        importance = np.ones(k, np.float32) if g.ggml_quantize_requires_imatrix(type) else None
+        if importance is None and g.ggml_quantize_requires_imatrix(type):
+            importance = np.ones(k, np.float32)
         g.ggml_quantize_chunk(
             type, g.pointer(x), g.pointer(out), 0, rows, k, None if importance is None else g.pointer(importance)
         )
@@ -155,6 +162,45 @@ class Worker:
         if self.llama.llama_model_quantize(os.fsencode(source), os.fsencode(target), c.byref(params)) != 0:
             raise CallFailed(f"llama_model_quantize failed for {os.path.basename(source)}")
         return {}, ()
+
+    # ---- passes over a mapped file ----------------------------------------------------------------------------------
+
+    def _sweep(self) -> Any:
+        if self._sweeper is None:
+            from . import sweep
+
+            self._sweeper = sweep.Sweeper(lambda n: protocol.send(self.link, {"event": "bytes", "n": n}))
+        return self._sweeper
+
+    def _mapped(self, path: str, identity: list[int], start: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        from . import sweep
+
+        try:
+            return np.asarray(self._sweep().bytes_of(path, identity)[start : start + nbytes])
+        except (sweep.Changed, OSError) as error:
+            raise CallFailed(str(error)) from None
+
+    def scan(
+        self, path: str, identity: list[int], start: int, nbytes: int, type: int, block_bytes: int, row_bytes: int,
+        library: str, rules: list[list[int]], threads: int,
+    ) -> Reply:  # fmt: skip
+        """Decode every block, compare, tally: see `sweep.Sweeper.scan`."""
+        data = self._mapped(path, identity, start, nbytes)
+        figures, codes = self._sweep().scan(data, type, block_bytes, row_bytes, library, rules, threads)
+        return figures, (codes,)
+
+    def requantize(
+        self, path: str, identity: list[int], start: int, nbytes: int, type: int,
+        source: str, source_identity: list[int], source_start: int, source_nbytes: int, source_type: int,
+        n_rows: int, k: int, threads: int,
+    ) -> Reply:  # fmt: skip
+        """Compare a tensor with what llama.cpp makes of its source: see `sweep.Sweeper.requantize`."""
+        if self.ggml.ggml_quantize_requires_imatrix(type):
+            raise CallFailed("llama.cpp makes this type with an importance matrix only")
+        target = self._mapped(path, identity, start, nbytes)
+        raw = self._mapped(source, source_identity, source_start, source_nbytes)
+        figures, block = self._sweep().requantize(raw, source_type, target, type, n_rows, k, threads)
+        return figures, (block,)
 
     # ---- a model ----------------------------------------------------------------------------------------------------
 

@@ -44,9 +44,9 @@ def to_dict(report: Report) -> dict[str, Any]:
         "command": report.command,
         "rungs": [_rung(r) for r in report.rungs],
     }
-    safe = _safe(plain)
-    assert isinstance(safe, dict)
-    return safe
+    made = safe(plain)
+    assert isinstance(made, dict)
+    return made
 
 
 def render(report: Report) -> str:
@@ -61,15 +61,16 @@ def _rung(rung: RungResult) -> dict[str, Any]:
     return plain
 
 
-def _safe(value: Any) -> Any:
+def safe(value: Any) -> Any:
+    """`value` as plain objects that JSON can hold: see the module."""
     if isinstance(value, dict):
-        return {str(k): _safe(v) for k, v in value.items()}
+        return {str(k): safe(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_safe(v) for v in value]
+        return [safe(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if hasattr(value, "item"):  # NumPy's scalars
-        return _safe(value.item())
+        return safe(value.item())
     if isinstance(value, str):  # a name that was no UTF-8 holds surrogates, which JSON text cannot
         return value.encode("utf-8", "backslashreplace").decode()
     return value

@@ -1,41 +1,42 @@
 """Rung 1, bytes: does every byte of the file mean to us what it means to llama.cpp?
 
-Every byte is owned by exactly one field of the container, and our decode of every quantized block is bit-equal to
-llama.cpp's `to_float`. A scale that is not finite is an error of the file: nothing computed from it means anything.
+It is the audit: every byte is owned by exactly one field of the container, our decode of every block is bit-equal to
+llama.cpp's `to_float`, other readers see the same tensors. A scale that is not finite is an error of the file: nothing
+computed from it means anything.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from concurrent.futures import ThreadPoolExecutor
 
-from ..container import Tensor, check_claims, printable
-from ..formats import BlockFormat
+from ..audit import Content, Examination, Readers, Reading, bad_blocks, compare_readers
+from ..container import Finding, check_claims, printable
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
 from .run import Run, where
 
-_CHUNK_VALUES = 1 << 22
+#: Rules whose blocks are reported one by one.
+_OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
 
 
 def bytes_rung(run: Run) -> RungResult:
     """Judge the file's bytes. Raises EnvironmentFault where llama.cpp dies."""
     result = RungResult("bytes")
     with result.timed():
-        _container(run, result)
-        tensors = run.selected()
-        for tensor in run.progress("bytes", tensors, unit="tensor"):
-            fmt = tensor.type.format
-            if not tensor.type.quantized:
-                result.skip("tensors not quantized")
-            elif not tensor.nbytes:
-                result.skip("empty tensors")
-            elif fmt is None:
-                result.leave(tensor.name, f"type {tensor.type.name} is not covered")
-            else:
-                _decode(run, result, tensor, fmt)
+        for part in run.model.parts:
+            result.count("bytes", part.size)
+        examined = Examination(run.model, run.library, run.options.threads, run.options.progress)
+        with ThreadPoolExecutor(1) as pool, Readers() as readers:
+            readings = pool.submit(lambda: [readers.read(part.path) for part in run.model.parts])
+            examined.read(run.selected())
+            _container(run, result, examined.findings, readings.result())
+        for content in examined.contents:
+            _content(run, result, content)
+        if examined.fault:
+            result.fault = examined.fault
     return result
 
 
-def _container(run: Run, result: RungResult) -> None:
+def _container(run: Run, result: RungResult, of_content: list[Finding], readings: list[tuple[Reading, ...]]) -> None:
     for part in run.model.parts:
         at = 0
         for owned in sorted(part.byte_map):
@@ -46,57 +47,51 @@ def _container(run: Run, result: RungResult) -> None:
             at = max(at, owned.stop)
         if at != part.size:
             result.fail(Failure(f"bytes {at} to {part.size} of {printable(part.path.name)} belong to no field"))
-        result.count("bytes", part.size)
-    for finding in (*run.model.findings, *check_claims(run.model)):
-        if finding.effect in ("error", "refuse"):
-            result.fail(Failure(finding.line()))
+    ours = (*run.model.findings, *check_claims(run.model), *of_content)
+    for part, readings_of_part in zip(run.model.parts, readings, strict=True):
+        explained = tuple(f for f in ours if f.part == part.part)
+        ours += compare_readers(part, readings_of_part, explained)
+    for finding in ours:
+        if finding.id.endswith(_OF_BLOCKS):
+            continue
+        if finding.severity == "error":
+            result.fail(Failure(finding.line(), finding.owner, part=finding.part))
         else:
             result.notes.append(finding.line())
 
 
-def _decode(run: Run, result: RungResult, tensor: Tensor, fmt: BlockFormat) -> None:
-    rows = run.row_bytes(tensor)
-    step = max(1, _CHUNK_VALUES // tensor.k)
-    failed = result.n_failures
-    for start in range(0, len(rows), step):
-        chunk = np.ascontiguousarray(rows[start : start + step]).reshape(-1, fmt.block_bytes)
-        ours = fmt.decode(chunk)
-        theirs = run.library.to_float(fmt.type_id, chunk.reshape(-1), ours.size).reshape(ours.shape)
-        differs = ours.view(np.uint32) != theirs.view(np.uint32)
-        if differs.any():
-            differs &= ~(np.isnan(ours) & np.isnan(theirs))
-            _report(result, tensor, fmt, chunk, start, differs.any(axis=1), ours, theirs)
-        finite = np.isfinite(fmt.scale(chunk)) & np.isfinite(fmt.minimum(chunk))
-        if not finite.all():
-            _report(result, tensor, fmt, chunk, start, ~finite, ours, None)
-    blocks = rows.size // fmt.block_bytes
-    result.count("tensors")
-    result.count("blocks", blocks)
-    result.details.append(
-        {"tensor": tensor.name, "type": fmt.name, "blocks": blocks, "bytes": tensor.nbytes, "offset": tensor.offset,
-         "failures": result.n_failures - failed}
-    )  # fmt: skip
+def _content(run: Run, result: RungResult, content: Content) -> None:
+    tensor, scan = content.tensor, content.scan
+    kind = tensor.type
+    if content.unverified:
+        result.leave(tensor.name, content.unverified)
+    elif scan is None:
+        result.skip("tensors of integers" if tensor.nbytes else "empty tensors")
+    else:
+        result.count("tensors")
+        if kind.quantized:
+            result.count("blocks", scan.blocks)
+        for differing in (True, False):
+            _report(run, result, content, differing)
+        result.details.append(
+            {"tensor": tensor.name, "type": kind.name, "blocks": scan.blocks, "bytes": tensor.nbytes,
+             "offset": tensor.offset, "failures": content.n_differing + scan.not_finite}
+        )  # fmt: skip
 
 
-def _report(
-    result: RungResult, tensor: Tensor, fmt: BlockFormat, chunk: np.ndarray, start: int, bad: np.ndarray,
-    ours: np.ndarray, theirs: np.ndarray | None,
-) -> None:  # fmt: skip
-    """Record bad blocks, `bad` bool[blocks of the chunk]."""
-    per_row = tensor.k // fmt.block_size
-    wrong = np.flatnonzero(bad)
-    shown = wrong[: max(0, MAX_FAILURES - len(result.failures))]
-    result.n_failures += len(wrong) - len(shown)
-    for i in shown:
-        row, block = start + int(i) // per_row, int(i) % per_row
-        common = {
-            "tensor": tensor.name, "row": row, "block": block, "byte_offset": tensor.block_offset(row, block),
-            "block_hex": chunk[i].tobytes()[:MAX_HEX_BYTES].hex(), "part": tensor.part,
-        }  # fmt: skip
-        if theirs is None:
-            what = f"{where(tensor.name, row, block=block)}: the scale or minimum is not finite"
-            result.fail(Failure(what, **common))
-        else:
-            j = int(np.argmax(ours[i].view(np.uint32) != theirs[i].view(np.uint32)))
-            what = f"{where(tensor.name, row, block=block)}: value {j} decodes differently from llama.cpp's to_float"
-            result.fail(Failure(what, got=float(ours[i, j]), expected=float(theirs[i, j]), **common))
+def _report(run: Run, result: RungResult, content: Content, differing: bool) -> None:
+    """Record bad blocks one by one, up to what a report lists; the rest is counted."""
+    tensor, scan = content.tensor, content.scan
+    assert scan is not None
+    room = max(0, MAX_FAILURES - len(result.failures))
+    shown = bad_blocks(content, run.library, room, differing)
+    result.n_failures += (content.n_differing if differing else scan.not_finite) - len(shown)
+    for bad in shown:
+        raw = tensor.blocks(bad.row, bad.row + 1)[0, bad.block]
+        result.fail(
+            Failure(
+                f"{where(tensor.name, bad.row, block=bad.block)}: {bad.what}", tensor.name, bad.row, bad.block,
+                byte_offset=tensor.block_offset(bad.row, bad.block), block_hex=raw.tobytes()[:MAX_HEX_BYTES].hex(),
+                got=bad.got, expected=bad.expected, part=tensor.part,
+            )
+        )  # fmt: skip

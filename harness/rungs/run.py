@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ from ..container import Model, Tensor, printable
 from ..errors import EnvironmentFault, UsageError
 from ..formats import BlockFormat
 from ..kernels import Kernel
+from ..progress import progress_bar
 from ..reference import Llama, LlamaRefused
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
 
@@ -154,20 +154,6 @@ class Session:
 
     def close(self) -> None:
         self.llama.close()
-
-
-def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[Any]:
-    """A bar that appears after a second and goes when it is done."""
-    return tqdm(
-        desc=what,
-        total=total,
-        unit=unit,
-        file=sys.stderr,
-        delay=1.0,
-        leave=False,
-        disable=not shown,
-        dynamic_ncols=True,
-    )
 
 
 def where(tensor: str, row: int, token: int | None = None, block: int | None = None) -> str:

@@ -1,0 +1,257 @@
+"""The audit of one model: container, content, other readers, and the source if one is given."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..container import Finding, GgufFile, Model, RefusedFile, Tensor, check_claims, open_model, parse
+from ..errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_MALFORMED,
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_VERIFIED,
+    EnvironmentFault,
+    UsageError,
+)
+from ..formats import FORMATS
+from ..progress import progress_bar
+from ..reference import Llama
+from ..version import project_version
+from .content import Content, content_findings, read_content
+from .fingerprint import Fingerprint, fingerprint
+from .readers import Readers, Reading
+from .readers import compare as compare_readers
+from .source import Comparison, compare, comparison_findings
+
+
+@dataclass
+class AuditOptions:
+    """What a user may choose; see the command line's help."""
+
+    tensor: str | None = None
+    source: Path | None = None
+    readers: bool = True
+    strict: bool = False
+    threads: int = 1
+    time_limit: float = 900.0
+    verbose: bool = False
+    progress: bool = True
+
+
+@dataclass
+class Audit:
+    """What an audit found.
+
+    Args:
+        path: the file that was named.
+        files: it, and all parts of a split model.
+        header: versions, sizes, digests.
+        findings: of everything, by part and offset.
+        contents: one a tensor.
+        fingerprints: one a covered type.
+        readings: what other readers said, by part.
+        comparisons: with the source's tensors, where one was given.
+        unverified: what could not be judged: (name, why).
+        refused: the finding for which the file is not read on, or None.
+        strict: warnings count as errors.
+        fault: why the environment broke the audit off, where it did.
+        seconds: how long it took.
+        command: what repeats it.
+    """
+
+    path: Path
+    files: tuple[GgufFile, ...]
+    header: dict[str, Any] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    contents: tuple[Content, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()
+    readings: tuple[tuple[Reading, ...], ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    unverified: list[tuple[str, str]] = field(default_factory=list)
+    refused: Finding | None = None
+    strict: bool = False
+    fault: str | None = None
+    seconds: float = 0.0
+    command: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """4 where the file was refused; 1 for an error, or a warning if strict; 3 where it was broken off; 5 where
+        something could not be judged; else 0."""
+        if self.refused is not None:
+            return EXIT_MALFORMED
+        severities = {f.severity for f in self.findings}
+        if "error" in severities or (self.strict and "warning" in severities):
+            return EXIT_MISMATCH
+        if self.fault:
+            return EXIT_ENVIRONMENT
+        return EXIT_UNVERIFIED if self.unverified else EXIT_VERIFIED
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two."""
+        return {
+            EXIT_VERIFIED: "clean", EXIT_MISMATCH: "wrong", EXIT_ENVIRONMENT: "broken off",
+            EXIT_MALFORMED: "refused", EXIT_UNVERIFIED: "not everything verified",
+        }[self.exit_code]  # fmt: skip
+
+
+def audit(path: Path | str, options: AuditOptions | None = None, command: str = "") -> Audit:
+    """Audit a GGUF file, or all parts of a split model.
+
+    Raises:
+        MalformedFile: it cannot be opened at all; what a file holds is in the result, a refusal too.
+        UsageError: the options select nothing.
+        EnvironmentFault: llama.cpp or a compiler cannot be used at all.
+    """
+    start = time.perf_counter()
+    options = options or AuditOptions()
+    with ExitStack() as stack:
+        # left last: what runs in it ends when the files and the readers close
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        readers = stack.enter_context(Readers()) if options.readers else None
+        try:
+            model = stack.enter_context(open_model(path))
+        except RefusedFile as error:
+            result = _refused(Path(path), error, readers)
+        else:
+            source = stack.enter_context(open_model(options.source)) if options.source else None
+            result = _readable(model, source, options, readers, pool)
+    result.strict = options.strict
+    result.command = command
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
+    """The file that is refused, which may be a later part of the one that was named."""
+    with parse(error.path, error.finding.part) as file:
+        findings = file.findings if file.refused else (*file.findings, error.finding)
+        readings = readers.read(error.path) if readers else ()
+        findings += compare_readers(file, readings, findings)
+        header = {**_versions(), "file": str(path), "size": file.size, "sha256": [file.mapped.sha256()]}
+        return Audit(path, (file,), header, _sorted(findings), readings=(readings,), refused=error.finding)
+
+
+def _readable(
+    model: Model, source: Model | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor
+) -> Audit:
+    tensors = select(model, options.tensor)
+    digests = pool.submit(model.sha256)
+    readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
+    with Llama(options.time_limit, options.verbose) as llama:
+        versions = llama.versions()
+        examined = Examination(model, llama, options.threads, options.progress)
+        examined.read(tensors)
+        if source is not None:
+            examined.compare(tensors, source)
+    result = Audit(model.path, model.parts, {
+        **_versions(), "llama-cpp-python": versions["llama_cpp_python"], "llama.cpp": versions["llama_cpp"],
+        "ggml": versions["ggml"], "file": str(model.path), "size": model.size, "sha256": list(digests.result()),
+        "architecture": model.architecture, "threads": options.threads,
+        "source": str(source.path) if source else None, "source sha256": list(source.sha256()) if source else None,
+    })  # fmt: skip
+    result.contents, result.fingerprints = tuple(examined.contents), examined.fingerprints()
+    result.comparisons, result.readings = tuple(examined.comparisons), readings.result()
+    result.unverified, result.fault = examined.unverified, examined.fault
+    ours = (*model.findings, *check_claims(model), *examined.findings)
+    for part, of_part in zip(model.parts, result.readings, strict=False):
+        ours += compare_readers(part, of_part, tuple(f for f in ours if f.part == part.part))
+    result.findings = _sorted(ours)
+    return result
+
+
+def select(model: Model, pattern: str | None) -> list[Tensor]:
+    """Tensors whose name matches. Raises UsageError where the pattern selects none."""
+    chosen = [t for name, t in model.tensors.items() if pattern is None or re.search(pattern, name)]
+    if pattern is not None and not chosen:
+        raise UsageError(f"no tensor matches {pattern!r}")
+    return chosen
+
+
+class Examination:
+    """The part of an audit that needs llama.cpp's process; what breaks it off is kept, what was found before too."""
+
+    def __init__(self, model: Model, llama: Llama, threads: int, progress: bool) -> None:
+        self.model = model
+        self.llama = llama
+        self.threads = threads
+        self.progress = progress
+        self.contents: list[Content] = []
+        self.comparisons: list[Comparison] = []
+        self.findings: list[Finding] = []
+        self.unverified: list[tuple[str, str]] = []
+        self.fault: str | None = None
+
+    def read(self, tensors: Sequence[Tensor]) -> None:
+        """Scan every tensor."""
+        with self._bar("audit", tensors) as advance:
+            for tensor in tensors:
+                content = read_content(tensor, self.llama, self.threads, advance(tensor))
+                self.contents.append(content)
+                self.findings += content_findings(content, self.llama)
+                if content.unverified:
+                    self.unverified.append((tensor.name, content.unverified))
+
+    def compare(self, tensors: Sequence[Tensor], source: Model) -> None:
+        """Compare every tensor with its source."""
+        if self.fault:
+            return
+        with self._bar("source", tensors) as advance:
+            for tensor in tensors:
+                comparison = compare(tensor, source, self.llama, self.threads, advance(tensor))
+                self.comparisons.append(comparison)
+                if comparison.unverified:
+                    self.unverified.append((tensor.name, f"not compared with the source: {comparison.unverified}"))
+        self.findings += comparison_findings(self.comparisons, self.model, source)
+
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """Of each covered type that occurs."""
+        by_type = {
+            fmt: [c.scan for c in self.contents if c.scan is not None and c.tensor.type.format is fmt]
+            for fmt in FORMATS.values()
+        }
+        return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans)
+
+    @contextmanager
+    def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[Callable[[Tensor], Callable[[int], object]]]:
+        """A bar in bytes; an EnvironmentFault inside it ends it, and is kept."""
+        with progress_bar(what, sum(t.nbytes for t in tensors), "B", self.progress) as bar:
+            done = 0
+
+            def advance(tensor: Tensor) -> Callable[[int], object]:
+                nonlocal done
+                bar.update(done - bar.n)  # what a tensor has not reported by its end
+                done += tensor.nbytes
+                return bar.update
+
+            try:
+                yield advance
+            except EnvironmentFault as error:
+                self.fault = str(error)
+
+
+def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda f: (f.part, f.start, f.stop, f.id)))
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "gguf-verify": project_version(), "python": platform.python_version(), "numpy": np.__version__,
+        "gguf": metadata.version("gguf"), "platform": f"{platform.system()} {platform.machine()}",
+    }  # fmt: skip
+
+
+__all__ = ["Audit", "AuditOptions", "Examination", "audit", "select"]

@@ -1,0 +1,184 @@
+"""What the tensors hold: every block decoded by us and by llama.cpp in one pass, compared and tallied.
+
+`kernels/host/scan.hpp` does it with the `unpack` and `value` of `kernels/formats/`, which are what kernels decode with.
+The oracle decodes by the descriptions in `harness.formats`, a hundred times slower: those are held against llama.cpp on
+some blocks of each tensor, and in the tests on every code and scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..container import Finding, Tensor
+from ..container.records import finding
+from ..container.text import quoted
+from ..formats import decode_elements
+from ..hosts.base import kernel_root
+from ..hosts.compiler import library_path
+from ..reference import Llama, Scan
+from .fingerprint import rules_of
+
+Floats = npt.NDArray[np.float32]
+
+#: Types of one element a block whose values are floating-point numbers that llama.cpp decodes.
+FLOATS = ("F32", "F16", "BF16")
+#: Blocks of a tensor that are decoded by the format's description as well.
+DESCRIBED = 1024
+#: Types whose every value is as good as any other.
+INTEGERS = ("I8", "I16", "I32", "I64")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is known of one tensor's content.
+
+    Args:
+        tensor: which one.
+        scan: its tally; None where nothing is to be judged (integers, an empty tensor) or nothing can be.
+        unverified: why nothing can be judged, or "".
+        described: numbers of drawn blocks that `harness.formats` decodes otherwise than llama.cpp.
+    """
+
+    tensor: Tensor
+    scan: Scan | None = None
+    unverified: str = ""
+    described: tuple[int, ...] = ()
+
+    @property
+    def differing(self) -> list[int]:
+        """Numbers of the first blocks whose decode differs from llama.cpp's."""
+        return sorted({*(self.scan.first_differing if self.scan else ()), *self.described})
+
+    @property
+    def n_differing(self) -> int:
+        """How many there are, at least."""
+        return max(self.scan.differing if self.scan else 0, len(self.differing))
+
+
+@dataclass(frozen=True)
+class BadBlock:
+    """A block that a finding is about.
+
+    Args:
+        row, block: its place in the tensor; of elements, `block` counts them.
+        what: in words.
+        got, expected: our value and llama.cpp's, where they differ.
+    """
+
+    row: int
+    block: int
+    what: str
+    got: float | None = None
+    expected: float | None = None
+
+
+def scanner(tensor: Tensor) -> Path:
+    """The scanner compiled for the tensor's type. Raises EnvironmentFault."""
+    name = tensor.type.name
+    size = tensor.type.block_bytes
+    options = (f"-DELEMENT={name}",) if name in FLOATS else (f"-DFORMAT={name}", f"-DBLOCK_BYTES={size}")
+    return library_path(kernel_root(), '#include "host/scan.hpp"\n', options)
+
+
+def read_content(
+    tensor: Tensor, llama: Llama, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
+) -> Content:
+    """Scan one tensor. Raises EnvironmentFault where llama.cpp dies, LlamaRefused where the file was changed."""
+    kind = tensor.type
+    if not tensor.nbytes or kind.name in INTEGERS:
+        return Content(tensor)
+    if kind.format is None and kind.name not in FLOATS:
+        return Content(tensor, unverified=f"type {kind.name} is not covered")
+    rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
+    scan = llama.scan(tensor, scanner(tensor), rules, threads, on_bytes)
+    return Content(tensor, scan, described=_described(tensor, llama) if kind.format else ())
+
+
+def _described(tensor: Tensor, llama: Llama) -> tuple[int, ...]:
+    """The oracle decodes by the format's description: that too is held against llama.cpp, on blocks of all parts."""
+    fmt = tensor.type.format
+    assert fmt is not None
+    blocks = tensor.raw.reshape(-1, fmt.block_bytes)
+    numbers = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), DESCRIBED)).astype(np.int64))
+    chosen = np.array(blocks[numbers])
+    with np.errstate(invalid="ignore"):
+        ours = fmt.decode(chosen)
+    theirs = llama.to_float(fmt.type_id, chosen.reshape(-1), ours.size).reshape(ours.shape)
+    return tuple(numbers[_unequal(ours, theirs).any(axis=1)].tolist())
+
+
+def _unequal(ours: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
+    """Where the bits differ; any NaN equals any NaN."""
+    return np.asarray((ours.view(np.uint32) != theirs.view(np.uint32)) & ~(np.isnan(ours) & np.isnan(theirs)))
+
+
+def content_findings(content: Content, llama: Llama) -> Iterator[Finding]:
+    """What a scan found wrong, one finding a rule, with the first block it is about."""
+    tensor, scan = content.tensor, content.scan
+    if scan is None:
+        return
+    quantized = tensor.type.quantized
+
+    def some(count: int) -> str:
+        unit = "block" if quantized else "value"
+        return f"{count:,} {unit}{'' if count == 1 else 's'} of {quoted(tensor.name)} ({tensor.type.name})"
+
+    if content.n_differing:
+        first = bad_blocks(content, llama, 1, differing=True)[0]
+        found = f"{some(content.n_differing)} with another decode, first {_place(tensor, first)}: {first.what}"
+        yield _at(content, content.differing[0], "decode-differs", "llama.cpp's to_float in every bit", found)
+    if scan.not_finite:
+        first = bad_blocks(content, llama, 1)[0]
+        found = f"{some(scan.not_finite)} without, first {_place(tensor, first)}: {first.what}"
+        slug = "scale-not-finite" if quantized else "value-not-finite"
+        yield _at(content, scan.first_not_finite[0], slug, "finite numbers", found)
+    if scan.subnormal_scales and quantized:
+        found = f"{some(scan.subnormal_scales)} with a smaller one"
+        yield _at(content, scan.first_subnormal, "scale-subnormal", "scales of 2^-14 or more", found)
+
+
+def bad_blocks(content: Content, llama: Llama, most: int, differing: bool = False) -> list[BadBlock]:
+    """The first blocks that are not finite, or whose decode differs, with what is wrong in each."""
+    tensor, scan = content.tensor, content.scan
+    assert scan is not None
+    numbers = content.differing if differing else scan.first_not_finite
+    return [_bad_block(tensor, number, llama, differing) for number in numbers[:most]]
+
+
+def _bad_block(tensor: Tensor, number: int, llama: Llama, differing: bool) -> BadBlock:
+    row, block = divmod(number, tensor.blocks_per_row)
+    raw = np.array(tensor.blocks(row, row + 1)[:, block])  # uint8[1, block_bytes]
+    fmt = tensor.type.format
+    if not differing:
+        if fmt is None:
+            value = float(decode_elements(tensor.type.name, raw[0])[0])
+            return BadBlock(row, block, f"the value is {value}, not a finite number")
+        d, m = float(fmt.scale(raw)[0]), float(fmt.minimum(raw)[0])
+        stored = f"d = {d:g}, m = {m:g}" if fmt.has_min else f"d = {d:g}"
+        return BadBlock(row, block, f"the scale or minimum is not finite ({stored})")
+    with np.errstate(invalid="ignore"):
+        ours = fmt.decode(raw)[0] if fmt else decode_elements(tensor.type.name, raw[0])
+    theirs = llama.to_float(tensor.type.type_id, raw[0], tensor.type.block_size)
+    unequal = _unequal(ours, theirs)
+    if not unequal.any():
+        return BadBlock(row, block, "the kernels' decode differs from llama.cpp's to_float, the description's does not")
+    i = int(np.argmax(unequal))
+    what = f"value {i} decodes differently from llama.cpp's to_float"
+    return BadBlock(row, block, what, float(ours[i]), float(theirs[i]))
+
+
+def _place(tensor: Tensor, bad: BadBlock) -> str:
+    return f"row {bad.row} {'block' if tensor.type.quantized else 'element'} {bad.block}"
+
+
+def _at(content: Content, number: int, slug: str, expected: str, found: str) -> Finding:
+    tensor = content.tensor
+    row, block = divmod(number, tensor.blocks_per_row)
+    start = tensor.block_offset(row, block)
+    stop = start + tensor.type.block_bytes
+    return replace(finding(slug, start, stop, expected, found, tensor.name), part=tensor.part)

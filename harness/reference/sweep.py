@@ -1,0 +1,224 @@
+"""Passes over the tensors of a mapped file inside llama.cpp's process, where its functions are called without a copy.
+
+`kernels/host/scan.hpp` does the work of `Sweeper.scan`; a batch of blocks is decoded by llama.cpp and by us and tallied
+before it leaves the cache. Chunks go to a pool of threads: ctypes lets go of Python's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import ggml
+
+Bytes = npt.NDArray[np.uint8]
+#: Called with the number of bytes that were done since the last call.
+Progress = Callable[[int], object]
+
+MAX_RULES, MAX_BAD = 8, 21
+#: Rows are hashed up to this number: 8 bytes each for the hash and as many for the order.
+MAX_HASHED_ROWS = 1 << 23
+_CHUNK_BYTES = 1 << 19
+_FLOATS = 1 << 20  # of a chunk that is quantized anew
+
+
+class Tally(c.Structure):
+    """`scan::Tally` of kernels/host/scan.hpp."""
+
+    _fields_ = [
+        *((name, c.c_int64) for name in (
+            "blocks", "zero_scales", "zero_blocks", "subnormal_scales", "negative_scales", "not_finite", "differing",
+        )),
+        ("first_not_finite", c.c_int64 * MAX_BAD),
+        ("first_differing", c.c_int64 * MAX_BAD),
+        ("first_subnormal", c.c_int64),
+        ("obeying", c.c_int64 * MAX_RULES),
+        ("codes", c.c_int64 * 256),
+        *((name, c.c_float) for name in ("least_scale", "most_scale", "least_min", "most_min")),
+    ]  # fmt: skip
+
+
+_SUMS = ("blocks", "zero_scales", "zero_blocks", "subnormal_scales", "negative_scales", "not_finite", "differing")
+
+
+class Changed(Exception):
+    """The file is not the one that the parent opened."""
+
+
+class Rule(c.Structure):
+    """`scan::Rule`."""
+
+    _fields_ = [("all", c.c_uint32), ("any", c.c_uint32), ("none", c.c_uint32)]
+
+
+class Sweeper:
+    """Maps files and runs over them.
+
+    Args:
+        alive: called now and then, so that the parent knows of the progress.
+    """
+
+    def __init__(self, alive: Progress) -> None:
+        self._alive = alive
+        self._maps: dict[str, tuple[list[int], Bytes]] = {}
+        self._libraries: dict[str, c.CDLL] = {}
+
+    def bytes_of(self, path: str, identity: list[int]) -> Bytes:
+        """The file as `uint8[size]`. Raises Changed where it is not the one of that identity."""
+        held = self._maps.get(path)
+        if held is None or held[0] != identity:
+            with open(path, "rb") as file:
+                now = os.fstat(file.fileno())
+                if [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns] != identity:
+                    raise Changed("the file was changed after it was opened")
+                whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            held = self._maps[path] = (identity, whole)
+        return held[1]
+
+    def scan(
+        self, data: Bytes, type_id: int, block_bytes: int, row_bytes: int, library: str,
+        rules: Sequence[Sequence[int]], threads: int,
+    ) -> tuple[dict[str, Any], npt.NDArray[np.int64]]:  # fmt: skip
+        """Tally the blocks of a tensor, `data` uint8[its bytes]: (figures by name, int64[256] blocks' codes)."""
+        scanner = self._library(library)
+        to_float = c.cast(ggml.ggml_get_type_traits(type_id).contents.to_float, c.c_void_p)
+        given = (Rule * MAX_RULES)(*(Rule(*r) for r in rules))
+        n_rows = len(data) // row_bytes
+        hashes = np.empty(n_rows, np.uint64) if 1 < n_rows <= MAX_HASHED_ROWS else None
+        # whole rows where they are not too long, so that they are hashed while they are in the cache
+        unit = row_bytes if hashes is not None else block_bytes
+        step = max(1, _CHUNK_BYTES // unit) * unit
+
+        def tally(start: int) -> Tally:
+            part = data[start : start + step]
+            out = Tally(first_subnormal=-1, least_scale=np.inf, most_scale=-np.inf, least_min=np.inf, most_min=-np.inf)
+            scanner.scan_tensor(
+                c.c_void_p(ggml.pointer(part)), c.c_int64(len(part) // block_bytes), c.c_int64(start // block_bytes),
+                to_float, given, len(rules), c.byref(out),
+            )  # fmt: skip
+            if hashes is not None:
+                target = hashes[start // row_bytes :]
+                scanner.hash_rows(
+                    c.c_void_p(ggml.pointer(part)), c.c_int64(len(part) // row_bytes), c.c_int64(row_bytes),
+                    c.c_void_p(ggml.pointer(target)),
+                )  # fmt: skip
+            return out
+
+        merged, codes = _merge(self._spread(tally, range(0, len(data), step), step, threads))
+        merged["obeying"] = merged["obeying"][: len(rules)]
+        merged["duplicate_rows"], merged["duplicate"] = self._duplicates(scanner, data, row_bytes, hashes)
+        return merged, codes
+
+    @staticmethod
+    def _duplicates(
+        scanner: c.CDLL, data: Bytes, row_bytes: int, hashes: npt.NDArray[np.uint64] | None
+    ) -> tuple[int | None, list[int] | None]:
+        n_rows = len(data) // row_bytes
+        if hashes is None:
+            return (0, None) if n_rows < 2 else (None, None)
+        order = np.argsort(hashes, kind="stable")
+        pair = np.zeros(2, np.int64)
+        scanner.count_duplicates.restype = c.c_int64
+        found = scanner.count_duplicates(
+            c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes), c.c_void_p(ggml.pointer(hashes)),
+            c.c_void_p(ggml.pointer(order)), c.c_void_p(ggml.pointer(pair)),
+        )  # fmt: skip
+        return int(found), [int(pair[0]), int(pair[1])] if found else None
+
+    def requantize(
+        self, source: Bytes, source_type: int, target: Bytes, type_id: int, n_rows: int, k: int, threads: int
+    ) -> tuple[dict[str, Any], Bytes]:
+        """Quantize the rows of `source` with `ggml_quantize_chunk` and compare with `target`.
+
+        Returns:
+            `differing` blocks and the number of the `first`; and that block as llama.cpp makes it, uint8[block_bytes].
+        """
+        traits = ggml.ggml_get_type_traits(type_id).contents
+        from_traits = ggml.ggml_get_type_traits(source_type).contents
+        block_bytes = int(traits.type_size)
+        row_bytes, source_row = len(target) // n_rows, len(source) // n_rows
+        step = max(1, _FLOATS // k)
+
+        def compare(start: int) -> tuple[int, int, Bytes]:
+            rows = min(step, n_rows - start)
+            raw = source[start * source_row : (start + rows) * source_row]
+            theirs = target[start * row_bytes : (start + rows) * row_bytes]
+            if source_type == type_id:
+                made = raw
+            else:
+                if source_type == ggml.F32:
+                    values = np.frombuffer(raw.tobytes(), np.float32)
+                else:
+                    values = np.empty(rows * k, np.float32)
+                    from_traits.to_float(ggml.pointer(raw), ggml.pointer(values), values.size)
+                made = np.empty(len(theirs), np.uint8)
+                ggml.ggml_quantize_chunk(type_id, ggml.pointer(values), ggml.pointer(made), 0, rows, k, None)
+            differs = np.flatnonzero((made != theirs).reshape(-1, block_bytes).any(axis=1))
+            if not len(differs):
+                return 0, -1, made[:0]
+            at = int(differs[0])
+            first = start * row_bytes // block_bytes + at
+            return len(differs), first, made[at * block_bytes : (at + 1) * block_bytes].copy()
+
+        total, first, block = 0, -1, np.empty(0, np.uint8)
+        for count, at, made in self._spread(compare, range(0, n_rows, step), step * row_bytes, threads):
+            if count and first < 0:
+                first, block = at, made
+            total += count
+        return {"differing": total, "first": first}, block
+
+    def _library(self, path: str) -> c.CDLL:
+        if path not in self._libraries:
+            self._libraries[path] = c.CDLL(path)
+        return self._libraries[path]
+
+    def _spread(self, work: Callable[[int], Any], starts: range, nbytes: int, threads: int) -> Iterator[Any]:
+        """Results in order, with a bounded number of them waiting."""
+        with ThreadPoolExecutor(threads) as pool:
+            waiting: list[Future[Any]] = []
+            done = 0
+            for start in starts:
+                if len(waiting) >= 4 * threads:
+                    yield waiting.pop(0).result()
+                    done += nbytes
+                    if done >= 1 << 26:
+                        self._alive(done)
+                        done = 0
+                waiting.append(pool.submit(work, start))
+            for future in waiting:
+                yield future.result()
+
+
+def _merge(tallies: Iterator[Tally]) -> tuple[dict[str, Any], npt.NDArray[np.int64]]:
+    sums = dict.fromkeys(_SUMS, 0)
+    first: dict[str, list[int]] = {"first_not_finite": [], "first_differing": []}
+    subnormal = -1
+    obeying = np.zeros(MAX_RULES, np.int64)
+    codes = np.zeros(256, np.int64)
+    least_scale = least_min = np.inf
+    most_scale = most_min = -np.inf
+    for t in tallies:
+        for key, count in (("first_not_finite", t.not_finite), ("first_differing", t.differing)):
+            first[key] += list(getattr(t, key))[: min(count, MAX_BAD - len(first[key]))]
+        for name in _SUMS:
+            sums[name] += getattr(t, name)
+        subnormal = t.first_subnormal if subnormal < 0 else subnormal
+        obeying += np.frombuffer(t.obeying, np.int64)
+        codes += np.frombuffer(t.codes, np.int64)
+        least_scale, most_scale = min(least_scale, t.least_scale), max(most_scale, t.most_scale)
+        least_min, most_min = min(least_min, t.least_min), max(most_min, t.most_min)
+
+    def span(least: float, most: float) -> list[float] | None:
+        return [float(least), float(most)] if least <= most else None
+
+    return {
+        **sums, **first, "first_subnormal": subnormal, "obeying": [int(n) for n in obeying],
+        "scale": span(least_scale, most_scale), "minimum": span(least_min, most_min),
+    }, codes  # fmt: skip

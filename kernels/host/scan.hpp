@@ -1,0 +1,301 @@
+// One pass over the blocks of a tensor on the CPU: is every block's decode llama.cpp's, and what do the blocks hold?
+//
+// Compiled once per type, with -DFORMAT and -DBLOCK_BYTES as the kernels are, or with -DELEMENT=F32, F16 or BF16. The
+// blocks go through the very `unpack` and `value` that the kernels use; llama.cpp's `to_float` comes as a pointer. A
+// batch stays in the first cache from llama.cpp's decode to ours: the file is read from memory once.
+#pragma once
+#ifdef FORMAT
+#include "../formats/all.cuh"
+#else
+#include "../common.cuh"
+#endif
+
+namespace scan {
+
+constexpr int MAX_RULES = 8;
+constexpr int MAX_BAD = 21;  // positions kept of each kind of bad block: those a report lists, and one more
+
+// What a scan adds up. `harness/reference/sweep.py` has the same struct.
+struct Tally {
+    int64_t blocks, zero_scales, zero_blocks, subnormal_scales, negative_scales;
+    int64_t not_finite, differing;                                 // bad blocks
+    int64_t first_not_finite[MAX_BAD], first_differing[MAX_BAD];   // their numbers, counted from the first row
+    int64_t first_subnormal;
+    int64_t obeying[MAX_RULES];     // blocks with a scale that obey each rule
+    int64_t codes[256];             // by code, signed ones from -128
+    float least_scale, most_scale;  // of |d| that are finite and not zero
+    float least_min, most_min;      // of finite m, where the file stores one
+};
+
+// A rule about which codes a block holds, as bits of its presence mask: all of these, one of these, none of these.
+struct Rule {
+    uint32_t all, any, none;
+    bool obeyed(uint32_t present) const {
+        return (present & all) == all && (!any || (present & any)) && !(present & none);
+    }
+};
+
+typedef void (*ToFloat)(const void*, float*, int64_t);
+
+inline uint32_t bits_of(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+inline bool is_finite(float f) { return (bits_of(f) & 0x7F800000) != 0x7F800000; }
+inline bool is_nan(float f) { return (bits_of(f) & 0x7FFFFFFF) > 0x7F800000; }
+
+inline void note(int64_t (&list)[MAX_BAD], int64_t& count, int64_t index) {
+    if (count < MAX_BAD) list[count] = index;
+    ++count;
+}
+
+inline void widen(float& least, float& most, float value) {
+    if (value < least) least = value;
+    if (value > most) most = value;
+}
+
+// Rows are told apart by this; equal ones are compared byte for byte afterwards. (Multiply and fold; no secret.)
+inline uint64_t row_hash(const uint8_t* p, int64_t n) {
+    unsigned __int128 wide;
+    uint64_t a = 0x9E3779B97F4A7C15u ^ (uint64_t)n, b = 0xD1B54A32D192ED03u;
+    for (; n >= 16; p += 16, n -= 16) {
+        uint64_t x, y;
+        memcpy(&x, p, 8);
+        memcpy(&y, p + 8, 8);
+        wide = (unsigned __int128)(a ^ x) * (b ^ y);
+        a = (uint64_t)wide ^ x;  // the factors stay: a product by zero must not forget the rest
+        b = (uint64_t)(wide >> 64) + y + 0x2545F4914F6CDD1Du;
+    }
+    uint64_t tail[2] = {0, 0};
+    memcpy(tail, p, (size_t)n);
+    wide = (unsigned __int128)(a ^ tail[0] ^ 0xA24BAED4963EE407u) * (b ^ tail[1] ^ 0x9FB21C651E98DF25u);
+    return (uint64_t)wide ^ (uint64_t)(wide >> 64) ^ a ^ b;
+}
+
+#ifdef FORMAT
+
+template <class F, class = void>
+struct StoresMin { static constexpr bool value = false; };
+template <class F>
+struct StoresMin<F, decltype((void)F::m)> { static constexpr bool value = true; };
+
+template <class F, class = void>
+struct HasHighBits { static constexpr bool value = false; };
+template <class F>
+struct HasHighBits<F, decltype((void)F::qh)> { static constexpr bool value = true; };
+constexpr bool HAS_HIGH_BITS = HasHighBits<FORMAT>::value;
+
+// Bit c says that code c occurs. Of signed bytes: bit 0 is -128, bit 1 -127, bit 2 127, bit 3 any other.
+inline uint32_t presence(const int8_t* q) {
+    uint32_t present = 0;
+    if (sizeof(FORMAT::qs) == QK) {
+        uint8_t low = 0, almost = 0, high = 0, other = 0;
+        for (int i = 0; i < QK; ++i) {
+            const uint8_t l = q[i] == -128, a = q[i] == -127, h = q[i] == 127;
+            low |= l, almost |= a, high |= h, other |= !(l | a | h);
+        }
+        return low | almost << 1 | high << 2 | other << 3;
+    }
+    for (int i = 0; i < QK; ++i) present |= 1u << (q[i] & 31);
+    return present;
+}
+
+constexpr int BATCH = 64;
+
+typedef uint8_t Lanes __attribute__((vector_size(QK)));
+
+inline void count_codes(const int8_t (*q)[QK], int64_t n, uint32_t (&codes)[4][256]) {
+    if (sizeof(FORMAT::qs) == QK) {  // four tables, since increments of one counter wait for each other
+        for (int64_t j = 0; j < n; ++j)
+            for (int i = 0; i < QK; i += 4)
+                for (int k = 0; k < 4; ++k) ++codes[k][(uint8_t)(q[j][i + k] + 128)];
+        return;
+    }
+    // Few codes: comparing all with each, 32 at a time, is faster than counting one by one.
+    static_assert(BATCH < 256, "a batch's counts fit in a byte");
+    for (int c = 0; c < (HAS_HIGH_BITS ? 32 : 16); ++c) {
+        Lanes found = {};
+        for (int64_t j = 0; j < n; ++j) {
+            Lanes lanes;
+            memcpy(&lanes, q[j], QK);
+            found -= (Lanes)(lanes == (uint8_t)c);  // true is -1
+        }
+        for (int i = 0; i < QK; ++i) codes[0][c] += found[i];
+    }
+}
+
+// In phases over a batch, since a wide load that follows the narrow stores that it reads from has to wait for them.
+inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_float, const Rule* rules, int n_rules,
+                        Tally& t, uint32_t (&codes)[4][256]) {
+    const FORMAT* block = (const FORMAT*)p;
+    alignas(64) float theirs[BATCH][QK];
+    alignas(64) int8_t q[BATCH][QK];
+    float d[BATCH], m[BATCH];
+    uint32_t differs[BATCH], magnitude[BATCH], present[BATCH];
+
+    to_float(p, theirs[0], n * QK);
+    for (int64_t j = 0; j < n; ++j) {
+        block[j].unpack(q[j]);
+        d[j] = block[j].scale();
+        m[j] = block[j].minimum();
+    }
+    for (int64_t j = 0; j < n; ++j) {
+        uint32_t x = 0, size = 0;
+        for (int i = 0; i < QK; ++i) {
+            const uint32_t ours = bits_of(FORMAT::value(d[j], m[j], q[j][i]));
+            x |= ours ^ bits_of(theirs[j][i]);
+            size |= ours & 0x7FFFFFFF;
+        }
+        differs[j] = x;
+        magnitude[j] = size;
+    }
+    for (int64_t j = 0; j < n; ++j) present[j] = presence(q[j]);
+    count_codes(q, n, codes);
+    for (int64_t j = 0; j < n; ++j) {
+        for (int i = 0; differs[j] && i < QK; ++i) {
+            const float ours = FORMAT::value(d[j], m[j], q[j][i]), their = theirs[j][i];
+            if (bits_of(ours) == bits_of(their) || (is_nan(ours) && is_nan(their))) continue;
+            note(t.first_differing, t.differing, first + j);
+            break;
+        }
+        t.zero_blocks += magnitude[j] == 0;
+        if (!is_finite(d[j]) || !is_finite(m[j])) note(t.first_not_finite, t.not_finite, first + j);
+        if (StoresMin<FORMAT>::value && is_finite(m[j])) widen(t.least_min, t.most_min, m[j]);
+        const float size = std::fabs(d[j]);
+        if (size == 0) {
+            ++t.zero_scales;
+            continue;
+        }
+        t.negative_scales += d[j] < 0;
+        if (size < 0x1p-14f && !t.subnormal_scales++) t.first_subnormal = first + j;
+        if (is_finite(d[j])) widen(t.least_scale, t.most_scale, size);
+        for (int r = 0; r < n_rules; ++r) t.obeying[r] += rules[r].obeyed(present[j]);
+    }
+}
+constexpr int VALUES = QK, BYTES = sizeof(FORMAT);
+
+#else
+
+// An element is a block of one value, which is its own scale.
+struct F32 {
+    uint32_t bits;
+    static constexpr float SMALLEST_NORMAL = 0x1p-126f;
+    float value() const {
+        float f;
+        memcpy(&f, &bits, 4);
+        return f;
+    }
+};
+struct F16 {
+    uint16_t bits;
+    static constexpr float SMALLEST_NORMAL = 0x1p-14f;
+    float value() const { return half_to_float(bits); }
+};
+struct BF16 {
+    uint16_t bits;
+    static constexpr float SMALLEST_NORMAL = 0x1p-126f;
+    float value() const {
+        const uint32_t wide = (uint32_t)bits << 16;
+        float f;
+        memcpy(&f, &wide, 4);
+        return f;
+    }
+};
+
+constexpr int BATCH = 1024, VALUES = 1, BYTES = sizeof(ELEMENT);
+
+inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_float, const Rule*, int, Tally& t,
+                        uint32_t (&)[4][256]) {
+    float theirs[BATCH], ours[BATCH];
+    if (to_float) to_float(p, theirs, n);
+    for (int64_t j = 0; j < n; ++j) {
+        ELEMENT e;
+        memcpy(&e, p + j * sizeof(ELEMENT), sizeof(ELEMENT));
+        ours[j] = e.value();
+    }
+    if (!to_float) memcpy(theirs, ours, (size_t)n * 4);
+    // The common case first, in loops without branches.
+    uint32_t differs = 0, most = 0;
+    int64_t zeros = 0, negative = 0, small = 0;
+    float least = 0x1.fffffep127f, largest = 0;
+    for (int64_t j = 0; j < n; ++j) {
+        const uint32_t u = bits_of(ours[j]), size = u & 0x7FFFFFFF;
+        differs |= u ^ bits_of(theirs[j]);
+        most = size > most ? size : most;
+    }
+    const bool finite = most < 0x7F800000;
+    for (int64_t j = 0; j < n; ++j) {
+        const float size = std::fabs(ours[j]);
+        zeros += size == 0;
+        small += size > 0 && size < ELEMENT::SMALLEST_NORMAL;
+        negative += ours[j] < 0;
+        least = size > 0 && size < least ? size : least;
+    }
+    if (finite) memcpy(&largest, &most, 4);
+    if (differs || !finite || (small && !t.subnormal_scales)) {
+        for (int64_t j = 0; j < n; ++j) {
+            if (bits_of(ours[j]) != bits_of(theirs[j]) && !(is_nan(ours[j]) && is_nan(theirs[j])))
+                note(t.first_differing, t.differing, first + j);
+            if (!is_finite(ours[j])) {
+                note(t.first_not_finite, t.not_finite, first + j);
+                continue;
+            }
+            const float size = std::fabs(ours[j]);
+            if (size > largest) largest = size;
+            if (size > 0 && size < ELEMENT::SMALLEST_NORMAL && t.first_subnormal < 0) t.first_subnormal = first + j;
+        }
+    }
+    t.zero_scales += zeros;
+    t.zero_blocks += zeros;
+    t.negative_scales += negative;
+    t.subnormal_scales += small;
+    if (least < t.least_scale) t.least_scale = least;
+    if (largest > t.most_scale) t.most_scale = largest;
+}
+
+#endif
+
+}  // namespace scan
+
+// Adds `n` blocks to the tally, the first of which is the tensor's block number `first`. `to_float` may be null for a
+// type that has none.
+extern "C" void scan_tensor(const uint8_t* p, int64_t n, int64_t first, scan::ToFloat to_float,
+                            const scan::Rule* rules, int n_rules, scan::Tally* tally) {
+    using namespace scan;
+    uint32_t codes[4][256] = {};
+    int64_t uncounted = 0;
+    const auto add_codes = [&] {  // before 32 bits could overflow
+        for (int c = 0; c < 256; ++c)
+            for (auto& table : codes) tally->codes[c] += table[c], table[c] = 0;
+        uncounted = 0;
+    };
+    for (int64_t at = 0; at < n; at += BATCH) {
+        const int64_t some = n - at < BATCH ? n - at : BATCH;
+        scan_blocks(p + at * BYTES, some, first + at, to_float, rules, n_rules, *tally, codes);
+        if ((uncounted += some * VALUES) > 1 << 30) add_codes();
+    }
+    add_codes();
+    tally->blocks += n;
+}
+
+extern "C" void hash_rows(const uint8_t* rows, int64_t n_rows, int64_t row_bytes, uint64_t* hashes) {
+    for (int64_t r = 0; r < n_rows; ++r) hashes[r] = scan::row_hash(rows + r * row_bytes, row_bytes);
+}
+
+// How many rows equal an earlier one. `order` sorts the rows by (hash, number). The first such row and the one that it
+// equals go to `pair`.
+extern "C" int64_t count_duplicates(const uint8_t* rows, int64_t n_rows, int64_t row_bytes, const uint64_t* hashes,
+                                    const int64_t* order, int64_t* pair) {
+    int64_t found = 0, first = 0;
+    for (int64_t i = 1; i < n_rows; ++i) {
+        if (hashes[order[i]] != hashes[order[first]]) {
+            first = i;
+            continue;
+        }
+        if (memcmp(rows + order[i] * row_bytes, rows + order[first] * row_bytes, (size_t)row_bytes)) continue;
+        if (!found++ || order[i] < pair[0]) pair[0] = order[i], pair[1] = order[first];
+    }
+    return found;
+}

@@ -1,0 +1,11 @@
+"""Audit a GGUF file: python scripts/audit_layout.py model.gguf. See --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["audit", *sys.argv[1:]]))

@@ -1,0 +1,77 @@
+"""What an audit costs, beside `sha256sum` of the same file and gguf-py's `dequantize` over it.
+
+    python scripts/bench_audit.py [--type Q4_0] [--layers 40] [--keep FILE] [--repeat 5]
+
+It makes a llama of TinyLlama-1.1B's matrices, with so many layers that the file has more than 1 GB, or takes any GGUF
+file, reads it once so that it is cached, and measures in turn, each in a process of its own, from start to exit:
+
+    sha256sum     coreutils
+    audit         everything that `gguf-verify audit` does: it hashes the file too, and asks two more readers
+    scan          the audit without the other readers: container, decode check, statistics, duplicate rows, sha256
+    dequantize    gguf.quants.dequantize of every quantized tensor (once: it is slow)
+
+Figures are medians, and ratios of medians of one run; the memory is what no file backs, summed over all processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from bench_common import FTYPES, Measured, measure, model_at
+
+DEQUANTIZE = """
+import sys, gguf
+for tensor in gguf.GGUFReader(sys.argv[1]).tensors:
+    if tensor.tensor_type.name not in ("F32", "F16", "BF16"):
+        gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--type", choices=FTYPES, default="Q4_0")
+    parser.add_argument("--layers", type=int, default=40)
+    parser.add_argument("--keep", type=Path, help="keep (or use) the model file, or the folder that it is in")
+    parser.add_argument("--repeat", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = model_at(args.keep, Path(folder), args.type, args.layers)
+        audit = [sys.executable, Path(__file__).with_name("audit_layout.py"), path]
+        commands: dict[str, list[str | Path]] = {"audit": audit, "scan": [*audit, "--no-readers"]}
+        if shutil.which("sha256sum"):
+            commands = {"sha256sum": ["sha256sum", path], **commands}
+        runs: dict[str, list[Measured]] = {name: [] for name in commands}
+        for command in commands.values():  # caches: the file, the compiled scanner
+            measure(command, quiet=True)
+        for _ in range(args.repeat):
+            for name, command in commands.items():
+                runs[name].append(measure(command, quiet=True))
+        runs["dequantize"] = [measure([sys.executable, "-c", DEQUANTIZE, path], quiet=True)]
+        size = path.stat().st_size
+    print(f"{path.name}: {size:,} bytes, {args.repeat} runs")
+    medians = {name: statistics.median(run.seconds for run in of) for name, of in runs.items()}
+    for name, of in runs.items():
+        codes = sorted({run.code for run in of})
+        times = " ".join(f"{run.seconds:.2f}" for run in of)
+        print(
+            f"{name:<11} {medians[name]:7.2f} s  {size / medians[name] / 1e6:7.0f} MB/s  peak "
+            f"{max(run.peak_anonymous for run in of) / 2**20:6.0f} MiB  exit {codes}  ({times})"
+        )
+    for name in ("audit", "scan"):
+        ratios = [
+            f"{other} / {name} {medians[other] / medians[name]:.2f}" for other in medians if other not in commands
+        ]
+        if "sha256sum" in medians:
+            ratios = [f"sha256sum / {name} {medians['sha256sum'] / medians[name]:.2f}", *ratios]
+        print(" · ".join(ratios))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""What the benchmarks share: a random model of a real one's shape, and the memory of a process with all below it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import gguf
+import numpy as np
+from tqdm import tqdm
+
+from harness.formats import FORMATS, BlockFormat
+from harness.reference import Llama
+
+N_EMBD, N_FF, N_HEAD, N_HEAD_KV, N_VOCAB = 2048, 5632, 32, 4, 32000
+FTYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7}
+
+
+def shapes(n_layer: int) -> list[tuple[str, int, int]]:
+    """Name, rows and columns of each matrix."""
+    n_kv = N_EMBD // N_HEAD * N_HEAD_KV
+    out = [("token_embd.weight", N_VOCAB, N_EMBD), ("output.weight", N_VOCAB, N_EMBD)]
+    for i in range(n_layer):
+        out += [
+            (f"blk.{i}.attn_q.weight", N_EMBD, N_EMBD),
+            (f"blk.{i}.attn_k.weight", n_kv, N_EMBD),
+            (f"blk.{i}.attn_v.weight", n_kv, N_EMBD),
+            (f"blk.{i}.attn_output.weight", N_EMBD, N_EMBD),
+            (f"blk.{i}.ffn_gate.weight", N_FF, N_EMBD),
+            (f"blk.{i}.ffn_up.weight", N_FF, N_EMBD),
+            (f"blk.{i}.ffn_down.weight", N_EMBD, N_FF),
+        ]
+    return out
+
+
+def make_model(path: Path, fmt: BlockFormat, n_layer: int, seed: int = 0) -> None:
+    """Gaussian weights of variance 1/K, so that activations keep their size through the layers."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("random TinyLlama-1.1B")
+    writer.add_context_length(2048)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(n_layer)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEAD)
+    writer.add_head_count_kv(N_HEAD_KV)
+    writer.add_rope_dimension_count(N_EMBD // N_HEAD)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(N_VOCAB)
+    writer.add_file_type(FTYPES[fmt.name])
+    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
+    tokens = ["<unk>", "<s>", "</s>", *bytes_, *(f"word{i}" for i in range(N_VOCAB - 259))]
+    kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2, *[gguf.TokenType.BYTE] * 256]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * N_VOCAB)
+    writer.add_token_types([*kinds, *[gguf.TokenType.NORMAL] * (N_VOCAB - len(kinds))])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    rng = np.random.default_rng(seed)
+    matrices = shapes(n_layer)
+    norms = ["output_norm.weight"]
+    norms += [f"blk.{i}.{part}_norm.weight" for i in range(n_layer) for part in ("attn", "ffn")]
+    kind = gguf.GGMLQuantizationType(fmt.type_id)
+    for name, n, k in matrices:
+        writer.add_tensor_info(name, (n, fmt.row_bytes(k)), np.dtype(np.uint8), n * fmt.row_bytes(k), raw_dtype=kind)
+    for name in norms:
+        writer.add_tensor_info(name, (N_EMBD,), np.dtype(np.float32), 4 * N_EMBD)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    with Llama() as llama:
+        for _, n, k in tqdm(matrices, desc="making the model", unit="tensor", disable=None):
+            rows = [
+                llama.quantize(fmt.type_id, rng.standard_normal((min(4096, n - i), k), np.float32) / np.float32(k**0.5))
+                for i in range(0, n, 4096)
+            ]
+            writer.write_tensor_data(np.concatenate(rows))
+    for _ in norms:
+        writer.write_tensor_data(np.ones(N_EMBD, np.float32))
+    writer.close()
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all below it."""
+    out = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        for child in (task / "children").read_text().split():
+            out += tree(int(child))
+    return out
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """Bytes of a process's proportional set, which counts a shared page once, and those of it that no file backs."""
+    whole = anonymous = 0
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == "Pss":
+            whole = int(value.split()[0]) * 1024
+        elif key == "Pss_Anon":
+            anonymous = int(value.split()[0]) * 1024
+    return whole, anonymous
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run: exit code, wall time in seconds, peak memory in bytes, and the peak of what no file backs."""
+
+    code: int
+    seconds: float
+    peak: int
+    peak_anonymous: int
+
+
+def measure(command: Sequence[str | Path], quiet: bool = False) -> Measured:
+    """Run a command and watch the memory of it and its children, ten times a second."""
+    output = subprocess.DEVNULL if quiet else None
+    start = time.perf_counter()
+    process = subprocess.Popen([str(part) for part in command], stdout=output)
+    peaks = [0, 0]
+
+    def watch() -> None:
+        while process.poll() is None:
+            with contextlib.suppress(OSError):  # a process ended while it was looked at
+                sums = [sum(each) for each in zip(*(memory(p) for p in tree(process.pid)), strict=True)]
+                peaks[:] = [max(pair) for pair in zip(peaks, sums, strict=True)]
+            time.sleep(0.1)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    code = process.wait()
+    seconds = time.perf_counter() - start
+    watcher.join()
+    return Measured(code, seconds, *peaks)
+
+
+def model_at(path: Path | None, folder: Path, kind: str, n_layer: int) -> Path:
+    """The model to measure on: `path` where it is a file, made there or in `folder` where there is none yet."""
+    path = path or folder
+    if path.is_dir():
+        path = path / f"random-1.1B-{n_layer}-{kind}.gguf"
+    if not path.exists():
+        make_model(path, FORMATS[kind], n_layer)
+    return path

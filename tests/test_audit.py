@@ -1,0 +1,559 @@
+"""The audit: what a scan tallies against a slow recount, fingerprints, the source, verdicts and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from harness.audit import Audit, AuditOptions, audit, content
+from harness.audit.content import read_content
+from harness.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint, rules_of
+from harness.container import RULES, open_model
+from harness.errors import MalformedFile, UsageError
+from harness.formats import FORMATS, BlockFormat, decode_elements
+from harness.hosts.base import kernel_root
+from harness.reference import Llama, LlamaRefused, Scan
+from harness.report import audit_json, audit_text
+
+from . import corpus
+from .tools import FIXTURES, patched, patched_block, split_model, write_model
+
+Bytes = npt.NDArray[np.uint8]
+TINY = {name: FIXTURES / f"tiny-{name}.gguf" for name in ("Q4_0", "Q5_1", "F16")}
+QUIET = AuditOptions(progress=False, threads=2)
+
+
+@pytest.fixture(scope="module")
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+def ids(result: Audit) -> list[str]:
+    return [f.id for f in result.findings]
+
+
+def rule(slug: str) -> str:
+    return RULES[slug].id
+
+
+def run(path: Path, **options: object) -> Audit:
+    return audit(path, AuditOptions(progress=False, threads=2, **options))  # type: ignore[arg-type]
+
+
+def one_tensor(path: Path, rows: Bytes, kind: str, name: str = "w") -> Path:
+    """A file of one tensor, `rows` uint8[rows, row bytes]."""
+    return write_model(path, {name: (rows, kind)})
+
+
+def scanned(path: Path, llama: Llama, threads: int = 2) -> Scan:
+    with open_model(path) as model:
+        (tensor,) = model.tensors.values()
+        scan = read_content(tensor, llama, threads).scan
+        assert scan is not None
+        return scan
+
+
+def edge_blocks(fmt: BlockFormat, rng: np.random.Generator, n: int) -> Bytes:
+    """Random bytes, and every bit pattern of a half as the scale; some rows of zeros and of equal bytes."""
+    blocks = rng.integers(0, 256, (n, fmt.block_bytes), np.uint8)
+    halves = np.arange(1 << 16, dtype="<u2").view(np.uint8).reshape(-1, 2)
+    k = min(n, len(halves))
+    blocks[:k, :2] = halves[:k]
+    blocks[n - 8 :] = 0
+    blocks[n - 16 : n - 8, fmt.field_offset("qs") :] = 0x88
+    return blocks
+
+
+# -- the scan against a slow recount ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+def test_every_figure_of_a_scan(fmt: BlockFormat, llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    per_row, n_rows = 33, 2100  # no power of two, so that batches and chunks end within rows and tensors
+    blocks = edge_blocks(fmt, rng, n_rows * per_row)
+    blocks.reshape(n_rows, -1)[777] = blocks.reshape(n_rows, -1)[5]
+    scan = scanned(one_tensor(tmp_path / "m.gguf", blocks.reshape(n_rows, -1), fmt.name), llama)
+
+    with np.errstate(all="ignore"):
+        d, m, values, q = fmt.scale(blocks), fmt.minimum(blocks), fmt.decode(blocks), fmt.codes(blocks).astype(int)
+    bad = ~(np.isfinite(d) & np.isfinite(m))
+    size = np.abs(d)
+    normal = np.isfinite(d) & (size > 0)
+    assert scan.blocks == len(blocks)
+    assert scan.differing == 0
+    assert scan.not_finite == bad.sum()
+    assert scan.first_not_finite == np.flatnonzero(bad)[:21].tolist()
+    assert scan.zero_scales == (d == 0).sum()
+    assert scan.zero_blocks == (values == 0).all(axis=1).sum() >= 8
+    assert scan.negative_scales == (d < 0).sum()
+    subnormal = (size > 0) & (size < 2.0**-14)
+    assert scan.subnormal_scales == subnormal.sum() > 0
+    assert scan.first_subnormal == int(np.argmax(subnormal))
+    assert scan.scale == [size[normal].min(), size[normal].max()]
+    assert scan.minimum == ([m[np.isfinite(m)].min(), m[np.isfinite(m)].max()] if fmt.has_min else None)
+    low = -128 if fmt.bits == 8 else 0
+    assert scan.codes.tolist() == np.bincount((q - low).ravel(), minlength=256).tolist()
+    rows = blocks.reshape(n_rows, -1)
+    assert scan.duplicate_rows == n_rows - len(np.unique(rows, axis=0)) == 1
+    assert scan.duplicate == [777, 5]
+    for i, r in enumerate(rules_of(fmt)):
+        assert scan.obeying[i] == sum(obeys(fmt, set(codes), r.masks) for codes in q[d != 0].tolist()), r
+
+
+def obeys(fmt: BlockFormat, codes: set[int], masks: tuple[int, int, int]) -> bool:
+    """A rule on the set of a block's codes, by the words of its documentation."""
+    if fmt.bits == 8:
+        codes = {{-128: 0, -127: 1, 127: 2}.get(c, 3) for c in codes}
+    all_, any_, none = ({c for c in range(32) if mask >> c & 1} for mask in masks)
+    return all_ <= codes and (not any_ or bool(any_ & codes)) and not none & codes
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_elements(kind: str, llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    size = 4 if kind == "F32" else 2
+    raw = rng.integers(0, 256, (3000, 7 * size), np.uint8)
+    scan = scanned(one_tensor(tmp_path / "m.gguf", raw, kind), llama)
+    values = decode_elements(kind, raw.reshape(-1))
+    magnitude = np.abs(values)
+    bad = ~np.isfinite(values)
+    smallest = 2.0**-14 if kind == "F16" else 2.0**-126
+    assert (scan.blocks, scan.differing, scan.not_finite) == (values.size, 0, bad.sum())
+    assert scan.first_not_finite == np.flatnonzero(bad)[:21].tolist()
+    assert scan.zero_blocks == scan.zero_scales == (values == 0).sum()
+    assert scan.subnormal_scales == ((magnitude > 0) & (magnitude < smallest)).sum()
+    fit = magnitude[~bad & (magnitude > 0)]
+    assert scan.scale == [fit.min(), fit.max()]
+    assert scan.negative_scales == (values < 0).sum() - 0
+
+
+def test_zeros_have_no_scale(llama: Llama, tmp_path: Path) -> None:
+    scan = scanned(one_tensor(tmp_path / "m.gguf", np.zeros((3, 4096), np.uint8), "F32"), llama)
+    assert (scan.zero_blocks, scan.scale, scan.duplicate_rows) == (3 * 1024, None, 2)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("n_rows", "per_row"), [(1, 70001), (70001, 1), (3, 40000), (257, 129), (1, 1)])
+def test_one_bad_block_wherever_it_is(
+    n_rows: int, per_row: int, threads: int, llama: Llama, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    total = n_rows * per_row
+    blocks = FORMATS["Q4_0"].encode(rng.standard_normal((total, 32), np.float32))
+    for number in {0, total // 2, total - 1}:
+        bad = blocks.copy()
+        bad[number, :2] = (0x00, 0x7C)
+        scan = scanned(one_tensor(tmp_path / "m.gguf", bad.reshape(n_rows, -1), "Q4_0"), llama, threads)
+        assert (scan.blocks, scan.not_finite, scan.first_not_finite) == (total, 1, [number])
+
+
+def test_rows_that_hash_alike_are_compared(tmp_path: Path, llama: Llama, rng: np.random.Generator) -> None:
+    """With a hash that always collides the count of equal rows is never too high."""
+    source = kernel_root() / "host" / "scan.hpp"
+    text = source.read_text()
+    assert text.count("hashes[r] = scan::row_hash(rows + r * row_bytes, row_bytes)") == 1
+    root = tmp_path / "kernels"
+    shutil.copytree(kernel_root(), root)
+    (root / "host" / "scan.hpp").write_text(
+        text.replace("hashes[r] = scan::row_hash(rows + r * row_bytes, row_bytes)", "hashes[r] = 1")
+    )
+    rows = rng.integers(0, 120, (50, 180), np.uint8)
+    rows[40] = rows[0]
+    path = one_tensor(tmp_path / "m.gguf", rows, "Q4_0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(content, "kernel_root", lambda: root)
+        assert scanned(path, llama).duplicate_rows == 1
+
+
+# -- the scan must find what is wrong ---------------------------------------------------------------------------
+
+WRONG_DECODES = {
+    "Q4_0": ("q4_0.cuh", "(float)(q - 8)", "(float)(q - 7)"),
+    "Q4_1": ("q4_1.cuh", "__fadd_rn(__fmul_rn((float)q, d), m)", "__fadd_rn(__fmul_rn((float)q, d), -m)"),
+    "Q5_0": ("q5_0.cuh", "(high >> (j + 16) & 1)", "(high >> (j + 15) & 1)"),
+    "Q5_1": ("q5_1.cuh", "(high >> j & 1)", "(high >> 2 * j & 1)"),
+    "Q8_0": ("q8_0.cuh", "q[i] = qs[i];", "q[i] = (uint8_t)qs[i] & 0x7F;"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_DECODES)
+def test_a_wrong_decode_is_found(
+    name: str, llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, old, new = WRONG_DECODES[name]
+    root = tmp_path / "kernels"
+    shutil.copytree(kernel_root(), root)
+    source = (root / "formats" / file).read_text()
+    assert old in source
+    (root / "formats" / file).write_text(source.replace(old, new))
+    monkeypatch.setattr(content, "kernel_root", lambda: root)
+    fmt = FORMATS[name]
+    blocks = fmt.encode(rng.standard_normal((640, 32), np.float32))
+    path = one_tensor(tmp_path / "m.gguf", blocks.reshape(20, -1), name)
+    assert scanned(path, llama).differing > 600
+    result = run(path)
+    assert rule("decode-differs") in ids(result)
+    assert result.exit_code == 1
+
+
+def test_one_block_that_decodes_otherwise(
+    llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One block that differs is counted and named; blocks of zeros do not tell the decodes apart."""
+    blocks = np.zeros((8, 18), np.uint8)
+    blocks[5] = FORMATS["Q4_0"].encode(np.linspace(-1, 1, 32, dtype=np.float32)[None])[0]
+    path = one_tensor(tmp_path / "m.gguf", blocks.reshape(4, -1), "Q4_0")
+    root = tmp_path / "kernels"
+    shutil.copytree(kernel_root(), root)
+    header = root / "formats" / "q4_0.cuh"
+    header.write_text(header.read_text().replace("(float)(q - 8)", "(float)(q - 9)"))
+    monkeypatch.setattr(content, "kernel_root", lambda: root)
+    (found,) = [f for f in run(path, readers=False).findings if f.id == rule("decode-differs")]
+    with open_model(path) as model:
+        assert found.start == model.tensors["w"].block_offset(2, 1)
+    assert "1 block of 'w' (Q4_0)" in found.found
+    assert "row 2 block 1" in found.found
+
+
+@pytest.mark.parametrize(("at", "value", "slug"), [
+    (0, b"\x00\x7c", "scale-not-finite"), (0, b"\xff\x7f", "scale-not-finite"), (0, b"\x00\xfc", "scale-not-finite"),
+    (2, b"\x00\x7e", "scale-not-finite"), (0, b"\x01\x00", "scale-subnormal"),
+])  # fmt: skip
+def test_scales_that_are_findings(at: int, value: bytes, slug: str, tmp_path: Path) -> None:
+    path = patched_block(TINY["Q5_1"], tmp_path / "m.gguf", "blk.1.ffn_up.weight", 7, 3, at, value)
+    result = run(path, readers=False)
+    (found,) = result.findings
+    assert found.id == rule(slug)
+    with open_model(path) as model:
+        offset = model.tensors["blk.1.ffn_up.weight"].block_offset(7, 3)
+    assert (found.start, found.stop) == (offset, offset + 24)
+    assert found.owner == "blk.1.ffn_up.weight"
+    assert result.exit_code == (1 if slug == "scale-not-finite" else 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_elements_that_are_findings(value: float, tmp_path: Path) -> None:
+    with open_model(TINY["Q4_0"]) as model:
+        tensor = model.tensors["blk.1.attn_norm.weight"]
+        offset = tensor.offset + 4 * 100
+    path = patched(TINY["Q4_0"], tmp_path / "m.gguf", offset, np.float32(value).tobytes())
+    (found,) = run(path, readers=False).findings
+    assert (found.id, found.start, found.stop) == (rule("value-not-finite"), offset, offset + 4)
+    assert "row 0 element 100" in found.found
+
+
+# -- the fingerprint --------------------------------------------------------------------------------------------
+
+
+def amax_over(fmt: BlockFormat, x: npt.NDArray[np.float32], steps: int) -> Bytes:
+    """A quantizer such as people write: scale max|x|/steps, codes symmetric about the offset."""
+    d = (np.abs(x).max(axis=1) / np.float32(steps)).astype(np.float16)
+    inverse = np.where(d != 0, 1 / np.where(d != 0, d, 1).astype(np.float32), 0)
+    q = np.round(x * inverse[:, None]).clip(-steps, min(steps, 127)).astype(int) + fmt.offset
+    if fmt.bits == 8:
+        return fmt.pack(d=d, qs=q.astype(np.int8))
+    qs = ((q[:, :16] & 15) | (q[:, 16:] & 15) << 4).astype(np.uint8)
+    if fmt.bits == 4:
+        return fmt.pack(d=d, qs=qs)
+    qh = np.packbits(((q >> 4) & 1).astype(np.uint8), axis=1, bitorder="little").view("<u4")[:, 0]
+    return fmt.pack(d=d, qs=qs, qh=qh)
+
+
+def consistent(fmt: BlockFormat, blocks: Bytes, llama: Llama, path: Path) -> tuple[str | None, dict[str, float]]:
+    scan = scanned(one_tensor(path, blocks.reshape(64, -1), fmt.name), llama)
+    print_ = fingerprint(fmt, [scan])
+    assert print_.blocks == (fmt.scale(blocks) != 0).sum()
+    shares = {r.producer: n / print_.blocks for r, n in print_.obeying}
+    return (print_.consistent.producer if print_.consistent else None), shares
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+def test_producers_are_told_apart(fmt: BlockFormat, llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    x = rng.standard_normal((64, 2048), np.float32) * np.float32(0.02)
+    x[3, :32] = 0
+    path = tmp_path / "m.gguf"
+    producer, shares = consistent(fmt, llama.quantize(fmt.type_id, x).reshape(-1, fmt.block_bytes), llama, path)
+    assert (producer, shares[REFERENCE]) == (REFERENCE, 1)
+    importance = np.exp(rng.standard_normal(2048)).astype(np.float32)
+    weighted = llama.quantize(fmt.type_id, x, importance).reshape(-1, fmt.block_bytes)
+    producer, shares = consistent(fmt, weighted, llama, path)
+    if fmt.bits == 8:  # llama.cpp has no other way for Q8_0
+        assert producer == REFERENCE
+    else:
+        assert producer == IMPORTANCE
+        assert shares[REFERENCE] < 0.9
+    if not fmt.has_min:
+        steps = {4: 7, 5: 15, 8: 128}[fmt.bits]
+        foreign = amax_over(fmt, x.reshape(-1, 32), steps)
+        producer, shares = consistent(fmt, foreign, llama, path)
+        assert producer is not None
+        assert f"max|x|/{steps}" in producer
+        assert shares[REFERENCE] < (0.6 if fmt.bits == 8 else 0.01)
+
+
+def test_random_codes_have_no_producer(llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    blocks = rng.integers(0, 256, (6400, 18), np.uint8)
+    blocks[:, 1] = 0x2C
+    producer, shares = consistent(FORMATS["Q4_0"], blocks, llama, tmp_path / "m.gguf")
+    assert producer is None
+    assert 0 < shares[REFERENCE] < 1
+
+
+def test_zeros_have_no_producer(llama: Llama, tmp_path: Path) -> None:
+    scan = scanned(one_tensor(tmp_path / "m.gguf", np.zeros((4, 180), np.uint8), "Q4_0"), llama)
+    assert fingerprint(FORMATS["Q4_0"], [scan]).consistent is None
+
+
+# -- against the source -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1"])
+def test_the_fixtures_are_what_llama_makes_of_their_source(name: str) -> None:
+    result = run(TINY[name], source=TINY["F16"])
+    assert result.exit_code == 0
+    assert result.findings == ()
+    assert len(result.comparisons) == 30
+    assert all(c.result is not None and c.result.differing == 0 for c in result.comparisons)
+    assert "30 of 30 tensors are, byte for byte" in audit_text.render(result)
+
+
+def test_blocks_that_are_not_the_sources(tmp_path: Path) -> None:
+    path = patched_block(TINY["Q4_0"], tmp_path / "a.gguf", "blk.2.ffn_down.weight", 9, 4, 7, b"\x5a")
+    path = patched_block(path, tmp_path / "m.gguf", "blk.2.ffn_down.weight", 200, 0, 3, b"\x5a")
+    result = run(path, source=TINY["F16"], readers=False)
+    (found,) = result.findings
+    assert found.id == rule("source-differs")
+    assert "2 of " in found.found
+    assert "row 9 block 4" in found.found
+    (different,) = [c for c in result.comparisons if c.result is not None and c.result.differing]
+    assert different.first == (9, 4)
+    assert different.xrays is not None
+    ours, made = different.xrays
+    assert [i for i, (a, b) in enumerate(zip(ours.raw, made.raw, strict=True)) if a != b] == [7]
+    text = audit_text.render(result)
+    assert "blk.2.ffn_down.weight" in text
+    assert "1 of 18 bytes, " in text
+    assert result.exit_code == 1
+
+
+def test_elements_that_are_not_the_sources(tmp_path: Path, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((16, 64)).astype(np.float32)
+    source = write_model(tmp_path / "s.gguf", {"a": (x, "F32"), "b": (x, "F32"), "c": (x, "F32")})
+    half, wrong = x.astype(np.float16), x.astype(np.float16)
+    wrong[3, 5] += 1
+    path = write_model(tmp_path / "m.gguf", {"a": (half, "F16"), "b": (wrong, "F16"), "c": (x, "F32")})
+    result = run(path, source=source, readers=False)
+    (found,) = result.findings
+    assert found.owner == "b"
+    assert "1 of 1,024 values" in found.found
+    assert "row 3 value 5" in found.found
+
+
+def test_tensors_that_only_one_file_has(tmp_path: Path, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 64)).astype(np.float32)
+    source = write_model(tmp_path / "s.gguf", {"a": (x, "F32"), "other": (x, "F32"), "turned": (x, "F32")})
+    path = write_model(tmp_path / "m.gguf", {"a": (x, "F32"), "turned": (x.reshape(2, 128), "F32"), "new": (x, "F32")})
+    result = run(path, source=source, readers=False)
+    assert sorted((f.id, f.owner) for f in result.findings) == [
+        (rule("source-missing"), "new"), (rule("source-missing"), "turned"), (rule("source-left"), "other"),
+    ]  # fmt: skip
+    assert result.exit_code == 1
+
+
+def test_a_source_that_is_quantized_itself(tmp_path: Path, llama: Llama) -> None:
+    """What is in neither type as it stands is decoded first, as llama.cpp does when it quantizes again."""
+    path = tmp_path / "m.gguf"
+    llama.quantize_file(TINY["Q5_1"], path, 2, False)
+    result = run(path, source=TINY["Q5_1"], readers=False)
+    by_type = {c.tensor.type.name: c for c in result.comparisons}
+    assert set(by_type) >= {"Q4_0", "F32"}
+    covered = [c for c in result.comparisons if c.result is not None]
+    assert all(c.result is not None and c.result.differing == 0 for c in covered)
+
+
+def test_metadata_that_name_an_importance_matrix(tmp_path: Path, llama: Llama, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((64, 256), np.float32)
+    made = llama.quantize(2, x, np.exp(rng.standard_normal(256)).astype(np.float32))
+    source = write_model(tmp_path / "s.gguf", {"w": (x, "F32")})
+    path = write_model(tmp_path / "m.gguf", {"w": (made, "Q4_0")}, {"quantize.imatrix.file": "words.dat"})
+    (found,) = run(path, source=source, readers=False).findings
+    assert "metadata name an importance matrix" in found.found
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.gguf")), ids=lambda p: p.name)
+def test_fixtures_are_clean(path: Path) -> None:
+    result = run(path)
+    assert (result.exit_code, result.findings, result.unverified) == (0, (), [])
+    assert [r.verdict for readings in result.readings for r in readings] == ["accepted", "accepted"]
+    for print_ in result.fingerprints:
+        assert print_.consistent is not None
+        assert print_.consistent.producer == REFERENCE
+
+
+def test_shared_models_are_clean(shared_models: Path) -> None:
+    paths = sorted(shared_models.glob("*.gguf"))
+    assert paths
+    for path in paths:
+        result = run(path)
+        assert (result.exit_code, result.findings) == (0, ()), path.name
+
+
+@pytest.mark.parametrize("entry", corpus.CORPUS, ids=lambda e: e.name)
+def test_exit_codes_of_the_corpus(entry: corpus.Entry, tmp_path: Path) -> None:
+    """The other readers are in tests/test_readers.py."""
+    path = tmp_path / entry.file_name
+    path.write_bytes(entry.build().data)
+    expected = {"refuse": 4, "error": 1, "warning": 0, None: 0}[entry.effect]
+    result = run(path, readers=False)
+    for strict in (False, True):
+        result.strict = strict
+        assert result.exit_code == (1 if strict and entry.effect == "warning" else expected), audit_text.render(result)
+        ours = [f for f in result.findings if int(f.id[5:8]) < 100]
+        assert [f.id for f in ours] == ([] if entry.slug is None else [rule(entry.slug)])
+        text = audit_text.render(result, verbose=True, whole_map=True)
+        assert text.replace("\n", "").isprintable()
+        json.loads(audit_json.render(result))
+
+
+@pytest.mark.parametrize("entry", corpus.SPLITS, ids=lambda e: e.name)
+def test_exit_codes_of_split_models(entry: corpus.SplitEntry, tmp_path: Path) -> None:
+    for name, data in entry.files.items():
+        (tmp_path / name).write_bytes(data)
+    result = run(tmp_path / entry.opened, readers=False)
+    assert result.exit_code == (0 if entry.slug is None else 4)
+    if entry.slug is not None:
+        assert rule(entry.slug) in ids(result)
+        assert entry.named in audit_text.render(result)
+
+
+def test_all_parts_of_a_split_model(tmp_path: Path) -> None:
+    first, second, *_ = split_model(TINY["Q4_0"], tmp_path, 12)
+    result = run(first)
+    assert (result.exit_code, len(result.files), len(result.readings)) == (0, 3, 3)
+    assert len(result.contents) == 30
+    with open_model(first) as model:
+        tensor = next(t for t in model.tensors.values() if t.part == 1 and t.type.quantized)
+        offset = tensor.block_offset(1, 1)
+    patched(second, second, offset, b"\x00\x7c")
+    (found,) = run(first, readers=False).findings
+    assert (found.part, found.start) == (1, offset)
+
+
+def test_a_type_that_is_not_covered(tmp_path: Path, llama: Llama) -> None:
+    path = tmp_path / "m.gguf"
+    llama.quantize_file(TINY["F16"], path, 18, True)  # Q6_K
+    result = run(path)
+    assert result.exit_code == 5
+    assert {why for _, why in result.unverified} == {"type Q6_K is not covered"}
+    assert "NOT VERIFIED" in audit_text.render(result)
+
+
+def test_nothing_but_a_header_is_clean(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(corpus.gguf([], [], []).data)
+    result = run(path)
+    assert (result.exit_code, result.findings) == (0, ())
+
+
+def test_selected_tensors(tmp_path: Path) -> None:
+    result = run(TINY["Q4_0"], tensor=r"^blk\.0\.attn", readers=False)
+    assert {c.tensor.name for c in result.contents} == {
+        f"blk.0.attn_{what}.weight" for what in ("norm", "q", "k", "v", "output")
+    }
+    with pytest.raises(UsageError, match="no tensor matches"):
+        run(TINY["Q4_0"], tensor="nothing")
+
+
+def test_llama_dies_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(self: Llama, *_: object, **__: object) -> None:
+        os.kill(self.pid, 9)
+        self.to_float(2, np.zeros(18, np.uint8), 32)
+
+    monkeypatch.setattr(Llama, "scan", die)
+    result = run(TINY["Q4_0"])
+    assert result.exit_code == 3
+    assert "SIGKILL" in (result.fault or "")
+    assert "BROKEN OFF" in audit_text.render(result)
+
+
+def test_a_file_that_changes_under_the_audit(tmp_path: Path, llama: Llama) -> None:
+    path = shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf")
+    with open_model(path) as model:
+        tensor = model.tensors["blk.0.ffn_up.weight"]
+        os.utime(path, ns=(1, 1))
+        with pytest.raises(LlamaRefused, match="changed after it was opened"):
+            read_content(tensor, llama)
+    with open_model(path) as model:
+        tensor = model.tensors["blk.0.ffn_up.weight"]
+        os.truncate(path, 100)
+        with pytest.raises((LlamaRefused, MalformedFile)):
+            read_content(tensor, llama)
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from harness.hosts import base
+
+    monkeypatch.setenv("CXX", "/no/compiler")
+    monkeypatch.setattr(base, "cache_dir", lambda: tmp_path)
+    result = run(TINY["Q4_0"], readers=False)
+    assert result.exit_code == 3
+    assert "no C++ compiler" in (result.fault or "")
+
+
+# -- reports ----------------------------------------------------------------------------------------------------
+
+
+def test_the_map_prints_every_byte_once() -> None:
+    result = run(TINY["Q4_0"], readers=False)
+    lines = re.findall(r"^ +(0x[0-9a-f]+) +(0x[0-9a-f]+) +([0-9,]+)  ", audit_text.render(result, whole_map=True), re.M)
+    at = 0
+    for start, stop, nbytes in lines:
+        assert int(start, 16) == at
+        at = int(stop, 16)
+        assert at - int(start, 16) == int(nbytes.replace(",", ""))
+    assert at == TINY["Q4_0"].stat().st_size
+
+
+def test_the_report_fits_in_100_columns() -> None:
+    for path in (TINY["Q4_0"], TINY["Q5_1"], TINY["F16"]):
+        for line in audit_text.render(run(path, readers=False), verbose=True).splitlines():
+            assert len(line) <= 100 or line.startswith("file  "), line
+
+
+def test_colour_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
+    result = run(path, readers=False)
+    assert "\x1b" not in audit_text.render(result, True, True)
+    assert "\x1b[1;31merror" in audit_text.render(result, colour=True)
+
+
+def test_the_json_holds_what_the_docstring_says(tmp_path: Path) -> None:
+    path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
+    whole = json.loads(audit_json.render(run(path, source=TINY["F16"])))
+    described = re.findall(r"^    (\w+(?:, \w+)*)  ", audit_json.__doc__ or "", re.M)
+    described += ["seconds", "command", "strict"]
+    assert set(whole) == {name for names in described for name in names.split(", ")}
+    assert (whole["verdict"], whole["exit_code"]) == ("wrong", 1)
+    assert {f["id"] for f in whole["findings"]} == {rule("scale-not-finite"), rule("source-differs")}
+    assert sum(stop - start for start, stop, *_ in whole["files"][0]["byte_map"]) == path.stat().st_size
+    statistics = {t["name"]: t["statistics"] for t in whole["tensors"]}
+    assert statistics["blk.0.attn_q.weight"]["not_finite"] == 1
+    assert sum(statistics["blk.0.attn_q.weight"]["codes"]) == 256 * 256
+    assert whole["readers"][0][0]["reader"] == "gguf-py"
+    assert len(whole["readers"][0][0]["tensors"]) == 30
+
+
+def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    x = np.full((2, 32), np.nan, np.float32)
+    path = write_model(tmp_path / "m.gguf", {"\x1b[31mred\u202e": (x, "F32")})
+    text = audit_text.render(run(path), True, True)
+    assert text.replace("\n", "").isprintable()
+    assert "\\x1b[31mred\\u202e" in text
