@@ -245,7 +245,7 @@ class _Child:
             return self._reading(json.loads(self.link.recv_bytes(MAX_ANSWER)))
         except (EOFError, OSError):
             return Reading(self.name, "broke", self._death())
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             # A reader that a file has taken over may say anything.
             return Reading(self.name, "broke", "answered nonsense")
         finally:
@@ -379,7 +379,7 @@ def _differing(file: GgufFile, one: Reading, other: Reading) -> list[Finding]:
         return []
     else:
         i, a, b = differing[0]
-        more = f" (and {len(differing) - 1} more tensors differ)" if len(differing) > 1 else ""
+        more = f" (the first of {len(differing)} that differ)" if len(differing) > 1 else ""
         if a is None or b is None:
             field = len(Seen._fields) - 1
             expected, found = _count(one), f"{other.reader} sees {_count(other)}"

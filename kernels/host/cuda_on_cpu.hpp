@@ -413,10 +413,13 @@ inline float half_to_float(uint16_t h) {
         return f;
     }
     // Exponent and significand in place are the value times 2^-112, also for subnormals.
-    const uint32_t bits = magnitude << 13;
+    uint32_t bits = magnitude << 13;
     memcpy(&f, &bits, 4);
     f *= 0x1p112f;
-    return sign ? -f : f;
+    memcpy(&bits, &f, 4);
+    bits |= sign;  // not a branch: the sign of a scale is as good as random
+    memcpy(&f, &bits, 4);
+    return f;
 }
 
 inline uint16_t float_to_half(float f) {

@@ -31,7 +31,7 @@ struct Tally {
 struct Rule {
     uint32_t all, any, none;
     bool obeyed(uint32_t present) const {
-        return (present & all) == all && (!any || (present & any)) && !(present & none);
+        return ((present & all) == all) & ((any == 0) | ((present & any) != 0)) & ((present & none) == 0);
     }
 };
 
@@ -41,6 +41,12 @@ inline uint32_t bits_of(float f) {
     uint32_t u;
     memcpy(&u, &f, 4);
     return u;
+}
+
+inline float float_of(uint32_t u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
 }
 
 inline bool is_finite(float f) { return (bits_of(f) & 0x7F800000) != 0x7F800000; }
@@ -126,6 +132,32 @@ inline void count_codes(const int8_t (*q)[QK], int64_t n, uint32_t (&codes)[4][2
     }
 }
 
+// A batch with a block that differs, is zero, or has a scale that is not a normal number.
+inline void scan_special(int64_t first, int64_t n, const float* d, const float* m, const int8_t (*q)[QK],
+                         const float (*theirs)[QK], const uint32_t* magnitude, const uint32_t* present,
+                         const Rule* rules, int n_rules, Tally& t) {
+    for (int64_t j = 0; j < n; ++j) {
+        for (int i = 0; i < QK; ++i) {
+            const float ours = FORMAT::value(d[j], m[j], q[j][i]), their = theirs[j][i];
+            if (bits_of(ours) == bits_of(their) || (is_nan(ours) && is_nan(their))) continue;
+            note(t.first_differing, t.differing, first + j);
+            break;
+        }
+        t.zero_blocks += magnitude[j] == 0;
+        if (!is_finite(d[j]) || !is_finite(m[j])) note(t.first_not_finite, t.not_finite, first + j);
+        if (StoresMin<FORMAT>::value && is_finite(m[j])) widen(t.least_min, t.most_min, m[j]);
+        const float size = std::fabs(d[j]);
+        if (size == 0) {
+            ++t.zero_scales;
+            continue;
+        }
+        t.negative_scales += d[j] < 0;
+        if (size < 0x1p-14f && !t.subnormal_scales++) t.first_subnormal = first + j;
+        if (is_finite(d[j])) widen(t.least_scale, t.most_scale, size);
+        for (int r = 0; r < n_rules; ++r) t.obeying[r] += rules[r].obeyed(present[j]);
+    }
+}
+
 // In phases over a batch, since a wide load that follows the narrow stores that it reads from has to wait for them.
 inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_float, const Rule* rules, int n_rules,
                         Tally& t, uint32_t (&codes)[4][256]) {
@@ -153,25 +185,29 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
     }
     for (int64_t j = 0; j < n; ++j) present[j] = presence(q[j]);
     count_codes(q, n, codes);
+    // Almost always all blocks are sound and have a normal scale: that takes loops without branches.
+    constexpr uint32_t NORMAL = 0x38800000, INFINITE = 0x7F800000;  // 2^-14, the smallest normal half
+    uint32_t special = 0, least = INFINITE, most = 0, negative = 0;
+    float least_m = INFINITY, most_m = -INFINITY;
     for (int64_t j = 0; j < n; ++j) {
-        for (int i = 0; differs[j] && i < QK; ++i) {
-            const float ours = FORMAT::value(d[j], m[j], q[j][i]), their = theirs[j][i];
-            if (bits_of(ours) == bits_of(their) || (is_nan(ours) && is_nan(their))) continue;
-            note(t.first_differing, t.differing, first + j);
-            break;
-        }
-        t.zero_blocks += magnitude[j] == 0;
-        if (!is_finite(d[j]) || !is_finite(m[j])) note(t.first_not_finite, t.not_finite, first + j);
-        if (StoresMin<FORMAT>::value && is_finite(m[j])) widen(t.least_min, t.most_min, m[j]);
-        const float size = std::fabs(d[j]);
-        if (size == 0) {
-            ++t.zero_scales;
-            continue;
-        }
-        t.negative_scales += d[j] < 0;
-        if (size < 0x1p-14f && !t.subnormal_scales++) t.first_subnormal = first + j;
-        if (is_finite(d[j])) widen(t.least_scale, t.most_scale, size);
-        for (int r = 0; r < n_rules; ++r) t.obeying[r] += rules[r].obeyed(present[j]);
+        const uint32_t bits = bits_of(d[j]), size = bits & 0x7FFFFFFF;
+        special |= differs[j] | (magnitude[j] == 0) | (size < NORMAL) | (size >= INFINITE);
+        special |= (bits_of(m[j]) & INFINITE) == INFINITE;
+        negative += bits >> 31;
+        least = size < least ? size : least;
+        most = size > most ? size : most;
+        least_m = m[j] < least_m ? m[j] : least_m;
+        most_m = m[j] > most_m ? m[j] : most_m;
+    }
+    if (special) return scan_special(first, n, d, m, q, theirs, magnitude, present, rules, n_rules, t);
+    t.negative_scales += negative;
+    widen(t.least_scale, t.most_scale, float_of(least));
+    widen(t.least_scale, t.most_scale, float_of(most));
+    if (StoresMin<FORMAT>::value) widen(t.least_min, t.most_min, least_m), widen(t.least_min, t.most_min, most_m);
+    for (int r = 0; r < n_rules; ++r) {
+        uint32_t obeying = 0;
+        for (int64_t j = 0; j < n; ++j) obeying += rules[r].obeyed(present[j]);
+        t.obeying[r] += obeying;
     }
 }
 constexpr int VALUES = QK, BYTES = sizeof(FORMAT);
