@@ -28,7 +28,7 @@ __device__ __forceinline__ uint16_t float_to_half(float f) {  // round to neares
 #include "host/cuda_on_cpu.hpp"
 #endif
 
-constexpr int QK = 32;  // values in a block, of every format here
+constexpr int QK = 32;  // activations in a block of Q8_1, and weights in a slice: a block of weights is one or more slices
 
 // One block of 32 activations. The quants are sequential: qs[i] belongs to x[i].
 struct alignas(4) Q8_1 {
@@ -38,11 +38,38 @@ struct alignas(4) Q8_1 {
 };
 static_assert(sizeof(Q8_1) == 36, "Q8_1 is 36 bytes without padding");
 
-// The declared order of semantics q8_1: blocks in ascending k, two fused multiply-adds each. d_w·d_a is a product of
-// two 11-bit significands, so it is exact; so is m = -8·d_w. Kernels that keep this order agree in every bit.
-template <class Format>
-__device__ __forceinline__ float accumulate(float acc, float d_w, float m_w, float d_a, float s_a, int sum) {
-    acc = __fmaf_rn(__fmul_rn(d_w, d_a), (float)sum, acc);
-    if (Format::HAS_M) acc = __fmaf_rn(m_w, s_a, acc);
+// What the minimum m of w = d·q + m is multiplied by: nothing, the activations' stored s, or d_a times the sum of their
+// codes (superblocks, whose minima belong to 16 or 32 values of their own).
+enum class Minimum { NONE, MEETS_S, MEETS_CODES };
+
+// A weight format offers, for slice s (0 … VALUES/32-1) of its block:
+//
+//     VALUES, GROUP, MINIMUM        values in a block; 16 where no more share a scale, else 32; see above
+//     unpack(s, q)                  the 32 codes in order
+//     codes4(s, j, low, high)       codes of x[4j…4j+3] and of x[16+4j…], four to a word, j = 0…3
+//     scale(s, h), minimum(s, h)    d and m of half h of the slice (the same for both halves where GROUP is 32)
+//     value(d, m, q)                a decoded value, by the operations of llama.cpp's to_float
+//     stored_scale(), stored_min()  for statistics: what the file holds, before it is multiplied out; STORES_M says whether
+//                                   a minimum is; NORMAL is the smallest scale that is not a subnormal number
+
+// The declared order of semantics q8_1: groups of 32 or 16 values in ascending k, one or two fused multiply-adds each.
+// Of the formats with one half scale a block, d_w·d_a is a product of two 11-bit significands and exact; of others it is
+// rounded once. Kernels that keep this order agree in every bit.
+//
+//     sum[h]    Σ q_w·q_a of half h        codes[h]    Σ q_a of half h, read where MINIMUM is MEETS_CODES
+template <class F>
+__device__ __forceinline__ float accumulate(float acc, const F& w, int s, float d_a, float s_a, const int (&sum)[2],
+                                            const int (&codes)[2]) {
+    constexpr int STEPS = F::GROUP == 16 ? 2 : 1;
+#pragma unroll
+    for (int h = 0; h < STEPS; ++h) {
+        const int products = STEPS == 2 ? sum[h] : sum[0] + sum[1];
+        acc = __fmaf_rn(__fmul_rn(w.scale(s, h), d_a), (float)products, acc);
+        if (F::MINIMUM == Minimum::MEETS_S) acc = __fmaf_rn(w.minimum(s, h), s_a, acc);
+        if (F::MINIMUM == Minimum::MEETS_CODES) {
+            const int total = STEPS == 2 ? codes[h] : codes[0] + codes[1];
+            acc = __fmaf_rn(__fmul_rn(w.minimum(s, h), d_a), (float)total, acc);
+        }
+    }
     return acc;
 }

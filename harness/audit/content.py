@@ -81,7 +81,12 @@ def scanner(tensor: Tensor) -> Path:
     """The scanner compiled for the tensor's type. Raises EnvironmentFault."""
     name = tensor.type.name
     size = tensor.type.block_bytes
-    options = (f"-DELEMENT={name}",) if name in FLOATS else (f"-DFORMAT={name}", f"-DBLOCK_BYTES={size}")
+    fmt = tensor.type.format
+    if fmt is None:
+        options: tuple[str, ...] = (f"-DELEMENT={name}",)
+    else:
+        codes = (f"-DCODE_LOW={fmt.low}", f"-DCODE_BITS={fmt.bits}")
+        options = (f"-DFORMAT={name}", f"-DBLOCK_BYTES={size}", *codes)
     return library_path(kernel_root(), '#include "host/scan.hpp"\n', options)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block import BlockFormat, Field
+from .kquants import Q8_K
 from .legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Q5_1",
     "Q8_0",
     "Q8_1",
+    "Q8_K",
     "BlockFormat",
     "Field",
     "TensorType",
@@ -32,7 +34,7 @@ __all__ = [
 FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0)}
 
 #: Formats that activations are quantized to.
-ACTIVATION_FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q8_0, Q8_1)}
+ACTIVATION_FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q8_0, Q8_1, Q8_K)}
 
 #: Types of one element a "block": not quantized, counted and not judged by the GEMM rungs.
 ELEMENT_TYPES = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")

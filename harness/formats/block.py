@@ -112,23 +112,34 @@ class Field:
                     yield Piece(item, shift, run.width, run.name, index, run.low)
 
 
+Structs = npt.NDArray[np.void]
+
+
 @dataclass(frozen=True)
 class BlockFormat:
-    """A quantized type whose value i of a block is `d·q[i] + m`.
+    """A quantized type whose value i of a block is `d[g]·q[i] + m[g]`, where g = i // group.
 
-    Where the file stores no minimum, m is `-offset·d` (Q4_0: offset 8) or zero. `q` are the codes as stored, before
-    any offset, because kernels that use the sum s of the activations work on those.
+    Every type of llama.cpp is one: scales of a superblock are multiplied out, signs, zero points, grids and tables of
+    non-linear values are part of the integers q. Where the file stores no minimum, m is `-offset·d` (Q4_0: offset 8) or
+    zero; those formats keep their codes as stored, before the offset, because kernels that use the sum s of the
+    activations work on those.
 
     Args:
         name: ggml's name of the type.
         type_id: ggml's number of the type (`enum ggml_type`).
         block_size: values in a block.
         fields: the members of the struct in file order, without padding.
-        bits: bits of one code.
+        bits: the codes lie in `low` up to, not including, `low + 2^bits`.
         offset: what is subtracted from a code before scaling.
         source: where the layout and the rule were read.
-        read_codes: `blocks -> codes[..., block_size]`.
-        encode_values: `float32[..., block_size] -> blocks`, llama.cpp's reference quantizer, bit for bit.
+        read_codes: `structs -> codes[..., block_size]`.
+        encode_values: `float32[..., block_size] -> blocks`, llama.cpp's reference quantizer, bit for bit; None where
+            only llama.cpp itself quantizes to the type.
+        group: values that share a scale: 16, 32 or the whole block.
+        low: the smallest code.
+        read_scales: `structs -> float32[..., groups]`; None where the field d is the scale of all.
+        read_minima: `structs -> float32[..., groups]`; None where the field m, if there is one, is the minimum of all.
+        rule: how a value is decoded, as text.
     """
 
     name: str
@@ -138,8 +149,17 @@ class BlockFormat:
     bits: int
     offset: int
     source: str
-    read_codes: Callable[[npt.NDArray[np.void]], Codes]
-    encode_values: Callable[[Floats], Bytes]
+    read_codes: Callable[[Structs], Codes]
+    encode_values: Callable[[Floats], Bytes] | None = None
+    group: int = 32
+    low: int = 0
+    read_scales: Callable[[Structs], Floats] | None = None
+    read_minima: Callable[[Structs], Floats] | None = None
+    rule: str = "x = d·q"
+
+    def __post_init__(self) -> None:
+        if self.block_size % self.group:
+            raise ValueError(f"{self.name}: blocks of {self.block_size} are not whole groups of {self.group}")
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
@@ -155,15 +175,19 @@ class BlockFormat:
         return 8 * self.block_bytes / self.block_size
 
     @property
-    def has_min(self) -> bool:
-        """The block stores a minimum m of its own."""
-        return any(f.name == "m" for f in self.fields)
+    def groups(self) -> int:
+        """Scales in a block."""
+        return self.block_size // self.group
 
     @property
-    def rule(self) -> str:
-        """The decode rule as text, such as `x = d·(q - 8)`."""
-        q = f"(q - {self.offset})" if self.offset else "q"
-        return f"x = d·{q}" + (" + m" if self.has_min else "")
+    def has_min(self) -> bool:
+        """The block stores minima of its own."""
+        return self.read_minima is not None or any(f.name == "m" for f in self.fields)
+
+    @property
+    def min_times_sum(self) -> bool:
+        """The minimum meets the activations' stored s; else (in superblocks) the sum of their codes, times d_a."""
+        return self.read_minima is None
 
     def field_offset(self, name: str) -> int:
         """Byte offset of a field in the block. Raises KeyError for an unknown name."""
@@ -180,47 +204,80 @@ class BlockFormat:
             raise ValueError(f"a row of {k} values is not a whole number of {self.name} blocks of {self.block_size}")
         return k // self.block_size * self.block_bytes
 
-    def view(self, blocks: Bytes) -> npt.NDArray[np.void]:
+    def view(self, blocks: Bytes) -> Structs:
         """`uint8[..., block_bytes]` seen as structs `[...]`, without a copy where the blocks are contiguous."""
         packed = np.ascontiguousarray(blocks)
         return packed.view(self.dtype)[..., 0]
 
     def codes(self, blocks: Bytes) -> Codes:
-        """The stored codes q, `[..., block_size]`, unsigned but for Q8_0 and Q8_1."""
+        """The codes q, `[..., block_size]`: as stored, before the offset, or the integers that stand for them."""
         return self.read_codes(self.view(blocks))
 
+    def scales(self, blocks: Bytes) -> Floats:
+        """The scales d, `float32[..., groups]`."""
+        if self.read_scales is not None:
+            return self.read_scales(self.view(blocks))
+        d = np.asarray(self.view(blocks)["d"]).astype(np.float32)
+        return np.repeat(d[..., None], self.groups, axis=-1) if self.groups > 1 else d[..., None]
+
+    def minima(self, blocks: Bytes) -> Floats:
+        """The terms m of `d·q + m`, `float32[..., groups]`; exact, since offset is a power of two."""
+        if self.read_minima is not None:
+            return self.read_minima(self.view(blocks))
+        if self.has_min:
+            return np.asarray(self.view(blocks)["m"]).astype(np.float32)[..., None]
+        return np.float32(-self.offset) * self.scales(blocks)
+
     def scale(self, blocks: Bytes) -> Floats:
-        """The scale d, `float32[...]`."""
-        return np.asarray(self.view(blocks)["d"]).astype(np.float32)
+        """The scale of a format that has one a block, `float32[...]`. Raises ValueError for another."""
+        return self._one(self.scales(blocks))
 
     def minimum(self, blocks: Bytes) -> Floats:
-        """The additive term m of `d·q + m`, `float32[...]`; exact, since offset is a power of two."""
-        if self.has_min:
-            return np.asarray(self.view(blocks)["m"]).astype(np.float32)
-        return np.float32(-self.offset) * self.scale(blocks)
+        """The minimum of a format that has one a block, `float32[...]`. Raises ValueError for another."""
+        return self._one(self.minima(blocks))
+
+    def _one(self, values: Floats) -> Floats:
+        if self.groups > 1:
+            raise ValueError(f"{self.name} has {self.groups} groups a block")
+        return np.asarray(values[..., 0])
 
     def decode(self, blocks: Bytes) -> Floats:
         """The values, `float32[..., block_size]`, bit-equal to llama.cpp's `to_float`.
 
-        d·(q-offset) is exact in float32 (an 11-bit and at most an 8-bit significand), so one rounding remains at most,
-        that of adding m: contraction to a fused multiply-add cannot change it.
+        d·(q-offset) is exact in float32 in every format (significands of 24 bits at most together), so one rounding
+        remains at most, that of adding m: contraction to a fused multiply-add cannot change it.
         """
-        q = self.codes(blocks).astype(np.float32)
+        codes = self.codes(blocks)
+        q = codes.astype(np.float32).reshape(*codes.shape[:-1], self.groups, self.group)
         if self.offset:
             q -= np.float32(self.offset)
         with np.errstate(invalid="ignore", over="ignore"):
-            q *= self.scale(blocks)[..., None]
+            q *= self.scales(blocks)[..., None]
             if self.has_min:
-                q += self.minimum(blocks)[..., None]
-        return q
+                q += self.minima(blocks)[..., None]
+        return q.reshape(codes.shape)
+
+    def finite(self, blocks: Bytes) -> npt.NDArray[np.bool_]:
+        """Whether all scales and minima of a block are finite, `bool[...]`."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            sound = np.isfinite(self.scales(blocks)) & np.isfinite(self.minima(blocks))
+        return np.asarray(sound.all(axis=-1))
 
     def encode(self, x: Floats) -> Bytes:
-        """Quantize `float32[..., block_size]` as llama.cpp's reference quantizer does."""
+        """Quantize `float32[..., block_size]` as llama.cpp's reference quantizer does.
+
+        Raises ValueError for a format that only llama.cpp itself quantizes to.
+        """
+        if self.encode_values is None:
+            raise ValueError(f"only llama.cpp quantizes to {self.name}")
         return self.encode_values(np.ascontiguousarray(x, dtype=np.float32))
 
     def pack(self, **members: npt.ArrayLike) -> Bytes:
         """Build blocks from the members of the struct, as `uint8[..., block_bytes]`."""
-        shape = np.shape(members["d"])
+        first = self.fields[0]
+        shape = np.shape(members[first.name])
+        if first.count > 1:
+            shape = shape[:-1]
         out = np.zeros(shape, self.dtype)
         for name, value in members.items():
             out[name] = value

@@ -137,9 +137,13 @@ def _encode_q8_1(x: Floats) -> Bytes:
 
 _SOURCE = "ggml-common.h, ggml-quants.c (llama.cpp v0.5.0)"
 
-Q4_0 = BlockFormat("Q4_0", 2, QK, (_D, _QS), 4, 8, _SOURCE, _read_nibbles, _encode_q4_0)
-Q4_1 = BlockFormat("Q4_1", 3, QK, (_D, _M, _QS), 4, 0, _SOURCE, _read_nibbles, _encode_q4_1)
-Q5_0 = BlockFormat("Q5_0", 6, QK, (_D, _QH, _QS), 5, 16, _SOURCE, _read_nibbles_and_high_bits, _encode_q5_0)
-Q5_1 = BlockFormat("Q5_1", 7, QK, (_D, _M, _QH, _QS), 5, 0, _SOURCE, _read_nibbles_and_high_bits, _encode_q5_1)
-Q8_0 = BlockFormat("Q8_0", 8, QK, (_D, _QS8), 8, 0, _SOURCE, _read_bytes, _encode_q8_0)
-Q8_1 = BlockFormat("Q8_1", 9, QK, (_D, _S, _QS8), 8, 0, _SOURCE, _read_bytes, _encode_q8_1)
+Q4_0 = BlockFormat("Q4_0", 2, QK, (_D, _QS), 4, 8, _SOURCE, _read_nibbles, _encode_q4_0, rule="x = d·(q - 8)")
+Q4_1 = BlockFormat("Q4_1", 3, QK, (_D, _M, _QS), 4, 0, _SOURCE, _read_nibbles, _encode_q4_1, rule="x = d·q + m")
+Q5_0 = BlockFormat(
+    "Q5_0", 6, QK, (_D, _QH, _QS), 5, 16, _SOURCE, _read_nibbles_and_high_bits, _encode_q5_0, rule="x = d·(q - 16)"
+)
+Q5_1 = BlockFormat(
+    "Q5_1", 7, QK, (_D, _M, _QH, _QS), 5, 0, _SOURCE, _read_nibbles_and_high_bits, _encode_q5_1, rule="x = d·q + m"
+)
+Q8_0 = BlockFormat("Q8_0", 8, QK, (_D, _QS8), 8, 0, _SOURCE, _read_bytes, _encode_q8_0, low=-128)
+Q8_1 = BlockFormat("Q8_1", 9, QK, (_D, _S, _QS8), 8, 0, _SOURCE, _read_bytes, _encode_q8_1, low=-128)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Q8_0, Q8_1
-from ..formats.legacy import round_half_away
+from ..formats import Q8_0, Q8_1, Q8_K
+from ..formats.legacy import round_half_away, signed_max
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -17,11 +17,11 @@ Bytes = npt.NDArray[np.uint8]
 QK = 32
 
 
-def _blocks(x: Floats) -> Floats:
+def _blocks(x: Floats, size: int = QK) -> Floats:
     m, k = x.shape
-    if k % QK:
-        raise ValueError(f"a row of {k} activations is not a whole number of blocks of {QK}")
-    return np.ascontiguousarray(x, np.float32).reshape(m, k // QK, QK)
+    if k % size:
+        raise ValueError(f"a row of {k} activations is not a whole number of blocks of {size}")
+    return np.ascontiguousarray(x, np.float32).reshape(m, k // size, size)
 
 
 def _amax(blocks: Floats) -> Floats:
@@ -94,3 +94,25 @@ def encode_q8_1_cpu(x: Floats) -> Bytes:
     """
     d, q, s = _cpu_codes(_blocks(x))
     return Q8_1.pack(d=_half(d), s=_half(s), qs=q).reshape(len(x), -1)
+
+
+def encode_q8_k(x: Floats) -> Bytes:
+    """Semantics `q8_k_cpu`: q = round-half-even(x·i), at most 127, with i = -127/(signed max); d = 1/i, a float32.
+
+    Source: llama.cpp v0.5.0, ggml-quants.c, quantize_row_q8_K_ref. NaN is not counted beside a number.
+
+    Returns:
+        uint8[M, K/256·292].
+    """
+    blocks = _blocks(x, Q8_K.block_size)
+    extreme = signed_max(np.where(np.isnan(blocks), np.float32(0), blocks))
+    zero = extreme == 0
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        inverse = np.float32(-127) / extreme
+        # the addition rounds to a whole number; its low bits are the code (nearest_int)
+        shifted = (blocks * inverse[..., None] + np.float32(12582912.0)).view(np.int32)
+        q = np.minimum((shifted & 0x007FFFFF) - 0x00400000, 127)
+        d = np.float32(1) / inverse
+    q = np.where(zero[..., None], 0, q).astype(np.int8)
+    sums = q.reshape(*q.shape[:-1], 16, 16).sum(axis=-1, dtype=np.int16)
+    return Q8_K.pack(d=np.where(zero, np.float32(0), d), qs=q, bsums=sums).reshape(len(x), -1)

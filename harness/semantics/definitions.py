@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..formats import Q8_0, Q8_1, BlockFormat
-from .activations import Bytes, Floats, encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
+from ..formats import Q8_0, Q8_1, Q8_K, BlockFormat
+from .activations import Bytes, Floats, encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu, encode_q8_k
 
 _OFFSET_FORMATS = frozenset({"Q4_0", "Q5_0"})
 _MIN_FORMATS = frozenset({"Q4_1", "Q5_1"})
@@ -42,7 +42,7 @@ class Semantics:
         """Whether the product of this weight format reads the activations' s. Raises ValueError where there is none."""
         if self.activations is None or fmt.name in self.integer_offset:
             return False
-        needed = fmt.has_min or fmt.offset != 0
+        needed = fmt.min_times_sum and (fmt.has_min or fmt.offset != 0)
         if needed and self.activations.name == "Q8_0":
             raise ValueError(f"{self.name} has no sum s, which {fmt.name} needs: the pair has no definition")
         return needed
@@ -66,9 +66,17 @@ Q8_1_CPU = Semantics(
     "d_w·d_a·Σ q_w·q_a + m_w·s, s = half(d_a·Σ q_a)", "llama.cpp CPU for Q4_1, Q5_1 (ggml-cpu/arch/x86/quants.c)",
 )  # fmt: skip
 
-SEMANTICS: dict[str, Semantics] = {s.name: s for s in (F32, Q8_1_RAW, Q8_0_CPU, Q8_1_CPU)}
+Q8_K_CPU = Semantics(
+    "q8_k_cpu", Q8_K, encode_q8_k, frozenset(), frozenset(),
+    "d_w·d_a·Σ q_w·q_a + m_w·d_a·Σ q_a, activations in blocks of 256",
+    "llama.cpp CPU for K-quants, I-quants of 256, TQ1_0, TQ2_0 (ggml-cpu/arch/x86/quants.c)",
+)  # fmt: skip
+
+SEMANTICS: dict[str, Semantics] = {s.name: s for s in (F32, Q8_1_RAW, Q8_0_CPU, Q8_1_CPU, Q8_K_CPU)}
 
 
 def llama_cpu_semantics(fmt: BlockFormat) -> Semantics:
     """What llama.cpp's CPU backend computes for a weight format (its `vec_dot_type`, checked against the library)."""
+    if fmt.block_size == Q8_K.block_size:
+        return Q8_K_CPU
     return Q8_1_CPU if fmt.name in _MIN_FORMATS else Q8_0_CPU

@@ -1,8 +1,10 @@
 """The exact product under a semantics, and how far a correct float32 computation of it may be from it.
 
-For M rows of activations and N rows of weights with nb blocks, in float64, where every product is exact:
+For M rows of activations and N rows of weights with nb terms (blocks of 32 values, or slices of 32 of larger blocks, or
+groups of 16 where these have a scale of their own), in float64:
 
     term    t[b] = d_w·d_a·Σ q_w·q_a + m_w·s        result  o = Σ_b t[b]        partial sums  S[b]
+            s is the activations' stored sum, or d_a·Σ q_a for the minima of superblocks
     bound   γ_n·Σ_b (|d_w·d_a|·Σ|q_w|·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24
 
 The bound holds for any order of summation (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.1 and
@@ -82,9 +84,9 @@ def product(
     """
     tile = _f32_tile if semantics.activations is None else _block_tile
     m, n = x.shape[0], w.shape[0]
-    nb = w.shape[1] // fmt.block_bytes
+    nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
     step = max(1, min(_TILE // max(1, m * nb), -(-n // threads)))
-    prepared = _prepare(semantics, x)
+    prepared = _prepare(semantics, x, term_values(fmt))
     spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
     def one(span: slice) -> Product:
@@ -106,7 +108,7 @@ def product(
 
 @dataclass(frozen=True)
 class _Activations:
-    """Decoded once for all tiles: codes [nb, M, 32], their magnitudes, d and s [nb, M, 1]; or values [M, K]."""
+    """Decoded once for all tiles: codes [nb, M, 32 or 16], their magnitudes, d and s [nb, M, 1]; or values [M, K]."""
 
     q: Floats
     q_abs: Floats
@@ -114,15 +116,20 @@ class _Activations:
     s: Doubles
 
 
-def _prepare(semantics: Semantics, x: Bytes) -> _Activations:
+def term_values(fmt: BlockFormat) -> int:
+    """Values of a term: 32, or 16 where no more share a scale."""
+    return min(fmt.group, 32)
+
+
+def _prepare(semantics: Semantics, x: Bytes, values: int) -> _Activations:
     fmt = semantics.activations
     if fmt is None:
-        values = np.ascontiguousarray(x).view(np.float32)
+        floats = np.ascontiguousarray(x).view(np.float32)
         nothing = np.zeros(0)
-        return _Activations(values, np.abs(values), nothing, nothing)
+        return _Activations(floats, np.abs(floats), nothing, nothing)
     blocks = x.reshape(x.shape[0], -1, fmt.block_bytes)
-    q = fmt.codes(blocks).astype(np.float32).transpose(1, 0, 2)
-    d = fmt.scale(blocks).astype(np.float64).T[..., None]
+    q = fmt.codes(blocks).astype(np.float32).reshape(len(x), -1, values).transpose(1, 0, 2)
+    d = np.repeat(fmt.scale(blocks).astype(np.float64), fmt.block_size // values, axis=1).T[..., None]
     view = fmt.view(blocks)
     s = view["s"].astype(np.float64).T[..., None] if "s" in (view.dtype.names or ()) else np.zeros_like(d)
     return _Activations(q, np.abs(q), d, s)
@@ -130,12 +137,13 @@ def _prepare(semantics: Semantics, x: Bytes) -> _Activations:
 
 def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: bool) -> Product:
     blocks = w.reshape(w.shape[0], -1, fmt.block_bytes)
-    nb = blocks.shape[1]
+    values = term_values(fmt)
     q = fmt.codes(blocks).astype(np.float32)
     if fmt.name in semantics.integer_offset:
         q -= np.float32(fmt.offset)
-    q = q.transpose(1, 2, 0)  # [nb, 32, n]
-    d = fmt.scale(blocks).astype(np.float64).T[:, None, :]
+    q = q.reshape(len(w), -1, values).transpose(1, 2, 0)  # [nb, 32 or 16, n]
+    nb = len(q)
+    d = _by_term(fmt, fmt.scales(blocks))
     # float32 holds these integers: 32·255·128 < 2^24
     sums = np.matmul(x.q, q).astype(np.float64)  # [nb, M, n]
     scale = x.d * d
@@ -143,21 +151,42 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
         scale = scale.astype(np.float16).astype(np.float64)
     first = scale * sums
     magnitude = np.abs(scale) * np.matmul(x.q_abs, np.abs(q))
-    second = None
+    second: Doubles | None = None
+    factor: Doubles | None = None
+    total: Doubles | None = None
     if semantics.uses_sum(fmt):
-        second = x.s * fmt.minimum(blocks).astype(np.float64).T[:, None, :]
+        second = x.s * _by_term(fmt, fmt.minima(blocks))
         if fmt.name in semantics.half_products:
             second = second.astype(np.float16).astype(np.float64)
         magnitude += np.abs(second)
+    elif fmt.has_min:
+        factor, total = x.d * _by_term(fmt, fmt.minima(blocks)), x.q.sum(axis=-1, keepdims=True).astype(np.float64)
+        second = factor * total
+        magnitude += np.abs(factor) * x.q_abs.sum(axis=-1, keepdims=True)
     result = None
     if ordered:
-        result = chain_rounded([first] if second is None else [first, second])
+        # a kernel rounds d_w·d_a and m_w·d_a to float32 first; with one half scale a block they are exact
+        streams = [first if fmt.groups == 1 else _float32(scale) * sums]
+        if second is not None:
+            streams.append(second if factor is None or total is None else _float32(factor) * total)
+        result = chain_rounded(streams)
     term = first if second is None else first + second
     exact, carried = _walk(term)
     if second is not None:
         carried += _walk(first)[1] + _walk(second)[1]
     bound = gamma(nb + _EXTRA_ROUNDINGS) * magnitude.sum(axis=0)
-    return Product(exact, bound, _spread(term, carried, magnitude**2 / fmt.block_size, 1), result)
+    return Product(exact, bound, _spread(term, carried, magnitude**2 / values, 1), result)
+
+
+def _by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
+    """float32[n, blocks, groups] as float64[nb, 1, n]."""
+    per_group = fmt.group // term_values(fmt)
+    flat = of_groups.reshape(len(of_groups), -1)
+    return np.repeat(flat.astype(np.float64), per_group, axis=1).T[:, None, :]
+
+
+def _float32(values: Doubles) -> Doubles:
+    return values.astype(np.float32).astype(np.float64)
 
 
 def _walk(term: Doubles) -> tuple[Doubles, Doubles]:
@@ -192,13 +221,23 @@ def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered
         result = np.zeros((len(a), n), np.float32)
         for i in range(k):
             result = add_rounded(np.multiply.outer(a[:, i], values[:, i]), result)
-    by_block = a.reshape(len(a), -1, fmt.block_size).transpose(1, 0, 2)
-    w_by_block = values.reshape(n, -1, fmt.block_size).transpose(1, 2, 0)
+    size = term_values(fmt)
+    by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
+    w_by_block = values.reshape(n, -1, size).transpose(1, 2, 0)
     term = np.matmul(by_block, w_by_block)
     exact, carried = _walk(term)
-    spread = _spread(term, carried, np.matmul(by_block**2, w_by_block**2), fmt.block_size)
+    spread = _spread(term, carried, np.matmul(by_block**2, w_by_block**2), size)
     bound = gamma(k + _EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(values).T)
     return Product(exact, bound, spread, result)
+
+
+def _exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
+    """d·q + m of uint8[..., block_bytes], float64[..., block_size], without the rounding of a decoded value."""
+    q = fmt.codes(blocks).astype(np.float64)
+    q = q.reshape(*q.shape[:-1], fmt.groups, fmt.group)
+    q *= fmt.scales(blocks)[..., None]
+    q += fmt.minima(blocks)[..., None]
+    return q.reshape(*q.shape[:-2], fmt.block_size)
 
 
 def exact_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int = 1) -> Doubles:
@@ -220,8 +259,10 @@ def exact_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, thr
     def one(span: slice) -> Doubles:
         blocks = w[span].reshape(len(w[span]), -1, fmt.block_bytes)
         with np.errstate(all="ignore"):
-            if s is None:
+            if semantics.activations is None:
                 return np.asarray(a @ fmt.decode(blocks).reshape(len(blocks), k).astype(np.float64).T)
+            if s is None:
+                return np.asarray(a @ _exact_weights(fmt, blocks).reshape(len(blocks), k).T)
             values = fmt.codes(blocks) * fmt.scale(blocks).astype(np.float64)[..., None]
             minimum = fmt.minimum(blocks).astype(np.float64)
             return np.asarray(a @ values.reshape(len(blocks), k).T + s @ minimum.T)

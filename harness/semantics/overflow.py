@@ -20,7 +20,7 @@ def overflow_reason(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) 
     """
     with np.errstate(all="ignore"):
         blocks = w.reshape(-1, fmt.block_bytes)
-        bad = ~(np.isfinite(fmt.scale(blocks)) & np.isfinite(fmt.minimum(blocks)))
+        bad = ~fmt.finite(blocks)
     if bad.any():
         return f"the scale or minimum of weight block {int(np.argmax(bad))} is not finite"
     activations = semantics.activations

@@ -13,18 +13,24 @@ struct alignas(4) Q5_1 {
     uint8_t qh[4];
     uint8_t qs[16];
 
-    static constexpr bool HAS_M = true;
+    static constexpr int VALUES = 32, GROUP = 32;
+    static constexpr float NORMAL = HALF_NORMAL;
+    static constexpr bool STORES_M = true;
+    static constexpr Minimum MINIMUM = Minimum::MEETS_S;
 
-    __device__ float scale() const { return half_to_float(d); }
-    __device__ float minimum() const { return half_to_float(m); }
+    __device__ float scale(int, int) const { return half_to_float(d); }
+    __device__ float minimum(int, int) const { return half_to_float(m); }
 
-    __device__ void unpack(int8_t* q) const {
+    __device__ float stored_scale() const { return half_to_float(d); }
+    __device__ float stored_min() const { return half_to_float(m); }
+
+    __device__ void unpack(int, int8_t* q) const {
         const uint32_t high = load_word_4(qh, 0);
         for (int j = 0; j < 16; ++j) q[j] = (qs[j] & 0x0F) | (high >> j & 1) << 4;
         for (int j = 0; j < 16; ++j) q[j + 16] = (qs[j] >> 4) | (high >> (j + 16) & 1) << 4;
     }
 
-    __device__ void codes4(int j, int& low, int& high) const {
+    __device__ void codes4(int, int j, int& low, int& high) const {
         const uint32_t word = load_word_4(qs, j), bits = load_word_4(qh, 0);
         low = (word & 0x0F0F0F0F) | spread_high_bits(bits >> 4 * j);
         high = (word >> 4 & 0x0F0F0F0F) | spread_high_bits(bits >> (4 * j + 16));

@@ -11,16 +11,22 @@ struct Q8_0 {
     uint16_t d;
     int8_t qs[32];
 
-    static constexpr bool HAS_M = false;
+    static constexpr int VALUES = 32, GROUP = 32;
+    static constexpr float NORMAL = HALF_NORMAL;
+    static constexpr bool STORES_M = false;
+    static constexpr Minimum MINIMUM = Minimum::NONE;
 
-    __device__ float scale() const { return half_to_float(d); }
-    __device__ float minimum() const { return 0.0f; }
+    __device__ float scale(int, int) const { return half_to_float(d); }
+    __device__ float minimum(int, int) const { return 0.0f; }
 
-    __device__ void unpack(int8_t* q) const {
+    __device__ float stored_scale() const { return half_to_float(d); }
+    __device__ float stored_min() const { return 0.0f; }
+
+    __device__ void unpack(int, int8_t* q) const {
         for (int i = 0; i < 32; ++i) q[i] = qs[i];
     }
 
-    __device__ void codes4(int j, int& low, int& high) const {
+    __device__ void codes4(int, int j, int& low, int& high) const {
         low = load_word_2(qs, j);
         high = load_word_2(qs, j + 4);
     }

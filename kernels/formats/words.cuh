@@ -3,6 +3,8 @@
 #pragma once
 #include "../common.cuh"
 
+constexpr float HALF_NORMAL = 0x1p-14f;  // the smallest half that is not subnormal
+
 __device__ __forceinline__ uint32_t load_word_2(const void* bytes, int j) {
     const uint16_t* p = (const uint16_t*)bytes + 2 * j;
     return (uint32_t)p[0] | (uint32_t)p[1] << 16;

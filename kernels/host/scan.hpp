@@ -82,79 +82,88 @@ inline uint64_t row_hash(const uint8_t* p, int64_t n) {
 
 #ifdef FORMAT
 
-template <class F, class = void>
-struct StoresMin { static constexpr bool value = false; };
-template <class F>
-struct StoresMin<F, decltype((void)F::m)> { static constexpr bool value = true; };
+// Codes are counted from this one; `BlockFormat.low` and `bits` of harness/formats say the same.
+#ifndef CODE_LOW
+#error "compile with -DCODE_LOW and -DCODE_BITS"
+#endif
+constexpr int CODES = 1 << CODE_BITS;
 
-template <class F, class = void>
-struct HasHighBits { static constexpr bool value = false; };
-template <class F>
-struct HasHighBits<F, decltype((void)F::qh)> { static constexpr bool value = true; };
-constexpr bool HAS_HIGH_BITS = HasHighBits<FORMAT>::value;
-
-// Bit c says that code c occurs. Of signed bytes: bit 0 is -128, bit 1 -127, bit 2 127, bit 3 any other.
-inline uint32_t presence(const int8_t* q) {
+// Bit c says that code c occurs, where there are 32 codes at most. Of signed bytes: bit 0 is -128, bit 1 -127, bit 2 127,
+// bit 3 any other.
+inline uint32_t presence(const int8_t* q, int n) {
     uint32_t present = 0;
-    if (sizeof(FORMAT::qs) == QK) {
+    if (CODES > 32) {
         uint8_t low = 0, almost = 0, high = 0, other = 0;
-        for (int i = 0; i < QK; ++i) {
+        for (int i = 0; i < n; ++i) {
             const uint8_t l = q[i] == -128, a = q[i] == -127, h = q[i] == 127;
             low |= l, almost |= a, high |= h, other |= !(l | a | h);
         }
         return low | almost << 1 | high << 2 | other << 3;
     }
-    for (int i = 0; i < QK; ++i) present |= 1u << (q[i] & 31);
+    for (int i = 0; i < n; ++i) present |= 1u << ((q[i] - CODE_LOW) & 31);
     return present;
 }
 
-constexpr int BATCH = 64;
+constexpr int VALUES = FORMAT::VALUES, SLICES = VALUES / QK, BYTES = sizeof(FORMAT);
+constexpr int BATCH = VALUES <= 256 ? 2048 / VALUES : 8;  // blocks: 2,048 values stay in the first cache
 
 typedef uint8_t Lanes __attribute__((vector_size(QK)));
 
-inline void count_codes(const int8_t (*q)[QK], int64_t n, uint32_t (&codes)[4][256]) {
-    if (sizeof(FORMAT::qs) == QK) {  // four tables, since increments of one counter wait for each other
-        for (int64_t j = 0; j < n; ++j)
+inline void count_codes(const int8_t (*q)[VALUES], int64_t n, uint32_t (&codes)[4][256]) {
+    const int64_t slices = n * SLICES;
+    const int8_t(*slice)[QK] = (const int8_t(*)[QK])q;
+    if (CODES > 32) {  // four tables, since increments of one counter wait for each other
+        for (int64_t j = 0; j < slices; ++j)
             for (int i = 0; i < QK; i += 4)
-                for (int k = 0; k < 4; ++k) ++codes[k][(uint8_t)(q[j][i + k] + 128)];
+                for (int k = 0; k < 4; ++k) ++codes[k][(uint8_t)(slice[j][i + k] - CODE_LOW)];
         return;
     }
     // Few codes: comparing all with each, 32 at a time, is faster than counting one by one.
-    static_assert(BATCH < 256, "a batch's counts fit in a byte");
-    for (int c = 0; c < (HAS_HIGH_BITS ? 32 : 16); ++c) {
+    static_assert(BATCH * SLICES < 256, "a batch's counts fit in a byte");
+    for (int c = 0; c < CODES; ++c) {
         Lanes found = {};
-        for (int64_t j = 0; j < n; ++j) {
+        for (int64_t j = 0; j < slices; ++j) {
             Lanes lanes;
-            memcpy(&lanes, q[j], QK);
-            found -= (Lanes)(lanes == (uint8_t)c);  // true is -1
+            memcpy(&lanes, slice[j], QK);
+            found -= (Lanes)(lanes == (uint8_t)(c + CODE_LOW));  // true is -1
         }
         for (int i = 0; i < QK; ++i) codes[0][c] += found[i];
     }
 }
 
+// A batch of decoded blocks.
+struct Batch {
+    alignas(64) float theirs[BATCH][VALUES];
+    alignas(64) int8_t q[BATCH][VALUES];
+    float d[BATCH * SLICES * 2], m[BATCH * SLICES * 2];  // of each half of each slice
+    float stored[BATCH], stored_min[BATCH];
+    uint32_t differs[BATCH], magnitude[BATCH], present[BATCH];
+};
+
+constexpr bool STORES_MIN = FORMAT::MINIMUM == Minimum::MEETS_CODES || FORMAT::STORES_M;
+
 // A batch with a block that differs, is zero, or has a scale that is not a normal number.
-inline void scan_special(int64_t first, int64_t n, const float* d, const float* m, const int8_t (*q)[QK],
-                         const float (*theirs)[QK], const uint32_t* magnitude, const uint32_t* present,
-                         const Rule* rules, int n_rules, Tally& t) {
+inline void scan_special(const Batch& batch, int64_t first, int64_t n, const Rule* rules, int n_rules, Tally& t) {
     for (int64_t j = 0; j < n; ++j) {
-        for (int i = 0; i < QK; ++i) {
-            const float ours = FORMAT::value(d[j], m[j], q[j][i]), their = theirs[j][i];
+        for (int i = 0; i < VALUES; ++i) {
+            const int64_t h = (j * VALUES + i) / 16;
+            const float ours = FORMAT::value(batch.d[h], batch.m[h], batch.q[j][i]), their = batch.theirs[j][i];
             if (bits_of(ours) == bits_of(their) || (is_nan(ours) && is_nan(their))) continue;
             note(t.first_differing, t.differing, first + j);
             break;
         }
-        t.zero_blocks += magnitude[j] == 0;
-        if (!is_finite(d[j]) || !is_finite(m[j])) note(t.first_not_finite, t.not_finite, first + j);
-        if (StoresMin<FORMAT>::value && is_finite(m[j])) widen(t.least_min, t.most_min, m[j]);
-        const float size = std::fabs(d[j]);
+        const float d = batch.stored[j], m = batch.stored_min[j], size = std::fabs(d);
+        t.zero_blocks += batch.magnitude[j] == 0;
+        if (!is_finite(d) || !is_finite(m)) note(t.first_not_finite, t.not_finite, first + j);
+        if (STORES_MIN && is_finite(m)) widen(t.least_min, t.most_min, m);
         if (size == 0) {
             ++t.zero_scales;
             continue;
         }
-        t.negative_scales += d[j] < 0;
-        if (size < 0x1p-14f && !t.subnormal_scales++) t.first_subnormal = first + j;
-        if (is_finite(d[j])) widen(t.least_scale, t.most_scale, size);
-        for (int r = 0; r < n_rules; ++r) t.obeying[r] += rules[r].obeyed(present[j]);
+        t.negative_scales += d < 0;
+        if (size < FORMAT::NORMAL && !t.subnormal_scales++) t.first_subnormal = first + j;
+        if (is_finite(d)) widen(t.least_scale, t.most_scale, size);
+        for (int r = 0; r < n_rules; ++r) t.obeying[r] += rules[r].obeyed(batch.present[j]);
     }
 }
 
@@ -162,55 +171,65 @@ inline void scan_special(int64_t first, int64_t n, const float* d, const float* 
 inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_float, const Rule* rules, int n_rules,
                         Tally& t, uint32_t (&codes)[4][256]) {
     const FORMAT* block = (const FORMAT*)p;
-    alignas(64) float theirs[BATCH][QK];
-    alignas(64) int8_t q[BATCH][QK];
-    float d[BATCH], m[BATCH];
-    uint32_t differs[BATCH], magnitude[BATCH], present[BATCH];
-
-    to_float(p, theirs[0], n * QK);
+    Batch batch;
+    to_float(p, batch.theirs[0], n * VALUES);
     for (int64_t j = 0; j < n; ++j) {
-        block[j].unpack(q[j]);
-        d[j] = block[j].scale();
-        m[j] = block[j].minimum();
+        for (int s = 0; s < SLICES; ++s) {
+            block[j].unpack(s, batch.q[j] + s * QK);
+            for (int h = 0; h < 2; ++h) {
+                batch.d[(j * SLICES + s) * 2 + h] = block[j].scale(s, h);
+                batch.m[(j * SLICES + s) * 2 + h] = block[j].minimum(s, h);
+            }
+        }
+        batch.stored[j] = block[j].stored_scale();
+        batch.stored_min[j] = block[j].stored_min();
     }
+    constexpr int STEP = FORMAT::GROUP == 16 ? 16 : QK;  // values in a row with the same scale
     for (int64_t j = 0; j < n; ++j) {
         uint32_t x = 0, size = 0;
-        for (int i = 0; i < QK; ++i) {
-            const uint32_t ours = bits_of(FORMAT::value(d[j], m[j], q[j][i]));
-            x |= ours ^ bits_of(theirs[j][i]);
-            size |= ours & 0x7FFFFFFF;
+        for (int g = 0; g < VALUES; g += STEP) {
+            const float d = batch.d[(j * VALUES + g) / 16], m = batch.m[(j * VALUES + g) / 16];
+            const int8_t* q = batch.q[j] + g;
+            const float* theirs = batch.theirs[j] + g;
+            for (int i = 0; i < STEP; ++i) {
+                const uint32_t ours = bits_of(FORMAT::value(d, m, q[i]));
+                x |= ours ^ bits_of(theirs[i]);
+                size |= ours & 0x7FFFFFFF;
+            }
         }
-        differs[j] = x;
-        magnitude[j] = size;
+        batch.differs[j] = x;
+        batch.magnitude[j] = size;
     }
-    for (int64_t j = 0; j < n; ++j) present[j] = presence(q[j]);
-    count_codes(q, n, codes);
+    if (n_rules)
+        for (int64_t j = 0; j < n; ++j) batch.present[j] = presence(batch.q[j], VALUES);
+    count_codes(batch.q, n, codes);
     // Almost always all blocks are sound and have a normal scale: that takes loops without branches.
-    constexpr uint32_t NORMAL = 0x38800000, INFINITE = 0x7F800000;  // 2^-14, the smallest normal half
+    constexpr uint32_t INFINITE = 0x7F800000;
+    const uint32_t normal = bits_of(FORMAT::NORMAL);
     uint32_t special = 0, least = INFINITE, most = 0, negative = 0;
     float least_m = INFINITY, most_m = -INFINITY;
     for (int64_t j = 0; j < n; ++j) {
-        const uint32_t bits = bits_of(d[j]), size = bits & 0x7FFFFFFF;
-        special |= differs[j] | (magnitude[j] == 0) | (size < NORMAL) | (size >= INFINITE);
-        special |= (bits_of(m[j]) & INFINITE) == INFINITE;
+        const uint32_t bits = bits_of(batch.stored[j]), size = bits & 0x7FFFFFFF;
+        const float m = batch.stored_min[j];
+        special |= batch.differs[j] | (batch.magnitude[j] == 0) | (size < normal) | (size >= INFINITE);
+        special |= (bits_of(m) & INFINITE) == INFINITE;
         negative += bits >> 31;
         least = size < least ? size : least;
         most = size > most ? size : most;
-        least_m = m[j] < least_m ? m[j] : least_m;
-        most_m = m[j] > most_m ? m[j] : most_m;
+        least_m = m < least_m ? m : least_m;
+        most_m = m > most_m ? m : most_m;
     }
-    if (special) return scan_special(first, n, d, m, q, theirs, magnitude, present, rules, n_rules, t);
+    if (special) return scan_special(batch, first, n, rules, n_rules, t);
     t.negative_scales += negative;
     widen(t.least_scale, t.most_scale, float_of(least));
     widen(t.least_scale, t.most_scale, float_of(most));
-    if (StoresMin<FORMAT>::value) widen(t.least_min, t.most_min, least_m), widen(t.least_min, t.most_min, most_m);
+    if (STORES_MIN) widen(t.least_min, t.most_min, least_m), widen(t.least_min, t.most_min, most_m);
     for (int r = 0; r < n_rules; ++r) {
         uint32_t obeying = 0;
-        for (int64_t j = 0; j < n; ++j) obeying += rules[r].obeyed(present[j]);
+        for (int64_t j = 0; j < n; ++j) obeying += rules[r].obeyed(batch.present[j]);
         t.obeying[r] += obeying;
     }
 }
-constexpr int VALUES = QK, BYTES = sizeof(FORMAT);
 
 #else
 
