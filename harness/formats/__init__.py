@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .block import BlockFormat, Field
-from .kquants import Q8_K
+from .kquants import Q4_K, Q6_K, Q8_K
 from .legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1
 
 __all__ = [
@@ -18,8 +18,10 @@ __all__ = [
     "FORMATS",
     "Q4_0",
     "Q4_1",
+    "Q4_K",
     "Q5_0",
     "Q5_1",
+    "Q6_K",
     "Q8_0",
     "Q8_1",
     "Q8_K",
@@ -31,7 +33,7 @@ __all__ = [
 ]
 
 #: Weight formats that every rung covers, by ggml's name.
-FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0)}
+FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q6_K)}
 
 #: Formats that activations are quantized to.
 ACTIVATION_FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q8_0, Q8_1, Q8_K)}

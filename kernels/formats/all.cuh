@@ -6,5 +6,7 @@
 #include "q5_0.cuh"
 #include "q5_1.cuh"
 #include "q8_0.cuh"
+#include "q4_k.cuh"
+#include "q6_k.cuh"
 
 static_assert(sizeof(FORMAT) == BLOCK_BYTES, "the harness and the kernels disagree about the size of a block");

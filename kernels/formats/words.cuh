@@ -12,6 +12,11 @@ __device__ __forceinline__ uint32_t load_word_2(const void* bytes, int j) {
 
 __device__ __forceinline__ uint32_t load_word_4(const void* bytes, int j) { return ((const uint32_t*)bytes)[j]; }
 
+// Four bytes a - b at once, without borrows between them: codes less their zero point. Bytes of a and b below 128.
+__device__ __forceinline__ int subtract_bytes(uint32_t a, uint32_t b) {
+    return (int)(((a | 0x80808080) - b) ^ 0x80808080);
+}
+
 // Bits 0..3 of `nibble` to bit 4 of the bytes 0..3: where the fifth bits of four Q5 codes belong.
 __device__ __forceinline__ uint32_t spread_high_bits(uint32_t nibble) {
     return (nibble << 4 & 0x00000010) | (nibble << 11 & 0x00001000) | (nibble << 18 & 0x00100000) |
