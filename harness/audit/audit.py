@@ -30,7 +30,7 @@ from ..progress import progress_bar
 from ..reference import Llama
 from ..version import project_version
 from .content import Content, content_findings, read_content
-from .fingerprint import Fingerprint, fingerprint
+from .fingerprint import Fingerprint, fingerprint, rules_of
 from .readers import Readers, Reading
 from .readers import compare as compare_readers
 from .source import Comparison, compare, comparison_findings
@@ -223,7 +223,7 @@ class Examination:
             fmt: [c.scan for c in self.contents if c.scan is not None and c.tensor.type.format is fmt]
             for fmt in FORMATS.values()
         }
-        return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans)
+        return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans and rules_of(fmt))
 
     @contextmanager
     def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[Callable[[Tensor], Callable[[int], object]]]:

@@ -163,9 +163,12 @@ def _bad_block(tensor: Tensor, number: int, llama: Llama, differing: bool) -> Ba
         if fmt is None:
             value = float(decode_elements(tensor.type.name, raw[0])[0])
             return BadBlock(row, block, f"the value is {value}, not a finite number")
-        d, m = float(fmt.scale(raw)[0]), float(fmt.minimum(raw)[0])
-        stored = f"d = {d:g}, m = {m:g}" if fmt.has_min else f"d = {d:g}"
-        return BadBlock(row, block, f"the scale or minimum is not finite ({stored})")
+        with np.errstate(invalid="ignore", over="ignore"):
+            d, m = fmt.scales(raw)[0], fmt.minima(raw)[0]
+        bad = int(np.argmin(np.isfinite(d) & np.isfinite(m)))
+        stored = f"d = {d[bad]:g}, m = {m[bad]:g}" if fmt.has_min else f"d = {d[bad]:g}"
+        of_group = f" of group {bad}" if fmt.groups > 1 else ""
+        return BadBlock(row, block, f"the scale or minimum{of_group} is not finite ({stored})")
     with np.errstate(invalid="ignore"):
         ours = fmt.decode(raw)[0] if fmt else decode_elements(tensor.type.name, raw[0])
     theirs = llama.to_float(tensor.type.type_id, raw[0], tensor.type.block_size)

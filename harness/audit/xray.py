@@ -112,9 +112,10 @@ class XRay:
         elements: it is a window of elements, not a block.
         rule: how a value comes from its code, "" where our decode does not cover the type.
         fields: of the struct, in file order; empty likewise.
-        scale: d.
+        scale: d; None where groups of values have scales of their own.
         minimum: m of `d·q + m`; None where there is none.
         minimum_is: "stored", or what it is computed as, or "".
+        scales, minima: of each group, multiplied out; empty where the block is one group, or has no minima.
         codes: as stored, before any offset; the bits of elements. Empty where our decode does not cover the type.
         parts: of the codes, high bits first.
         items: for each value the item that holds the low bits of its code, as an integer.
@@ -148,6 +149,8 @@ class XRay:
     scale: float | None
     minimum: float | None
     minimum_is: str
+    scales: tuple[float, ...]
+    minima: tuple[float, ...]
     codes: tuple[int, ...]
     parts: tuple[Part, ...]
     items: tuple[int, ...]
@@ -384,7 +387,8 @@ def xray(
         first=block * grid(tensor).values, n_values=n, offset=start, stop=stop, in_file=raw is None,
         previous=_neighbour(tensor, flat - 1), next=_neighbour(tensor, flat + 1),
         raw=content, elements=not kind.quantized, rule=read.rule, fields=read.fields, scale=read.scale,
-        minimum=read.minimum, minimum_is=read.minimum_is, codes=read.codes, parts=read.parts,
+        minimum=read.minimum, minimum_is=read.minimum_is, scales=read.scales, minima=read.minima,
+        codes=read.codes, parts=read.parts,
         items=read.items, sources=read.sources,
         ours=None if ours is None else tuple(ours.tolist()),
         theirs=None if theirs is None else tuple(theirs.tolist()),
@@ -426,19 +430,26 @@ class _Reading:
     items: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     values: Floats | None = None
+    scales: tuple[float, ...] = ()
+    minima: tuple[float, ...] = ()
 
 
 def _of_block(fmt: BlockFormat, content: bytes, offset: int) -> _Reading:
     raw = np.frombuffer(content, np.uint8)[None]
     fields = tuple(_fields(fmt.fields, content, offset))
     with np.errstate(invalid="ignore"):  # a signalling NaN
-        scale, minimum, values = float(fmt.scale(raw)[0]), float(fmt.minimum(raw)[0]), fmt.decode(raw)[0]
+        scales, minima, values = fmt.scales(raw)[0].tolist(), fmt.minima(raw)[0].tolist(), fmt.decode(raw)[0]
+    has_min = fmt.has_min or fmt.offset != 0
+    if fmt.groups > 1:
+        scale = minimum = None
+    else:
+        scale, minimum = scales[0], minima[0] if has_min else None
     computed = f"-{fmt.offset}·d" if fmt.offset else ""
     items, sources = _sources(fields, fmt.block_size)
     return _Reading(
-        fmt.rule, fields, scale, minimum if fmt.has_min or fmt.offset else None,
-        "stored" if fmt.has_min else computed, tuple(fmt.codes(raw)[0].tolist()), _parts(fields, fmt.block_size),
-        items, sources, values,
+        fmt.rule, fields, scale, minimum, "stored" if fmt.has_min else computed,
+        tuple(fmt.codes(raw)[0].tolist()), _parts(fields, fmt.block_size), items, sources, values,
+        tuple(scales) if fmt.groups > 1 else (), tuple(minima) if fmt.groups > 1 and has_min else (),
     )  # fmt: skip
 
 

@@ -172,7 +172,7 @@ def _histogram(contents: Sequence[Content]) -> str:
     bins = codes.reshape(min(len(codes), 64), -1).sum(axis=1)
     heights = np.ceil(bins * len(_BARS) / bins.max()).astype(int)
     fmt = contents[0].tensor.type.format
-    low = -128 if fmt is not None and fmt.bits == 8 else 0
+    low = fmt.low if fmt is not None else 0
     return f"{low} {''.join(_BARS[h - 1] if h else ' ' for h in heights)} {low + len(codes) - 1}"
 
 

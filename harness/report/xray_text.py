@@ -41,6 +41,8 @@ def render(xray: XRay, colour: bool) -> str:
         lines += ["", *_fields(xray, paint)]
     if xray.fields:
         lines += ["", *_diagram(xray, paint)]
+    if xray.scales:
+        lines += ["", *_groups(xray, paint)]
     table = _table(_columns(xray), xray.n_values, paint)
     if table:
         lines += ["", *table]
@@ -284,6 +286,19 @@ def _diagram(x: XRay, paint: Paint) -> Iterator[str]:
 
 
 # -- the values -------------------------------------------------------------------------------------------------
+
+
+def _groups(x: XRay, paint: Paint) -> Iterator[str]:
+    """Scale and minimum of each group of values, multiplied out, four or more to a line."""
+    size = x.n_values // len(x.scales)
+    cells = []
+    for g, d in enumerate(x.scales):
+        m = f" m {_number(x.minima[g]):>11}" if x.minima else ""
+        cells.append(f"{g * size:>3}… d {_number(d):>11}{m}")
+    per_line = max(1, (WIDTH + 3) // (max(map(len, cells)) + 3))
+    yield paint(f"groups of {size} values from", _DIM)
+    for start in range(0, len(cells), per_line):
+        yield " │ ".join(cells[start : start + per_line])
 
 
 class _Column(NamedTuple):
