@@ -9,22 +9,43 @@ import numpy as np
 import numpy.typing as npt
 
 from .block import BlockFormat, Field
-from .kquants import Q4_K, Q6_K, Q8_K
+from .iquants import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS
+from .kquants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K
 from .legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1
+from .microscaling import MXFP4, NVFP4
+from .ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
 
 __all__ = [
     "ACTIVATION_FORMATS",
     "ELEMENT_TYPES",
     "FORMATS",
+    "IQ1_M",
+    "IQ1_S",
+    "IQ2_S",
+    "IQ2_XS",
+    "IQ2_XXS",
+    "IQ3_S",
+    "IQ3_XXS",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+    "NVFP4",
+    "Q1_0",
+    "Q2_0",
+    "Q2_K",
+    "Q3_K",
     "Q4_0",
     "Q4_1",
     "Q4_K",
     "Q5_0",
     "Q5_1",
+    "Q5_K",
     "Q6_K",
     "Q8_0",
     "Q8_1",
     "Q8_K",
+    "TQ1_0",
+    "TQ2_0",
     "BlockFormat",
     "Field",
     "TensorType",
@@ -33,7 +54,16 @@ __all__ = [
 ]
 
 #: Weight formats that every rung covers, by ggml's name.
-FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q6_K)}
+FORMATS: dict[str, BlockFormat] = {
+    f.name: f
+    for f in (
+        Q4_0, Q4_1, Q5_0, Q5_1, Q8_0,
+        Q2_K, Q3_K, Q4_K, Q5_K, Q6_K,
+        IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS,
+        TQ1_0, TQ2_0, Q1_0, Q2_0,
+        MXFP4, NVFP4,
+    )
+}  # fmt: skip
 
 #: Formats that activations are quantized to.
 ACTIVATION_FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q8_0, Q8_1, Q8_K)}
@@ -62,16 +92,11 @@ class TensorType:
 
 
 def _table() -> dict[int, TensorType]:
-    """Every type that the gguf package knows; sizes of the covered ones are ours (gguf 0.19 gives Q8_1 40 bytes, the
-    struct has had 36 since ggml made its two scales halves)."""
-    own = FORMATS | ACTIVATION_FORMATS
-    # newer than the gguf package (ggml-common.h, llama.cpp v0.5.0)
-    table = {42: TensorType("Q2_0", 42, 64, 18)}
-    for t, (block_size, block_bytes) in gguf.GGML_QUANT_SIZES.items():
-        if t.name in own:
-            block_size, block_bytes = own[t.name].block_size, own[t.name].block_bytes
-        table[int(t)] = TensorType(t.name, int(t), block_size, block_bytes)
-    return table
+    """Every type that the gguf package knows, and the covered ones. (gguf 0.19 does not know Q2_0, and gives Q8_1 40
+    bytes: the struct has had 36 since ggml made its two scales halves.)"""
+    table = {int(t): TensorType(t.name, int(t), *sizes) for t, sizes in gguf.GGML_QUANT_SIZES.items()}
+    own = (FORMATS | ACTIVATION_FORMATS).values()
+    return table | {f.type_id: TensorType(f.name, f.type_id, f.block_size, f.block_bytes) for f in own}
 
 
 _TYPES = _table()

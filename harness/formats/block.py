@@ -137,6 +137,8 @@ class BlockFormat:
             only llama.cpp itself quantizes to the type.
         group: values that share a scale: 16, 32 or the whole block.
         low: the smallest code.
+        zero: the zero point that is part of the codes: code + zero is what the file holds, and what some code
+            multiplies before it subtracts the zero point's product.
         read_scales: `structs -> float32[..., groups]`; None where the field d is the scale of all.
         read_minima: `structs -> float32[..., groups]`; None where the field m, if there is one, is the minimum of all.
         rule: how a value is decoded, as text.
@@ -153,6 +155,7 @@ class BlockFormat:
     encode_values: Callable[[Floats], Bytes] | None = None
     group: int = 32
     low: int = 0
+    zero: int = 0
     read_scales: Callable[[Structs], Floats] | None = None
     read_minima: Callable[[Structs], Floats] | None = None
     rule: str = "x = d·q"

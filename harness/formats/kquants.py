@@ -22,6 +22,102 @@ def _float32(structs: Structs, name: str) -> Floats:
     return np.asarray(structs[name]).astype(np.float32)
 
 
+# -- Q2_K ------------------------------------------------------------------------------------------------------------
+
+_PAIRS = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+
+
+def pairs_by_128(qs: Bytes) -> Bytes:
+    """uint8[..., 64] → two bits each, [..., 256]: of each 32 bytes first all lowest pairs, then the next ones."""
+    runs = qs.reshape(*qs.shape[:-1], 2, 1, 32)
+    return np.asarray((runs >> _PAIRS) & 3).reshape(*qs.shape[:-1], QK_K)
+
+
+def pairs_layout(low: int = 0) -> tuple[Items, ...]:
+    """The layout of such a field: bits `low` and up of the codes."""
+    return tuple(
+        Items(range(32 * h, 32 * h + 32), tuple(Run(2, "x", 128 * h + 32 * i, low=low) for i in (3, 2, 1, 0)))
+        for h in range(2)
+    )
+
+
+PAIRS_DOC = "of each 32 bytes: the lowest two bits are values 0..31 of 128, the next ones values 32..63, and so on"
+
+
+def _read_q2_k(structs: Structs) -> Codes:
+    return pairs_by_128(structs["qs"])
+
+
+def _scales_q2_k(structs: Structs) -> Floats:
+    with np.errstate(invalid="ignore"):
+        return _float32(structs, "d")[..., None] * (structs["scales"] & 0x0F).astype(np.float32)
+
+
+def _minima_q2_k(structs: Structs) -> Floats:
+    with np.errstate(invalid="ignore"):
+        return -(_float32(structs, "dmin")[..., None] * (structs["scales"] >> 4).astype(np.float32))
+
+
+Q2_K = BlockFormat(
+    "Q2_K", 10, QK_K,
+    (
+        Field("scales", "u1", 16, "16 scales and 16 minima of 4 bits", each(16, Run(4, "min", 0), Run(4, "scale", 0))),
+        Field("qs", "u1", 64, PAIRS_DOC, pairs_layout()),
+        _D, _DMIN,
+    ),
+    2, 0, _SOURCE, _read_q2_k, group=16, read_scales=_scales_q2_k, read_minima=_minima_q2_k,
+    rule="x = d·scale[g]·q - dmin·min[g], g = i // 16",
+)  # fmt: skip
+
+# -- Q3_K ------------------------------------------------------------------------------------------------------------
+
+
+def _bits_by_32(mask: Bytes) -> Bytes:
+    """uint8[..., 32] → one bit each, [..., 256]: bit j of byte l belongs to value 32·j + l."""
+    return np.asarray((mask[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1).reshape(*mask.shape[:-1], QK_K)
+
+
+def _bits_layout(low: int) -> tuple[Items, ...]:
+    return each(32, *(Run(1, "x", 32 * i, low=low) for i in range(7, -1, -1)))
+
+
+def _read_q3_k(structs: Structs) -> Codes:
+    q = pairs_by_128(structs["qs"]) | _bits_by_32(structs["hmask"]) << 2
+    return np.asarray(q.astype(np.int8) - np.int8(4))
+
+
+def _scales_k3(packed: Bytes) -> Bytes:
+    """uint8[..., 12] → sixteen 6-bit scales, uint8[..., 16]: the low four bits in the nibbles of 8 bytes, the high two
+    in the pairs of the others."""
+    low, high = packed[..., :8], packed[..., 8:]
+    nibbles = np.concatenate([low & 0x0F, low >> 4], axis=-1)
+    pairs = np.asarray((high[..., None, :] >> _PAIRS) & 3).reshape(nibbles.shape)
+    return np.asarray(nibbles | pairs << 4)
+
+
+def _scales_q3_k(structs: Structs) -> Floats:
+    with np.errstate(invalid="ignore"):
+        return _float32(structs, "d")[..., None] * (_scales_k3(structs["scales"]).astype(np.float32) - np.float32(32))
+
+
+Q3_K = BlockFormat(
+    "Q3_K", 11, QK_K,
+    (
+        Field("hmask", "u1", 32, "high bits: bit j of byte l belongs to value 32·j + l", _bits_layout(low=2)),
+        Field("qs", "u1", 64, PAIRS_DOC, pairs_layout()),
+        Field(
+            "scales", "u1", 12, "16 scales of 6 bits, less 32",
+            (
+                Items(range(0, 8), (Run(4, "scale", 8), Run(4, "scale", 0))),
+                Items(range(8, 12), tuple(Run(2, "scale", i, low=4) for i in (12, 8, 4, 0))),
+            ),
+        ),
+        _D,
+    ),
+    3, 0, _SOURCE, _read_q3_k, group=16, low=-4, read_scales=_scales_q3_k,
+    rule="x = d·(scale[g] - 32)·q, q = bits - 4, g = i // 16",
+)  # fmt: skip
+
 # -- Q4_K ------------------------------------------------------------------------------------------------------------
 
 #: Eight 6-bit scales and eight 6-bit minima in 12 bytes: of the first four the six bits together, of the others the low
@@ -33,6 +129,12 @@ _SCALES_K4 = Field(
         Items(range(4, 8), (Run(2, "min", 4, low=4), Run(6, "min", 0))),
         Items(range(8, 12), (Run(4, "min", 4), Run(4, "scale", 4))),
     ),
+)  # fmt: skip
+
+
+_QS_BY_64 = Field(
+    "qs", "u1", 128, "of each 32 bytes: low nibbles values 0..31 of 64, high nibbles values 32..63",
+    tuple(Items(range(32 * i, 32 * i + 32), (Run(4, "x", 64 * i + 32), Run(4, "x", 64 * i))) for i in range(4)),
 )  # fmt: skip
 
 
@@ -66,14 +168,26 @@ def _read_q4_k(structs: Structs) -> Codes:
 
 Q4_K = BlockFormat(
     "Q4_K", 12, QK_K,
+    (_D, _DMIN, _SCALES_K4, _QS_BY_64),
+    4, 0, _SOURCE, _read_q4_k, group=32, read_scales=_scales_k4, read_minima=_minima_k4,
+    rule="x = d·scale[g]·q - dmin·min[g], g = i // 32",
+)  # fmt: skip
+
+# -- Q5_K ------------------------------------------------------------------------------------------------------------
+
+
+def _read_q5_k(structs: Structs) -> Codes:
+    return np.asarray(_nibbles_by_64(structs["qs"]) | _bits_by_32(structs["qh"]) << 4)
+
+
+Q5_K = BlockFormat(
+    "Q5_K", 13, QK_K,
     (
         _D, _DMIN, _SCALES_K4,
-        Field(
-            "qs", "u1", 128, "of each 32 bytes: low nibbles values 0..31 of 64, high nibbles values 32..63",
-            tuple(Items(range(32 * i, 32 * i + 32), (Run(4, "x", 64 * i + 32), Run(4, "x", 64 * i))) for i in range(4)),
-        ),
+        Field("qh", "u1", 32, "fifth bits: bit j of byte l belongs to value 32·j + l", _bits_layout(low=4)),
+        _QS_BY_64,
     ),
-    4, 0, _SOURCE, _read_q4_k, group=32, read_scales=_scales_k4, read_minima=_minima_k4,
+    5, 0, _SOURCE, _read_q5_k, group=32, read_scales=_scales_k4, read_minima=_minima_k4,
     rule="x = d·scale[g]·q - dmin·min[g], g = i // 32",
 )  # fmt: skip
 
@@ -81,8 +195,8 @@ Q4_K = BlockFormat(
 
 
 def _read_q6_k(structs: Structs) -> Codes:
-    """Of each 128 values: byte l of 64 of ql holds values l (low) and 64 + l (high), byte l of 32 of qh the high bits of
-    values l, 32 + l, 64 + l and 96 + l."""
+    """Of each 128 values: byte l of 64 of ql holds values l (low) and 64 + l (high), byte l of 32 of qh the high bits
+    of values l, 32 + l, 64 + l and 96 + l."""
     low = structs["ql"].reshape(*structs.shape, 2, 64)
     high = structs["qh"].reshape(*structs.shape, 2, 1, 32)
     nibbles = np.concatenate([low & 0x0F, low >> 4], axis=-1).reshape(*structs.shape, 2, 4, 32)
@@ -113,8 +227,8 @@ Q6_K = BlockFormat(
         Field("scales", "i1", 16, "a scale for each 16 values", each(16, Run(8, "scale", 0))),
         _D,
     ),
-    6, 0, _SOURCE, _read_q6_k, group=16, low=-32, read_scales=_scales_q6_k,
-    rule="x = d·scale[g]·(q - 32), g = i // 16",
+    6, 0, _SOURCE, _read_q6_k, group=16, low=-32, zero=32, read_scales=_scales_q6_k,
+    rule="x = d·scale[g]·q, q = bits - 32, g = i // 16",
 )  # fmt: skip
 
 # -- Q8_K, which only activations have --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..errors import EnvironmentFault
 from .base import cached_file, store, tree_hash
+from .tables import tables_hash, write_headers
 
 # -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.
 # -fno-strict-aliasing: kernels read packed bytes as words, as nvcc lets them.
@@ -60,14 +61,14 @@ def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bo
     """The shared library of a translation unit, compiled if the cache does not hold it.
 
     Args:
-        root: the kernels' folder, which is on the include path.
+        root: the kernels' folder, which is on the include path, as the tables of `harness.hosts.tables` are.
         unit: C++ source.
         options: after `FLAGS`.
         rebuild: compile anew, whatever the cache holds.
 
     Raises EnvironmentFault with the compiler's first error.
     """
-    key = (tree_hash(root), unit, *FLAGS, *options, compiler_version(), cpu_name())
+    key = (tree_hash(root), tables_hash(), unit, *FLAGS, *options, compiler_version(), cpu_name())
     library = cached_file(key, ".so")
     if rebuild or not library.exists():
         store(library, _compile(root, unit, options))
@@ -78,7 +79,8 @@ def _compile(root: Path, unit: str, options: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
         source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
         source.write_text(unit)
-        command = [compiler(), *FLAGS, f"-I{root}", *options, str(source), "-o", str(built)]
+        write_headers(Path(folder))
+        command = [compiler(), *FLAGS, f"-I{root}", f"-I{folder}", *options, str(source), "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..errors import EnvironmentFault, KernelFault
 from . import nvrtc
 from .base import GUARD_BYTES, Grid, Host, cached_file, poisoned, store, tree_hash
+from .tables import tables_hash
 
 
 @cache
@@ -71,6 +72,7 @@ class CupyHost(Host):
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str]) -> Any:
         key = (
             tree_hash(root),
+            tables_hash(),
             file,
             entry,
             self.sm,

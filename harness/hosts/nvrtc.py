@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import EnvironmentFault
+from .tables import headers
 
 _SUCCESS, _COMPILATION = 0, 6
 
@@ -52,7 +53,10 @@ def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str]) -> by
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()
     source = f'#include "{file}"\n'.encode()
-    _check(lib.nvrtcCreateProgram(c.byref(program), source, b"unit.cu", 0, None, None), "nvrtcCreateProgram")
+    tables = headers()
+    names, texts = ((c.c_char_p * len(tables))(*(s.encode() for s in strings)) for strings in (tables, tables.values()))
+    created = lib.nvrtcCreateProgram(c.byref(program), source, b"unit.cu", len(tables), texts, names)
+    _check(created, "nvrtcCreateProgram")
     try:
         options = [f"-arch=sm_{sm}", "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", f"-I{root}"]
         options += [f"-D{k}={v}" for k, v in defines.items()]

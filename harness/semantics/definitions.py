@@ -28,6 +28,8 @@ class Semantics:
         half_products: formats whose products d_w·d_a and m_w·s are rounded to half.
         title: the block term in one line.
         source: who computes so.
+        zero_apart: the zero point of codes may be multiplied by the activations' codes apart, in lanes where the two
+            parts do not cancel, as llama.cpp's SIMD code does.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Semantics:
     half_products: frozenset[str]
     title: str
     source: str
+    zero_apart: bool = False
 
     def uses_sum(self, fmt: BlockFormat) -> bool:
         """Whether the product of this weight format reads the activations' s. Raises ValueError where there is none."""
@@ -59,7 +62,9 @@ Q8_1_RAW = Semantics(
 )  # fmt: skip
 Q8_0_CPU = Semantics(
     "q8_0_cpu", Q8_0, encode_q8_0_cpu, _OFFSET_FORMATS, frozenset(),
-    "d_w·d_a·Σ (q_w - offset)·q_a", "llama.cpp CPU for Q4_0, Q5_0, Q8_0 (ggml-cpu/arch/x86/quants.c)",
+    "d_w·d_a·Σ (q_w - offset)·q_a",
+    "llama.cpp CPU for Q4_0, Q5_0, Q8_0, and other blocks of 32 to 128 (ggml-cpu/arch/x86/quants.c)",
+    zero_apart=True,
 )  # fmt: skip
 Q8_1_CPU = Semantics(
     "q8_1_cpu", Q8_1, encode_q8_1_cpu, frozenset(), frozenset(),
@@ -69,7 +74,7 @@ Q8_1_CPU = Semantics(
 Q8_K_CPU = Semantics(
     "q8_k_cpu", Q8_K, encode_q8_k, frozenset(), frozenset(),
     "d_w·d_a·Σ q_w·q_a + m_w·d_a·Σ q_a, activations in blocks of 256",
-    "llama.cpp CPU for K-quants, I-quants of 256, TQ1_0, TQ2_0 (ggml-cpu/arch/x86/quants.c)",
+    "llama.cpp CPU for K-quants, I-quants of 256, TQ1_0, TQ2_0 (ggml-cpu/arch/x86/quants.c)", zero_apart=True,
 )  # fmt: skip
 
 SEMANTICS: dict[str, Semantics] = {s.name: s for s in (F32, Q8_1_RAW, Q8_0_CPU, Q8_1_CPU, Q8_K_CPU)}

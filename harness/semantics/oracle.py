@@ -5,10 +5,12 @@ groups of 16 where these have a scale of their own), in float64:
 
     term    t[b] = d_w·d_a·Σ q_w·q_a + m_w·s        result  o = Σ_b t[b]        partial sums  S[b]
             s is the activations' stored sum, or d_a·Σ q_a for the minima of superblocks
-    bound   γ_n·Σ_b (|d_w·d_a|·Σ|q_w|·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24
+    bound   γ_n·Σ_b (|d_w·d_a|·Σ(|q_w| + 2z)·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24
 
-The bound holds for any order of summation (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.1 and
-§4.2); its inner sum is per element because SIMD code splits a block over lanes which cancel only later.
+z is the zero point of formats whose codes have one, where a definition lets it be multiplied apart, else 0:
+|q_w + z| + z is at most |q_w| + 2z. The bound holds for any order of summation (Higham, "Accuracy and Stability of
+Numerical Algorithms", 2nd ed., §3.1 and §4.2); its inner sum is per element because SIMD code splits a block over lanes
+which cancel only later.
 The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
 within half an ulp: a score against it stays small at any row length, where the bound grows loose. L[b] stands for what
 correct code carries that cancels only later: the integer products and the m·s terms may be summed apart, so the squares
@@ -150,7 +152,7 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     if fmt.name in semantics.half_products:
         scale = scale.astype(np.float16).astype(np.float64)
     first = scale * sums
-    magnitude = np.abs(scale) * np.matmul(x.q_abs, np.abs(q))
+    magnitude = np.abs(scale) * np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if semantics.zero_apart else 0))
     second: Doubles | None = None
     factor: Doubles | None = None
     total: Doubles | None = None
@@ -165,8 +167,8 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
         magnitude += np.abs(factor) * x.q_abs.sum(axis=-1, keepdims=True)
     result = None
     if ordered:
-        # a kernel rounds d_w·d_a and m_w·d_a to float32 first; with one half scale a block they are exact
-        streams = [first if fmt.groups == 1 else _float32(scale) * sums]
+        # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
+        streams = [_float32(scale) * sums]
         if second is not None:
             streams.append(second if factor is None or total is None else _float32(factor) * total)
         result = chain_rounded(streams)

@@ -1,9 +1,15 @@
 // Reading a block's bytes as 32-bit words at the widest alignment that the block size grants. Blocks of 18, 22 and 34
-// bytes start on 2-byte boundaries only: a 4-byte load from them is a misaligned address.
+// bytes start on 2-byte boundaries only: a 4-byte load from them is a misaligned address. Blocks of 17 bytes start
+// anywhere.
 #pragma once
 #include "../common.cuh"
 
 constexpr float HALF_NORMAL = 0x1p-14f;  // the smallest half that is not subnormal
+
+__device__ __forceinline__ uint32_t load_word_1(const uint8_t* bytes, int j) {
+    const uint8_t* p = bytes + 4 * j;
+    return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
 
 __device__ __forceinline__ uint32_t load_word_2(const void* bytes, int j) {
     const uint16_t* p = (const uint16_t*)bytes + 2 * j;

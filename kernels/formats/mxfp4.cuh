@@ -1,0 +1,41 @@
+// MXFP4: w[i] = 2^(e-128)·q[i], q = twice an E2M1 (e2m1.cuh). The scale is half of the standard's 2^(e-127), and not
+// NaN where e = 255: so llama.cpp decodes it.
+//
+//   byte   0    1 … 16
+//          e    qs          qs[j]:  7 6 5 4 │ 3 2 1 0
+//          E8M0                     x[j+16] │ x[j]
+#pragma once
+#include "../common.cuh"
+#include "e2m1.cuh"
+
+struct MXFP4 {
+    uint8_t e;
+    uint8_t qs[16];
+
+    static constexpr int VALUES = 32, GROUP = 32;
+    static constexpr Minimum MINIMUM = Minimum::NONE;
+    static constexpr float NORMAL = 0x1p-126f;  // below it, e = 0 and 1, d is a subnormal float
+    static constexpr bool STORES_M = false;
+
+    __device__ float scale(int, int) const {  // 2^-128 and 2^-127 have no exponent of their own
+        return __uint_as_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
+    }
+    __device__ float minimum(int, int) const { return 0.0f; }
+    __device__ float stored_scale() const { return scale(0, 0); }
+    __device__ float stored_min() const { return 0.0f; }
+
+    __device__ void unpack(int, int8_t* q) const {
+        for (int j = 0; j < 16; ++j) q[j] = e2m1(qs[j] & 15);
+        for (int j = 0; j < 16; ++j) q[j + 16] = e2m1(qs[j] >> 4);
+    }
+
+    __device__ void codes4(int, int j, int& low, int& high) const {  // 17-byte blocks: not aligned at all
+        const uint32_t word = load_word_1(qs, j);
+        low = e2m1_word(word);
+        high = e2m1_word(word >> 4);
+    }
+
+    // llama.cpp's dequantize_row_mxfp4
+    __device__ static float value(float d, float, int q) { return __fmul_rn((float)q, d); }
+};
+static_assert(sizeof(MXFP4) == 17, "MXFP4 is 17 bytes without padding");
