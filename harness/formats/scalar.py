@@ -1,8 +1,8 @@
 """The slow oracle: one block at a time, in plain Python, against which the vectorised formats are tested.
 
 It shares nothing with them: no NumPy, and no tables but the grids and values that the gguf package holds. Each
-function restates one function of llama.cpp v0.5.0, ggml/src/ggml-quants.c (layouts: ggml-common.h). A C `float` is a
-Python float that `_f32` has rounded: a Python float carries 53 bits ≥ 2·24 + 2, so rounding twice gives what one float32
+function restates one function of llama.cpp v0.5.0, ggml/src/ggml-quants.c (layouts: ggml-common.h). A C `float` is
+a Python float that `_f32` has rounded: it carries 53 bits ≥ 2·24 + 2, so rounding twice gives what one float32
 +, -, · or / gives.
 """
 

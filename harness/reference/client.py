@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..container import Tensor, printable
-from ..errors import EnvironmentFault
+from ..errors import EnvironmentFault, KernelFault
 from . import protocol
 
 Floats = npt.NDArray[np.float32]
@@ -29,6 +29,8 @@ Bytes = npt.NDArray[np.uint8]
 #: Seconds without a word from llama.cpp after which it counts as hung.
 TIME_LIMIT = 900.0
 _LOG_LINES, _LOG_WIDTH = 6, 200
+#: Rows of activations that stand in for those of a matrix which got none.
+_IDLE_ROWS = 4
 
 
 class LlamaRefused(Exception):
@@ -37,7 +39,8 @@ class LlamaRefused(Exception):
 
 @dataclass(frozen=True)
 class Gemm:
-    """One quantized MUL_MAT of the graph as llama.cpp computed it.
+    """One product with a matrix of quantized weights as llama.cpp computed it: a MUL_MAT, one of several matrices of a
+    batched one, or one expert of a MUL_MAT_ID with the rows that were routed to it.
 
     Args:
         tensor: name of the weights.
@@ -46,7 +49,9 @@ class Gemm:
         x: activations, float32[M, K].
         y: llama.cpp's output, float32[M, N].
         quantized: x in each activation format that was asked for, uint8[M, row bytes], by ggml type.
-        crc32: of the weights as llama.cpp holds them, where it was asked for.
+        crc32: of the matrix as llama.cpp holds it, where it was asked for.
+        first_row: the row of the tensor with which the matrix begins.
+        idle: the node did not use this matrix: x are rows that it gave to others, y is empty.
     """
 
     tensor: str
@@ -56,6 +61,8 @@ class Gemm:
     y: Floats
     quantized: dict[int, Bytes]
     crc32: int | None
+    first_row: int = 0
+    idle: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Evaluation:
     """What one pass over the graph gave.
 
     Args:
-        logits: float32[tokens, vocabulary].
+        logits: float32[tokens, vocabulary]; of a model that embeds, float32[tokens, width] or a reranker's score.
         lookup: quantized tensors that were only looked up, name → type.
         unsupported: products that could not be tapped, name → why.
         unquantized: matrices that are not quantized, name → type.
@@ -260,6 +267,11 @@ class Llama:
         _, (out,) = self._call("block_products", {"w": w, "x": x}, type=type_id, threads=threads)
         return np.asarray(out)
 
+    def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
+        """llama.cpp's product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside any model."""
+        _, (out,) = self._call("multiply", {"w": w, "x": x}, type=type_id, threads=threads)
+        return np.asarray(out)
+
     def quantize_file(self, source: Path, target: Path, ftype: int, pure: bool, threads: int = 1) -> None:
         """`llama_model_quantize`. Raises LlamaRefused."""
         self._call(
@@ -333,10 +345,15 @@ class Llama:
         """A context of n_ctx tokens, needed before tokens are evaluated; n_batch of them (all) fit in one batch.
 
         Returns:
-            whether it has a memory of past tokens, without which a model does not generate (an embedding model).
+            whether the model embeds: an encoder or an embedding model, which has no memory of past tokens or no decoder
+            and does not generate. Its evaluations hold embeddings, not logits.
         """
         result, _ = self._call("make_context", n_ctx=n_ctx, n_batch=n_batch or n_ctx)
-        return bool(result["memory"])
+        return bool(result["embeds"])
+
+    def read_source(self, tokens: list[int]) -> None:
+        """What an encoder-decoder model has read before it writes. Each later call encodes it first, nodes tapped."""
+        self._call("read_source", tokens=tokens)
 
     def tokenize(self, text: str) -> list[int]:
         """Tokens of a prompt, with the special ones that the model asks for."""
@@ -363,7 +380,7 @@ class Llama:
         return Evaluation(logits, **result["seen"])
 
     def capture(
-        self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False
+        self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False, idle: bool = False
     ) -> Iterator[Gemm | Evaluation]:
         """Each quantized GEMM as it is computed, then the Evaluation. llama.cpp waits while the caller works.
 
@@ -371,16 +388,20 @@ class Llama:
             tokens: one batch.
             activations: ggml types in which each GEMM's activations are wanted too, by llama.cpp's own quantizer.
             checksum: also the crc32 of the weights.
+            idle: also matrices that a node holds and did not use: experts to which no token was routed.
         """
-        for gemm, answer in self._tapped("capture", tokens, activations, checksum):
+        for node, answer in self._tapped("capture", tokens, activations, checksum):
+            if isinstance(node, Evaluation):
+                yield node
+                return
             try:
-                yield gemm
+                yield from node.gemms()
+                if idle:
+                    yield from node.idle()
             except GeneratorExit:
-                if isinstance(gemm, Gemm):
-                    self._abandon()
+                self._abandon()
                 raise
-            if isinstance(gemm, Gemm):
-                answer(None)
+            answer(None)
 
     def _abandon(self) -> None:
         """Let the graph come to its end unobserved, after a capture that nobody follows any more."""
@@ -395,15 +416,15 @@ class Llama:
         self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = ()
     ) -> Evaluation:
         """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each quantized GEMM."""
-        for gemm, answer in self._tapped("graft", tokens, activations, False):
-            if isinstance(gemm, Evaluation):
-                return gemm
-            answer(replace(gemm))
+        for node, answer in self._tapped("graft", tokens, activations, False):
+            if isinstance(node, Evaluation):
+                return node
+            answer(node.joined([replace(gemm) for gemm in node.gemms()]))
         raise EnvironmentFault("llama.cpp ended a graft without a result")
 
     def _tapped(
         self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool
-    ) -> Iterator[tuple[Gemm | Evaluation, Callable[[Floats | None], None]]]:
+    ) -> Iterator[tuple[_Node | Evaluation, Callable[[Floats | None], None]]]:
         options = {"activations": list(activations), "checksum": checksum}
         self._send("evaluate", {}, {"tokens": tokens, "mode": mode, "options": options})
 
@@ -419,16 +440,59 @@ class Llama:
                 result = self._result("evaluate", header)
                 yield Evaluation(arrays[0], **result["seen"]), answer
                 return
-            quantized = dict(zip(activations, arrays[2:], strict=True))
-            yield (
-                Gemm(
-                    header["tensor"],
-                    header["node"],
-                    header["type"],
-                    arrays[0],
-                    arrays[1],
-                    quantized,
-                    header.get("crc32"),
-                ),
-                answer,
-            )
+            x, y, matrix, row, *quantized = arrays
+            yield _Node(header, x, y, matrix, row, dict(zip(activations, quantized, strict=True))), answer
+
+
+class _Node:
+    """A product as the child reports it, taken apart into matrices.
+
+    Args:
+        header: the names, the type, each matrix's first row and crc32.
+        x: activations, float32[rows, K].
+        y: outputs, float32[rows, N].
+        matrix, row: of each output row, the matrix and the row of x that made it, int32[rows].
+        quantized: x in other formats.
+    """
+
+    def __init__(
+        self, header: dict[str, Any], x: Floats, y: Floats, matrix: npt.NDArray[np.int32], row: npt.NDArray[np.int32],
+        quantized: dict[int, Bytes],
+    ) -> None:  # fmt: skip
+        self._header, self._x, self._y, self._row, self._quantized = header, x, y, row, quantized
+        order = np.argsort(matrix, kind="stable")
+        starts = np.flatnonzero(np.diff(matrix[order], prepend=-1))
+        #: The output rows of each matrix that made any.
+        self._places = {int(matrix[rows[0]]): rows for rows in np.split(order, starts[1:]) if len(rows)}
+
+    def gemms(self) -> Iterator[Gemm]:
+        """Each matrix that the node used, in their order."""
+        for matrix, places in self._places.items():
+            yield self._gemm(matrix, self._row[places], self._y[places])
+
+    def idle(self) -> Iterator[Gemm]:
+        """Each matrix that it did not use, with some rows of x that others got."""
+        rows = np.unique(np.linspace(0, len(self._x) - 1, _IDLE_ROWS).astype(int)) if len(self._x) else np.zeros(0, int)
+        for matrix in range(len(self._header["first_rows"])):
+            if matrix not in self._places:
+                yield self._gemm(matrix, rows, self._y[:0], idle=True)
+
+    def _gemm(self, matrix: int, rows: npt.NDArray[Any], y: Floats, idle: bool = False) -> Gemm:
+        header, checksums = self._header, self._header.get("crc32")
+        return Gemm(
+            header["tensor"], header["node"], header["type"], self._x[rows], y,
+            {kind: x[rows] for kind, x in self._quantized.items()}, None if checksums is None else checksums[matrix],
+            header["first_rows"][matrix], idle,
+        )  # fmt: skip
+
+    def joined(self, given: list[Floats | None]) -> Floats | None:
+        """The node's output with what was given for each of `gemms` in its rows, or None if nothing was."""
+        if all(y is None for y in given):
+            return None
+        out = self._y.copy()
+        for places, y in zip(self._places.values(), given, strict=True):
+            if y is not None:
+                if y.shape != (len(places), out.shape[1]):
+                    raise KernelFault(f"an output of {y.shape} for {len(places)} rows of {out.shape[1]}")
+                out[places] = y
+        return out

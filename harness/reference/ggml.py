@@ -7,6 +7,7 @@ those that libllama itself uses, any other name would load a second library with
 from __future__ import annotations
 
 import ctypes as c
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ ggml_backend_tensor_set = _declare(base, "ggml_backend_tensor_set", None, Tensor
 ggml_backend_buffer_name = _declare(base, "ggml_backend_buffer_name", c.c_char_p, c.c_void_p)
 ggml_log_set = _declare(base, "ggml_log_set", None, LogCallback, c.c_void_p)
 gguf_init_from_file = _declare(base, "gguf_init_from_file", c.c_void_p, c.c_char_p, GgufInitParams)
+gguf_init_from_buffer = _declare(base, "gguf_init_from_buffer", c.c_void_p, c.c_char_p, c.c_size_t, GgufInitParams)
 gguf_free = _declare(base, "gguf_free", None, c.c_void_p)
 gguf_get_data_offset = _declare(base, "gguf_get_data_offset", c.c_size_t, c.c_void_p)
 gguf_get_n_tensors = _declare(base, "gguf_get_n_tensors", c.c_int64, c.c_void_p)
@@ -191,25 +193,43 @@ def version() -> str:
     return f"{ggml_version().decode()} ({ggml_commit().decode()})"
 
 
+def type_ids(stop: int = 256) -> list[int]:
+    """The numbers below `stop` of the tensor types that the library knows.
+
+    Its functions on types read past their tables for any other number. Its reader of files knows the tables' end: it
+    is shown a tensor of each type. (What it says of those that it refuses goes to ggml's log.)
+    """
+    params = GgufInitParams(True, None)
+    known = []
+    for t in range(stop):
+        # one tensor "x", no metadata: magic, version, counts; length and letters of the name, 1 dimension; type, offset
+        file = struct.pack("<4sIqq Q1sIq Iq", b"GGUF", 3, 1, 0, 1, b"x", 1, 1 << 20, t, 0)
+        file += bytes(-len(file) % 32)
+        context = gguf_init_from_buffer(file, len(file), params)
+        if context:
+            known.append(t)
+            gguf_free(context)
+    return known
+
+
 def pointer(array: npt.NDArray[Any]) -> int:
     """Address of a contiguous array."""
     return int(array.ctypes.data)
 
 
-def read_tensor(t: Any) -> npt.NDArray[Any]:
-    """A float32 tensor as a contiguous array, rows flattened: float32[ne3·ne2·ne1, ne0]. Strided ones are gathered."""
+def read_tensor(t: Any, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """A tensor of 4-byte elements, strided or not, as a contiguous array, rows flattened: [ne3·ne2·ne1, ne0]."""
     s = t.contents
-    raw = np.empty(ggml_nbytes(t), np.uint8)
-    ggml_backend_tensor_get(t, pointer(raw), 0, raw.nbytes)
+    raw = read_bytes(t)
     shape, strides = tuple(s.ne)[::-1], tuple(s.nb)[::-1]
-    values = np.lib.stride_tricks.as_strided(raw.view(np.float32), shape, strides)
+    values = np.lib.stride_tricks.as_strided(raw.view(dtype), shape, strides)
     return np.ascontiguousarray(values).reshape(-1, s.ne[0])
 
 
-def read_bytes(t: Any) -> npt.NDArray[np.uint8]:
-    """The bytes of a contiguous tensor."""
-    raw = np.empty(ggml_nbytes(t), np.uint8)
-    ggml_backend_tensor_get(t, pointer(raw), 0, raw.nbytes)
+def read_bytes(t: Any, offset: int = 0, nbytes: int | None = None) -> npt.NDArray[np.uint8]:
+    """Bytes of a tensor, from `offset` of its data; all that it spans where `nbytes` is not given."""
+    raw = np.empty(ggml_nbytes(t) - offset if nbytes is None else nbytes, np.uint8)
+    ggml_backend_tensor_get(t, pointer(raw), offset, raw.nbytes)
     return raw
 
 

@@ -39,10 +39,11 @@ class Worker:
     def __init__(self, link: Connection) -> None:
         import llama_cpp
 
-        from . import ggml
+        from . import ggml, nodes
 
         self.link = link
         self.ggml = ggml
+        self.nodes = nodes
         self.llama = llama_cpp
         # kept: ctypes frees a callback that nothing refers to
         self._log = llama_cpp.llama_log_callback(lambda _level, text, _data: _write_log(text))
@@ -53,6 +54,8 @@ class Worker:
         self.model: Any = None
         self.context: Any = None
         self.vocab: Any = None
+        self.embeds = False
+        self.source: list[int] = []
         self.threads = 1
         self._sweeper: Any = None
         self._callback: Any = None
@@ -63,10 +66,8 @@ class Worker:
     def hello(self) -> Reply:
         g = self.ggml
         types = {}
-        for t in range(256):
-            traits = g.ggml_get_type_traits(t).contents if t < self._type_count() else None
-            if traits is None or not traits.type_name or not traits.type_size:
-                continue
+        for t in self._type_ids():
+            traits = g.ggml_get_type_traits(t).contents
             name = traits.type_name.decode()
             vec_dot = g.ggml_get_type_traits_cpu(t).contents.vec_dot_type
             types[t] = {
@@ -81,12 +82,13 @@ class Worker:
             "types": types,
         }, ()
 
-    def _type_count(self) -> int:
-        # ggml_get_type_traits aborts on a number past its table; the highest file type tells how far it goes
-        import gguf
-
-        known = max(int(t) for t in gguf.GGMLQuantizationType) + 1
-        return known
+    def _type_ids(self) -> list[int]:
+        quiet = self.ggml.LogCallback(lambda _level, _text, _data: None)  # the refusals are no news
+        self.ggml.ggml_log_set(quiet, None)
+        try:
+            return list(self.ggml.type_ids())
+        finally:
+            self.llama.llama_log_set(self._log, None)
 
     def to_float(self, type: int, n: int, raw: npt.NDArray[np.uint8]) -> Reply:
         out = np.empty(n, np.float32)
@@ -102,6 +104,8 @@ class Worker:
 
     def _from_float(self, type: int, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         traits = self.ggml.ggml_get_type_traits(type).contents
+        if x.shape[1] % traits.blck_size:  # no product of this width takes activations of the type
+            return np.zeros((len(x), 0), np.uint8)
         out = np.zeros((len(x), x.shape[1] // traits.blck_size * traits.type_size), np.uint8)
         convert = self.ggml.ggml_get_type_traits_cpu(type).contents.from_float
         for row, target in zip(x, out, strict=True):
@@ -142,16 +146,36 @@ class Worker:
             c.memmove(xt.contents.data, g.pointer(x), x.nbytes)
             wv = g.ggml_view_3d(ctx, wt, block, n, nb, w.shape[1], traits.type_size, 0)
             xv = g.ggml_view_3d(ctx, xt, block, m, nb, 4 * k, 4 * block, 0)
-            y = g.ggml_mul_mat(ctx, wv, xv)
-            graph = g.ggml_new_graph(ctx)
-            g.ggml_build_forward_expand(graph, y)
-            if g.ggml_graph_compute_with_ctx(ctx, graph, threads) != 0:
-                raise CallFailed("ggml_graph_compute failed")
-            out = np.empty((nb, m, n), np.float32)
-            c.memmove(g.pointer(out), y.contents.data, out.nbytes)
+            out = self._computed(ctx, g.ggml_mul_mat(ctx, wv, xv), threads, (nb, m, n))
         finally:
             g.ggml_free(ctx)
         return {}, (out,)
+
+    def multiply(self, type: int, threads: int, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]) -> Reply:
+        """One MUL_MAT: weights uint8[N, row bytes], activations float32[M, K] → float32[M, N]."""
+        g = self.ggml
+        n, (m, k) = len(w), x.shape
+        ctx = g.ggml_init(g.InitParams(w.nbytes + 4 * x.nbytes + 4 * m * n + (8 << 20), None, False))
+        try:
+            wt = g.ggml_new_tensor_2d(ctx, type, k, n)
+            xt = g.ggml_new_tensor_2d(ctx, g.F32, k, m)
+            c.memmove(wt.contents.data, g.pointer(w), w.nbytes)
+            c.memmove(xt.contents.data, g.pointer(x), x.nbytes)
+            out = self._computed(ctx, g.ggml_mul_mat(ctx, wt, xt), threads, (m, n))
+        finally:
+            g.ggml_free(ctx)
+        return {}, (out,)
+
+    def _computed(self, ctx: Any, y: Any, threads: int, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        """The values of a float32 tensor of a context, computed on the CPU."""
+        g = self.ggml
+        graph = g.ggml_new_graph(ctx)
+        g.ggml_build_forward_expand(graph, y)
+        if g.ggml_graph_compute_with_ctx(ctx, graph, threads) != 0:
+            raise CallFailed("ggml_graph_compute failed")
+        out = np.empty(shape, np.float32)
+        c.memmove(g.pointer(out), y.contents.data, out.nbytes)
+        return out
 
     def quantize_file(self, source: str, target: str, ftype: int, pure: bool, threads: int) -> Reply:
         params = self.llama.llama_model_quantize_default_params()
@@ -221,10 +245,18 @@ class Worker:
             "n_vocab": lib.llama_vocab_n_tokens(self.vocab),
             "n_ctx_train": lib.llama_model_n_ctx_train(self.model),
             "encoder": bool(lib.llama_model_has_encoder(self.model)),
+            "decoder": bool(lib.llama_model_has_decoder(self.model)),
+            "decoder_start": self._decoder_start(),
         }, ()
 
+    def _decoder_start(self) -> int:
+        """The token with which an encoder-decoder model begins to write, -1 where it names none."""
+        start = int(self.llama.llama_model_decoder_start_token(self.model))
+        return start if start >= 0 else int(self.llama.llama_vocab_bos(self.vocab))
+
     def make_context(self, n_ctx: int, n_batch: int) -> Reply:
-        """A context of n_ctx tokens that takes n_batch of them in one batch."""
+        """A context of n_ctx tokens that takes n_batch of them in one batch; of an encoder, one that gives embeddings:
+        each token's, or a reranker's score, whose matrices only that way of pooling computes."""
         lib = self.llama
         if self.context:
             lib.llama_free(self.context)
@@ -235,10 +267,25 @@ class Worker:
         params.no_perf = True
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
         params.cb_eval = self._callback
-        self.context = lib.llama_init_from_model(self.model, params)
+        self._init_context(params)
+        self.embeds = not (lib.llama_get_memory(self.context) and lib.llama_model_has_decoder(self.model))
+        if self.embeds:
+            ranks = lib.llama_pooling_type(self.context) == lib.LLAMA_POOLING_TYPE_RANK
+            params.embeddings = True
+            params.pooling_type = lib.LLAMA_POOLING_TYPE_RANK if ranks else lib.LLAMA_POOLING_TYPE_NONE
+            lib.llama_free(self.context)
+            self._init_context(params)
+        return {"embeds": self.embeds}, ()
+
+    def _init_context(self, params: Any) -> None:
+        self.context = self.llama.llama_init_from_model(self.model, params)
         if not self.context:
             raise CallFailed("llama.cpp makes no context for the model")
-        return {"memory": bool(lib.llama_get_memory(self.context))}, ()
+
+    def read_source(self, tokens: list[int]) -> Reply:
+        """What an encoder-decoder model has read before it writes: encoded anew at each later call."""
+        self.source = tokens
+        return {}, ()
 
     def tokenize(self, text: str) -> Reply:
         raw = text.encode()
@@ -271,10 +318,10 @@ class Worker:
             logits = self._decode(out[-1:], all_logits=False, position=len(tokens) + len(out) - 1)
 
     def evaluate(self, tokens: list[int], mode: str, options: dict[str, Any]) -> Reply:
-        """All tokens in one batch; logits float32[len(tokens), n_vocab]. Modes: plain, capture, graft.
+        """All tokens in one batch; logits float32[len(tokens), n_vocab], or embeddings. Modes: plain, capture, graft.
 
-        In capture and graft the parent gets an event for each quantized MUL_MAT and answers it; in graft its answer
-        is the output with which the graph goes on.
+        In capture and graft the parent gets an event for each product with quantized weights and answers it; in graft
+        its answer is the output with which the graph goes on.
         """
         failure: list[BaseException] = []
         seen: dict[str, dict[str, str]] = {"lookup": {}, "unsupported": {}, "unquantized": {}}
@@ -303,6 +350,25 @@ class Worker:
             memory = lib.llama_get_memory(self.context)
             if memory:
                 lib.llama_memory_clear(memory, True)
+            if self.source:
+                self._batch("llama_encode", self.source, True, 0)
+        self._batch("llama_encode" if self.embeds else "llama_decode", tokens, all_logits, position)
+        if not self.embeds:
+            rows, width = len(tokens) if all_logits else 1, lib.llama_vocab_n_tokens(self.vocab)
+            out = lib.llama_get_logits(self.context)
+        elif lib.llama_pooling_type(self.context) == lib.LLAMA_POOLING_TYPE_RANK:
+            rows, width = 1, lib.llama_model_n_cls_out(self.model)
+            out = lib.llama_get_embeddings_seq(self.context, 0)
+        else:
+            rows, width = len(tokens), lib.llama_model_n_embd_out(self.model)
+            out = lib.llama_get_embeddings(self.context)
+        if not out:
+            raise CallFailed("llama.cpp gives neither logits nor embeddings")
+        return np.ctypeslib.as_array(c.cast(out, c.POINTER(c.c_float)), (rows, width)).copy()
+
+    def _batch(self, function: str, tokens: list[int], all_outputs: bool, position: int) -> None:
+        """llama_encode or llama_decode of tokens of one sequence."""
+        lib = self.llama
         n = len(tokens)
         batch = lib.llama_batch_init(n, 0, 1)
         try:
@@ -312,16 +378,12 @@ class Worker:
                 batch.pos[i] = position + i
                 batch.n_seq_id[i] = 1
                 batch.seq_id[i][0] = 0
-                batch.logits[i] = all_logits or i == n - 1
-            code = lib.llama_decode(self.context, batch)
+                batch.logits[i] = all_outputs or i == n - 1
+            code = getattr(lib, function)(self.context, batch)
             if code != 0:
-                raise CallFailed(f"llama_decode returned {code} for {n} tokens")
+                raise CallFailed(f"{function} returned {code} for {n} tokens")
         finally:
             lib.llama_batch_free(batch)
-        rows = n if all_logits else 1
-        n_vocab = lib.llama_vocab_n_tokens(self.vocab)
-        out = lib.llama_get_logits(self.context)
-        return np.ctypeslib.as_array(c.cast(out, c.POINTER(c.c_float)), (rows, n_vocab)).copy()
 
     def _on_node(self, t: int, ask: bool, _data: Any) -> bool:
         if self._tap is None:
@@ -335,30 +397,33 @@ class Worker:
         if not node.src[0]:
             return not ask
         w = node.src[0].contents
-        traits = g.ggml_get_type_traits(w.type).contents
-        name = w.name.decode(errors="replace")
+        name = self.nodes.weights_name(w)
         if ask:
+            traits = g.ggml_get_type_traits(w.type).contents
             kind = traits.type_name.decode()
             if op == "GET_ROWS" and traits.is_quantized:
                 seen["lookup"][name] = kind
-            elif op in ("MUL_MAT", "MUL_MAT_ID") and not traits.is_quantized:
+            elif op in self.nodes.PRODUCTS and not traits.is_quantized:
                 seen["unquantized"][name] = kind
-            elif op == "MUL_MAT_ID":
-                seen["unsupported"][name] = "MUL_MAT_ID"
-            elif op == "MUL_MAT" and (w.ne[2] != 1 or w.ne[3] != 1 or node.src[1].contents.type != g.F32):
-                seen["unsupported"][name] = "batched weights or activations that are not float32"
-            else:
-                return bool(op == "MUL_MAT")
+            elif op in self.nodes.PRODUCTS:
+                why = self.nodes.obstacle(node)
+                if why is None:
+                    return True
+                seen["unsupported"][name] = why
             return False
+        try:
+            parts = self.nodes.layout(node)
+        except ValueError as error:
+            raise CallFailed(f"{name} {error}") from None
         header: dict[str, Any] = {
             "event": "gemm", "tensor": name, "node": node.name.decode(errors="replace"), "type": w.type,
-            "k": w.ne[0], "n": w.ne[1],
+            "first_rows": parts.first_rows,
         }  # fmt: skip
         x = g.read_tensor(node.src[1])
         y = g.read_tensor(t)
         if options.get("checksum") and g.readable(node.src[0]):
-            header["crc32"] = zlib.crc32(g.read_bytes(node.src[0]).data)
-        arrays = [x, y, *(self._from_float(a, x) for a in options.get("activations", ()))]
+            header["crc32"] = [zlib.crc32(g.read_bytes(node.src[0], at, parts.nbytes).data) for at in parts.offsets]
+        arrays = [x, y, parts.matrix, parts.row, *(self._from_float(a, x) for a in options.get("activations", ()))]
         protocol.send(self.link, header, *arrays)
         answer, given = protocol.receive(self.link)
         if answer.get("stop"):

@@ -39,7 +39,7 @@ def blocks_rung(run: Run) -> RungResult:
                 result.leave(tensor.name, f"type {tensor.type.name} is not covered")
             elif not tensor.nbytes:
                 result.skip("empty tensors")
-            elif len(tensor.shape) != 2:
+            elif len(tensor.shape) < 2:
                 result.leave(tensor.name, f"{len(tensor.shape)} dimensions, not a matrix")
             else:
                 wanted[tensor.name] = tensor
@@ -56,16 +56,18 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor]) -> None:
     rows_by_width: dict[int, npt.NDArray[np.float32]] = {}
     left = dict(wanted)
     capture = session.llama.capture(session.prompt)
-    for gemm in run.progress("blocks", capture, total=len(wanted), unit="tensor"):
+    for gemm in run.progress("blocks", capture, total=run.n_matrices(), unit="GEMM"):
         if isinstance(gemm, Evaluation):
             break
         if not np.isfinite(gemm.x).all():
             result.leave(gemm.tensor, "its activations are not finite")
             left.pop(gemm.tensor, None)
             continue
+        tensor = left.pop(gemm.tensor, None)
+        if tensor is None and gemm.x.shape[1] in rows_by_width:
+            continue
         x = _fewest_zeros(gemm.x)
         rows_by_width.setdefault(x.shape[1], x)
-        tensor = left.pop(gemm.tensor, None)
         if tensor is not None:
             _one_tensor(run, result, tensor, x)
     for tensor in left.values():

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ..audit import Content, Examination, Readers, Reading, bad_blocks, compare_readers
 from ..container import Finding, check_claims, printable
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
-from .run import Run, where
+from .run import Run, matrix_of, where
 
 #: Rules whose blocks are reported one by one.
 _OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
@@ -90,8 +90,9 @@ def _report(run: Run, result: RungResult, content: Content, differing: bool) -> 
         raw = tensor.blocks(bad.row, bad.row + 1)[0, bad.block]
         result.fail(
             Failure(
-                f"{where(tensor.name, bad.row, block=bad.block)}: {bad.what}", tensor.name, bad.row, bad.block,
+                f"{where(tensor, bad.row, block=bad.block)}: {bad.what}", tensor.name, bad.row, bad.block,
                 byte_offset=tensor.block_offset(bad.row, bad.block), block_hex=raw.tobytes()[:MAX_HEX_BYTES].hex(),
                 got=bad.got, expected=bad.expected, part=tensor.part,
+                matrix=matrix_of(tensor, bad.row),
             )
         )  # fmt: skip

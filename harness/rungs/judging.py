@@ -12,7 +12,7 @@ from ..hosts.base import POISON
 from ..semantics import Judgement, Product, Semantics, judge, product
 from ..semantics.overflow import overflow_reason
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
-from .run import where
+from .run import Matrix, matrix_of, where
 
 #: Of one output matrix, so many wrong elements are looked at one by one; the rest is counted.
 _PER_MATRIX = 3
@@ -49,7 +49,7 @@ def judge_output(
     """
     judgement = judge(y, expected)
     m, n = judgement.worst
-    result.measure(who, judgement.utilisation, judgement.score, where(tensor.name, first_row + n, m, at_block))
+    result.measure(who, judgement.utilisation, judgement.score, where(tensor, first_row + n, m, at_block))
     if judgement.passed:
         return judgement
     wrong = np.argwhere(judgement.bad)
@@ -69,14 +69,14 @@ def judge_output(
             size = tensor.type.format.block_bytes
             raw = run_row(tensor, row)[block * size : (block + 1) * size].tobytes()[:MAX_HEX_BYTES].hex()
         what = describe(got, exact, difference <= bound, _reason(tensor, semantics, row, at_block, x[m]))
-        place = where(tensor.name, row, int(m), block)
+        place = where(tensor, row, int(m), block)
         if block is None and block_of is not None and np.isfinite(exact):
             place += " (no single block is wrong: look at the accumulation over K, at tiles and tails)"
         result.fail(
             Failure(
                 f"{who}{detail}: {place}: the output {what}", tensor.name, row, block, int(m),
                 None if block is None else tensor.block_offset(row, block), raw, float(got), exact, bound,
-                difference / bound if bound else float("inf"), tensor.part,
+                difference / bound if bound else float("inf"), tensor.part, matrix_of(tensor, row),
             )
         )  # fmt: skip
     rest = len(wrong) - len(shown)
@@ -96,18 +96,16 @@ def _reason(
 
 
 def judge_whole(
-    result: RungResult, who: str, tensor: Tensor, y: npt.NDArray[np.float32], semantics: Semantics,
+    result: RungResult, who: str, matrix: Matrix, first_row: int, y: npt.NDArray[np.float32], semantics: Semantics,
     x: npt.NDArray[np.uint8], ordered: bool, threads: int,
 ) -> None:  # fmt: skip
-    """Judge a whole output float32[M, N], some rows of W at a time."""
-    fmt = tensor.type.format
-    assert fmt is not None
-    rows = tensor.raw.reshape(tensor.n_rows, tensor.row_bytes)
+    """Judge a whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`."""
     step = max(1, CHUNK_OUTPUTS // len(y))
-    for start in range(0, len(rows), step):
+    for start in range(0, len(matrix.rows), step):
         span = slice(start, start + step)
-        expected = product(semantics, fmt, rows[span], x, ordered, threads)
-        judge_output(result, who, tensor, np.ascontiguousarray(y[:, span]), expected, semantics, x, None, start)
+        expected = product(semantics, matrix.fmt, matrix.rows[span], x, ordered, threads)
+        part = np.ascontiguousarray(y[:, span])
+        judge_output(result, who, matrix.tensor, part, expected, semantics, x, None, first_row + start)
 
 
 def run_row(tensor: Tensor, row: int) -> npt.NDArray[np.uint8]:

@@ -1,7 +1,8 @@
 """Rung 3, layers: does each GEMM of the real graph, on the real activations, give llama.cpp's output?
 
-For each quantized MUL_MAT that llama.cpp computes for the prompt, with y_l its output, y_k the kernel's, and o_k, o_l
-the exact results of the two declared semantics:
+For each matrix of quantized weights that llama.cpp multiplies for the prompt (MUL_MAT; each expert of a MUL_MAT_ID,
+with the rows routed to it), with y_l its output, y_k the kernel's, and o_k, o_l the exact results of the two declared
+semantics:
 
     y_k - y_l = (y_k - o_k) + (o_k - o_l) + (o_l - y_l)
 
@@ -12,13 +13,14 @@ llama.cpp's own activation bytes, where the two outputs are compared directly.
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ..container import Tensor, printable
+from ..container import Tensor
 from ..errors import KernelFault
-from ..formats import Q8_0, Q8_1, BlockFormat
+from ..formats import Q8_0, Q8_1, Q8_K, BlockFormat
 from ..kernels import Kernel, Weights
 from ..reference import Evaluation, Gemm, LlamaRefused
 from ..semantics import Product, Semantics, product
@@ -26,13 +28,13 @@ from .drawn import drawn
 from .judging import CHUNK_OUTPUTS, judge_output
 from .localise import first_wrong_block
 from .result import Failure, RungResult
-from .run import Run, where
+from .run import Run, label, matrix_of, where
 
 #: Once a shape, the kernel also runs with so many tokens: the prompt's and then drawn ones, all different. Kernels
 #: choose their code by M, so small M one by one, whole tiles, and an M past tiles of 128 that is no multiple of any.
 OTHER_M = (1, 2, 3, 4, 5, 6, 7, 8, 64, 128, 131)
 
-ACTIVATIONS = (Q8_0.type_id, Q8_1.type_id)
+ACTIVATIONS = (Q8_0.type_id, Q8_1.type_id, Q8_K.type_id)
 
 
 def llama_activations(semantics: Semantics, fmt: BlockFormat, gemm: Gemm, llama: Semantics) -> npt.NDArray[np.uint8]:
@@ -65,15 +67,30 @@ def _check(run: Run, result: RungResult, quantized: dict[str, Tensor]) -> None:
     if session.note:
         result.notes.append(session.note)
     seen: set[str] = set()
-    capture = session.llama.capture(session.prompt, ACTIVATIONS, checksum=True)
+    capture = session.llama.capture(session.prompt, ACTIVATIONS, checksum=True, idle=True)
     gaps: list[float] = []
     shapes: set[tuple[str, int, int]] = set()
-    for gemm in run.progress("layers", capture, total=len(quantized), unit="GEMM"):
+    covered = {name: np.zeros(t.n_rows, bool) for name, t in quantized.items()}
+    idle = 0
+    for gemm in run.progress("layers", capture, total=run.n_matrices(), unit="GEMM"):
         if isinstance(gemm, Evaluation):
             _leftovers(run, result, quantized, seen, gemm)
-        elif run.wants(gemm.tensor):
-            seen.add(gemm.tensor)
-            gaps += _one_gemm(run, result, gemm, shapes)
+            continue
+        if not run.wants(gemm.tensor):
+            continue
+        seen.add(gemm.tensor)
+        if gemm.tensor in covered:
+            covered[gemm.tensor][gemm.first_row : gemm.first_row + gemm.y.shape[1]] = True
+        idle += gemm.idle
+        gaps += _one_gemm(run, result, gemm, shapes)
+    for name, rows in covered.items():
+        if name in seen and rows.any() and not rows.all():
+            result.leave(name, f"no product of this graph uses {int((~rows).sum())} of its {len(rows)} rows")
+    if idle:
+        result.notes.append(
+            f"{idle} matrices (experts) got no token: judged on activations of others, against llama.cpp's product of "
+            "these outside the graph"
+        )
     if gaps:
         result.figures["gap to llama.cpp, worst NMSE"] = max(gaps)
         result.figures["gap to llama.cpp, median NMSE"] = float(np.median(gaps))
@@ -99,24 +116,22 @@ def _one_gemm(run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, i
     Args:
         shapes: format, N and K of the GEMMs that were already run with OTHER_M.
     """
-    tensor = run.model.tensors.get(gemm.tensor)
-    if tensor is None:
-        result.leave(gemm.tensor, "is no tensor of the file")
+    found = run.matrix(result, gemm)
+    if found is None:
         return []
-    fmt = tensor.type.format
-    if fmt is None:
-        result.leave(gemm.tensor, f"type {tensor.type.name} is not covered")
-        return []
+    tensor, fmt, rows = found
     if not np.isfinite(gemm.x).all():
         result.leave(gemm.tensor, "its activations are not finite")
         return []
-    rows = run.row_bytes(tensor)
+    if gemm.idle:
+        gemm = replace(gemm, y=run.library.multiply(gemm.type_id, rows, gemm.x, run.options.threads))
+    name, matrix = label(tensor, gemm.first_row), matrix_of(tensor, gemm.first_row)
     if gemm.crc32 is None:
         note = "llama.cpp repacked weights: that it holds the file's bytes could not be checked"
         if note not in result.notes:
             result.notes.append(note)
     elif zlib.crc32(rows.data) != gemm.crc32:
-        result.fail(Failure(f"{printable(tensor.name)}: llama.cpp holds other bytes than the file", tensor.name))
+        result.fail(Failure(f"{name}: llama.cpp holds other bytes than the file", tensor.name, matrix=matrix))
     failed = result.n_failures
     judged = _Judged(run, result, tensor, fmt, rows, gemm)
     try:
@@ -124,16 +139,17 @@ def _one_gemm(run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, i
         shapes.add((fmt.name, len(rows), tensor.k))
         judged.kernel_outputs(OTHER_M if new_shape else (1,))
     except KernelFault as error:
-        result.fail(Failure(f"{printable(tensor.name)}: {error}", tensor.name))
+        result.fail(Failure(f"{name}: {error}", tensor.name, matrix=matrix))
         return []
     judged.judge()
     if not gemm.x.any():
-        result.leave(gemm.tensor, "its activations are all zero")
+        result.leave(name, "its activations are all zero")
     result.count("GEMMs")
     result.count("outputs", gemm.y.size)
     result.count("outputs at other M", sum(y.size for y in judged.y_other.values()))
     result.details.append(
-        {"tensor": tensor.name, "node": gemm.node, "type": fmt.name, "M": len(gemm.x), "N": len(rows), "K": tensor.k,
+        {"tensor": tensor.name, **({} if matrix is None else {"matrix": matrix}), "node": gemm.node, "type": fmt.name,
+         "M": len(gemm.x), "N": len(rows), "K": tensor.k,
          "kernel": judged.utilisation["kernel"], "llama.cpp": judged.utilisation["llama.cpp"],
          "same activations": judged.utilisation["kernel on llama.cpp's activations"], "gap NMSE": judged.gap,
          "failures": result.n_failures - failed}
@@ -188,7 +204,8 @@ class _Judged:
             size = expected.shape[1] * self.fmt.block_size // self.tensor.k
             self.result.fail(
                 Failure(
-                    f"{where(self.tensor.name, 0)}: the kernel's quantizer at M={len(x)}: token {m}, activation block "
+                    f"{where(self.tensor, self.gemm.first_row)}: the kernel's quantizer at M={len(x)}: token {m}, "
+                    f"activation block "
                     f"{at // size}, byte {at % size} is {quantized[m, at]:#04x}, expected {expected[m, at]:#04x}",
                     self.tensor.name, token=m,
                 )
@@ -229,8 +246,9 @@ class _Judged:
         part = np.ascontiguousarray(y[:, span])
         blame = None if who == "llama.cpp" else block_of
         judgement = judge_output(
-            self.result, who, self.tensor, part, expected, semantics, x, blame, span.start, None, detail
-        )
+            self.result, who, self.tensor, part, expected, semantics, x, blame, self.gemm.first_row + span.start, None,
+            detail,
+        )  # fmt: skip
         self.utilisation[who] = max(self.utilisation.get(who, 0.0), judgement.utilisation)
 
     def _directly(self, span: slice, shared: Product, llama: Product) -> None:
@@ -245,11 +263,12 @@ class _Judged:
             bad = ~(difference <= allowed)
         if bad.any():
             m, n = (int(i) for i in np.argwhere(bad)[0])
+            row = self.gemm.first_row + span.start + n
             self.result.fail(
                 Failure(
-                    f"{where(self.tensor.name, span.start + n, m)}: on the same activation bytes the kernel and "
-                    "llama.cpp differ by more than both bounds", self.tensor.name, span.start + n, token=m,
+                    f"{where(self.tensor, row, m)}: on the same activation bytes the kernel and llama.cpp differ by "
+                    "more than both bounds", self.tensor.name, row, token=m,
                     got=float(self.y_shared[m, span.start + n]), expected=float(self.gemm.y[m, span.start + n]),
-                    bound=float(allowed[m, n]),
+                    bound=float(allowed[m, n]), matrix=matrix_of(self.tensor, row),
                 ), int(bad.sum())
             )  # fmt: skip

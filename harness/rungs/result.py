@@ -12,7 +12,7 @@ MAX_FAILURES = 20
 MAX_HEX_BYTES = 64
 
 #: What a rung must have checked at least one of, or it has verified nothing.
-SUBSTANCE = {"bytes": "blocks", "blocks": "blocks", "layers": "outputs", "tokens": "tokens"}
+SUBSTANCE = {"bytes": ("blocks",), "blocks": ("blocks",), "layers": ("outputs",), "tokens": ("tokens", "embeddings")}
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,13 @@ class Failure:
     Args:
         what: in words.
         tensor: name of the weights, "" where it is not about one.
-        row: row n of the weights.
+        row: row n of the weights; it counts through all matrices of a tensor that holds several.
         block: block of that row; None where no single block explains it.
         token: row m of the activations.
         byte_offset: of the block, in its file; `part` counts the files of a split model from 0.
         block_hex: the block's bytes.
         got, expected, bound, utilisation: the numbers, where it is about numbers.
+        matrix: which of the tensor's matrices (experts) the row is in, where it holds several.
     """
 
     what: str
@@ -42,6 +43,7 @@ class Failure:
     bound: float | None = None
     utilisation: float | None = None
     part: int = 0
+    matrix: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class RungResult:
         """failed, unverified or passed; nothing measured is never a pass."""
         if self.n_failures:
             return "failed"
-        if self.unverified or self.fault or not self.checked.get(SUBSTANCE[self.name]):
+        if self.unverified or self.fault or not any(map(self.checked.get, SUBSTANCE[self.name])):
             return "unverified"
         return "passed"
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,9 @@ from ..errors import EnvironmentFault, UsageError
 from ..formats import BlockFormat
 from ..kernels import Kernel
 from ..progress import progress_bar
-from ..reference import Llama, LlamaRefused
+from ..reference import Gemm, Llama, LlamaRefused
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
+from .result import RungResult
 
 T = TypeVar("T")
 
@@ -116,6 +118,34 @@ class Run:
         """The tensor's rows as they lie in the file, uint8[N, row bytes], without a copy."""
         return tensor.raw.reshape(tensor.n_rows, tensor.row_bytes)
 
+    def matrix(self, result: RungResult, gemm: Gemm) -> Matrix | None:
+        """What a GEMM multiplies, as it lies in the file; None where that is not known, which is said in the result."""
+        tensor = self.model.tensors.get(gemm.tensor)
+        if tensor is None:
+            result.leave(gemm.tensor, "is no tensor of the file")
+            return None
+        if tensor.type.format is None:
+            result.leave(gemm.tensor, f"type {tensor.type.name} is not covered")
+            return None
+        n, k = gemm.y.shape[1], gemm.x.shape[1]
+        rows = self.row_bytes(tensor)[gemm.first_row : gemm.first_row + n]
+        if len(rows) != n or tensor.k != k:
+            result.leave(gemm.tensor, f"llama.cpp multiplies {n} rows of {k} values from row {gemm.first_row}")
+            return None
+        return Matrix(tensor, tensor.type.format, rows)
+
+    def n_matrices(self) -> int:
+        """How many matrices the selected tensors hold: GEMMs of the graph, about, for a progress bar."""
+        return sum(prod(t.shape[2:]) for t in self.selected() if t.type.quantized)
+
+
+class Matrix(NamedTuple):
+    """A matrix of weights: a tensor, or one of its matrices; `rows` are uint8[N, row bytes]."""
+
+    tensor: Tensor
+    fmt: BlockFormat
+    rows: npt.NDArray[np.uint8]
+
 
 class Session:
     """The model in llama.cpp, its prompt, and llama.cpp's own greedy continuation."""
@@ -128,17 +158,25 @@ class Session:
             self.prompt = self.llama.tokenize(options.prompt)
             if not self.prompt:
                 raise UsageError("the prompt has no tokens")
-            length = len(self.prompt) + options.n_predict
+            read = len(self.prompt)
+            length = read + options.n_predict
+            #: An encoder or embedding model: it gives embeddings of the prompt's tokens and does not generate.
+            self.embeds = self.llama.make_context(max(options.ctx_size, length), length)
+            if self.embeds:
+                length = read
+            elif self.info["encoder"]:  # it reads the prompt and begins to write from nothing
+                self.llama.read_source(self.prompt)
+                self.prompt = [self.info["decoder_start"]]
+                if self.prompt[0] < 0:
+                    raise LlamaRefused("the model names no token to begin with")
+            trained = self.info["n_ctx_train"]
             if options.ctx_size and length > options.ctx_size:
-                raise UsageError(
-                    f"{len(self.prompt)} tokens of prompt and {options.n_predict} to predict do not fit "
-                    f"a context of {options.ctx_size}"
-                )
-            if length > self.info["n_ctx_train"] > 0:
-                self.note = (
-                    f"{length} tokens are more than the {self.info['n_ctx_train']} that the model was trained on"
-                )
-            self.has_memory = self.llama.make_context(max(options.ctx_size, length), length)
+                predicted = "" if self.embeds else f" and {options.n_predict} to predict"
+                raise UsageError(f"{read} tokens of prompt{predicted} do not fit a context of {options.ctx_size}")
+            if self.embeds and length > trained > 0:  # it may hold a table of so many positions
+                raise UsageError(f"the prompt has {length} tokens, the model reads {trained} at most")
+            if length > trained > 0:
+                self.note = f"{length} tokens are more than the {trained} that the model was trained on"
         except BaseException:
             self.llama.close()
             raise
@@ -156,12 +194,37 @@ class Session:
         self.llama.close()
 
 
-def where(tensor: str, row: int, token: int | None = None, block: int | None = None) -> str:
-    """A place in words, safe to print."""
-    text = f"{printable(tensor, 64)} row {row}"
+def matrix_of(tensor: Tensor, row: int) -> int | None:
+    """Which matrix (expert) of a tensor of three or more dimensions a row belongs to; None where it holds only one."""
+    return row // tensor.shape[1] if len(tensor.shape) > 2 else None
+
+
+def label(tensor: Tensor, row: int) -> str:
+    """The name of a tensor, safe to print, and of the matrix with this row where it holds several."""
+    matrix = matrix_of(tensor, row)
+    kind = "expert" if "exps" in tensor.name else "matrix"  # llama.cpp's names: blk.0.ffn_up_exps.weight
+    return printable(tensor.name, 64) + ("" if matrix is None else f" {kind} {matrix}")
+
+
+def where(tensor: Tensor, row: int, token: int | None = None, block: int | None = None) -> str:
+    """A place in words, safe to print; `row` counts through all matrices of the tensor."""
+    text = f"{label(tensor, row)} row {row}"
+    if matrix_of(tensor, row) is not None:
+        text = f"{label(tensor, row)} row {row % tensor.shape[1]} (the tensor's row {row})"
     if block is not None:
         text += f" block {block}"
     return text if token is None else f"{text} token {token}"
 
 
-__all__ = ["DEFAULT_N_PREDICT", "DEFAULT_PROMPT", "LlamaRefused", "Options", "Run", "Session", "where"]
+__all__ = [
+    "DEFAULT_N_PREDICT",
+    "DEFAULT_PROMPT",
+    "LlamaRefused",
+    "Matrix",
+    "Options",
+    "Run",
+    "Session",
+    "label",
+    "matrix_of",
+    "where",
+]

@@ -12,27 +12,24 @@ that it gets there. A token that differs is a tie, said and not failed, where th
 candidates is at most twice the wobble: how far correct arithmetic moves the logits, because a last bit moves an
 activation's code by one step in a later layer. It is measured by grafting the exact oracle with noise of the size of
 float32 rounding, never with the kernel, so a wrong kernel cannot widen what it is judged by.
+
+A model that does not generate (an encoder, an embedding model) is judged by its embeddings: see `embeddings`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
-from ..container import Tensor, printable
+from ..container import printable
 from ..errors import KernelFault
-from ..formats.legacy import QK
-from ..reference import Evaluation, Gemm, LlamaRefused
-from ..semantics import UNIT_ROUNDOFF, Semantics, exact_result
-from .judging import judge_whole
-from .layers_rung import ACTIVATIONS, llama_activations
+from ..reference import LlamaRefused
+from .embeddings import Embeddings
+from .grafts import Grafts, Replace, rounding_noise
 from .result import Failure, RungResult
 from .run import Run
 
 Logits = npt.NDArray[np.float32]
-Replace = Callable[[Gemm], npt.NDArray[np.float32] | None]
 
 #: Noise is drawn so many times: the wobble is the largest move of any logit.
 _DRAWS = 2
@@ -48,7 +45,10 @@ def tokens_rung(run: Run) -> RungResult:
         if not any(t.type.format is not None for t in run.selected()):
             return result
         try:
-            _Tokens(run, result).judge()
+            if run.session.embeds:
+                Embeddings(run, result).judge()
+            else:
+                _Tokens(run, result).judge()
         except LlamaRefused as error:
             result.leave("all tokens", str(error))
         except KernelFault as error:
@@ -60,132 +60,45 @@ class _Tokens:
     def __init__(self, run: Run, result: RungResult) -> None:
         self.run, self.result = run, result
         self.session = run.session
-        if self.session.info["encoder"] or not self.session.has_memory:
-            raise LlamaRefused("an encoder or embedding model gives no greedy tokens")
         self.first = len(self.session.prompt) - 1
         self.continuation = self.session.continuation
-        self.tokens = self.session.prompt + self.continuation[:-1]
-        self.grafted = 0
+        self.grafts = Grafts(run, result, self.session.prompt + self.continuation[:-1])
         self._moved: float | None = None
 
     def judge(self) -> None:
-        self.plain = self._logits(self.session.llama.evaluate(self.tokens))
+        self.plain = self.grafts.plain()[self.first :]
         if not np.ptp(self.plain):
             raise LlamaRefused("the model gives no logits")
         own = self.plain.argmax(axis=1)
         for i in np.flatnonzero(own != np.array(self.continuation)):
             self.result.notes.append(f"llama.cpp's own greedy token {i} differs between one batch and one at a time")
-        shared = self._graft("kernel on llama.cpp's activations", self._kernel(shared=True))
-        ours = self._graft("kernel", self._kernel(shared=False))
-        exact = self.exact = self._graft("exact oracle", self._oracle(self.run.semantics, shared=False))
-        if not self.grafted:
+        shared = self._graft("kernel on llama.cpp's activations", self.grafts.kernel(shared=True))
+        ours = self._graft("kernel", self.grafts.kernel(shared=False))
+        exact = self.exact = self._graft("exact oracle", self.grafts.oracle(shared=False))
+        if not self.grafts.grafted:
             self.result.leave("all tokens", "the graph has no quantized GEMM to graft into")
             return
         ties = self._compare("(a) on llama.cpp's activations", shared, self.plain, None)
         ties += self._compare("(b) on its own quantizer", ours, exact, exact)
         self.result.count("tokens", len(self.continuation))
-        self.result.count("GEMMs grafted", self.grafted)
+        self.result.count("GEMMs grafted", self.grafts.grafted)
         if ties:
             self.result.figures["ties"] = ties
         for name, logits in (("kernel", ours), ("oracle", exact)):
             self._distance(name, logits)
         self._details(shared, ours, exact)
 
-    # ---- passes over the graph --------------------------------------------------------------------------------------
-
-    def _logits(self, evaluation: Evaluation) -> Logits:
-        return evaluation.logits[self.first :]
-
     def _graft(self, what: str, replace: Replace) -> Logits:
-        total = sum(1 for t in self.run.selected() if t.type.format is not None)
-        count = 0
-        with self.run.bar(f"tokens: {what}", total, "GEMM") as bar:
-
-            def counted(gemm: Gemm) -> npt.NDArray[np.float32] | None:
-                nonlocal count
-                y = replace(gemm) if self.run.wants(gemm.tensor) else None
-                count += y is not None
-                bar.update()
-                return y
-
-            evaluation = self.session.llama.graft(self.tokens, counted, ACTIVATIONS)
-        self.grafted = max(self.grafted, count)
-        for name, why in evaluation.unsupported.items():
-            if self.run.wants(name):
-                self.result.leave(name, why)
-        return self._logits(evaluation)
-
-    def _kernel(self, shared: bool) -> Replace:
-        semantics, kernel = self.run.semantics, self.run.kernel
-
-        def replace(gemm: Gemm) -> npt.NDArray[np.float32] | None:
-            tensor = self._tensor(gemm)
-            if tensor is None or tensor.type.format is None:
-                return None
-            fmt = tensor.type.format
-            weights = kernel.upload(fmt, self.run.row_bytes(tensor))
-            if shared:
-                x = llama_activations(semantics, fmt, gemm, self.run.llama_semantics(fmt))
-                y = kernel.gemm(weights, x)
-            else:
-                x = semantics.encode(gemm.x) if semantics.encode else gemm.x.view(np.uint8)
-                y = kernel.gemm(weights, kernel.quantize(gemm.x))
-            judge_whole(self.result, "kernel", tensor, y, semantics, x, kernel.ordered, self.run.options.threads)
-            return y
-
-        return replace
-
-    def _tensor(self, gemm: Gemm) -> Tensor | None:
-        """The GEMM's weights in the file; where they are not there, that is said."""
-        tensor = self.run.model.tensors.get(gemm.tensor)
-        if tensor is None:
-            self.result.leave(gemm.tensor, "is no tensor of the file")
-        return tensor
-
-    def _oracle(self, semantics: Semantics, shared: bool) -> Replace:
-        """Exact results of the kernel's semantics, rounded once."""
-
-        def replace(gemm: Gemm) -> npt.NDArray[np.float32] | None:
-            tensor = self._tensor(gemm)
-            if tensor is None or tensor.type.format is None:
-                return None
-            fmt = tensor.type.format
-            if shared:
-                x = llama_activations(semantics, fmt, gemm, self.run.llama_semantics(fmt))
-            else:
-                x = semantics.encode(gemm.x) if semantics.encode else gemm.x.view(np.uint8)
-            rows = self.run.row_bytes(tensor)
-            return exact_result(semantics, fmt, rows, x, self.run.options.threads).astype(np.float32)
-
-        return replace
-
-    # ---- verdicts ---------------------------------------------------------------------------------------------------
-
-    def _noisy(self, replace: Replace, seed: int) -> Replace:
-        """The same outputs with rounding noise.
-
-        A float32 sum of nb terms wanders by u/√3·√Σ S[b]²; with S[b]² growing evenly to the result's, that is
-        u·√(nb/6) times the result, for which a row's root mean square stands.
-        """
-        rng = np.random.default_rng((self.run.options.seed, seed))
-
-        def noisy(gemm: Gemm) -> npt.NDArray[np.float32] | None:
-            y = replace(gemm)
-            if y is None:
-                return None
-            rms = np.sqrt(np.mean(y.astype(np.float64) ** 2, axis=1, keepdims=True))
-            size = UNIT_ROUNDOFF * np.sqrt(gemm.x.shape[1] / QK / 6) * rms
-            return np.asarray(y + size * rng.standard_normal(y.shape), np.float32)
-
-        return noisy
+        return self.grafts.graft(what, replace)[self.first :]
 
     def _wobble(self) -> float:
         """The largest move of any logit when rounding noise is added to the exact oracle of pass (b)."""
         if self._moved is None:
-            oracle = self._oracle(self.run.semantics, shared=False)
+            oracle = self.grafts.oracle(shared=False)
             self._moved = 0.0
             for seed in range(_DRAWS):
-                logits = self._graft(f"rounding noise, draw {seed + 1}", self._noisy(oracle, seed))
+                noisy = self.grafts.noisy(oracle, seed, rounding_noise)
+                logits = self._graft(f"rounding noise, draw {seed + 1}", noisy)
                 self._moved = max(self._moved, float(np.abs(logits - self.exact).max()))
         return self._moved
 
@@ -208,9 +121,7 @@ class _Tokens:
         if not len(differ):
             return 0
         if exact is None:
-            exact = self._graft(
-                "exact oracle on llama.cpp's activations", self._oracle(self.run.semantics, shared=True)
-            )
+            exact = self._graft("exact oracle on llama.cpp's activations", self.grafts.oracle(shared=True))
         allowed, ties = self._allowed(exact, expected), 0
         pieces = self.session.llama.pieces([int(t) for i in differ for t in (ours[i], theirs[i])])
         for j, i in enumerate(differ):

@@ -1,0 +1,87 @@
+"""What a MUL_MAT or MUL_MAT_ID node multiplies: matrices of weights, each with rows of activations. Child process only.
+
+    MUL_MAT     y[i3, i2, i1] = W[i3 // r3, i2 // r2] · x[i3, i2, i1]     r: how often the weights are broadcast
+    MUL_MAT_ID  y[t, u]       = W[ids[t, u]] · x[t, u % b]                b: rows of x a token, 1 or the experts used
+
+(ggml.h, ggml.c of llama.cpp v0.5.0; indices are those of NumPy, the slowest first.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import ggml
+
+PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The matrices of a node and which rows each multiplies.
+
+    Args:
+        offsets: where each matrix begins, in bytes of src[0]'s data.
+        first_rows: the row of the whole tensor with which each begins.
+        nbytes: of one matrix.
+        matrix: of each output row, which matrix made it, int32[rows].
+        row: of each output row, which row of the activations it came from, int32[rows].
+    """
+
+    offsets: list[int]
+    first_rows: list[int]
+    nbytes: int
+    matrix: npt.NDArray[np.int32]
+    row: npt.NDArray[np.int32]
+
+
+def weights_name(w: Any) -> str:
+    """Name of the tensor that src[0] is, or is a view of."""
+    whole = w.view_src.contents if w.view_src else w
+    return str(whole.name.decode(errors="replace"))
+
+
+def obstacle(node: Any) -> str | None:
+    """Why a product with quantized weights cannot be taken apart into matrices of whole rows, or None."""
+    w, x = node.src[0].contents, node.src[1].contents
+    whole = w.view_src.contents if w.view_src else w
+    if x.type != ggml.F32:
+        name = ggml.ggml_get_type_traits(x.type).contents.type_name
+        return f"its activations are {name.decode() if name else x.type}, not float32"
+    if w.ne[0] != whole.ne[0] or w.type != whole.type:
+        return "a view of the weights with rows of another length"
+    row_bytes = _row_bytes(w)
+    steps = [w.view_offs, *(w.nb[i] for i in (1, 2, 3) if w.ne[i] > 1)]
+    if w.nb[0] != ggml.ggml_type_size(w.type) or (w.ne[1] > 1 and w.nb[1] != row_bytes):
+        return "a view of the weights whose rows do not follow each other"
+    if any(step % row_bytes for step in steps):
+        return "a view of the weights that does not begin with a row"
+    return None
+
+
+def layout(node: Any) -> Layout:
+    """Take a product apart that has no `obstacle`. Raises ValueError for an expert that is not there."""
+    w, x = node.src[0].contents, node.src[1].contents
+    row_bytes = _row_bytes(w)
+    offsets = [i3 * w.nb[3] + i2 * w.nb[2] for i3 in range(w.ne[3]) for i2 in range(w.ne[2])]
+    if ggml.ggml_op_name(node.op) == b"MUL_MAT_ID":
+        ids = ggml.read_tensor(node.src[2], np.int32)  # [tokens, experts used]
+        if ids.size and not (ids.min() >= 0 and ids.max() < len(offsets)):
+            raise ValueError(f"routes a token to expert {ids.max() if ids.min() >= 0 else ids.min()} of {len(offsets)}")
+        tokens, used = np.indices(ids.shape)
+        matrix, row = ids, tokens * x.ne[1] + used % x.ne[1]
+    else:
+        i3, i2, _ = np.indices((x.ne[3], x.ne[2], x.ne[1]))
+        matrix = i3 // (x.ne[3] // w.ne[3]) * w.ne[2] + i2 // (x.ne[2] // w.ne[2])
+        row = np.arange(matrix.size)
+    first_rows = [(w.view_offs + offset) // row_bytes for offset in offsets]
+    return Layout(offsets, first_rows, w.ne[1] * row_bytes, matrix.ravel().astype(np.int32),
+                  row.ravel().astype(np.int32))  # fmt: skip
+
+
+def _row_bytes(w: Any) -> int:
+    traits = ggml.ggml_get_type_traits(w.type).contents
+    return int(w.ne[0] // traits.blck_size * traits.type_size)
