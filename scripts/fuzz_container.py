@@ -65,7 +65,6 @@ def supervise(args: argparse.Namespace, scratch: Path) -> int:
     for folder in (corpus, seeds, work, args.found):
         folder.mkdir(parents=True, exist_ok=True)
     write_seeds(seeds)
-    known = set(args.found.iterdir())
     command = [
         sys.executable, __file__, "--child", str(work), str(corpus), str(seeds), f"-max_total_time={args.seconds}",
         f"-timeout={SECONDS}", f"-rss_limit_mb={MEMORY}", f"-max_len={LARGEST}", f"-artifact_prefix={args.found}/",
@@ -75,17 +74,18 @@ def supervise(args: argparse.Namespace, scratch: Path) -> int:
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
     assert child.stderr is not None
     covered = executed = "?"
+    found: list[str] = []
     for line in child.stderr:
         if not re.match(r"#\d+\s+(NEW|REDUCE)", line):
             sys.stderr.write(line)
         covered = (re.findall(r"cov: (\d+)", line) or [covered])[0]
         executed = (re.findall(r"number_of_executed_units: (\d+)", line) or [executed])[0]
+        found += re.findall(r"Test unit written to (.+)", line)
     code = child.wait()
     print(
         f"{executed} files in {time.monotonic() - start:.0f} s, {covered} branches covered, "
         f"{sum(1 for _ in corpus.iterdir())} files kept"
     )
-    found = sorted(set(args.found.iterdir()) - known)
     for path in found:
         print(f"found; to repeat it: {sys.executable} {__file__} --input {path}")
     if not found and code:
@@ -136,8 +136,11 @@ def mutate(data: bytes, largest: int, seed: int, path: Path, anything: Callable[
     if rng.random() < 0.5:
         return anything(data, largest)
     path.write_bytes(data)
-    with parse(path) as file:
-        fields = [data[r.start : r.stop] for r in file.byte_map]
+    try:
+        with parse(path) as file:
+            fields = [data[r.start : r.stop] for r in file.byte_map]
+    except Exception:  # as it will again when this file is run
+        return anything(data, largest)
     for _ in range(rng.randint(1, 3)):
         if len(fields) < 5:
             break

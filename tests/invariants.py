@@ -107,6 +107,9 @@ def check_file(path: Path) -> GgufFile:
             check_parsed(tight)
             assert len(tight.metadata) <= 3
             assert len(tight.tensors) <= 2
+            assert sum(len(key.encode("utf-8", "surrogateescape")) for key in tight.metadata) <= 40
+    for key in file.metadata:  # all of it is small enough to be held
+        plain(file.metadata[key])
     return file
 
 

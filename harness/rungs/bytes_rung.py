@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..audit import Content, Examination, Readers, Reading, capped_in_parts, compare_readers, coverage
 from ..container import Finding, check_claims
+from ..errors import EnvironmentFault
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
 from .run import Run, where
 
@@ -19,7 +20,7 @@ _OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
 
 
 def bytes_rung(run: Run) -> RungResult:
-    """Judge the file's bytes. Raises EnvironmentFault where llama.cpp dies."""
+    """Judge the file's bytes. Raises EnvironmentFault where llama.cpp dies or the file was changed."""
     result = RungResult("bytes")
     with result.timed():
         for part in run.model.parts:
@@ -32,8 +33,8 @@ def bytes_rung(run: Run) -> RungResult:
         for content in examined.contents:
             _content(result, content)
         result.fault = examined.fault
-        if any(part.mapped.changed for part in run.model.parts):
-            result.fault = "the file was changed while it was read"
+        if any(part.mapped.changed for part in run.model.parts):  # then no failure that was found need be one
+            raise EnvironmentFault("the file was changed while it was read")
     return result
 
 
