@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 #: ggml type numbers, and the bytes of one block of 32.
-T_F32, T_F16, T_Q4_0, T_Q4_2, T_Q8_0, T_Q4_0_4_4 = 0, 1, 2, 4, 8, 31
+T_F32, T_F16, T_Q4_0, T_Q4_2, T_Q8_0, T_Q8_1, T_I8, T_BF16, T_Q4_0_4_4, T_Q2_0 = 0, 1, 2, 4, 8, 9, 24, 30, 31, 42
 Q4_0_BYTES, Q8_0_BYTES = 18, 34
 
 
@@ -182,6 +182,12 @@ def nested(depth: int, mark: int | None) -> Built:
     return with_pair([text("deep"), u32(ARRAY), *heads, b"\1\2"])
 
 
+def nested_many(count: int) -> Built:
+    """So many empty arrays in an array, the last of which is to blame."""
+    head = u32(U8) + u64(0)
+    return with_pair([*array("many", ARRAY, count, [head * (count - 1)]), Mark(head)])
+
+
 def header_padding(n: int) -> list[bytes]:
     assert n > 2, "the crafted header ends on the alignment: change a name"
     return [bytes(n - 2), Mark(b"\x07"), b"\0"]
@@ -205,6 +211,10 @@ REFUSED = [
     Entry("tensor count -1", lambda: gguf(n_tensors=Mark(u64(-1))), "tensor-count"),
     Entry("tensor count 2^60", lambda: gguf(n_tensors=Mark(u64(1 << 60))), "tensor-count"),
     Entry("tensor count beyond the file", lambda: gguf(n_tensors=Mark(u64(100))), "tensor-count"),
+    Entry("more tensors than 2^17", lambda: gguf(n_tensors=Mark(u64((1 << 17) + 1)), data=[bytes(24 << 17)]),
+          "tensor-count"),
+    Entry("more keys than 2^16", lambda: gguf(n_pairs=Mark(u64((1 << 16) + 1)), data=[bytes(13 << 16)]), "key-count"),
+    Entry("more arrays in an array than 16384", lambda: nested_many((1 << 14) + 1), "metadata-size"),
     Entry("key count -1", lambda: gguf(n_pairs=Mark(u64(-1))), "key-count"),
     Entry("key count 2^60", lambda: gguf(n_pairs=Mark(u64(1 << 60))), "key-count"),
     Entry("key count beyond the file", lambda: gguf(n_pairs=Mark(u64(100))), "key-count"),
@@ -250,6 +260,8 @@ REFUSED = [
           lambda: with_second(marked(info("b", [1 << 32, 1 << 31], T_Q4_0, 32), 2, 3)), "dimensions-overflow"),
     Entry("dimensions overflow beside a zero",
           lambda: with_second(marked(info("b", [1 << 40, 0, 1 << 40], T_F32, 32), 2, 4)), "dimensions-overflow"),
+    Entry("dimensions overflow behind a zero",
+          lambda: with_second(marked(info("b", [0, 1 << 40, 1 << 40], T_F32, 32), 2, 4)), "dimensions-overflow"),
     Entry("bytes overflow", lambda: with_second(marked(info("b", [1 << 62], T_F32, 32), 2)), "dimensions-overflow"),
     Entry("unknown tensor type", lambda: with_second(marked(info("b", [32, 2], 9999, 32), -2)), "tensor-type"),
     Entry("negative tensor type", lambda: with_second(marked(info("b", [32, 2], -1, 32), -2)), "tensor-type"),
@@ -266,8 +278,15 @@ REFUSED = [
     Entry("offset past the end", lambda: with_second(marked(info("b", [32, 2], T_Q4_0, 1 << 20), -1)),
           "offset-outside"),
     Entry("offset overlaps", lambda: with_second(marked(info("b", [32, 2], T_Q4_0, 0), -1)), "overlap"),
+    Entry("offset overlaps a tensor described later",
+          lambda: gguf(infos=[info("a", [8], T_F32, 32), marked(info("b", [32, 2], T_Q4_0, 0), -1)],
+                       data=[B, bytes(28)]), "overlap"),
+    Entry("offset too large by one byte",
+          lambda: with_second(marked(info("b", [32, 2], T_Q4_0, 64), -1), [A, bytes(32), B[:-1]]), "offset-outside"),
     Entry("data truncated by one byte", lambda: gguf(data=[A, Mark(B)], cut=1), "data-truncated"),
     Entry("data cut before a tensor", lambda: gguf(data=[A, Mark(b"")]), "data-truncated"),
+    Entry("4 TiB of data claimed", lambda: with_second(info("b", [1 << 40], T_F32, 32), [A, Mark(B)]),
+          "data-truncated"),
     Entry("cut in the header's padding", lambda: gguf(data=[], header_padding=lambda n: [Mark(bytes(n - 1))]),
           "truncated"),
 ]  # fmt: skip
@@ -356,6 +375,21 @@ GOOD = [
                        [INFOS[0], info("b\x1b[2J", [32, 2], T_Q4_0, 32)])),
 ]  # fmt: skip
 
+#: Harmless too, yet another reader does not read them as we do; the rules are those of comparing the readers.
+DISPUTED = [
+    Entry("type newer than gguf-py", lambda: with_second(info("b", [64, 2], T_Q2_0, 32)), "gguf-py-refuses", "warning"),
+    Entry("key by which gguf-py names a field", lambda: with_pair(pair("GGUF.version", U32, u32(3))),
+          "gguf-py-refuses", "warning"),
+    Entry("no dimensions, BF16", lambda: gguf(infos=[info("s", [], T_BF16, 0)], data=[b"\x80\x3f", bytes(30)]),
+          "gguf-py-refuses", "warning"),
+    Entry("type whose size gguf-py has wrong",
+          lambda: gguf(infos=[marked(info("a", [32, 2], T_Q8_1, 0), 0, -1)], data=[bytes(range(72)), bytes(24)]),
+          "reader-differs", "error"),
+    # One element less than overflows; ggml asserts more than it checked.
+    Entry("dimensions 2^62 - 1, 0 and 2", lambda: with_second(info("b", [(1 << 62) - 1, 0, 2], T_I8, 32), [A]),
+          "reader-broke", "warning"),
+]  # fmt: skip
+
 
 # -- metadata that lie ------------------------------------------------------------------------------------------
 
@@ -413,6 +447,9 @@ CLAIMS = [
           "warning", True),
     # 65, not 128: then 4 heads are still of 16 rows each, and the head count stays right.
     Entry("embedding length wrong", lie("llama.embedding_length", 65), "embedding-length", "warning", True),
+    Entry("embedding length of type array of strings",
+          lambda: model(lie=marked(array("llama.embedding_length", STRING, 1, [text("64")]), 4)), "key-type", "warning",
+          True),
     Entry("one token too many", lambda: model(tokens=5), "vocabulary-size", "warning", True),
     Entry("vocabulary size wrong", lie("llama.vocab_size", 5), "vocabulary-size", "warning", True),
     Entry("scores too short",
@@ -426,10 +463,14 @@ TRUE_CLAIMS = [
     Entry("claims that hold", model, claim=True, file_name="tiny-Q4_0.gguf"),
     Entry("claims that hold, F32", lambda: model(T_F32), claim=True, file_name="tiny-f32-00001.gguf"),
     Entry("claims that hold, Q8_0", lambda: model(T_Q8_0), claim=True, file_name="TINY.q8_0.gguf"),
+    Entry("digits of another script in the file's name", model, claim=True, file_name="tiny-q\u0664_0.gguf"),
     Entry("rows too short for K-quants",  # llama.cpp falls back to a legacy type
           lambda: model(lie=pair("general.file_type", U32, u32(15))), claim=True, file_name="tiny-Q4_K_M.gguf"),
     Entry("a length for each layer",
           lambda: model(lie=array("llama.feed_forward_length", I32, 2, [u32(96), u32(96)])), claim=True),
+    Entry("as many experts as claimed",
+          lambda: gguf([pair("general.architecture", STRING, text("llama")), pair("llama.expert_count", U32, u32(2))],
+                       [info("blk.0.ffn_up_exps.weight", [4, 1, 2], T_F32, 0)], [A]), claim=True),
     Entry("an adapter makes no claims",
           lambda: model(lie=pair("llama.block_count", U32, u32(9)),
                         extra=[pair("general.type", STRING, text("adapter"))]), claim=True),
@@ -469,6 +510,8 @@ SPLITS = [
     SplitEntry("second part without split keys", {ONE: part(0), TWO: gguf().data}, ONE, "split-inconsistent", TWO),
     SplitEntry("tensor total wrong", {ONE: part(0, total=3), TWO: part(1)}, ONE, "split-inconsistent", ONE),
     SplitEntry("tensor in both parts", {ONE: part(0), TWO: part(1, name="blk.0.w")}, ONE, "duplicate-tensor", TWO),
+    SplitEntry("number in digits of another script", {"m-0000\u0661-of-00002.gguf": part(0), TWO: part(1)},
+               "m-0000\u0661-of-00002.gguf", "split-inconsistent", "m-0000\u0661-of-00002.gguf"),
     SplitEntry("name without a number", {"m.gguf": part(0)}, "m.gguf", "split-inconsistent", "m.gguf"),
     SplitEntry("65535 parts claimed", {"m-00001-of-65535.gguf": part(0, 65535)}, "m-00001-of-65535.gguf",
                "split-part-missing", "m-00002-of-65535.gguf"),

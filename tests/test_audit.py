@@ -6,8 +6,13 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,15 +20,19 @@ import pytest
 from harness.audit import Audit, AuditOptions, audit, content
 from harness.audit.content import read_content
 from harness.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint, rules_of
-from harness.container import RULES, open_model
+from harness.container import RULES, Model, Range, open_model
 from harness.errors import MalformedFile, UsageError
 from harness.formats import FORMATS, BlockFormat, decode_elements
+from harness.hosts import CpuHost, base
 from harness.hosts.base import kernel_root
+from harness.hosts.compiler import library_path
 from harness.reference import Llama, LlamaRefused, Scan
 from harness.report import audit_json, audit_text
+from harness.rungs import Options
+from harness.verify import Report, verify
 
 from . import corpus
-from .tools import FIXTURES, patched, patched_block, split_model, write_model
+from .tools import FIXTURES, ROOT, patched, patched_block, split_model, write_model
 
 Bytes = npt.NDArray[np.uint8]
 TINY = {name: FIXTURES / f"tiny-{name}.gguf" for name in ("Q4_0", "Q5_1", "F16")}
@@ -58,6 +67,25 @@ def scanned(path: Path, llama: Llama, threads: int = 2) -> Scan:
         scan = read_content(tensor, llama, threads).scan
         assert scan is not None
         return scan
+
+
+def bytes_rung(path: Path) -> Report:
+    return verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(progress=False, threads=2))
+
+
+def altered_kernels(monkeypatch: pytest.MonkeyPatch, folder: Path, file: str, old: str, new: str) -> None:
+    """Scan with a copy of the kernels in which `old` reads `new`; the text must be there once."""
+    root = folder / "kernels"
+    shutil.copytree(kernel_root(), root)
+    source = (root / file).read_text()
+    assert source.count(old) == 1, f"{file} no longer holds what this test alters"
+    (root / file).write_text(source.replace(old, new))
+    monkeypatch.setattr(content, "kernel_root", lambda: root)
+
+
+def halves(*values: int) -> Bytes:
+    """Bit patterns as bytes, little endian."""
+    return np.array(values, "<u2").view(np.uint8)
 
 
 def edge_blocks(fmt: BlockFormat, rng: np.random.Generator, n: int) -> Bytes:
@@ -247,6 +275,124 @@ def test_elements_that_are_findings(value: float, tmp_path: Path) -> None:
     assert "row 0 element 100" in found.found
 
 
+def test_a_wrong_first_value_is_found(
+    llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every value of a block counts, not the last one alone."""
+    old = "for (int j = 0; j < 16; ++j) q[j + 16] = qs[j] >> 4;"
+    altered_kernels(monkeypatch, tmp_path, "formats/q4_0.cuh", old, old + " q[0] ^= 1;")
+    blocks = FORMATS["Q4_0"].encode(rng.standard_normal((640, 32), np.float32))
+    path = one_tensor(tmp_path / "m.gguf", blocks.reshape(20, -1), "Q4_0")
+    scan = scanned(path, llama)
+    assert (scan.differing, scan.first_differing) == (640, list(range(21)))
+    (found,) = run(path, readers=False).findings
+    assert found.found.startswith("640 blocks of 'w' (Q4_0) with another decode, first row 0 block 0")
+
+
+def test_elements_that_decode_otherwise(llama: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another number, a number for a NaN, and a NaN for a number all differ; a NaN for another NaN does not."""
+    one, two, nan, other_nan = 0x3C00, 0x4000, 0x7E00, 0x7E01
+    wrong = f"bits == {one} ? {one + 1} : bits == {nan} ? {one} : bits == {two} ? {nan} : bits"
+    wrong += f" == {other_nan} ? {nan} : bits"
+    altered_kernels(monkeypatch, tmp_path, "host/scan.hpp", "half_to_float(bits)", f"half_to_float({wrong})")
+    elements = np.full(3000, 0x4200, np.uint16)
+    elements[[100, 1500, 1501, 2999]] = one, nan, other_nan, two
+    path = one_tensor(tmp_path / "m.gguf", elements.view(np.uint8).reshape(3, -1), "F16")
+    scan = scanned(path, llama)
+    assert (scan.differing, scan.first_differing) == (3, [100, 1500, 2999])
+    result = run(path, readers=False)
+    assert rule("decode-differs") in ids(result)
+    assert "3 values of 'w' (F16) with another decode, first row 0 element 100" in result.findings[0].found
+
+
+@pytest.mark.parametrize(("kind", "subnormal"), [("F16", b"\x01\x00"), ("BF16", b"\x01\x00"), ("F32", b"\1\0\0\0")])
+def test_subnormal_elements(kind: str, subnormal: bytes, llama: Llama, tmp_path: Path) -> None:
+    """The first one is named, and the greatest value stays what it is."""
+    size = len(subnormal)
+    whole = np.arange(1, 3001, dtype=np.float32)
+    whole[1100] = -4096
+    raw = {"F16": whole.astype("<f2"), "BF16": (whole.view(np.uint32) >> 16).astype("<u2"), "F32": whole}[kind]
+    data = raw.view(np.uint8).reshape(-1, size).copy()
+    data[[1030, 1500, 2500]] = np.frombuffer(subnormal, np.uint8)
+    scan = scanned(one_tensor(tmp_path / "m.gguf", data.reshape(3, -1), kind), llama)
+    values = np.abs(decode_elements(kind, data.reshape(-1)))
+    assert (scan.subnormal_scales, scan.first_subnormal) == (3, 1030)
+    assert scan.scale == [values.min(), 4096]
+    assert (scan.not_finite, scan.differing) == (0, 0)
+
+
+def test_the_lowest_pair_of_equal_rows(llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    rows = rng.integers(0, 120, (64, 180), np.uint8)
+    of = rng.permutation(32)
+    rows[32:] = rows[of]
+    scan = scanned(one_tensor(tmp_path / "m.gguf", rows, "Q4_0"), llama)
+    assert (scan.duplicate_rows, scan.duplicate) == (32, [32, of[0]])
+
+
+def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Path) -> None:
+    """`MAX_HASHED_ROWS` is lowered in a process of its own, which loads llama.cpp as the worker does."""
+    rows = rng.integers(0, 120, (8, 180), np.uint8)
+    rows[3] = rows[1]
+    rows.tofile(tmp_path / "rows")
+    with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
+        library = content.scanner(model.tensors["w"])
+    script = (
+        "import json, sys; import numpy as np; from harness.reference import ggml, sweep\n"
+        "ggml.ggml_cpu_init(); sweep.MAX_HASHED_ROWS = 4\n"
+        "data = np.fromfile(sys.argv[1], np.uint8)\n"
+        "scan = lambda n: sweep.Sweeper(print).scan(data[:n * 180], 2, 18, 180, sys.argv[2], [], 1)[0]\n"
+        "print(json.dumps([[f[k] for k in ('blocks', 'duplicate_rows', 'duplicate')] for f in (scan(4), scan(5))]))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[40, 1, [3, 1]], [50, None, None]]
+
+
+def test_one_path_two_files(llama: Llama, tmp_path: Path) -> None:
+    """A process that has mapped a file looks at the one that took its place."""
+    good, bad = np.zeros((2, 18), np.uint8), np.zeros((2, 18), np.uint8)
+    bad[1, :2] = (0x00, 0x7C)
+    path = one_tensor(tmp_path / "m.gguf", good, "Q4_0")
+    assert scanned(path, llama).not_finite == 0
+    one_tensor(tmp_path / "other.gguf", bad, "Q4_0").replace(path)
+    assert scanned(path, llama).first_not_finite == [1]
+
+
+SIGNALLING, INFINITE = (0x7C01, 0xFD55), 0x7C00
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+def test_no_warning_of_numpys(fmt: BlockFormat, tmp_path: Path, rng: np.random.Generator) -> None:
+    blocks = fmt.encode(rng.standard_normal((8, 32), np.float32))
+    for i, half in enumerate((*SIGNALLING, INFINITE, INFINITE | 0x8000)):
+        blocks[2 * i, :2] = halves(half)
+        if fmt.has_min:
+            blocks[2 * i + 1, 2:4] = halves(half)
+    path = one_tensor(tmp_path / "m.gguf", blocks.reshape(4, -1), fmt.name)
+    source = write_model(tmp_path / "s.gguf", {"w": (np.ones((4, 64), np.float32), "F32")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = run(path, readers=False, source=source)
+        audit_text.render(result, verbose=True)
+        audit_json.render(result)
+        report = bytes_rung(path)
+    bad = 8 if fmt.has_min else 4
+    assert result.contents[0].scan is not None
+    assert result.contents[0].scan.not_finite == report.rungs[0].n_failures == bad
+    assert ids(result) == [rule("scale-not-finite"), rule("source-differs")]
+
+
+def test_findings_are_capped(tmp_path: Path) -> None:
+    nan = np.full((1, 32), np.nan, np.float32)
+    path = write_model(tmp_path / "m.gguf", {f"t{i}": (nan, "F32") for i in range(200)})
+    result = run(path, readers=False)
+    found = [f for f in result.findings if f.id == rule("value-not-finite")]
+    assert len(found) == 20
+    assert [f.found.endswith(" (and 180 more of this kind)") for f in found] == [False] * 19 + [True]
+    assert len(json.loads(audit_json.render(result))["findings"]) == len(result.findings) == 20
+
+
 # -- the fingerprint --------------------------------------------------------------------------------------------
 
 
@@ -302,6 +448,21 @@ def test_random_codes_have_no_producer(llama: Llama, rng: np.random.Generator, t
     producer, shares = consistent(FORMATS["Q4_0"], blocks, llama, tmp_path / "m.gguf")
     assert producer is None
     assert 0 < shares[REFERENCE] < 1
+
+
+def test_one_block_that_disobeys(llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    """All blocks or none: one of 6400 excludes a producer."""
+    fmt = FORMATS["Q4_0"]
+    blocks = llama.quantize(2, rng.standard_normal((64, 3200), np.float32)).reshape(-1, 18).copy()
+    path = tmp_path / "m.gguf"
+    assert consistent(fmt, blocks, llama, path)[0] == REFERENCE
+    blocks[4321, 2:] = 0x77  # neither a lowest code nor a highest
+    producer, shares = consistent(fmt, blocks, llama, path)
+    assert producer is None
+    assert shares[REFERENCE] == shares[IMPORTANCE] == 6399 / 6400
+    text = audit_text.render(run(path, readers=False))
+    assert "99.9844 % of 6,400" in text
+    assert "no known rule holds throughout" in text
 
 
 def test_zeros_have_no_producer(llama: Llama, tmp_path: Path) -> None:
@@ -383,6 +544,71 @@ def test_metadata_that_name_an_importance_matrix(tmp_path: Path, llama: Llama, r
     path = write_model(tmp_path / "m.gguf", {"w": (made, "Q4_0")}, {"quantize.imatrix.file": "words.dat"})
     (found,) = run(path, source=source, readers=False).findings
     assert "metadata name an importance matrix" in found.found
+
+
+def test_differences_far_into_a_tensor(llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    """A tensor is quantized anew in chunks of 2^20 values; here the second and the third hold differences."""
+    x = rng.standard_normal((2500, 1024), np.float32)
+    made = llama.quantize(8, x)
+    made[1100, 34 * 5 + 7] ^= 1
+    made[1100, 34 * 5 + 9] ^= 1
+    made[1101, 34 * 2] ^= 1
+    made[2499, -1] ^= 1
+    source = write_model(tmp_path / "s.gguf", {"w": (x, "F32")})
+    (found,) = run(write_model(tmp_path / "m.gguf", {"w": (made, "Q8_0")}), source=source, readers=False).findings
+    assert "3 of 80,000 blocks of 'w' differ, the first row 1100 block 5: " in found.found
+    with open_model(tmp_path / "m.gguf") as model:
+        assert found.start == model.tensors["w"].block_offset(1100, 5)
+
+
+@pytest.mark.parametrize("k", [5 << 20, 32 * 131101], ids=["even pieces", "a prime number of blocks"])
+def test_a_row_that_is_split(k: int, llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    half = rng.standard_normal(k, np.float32).astype(np.float16)
+    made = llama.quantize(2, half.astype(np.float32)[None])
+    source = write_model(tmp_path / "s.gguf", {"w": (half[None], "F16")})
+    result = run(write_model(tmp_path / "m.gguf", {"w": (made, "Q4_0")}), source=source, readers=False)
+    assert (result.exit_code, [c.first for c in result.comparisons]) == (0, [None])
+    made[0, 18 * 123_456 + 3] ^= 0x10
+    result = run(write_model(tmp_path / "m.gguf", {"w": (made, "Q4_0")}), source=source, readers=False)
+    assert result.comparisons[0].first == (0, 123_456)
+    assert f"1 of {k // 32:,} blocks of 'w' differ, the first row 0 block 123456" in result.findings[0].found
+
+
+@pytest.mark.parametrize("kind", ["Q8_1", "Q8_K", "I32"])
+@pytest.mark.parametrize("target", ["Q4_0", "F32"])
+def test_a_source_that_llama_cannot_decode(
+    kind: str, target: str, llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(gguf.GGML_QUANT_SIZES, gguf.GGMLQuantizationType.Q8_1, (32, 36))  # it says 40 bytes
+    x = rng.standard_normal((4, 256), np.float32)
+    raw = np.zeros((4, {"Q8_1": 288, "Q8_K": 292, "I32": 1024}[kind]), np.uint8)
+    first = (llama.quantize(2, x), "Q4_0") if target == "Q4_0" else (x, "F32")
+    source = write_model(tmp_path / "s.gguf", {"a": (raw, kind), "b": (x, "F32"), "c": (x, "F32")})
+    wrong = x.copy()
+    wrong[2, 7] += 1
+    for last, code in ((x, 5), (wrong, 1)):
+        path = write_model(tmp_path / "m.gguf", {"a": first, "b": (x, "F32"), "c": (last, "F32")})
+        result = run(path, source=source, readers=False)
+        assert (result.exit_code, result.fault) == (code, None)
+        why = f"not compared with the source: llama.cpp has no conversion from {kind}, the source's"
+        assert result.unverified == [("a", why)]
+        assert [c.first for c in result.comparisons] == [None, None, (2, 7) if code == 1 else None]
+        assert [c.result is None for c in result.comparisons] == [True, False, False]
+        text = audit_text.render(result)
+        assert f"NOT VERIFIED a: {why}" in text
+        assert f"{2 if code == 5 else 1} of 3 tensors are, byte for byte" in text
+
+
+def test_a_type_that_llama_does_not_quantize_to(tmp_path: Path) -> None:
+    x = np.ones((4, 256), np.float32)
+    source = write_model(tmp_path / "s.gguf", {"a": (x, "F32"), "b": (x, "F32")})
+    raw = np.zeros((4, 210), np.uint8)
+    path = write_model(tmp_path / "m.gguf", {"a": (x.view(np.int32), "I32"), "b": (raw, "Q6_K")})
+    result = run(path, source=source, readers=False)
+    assert result.exit_code == 5
+    assert [c.unverified for c in result.comparisons] == [
+        "type I32: llama.cpp quantizes nothing to it", "type Q6_K: is not covered",
+    ]  # fmt: skip
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------
@@ -484,6 +710,224 @@ def test_llama_dies_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "BROKEN OFF" in audit_text.render(result)
 
 
+def dies_at(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> list[int]:
+    """llama.cpp is killed in its call of that number; returns where the calls are counted."""
+    whole, calls = getattr(Llama, method), []
+
+    def call(self: Llama, *arguments: object, **named: object) -> object:
+        calls.append(self.pid)
+        if len(calls) == number:
+            os.kill(self.pid, 9)
+        return whole(self, *arguments, **named)
+
+    monkeypatch.setattr(Llama, method, call)
+    return calls
+
+
+def test_llama_dies_in_the_middle_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    dies_at(monkeypatch, "scan", 4)
+    compared = dies_at(monkeypatch, "requantize", 0)
+    result = run(TINY["Q4_0"], readers=False, source=TINY["F16"])
+    assert (result.exit_code, result.verdict, len(result.contents)) == (3, "broken off", 3)
+    with open_model(TINY["Q4_0"]) as model:
+        names = list(model.tensors)
+    assert result.unverified == [(name, "not reached") for name in names[3:]]
+    assert "died in scan (SIGKILL)" in (result.fault or "")
+    assert (compared, result.comparisons) == ([], ())  # there is no llama.cpp to compare with
+    text = audit_text.render(result)
+    assert "3 of 30 looked at" in text
+    assert "NOT VERIFIED … and 17 more" in text
+
+
+def test_llama_dies_in_the_middle_of_a_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was found before is kept."""
+    path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.2.ffn_down.weight", 9, 4, 7, b"\x5a")
+    with open_model(path) as model:
+        names = list(model.tensors)
+    reached = names.index("blk.2.ffn_down.weight") + 1
+    dies_at(monkeypatch, "requantize", reached + 1)
+    result = run(path, readers=False, source=TINY["F16"])
+    why = "not compared with the source: not reached"
+    assert result.unverified == [(name, why) for name in names[reached:]] != []
+    assert ids(result) == [rule("source-differs")]
+    assert (result.exit_code, len(result.contents)) == (1, 30)
+    text = audit_text.render(result)
+    assert f"{reached - 1} of 30 tensors are, byte for byte" in text
+    assert "BROKEN OFF: llama.cpp died in requantize (SIGKILL)" in text
+    monkeypatch.undo()
+    dies_at(monkeypatch, "requantize", 5)
+    assert run(TINY["Q4_0"], readers=False, source=TINY["F16"]).exit_code == 3
+
+
+@pytest.mark.parametrize(("effect", "code"), [("warning", 3), ("error", 1)])
+def test_findings_survive_that_llama_does_not_start(effect: str, code: int, tmp_path: Path) -> None:
+    entry = next(e for e in corpus.BAD if e.effect == effect)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(entry.build().data)
+    result = run(path, readers=False, time_limit=0.001)
+    assert ids(result) == [rule(entry.slug or "")]
+    assert (result.exit_code, result.contents) == (code, ())
+    assert "llama.cpp hung in start" in (result.fault or "")
+    assert {why for _, why in result.unverified} == {"not reached"}
+    assert len(result.unverified) == result.n_tensors
+    assert "BROKEN OFF" in audit_text.render(result)
+
+
+def at_call(monkeypatch: pytest.MonkeyPatch, method: str, number: int, do: Callable[[], object]) -> None:
+    """Do something just before llama.cpp's call of that number."""
+    whole, calls = getattr(Llama, method), []
+
+    def call(self: Llama, *arguments: object, **named: object) -> object:
+        calls.append(1)
+        if len(calls) == number:
+            do()
+        return whole(self, *arguments, **named)
+
+    monkeypatch.setattr(Llama, method, call)
+
+
+def rewritten(path: Path) -> None:
+    """One bit of the last byte, in place."""
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+
+
+def renamed(path: Path) -> None:
+    """Another file of the same bytes in its place."""
+    shutil.copy(path, path.with_name("other")).replace(path)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "rewritten": rewritten, "renamed": renamed, "touched": lambda path: os.utime(path, ns=(1, 1)),
+    "cut": lambda path: os.truncate(path, 1000), "removed": os.unlink,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [3, 30], ids=["in the middle", "at the last tensor"])
+@pytest.mark.parametrize("change", ["rewritten", "renamed"])
+def test_a_file_that_changes_while_it_is_scanned(
+    change: str, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf"))
+    at_call(monkeypatch, "scan", number, lambda: CHANGES[change](path))
+    result = run(path, readers=False)
+    assert (result.changed, result.exit_code, result.verdict) == (True, 3, "broken off")
+    said = [line for line in audit_text.render(result).splitlines() if "was changed while it was read" in line]
+    assert said == ["BROKEN OFF: a file was changed while it was read: what was found need not hold"]
+
+
+def test_a_file_that_changes_after_the_last_scan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing fails then: only the state of the file at the end tells. An error that was found need not be one."""
+    path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
+    at_call(monkeypatch, "to_float", 23, lambda: rewritten(path))  # the 23 quantized tensors' drawn blocks
+    result = run(path, readers=False)
+    assert (result.changed, result.exit_code) == (True, 3)
+    assert ids(result) == [rule("scale-not-finite")]
+
+
+def test_a_source_that_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = Path(shutil.copy(TINY["F16"], tmp_path / "s.gguf"))
+    at_call(monkeypatch, "requantize", 30, lambda: os.utime(source, ns=(1, 1)))
+    result = run(TINY["Q4_0"], readers=False, source=source)
+    assert (result.changed, result.exit_code) == (True, 3)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_before_the_first_scan(
+    change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf"))
+    at_call(monkeypatch, "versions", 1, lambda: CHANGES[change](path))
+    try:
+        result = run(path)
+    except MalformedFile:  # its digest was not done yet
+        assert change == "cut"
+        return
+    assert (result.changed, result.exit_code) == (True, 3)
+    assert len(result.unverified) == 30
+
+
+@pytest.mark.parametrize("change", ["rewritten", "renamed", "touched", "removed"])
+def test_the_bytes_rung_of_a_file_that_changes(change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = Path(shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf"))
+    at_call(monkeypatch, "scan", 30, lambda: CHANGES[change](path))
+    report = bytes_rung(path)
+    assert (report.exit_code, report.rungs[0].failures) == (3, [])
+    assert report.rungs[0].fault == "the file was changed while it was read"
+
+
+DOCTORED: dict[str, Callable[[list[Range]], list[Range]]] = {
+    "a hole": lambda owned: owned[:7] + owned[8:],
+    "the first range gone": lambda owned: owned[1:],
+    "the end gone": lambda owned: owned[:-1],
+    "one twice": lambda owned: [*owned, owned[9]],
+    "one byte too early": lambda owned: [*owned[:-1], owned[-1]._replace(start=owned[-1].start - 1)],
+    "one byte too many": lambda owned: [*owned[:-1], owned[-1]._replace(stop=owned[-1].stop + 1)],
+}
+
+
+@pytest.mark.parametrize("doctor", DOCTORED)
+def test_bytes_that_no_field_or_two_own(doctor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def doctored(path: Path) -> Model:
+        model = open_model(path)
+        model.parts[0].byte_map = DOCTORED[doctor](list(model.parts[0].byte_map))
+        return model
+
+    for module in ("harness.audit.audit", "harness.verify"):
+        monkeypatch.setattr(sys.modules[module], "open_model", doctored)
+    result = run(TINY["Q4_0"], readers=False)
+    assert set(ids(result)) == {"GGUF-104-unowned"}
+    assert (result.exit_code, result.verdict) == (1, "wrong")
+    text = audit_text.render(result)
+    assert "each owned by one field: 100 %" not in text
+    assert "NOT each owned by one field, see below" in text
+    report = bytes_rung(TINY["Q4_0"])
+    assert report.exit_code == 1
+    assert any("GGUF-104-unowned" in failure.what for failure in report.rungs[0].failures)
+
+
+def test_what_was_not_read_of_a_refused_file(tmp_path: Path) -> None:
+    entry = next(e for e in corpus.BAD if e.slug == "string-length")
+    path = tmp_path / "m.gguf"
+    path.write_bytes(entry.build().data)
+    result = run(path, readers=False)
+    unread = sum(r.nbytes for r in result.files[0].byte_map if r.kind == "unread")
+    text = audit_text.render(result)
+    assert unread > 0
+    assert f"bytes       {result.files[0].size:,}, {unread:,} of them not read, " in text
+    assert "100 %" not in text
+
+
+def test_a_cache_entry_that_is_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "cache_dir", lambda: tmp_path)
+    path = one_tensor(tmp_path / "m.gguf", np.zeros((2, 32), np.uint8), "BF16")
+    library = library_path(kernel_root(), '#include "host/scan.hpp"\n', ("-DELEMENT=BF16",))
+    assert library.parent == tmp_path
+    library.write_bytes(b"garbage")
+    result = run(path, readers=False)
+    assert (result.exit_code, result.fault) == (0, None)
+    assert [p.name for p in tmp_path.glob("*.so")] == [library.name]
+    assert library.read_bytes()[:4] == b"\x7fELF"
+
+
+def test_warnings_as_errors(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(next(e for e in corpus.BAD if e.slug == "trailing").build().data)
+    assert [run(path, readers=False, strict=strict).exit_code for strict in (False, True)] == [0, 1]
+
+
+def test_a_claim_is_a_note_of_the_bytes_rung(tmp_path: Path) -> None:
+    entry = next(e for e in corpus.CLAIMS if e.slug == "file-type")
+    path = tmp_path / entry.file_name
+    path.write_bytes(entry.build().data)
+    report = bytes_rung(path)
+    assert report.exit_code == 0
+    assert [note for note in report.rungs[0].notes if rule("file-type") in note]
+
+
 def test_a_file_that_changes_under_the_audit(tmp_path: Path, llama: Llama) -> None:
     path = shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf")
     with open_model(path) as model:
@@ -499,8 +943,6 @@ def test_a_file_that_changes_under_the_audit(tmp_path: Path, llama: Llama) -> No
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from harness.hosts import base
-
     monkeypatch.setenv("CXX", "/no/compiler")
     monkeypatch.setattr(base, "cache_dir", lambda: tmp_path)
     result = run(TINY["Q4_0"], readers=False)
@@ -509,6 +951,46 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 # -- reports ----------------------------------------------------------------------------------------------------
+
+
+def three_tensors(path: Path) -> Path:
+    """Of each figure in the table of statistics, one that no other place in the file gives."""
+    a = np.zeros((2, 2, 18), np.uint8)
+    for block, d, codes in (
+        (a[0, 0], 0x3C00, 0x00),
+        (a[0, 1], 0xB800, 0x8F),
+        (a[1, 0], 0, 0x33),
+        (a[1, 1], 0x4500, 0x88),
+    ):
+        block[:2], block[2:] = halves(d), codes
+    b = np.zeros((3, 20), np.uint8)
+    for block, d, m, codes in (
+        (b[0], 0x3400, 0xC200, 0xF0),
+        (b[1], 0x3400, 0xC200, 0xF0),
+        (b[2], 0x3800, 0x3C00, 0x57),
+    ):
+        block[:2], block[2:4], block[4:] = halves(d), halves(m), codes
+    c = np.full((1, 18), 0x77, np.uint8)
+    c[0, :2] = halves(0x3000)
+    return write_model(path, {"a": (a.reshape(2, -1), "Q4_0"), "b": (b, "Q4_1"), "c": (c, "Q4_0")})
+
+
+def test_the_figures_of_a_crafted_model(tmp_path: Path) -> None:
+    """|d| 0.125 to 5; a block with d = 0 and one of codes 8 are zeros; 32 + 16 of 160 codes are 0 or 15."""
+    text = audit_text.render(run(three_tensors(tmp_path / "m.gguf"), readers=False))
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if re.match(r"Q4_[01] +[0-9]", line)}
+    assert rows == {
+        "Q4_0": ["2", "5", "2", "0.125", "5", "-", "-", "30.0%", "0"],
+        "Q4_1": ["1", "3", "0", "0.25", "0.5", "-3", "1", "66.7%", "1"],
+    }
+
+
+def test_one_of_three_tensors(tmp_path: Path) -> None:
+    path = three_tensors(tmp_path / "m.gguf")
+    text = audit_text.render(run(path, tensor="^b$", readers=False))
+    assert "1 of 3 looked at" in text
+    assert "CLEAN (1 of 3 tensors) in" in text
+    assert "CLEAN in" in audit_text.render(run(path, readers=False))
 
 
 def test_the_map_prints_every_byte_once() -> None:

@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.cli import main
 from harness.container import open_model
+from harness.reference import Llama
 
 from . import corpus
 from .tools import FIXTURES, ROOT, patched_block
@@ -139,6 +142,44 @@ def test_the_source(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "29 of 30" in done.stdout
     assert "file     row 1 block 1" in done.stdout
+
+
+@pytest.mark.parametrize("change", ["touched", "removed", "cut"])
+def test_a_file_that_changes_before_the_first_scan(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(Q4_0.read_bytes())
+    versions = Llama.versions
+
+    def changed(self: Llama) -> dict[str, Any]:
+        {"touched": lambda: os.utime(path, ns=(1, 1)), "removed": path.unlink, "cut": lambda: os.truncate(path, 999)}[
+            change
+        ]()
+        return versions(self)
+
+    monkeypatch.setattr(Llama, "versions", changed)
+    code = main(["audit", str(path), "-t", "1"])
+    out, error = capfd.readouterr()
+    assert "internal error" not in out + error
+    assert "Traceback" not in out + error
+    if change != "cut" or code == 3:  # 4 where the digest was not done before the cut
+        assert code == 3
+        assert "BROKEN OFF: a file was changed while it was read" in out
+        assert error == ""
+    else:
+        assert code == 4
+        assert "the file ends here now" in error
+        assert error.count("\n") == 1
+
+
+def test_nothing_but_the_report_of_odd_scales(tmp_path: Path) -> None:
+    """An infinite scale, and signalling NaNs: no warning of NumPy's on stderr."""
+    path = patched_block(Q4_0, tmp_path / "a.gguf", "blk.0.attn_v.weight", 1, 1, 0, b"\x00\x7c")
+    path = patched_block(path, tmp_path / "m.gguf", "blk.0.attn_v.weight", 2, 1, 0, b"\x01\x7c")
+    done = cli(path, "--source", F16, "--no-readers", "-t", 1)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "2 blocks of 'blk.0.attn_v.weight' (Q4_0) without" in done.stdout
 
 
 def test_interrupted() -> None:

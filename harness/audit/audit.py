@@ -5,10 +5,11 @@ from __future__ import annotations
 import platform
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..container import Finding, GgufFile, Model, RefusedFile, Tensor, check_claims, open_model, parse
+from ..container.records import MAX_PER_RULE, capped, finding
 from ..errors import (
     EXIT_ENVIRONMENT,
     EXIT_MALFORMED,
@@ -23,11 +25,12 @@ from ..errors import (
     EXIT_UNVERIFIED,
     EXIT_VERIFIED,
     EnvironmentFault,
+    MalformedFile,
     UsageError,
 )
 from ..formats import FORMATS
 from ..progress import progress_bar
-from ..reference import Llama
+from ..reference import Llama, LlamaRefused
 from ..version import project_version
 from .content import Content, content_findings, read_content
 from .fingerprint import Fingerprint, fingerprint, rules_of
@@ -66,7 +69,9 @@ class Audit:
         unverified: what could not be judged: (name, why).
         refused: the finding for which the file is not read on, or None.
         strict: warnings count as errors.
+        n_tensors: how many the model has; `contents` may be of fewer, by choice.
         fault: why the environment broke the audit off, where it did.
+        changed: a file was changed while it was read: nothing that was found need be true of it.
         seconds: how long it took.
         command: what repeats it.
     """
@@ -82,16 +87,20 @@ class Audit:
     unverified: list[tuple[str, str]] = field(default_factory=list)
     refused: Finding | None = None
     strict: bool = False
+    n_tensors: int = 0
     fault: str | None = None
+    changed: bool = False
     seconds: float = 0.0
     command: str = ""
 
     @property
     def exit_code(self) -> int:
-        """4 where the file was refused; 1 for an error, or a warning if strict; 3 where it was broken off; 5 where
-        something could not be judged; else 0."""
+        """4 where the file was refused; 3 where it changed meanwhile; 1 for an error, or a warning if strict; 3 where
+        the audit was broken off; 5 where something could not be judged; else 0."""
         if self.refused is not None:
             return EXIT_MALFORMED
+        if self.changed:
+            return EXIT_ENVIRONMENT
         severities = {f.severity for f in self.findings}
         if "error" in severities or (self.strict and "warning" in severities):
             return EXIT_MISMATCH
@@ -111,10 +120,11 @@ class Audit:
 def audit(path: Path | str, options: AuditOptions | None = None, command: str = "") -> Audit:
     """Audit a GGUF file, or all parts of a split model.
 
+    What a file holds is in the result, a refusal too, and so is what the environment cannot do.
+
     Raises:
-        MalformedFile: it cannot be opened at all; what a file holds is in the result, a refusal too.
+        MalformedFile: it, or the source, cannot be opened at all, or the source is refused.
         UsageError: the options select nothing.
-        EnvironmentFault: llama.cpp or a compiler cannot be used at all.
     """
     start = time.perf_counter()
     options = options or AuditOptions()
@@ -138,11 +148,31 @@ def audit(path: Path | str, options: AuditOptions | None = None, command: str = 
 def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
     """The file that is refused, which may be a later part of the one that was named."""
     with parse(error.path, error.finding.part) as file:
-        findings = file.findings if file.refused else (*file.findings, error.finding)
-        readings = readers.read(error.path) if readers else ()
-        findings += compare_readers(file, readings, findings)
+        findings = (*file.findings, *coverage(file)) if file.refused else (*file.findings, error.finding)
         header = {**_versions(), "file": str(path), "size": file.size, "sha256": [file.mapped.sha256()]}
-        return Audit(path, (file,), header, _sorted(findings), readings=(readings,), refused=error.finding)
+        result = Audit(path, (file,), header, n_tensors=len(file.tensors), refused=error.finding)
+        try:
+            readings = readers.read(error.path) if readers else ()
+            result.readings = (readings,)
+            findings += compare_readers(file, readings, findings)
+        except EnvironmentFault as fault:
+            result.fault = str(fault)
+        result.findings = _sorted(findings)
+        return result
+
+
+def coverage(file: GgufFile) -> tuple[Finding, ...]:
+    """A finding for bytes that belong to no field, or to two: the parser's own fault, and never to be passed over."""
+    at, found = 0, []
+    for owned in sorted(file.byte_map):
+        if owned.start != at:
+            what = "two fields" if owned.start < at else "no field"
+            low, high = sorted((at, owned.start))
+            found.append(finding("unowned", low, high, "one field for each byte", f"bytes that belong to {what}"))
+        at = max(at, owned.stop)
+    if at != file.size:
+        found.append(finding("unowned", at, file.size, "one field for each byte", "bytes that belong to no field"))
+    return tuple(replace(f, part=file.part) for f in found)
 
 
 def _readable(
@@ -151,26 +181,55 @@ def _readable(
     tensors = select(model, options.tensor)
     digests = pool.submit(model.sha256)
     readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
-    with Llama(options.time_limit, options.verbose) as llama:
-        versions = llama.versions()
-        examined = Examination(model, llama, options.threads, options.progress)
-        examined.read(tensors)
-        if source is not None:
-            examined.compare(tensors, source)
-    result = Audit(model.path, model.parts, {
-        **_versions(), "llama-cpp-python": versions["llama_cpp_python"], "llama.cpp": versions["llama_cpp"],
-        "ggml": versions["ggml"], "file": str(model.path), "size": model.size, "sha256": list(digests.result()),
+    result = Audit(model.path, model.parts, _versions(), n_tensors=len(model.tensors))
+    ours = (*model.findings, *check_claims(model), *(f for part in model.parts for f in coverage(part)))
+    try:
+        with Llama(options.time_limit, options.verbose) as llama:
+            versions = llama.versions()
+            result.header |= {
+                "llama-cpp-python": versions["llama_cpp_python"], "llama.cpp": versions["llama_cpp"],
+                "ggml": versions["ggml"],
+            }  # fmt: skip
+            examined = Examination(model, llama, options.threads, options.progress)
+            examined.read(tensors)
+            if source is not None:
+                examined.compare(tensors, source)
+        result.contents, result.fingerprints = tuple(examined.contents), examined.fingerprints()
+        result.comparisons, result.fault = tuple(examined.comparisons), examined.fault
+        result.unverified = examined.unverified
+        ours += capped_in_parts(examined.findings)
+    except EnvironmentFault as fault:
+        result.fault = str(fault)
+        result.unverified = [(t.name, "not reached") for t in tensors]
+    try:
+        result.readings = readings.result()
+        for part, of_part in zip(model.parts, result.readings, strict=False):
+            ours += compare_readers(part, of_part, tuple(f for f in ours if f.part == part.part))
+    except EnvironmentFault as fault:
+        result.fault = result.fault or str(fault)
+    result.header |= {
+        "file": str(model.path), "size": model.size, "sha256": list(digests.result()),
         "architecture": model.architecture, "threads": options.threads,
         "source": str(source.path) if source else None, "source sha256": list(source.sha256()) if source else None,
-    })  # fmt: skip
-    result.contents, result.fingerprints = tuple(examined.contents), examined.fingerprints()
-    result.comparisons, result.readings = tuple(examined.comparisons), readings.result()
-    result.unverified, result.fault = examined.unverified, examined.fault
-    ours = (*model.findings, *check_claims(model), *examined.findings)
-    for part, of_part in zip(model.parts, result.readings, strict=False):
-        ours += compare_readers(part, of_part, tuple(f for f in ours if f.part == part.part))
+    }  # fmt: skip
     result.findings = _sorted(ours)
+    if any(part.mapped.changed for of in (model, source) if of is not None for part in of.parts):
+        result.changed, result.fault = True, "a file was changed while it was read: what was found need not hold"
     return result
+
+
+def capped_in_parts(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """At most so many of a rule as the container lists, of all parts together; each keeps its part."""
+    kept = capped(findings)
+    return tuple(replace(f, part=of.part) for f, of in zip(kept, _first_of_each(findings), strict=True))
+
+
+def _first_of_each(findings: Sequence[Finding]) -> Iterator[Finding]:
+    seen: Counter[str] = Counter()
+    for f in findings:
+        seen[f.id] += 1
+        if seen[f.id] <= MAX_PER_RULE:
+            yield f
 
 
 def select(model: Model, pattern: str | None) -> list[Tensor]:
@@ -201,9 +260,10 @@ class Examination:
             for tensor in tensors:
                 content = read_content(tensor, self.llama, self.threads, advance(tensor))
                 self.contents.append(content)
-                self.findings += content_findings(content, self.llama)
+                self.findings += content_findings(content)
                 if content.unverified:
                     self.unverified.append((tensor.name, content.unverified))
+        self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
 
     def compare(self, tensors: Sequence[Tensor], source: Model) -> None:
         """Compare every tensor with its source."""
@@ -215,6 +275,8 @@ class Examination:
                 self.comparisons.append(comparison)
                 if comparison.unverified:
                     self.unverified.append((tensor.name, f"not compared with the source: {comparison.unverified}"))
+        rest = tensors[len(self.comparisons) :]
+        self.unverified += [(t.name, "not compared with the source: not reached") for t in rest]
         self.findings += comparison_findings(self.comparisons, self.model, source)
 
     def fingerprints(self) -> tuple[Fingerprint, ...]:
@@ -227,7 +289,7 @@ class Examination:
 
     @contextmanager
     def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[Callable[[Tensor], Callable[[int], object]]]:
-        """A bar in bytes; an EnvironmentFault inside it ends it, and is kept."""
+        """A bar in bytes; what breaks the work inside it off is kept."""
         with progress_bar(what, sum(t.nbytes for t in tensors), "B", self.progress) as bar:
             done = 0
 
@@ -239,7 +301,7 @@ class Examination:
 
             try:
                 yield advance
-            except EnvironmentFault as error:
+            except (EnvironmentFault, LlamaRefused, MalformedFile) as error:
                 self.fault = str(error)
 
 
@@ -254,4 +316,4 @@ def _versions() -> dict[str, Any]:
     }  # fmt: skip
 
 
-__all__ = ["Audit", "AuditOptions", "Examination", "audit", "select"]
+__all__ = ["Audit", "AuditOptions", "Examination", "audit", "capped_in_parts", "coverage", "select"]

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..container import Finding, Tensor
-from ..container.records import finding
+from ..container.records import MAX_PER_RULE, finding
 from ..container.text import quoted
 from ..formats import decode_elements
 from ..hosts.base import kernel_root
-from ..hosts.compiler import library_path
+from ..hosts.compiler import sound_library
 from ..reference import Llama, Scan
 from .fingerprint import rules_of
 
@@ -31,33 +31,6 @@ FLOATS = ("F32", "F16", "BF16")
 DESCRIBED = 1024
 #: Types whose every value is as good as any other.
 INTEGERS = ("I8", "I16", "I32", "I64")
-
-
-@dataclass(frozen=True)
-class Content:
-    """What is known of one tensor's content.
-
-    Args:
-        tensor: which one.
-        scan: its tally; None where nothing is to be judged (integers, an empty tensor) or nothing can be.
-        unverified: why nothing can be judged, or "".
-        described: numbers of drawn blocks that `harness.formats` decodes otherwise than llama.cpp.
-    """
-
-    tensor: Tensor
-    scan: Scan | None = None
-    unverified: str = ""
-    described: tuple[int, ...] = ()
-
-    @property
-    def differing(self) -> list[int]:
-        """Numbers of the first blocks whose decode differs from llama.cpp's."""
-        return sorted({*(self.scan.first_differing if self.scan else ()), *self.described})
-
-    @property
-    def n_differing(self) -> int:
-        """How many there are, at least."""
-        return max(self.scan.differing if self.scan else 0, len(self.differing))
 
 
 @dataclass(frozen=True)
@@ -77,6 +50,35 @@ class BadBlock:
     expected: float | None = None
 
 
+@dataclass(frozen=True)
+class Content:
+    """What is known of one tensor's content.
+
+    Args:
+        tensor: which one.
+        scan: its tally; None where nothing is to be judged (integers, an empty tensor) or nothing can be.
+        unverified: why nothing can be judged, or "".
+        described: numbers of drawn blocks that `harness.formats` decodes otherwise than llama.cpp.
+        bad: the first blocks that are not finite, and the first whose decode differs.
+    """
+
+    tensor: Tensor
+    scan: Scan | None = None
+    unverified: str = ""
+    described: tuple[int, ...] = ()
+    bad: tuple[tuple[BadBlock, ...], tuple[BadBlock, ...]] = ((), ())
+
+    @property
+    def differing(self) -> list[int]:
+        """Numbers of the first blocks whose decode differs from llama.cpp's."""
+        return sorted({*(self.scan.first_differing if self.scan else ()), *self.described})
+
+    @property
+    def n_differing(self) -> int:
+        """How many there are, at least."""
+        return max(self.scan.differing if self.scan else 0, len(self.differing))
+
+
 def scanner(tensor: Tensor) -> Path:
     """The scanner compiled for the tensor's type. Raises EnvironmentFault."""
     name = tensor.type.name
@@ -87,7 +89,7 @@ def scanner(tensor: Tensor) -> Path:
     else:
         codes = (f"-DCODE_LOW={fmt.low}", f"-DCODE_BITS={fmt.bits}")
         options = (f"-DFORMAT={name}", f"-DBLOCK_BYTES={size}", *codes)
-    return library_path(kernel_root(), '#include "host/scan.hpp"\n', options)
+    return sound_library(kernel_root(), '#include "host/scan.hpp"\n', options)
 
 
 def read_content(
@@ -101,7 +103,8 @@ def read_content(
         return Content(tensor, unverified=f"type {kind.name} is not covered")
     rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
     scan = llama.scan(tensor, scanner(tensor), rules, threads, on_bytes)
-    return Content(tensor, scan, described=_described(tensor, llama) if kind.format else ())
+    content = Content(tensor, scan, described=_described(tensor, llama) if kind.format else ())
+    return replace(content, bad=(_bad_blocks(content, llama, False), _bad_blocks(content, llama, True)))
 
 
 def _described(tensor: Tensor, llama: Llama) -> tuple[int, ...]:
@@ -122,7 +125,7 @@ def _unequal(ours: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray((ours.view(np.uint32) != theirs.view(np.uint32)) & ~(np.isnan(ours) & np.isnan(theirs)))
 
 
-def content_findings(content: Content, llama: Llama) -> Iterator[Finding]:
+def content_findings(content: Content) -> Iterator[Finding]:
     """What a scan found wrong, one finding a rule, with the first block it is about."""
     tensor, scan = content.tensor, content.scan
     if scan is None:
@@ -134,11 +137,11 @@ def content_findings(content: Content, llama: Llama) -> Iterator[Finding]:
         return f"{count:,} {unit}{'' if count == 1 else 's'} of {quoted(tensor.name)} ({tensor.type.name})"
 
     if content.n_differing:
-        first = bad_blocks(content, llama, 1, differing=True)[0]
+        first = content.bad[1][0]
         found = f"{some(content.n_differing)} with another decode, first {_place(tensor, first)}: {first.what}"
         yield _at(content, content.differing[0], "decode-differs", "llama.cpp's to_float in every bit", found)
     if scan.not_finite:
-        first = bad_blocks(content, llama, 1)[0]
+        first = content.bad[0][0]
         found = f"{some(scan.not_finite)} without, first {_place(tensor, first)}: {first.what}"
         slug = "scale-not-finite" if quantized else "value-not-finite"
         yield _at(content, scan.first_not_finite[0], slug, "finite numbers", found)
@@ -147,12 +150,11 @@ def content_findings(content: Content, llama: Llama) -> Iterator[Finding]:
         yield _at(content, scan.first_subnormal, "scale-subnormal", "scales of 2^-14 or more", found)
 
 
-def bad_blocks(content: Content, llama: Llama, most: int, differing: bool = False) -> list[BadBlock]:
-    """The first blocks that are not finite, or whose decode differs, with what is wrong in each."""
-    tensor, scan = content.tensor, content.scan
+def _bad_blocks(content: Content, llama: Llama, differing: bool) -> tuple[BadBlock, ...]:
+    scan = content.scan
     assert scan is not None
     numbers = content.differing if differing else scan.first_not_finite
-    return [_bad_block(tensor, number, llama, differing) for number in numbers[:most]]
+    return tuple(_bad_block(content.tensor, number, llama, differing) for number in numbers[:MAX_PER_RULE])
 
 
 def _bad_block(tensor: Tensor, number: int, llama: Llama, differing: bool) -> BadBlock:

@@ -12,7 +12,7 @@ from ..container.records import finding
 from ..container.text import printable, quoted
 from ..reference import Llama, LlamaRefused, Requantized
 from .content import FLOATS
-from .xray import XRay, llama_values, xray
+from .xray import NO_TO_FLOAT, XRay, llama_values, xray
 
 #: Keys that llama.cpp writes when it quantized with an importance matrix.
 IMPORTANCE_KEY = "quantize.imatrix.file"
@@ -55,9 +55,12 @@ def compare(
         return Comparison(tensor, origin, Requantized(0, -1, b""))
     same = origin.type == tensor.type
     if not same and (tensor.type.format is None and tensor.type.name not in FLOATS):
-        return Comparison(tensor, origin, unverified=f"type {tensor.type.name} is not covered")
-    if not same and not (origin.type.quantized or origin.type.name in FLOATS):
-        return Comparison(tensor, origin, unverified=f"the source holds it as {origin.type.name}")
+        why = "llama.cpp quantizes nothing to it" if tensor.type.name in NO_TO_FLOAT else "is not covered"
+        return Comparison(tensor, origin, unverified=f"type {tensor.type.name}: {why}")
+    if not same and (origin.type.name in NO_TO_FLOAT and origin.type.name != "F32"):
+        return Comparison(
+            tensor, origin, unverified=f"llama.cpp has no conversion from {origin.type.name}, the source's"
+        )
     try:
         result = llama.requantize(tensor, origin, threads, on_bytes)
     except LlamaRefused as refusal:

@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from ..audit import AuditOptions, audit
 from ..audit.xray import find_block, llama_values, parse_offset, to_dict, xray
 from ..container import open_model
@@ -93,7 +95,11 @@ def _xray(args: argparse.Namespace) -> int:
         with Llama(args.time_limit, args.verbose) as llama:
             found = xray(tensor, row, block, llama_values(llama, tensor, row, block), asked=offset)
     rendered = audit_json.render_xray(to_dict(found)) if args.json else None
-    exit_code = EXIT_MISMATCH if found.differs else EXIT_UNVERIFIED if found.ours is None else EXIT_VERIFIED
+    exit_code = EXIT_VERIFIED
+    if found.differs or not np.isfinite(found.ours or ()).all():
+        exit_code = EXIT_MISMATCH
+    elif found.ours is None:
+        exit_code = EXIT_UNVERIFIED
     return deliver(xray_text.render(found, _colour()), args.json, rendered, exit_code)
 
 

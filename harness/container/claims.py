@@ -16,6 +16,7 @@ import numpy as np
 from .file import Tensor
 from .model import PART_NAME, Model
 from .records import Finding, Range, finding
+from .store import Strings
 from .text import printable
 
 #: Quantization recipes whose name is not that of their main type (llama.cpp's `llama_ftype_get_default_type`).
@@ -28,7 +29,7 @@ RECIPES = {
 NAMED = re.compile(
     r"(?<![a-z0-9])(bf16|f16|f32|fp16|fp32|mxfp4(?:_moe)?|nvfp4|tq[12]_0|q\d_[01]|q\d_k(?:_(?:s|m|l|xl))?"
     r"|iq\d_(?:xxs|xs|nl|s|m|l))(?![a-z0-9])",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 
 #: Architectures whose attn_k has head_count_kv heads of key_length rows.
@@ -52,6 +53,7 @@ class _Claims:
         self.tensors: Mapping[str, Tensor] = model.tensors
         self.architecture = model.architecture
         self.types = {t.type.name for t in model.tensors.values()}
+        self.rows = {t.k for t in model.tensors.values() if len(t.shape) > 1}
 
     def check(self) -> Iterator[Finding]:
         yield from self.file_type()
@@ -84,7 +86,8 @@ class _Claims:
             return None, []
         if isinstance(value, int) and not isinstance(value, bool):
             return value, []
-        return None, [self.at_key("key-type", key, "an integer", f"a {type(value).__name__}")]
+        kind = {"memoryview": "str", "Strings": "list of strings"}.get(name := type(value).__name__, name)
+        return None, [self.at_key("key-type", key, "an integer", f"a {kind}")]
 
     def of_layer(self, key: str, layer: int) -> int | None:
         """What a key says of one layer: one integer for all, or one for each."""
@@ -106,7 +109,7 @@ class _Claims:
                 if main in self.types:
                     return True
                 block = _block_size(main)
-                if block > 1 and not any(len(t.shape) > 1 and t.k % block == 0 for t in self.tensors.values()):
+                if block > 1 and not any(k % block == 0 for k in self.rows):
                     return True
         return False
 
@@ -134,7 +137,8 @@ class _Claims:
         part = PART_NAME.fullmatch(name)
         stem = part["prefix"] if part else self.model.path.stem
         # fp16 and fp32 are other spellings of f16 and f32.
-        recipes = [found.upper().replace("FP16", "F16").replace("FP32", "F32") for found in NAMED.findall(stem)]
+        named = [found.upper().replace("FP16", "F16").replace("FP32", "F32") for found in NAMED.findall(stem)]
+        recipes = list(dict.fromkeys(named))  # each once
         if recipes and not self.present(recipes):
             largest = max(self.tensors.values(), key=lambda t: t.nbytes)
             yield self.at_tensor(
@@ -176,7 +180,7 @@ class _Claims:
         embedding = self.tensors.get("token_embd.weight")
         rows = embedding.n_rows if embedding else None
         tokens = self.model.metadata.get("tokenizer.ggml.tokens")
-        if isinstance(tokens, list):
+        if isinstance(tokens, Strings):
             if rows is not None and len(tokens) != rows:
                 yield self.at_key("vocabulary-size", "tokenizer.ggml.tokens",
                                   f"{rows} tokens, the rows of token_embd.weight", f"{len(tokens)}")  # fmt: skip

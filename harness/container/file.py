@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -18,9 +19,14 @@ import numpy.typing as npt
 from ..errors import MalformedFile
 from ..formats import TensorType
 from .records import Finding, Range
+from .store import ByteMap
 from .text import printable
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Mapped:
@@ -37,21 +43,32 @@ class Mapped:
         self._file: io.BufferedReader | None = None
         try:
             # Before opening: to open a FIFO waits for a writer.
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                kind = "a directory" if path.is_dir() else "not a regular file"
-                raise MalformedFile(f"{printable(str(path))}: {kind}, expected a GGUF file")
-            self._file = open(path, "rb")  # noqa: SIM115 - held until close()
-            self.size = os.fstat(self._file.fileno()).st_size
+            self._expect_regular(os.stat(path))
+            # Not to wait for one that takes the file's place now.
+            self._file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - held until close()
+            opened = os.fstat(self._file.fileno())
+            self._expect_regular(opened)
+            self.size = opened.st_size
+            #: Device, inode, size and time of change in ns: whether another process opens the same file.
+            self.identity = [opened.st_dev, opened.st_ino, opened.st_size, opened.st_mtime_ns]
             # An empty file cannot be mapped.
             self._bytes: Bytes | None = (
                 np.memmap(self._file, dtype=np.uint8, mode="r", shape=(self.size,))
                 if self.size
                 else np.zeros(0, dtype=np.uint8)
             )
-        except (OSError, ValueError) as error:
+        except MalformedFile:
+            self.close()
+            raise
+        except (OSError, ValueError, OverflowError) as error:
             self.close()
             reason = getattr(error, "strerror", None) or str(error)
             raise MalformedFile(f"{printable(str(path))}: cannot be read: {printable(reason)}") from error
+
+    def _expect_regular(self, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise MalformedFile(f"{printable(str(self.path))}: {kind}, expected a GGUF file")
 
     def read(self) -> Bytes:
         """`uint8[size]`, a view. Raises MalformedFile if the file has shrunk, ValueError if it was closed."""
@@ -64,6 +81,25 @@ class Mapped:
                 "was opened"
             )
         return self._bytes
+
+    def next_data(self, position: int) -> int:
+        """The first byte at or after `position` that is not in a hole of a sparse file; the size if there is none."""
+        assert self._file is not None
+        try:
+            return min(os.lseek(self._file.fileno(), position, os.SEEK_DATA), self.size)
+        except OSError as error:
+            return self.size if error.errno == errno.ENXIO else position
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file is no longer what was opened: written to, cut, or another in its place."""
+        if self._file is None:
+            return False
+        try:
+            states = (os.fstat(self._file.fileno()), os.stat(self.path))
+        except OSError:
+            return True
+        return any([s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns] != self.identity for s in states)
 
     def sha256(self) -> str:
         """Hex digest of the whole file, streamed through read(), not through the mapping."""
@@ -80,7 +116,7 @@ class Mapped:
             self._file = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor of the file, as rows of blocks.
 
@@ -90,16 +126,23 @@ class Tensor:
         shape: in ggml's order, the row length first; () for a single value.
         offset: absolute byte offset of the data in its file.
         part: index of that file in a split model.
-        described: the byte ranges of its name, dimensions, type and offset in the header.
+        ranges: the byte map of that file.
+        at: index in it of the tensor's name.
     """
 
     name: str
     type: TensorType
     shape: tuple[int, ...]
     offset: int
-    described: tuple[Range, Range, Range, Range] = field(repr=False)
+    ranges: ByteMap = field(repr=False, compare=False)
+    at: int = field(repr=False, compare=False)
     mapped: Mapped = field(repr=False, compare=False)
     part: int = 0
+
+    @property
+    def described(self) -> tuple[Range, ...]:
+        """The byte ranges of its name, dimensions, type and offset in the header."""
+        return self.ranges[self.at : self.at + 4]
 
     @property
     def k(self) -> int:
@@ -160,7 +203,9 @@ class GgufFile:
         alignment: in bytes.
         data_offset: absolute byte offset that tensor offsets count from; the end of the header if no tensor exists.
         metadata: scalars as int, float, bool or str; arrays as read-only NumPy arrays of their type, of strings as
-            list[str], of arrays as nested lists. Bytes that are not UTF-8 stand as surrogates.
+            `Strings`, of arrays as nested lists. Bytes that are not UTF-8 stand as surrogates. Values beyond 64 MiB
+            in all (a str counts four bytes a character) are views of the file: see `Metadata`; a string among them
+            is a memoryview of its UTF-8.
         value_ranges: where the value of each key stands.
         tensors: in the order of their descriptions.
         byte_map: every byte of the file exactly once, ascending.
@@ -176,7 +221,7 @@ class GgufFile:
     metadata: Mapping[str, object] = field(default_factory=dict)
     value_ranges: Mapping[str, Range] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    byte_map: tuple[Range, ...] = ()
+    byte_map: Sequence[Range] = ()
     findings: tuple[Finding, ...] = ()
     refused: Finding | None = None
 

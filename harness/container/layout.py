@@ -12,9 +12,12 @@ from math import prod
 import numpy as np
 
 from ..formats import TensorType
-from .file import Bytes
-from .records import Finding, Range, finding, refuse
+from .file import Mapped
+from .records import Findings, Range, finding, refuse
+from .store import ByteMap
 from .text import quoted
+
+PIECE = 1 << 20  # bytes that are looked at in one go
 
 
 def align(position: int, alignment: int) -> int:
@@ -22,7 +25,7 @@ def align(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment
 
 
-@dataclass
+@dataclass(slots=True)
 class Info:
     """A tensor's description.
 
@@ -31,7 +34,8 @@ class Info:
         type: its type; `shape[0]` is a multiple of its block.
         shape: in ggml's order.
         offset: of the data from `data_offset`, as the file says.
-        described: where name, dimensions, type and offset stand.
+        ranges: the file's byte map.
+        at: index in it of the tensor's name, which dimensions, type and offset follow.
         start: absolute byte offset of the data, once they are located.
     """
 
@@ -39,8 +43,14 @@ class Info:
     type: TensorType
     shape: tuple[int, ...]
     offset: int
-    described: tuple[Range, Range, Range, Range]
+    ranges: ByteMap
+    at: int
     start: int = 0
+
+    @property
+    def described(self) -> tuple[Range, ...]:
+        """Where name, dimensions, type and offset stand."""
+        return self.ranges[self.at : self.at + 4]
 
     @property
     def nbytes(self) -> int:
@@ -53,32 +63,35 @@ class Info:
 
 
 class Layout:
-    """Judges the data section; `ranges` and `findings` are what it adds to the header's.
+    """Judges the data section.
 
     Args:
-        buffer: the whole file.
+        mapped: the file.
         header_end: absolute byte offset behind the last description.
         alignment: in bytes.
         alignment_at: where the file says so, if it does.
         infos: in the order of the descriptions.
+        ranges, findings: the header's, to be added to.
     """
 
     def __init__(
-        self, buffer: Bytes, header_end: int, alignment: int, alignment_at: Range | None, infos: list[Info]
-    ) -> None:
-        self.bytes = buffer
-        self.size = len(buffer)
+        self, mapped: Mapped, header_end: int, alignment: int, alignment_at: Range | None, infos: list[Info],
+        ranges: ByteMap, findings: Findings,
+    ) -> None:  # fmt: skip
+        self.mapped = mapped
+        self.bytes = mapped.read()
+        self.size = mapped.size
         self.header_end = header_end
         self.alignment = alignment
         self.alignment_at = alignment_at
         self.infos = infos
         self.data_offset = align(header_end, alignment) if infos else header_end
         self.located: list[Info] = []
-        self.ranges: list[Range] = []
-        self.findings: list[Finding] = []
+        self.ranges = ranges
+        self.findings = findings
 
     def warn(self, slug: str, start: int, stop: int, expected: str, found: str, owner: str = "") -> None:
-        self.findings.append(finding(slug, start, stop, expected, found, owner))
+        self.findings.add(finding(slug, start, stop, expected, found, owner))
 
     def locate(self) -> None:
         """Where each tensor's data lie: inside the file and aligned. Raises Refused otherwise."""
@@ -92,7 +105,6 @@ class Layout:
         room = self.size - self.data_offset
         follows = 0  # where the next tensor's data would start if packed
         for info in self.infos:
-            at = info.described[3]
             size = info.nbytes
             cut = info.offset == follows and info.offset + size > room
             if cut:
@@ -102,6 +114,7 @@ class Layout:
                     f"{self.data_offset + info.offset}", f"the file ends at byte {self.size}", info.name,
                 )  # fmt: skip
             if info.offset + size > room:
+                at = info.described[3]
                 wraps = ", which wraps past 2^64" if self.data_offset + info.offset + size >> 64 else ""
                 refuse(
                     "offset-outside", at.start, at.stop,
@@ -109,6 +122,7 @@ class Layout:
                     f"offset {info.offset}{wraps}", info.name,
                 )  # fmt: skip
             if info.offset % self.alignment:
+                at = info.described[3]
                 refuse("offset-misaligned", at.start, at.stop, f"a multiple of {self.alignment} as the offset of "
                         f"{quoted(info.name)}", f"offset {info.offset}", info.name)  # fmt: skip
             info.start = self.data_offset + info.offset
@@ -128,7 +142,7 @@ class Layout:
                 continue  # an empty tensor within another's bytes, which check_order has named
             self.fill_to(info.start, cursor, last)
             if info.nbytes:
-                self.ranges.append(Range(info.start, info.stop, "data", info.name))
+                self.ranges.add(info.start, info.stop, "data", info.name)
             cursor, last = info.stop, info
         padded = align(cursor, self.alignment)
         if last is not None and cursor < padded and self.size < padded:
@@ -145,10 +159,11 @@ class Layout:
                 continue
             if reach is not None and info.start < reach.stop:
                 # The later description is to blame, as the earlier one was fine when it was read.
-                late, early = (info, reach) if info.described[3].start > reach.described[3].start else (reach, info)
+                late, early = (info, reach) if info.at > reach.at else (reach, info)
                 self.located.clear()  # whose bytes are whose is not known
+                at = late.described[3]
                 refuse(
-                    "overlap", late.described[3].start, late.described[3].stop,
+                    "overlap", at.start, at.stop,
                     f"{quoted(late.name)} outside bytes {early.start} to {early.stop} of {quoted(early.name)}",
                     f"bytes {late.start} to {late.stop}", late.name,
                 )  # fmt: skip
@@ -173,11 +188,11 @@ class Layout:
         owner = last.name if last else ""
         padded = min(align(cursor, self.alignment), stop)
         if cursor < padded:
-            self.ranges.append(Range(cursor, padded, "padding", owner))
+            self.ranges.add(cursor, padded, "padding", owner)
             self.check_padding(cursor, padded, owner)
         if padded == stop:
             return
-        self.ranges.append(Range(padded, stop, "trailing" if trailing else "gap", owner))
+        self.ranges.add(padded, stop, "trailing" if trailing else "gap", owner)
         if last is not None and not last.nbytes and last.start == padded:
             at = last.described[1]
             self.warn(
@@ -192,11 +207,17 @@ class Layout:
                       "owns", owner)  # fmt: skip
 
     def check_padding(self, start: int, stop: int, owner: str) -> None:
-        # In pieces, since a huge alignment makes huge paddings.
-        for at in range(start, stop, 1 << 20):
-            odd = np.flatnonzero(self.bytes[at : min(at + (1 << 20), stop)])
+        # In pieces and without the holes of a sparse file, since a huge alignment makes huge paddings.
+        first = final = -1
+        at = self.mapped.next_data(start) if stop - start > PIECE else start
+        while at < stop:
+            odd = np.flatnonzero(self.bytes[at : min(at + PIECE, stop)])
             if len(odd):
-                first, final = at + int(odd[0]), at + int(odd[-1]) + 1
-                self.warn("nonzero-padding", first, final, f"zeros from byte {start} to {stop}",
-                          f"0x{self.bytes[first]:02x} at byte {first}", owner)  # fmt: skip
-                return
+                first = at + int(odd[0]) if first < 0 else first
+                final = at + int(odd[-1]) + 1
+            at += PIECE
+            if at < stop:
+                at = self.mapped.next_data(at)
+        if first >= 0:
+            self.warn("nonzero-padding", first, final, f"zeros from byte {start} to {stop}",
+                      f"0x{self.bytes[first]:02x} at byte {first}", owner)  # fmt: skip

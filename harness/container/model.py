@@ -12,10 +12,11 @@ from ..errors import MalformedFile
 from .file import GgufFile, Tensor
 from .parser import parse
 from .records import Finding, finding
+from .store import Budget
 from .text import printable
 
 #: What llama.cpp calls the parts: a prefix, the number from 1, the count.
-PART_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+PART_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
 
 class RefusedFile(MalformedFile):
@@ -95,12 +96,13 @@ def open_model(path: Path | str) -> Model:
     that is opened by a later part, incomplete or inconsistent.
     """
     path = Path(path)
-    parts = [_readable(path, 0)]
+    budget = Budget()
+    parts = [_readable(path, 0, budget)]
     try:
         count = _split_count(parts[0])
         if count > 1:
             for number in range(1, count):
-                parts.append(_later_part(parts[0], number, count))
+                parts.append(_later_part(parts[0], number, count, budget))
             _check_total(parts)
         return Model(path, tuple(parts), _merged(parts))
     except BaseException:
@@ -109,8 +111,8 @@ def open_model(path: Path | str) -> Model:
         raise
 
 
-def _readable(path: Path, number: int) -> GgufFile:
-    file = parse(path, number)
+def _readable(path: Path, number: int, budget: Budget) -> GgufFile:
+    file = parse(path, number, budget)
     if file.refused is not None:
         file.close()
         raise RefusedFile(path, file.refused)
@@ -155,7 +157,7 @@ def _split_count(first: GgufFile) -> int:
     return count
 
 
-def _later_part(first: GgufFile, number: int, count: int) -> GgufFile:
+def _later_part(first: GgufFile, number: int, count: int, budget: Budget) -> GgufFile:
     name = PART_NAME.fullmatch(first.path.name)
     assert name is not None
     path = first.path.with_name(f"{name['prefix']}-{number + 1:05d}-of-{count:05d}.gguf")
@@ -163,7 +165,7 @@ def _later_part(first: GgufFile, number: int, count: int) -> GgufFile:
         raise _refuse(
             first, "split-part-missing", "split.count", f"{count} parts", f"no file {printable(path.name)} beside it"
         )
-    part = _readable(path, number)
+    part = _readable(path, number, budget)
     try:
         for key, expected in (("split.no", number), ("split.count", count)):
             found = _integer(part, key)

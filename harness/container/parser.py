@@ -12,14 +12,18 @@
     tensor info  string name, u32 number of dimensions, i64 each, u32 type, u64 offset from data_offset
 
 It reads front to back and takes nothing on trust: every length is compared with the bytes that remain before it is
-used, so no allocation and no loop is larger than the file; sizes are Python integers, so no product wraps; arrays in
-arrays are read with a stack of bounded depth, not by recursion. What cannot be read on from raises `Refused`, which
-`parse` catches. Where the data of the tensors lie is judged by `layout.py`, when all descriptions are read.
+used, so no loop is longer than the file; what is kept of it is limited by a `Budget`, whatever its size, and values
+beyond that stay views of it; sizes are Python integers, so no product wraps; arrays in arrays are read with a stack of
+bounded depth, not by recursion. What cannot be read on from raises `Refused`, which `parse` catches. Where the data of
+the tensors lie is judged by `layout.py`, when all descriptions are read.
 """
 
 from __future__ import annotations
 
+import codecs
 import struct
+from array import array
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -27,8 +31,20 @@ import numpy as np
 
 from ..formats import TensorType, tensor_type
 from .file import Bytes, GgufFile, Mapped, Tensor
-from .layout import Info, Layout
-from .records import Finding, Range, Refused, capped, finding, refuse
+from .layout import PIECE, Info, Layout
+from .records import Findings, Range, Refused, finding, refuse
+from .store import (
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_NESTED,
+    MAX_STRINGS,
+    MAX_TENSORS,
+    STRIDE,
+    Budget,
+    ByteMap,
+    Metadata,
+    Strings,
+)
 from .text import printable, quoted
 
 MAGIC = b"GGUF"
@@ -62,26 +78,33 @@ SCALARS = {number: struct.Struct(layout) for number, (_, layout) in enumerate(VA
 UINT32, BOOL, STRING, ARRAY = (TYPE_NAMES.index(name) for name in ("uint32", "bool", "string", "array"))
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
-SHOWN = 60  # characters of a value in the byte map
+SHOWN = 260  # bytes of a string that a message can show: 65 characters, one more than `quoted` does
+CHUNK = 128 * STRIDE  # strings that are looked at in one go
+JOINED = 1 << 18  # bytes that they may take to be looked at together
 
 
-def parse(path: Path | str, part: int = 0) -> GgufFile:
+def parse(path: Path | str, part: int = 0, budget: Budget | None = None) -> GgufFile:
     """Reads one file; never raises for what it holds: `refused` says why reading ended early.
 
     Args:
         path: the file; parts of a split model are not looked for.
         part: the index to give it in a split model.
+        budget: what is left of it by the parts before; a whole one by default.
 
-    Raises MalformedFile for what is not a readable regular file.
+    Raises MalformedFile for what is not a readable regular file, or shrinks while it is read.
     """
     mapped = Mapped(Path(path))
-    parser = _Parser(mapped, part)
     file = GgufFile(mapped, part)
     try:
-        parser.read_all()
-    except Refused as refused:
-        parser.findings.append(refused.finding)
-    parser.fill(file)
+        parser = _Parser(mapped, part, budget or Budget())
+        try:
+            parser.read_all()
+        except Refused as refused:
+            parser.findings.add(refused.finding)
+        parser.fill(file)
+    except BaseException:
+        file.close()
+        raise
     return file
 
 
@@ -92,19 +115,22 @@ def _of(what: str, owner: str) -> str:
 class _Parser:
     """A cursor on the bytes, and what was found up to it. `pos` never passes `size`."""
 
-    def __init__(self, mapped: Mapped, part: int) -> None:
+    def __init__(self, mapped: Mapped, part: int, budget: Budget) -> None:
         self.mapped = mapped
         self.part = part
+        self.budget = budget
         self.size = mapped.size
         self.bytes: Bytes = mapped.read()
         self.view = self.bytes.data
         self.pos = 0
-        self.ranges: list[Range] = []
-        self.findings: list[Finding] = []
+        self.ranges = ByteMap()
+        self.findings = Findings()
         self.version = 0
         self.alignment = DEFAULT_ALIGNMENT
+        self.alignment_type: Range
         self.data_offset = 0
         self.metadata: dict[str, object] = {}
+        self.borrowed: set[str] = set()
         self.values: dict[str, Range] = {}
         self.infos: dict[str, Info] = {}
         self.located: list[Info] = []
@@ -113,24 +139,23 @@ class _Parser:
         """Hands everything over, with the unread rest of the file mapped as such."""
         covered = self.ranges[-1].stop if self.ranges else 0
         if covered < self.size:
-            self.ranges.append(Range(covered, self.size, "unread"))
+            self.ranges.add(covered, self.size, "unread")
         file.version, file.alignment, file.data_offset = self.version, self.alignment, self.data_offset
-        file.metadata, file.value_ranges = self.metadata, self.values
+        file.metadata, file.value_ranges = Metadata(self.mapped, self.metadata, self.borrowed), self.values
         file.tensors = {
-            i.name: Tensor(i.name, i.type, i.shape, i.start, i.described, self.mapped, self.part) for i in self.located
+            i.name: Tensor(i.name, i.type, i.shape, i.start, self.ranges, i.at, self.mapped, self.part)
+            for i in self.located
         }
-        file.byte_map = tuple(self.ranges)
-        file.findings = capped(self.findings, self.part)
+        file.byte_map = self.ranges
+        file.findings = self.findings.listed(self.part)
         file.refused = next((f for f in file.findings if f.effect == "refuse"), None)
 
     # -- the cursor ---------------------------------------------------------------------------------------------
 
-    def own(self, start: int, kind: str, owner: str = "", note: str = "") -> Range:
+    def own(self, start: int, kind: str, owner: str = "", note: object = "") -> None:
         """Gives the bytes from `start` to the cursor to a field."""
-        owned = Range(start, self.pos, kind, owner, note)
         if start < self.pos:  # the value of an empty array has no bytes
-            self.ranges.append(owned)
-        return owned
+            self.ranges.add(start, self.pos, kind, owner, note)
 
     def number(self, layout: struct.Struct, what: str, owner: str = "") -> int:
         """The number at the cursor, which moves behind it. `what` it is, and of whom, is for the message."""
@@ -143,8 +168,8 @@ class _Parser:
         self.pos += layout.size
         return value
 
-    def text(self, what: str, owner: str = "") -> tuple[str, bool]:
-        """The string at the cursor, bytes that are not UTF-8 as surrogates, and whether there were none of those."""
+    def string(self, what: str, owner: str = "") -> tuple[int, int]:
+        """Start and stop of the bytes of the string at the cursor, which moves behind it."""
         start = self.pos
         length = self.number(U64, f"the length of {what}", owner)
         remain = self.size - self.pos
@@ -153,15 +178,44 @@ class _Parser:
                 "string-length", start, self.pos, f"at most {min(remain, MAX_STRING)} bytes of {_of(what, owner)}",
                 f"a length of {length}", owner,
             )  # fmt: skip
-        raw = self.view[self.pos : self.pos + length]
         self.pos += length
+        return self.pos - length, self.pos
+
+    def decoded(self, start: int, stop: int) -> tuple[str, bool]:
+        """These bytes as text, those that are not UTF-8 as surrogates, and whether there were none of those."""
+        raw = self.view[start:stop]
         try:
             return str(raw, "utf-8"), True
         except UnicodeDecodeError:
             return str(raw, "utf-8", "surrogateescape"), False
 
+    def shown(self, start: int, stop: int) -> str:
+        """A text of these bytes for a message, of any length."""
+        return quoted(self.decoded(start, min(stop, start + SHOWN))[0])
+
+    def is_utf8(self, start: int, stop: int) -> bool:
+        """Whether these bytes are UTF-8; in pieces, since a text takes up to four times its bytes in memory."""
+        try:
+            if stop - start <= PIECE:
+                str(self.view[start:stop], "utf-8")
+                return True
+            decoder = codecs.getincrementaldecoder("utf-8")()
+            for at in range(start, stop, PIECE):
+                decoder.decode(bytes(self.view[at : min(at + PIECE, stop)]), at + PIECE >= stop)
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def keep(self, start: int, stop: int, key: str) -> bytes | memoryview:
+        """These bytes: a copy, so that metadata stay readable when the file is closed or cut, or a view where the
+        budget has no room for one."""
+        if self.budget.hold(stop - start):
+            return bytes(self.view[start:stop])
+        self.borrowed.add(key)
+        return self.view[start:stop]
+
     def warn(self, slug: str, start: int, stop: int, expected: str, found: str, owner: str = "") -> None:
-        self.findings.append(finding(slug, start, stop, expected, found, owner))
+        self.findings.add(finding(slug, start, stop, expected, found, owner))
 
     # -- header -------------------------------------------------------------------------------------------------
 
@@ -173,14 +227,13 @@ class _Parser:
         for _ in range(n_tensors):
             self.read_info()
         alignment_at = self.values.get(ALIGNMENT_KEY)
-        layout = Layout(self.bytes, self.pos, self.alignment, alignment_at, list(self.infos.values()))
+        infos = list(self.infos.values())
+        layout = Layout(self.mapped, self.pos, self.alignment, alignment_at, infos, self.ranges, self.findings)
         try:
             layout.locate()
             layout.map()
         finally:
             self.data_offset, self.located = layout.data_offset, layout.located
-            self.ranges += layout.ranges
-            self.findings += layout.findings
 
     def read_header(self) -> tuple[int, int]:
         magic = bytes(self.view[:4])
@@ -202,13 +255,15 @@ class _Parser:
             found = f"{swapped} in big-endian byte order" if slug == "big-endian" else f"{version}"
             refuse(slug, 4, 8, "version 2 or 3 in little-endian byte order", f"version {found}")
         self.version = version
-        self.own(4, "version", note=str(version))
-        n_tensors = self.count("tensor", MIN_INFO)
-        n_keys = self.count("key", MIN_PAIR)
+        self.own(4, "version", note=version)
+        n_tensors = self.count("tensor", MIN_INFO, self.budget.tensors, MAX_TENSORS)
+        self.budget.tensors -= n_tensors
+        n_keys = self.count("key", MIN_PAIR, self.budget.keys, MAX_KEYS)
+        self.budget.keys -= n_keys
         return n_tensors, n_keys
 
-    def count(self, what: str, smallest: int) -> int:
-        """A count of the header, of things that take at least `smallest` bytes each."""
+    def count(self, what: str, smallest: int, left: int, limit: int) -> int:
+        """A count of the header, of things that take at least `smallest` bytes each, `left` of the `limit` at most."""
         start = self.pos
         count = self.number(U64, f"the number of {what}s")
         # Both counts are judged by what remains behind the header, of which the second count is the last part.
@@ -219,16 +274,28 @@ class _Parser:
                 f"{what}-count", start, self.pos, f"at most {room} {what}s, which take {smallest} bytes each",
                 f"a count of {count}{signed}",
             )  # fmt: skip
-        self.own(start, f"{what} count", note=str(count))
+        if count > left:
+            others = f", {limit - left} of them in other parts" if left < limit else ""
+            refuse(f"{what}-count", start, self.pos, f"at most {limit} {what}s{others}", f"a count of {count}")
+        self.own(start, f"{what} count", note=count)
         return count
 
     # -- metadata -----------------------------------------------------------------------------------------------
 
     def read_pair(self) -> None:
         start = self.pos
-        key, clean = self.text("a key")
-        if not key:
-            refuse("empty-key", start, self.pos, "a key of at least one byte", "an empty key")
+        at, stop = self.string("a key")
+        length = stop - at
+        if not length:
+            refuse("empty-key", start, stop, "a key of at least one byte", "an empty key")
+        if length > self.budget.key_bytes:
+            before = MAX_KEY_BYTES - self.budget.key_bytes
+            refuse(
+                "metadata-size", start, stop, f"at most {MAX_KEY_BYTES} bytes of keys in all",
+                f"{length} bytes after {before} before them: {self.shown(at, stop)}",
+            )  # fmt: skip
+        self.budget.key_bytes -= length
+        key, clean = self.decoded(at, stop)
         if "\0" in key:
             refuse("nul-in-name", start, self.pos, "a key without NUL", f"the key {quoted(key)}", key)
         if key in self.metadata:
@@ -237,23 +304,22 @@ class _Parser:
                 "duplicate-key", start, self.pos, "each key once", f"the key {quoted(key)} again, whose value "
                 f"stands at byte {first} already", key,
             )  # fmt: skip
-        if self.pos - start - 8 > MAX_KEY:
-            self.warn(
-                "long-key", start, self.pos, f"at most {MAX_KEY} bytes of key", f"{self.pos - start - 8} bytes: "
-                f"{quoted(key)}", key,
-            )  # fmt: skip
+        if length > MAX_KEY:
+            self.warn("long-key", start, stop, f"at most {MAX_KEY} bytes of key", f"{length} bytes: {quoted(key)}", key)
         self.own(start, "key", key)
         if not clean:
             self.warn("bad-utf8", start + 8, self.pos, "a key in UTF-8", f"{quoted(key)}", key)
         start = self.pos
         kind = self.value_type("value type", key)
         self.own(start, "value type", key, TYPE_NAMES[kind])
+        if key == ALIGNMENT_KEY:
+            self.alignment_type = self.ranges[-1]
         if kind == ARRAY:
             value = self.array(key)
         else:
             start = self.pos
             value = self.scalar(kind, key)
-            self.own(start, "value", key, str(value)[:SHOWN] if kind != STRING else "")
+            self.own(start, "value", key, value if kind != STRING else "")
         self.metadata[key] = value
         self.values[key] = self.ranges[-1]
 
@@ -267,16 +333,22 @@ class _Parser:
     def scalar(self, kind: int, key: str) -> object:
         start = self.pos
         if kind == STRING:
-            text, clean = self.text("the value", key)
+            start, stop = self.string("the value", key)
+            value: object
+            if self.budget.hold(4 * (stop - start)):
+                value, clean = self.decoded(start, stop)
+            else:
+                value, clean = self.view[start:stop], self.is_utf8(start, stop)
+                self.borrowed.add(key)
             if not clean:
-                self.warn("bad-utf8", start + 8, self.pos, f"the value of {quoted(key)} in UTF-8", quoted(text), key)
-            return text
-        value = self.number(SCALARS[kind], "the value", key)
-        if kind != BOOL:
+                self.warn("bad-utf8", start, stop, f"the value of {quoted(key)} in UTF-8", self.shown(start, stop), key)
             return value
-        if value > 1:
-            self.warn("bool-value", start, self.pos, f"0 or 1 for {quoted(key)}", f"the bool {value}", key)
-        return bool(value)
+        number = self.number(SCALARS[kind], "the value", key)
+        if kind != BOOL:
+            return number
+        if number > 1:
+            self.warn("bool-value", start, self.pos, f"0 or 1 for {quoted(key)}", f"the bool {number}", key)
+        return bool(number)
 
     def array(self, key: str) -> object:
         """The array at the cursor. One in which no array nests has three ranges, another one only."""
@@ -286,7 +358,7 @@ class _Parser:
             end, self.pos = self.pos, start + 4
             self.own(start, "element type", key, TYPE_NAMES[kind])
             self.pos = end
-            self.own(start + 4, "element count", key, str(count))
+            self.own(start + 4, "element count", key, count)
             value = self.elements(kind, count, key)
             self.own(end, "value", key)
             return value
@@ -300,6 +372,10 @@ class _Parser:
             stack.append((items, left - 1))
             here = self.pos
             kind, count = self.array_head(key)
+            if not self.budget.nested:
+                refuse("metadata-size", here, self.pos, f"at most {MAX_NESTED} arrays in arrays",
+                       f"one more in {quoted(key)}", key)  # fmt: skip
+            self.budget.nested -= 1
             if kind != ARRAY:
                 items.append(self.elements(kind, count, key))
                 continue
@@ -312,7 +388,7 @@ class _Parser:
             items.append(child)
             stack.append((child, count))
         self.own(start, "value", key, "nested arrays")
-        self.findings.append(head)
+        self.findings.add(head)
         return root
 
     def array_head(self, key: str) -> tuple[int, int]:
@@ -327,6 +403,12 @@ class _Parser:
                 "array-length", start, self.pos, f"at most {room} elements of {TYPE_NAMES[kind]} in {quoted(key)}",
                 f"a count of {count}", key,
             )  # fmt: skip
+        if kind == STRING:
+            if count > self.budget.strings:
+                before = MAX_STRINGS - self.budget.strings
+                refuse("metadata-size", start, self.pos, f"at most {MAX_STRINGS} strings in arrays in all",
+                       f"{count} in {quoted(key)} after {before} before them", key)  # fmt: skip
+            self.budget.strings -= count
         return kind, count
 
     def elements(self, kind: int, count: int, key: str) -> object:
@@ -335,27 +417,55 @@ class _Parser:
             return self.strings(count, key)
         start = self.pos
         self.pos += count * SCALARS[kind].size
-        # A copy: metadata stay readable when the file is closed or cut.
-        values = np.frombuffer(self.view[start : self.pos], dtype=SCALARS[kind].format).copy()
+        raw = self.keep(start, self.pos, key)
+        values = np.frombuffer(raw, dtype=SCALARS[kind].format)
         if kind == BOOL:
-            odd = np.flatnonzero(values > 1)
-            if len(odd):
-                first = int(odd[0])
-                more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
-                self.warn(
-                    "bool-value", start + first, start + first + 1, f"0 or 1 for each element of {quoted(key)}",
-                    f"the bool {values[first]} in element {first}{more}", key,
-                )  # fmt: skip
-            values = values.astype(np.bool_)
-        values.flags.writeable = False
+            self.check_bools(start, self.pos, key)
+            # In a copy every byte but 0 becomes a true one; in a view of the file it stands as it is.
+            values = values.astype(np.bool_) if isinstance(raw, bytes) else values.view(np.bool_)
+            values.flags.writeable = False
         return values
 
-    def strings(self, count: int, key: str) -> list[str]:
-        """A vocabulary is 100,000 of them and more: the loop is `text`, written out."""
+    def check_bools(self, start: int, stop: int, key: str) -> None:
+        first, count = start, 0
+        for at in range(start, stop, PIECE):
+            odd = self.bytes[at : min(at + PIECE, stop)] > 1
+            if not count:
+                first = at + int(odd.argmax())
+            count += int(np.count_nonzero(odd))
+        more = f" and {count - 1} more" if count > 1 else ""
+        if count:
+            self.warn(
+                "bool-value", first, first + 1, f"0 or 1 for each element of {quoted(key)}",
+                f"the bool {self.bytes[first]} in element {first - start}{more}", key,
+            )  # fmt: skip
+
+    def strings(self, count: int, key: str) -> Strings:
+        begin = self.pos
+        index = array("Q")
+        bad, worst = 0, (0, 0, 0)
+        for first in range(0, count, CHUNK):
+            heads = self.walk(first, min(first + CHUNK, count), key)
+            index.extend(head - begin for head in heads[::STRIDE])
+            odd = self.not_utf8(heads)
+            if odd and not bad:
+                i = odd[0]
+                worst = (first + i, heads[i] + 8, heads[i + 1] if i + 1 < len(heads) else self.pos)
+            bad += len(odd)
+        if bad:
+            i, start, stop = worst
+            self.warn(
+                "bad-utf8", start, stop, f"each element of {quoted(key)} in UTF-8",
+                f"{self.shown(start, stop)} in element {i}" + (f" and {bad - 1} more" if bad > 1 else ""), key,
+            )  # fmt: skip
+        return Strings(self.keep(begin, self.pos, key), count, index)
+
+    def walk(self, first: int, last: int, key: str) -> list[int]:
+        """Where the lengths of the strings `first` to `last` of an array stand, the first one at the cursor. A
+        vocabulary is 100,000 of them and more: the loop is `string`, written out."""
         view, size, pos, length_of = self.view, self.size, self.pos, U64.unpack_from
-        items: list[str] = []
-        bad = 0
-        for i in range(count):
+        heads = []
+        for i in range(first, last):
             if size - pos < 8:
                 refuse(
                     "truncated", pos, size, f"the length of element {i} of {quoted(key)}",
@@ -368,29 +478,43 @@ class _Parser:
                     "string-length", pos, start, f"at most {min(size - start, MAX_STRING)} bytes of element {i} of "
                     f"{quoted(key)}", f"a length of {length}", key,
                 )  # fmt: skip
+            heads.append(pos)
             pos = start + length
-            try:
-                items.append(str(view[start:pos], "utf-8"))
-            except UnicodeDecodeError:
-                items.append(str(view[start:pos], "utf-8", "surrogateescape"))
-                bad += 1
-                if bad == 1:
-                    first = (start, pos, i)
         self.pos = pos
-        if bad:
-            start, stop, i = first
-            self.warn(
-                "bad-utf8", start, stop, f"each element of {quoted(key)} in UTF-8",
-                f"{quoted(items[i])} in element {i}" + (f" and {bad - 1} more" if bad > 1 else ""), key,
-            )  # fmt: skip
-        return items
+        return heads
+
+    def not_utf8(self, heads: list[int]) -> list[int]:
+        """Which of the strings whose lengths stand at `heads`, and that end at the cursor, are not UTF-8."""
+        begin = heads[0]
+        if self.pos - begin > JOINED or len(heads) < 32:
+            spans = enumerate(pairwise([*heads, self.pos]))
+            return [i for i, (head, stop) in spans if not self.is_utf8(head + 8, stop)]
+        # All at once. Zeros in place of the lengths keep them apart: no character goes on behind a zero.
+        joined = self.bytes[begin : self.pos].copy()
+        places = np.array(heads) - begin
+        for i in range(8):
+            joined[places + i] = 0
+        try:
+            str(joined.data, "utf-8")
+            return []
+        except UnicodeDecodeError:
+            text = str(joined.data, "utf-8", "surrogateescape")
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        bad = (codes >= 0xDC80) & (codes <= 0xDCFF)  # each of them a byte
+        widths = np.ones(len(codes), np.int8)
+        for more in (0x80, 0x800, 0x10000):
+            widths += codes >= more
+        widths[bad] = 1
+        at = (np.cumsum(widths, dtype=np.int64) - widths)[bad]
+        found: list[int] = np.unique(np.searchsorted(places, at, "right") - 1).tolist()
+        return found
 
     def read_alignment(self) -> None:
         key = ALIGNMENT_KEY
         if key not in self.metadata:
             return
         at = self.values[key]
-        kind = next(r for r in self.ranges if r.kind == "value type" and r.owner == key)
+        kind = self.alignment_type
         if kind.note != TYPE_NAMES[UINT32]:
             refuse("alignment-type", kind.start, kind.stop, f"{key} as uint32", f"type {kind.note}", key)
         value = self.metadata[key]
@@ -406,15 +530,15 @@ class _Parser:
 
     def read_info(self) -> None:
         start = self.pos
-        name, clean = self.text("a tensor's name")
-        length = self.pos - start - 8
-        if "\0" in name:
-            refuse("nul-in-name", start, self.pos, "a tensor name without NUL", f"the name {quoted(name)}", name)
-        if length > MAX_TENSOR_NAME:
+        at, stop = self.string("a tensor's name")
+        if stop - at > MAX_TENSOR_NAME:
             refuse(
-                "long-tensor-name", start, self.pos, f"at most {MAX_TENSOR_NAME} bytes of tensor name",
-                f"{length} bytes: {quoted(name)}", name,
+                "long-tensor-name", start, stop, f"at most {MAX_TENSOR_NAME} bytes of tensor name",
+                f"{stop - at} bytes: {self.shown(at, stop)}",
             )  # fmt: skip
+        name, clean = self.decoded(at, stop)
+        if "\0" in name:
+            refuse("nul-in-name", start, stop, "a tensor name without NUL", f"the name {quoted(name)}", name)
         if name in self.infos:
             refuse(
                 "duplicate-tensor", start, self.pos, "each tensor once",
@@ -424,16 +548,17 @@ class _Parser:
             self.warn("empty-tensor-name", start, self.pos, "a tensor name of at least one byte", "an empty name")
         if not clean:
             self.warn("bad-utf8", start + 8, self.pos, "a tensor name in UTF-8", quoted(name), name)
-        named = self.own(start, "tensor name", name)
-        shape, dimensions = self.dimensions(name)
-        kind, typed = self.tensor_type(name, shape, dimensions)
+        index = len(self.ranges)
+        self.own(start, "tensor name", name)
+        shape, start = self.dimensions(name)
+        kind = self.tensor_type(name, shape, start)
         start = self.pos
         offset = self.number(U64, "the offset", name)
-        self.infos[name] = Info(
-            name, kind, shape, offset, (named, dimensions, typed, self.own(start, "offset", name, str(offset)))
-        )
+        self.own(start, "offset", name, offset)
+        self.infos[name] = Info(name, kind, shape, offset, self.ranges, index)
 
-    def dimensions(self, name: str) -> tuple[tuple[int, ...], Range]:
+    def dimensions(self, name: str) -> tuple[tuple[int, ...], int]:
+        """The shape at the cursor, and where it starts."""
         start = self.pos
         count = self.number(U32, "the number of dimensions", name)
         if count > MAX_DIMENSIONS:
@@ -452,25 +577,27 @@ class _Parser:
         if prod(max(size, 1) for size in shape) > INT64_MAX:
             refuse("dimensions-overflow", start + 4, self.pos, f"fewer than 2^63 elements in {quoted(name)}",
                     " x ".join(map(str, shape)), name)  # fmt: skip
-        return tuple(shape), self.own(start, "dimensions", name, " x ".join(map(str, shape)))
+        self.own(start, "dimensions", name, tuple(shape))
+        return tuple(shape), start
 
-    def tensor_type(self, name: str, shape: tuple[int, ...], dimensions: Range) -> tuple[TensorType, Range]:
+    def tensor_type(self, name: str, shape: tuple[int, ...], dimensions: int) -> TensorType:
+        """The type at the cursor; the dimensions before it start at byte `dimensions`."""
         start = self.pos
         number = self.number(U32, "the type", name)
         kind = tensor_type(number)
         if kind is None:
             was = ", which was removed" if number in REMOVED_TYPES else ", which is not known"
             refuse("tensor-type", start, self.pos, f"a known ggml type of {quoted(name)}", f"type {number}{was}", name)
-        typed = self.own(start, "type", name, kind.name)
+        self.own(start, "type", name, kind.name)
         row = shape[0] if shape else 1
         if row % kind.block_size:
             # The first dimension is to blame, or the type: the range is of the dimension.
-            stop = dimensions.start + 12 if shape else dimensions.stop
+            first, stop = (dimensions + 4, dimensions + 12) if shape else (dimensions, start)
             refuse(
-                "partial-block", dimensions.start + 4 if shape else dimensions.start, stop,
+                "partial-block", first, stop,
                 f"rows of {quoted(name)} in whole blocks of {kind.block_size} ({kind.name})", f"rows of {row}", name,
             )  # fmt: skip
         if prod(max(size, 1) for size in shape) // kind.block_size * kind.block_bytes > INT64_MAX:
-            refuse("dimensions-overflow", dimensions.start + 4, dimensions.stop, f"fewer than 2^63 bytes in "
-                    f"{quoted(name)}", f"{' x '.join(map(str, shape))} of {kind.name}", name)  # fmt: skip
-        return kind, typed
+            refuse("dimensions-overflow", dimensions + 4, start, f"fewer than 2^63 bytes in {quoted(name)}",
+                   f"{' x '.join(map(str, shape))} of {kind.name}", name)  # fmt: skip
+        return kind

@@ -7,6 +7,7 @@ The container finds those below 100, `harness.audit` the rest.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, NoReturn
 
@@ -79,8 +80,12 @@ _RULES = (
     Rule(2, "magic", "refuse", "only a file that starts with GGUF can be read as one"),
     Rule(3, "version", "refuse", "versions 2 and 3 share one layout; others are laid out differently or not known"),
     Rule(4, "big-endian", "refuse", "llama.cpp on a little-endian machine reads every number of such a file wrong"),
-    Rule(5, "tensor-count", "refuse", "so many tensors cannot stand in the bytes that are there"),
-    Rule(6, "key-count", "refuse", "so many keys cannot stand in the bytes that are there"),
+    Rule(5, "tensor-count", "refuse", "so many tensors cannot stand in the bytes that are there, or no model has so "
+         "many: a mixture of experts with a tensor for each expert has some 75,000"),
+    Rule(6, "key-count", "refuse", "so many keys cannot stand in the bytes that are there, or no model has so many: "
+         "known ones have fewer than 100"),
+    Rule(7, "metadata-size", "refuse", "no model's metadata are so large, and to keep them would take memory without "
+         "bound"),
     # keys and values
     Rule(10, "string-length", "refuse", "the string would reach past the end of the file, or past the 1 GiB that "
          "llama.cpp reads"),
@@ -144,8 +149,9 @@ _RULES = (
     Rule(100, "scale-not-finite", "error", "nothing computed from such a block means anything"),
     Rule(101, "value-not-finite", "error", "nothing computed from such a value means anything"),
     Rule(102, "decode-differs", "error", "the block means something else to us than to llama.cpp"),
-    Rule(103, "scale-subnormal", "note", "code that flushes subnormal numbers to zero, as CUDA with fast math does, "
-         "reads the block as zeros"),
+    Rule(103, "scale-subnormal", "note", "a subnormal half keeps fewer than 11 bits of the scale, and code that "
+         "computes in half may flush it to zero"),
+    Rule(104, "unowned", "error", "a byte that no one field owns could mean anything: the parser is wrong"),
     # other readers
     Rule(110, "llama-refuses", "error", "llama.cpp does not load the file, and no other finding says why"),
     Rule(111, "gguf-py-refuses", "warning", "tools built on gguf-py cannot read the file, and no other finding says "
@@ -217,17 +223,34 @@ def refuse(slug: str, start: int, stop: int, expected: str, found: str, owner: s
     raise Refused(finding(slug, start, stop, expected, found, owner))
 
 
-def capped(findings: list[Finding], part: int = 0) -> tuple[Finding, ...]:
+class Findings:
+    """Findings as they come, at most `MAX_PER_RULE` of each rule; the rest is counted."""
+
+    def __init__(self) -> None:
+        self._kept: list[Finding] = []
+        self._totals: Counter[str] = Counter()
+
+    def add(self, finding: Finding) -> None:
+        self._totals[finding.id] += 1
+        if self._totals[finding.id] <= MAX_PER_RULE:
+            self._kept.append(finding)
+
+    def listed(self, part: int = 0) -> tuple[Finding, ...]:
+        """All that are kept, the last one of a rule saying how many more there are."""
+        left = Counter({id: min(total, MAX_PER_RULE) for id, total in self._totals.items()})
+        listed = []
+        for f in self._kept:
+            left[f.id] -= 1
+            more = self._totals[f.id] - MAX_PER_RULE
+            if not left[f.id] and more > 0:
+                f = replace(f, found=f"{f.found} (and {more} more of this kind)")
+            listed.append(replace(f, part=part))
+        return tuple(listed)
+
+
+def capped(findings: Iterable[Finding], part: int = 0) -> tuple[Finding, ...]:
     """At most `MAX_PER_RULE` findings of each rule, the last one saying how many more there are."""
-    totals = Counter(f.id for f in findings)
-    seen: Counter[str] = Counter()
-    kept = []
+    kept = Findings()
     for f in findings:
-        seen[f.id] += 1
-        if seen[f.id] > MAX_PER_RULE:
-            continue
-        more = totals[f.id] - MAX_PER_RULE
-        if seen[f.id] == MAX_PER_RULE and more > 0:
-            f = replace(f, found=f"{f.found} (and {more} more of this kind)")
-        kept.append(replace(f, part=part))
-    return tuple(kept)
+        kept.add(f)
+    return kept.listed(part)

@@ -85,16 +85,24 @@ def _compile(root: Path, unit: str, options: Sequence[str]) -> bytes:
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
             what = unit.partition("\n")[0].removeprefix("#include ").strip('"')
-            raise EnvironmentFault(f"{command[0]} could not compile {what}: {errors[0] if errors else '?'}")
+            said = errors[0] if errors else f"exit code {done.returncode}"
+            raise EnvironmentFault(f"{command[0]} could not compile {what}: {said}")
         return built.read_bytes()
 
 
-def shared_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:
-    """`library_path`, loaded. Raises EnvironmentFault."""
+def sound_library(root: Path, unit: str, options: Sequence[str] = ()) -> Path:
+    """`library_path` of one that loads: a damaged cache entry is built again, once. Raises EnvironmentFault."""
+    path = library_path(root, unit, options)
     try:
-        return ctypes.CDLL(str(library_path(root, unit, options)))
-    except OSError:  # a damaged cache entry: build it again, once
+        ctypes.CDLL(str(path))
+    except OSError:
         try:
-            return ctypes.CDLL(str(library_path(root, unit, options, rebuild=True)))
+            ctypes.CDLL(str(library_path(root, unit, options, rebuild=True)))
         except OSError as error:
             raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
+    return path
+
+
+def shared_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:
+    """`sound_library`, loaded. Raises EnvironmentFault."""
+    return ctypes.CDLL(str(sound_library(root, unit, options)))

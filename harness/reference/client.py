@@ -312,13 +312,25 @@ class Llama:
         Raises LlamaRefused as `scan` does, and where llama.cpp makes the type with an importance matrix only.
         """
         figures, (block,) = self._sweep(
-            "requantize", tensor, on_bytes, source=os.path.abspath(source.mapped.path),
-            source_identity=source.mapped.identity, source_start=source.offset, source_nbytes=source.nbytes,
-            source_type=source.type.type_id, n_rows=tensor.n_rows, k=tensor.k, threads=threads,
+            "requantize", tensor, on_bytes, source, n_rows=tensor.n_rows, k=tensor.k, threads=threads,
         )  # fmt: skip
         return Requantized(block=block.tobytes(), **figures)
 
-    def _sweep(self, call: str, tensor: Tensor, on_bytes: Callable[[int], object], **arguments: Any) -> Any:
+    def _sweep(
+        self,
+        call: str,
+        tensor: Tensor,
+        on_bytes: Callable[[int], object],
+        source: Tensor | None = None,
+        **arguments: Any,
+    ) -> Any:
+        files = [tensor.mapped]
+        if source is not None:
+            files.append(source.mapped)
+            arguments |= {
+                "source": os.path.abspath(source.mapped.path), "source_identity": source.mapped.identity,
+                "source_start": source.offset, "source_nbytes": source.nbytes, "source_type": source.type.type_id,
+            }  # fmt: skip
         place = {
             "path": os.path.abspath(tensor.mapped.path), "identity": tensor.mapped.identity, "start": tensor.offset,
             "nbytes": tensor.nbytes, "type": tensor.type.type_id,
@@ -331,7 +343,8 @@ class Llama:
                     return self._result(call, header), arrays
                 on_bytes(header["n"])
         except EnvironmentFault:
-            tensor.mapped.read()  # the process dies of a file that was cut: then that is what is to be said
+            for mapped in files:  # the process dies of a file that was cut: then that is what is to be said
+                mapped.read()
             raise
 
     # ---- a model ----------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ Progress = Callable[[int], object]
 MAX_RULES, MAX_BAD = 8, 21
 #: Rows are hashed up to this number: 8 bytes each for the hash and as many for the order.
 MAX_HASHED_ROWS = 1 << 23
+_MOST_THREADS = 16  # memory is what is left to gain beyond, and each takes some
 _CHUNK_BYTES = 1 << 19
 _FLOATS = 1 << 20  # of a chunk that is quantized anew
 
@@ -48,8 +49,8 @@ class Tally(c.Structure):
 _SUMS = ("blocks", "zero_scales", "zero_blocks", "subnormal_scales", "negative_scales", "not_finite", "differing")
 
 
-class Changed(Exception):
-    """The file is not the one that the parent opened."""
+class Unusable(Exception):
+    """The file is not the one that the parent opened, or cannot be what was asked for."""
 
 
 class Rule(c.Structure):
@@ -69,17 +70,18 @@ class Sweeper:
         self._alive = alive
         self._maps: dict[str, tuple[list[int], Bytes]] = {}
         self._libraries: dict[str, c.CDLL] = {}
+        self._pool: ThreadPoolExecutor | None = None
 
     def bytes_of(self, path: str, identity: list[int]) -> Bytes:
-        """The file as `uint8[size]`. Raises Changed where it is not the one of that identity."""
-        held = self._maps.get(path)
-        if held is None or held[0] != identity:
-            with open(path, "rb") as file:
-                now = os.fstat(file.fileno())
-                if [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns] != identity:
-                    raise Changed("the file was changed after it was opened")
+        """The file as `uint8[size]`. Raises Unusable where it is not the one of that identity."""
+        with open(path, "rb") as file:
+            now = os.fstat(file.fileno())
+            if [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns] != identity:
+                raise Unusable("the file was changed after it was opened")
+            held = self._maps.get(path)
+            if held is None or held[0] != identity:
                 whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-            held = self._maps[path] = (identity, whole)
+                held = self._maps[path] = (identity, whole)
         return held[1]
 
     def scan(
@@ -143,6 +145,13 @@ class Sweeper:
         traits = ggml.ggml_get_type_traits(type_id).contents
         from_traits = ggml.ggml_get_type_traits(source_type).contents
         block_bytes = int(traits.type_size)
+        if k > _FLOATS:  # blocks do not know of rows: long ones are taken in pieces
+            unit = max(int(traits.blck_size), int(from_traits.blck_size))
+            pieces = k // unit
+            per = max(1, _FLOATS // unit)
+            while pieces % per:
+                per -= 1
+            n_rows, k = n_rows * (pieces // per), per * unit
         row_bytes, source_row = len(target) // n_rows, len(source) // n_rows
         step = max(1, _FLOATS // k)
 
@@ -153,6 +162,8 @@ class Sweeper:
             if source_type == type_id:
                 made = raw
             else:
+                if source_type != ggml.F32 and not from_traits.to_float:
+                    raise Unusable(f"llama.cpp has no conversion from ggml type {source_type}")
                 if source_type == ggml.F32:
                     values = np.frombuffer(raw.tobytes(), np.float32)
                 else:
@@ -162,7 +173,7 @@ class Sweeper:
                 ggml.ggml_quantize_chunk(type_id, ggml.pointer(values), ggml.pointer(made), 0, rows, k, None)
             differs = np.flatnonzero((made != theirs).reshape(-1, block_bytes).any(axis=1))
             if not len(differs):
-                return 0, -1, made[:0]
+                return 0, -1, np.empty(0, np.uint8)
             at = int(differs[0])
             first = start * row_bytes // block_bytes + at
             return len(differs), first, made[at * block_bytes : (at + 1) * block_bytes].copy()
@@ -181,19 +192,23 @@ class Sweeper:
 
     def _spread(self, work: Callable[[int], Any], starts: range, nbytes: int, threads: int) -> Iterator[Any]:
         """Results in order, with a bounded number of them waiting."""
-        with ThreadPoolExecutor(threads) as pool:
-            waiting: list[Future[Any]] = []
-            done = 0
-            for start in starts:
-                if len(waiting) >= 4 * threads:
-                    yield waiting.pop(0).result()
-                    done += nbytes
-                    if done >= 1 << 26:
-                        self._alive(done)
-                        done = 0
-                waiting.append(pool.submit(work, start))
-            for future in waiting:
-                yield future.result()
+        if len(starts) == 1:
+            yield work(starts[0])
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(min(threads, _MOST_THREADS))
+        waiting: list[Future[Any]] = []
+        done = 0
+        for start in starts:
+            if len(waiting) >= 2 * min(threads, _MOST_THREADS):
+                yield waiting.pop(0).result()
+                done += nbytes
+                if done >= 1 << 26:
+                    self._alive(done)
+                    done = 0
+            waiting.append(self._pool.submit(work, start))
+        for future in waiting:
+            yield future.result()
 
 
 def _merge(tallies: Iterator[Tally]) -> tuple[dict[str, Any], npt.NDArray[np.int64]]:

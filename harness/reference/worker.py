@@ -201,7 +201,7 @@ class Worker:
 
         try:
             return np.asarray(self._sweep().bytes_of(path, identity)[start : start + nbytes])
-        except (sweep.Changed, OSError) as error:
+        except (sweep.Unusable, OSError) as error:
             raise CallFailed(str(error)) from None
 
     def scan(
@@ -219,11 +219,16 @@ class Worker:
         n_rows: int, k: int, threads: int,
     ) -> Reply:  # fmt: skip
         """Compare a tensor with what llama.cpp makes of its source: see `sweep.Sweeper.requantize`."""
-        if self.ggml.ggml_quantize_requires_imatrix(type):
+        if source_type != type and self.ggml.ggml_quantize_requires_imatrix(type):
             raise CallFailed("llama.cpp makes this type with an importance matrix only")
         target = self._mapped(path, identity, start, nbytes)
         raw = self._mapped(source, source_identity, source_start, source_nbytes)
-        figures, block = self._sweep().requantize(raw, source_type, target, type, n_rows, k, threads)
+        from . import sweep
+
+        try:
+            figures, block = self._sweep().requantize(raw, source_type, target, type, n_rows, k, threads)
+        except sweep.Unusable as error:
+            raise CallFailed(str(error)) from None
         return figures, (block,)
 
     # ---- a model ----------------------------------------------------------------------------------------------------
@@ -455,18 +460,20 @@ def serve(link: Connection) -> None:
             header, arrays = protocol.receive(link)
         except (EOFError, OSError):
             return
+        out: tuple[npt.NDArray[Any], ...] = ()
         try:
             names = header.pop("names")
             call = getattr(worker, header.pop("call"))
             result, out = call(**header, **dict(zip(names, arrays, strict=True)))
+            answer = {"result": result}
         except CallFailed as error:
-            protocol.send(link, {"refused": str(error)})
-        except (EOFError, OSError):
-            return
+            answer = {"refused": str(error)}
         except Exception as error:
-            protocol.send(link, {"error": f"{type(error).__name__}: {error}"})
-        else:
-            protocol.send(link, {"result": result}, *out)
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        try:
+            protocol.send(link, answer, *out)
+        except OSError:  # the parent is gone
+            return
 
 
 def main() -> None:

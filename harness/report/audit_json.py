@@ -9,6 +9,7 @@ Schema version 1, an object with
     header        versions, file, sha256: name → value
     seconds, command, strict
     fault         what broke the audit off, or null
+    n_tensors     how many the model has; `tensors` are those that were looked at
     findings      list of {id, severity, effect, part, start, stop, expected, found, why, owner}
     files         one a part: {path, size, version, alignment, data_offset, refused, byte_map}, the map a list of
                   [start, stop, kind, owner, note]
@@ -44,7 +45,7 @@ def to_dict(audit: Audit) -> dict[str, Any]:
     plain = safe({
         "schema": SCHEMA_VERSION, "kind": "audit", "verdict": audit.verdict, "exit_code": audit.exit_code,
         "header": audit.header, "seconds": audit.seconds, "command": audit.command, "strict": audit.strict,
-        "fault": audit.fault,
+        "fault": audit.fault, "n_tensors": audit.n_tensors,
         "findings": [_finding(f) for f in audit.findings],
         "files": [_file(f) for f in audit.files],
         "tensors": [_tensor(c) for c in audit.contents],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..audit import Audit, Content
+from ..audit import Audit, Content, coverage
 from ..audit.fingerprint import Fingerprint
 from ..container import Finding, GgufFile, printable
 from . import xray_text
@@ -40,6 +40,8 @@ def render(audit: Audit, verbose: bool = False, whole_map: bool = False, colour:
         lines += _ownership(file)
         if whole_map:
             lines += ["", *_map(file), ""]
+    if audit.n_tensors != len(audit.contents) and audit.refused is None:
+        lines.append(f"{'tensors':{_LABEL}}{len(audit.contents):,} of {audit.n_tensors:,} looked at")
     lines += _readings(audit)
     lines += _statistics(audit, verbose)
     lines += _fingerprints(audit.fingerprints)
@@ -77,10 +79,15 @@ def _ownership(file: GgufFile) -> Iterator[str]:
     sizes: Counter[str] = Counter()
     for owned in file.byte_map:
         sizes[owned.kind] += owned.nbytes
-    total = sum(sizes.values())
-    share = f"{100 * total / file.size:.4g} %" if file.size else "an empty file"
     parts = [(name, sum(sizes[kind] for kind in kinds)) for name, kinds in _SUMMARY]
-    yield f"{'bytes':{_LABEL}}{file.size:,}, each owned by one field: {share}, {len(file.byte_map):,} ranges"
+    unread = sizes["unread"]
+    if any(f.id.endswith("-unowned") for f in coverage(file)):
+        said = "NOT each owned by one field, see below"
+    elif unread:
+        said = f"{unread:,} of them not read"
+    else:
+        said = "each owned by one field: 100 %"
+    yield f"{'bytes':{_LABEL}}{file.size:,}, {said}, {len(file.byte_map):,} ranges"
     yield f"{'':{_LABEL}}{' · '.join(f'{name} {n:,}' for name, n in parts if n)}"
 
 
@@ -121,7 +128,8 @@ def _statistics(audit: Audit, verbose: bool) -> Iterator[str]:
         yield ""
         yield f"{'tensor':<14} {_COLUMNS}"
         for c in scanned:
-            yield f"{printable(c.tensor.name, 64)} ({c.tensor.type.name}, {' x '.join(map(str, c.tensor.shape))})"
+            shape = " x ".join(map(str, c.tensor.shape)) or "one value"
+            yield f"{printable(c.tensor.name, 64)} ({c.tensor.type.name}, {shape})"
             yield f"{'':<14} {_row([c])}"
             if c.tensor.type.quantized:
                 yield f"{'':<15}codes {_histogram([c])}"
@@ -136,7 +144,7 @@ def _row(contents: Sequence[Content]) -> str:
     least, most = _span(s.minimum for s in scans)
     equal = [s.duplicate_rows for s in scans]
     known = sum(n for n in equal if n is not None)
-    rows = f"{known:,}" if None not in equal else f"{known:,}+?"
+    rows = f"{known:,}" if None not in equal else "?" if not known else f"> {known - 1:,}"
     ends = _ends(contents)
     return (
         f"{sum(s.blocks for s in scans):>13,} {sum(s.zero_blocks for s in scans):>9,} {low:>10} {high:>9} {least:>10} "
@@ -196,14 +204,16 @@ def _fingerprints(fingerprints: Sequence[Fingerprint]) -> Iterator[str]:
 def _percent(n: int, total: int) -> str:
     """100 % only where it is all of them."""
     share = 100 * n / total
-    return "100 %" if n == total else f"{min(share, 99.9999):.4f} %" if share > 99.9 else f"{share:.1f} %"
+    if n in (0, total):
+        return "100 %" if n else "0 %"
+    return f"{min(share, 99.9999):.4f} %" if share > 99.9 else f"{max(share, 0.1):.1f} %"
 
 
 def _source(audit: Audit) -> Iterator[str]:
     if not audit.comparisons:
         return
     compared = [c for c in audit.comparisons if c.result is not None]
-    n = len(audit.comparisons)
+    n = len(audit.contents)
     identical = sum(not c.result.differing for c in compared if c.result is not None)
     yield ""
     yield f"{'source':{_LABEL}}{identical} of {n} tensors are, byte for byte, what llama.cpp makes of it"
@@ -222,7 +232,7 @@ def _findings(audit: Audit, colour: bool) -> Iterator[str]:
 
 def _finding(f: Finding, parts: bool, colour: bool) -> Iterator[str]:
     of_part = f" of part {f.part + 1}" if parts else ""
-    where = f"byte {f.start}" if f.stop <= f.start + 1 else f"bytes {f.start} to {f.stop}"
+    where = f"byte {f.start}" if f.stop <= f.start + 1 else f"bytes {f.start} to {f.stop - 1}"
     yield f"{_paint(f'{f.severity:<8}', f.severity, colour)}{f.id} at {where}{of_part}"
     yield f"{'':8}found {f.found}; expected {f.expected}"
     yield f"{'':8}{f.why}"
@@ -248,6 +258,8 @@ def _verdict(audit: Audit, colour: bool) -> Iterator[str]:
     severities = Counter(f.severity for f in audit.findings)
     counts = ", ".join(f"{severities[s]} {s}{'' if severities[s] == 1 else 's'}" for s in ("error", "warning", "note"))
     verdict = _paint(audit.verdict.upper(), "clean" if audit.exit_code == 0 else "error", colour)
+    if audit.exit_code == 0 and len(audit.contents) != audit.n_tensors:
+        verdict += f" ({len(audit.contents):,} of {audit.n_tensors:,} tensors)"
     yield f"{verdict} in {audit.seconds:.1f} s: {counts}"
     if audit.exit_code and audit.command:
         yield f"repeat with: {printable(audit.command)}"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from ..audit import Content, Examination, Readers, Reading, bad_blocks, compare_readers
-from ..container import Finding, check_claims, printable
+from ..audit import Content, Examination, Readers, Reading, capped_in_parts, compare_readers, coverage
+from ..container import Finding, check_claims
+from ..errors import EnvironmentFault
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
 from .run import Run, matrix_of, where
 
@@ -19,7 +20,7 @@ _OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
 
 
 def bytes_rung(run: Run) -> RungResult:
-    """Judge the file's bytes. Raises EnvironmentFault where llama.cpp dies."""
+    """Judge the file's bytes. Raises EnvironmentFault where llama.cpp dies or the file was changed."""
     result = RungResult("bytes")
     with result.timed():
         for part in run.model.parts:
@@ -30,24 +31,16 @@ def bytes_rung(run: Run) -> RungResult:
             examined.read(run.selected())
             _container(run, result, examined.findings, readings.result())
         for content in examined.contents:
-            _content(run, result, content)
-        if examined.fault:
-            result.fault = examined.fault
+            _content(result, content)
+        result.fault = examined.fault
+        if any(part.mapped.changed for part in run.model.parts):  # then no failure that was found need be one
+            raise EnvironmentFault("the file was changed while it was read")
     return result
 
 
 def _container(run: Run, result: RungResult, of_content: list[Finding], readings: list[tuple[Reading, ...]]) -> None:
-    for part in run.model.parts:
-        at = 0
-        for owned in sorted(part.byte_map):
-            if owned.start != at:
-                result.fail(
-                    Failure(f"bytes {at} to {owned.start} of {printable(part.path.name)} belong to no one field")
-                )
-            at = max(at, owned.stop)
-        if at != part.size:
-            result.fail(Failure(f"bytes {at} to {part.size} of {printable(part.path.name)} belong to no field"))
-    ours = (*run.model.findings, *check_claims(run.model), *of_content)
+    ours = (*run.model.findings, *check_claims(run.model), *capped_in_parts(of_content))
+    ours += tuple(f for part in run.model.parts for f in coverage(part))
     for part, readings_of_part in zip(run.model.parts, readings, strict=True):
         explained = tuple(f for f in ours if f.part == part.part)
         ours += compare_readers(part, readings_of_part, explained)
@@ -60,7 +53,7 @@ def _container(run: Run, result: RungResult, of_content: list[Finding], readings
             result.notes.append(finding.line())
 
 
-def _content(run: Run, result: RungResult, content: Content) -> None:
+def _content(result: RungResult, content: Content) -> None:
     tensor, scan = content.tensor, content.scan
     kind = tensor.type
     if content.unverified:
@@ -72,19 +65,19 @@ def _content(run: Run, result: RungResult, content: Content) -> None:
         if kind.quantized:
             result.count("blocks", scan.blocks)
         for differing in (True, False):
-            _report(run, result, content, differing)
+            _report(result, content, differing)
         result.details.append(
             {"tensor": tensor.name, "type": kind.name, "blocks": scan.blocks, "bytes": tensor.nbytes,
              "offset": tensor.offset, "failures": content.n_differing + scan.not_finite}
         )  # fmt: skip
 
 
-def _report(run: Run, result: RungResult, content: Content, differing: bool) -> None:
+def _report(result: RungResult, content: Content, differing: bool) -> None:
     """Record bad blocks one by one, up to what a report lists; the rest is counted."""
     tensor, scan = content.tensor, content.scan
     assert scan is not None
     room = max(0, MAX_FAILURES - len(result.failures))
-    shown = bad_blocks(content, run.library, room, differing)
+    shown = content.bad[differing][:room]
     result.n_failures += (content.n_differing if differing else scan.not_finite) - len(shown)
     for bad in shown:
         raw = tensor.blocks(bad.row, bad.row + 1)[0, bad.block]

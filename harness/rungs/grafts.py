@@ -53,7 +53,7 @@ class Grafts:
         plain = llama.evaluate(self.tokens).logits
         again = llama.graft(self.tokens, lambda gemm: gemm.y if self.run.wants(gemm.tensor) else None).logits
         if plain.tobytes() != again.tobytes():
-            raise LlamaRefused("llama.cpp's own outputs, put back in their places, change what it says: no graft counts")
+            raise LlamaRefused("llama.cpp's own outputs, put back in place, change what it says: no graft counts")
         return plain
 
     def graft(self, what: str, replace: Replace) -> Floats:
