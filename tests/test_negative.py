@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from harness.container import open_model
-from harness.formats import FORMATS
 from harness.hosts import CpuHost
 from harness.kernels import KERNELS, Kernel, Weights
 from harness.reference import Llama
 from harness.rungs import Failure, Options
 from harness.verify import Report, verify
 
-from .tools import FIXTURES, FTYPES, TamperedKernel, altered_kernel, block_bytes, patched, patched_block
+from .tools import FIXTURES, FTYPES, LEGACY, TamperedKernel, altered_kernel, block_bytes, patched, patched_block
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
 Q5_1 = FIXTURES / "tiny-Q5_1.gguf"
@@ -51,13 +50,13 @@ def assert_placed(report: Report) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", LEGACY)
 def test_one_code_off_by_one(tmp_path: Path, llama: Llama, fmt: str, kernel: str) -> None:
     """In one block of one row of the weights, given only to the kernel: row and block are named by both rungs."""
     model = tmp_path / f"model-{fmt}.gguf"
     llama.quantize_file(FIXTURES / "tiny-F16.gguf", model, FTYPES[fmt], pure=True)
     original = block_bytes(model, "blk.0.attn_q.weight", 77, 5)
-    codes_at = FORMATS[fmt].field_offset("qs")
+    codes_at = LEGACY[fmt].field_offset("qs")
     altered = bytearray(original)
     altered[codes_at + 3] ^= 1
     report = run(model, TamperedKernel(kernel, original, bytes(altered)))
@@ -71,16 +70,16 @@ def test_one_code_off_by_one(tmp_path: Path, llama: Llama, fmt: str, kernel: str
     ("path", "file", "old", "new"),
     [
         pytest.param(Q4_0, Q4_0_CUH, "q[j] = qs[j] & 0x0F", "q[j] = (qs[j] & 0x0F) - 8", id="8 subtracted twice"),
-        pytest.param(Q4_0, Q4_0_CUH, "HAS_M = true", "HAS_M = false", id="s term dropped"),
-        pytest.param(Q5_1, "formats/q5_1.cuh", "HAS_M = true", "HAS_M = false", id="m term dropped"),
-        pytest.param(Q4_0, NAIVE, "xb[b].qs[k]", "xb[b].qs[k / 2 + k % 2 * 16]", id="Q8_1 interleaved"),
+        pytest.param(Q4_0, Q4_0_CUH, "Minimum::MEETS_S", "Minimum::NONE", id="s term dropped"),
+        pytest.param(Q5_1, "formats/q5_1.cuh", "Minimum::MEETS_S", "Minimum::NONE", id="m term dropped"),
+        pytest.param(Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * xb->qs[k / 2 + k % 2 * 16]", id="Q8_1 interleaved"),
         pytest.param(Q5_1, "formats/q5_1.cuh", "(high >> j & 1)", "(high >> 2 * j & 1)", id="Q5 high bits interleaved"),
         pytest.param(
             Q4_0, Q4_0_CUH, f"q[j] = qs[j] & 0x0F;{LOOP} q[j + 16] = qs[j] >> 4",
             f"q[j] = qs[j] >> 4;{LOOP} q[j + 16] = qs[j] & 0x0F", id="nibbles swapped",
         ),
         pytest.param(Q4_0, Q4_0_CUH, "(-8.0f", "(-7.0f", id="offset 7"),
-        pytest.param(Q4_0, "common.cuh", "(float)sum, acc)", "(float)sum * 1.01f, acc)", id="1 % scale error"),
+        pytest.param(Q4_0, "common.cuh", "(float)products, acc", "(float)products * 1.01f, acc", id="1 % scale error"),
     ],
 )  # fmt: skip
 def test_faults_of_a_block(tmp_path: Path, path: Path, file: str, old: str, new: str) -> None:
@@ -90,8 +89,8 @@ def test_faults_of_a_block(tmp_path: Path, path: Path, file: str, old: str, new:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        pytest.param(Q4_0_CUH, "HAS_M = true", "HAS_M = false", id="s term dropped"),
-        pytest.param("common.cuh", "(float)sum, acc)", "(float)sum * 1.01f, acc)", id="1 % scale error"),
+        pytest.param(Q4_0_CUH, "Minimum::MEETS_S", "Minimum::NONE", id="s term dropped"),
+        pytest.param("common.cuh", "(float)products, acc)", "(float)products * 1.01f, acc)", id="1 % scale error"),
         pytest.param(NAIVE, "y[i] = acc", "y[i] = acc * (1.0f + 1e-4f)", id="0.01 % scale error"),
     ],
 )
@@ -104,9 +103,8 @@ def test_faults_of_a_kernel_that_declares_no_order(tmp_path: Path, file: str, ol
 
 
 def test_no_declared_order_is_no_fault(tmp_path: Path) -> None:
-    kernel = altered_kernel(
-        tmp_path, "q8_1_naive", NAIVE, "for (int64_t b = 0; b < nb; ++b)", "for (int64_t b = nb - 1; b >= 0; --b)"
-    )
+    backwards = "xb += (nb + 1) * SLICES; for (int64_t b = nb - 1; b >= 0; --b) { xb -= 2 * SLICES;"
+    kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "for (int64_t b = 0; b < nb; ++b) {", backwards)
     kernel.spec = dataclasses.replace(kernel.spec, ordered=False)
     assert run(Q4_0, kernel).exit_code == 0
 
@@ -123,7 +121,7 @@ def test_llama_that_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> 
 def test_stale_last_tile(tmp_path: Path) -> None:
     """Right at K=32, so that the blocks rung cannot see it: the layers rung must, and must name the last block."""
     kernel = altered_kernel(
-        tmp_path, "q8_1_naive", NAIVE, "wb[b].unpack(q)", "wb[b && b == nb - 1 ? b - 1 : b].unpack(q)"
+        tmp_path, "q8_1_naive", NAIVE, "wb[b].unpack(s, q)", "wb[b && b == nb - 1 ? b - 1 : b].unpack(s, q)"
     )
     report = run(Q4_0, kernel)
     blocks, layers = report.rungs
@@ -180,9 +178,8 @@ def test_quantizer(tmp_path: Path, old: str, new: str) -> None:
 
 def test_other_order_than_declared(tmp_path: Path) -> None:
     """Blocks in descending k are within every bound, but not what the kernel declares: the bits tell."""
-    kernel = altered_kernel(
-        tmp_path, "q8_1_naive", NAIVE, "for (int64_t b = 0; b < nb; ++b)", "for (int64_t b = nb - 1; b >= 0; --b)"
-    )
+    backwards = "xb += (nb + 1) * SLICES; for (int64_t b = nb - 1; b >= 0; --b) { xb -= 2 * SLICES;"
+    kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "for (int64_t b = 0; b < nb; ++b) {", backwards)
     report = run(Q4_0, kernel, "layers")
     assert report.exit_code == 1
     assert all("bits of the declared order" in f.what for f in report.rungs[0].failures)
@@ -217,13 +214,17 @@ def test_quantizer_wrong_for_one_token(tmp_path: Path) -> None:
 
 def test_integer_sum_that_is_too_narrow(tmp_path: Path) -> None:
     """Real activations never overflow 16 bits: the row of largest codes does."""
-    report = run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "int sum = 0", "int16_t sum = 0"), "blocks")
+    report = run(
+        Q4_0,
+        altered_kernel(tmp_path, "q8_1_naive", "common.cuh", "sum[0] + sum[1];", "(int16_t)(sum[0] + sum[1]);"),
+        "blocks",
+    )
     assert report.exit_code == 1
 
 
 def test_kernel_that_writes_its_input(tmp_path: Path) -> None:
     """It must not reach what it is judged by."""
-    fault = "((float*)xb)[b * QK + k] = half_to_float(float_to_half(xb[b * QK + k])), acc = __fmaf_rn"
+    fault = "((float*)xb)[k] = half_to_float(float_to_half(xb[k])), acc = __fmaf_rn"
     kernel = altered_kernel(tmp_path, "f32_naive", "gemm/f32/01_naive.cu", "acc = __fmaf_rn", fault)
     report = run(Q4_0, kernel, "layers")
     assert report.exit_code == 1
@@ -262,7 +263,7 @@ def test_zero_activations_hide_nothing(tmp_path: Path) -> None:
         tensor = model.tensors["blk.0.attn_norm.weight"]
         offset, nbytes = tensor.offset, tensor.nbytes
     path = patched(Q4_0, path, offset, bytes(nbytes))
-    wrong = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "wb[b].unpack(q)", "wb[b].unpack(q); q[3] ^= 1")
+    wrong = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "wb[b].unpack(s, q)", "wb[b].unpack(s, q); q[3] ^= 1")
     report = run(path, wrong, "blocks", "layers")
     assert report.rungs[0].verdict == "failed"
     right = Kernel(KERNELS["q8_1_naive"], CpuHost(1))
@@ -284,7 +285,7 @@ def test_s_overflow_is_said(tmp_path: Path) -> None:
 
 def test_tokens_of_a_wrong_kernel(tmp_path: Path) -> None:
     """Dropping s ruins the model: the tokens rung alone must see it, and no tie may excuse it."""
-    kernel = altered_kernel(tmp_path, "q8_1_naive", "formats/q4_0.cuh", "HAS_M = true", "HAS_M = false")
+    kernel = altered_kernel(tmp_path, "q8_1_naive", "formats/q4_0.cuh", "Minimum::MEETS_S", "Minimum::NONE")
     options = Options(prompt="The import statement", n_predict=16, progress=False)
     report = verify(Q4_0, kernel, rungs=["tokens"], options=options)
     assert report.exit_code == 1

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.container import open_model
-from harness.formats import BlockFormat
+from harness.formats import FORMATS, BlockFormat
 from harness.hosts import CpuHost
 from harness.hosts.base import kernel_root
 from harness.kernels import KERNELS, Kernel, Weights
@@ -18,6 +18,8 @@ from harness.kernels import KERNELS, Kernel, Weights
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "fixtures"
 
+#: Formats of one block of 32 and one half scale, with a quantizer of our own.
+LEGACY = {name: FORMATS[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")}
 #: llama.cpp's file types (`enum llama_ftype`) of the covered formats.
 FTYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7}
 

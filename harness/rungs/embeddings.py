@@ -6,11 +6,12 @@ Element by element, with the kernel's output grafted in place of llama.cpp's at 
     e_x is what the exact oracle, grafted on the same bytes, gives: what the two definitions differ by;
 (b) the kernel on its own quantizer: within 2·wobble of what the exact oracle of its semantics gives.
 
-The wobble is how far right arithmetic moves any element of an embedding: a last bit moves an activation's code by one
-step, which moves others in later layers. Whether such a step occurs is chance: noise of the size of float32 rounding
-would measure nothing at one time and much at another. The noise drawn here is as large as the bound of each product,
-the most that correct arithmetic may be off: then codes do move. Two right passes may both be moved: hence twice. What
-is too small to be seen through it is for the judgement of each grafted output, which both kernel passes get too.
+The wobble is how far right arithmetic moves any element of an embedding, measured for each pass (a kernel of float32
+activations has codes in the first only): a last bit moves an activation's code by one step, which moves others in later
+layers. Whether such a step occurs is chance: noise of the size of float32 rounding would measure nothing at one time
+and much at another. The noise drawn here is as large as the bound of each product, the most that correct arithmetic may
+be off: then codes do move. Two right passes may both be moved: hence twice. What is too small to be seen through it is
+for the judgement of each grafted output, which both kernel passes get too.
 """
 
 from __future__ import annotations
@@ -53,22 +54,22 @@ class Embeddings:
             self.result.leave("all embeddings", "the graph has no quantized GEMM to graft into")
             return
         exact_shared = graft("exact oracle on llama.cpp's activations", self.grafts.oracle(shared=True))
-        wobble = self._wobble(exact)
+        wobble = {shared: self._wobble(shared, of) for shared, of in ((True, exact_shared), (False, exact))}
         gap = np.abs(exact_shared.astype(np.float64) - plain)
-        self._compare("(a) on llama.cpp's activations", shared, plain, 2 * wobble + gap)
-        self._compare("(b) on its own quantizer", ours, exact, np.full(gap.shape, 2 * wobble))
+        self._compare("(a) on llama.cpp's activations", shared, plain, 2 * wobble[True] + gap)
+        self._compare("(b) on its own quantizer", ours, exact, np.full(gap.shape, 2 * wobble[False]))
         self.result.count("embeddings", len(plain))
         self.result.count("GEMMs grafted", self.grafts.grafted)
-        self.result.figures["max |Δ| of right arithmetic (wobble)"] = wobble
+        self.result.figures["wobble (a)"], self.result.figures["wobble (b)"] = wobble[True], wobble[False]
         for name, got in (("kernel (a)", shared), ("kernel (b)", ours), ("oracle (b)", exact)):
             self.result.figures[f"{name}: 1 - cosine to llama.cpp, worst"] = float(1 - _cosine(got, plain).min())
             self.result.figures[f"{name}: max |Δ| to llama.cpp"] = float(np.abs(got - plain).max())
         self.result.figures["kernel (b): max |Δ| to its oracle"] = float(np.abs(ours - exact).max())
         self._details(shared, ours, exact)
 
-    def _wobble(self, exact: Floats) -> float:
-        """The largest move of any element when noise as large as the bound is added to the exact oracle of pass (b)."""
-        oracle, wobble = self.grafts.oracle(shared=False), 0.0
+    def _wobble(self, shared: bool, exact: Floats) -> float:
+        """The largest move of any element when noise as large as the bound is added to the exact oracle of a pass."""
+        oracle, wobble = self.grafts.oracle(shared), 0.0
         for seed in range(_DRAWS if exact.size >= _FEW else _DRAWS_OF_FEW):
             moved = self.grafts.graft(f"noise, draw {seed + 1}", self.grafts.noisy(oracle, seed, bound_noise))
             wobble = max(wobble, float(np.abs(moved - exact).max()))
