@@ -164,7 +164,7 @@ def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
 def coverage(file: GgufFile) -> tuple[Finding, ...]:
     """A finding for bytes that belong to no field, or to two: the parser's own fault, and never to be passed over."""
     at, found = 0, []
-    for owned in sorted(file.byte_map):
+    for owned in file.byte_map:
         if owned.start != at:
             what = "two fields" if owned.start < at else "no field"
             low, high = sorted((at, owned.start))
