@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from .oracle import Product
 
-#: Score |y - o| / spread above which an output fails: correct outputs were seen up to 9, one wrong code at thousands.
+#: Score |y - o| / spread above which an output fails: correct outputs were seen up to 9, up to 23 where the signs
+#: of activations alternate, one wrong code at thousands.
 SCORE_LIMIT = 32.0
 
 
