@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.errors import EnvironmentFault, KernelFault
-from harness.formats import FORMATS, Q8_1, BlockFormat
+from harness.formats import Q8_1, BlockFormat
 from harness.hosts import CpuHost, CupyHost, gpu_fault, make_host
 from harness.hosts.base import GUARD_BYTES, POISON, Host, kernel_root
 from harness.kernels import KERNELS, Kernel, KernelSpec
@@ -18,7 +18,7 @@ from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
 
 from .test_kernels import ALL, assert_same, quantizer_inputs, random_activations, random_weights
-from .tools import ROOT, altered_kernel
+from .tools import LEGACY, ROOT, altered_kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_fault() is not None, reason=f"no GPU: {gpu_fault()}")]
 
@@ -65,7 +65,7 @@ def test_gemm(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) -> None:
                 np.testing.assert_array_equal(got, whole[:m, :n], err_msg=f"{m}x{n}x{k}")
 
 
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("fmt", LEGACY.values(), ids=LEGACY)
 def test_kernels_of_a_semantics_agree_on_the_gpu(gpu: Host, fmt: BlockFormat) -> None:
     """With each other and with NumPy."""
     rng = np.random.default_rng(12)
@@ -108,7 +108,7 @@ def test_quantizer_at_the_shapes_of_the_gemms(gpu: Host, cpu: CpuHost) -> None:
 def test_values_that_are_not_finite(gpu: Host, cpu: CpuHost) -> None:
     """±inf and NaN as scales, minima and sums: in the same places; the NaN itself may have other bits."""
     rng = np.random.default_rng(14)
-    for fmt in FORMATS.values():
+    for fmt in LEGACY.values():
         w = random_weights(rng, fmt, 31, 96).reshape(31, 3, fmt.block_bytes)
         structs = fmt.view(w)
         for field in {"d", "m"} & set(structs.dtype.names or ()):
@@ -137,7 +137,7 @@ def altered(folder: Path, gpu: Host, old: str, new: str) -> Kernel:
 
 
 def small_product(kernel: Kernel) -> np.ndarray:
-    fmt = FORMATS["Q4_0"]
+    fmt = LEGACY["Q4_0"]
     w = random_weights(np.random.default_rng(15), fmt, 5, 32)
     return kernel.gemm(kernel.upload(fmt, w), kernel.quantize(np.ones((3, 32), np.float32)))
 

@@ -1,4 +1,7 @@
-"""Every shipped kernel on the CPU host, bit for bit against NumPy; under sanitizers; compiled for every card."""
+"""Every shipped kernel on the CPU host, bit for bit against NumPy; under sanitizers; compiled for every card.
+
+Here with the formats of one block of 32; tests/test_all_formats.py has all of them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import numpy as np
 import pytest
 
 from harness.errors import EnvironmentFault
-from harness.formats import FORMATS, Q8_1, BlockFormat
+from harness.formats import Q8_1, BlockFormat
 from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import kernel_root
 from harness.hosts.compiler import compiler
@@ -23,12 +26,12 @@ from harness.kernels import KERNELS, QUANTIZER, Kernel, KernelSpec
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
 
-from .tools import ROOT, altered_kernel
+from .tools import LEGACY, ROOT, altered_kernel
 
 MS, NS, KS = (1, 3, 33), (1, 31, 257), (32, 96, 288)
 
 ALL = pytest.mark.parametrize(
-    ("name", "fmt"), [pytest.param(k, f, id=f"{k}-{f.name}") for k in KERNELS for f in FORMATS.values()]
+    ("name", "fmt"), [pytest.param(k, f, id=f"{k}-{f.name}") for k in KERNELS for f in LEGACY.values()]
 )
 
 
@@ -113,7 +116,7 @@ def test_bits_are_the_oracles(host: CpuHost, name: str, fmt: BlockFormat) -> Non
                 assert_same(got, expected[:m, :n], (name, fmt.name, m, n, k))
 
 
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize("fmt", LEGACY.values(), ids=LEGACY)
 def test_kernels_of_a_semantics_agree(host: CpuHost, fmt: BlockFormat) -> None:
     """On other data and a longer row than the oracle is asked for."""
     rng = np.random.default_rng(8)
@@ -162,7 +165,7 @@ def test_values_that_are_not_finite(host: CpuHost, name: str, fmt: BlockFormat) 
 @pytest.mark.parametrize("name", KERNELS)
 def test_zeros_give_a_positive_zero(host: CpuHost, name: str) -> None:
     """-0 from a negative scale times no codes does not survive the sum with +0."""
-    kernel, fmt = Kernel(KERNELS[name], host), FORMATS["Q8_0"]
+    kernel, fmt = Kernel(KERNELS[name], host), LEGACY["Q8_0"]
     w = fmt.pack(d=np.full((4, 3), -1.0), qs=np.zeros((4, 3, 32))).reshape(4, -1)
     x = kernel.quantize(np.ones((2, 96), np.float32))
     assert (kernel.gemm(kernel.upload(fmt, w), x).view(np.uint32) == 0).all()
@@ -257,9 +260,9 @@ def test_clean_under_sanitizers(tmp_path: Path) -> None:
     """All kernels, all formats and the quantizer; inputs end with their allocations."""
     root = tmp_path / "kernels"
     shutil.copytree(kernel_root(), root)
-    done = in_a_process(root, [(k, f) for k in KERNELS for f in FORMATS])
+    done = in_a_process(root, [(k, f) for k in KERNELS for f in LEGACY])
     assert done.returncode == 0, done.stderr[-3000:]
-    assert f"{len(KERNELS) * len(FORMATS)} cases are clean" in done.stdout
+    assert f"{len(KERNELS) * len(LEGACY)} cases are clean" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -349,7 +352,7 @@ def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
     sources += [
         (k.file, {"FORMAT": f.name, "BLOCK_BYTES": str(f.block_bytes)})
         for k in KERNELS.values()
-        for f in FORMATS.values()
+        for f in LEGACY.values()
     ]
     for file, defines in sources:
         stacks = list(stack_bytes(nvrtc.compile_cubin(kernel_root(), file, sm, defines)))
