@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
 
-.PHONY: verify test lint setup clean
+.PHONY: verify test test-all lint setup clean
 
 verify: setup
 	@for model in $(MODELS); do $(BIN)/python scripts/verify_model.py $$model || exit $$?; echo; done
 
 test: lint
+	$(BIN)/python -m pytest -q -m "not slow"
+
+# also every type through all rungs and kernels: half an hour on two cores
+test-all: lint
 	$(BIN)/python -m pytest -q
 
 lint: setup

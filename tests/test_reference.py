@@ -147,3 +147,12 @@ def test_abi_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(EnvironmentFault, match=r"struct layout differs in llama-cpp-python .*ne is"):
         Llama()
+
+
+@pytest.mark.parametrize("threads", [1, 16, 64])
+def test_block_products_on_many_threads(llama: Llama, threads: int) -> None:
+    """llama.cpp's work space grows with the threads; it died of too little of it."""
+    rng = np.random.default_rng(3)
+    w = llama.quantize(12, rng.standard_normal((256, 512), np.float32))  # Q4_K
+    x = rng.standard_normal((3, 512), np.float32)
+    assert llama.block_products(12, w, x, threads).tobytes() == llama.block_products(12, w, x).tobytes()

@@ -60,7 +60,15 @@ def model_of(fmt: BlockFormat, folder: Path, llama: Llama) -> Path:
     return path
 
 
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+#: One type of each family; `make test-all` has the others.
+OFTEN = ("Q2_K", "Q4_K", "Q6_K", "IQ1_M", "IQ2_XXS", "IQ3_S", "IQ4_XS", "TQ1_0", "Q2_0", "NVFP4")
+
+
+def often(fmt: BlockFormat) -> list[pytest.MarkDecorator]:
+    return [] if fmt.name in OFTEN else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name, marks=often(f)) for f in FORMATS.values()])
 def test_all_rungs(fmt: BlockFormat, folder: Path, llama: Llama) -> None:
     path = model_of(fmt, folder, llama)
     with open_model(path) as model:
@@ -73,6 +81,7 @@ def test_all_rungs(fmt: BlockFormat, folder: Path, llama: Llama) -> None:
             assert rung.score[who] <= 20, (rung.name, who, rung.score[who])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "q8_1_dp4a"])
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 def test_other_kernels(fmt: BlockFormat, kernel: str, folder: Path, llama: Llama) -> None:
@@ -82,7 +91,11 @@ def test_other_kernels(fmt: BlockFormat, kernel: str, folder: Path, llama: Llama
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
 
 
-FIELDS = [pytest.param(fmt, field, id=f"{fmt.name}-{field.name}") for fmt in FORMATS.values() for field in fmt.fields]
+FIELDS = [
+    pytest.param(fmt, field, id=f"{fmt.name}-{field.name}", marks=often(fmt))
+    for fmt in FORMATS.values()
+    for field in fmt.fields
+]
 
 
 @pytest.mark.parametrize(("fmt", "field"), FIELDS)

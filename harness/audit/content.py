@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float32]
 #: Types of one element a block whose values are floating-point numbers that llama.cpp decodes.
 FLOATS = ("F32", "F16", "BF16")
 #: Blocks of a tensor that are decoded by the format's description as well.
-DESCRIBED = 1024
+DESCRIBED = 64
 #: Types whose every value is as good as any other.
 INTEGERS = ("I8", "I16", "I32", "I64")
 

@@ -137,7 +137,7 @@ class Worker:
         block = traits.blck_size
         n, (m, k) = len(w), x.shape
         nb = k // block
-        size = w.nbytes + 4 * x.nbytes + 4 * nb * m * n + (8 << 20)
+        size = w.nbytes + 4 * x.nbytes + 4 * nb * m * n + (8 << 20) + threads * (2 << 20)
         ctx = g.ggml_init(g.InitParams(size, None, False))
         try:
             wt = g.ggml_new_tensor_2d(ctx, type, k, n)
@@ -155,7 +155,8 @@ class Worker:
         """One MUL_MAT: weights uint8[N, row bytes], activations float32[M, K] → float32[M, N]."""
         g = self.ggml
         n, (m, k) = len(w), x.shape
-        ctx = g.ggml_init(g.InitParams(w.nbytes + 4 * x.nbytes + 4 * m * n + (8 << 20), None, False))
+        size = w.nbytes + 4 * x.nbytes + 4 * m * n + (8 << 20) + threads * (2 << 20)
+        ctx = g.ggml_init(g.InitParams(size, None, False))
         try:
             wt = g.ggml_new_tensor_2d(ctx, type, k, n)
             xt = g.ggml_new_tensor_2d(ctx, g.F32, k, m)
