@@ -2,6 +2,7 @@
 
     python -m tests.sanitized '{"root": …, "cases": [["q8_1_naive", "Q4_0"], …], "flags": [compiler flags]}'
 
+A case is a kernel and a format, or "elements" and a type of elements.
 `root` is a copy of the kernels' folder, into which the cases are written as one kernel, `cases.cu`, so that a sanitizer
 is compiled in once and not once a kernel and format. Every input is an allocation of its own that ends with its last
 byte. The results must be the oracle's bits; then the same kernels run at indices past 2^31.
@@ -16,13 +17,24 @@ from typing import Any
 
 import numpy as np
 
-from harness.formats import FORMATS, BlockFormat
+from harness.formats import FORMATS
 from harness.hosts import CpuHost
-from harness.kernels import KERNELS, QUANTIZER, KernelSpec
+from harness.kernels import KERNELS, QUANTIZER
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
+from harness.semantics.elements import element_product
 
-SHAPES = [(1, 1, 32), (1, 3, 96), (3, 1, 64), (2, 5, 288), (9, 61, 32)]
+from .test_kernels import (
+    ELEMENT_KERNEL,
+    defines,
+    element_defines,
+    gaussians,
+    random_activations,
+    random_elements,
+    random_weights,
+)
+
+SHAPES = [(1, 1, 1), (1, 3, 3), (3, 1, 2), (2, 5, 9), (9, 61, 1)]  # M, N, blocks of a row
 
 # A launch of one block that may stand for any block of a grid: a kernel sees only the indices it is given.
 DISPATCH = """
@@ -42,8 +54,11 @@ extern "C" __global__ void cases(int which, int64_t block, const void* w, const 
 def write_cases(root: Path, cases: list[tuple[str, str]]) -> None:
     unit = []
     for i, (kernel, fmt) in enumerate(cases):
-        unit += [f"#define FORMAT {fmt}", f"#define BLOCK_BYTES {FORMATS[fmt].block_bytes}", f"#define gemm gemm_{i}"]
-        unit += [f'#include "{KERNELS[kernel].file}"', "#undef FORMAT", "#undef BLOCK_BYTES", "#undef gemm"]
+        elements = kernel == "elements"
+        macros = (element_defines(fmt) if elements else defines(FORMATS[fmt])) | {"gemm": f"gemm_{i}"}
+        unit += [f"#define {name} {value}" for name, value in macros.items()]
+        unit += [f'#include "{ELEMENT_KERNEL if elements else KERNELS[kernel].file}"']
+        unit += [f"#undef {name}" for name in macros]
     unit += [f'#include "{QUANTIZER}"', DISPATCH]
     unit += [f"    if (which == {i}) call(gemm_{i}, w, x, y, M, N, K);" for i in range(len(cases))]
     (root / "cases.cu").write_text("\n".join([*unit, "}\n"]))
@@ -63,17 +78,25 @@ class Cases:
         self.host.launch(self.kernel, (blocks, 1, 1), (256, 1, 1), args)
 
 
-def weights(rng: np.random.Generator, fmt: BlockFormat, n: int, k: int) -> np.ndarray:
-    blocks = rng.integers(0, 256, (n, k // 32, fmt.block_bytes)).astype(np.uint8)
-    blocks[..., 1] &= 0xBF  # the high byte of d: an exponent below 16, so finite
-    if fmt.has_min:
-        blocks[..., 3] &= 0xBF
-    return blocks.reshape(n, -1)
+class Case:
+    """A kernel on a format, or the kernel of elements on a type: random inputs, and what must come of them."""
 
+    def __init__(self, kernel: str, fmt: str) -> None:
+        self.name = (kernel, fmt)
+        self.block_size = 1 if kernel == "elements" else FORMATS[fmt].block_size
 
-def activations(rng: np.random.Generator, spec: KernelSpec, m: int, k: int) -> np.ndarray:
-    x = rng.standard_normal((m, k)).astype(np.float32)
-    return x.view(np.uint8) if spec.semantics == "f32" else encode_q8_1(x)
+    def inputs(self, rng: np.random.Generator, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Bytes of W [N, …] and X [M, …], and Y."""
+        kernel, fmt = self.name
+        if kernel == "elements":
+            w, values = random_elements(rng, fmt, n, k).view(np.uint8), gaussians(rng, m, k)
+            x, ordered = values.view(np.uint8), element_product(fmt, w, values, ordered=True).ordered
+        else:
+            spec = KERNELS[kernel]
+            w, x = random_weights(rng, FORMATS[fmt], n, k), random_activations(rng, spec, m, k)
+            ordered = product(SEMANTICS[spec.semantics], FORMATS[fmt], w, x, ordered=True).ordered
+        assert ordered is not None
+        return w, x, ordered
 
 
 def exactly(array: np.ndarray) -> np.ndarray:
@@ -88,34 +111,31 @@ def check(got: np.ndarray, expected: np.ndarray, what: object) -> None:
         raise SystemExit(f"wrong bits: {what}")
 
 
-def in_exact_buffers(cases: Cases, which: int, spec: KernelSpec, fmt: BlockFormat) -> None:
+def in_exact_buffers(cases: Cases, which: int, case: Case) -> None:
     rng = np.random.default_rng(which)
-    for m, n, k in SHAPES:
-        w, x = weights(rng, fmt, n, k), activations(rng, spec, m, k)
-        expected = product(SEMANTICS[spec.semantics], fmt, w, x, ordered=True).ordered
-        assert expected is not None
+    for m, n, row in SHAPES:
+        k = row * case.block_size
+        w, x, expected = case.inputs(rng, m, n, k)
         for blocks in {1, -(-m * n // 256)}:  # with too few, each thread must go on to further outputs
             w_buffer, x_buffer, y_buffer = exactly(w), exactly(x), np.empty(4 * m * n, np.uint8)
             addresses = [int(b.ctypes.data) for b in (w_buffer, x_buffer, y_buffer)]
             cases.launch(which, -1, blocks, *addresses, m, n, k)
-            check(y_buffer, expected, (spec.name, fmt.name, m, n, k, blocks))
+            check(y_buffer, expected, (*case.name, m, n, k, blocks))
 
 
-def far_away(cases: Cases, which: int, spec: KernelSpec, fmt: BlockFormat) -> None:
+def far_away(cases: Cases, which: int, case: Case) -> None:
     """The last 256 outputs of 2^36, of matrices of which only the rows they need exist: the addresses given are so far
     below the buffers that just the right offset, of far more than 2^31 elements and blocks, lands in them."""
-    rng, k = np.random.default_rng(which), 96
+    rng, k = np.random.default_rng(which), 3 * case.block_size
     for m, n in [(2**3, 2**33), (2**33, 2**3)]:
         rows_m, rows_n = max(1, 256 // n), min(256, n)
-        w, x = weights(rng, fmt, rows_n, k), activations(rng, spec, rows_m, k)
+        w, x, expected = case.inputs(rng, rows_m, rows_n, k)
         w_buffer, x_buffer, y_buffer = exactly(w), exactly(x), np.empty(4 * 256, np.uint8)
         first = m * n - 256
         skipped = [(n - rows_n) * w.shape[1], (m - rows_m) * x.shape[1], 4 * first]
         addresses = [int(b.ctypes.data) - s for b, s in zip((w_buffer, x_buffer, y_buffer), skipped, strict=True)]
         cases.launch(which, first // 256, 1, *addresses, m, n, k)
-        expected = product(SEMANTICS[spec.semantics], fmt, w, x, ordered=True).ordered
-        assert expected is not None
-        check(y_buffer, expected, (spec.name, fmt.name, m, n, k))
+        check(y_buffer, expected, (*case.name, m, n, k))
 
 
 def quantizer(cases: Cases) -> None:
@@ -138,8 +158,8 @@ def main(options: dict[str, Any]) -> None:
     names = [(kernel, fmt) for kernel, fmt in options["cases"]]
     cases = Cases(Path(options["root"]), names, options["flags"])
     for which, (kernel, fmt) in enumerate(names):
-        in_exact_buffers(cases, which, KERNELS[kernel], FORMATS[fmt])
-        far_away(cases, which, KERNELS[kernel], FORMATS[fmt])
+        in_exact_buffers(cases, which, Case(kernel, fmt))
+        far_away(cases, which, Case(kernel, fmt))
     quantizer(cases)
     print(f"{len(names)} cases are clean")
 
