@@ -12,7 +12,7 @@ verify: setup
 test: lint
 	$(BIN)/python -m pytest -q -m "not slow"
 
-# also every type through all rungs and kernels: half an hour on two cores
+# also every type through all rungs and kernels
 test-all: lint
 	$(BIN)/python -m pytest -q
 

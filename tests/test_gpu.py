@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from harness.errors import EnvironmentFault, KernelFault
-from harness.formats import FORMATS, MXFP4, NVFP4, Q8_1, BlockFormat
+from harness.formats import FLOAT_TYPES, FORMATS, MXFP4, NVFP4, Q8_1, BlockFormat
 from harness.hosts import CpuHost, CupyHost, gpu_fault, make_host
 from harness.hosts.base import GUARD_BYTES, POISON, Host, kernel_root
 from harness.kernels import KERNELS, Kernel, KernelSpec
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
-from harness.semantics.elements import ELEMENTS, element_product
+from harness.semantics.elements import element_product
 
 from .test_kernels import (
     ALL,
@@ -110,7 +110,7 @@ def test_kernels_of_a_semantics_agree_on_the_gpu(gpu: Host, fmt: BlockFormat) ->
         assert_same(other, first)
 
 
-@pytest.mark.parametrize("kind", ELEMENTS)
+@pytest.mark.parametrize("kind", FLOAT_TYPES)
 def test_elements(gpu: Host, cpu: CpuHost, kind: str) -> None:
     rng = np.random.default_rng(19)
     for k in (1, 31, 288, 4096):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from harness.errors import EnvironmentFault
-from harness.formats import FORMATS, IQ1_M, MXFP4, NVFP4, Q8_1, BlockFormat
+from harness.formats import FLOAT_TYPES, FORMATS, IQ1_M, MXFP4, NVFP4, Q8_1, BlockFormat
 from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import Host, kernel_root
 from harness.hosts.compiler import compiler
@@ -25,7 +25,7 @@ from harness.kernels import KERNELS, QUANTIZER, Kernel, KernelSpec
 from harness.reference import Llama
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
-from harness.semantics.elements import ELEMENTS, element_product
+from harness.semantics.elements import element_product
 
 from .tools import ROOT, altered_kernel
 
@@ -38,7 +38,7 @@ ALL = pytest.mark.parametrize(
 
 ELEMENT_KERNEL = "gemm/elements/01_naive.cu"
 ELEMENT_TYPES = {"F32": (0, np.dtype("<u4")), "F16": (1, np.dtype("<u2")), "BF16": (30, np.dtype("<u2"))}  # ggml's ids
-assert set(ELEMENT_TYPES) == set(ELEMENTS)
+assert set(ELEMENT_TYPES) == set(FLOAT_TYPES)
 
 
 def defines(fmt: BlockFormat) -> dict[str, str]:
@@ -52,7 +52,7 @@ def element_defines(kind: str) -> dict[str, str]:
 def sources() -> list[tuple[str, str, dict[str, str]]]:
     """File, entry and definitions of everything that is compiled."""
     gemms = [(k.file, "gemm", defines(f)) for k in KERNELS.values() for f in FORMATS.values()]
-    elements = [(ELEMENT_KERNEL, "gemm", element_defines(kind)) for kind in ELEMENTS]
+    elements = [(ELEMENT_KERNEL, "gemm", element_defines(kind)) for kind in FLOAT_TYPES]
     return [(QUANTIZER, "quantize", {}), *gemms, *elements]
 
 
@@ -281,7 +281,7 @@ def random_elements(rng: np.random.Generator, kind: str, n: int, k: int) -> np.n
     return w
 
 
-@pytest.mark.parametrize("kind", ELEMENTS)
+@pytest.mark.parametrize("kind", FLOAT_TYPES)
 def test_bits_of_elements_are_the_oracles(host: CpuHost, kind: str) -> None:
     """Of any K. Activations lie on ties of the rounding too, and 65520 and more, which is infinite as a half."""
     rng = np.random.default_rng(16)
@@ -310,7 +310,7 @@ def elements_of_any_bits(kind: str) -> tuple[np.ndarray, np.ndarray]:
     return w, x
 
 
-@pytest.mark.parametrize("kind", ELEMENTS)
+@pytest.mark.parametrize("kind", FLOAT_TYPES)
 def test_elements_of_any_bits(host: CpuHost, kind: str) -> None:
     """±inf and NaN among them, and sums that overflow."""
     w, x = elements_of_any_bits(kind)
@@ -322,7 +322,7 @@ def test_elements_of_any_bits(host: CpuHost, kind: str) -> None:
     assert_same(element_gemm(host, kind, w, x), expected)
 
 
-@pytest.mark.parametrize("kind", ELEMENTS)
+@pytest.mark.parametrize("kind", FLOAT_TYPES)
 def test_products_of_elements_are_llama_cpps(host: CpuHost, kind: str, llama: Llama) -> None:
     """Its `mul_mat` lies within the bound, as the kernel does; without the activations' rounding it would not."""
     rng = np.random.default_rng(18)
@@ -426,7 +426,7 @@ def test_clean_under_sanitizers(tmp_path: Path) -> None:
     """All kernels, all formats and the quantizer; inputs end with their allocations."""
     root = tmp_path / "kernels"
     shutil.copytree(kernel_root(), root)
-    cases = [(k, f) for f in FORMATS for k in KERNELS] + [("elements", kind) for kind in ELEMENTS]
+    cases = [(k, f) for f in FORMATS for k in KERNELS] + [("elements", kind) for kind in FLOAT_TYPES]
     parts = [cases[i::2] for i in range(2)]
     roots = [root, tmp_path / "other"]
     shutil.copytree(kernel_root(), roots[1])

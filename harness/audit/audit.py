@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..container import Finding, GgufFile, Model, RefusedFile, Tensor, check_claims, open_model, parse
-from ..container.records import MAX_PER_RULE, capped, finding
+from ..container.records import capped, finding
 from ..errors import (
     EXIT_ENVIRONMENT,
     EXIT_MALFORMED,
@@ -197,7 +196,7 @@ def _readable(
         result.contents, result.fingerprints = tuple(examined.contents), examined.fingerprints()
         result.comparisons, result.fault = tuple(examined.comparisons), examined.fault
         result.unverified = examined.unverified
-        ours += capped_in_parts(examined.findings)
+        ours += capped(examined.findings)
     except EnvironmentFault as fault:
         result.fault = str(fault)
         result.unverified = [(t.name, "not reached") for t in tensors]
@@ -216,20 +215,6 @@ def _readable(
     if any(part.mapped.changed for of in (model, source) if of is not None for part in of.parts):
         result.changed, result.fault = True, "a file was changed while it was read: what was found need not hold"
     return result
-
-
-def capped_in_parts(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """At most so many of a rule as the container lists, of all parts together; each keeps its part."""
-    kept = capped(findings)
-    return tuple(replace(f, part=of.part) for f, of in zip(kept, _first_of_each(findings), strict=True))
-
-
-def _first_of_each(findings: Sequence[Finding]) -> Iterator[Finding]:
-    seen: Counter[str] = Counter()
-    for f in findings:
-        seen[f.id] += 1
-        if seen[f.id] <= MAX_PER_RULE:
-            yield f
 
 
 def select(model: Model, pattern: str | None) -> list[Tensor]:
@@ -316,4 +301,4 @@ def _versions() -> dict[str, Any]:
     }  # fmt: skip
 
 
-__all__ = ["Audit", "AuditOptions", "Examination", "audit", "capped_in_parts", "coverage", "select"]
+__all__ = ["Audit", "AuditOptions", "Examination", "audit", "coverage", "select"]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..container import Finding, Tensor
 from ..container.records import MAX_PER_RULE, finding
 from ..container.text import quoted
-from ..formats import decode_elements
+from ..formats import FLOAT_TYPES, decode_elements
 from ..hosts.base import kernel_root
 from ..hosts.compiler import sound_library
 from ..reference import Llama, Scan
@@ -25,8 +25,6 @@ from .fingerprint import rules_of
 
 Floats = npt.NDArray[np.float32]
 
-#: Types of one element a block whose values are floating-point numbers that llama.cpp decodes.
-FLOATS = ("F32", "F16", "BF16")
 #: Blocks of a tensor that are decoded by the format's description as well.
 DESCRIBED = 64
 #: Types whose every value is as good as any other.
@@ -99,7 +97,7 @@ def read_content(
     kind = tensor.type
     if not tensor.nbytes or kind.name in INTEGERS:
         return Content(tensor)
-    if kind.format is None and kind.name not in FLOATS:
+    if kind.format is None and kind.name not in FLOAT_TYPES:
         return Content(tensor, unverified=f"type {kind.name} is not covered")
     rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
     scan = llama.scan(tensor, scanner(tensor), rules, threads, on_bytes)

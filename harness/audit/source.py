@@ -10,8 +10,8 @@ import numpy as np
 from ..container import Finding, Model, Tensor
 from ..container.records import finding
 from ..container.text import printable, quoted
+from ..formats import FLOAT_TYPES
 from ..reference import Llama, LlamaRefused, Requantized
-from .content import FLOATS
 from .xray import NO_TO_FLOAT, XRay, llama_values, xray
 
 #: Keys that llama.cpp writes when it quantized with an importance matrix.
@@ -54,7 +54,7 @@ def compare(
     if not tensor.nbytes:
         return Comparison(tensor, origin, Requantized(0, -1, b""))
     same = origin.type == tensor.type
-    if not same and (tensor.type.format is None and tensor.type.name not in FLOATS):
+    if not same and (tensor.type.format is None and tensor.type.name not in FLOAT_TYPES):
         why = "llama.cpp quantizes nothing to it" if tensor.type.name in NO_TO_FLOAT else "is not covered"
         return Comparison(tensor, origin, unverified=f"type {tensor.type.name}: {why}")
     if not same and (origin.type.name in NO_TO_FLOAT and origin.type.name != "F32"):

@@ -235,8 +235,8 @@ class Findings:
         if self._totals[finding.id] <= MAX_PER_RULE:
             self._kept.append(finding)
 
-    def listed(self, part: int = 0) -> tuple[Finding, ...]:
-        """All that are kept, the last one of a rule saying how many more there are."""
+    def listed(self, part: int | None = None) -> tuple[Finding, ...]:
+        """All that are kept, the last one of a rule saying how many more there are; of that part, if it is given."""
         left = Counter({id: min(total, MAX_PER_RULE) for id, total in self._totals.items()})
         listed = []
         for f in self._kept:
@@ -244,13 +244,13 @@ class Findings:
             more = self._totals[f.id] - MAX_PER_RULE
             if not left[f.id] and more > 0:
                 f = replace(f, found=f"{f.found} (and {more} more of this kind)")
-            listed.append(replace(f, part=part))
+            listed.append(f if part is None else replace(f, part=part))
         return tuple(listed)
 
 
-def capped(findings: Iterable[Finding], part: int = 0) -> tuple[Finding, ...]:
+def capped(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """At most `MAX_PER_RULE` findings of each rule, the last one saying how many more there are."""
     kept = Findings()
     for f in findings:
         kept.add(f)
-    return kept.listed(part)
+    return kept.listed()

@@ -18,6 +18,7 @@ from .ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
 __all__ = [
     "ACTIVATION_FORMATS",
     "ELEMENT_TYPES",
+    "FLOAT_TYPES",
     "FORMATS",
     "IQ1_M",
     "IQ1_S",
@@ -68,7 +69,9 @@ FORMATS: dict[str, BlockFormat] = {
 #: Formats that activations are quantized to.
 ACTIVATION_FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q8_0, Q8_1, Q8_K)}
 
-#: Types of one element a "block": not quantized, counted and not judged by the GEMM rungs.
+#: Types of one floating-point number a "block" that llama.cpp multiplies with.
+FLOAT_TYPES = ("F32", "F16", "BF16")
+#: All types of one element a "block": not quantized, counted and not judged by the GEMM rungs.
 ELEMENT_TYPES = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
 
 

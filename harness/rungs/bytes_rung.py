@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from ..audit import Content, Examination, Readers, Reading, capped_in_parts, compare_readers, coverage
+from ..audit import Content, Examination, Readers, Reading, compare_readers, coverage
 from ..container import Finding, check_claims
+from ..container.records import capped
 from ..errors import EnvironmentFault
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
 from .run import Run, matrix_of, where
@@ -39,7 +40,7 @@ def bytes_rung(run: Run) -> RungResult:
 
 
 def _container(run: Run, result: RungResult, of_content: list[Finding], readings: list[tuple[Reading, ...]]) -> None:
-    ours = (*run.model.findings, *check_claims(run.model), *capped_in_parts(of_content))
+    ours = (*run.model.findings, *check_claims(run.model), *capped(of_content))
     ours += tuple(f for part in run.model.parts for f in coverage(part))
     for part, readings_of_part in zip(run.model.parts, readings, strict=True):
         explained = tuple(f for f in ours if f.part == part.part)

@@ -17,8 +17,6 @@ from .rounding import add_rounded
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-#: Types of weights whose products are defined here.
-ELEMENTS = ("F32", "F16", "BF16")
 _EXTRA_ROUNDINGS = 8
 _TILE = 1 << 22
 
@@ -36,13 +34,14 @@ def round_to(kind: str, x: Floats) -> Floats:
 
 
 def element_product(kind: str, w: Bytes, x: Floats, ordered: bool = False) -> Product:
-    """The product of weights uint8[N, row bytes] of a type of `ELEMENTS` and activations float32[M, K].
+    """The product of weights uint8[N, row bytes] of a type of `FLOAT_TYPES` and activations float32[M, K].
 
     Args:
         ordered: also the bits of fused multiply-adds in ascending k.
     """
-    values = decode_elements(kind, np.ascontiguousarray(w).reshape(-1)).reshape(len(w), -1).astype(np.float64)
-    a = round_to(kind, np.ascontiguousarray(x, np.float32)).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        values = decode_elements(kind, np.ascontiguousarray(w).reshape(-1)).reshape(len(w), -1).astype(np.float64)
+        a = round_to(kind, np.ascontiguousarray(x, np.float32)).astype(np.float64)
     m, k = a.shape
     n = len(values)
     exact, bound, spread = np.empty((m, n)), np.empty((m, n)), np.empty((m, n))
@@ -63,10 +62,3 @@ def element_product(kind: str, w: Bytes, x: Floats, ordered: bool = False) -> Pr
             for i in range(k):
                 result = add_rounded(np.multiply.outer(a[:, i], values[:, i]), result)
     return Product(exact, bound, spread, result)
-
-
-def exact_element_result(kind: str, w: Bytes, x: Floats) -> npt.NDArray[np.float64]:
-    """Only the exact result, float64[M, N]."""
-    values = decode_elements(kind, np.ascontiguousarray(w).reshape(-1)).reshape(len(w), -1).astype(np.float64)
-    with np.errstate(all="ignore"):
-        return np.asarray(round_to(kind, np.ascontiguousarray(x, np.float32)).astype(np.float64) @ values.T)
