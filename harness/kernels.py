@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import UsageError
-from .formats import FORMATS, BlockFormat
+from .formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from .hosts.base import Host, kernel_root
 
 _THREADS = 256
@@ -45,6 +45,13 @@ KERNELS: dict[str, KernelSpec] = {
     )
 }
 DEFAULT_KERNEL = "q8_1_dp4a"
+#: By type: what multiplies weights that are not quantized, whichever kernel is chosen for the others.
+ELEMENT_KERNELS: dict[str, KernelSpec] = {
+    name: KernelSpec(
+        f"{name.lower()}_elements", "gemm/elements/01_naive.cu", name.lower(), True, "one thread an output"
+    )
+    for name in ELEMENTS
+}
 QUANTIZER = "quantize/q8_1.cu"
 
 
@@ -74,12 +81,14 @@ class Kernel:
     def ordered(self) -> bool:
         return self.spec.ordered
 
-    def supports(self, fmt: BlockFormat) -> bool:
-        return fmt.name in FORMATS
+    def of(self, fmt: WeightFormat) -> Kernel:
+        """The kernel that multiplies such weights: this one, or, beside it, that of weights that are not quantized."""
+        return self if isinstance(fmt, BlockFormat) else Kernel(ELEMENT_KERNELS[fmt.name], self.host, self.root)
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """Activations `float32[M, K]` to what `gemm` takes: Q8_1 bytes `[M, K/32·36]`, or x itself (semantics f32)."""
-        if self.semantics == "f32":
+        """Activations `float32[M, K]` to what `gemm` takes: Q8_1 bytes `[M, K/32·36]`, or x itself where the
+        semantics takes float32."""
+        if self.semantics != "q8_1":
             return np.ascontiguousarray(x, np.float32).view(np.uint8)
         m, k = x.shape
         n_blocks = m * k // 32
@@ -89,14 +98,15 @@ class Kernel:
         self.host.launch(kernel, grid, (_THREADS, 1, 1), [self.host.upload(x.copy()), out, np.int64(n_blocks)])
         return self.host.download(out).reshape(m, k // 32 * 36)
 
-    def upload(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> Weights:
+    def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
         """Weights `uint8[N, row_bytes]` in the file's layout, kept on the host for any number of calls."""
         return Weights(fmt, rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size, self.host.upload(rows))
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """`float32[M, N]` from activations as `quantize` returns them. Raises KernelFault."""
         m, n, k = x.shape[0], weights.n, weights.k
-        defines = {"FORMAT": weights.fmt.name, "BLOCK_BYTES": str(weights.fmt.block_bytes)}
+        kind = "ELEMENT" if isinstance(weights.fmt, ElementFormat) else "FORMAT"
+        defines = {kind: weights.fmt.name, "BLOCK_BYTES": str(weights.fmt.block_bytes)}
         kernel = self.host.load(self.root, self.spec.file, "gemm", defines)
         out = self.host.output(4 * m * n)
         grid = (min(-(-m * n // _THREADS), _MAX_GRID), 1, 1)
@@ -110,7 +120,7 @@ class Kernel:
 class Weights:
     """A weight matrix on a host: N rows of K values."""
 
-    fmt: BlockFormat
+    fmt: WeightFormat
     n: int
     k: int
     buffer: Any

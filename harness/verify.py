@@ -24,11 +24,12 @@ from .errors import (
     NothingToVerify,
     UsageError,
 )
-from .formats import FORMATS
+from .formats import ELEMENTS, FORMATS
 from .hosts import make_host
 from .hosts.base import Host
 from .kernels import DEFAULT_KERNEL, Kernel, find_kernel
 from .rungs import RUNGS, Options, Run, RungResult
+from .rungs.run import may_be_matrix
 from .version import project_version
 
 
@@ -90,7 +91,7 @@ def verify(
 
     Raises:
         MalformedFile: the file cannot be read safely.
-        NothingToVerify: no tensor in it is quantized.
+        NothingToVerify: it holds no matrix.
         EnvironmentFault: no such host, or llama.cpp cannot be used at all; what breaks off one rung (llama.cpp dies on
             this model, a build fails) is recorded in its result.
         UsageError: no such kernel or rung, or the options select nothing.
@@ -104,8 +105,8 @@ def verify(
         spec = find_kernel(kernel)
         kernel = Kernel(spec, make_host(host, options.threads) if isinstance(host, str) else host)
     with open_model(path) as model:
-        if not any(t.type.quantized for t in model.tensors.values()):
-            held = f"its {len(model.tensors)} tensors are not quantized" if model.tensors else "it holds no tensor"
+        if not any(map(may_be_matrix, model.tensors.values())):
+            held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
             raise NothingToVerify(f"nothing to verify in {Path(path).name}: {held}")
         run = Run(model, kernel, options)
         try:
@@ -150,6 +151,7 @@ def _header(run: Run) -> dict[str, Any]:
         "kernel": run.kernel.name,
         "semantics": run.kernel.semantics,
         "declared order": "ascending k" if run.kernel.ordered else "none",
+        "kernels of other types": _element_kernels(run),
         "file": str(model.path),
         "size": model.size,
         "sha256": _digests(model),
@@ -163,6 +165,12 @@ def _header(run: Run) -> dict[str, Any]:
         "repack": run.options.repack,
         "byte order": sys.byteorder,
     }
+
+
+def _element_kernels(run: Run) -> dict[str, str]:
+    """Type → what multiplies its matrices, of types that are not quantized and that the file holds matrices of."""
+    kinds = {t.type.weights for t in run.model.tensors.values() if may_be_matrix(t) and not t.type.quantized}
+    return {fmt.name: run.kernel_of(fmt).name for fmt in ELEMENTS.values() if fmt in kinds}
 
 
 def _digests(model: Model) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import gguf
-import numpy as np
-import numpy.typing as npt
 
 from .block import BlockFormat, Field
+from .elements import ELEMENTS, SLICE, ElementFormat, decode_elements
 from .iquants import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS
 from .kquants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K
 from .legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1
@@ -17,6 +16,7 @@ from .ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
 
 __all__ = [
     "ACTIVATION_FORMATS",
+    "ELEMENTS",
     "ELEMENT_TYPES",
     "FLOAT_TYPES",
     "FORMATS",
@@ -45,11 +45,14 @@ __all__ = [
     "Q8_0",
     "Q8_1",
     "Q8_K",
+    "SLICE",
     "TQ1_0",
     "TQ2_0",
     "BlockFormat",
+    "ElementFormat",
     "Field",
     "TensorType",
+    "WeightFormat",
     "decode_elements",
     "tensor_type",
 ]
@@ -70,9 +73,12 @@ FORMATS: dict[str, BlockFormat] = {
 ACTIVATION_FORMATS: dict[str, BlockFormat] = {f.name: f for f in (Q8_0, Q8_1, Q8_K)}
 
 #: Types of one floating-point number a "block" that llama.cpp multiplies with.
-FLOAT_TYPES = ("F32", "F16", "BF16")
-#: All types of one element a "block": not quantized, counted and not judged by the GEMM rungs.
-ELEMENT_TYPES = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
+FLOAT_TYPES = tuple(ELEMENTS)
+#: All types of one element a "block": not quantized.
+ELEMENT_TYPES = (*FLOAT_TYPES, "F64", "I8", "I16", "I32", "I64")
+
+#: What a matrix of weights may be of.
+WeightFormat = BlockFormat | ElementFormat
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,11 @@ class TensorType:
         """The block format, where this project covers the type."""
         return FORMATS.get(self.name)
 
+    @property
+    def weights(self) -> WeightFormat | None:
+        """The format of weights of this type, where this project covers their products."""
+        return FORMATS.get(self.name) or ELEMENTS.get(self.name)
+
 
 def _table() -> dict[int, TensorType]:
     """Every type that the gguf package knows, and the covered ones. (gguf 0.19 does not know Q2_0, and gives Q8_1 40
@@ -108,10 +119,3 @@ _TYPES = _table()
 def tensor_type(type_id: int) -> TensorType | None:
     """The type of this number, or None for one that is unknown or was removed."""
     return _TYPES.get(type_id)
-
-
-def decode_elements(name: str, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """F32, F16 or BF16 bytes as float32. Raises KeyError for any other type."""
-    if name == "BF16":
-        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    return raw.view({"F32": "<f4", "F16": "<f2"}[name]).astype(np.float32)

@@ -174,6 +174,11 @@ class BlockFormat:
         return sum(f.nbytes for f in self.fields)
 
     @property
+    def unit(self) -> int:
+        """Values that the rungs look at together: a block."""
+        return self.block_size
+
+    @property
     def bits_per_weight(self) -> float:
         return 8 * self.block_bytes / self.block_size
 

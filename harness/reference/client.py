@@ -39,8 +39,8 @@ class LlamaRefused(Exception):
 
 @dataclass(frozen=True)
 class Gemm:
-    """One product with a matrix of quantized weights as llama.cpp computed it: a MUL_MAT, one of several matrices of a
-    batched one, or one expert of a MUL_MAT_ID with the rows that were routed to it.
+    """One product with a matrix of weights as llama.cpp computed it: a MUL_MAT, one of several matrices of a batched
+    one, or one expert of a MUL_MAT_ID with the rows that were routed to it.
 
     Args:
         tensor: name of the weights.
@@ -48,7 +48,8 @@ class Gemm:
         type_id: ggml type of the weights.
         x: activations, float32[M, K].
         y: llama.cpp's output, float32[M, N].
-        quantized: x in each activation format that was asked for, uint8[M, row bytes], by ggml type.
+        quantized: x in each activation format that was asked for, uint8[M, row bytes], by ggml type; where the weights
+            are F16 or BF16, instead x in their type.
         crc32: of the matrix as llama.cpp holds it, where it was asked for.
         first_row: the row of the tensor with which the matrix begins.
         idle: the node did not use this matrix: x are rows that it gave to others, y is empty.
@@ -71,15 +72,15 @@ class Evaluation:
 
     Args:
         logits: float32[tokens, vocabulary]; of a model that embeds, float32[tokens, width] or a reranker's score.
-        lookup: quantized tensors that were only looked up, name → type.
+        lookup: weights of which rows were looked up, name → type.
         unsupported: products that could not be tapped, name → why.
-        unquantized: matrices that are not quantized, name → type.
+        used: weights that other nodes than products and look-ups used, name → ggml's names of the operations.
     """
 
     logits: Floats
     lookup: dict[str, str]
     unsupported: dict[str, str]
-    unquantized: dict[str, str]
+    used: dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,8 @@ class Llama:
         return bool(result["valid"])
 
     def block_products(self, type_id: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
-        """Every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K]."""
+        """Every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K]; of a type
+        without blocks every product of 32 values, the last ones of fewer."""
         _, (out,) = self._call("block_products", {"w": w, "x": x}, type=type_id, threads=threads)
         return np.asarray(out)
 
@@ -395,11 +397,12 @@ class Llama:
     def capture(
         self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False, idle: bool = False
     ) -> Iterator[Gemm | Evaluation]:
-        """Each quantized GEMM as it is computed, then the Evaluation. llama.cpp waits while the caller works.
+        """Each GEMM with weights as it is computed, then the Evaluation. llama.cpp waits while the caller works.
 
         Args:
             tokens: one batch.
-            activations: ggml types in which each GEMM's activations are wanted too, by llama.cpp's own quantizer.
+            activations: ggml types in which each quantized GEMM's activations are wanted too, by llama.cpp's own
+                quantizer; any at all: also those of others, in the weights' type.
             checksum: also the crc32 of the weights.
             idle: also matrices that a node holds and did not use: experts to which no token was routed.
         """
@@ -428,7 +431,7 @@ class Llama:
     def graft(
         self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = ()
     ) -> Evaluation:
-        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each quantized GEMM."""
+        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM."""
         for node, answer in self._tapped("graft", tokens, activations, False):
             if isinstance(node, Evaluation):
                 return node
@@ -454,7 +457,7 @@ class Llama:
                 yield Evaluation(arrays[0], **result["seen"]), answer
                 return
             x, y, matrix, row, *quantized = arrays
-            yield _Node(header, x, y, matrix, row, dict(zip(activations, quantized, strict=True))), answer
+            yield _Node(header, x, y, matrix, row, dict(zip(header["activations"], quantized, strict=True))), answer
 
 
 class _Node:

@@ -131,6 +131,7 @@ ggml_validate_row_data = _declare(base, "ggml_validate_row_data", c.c_bool, c.c_
 ggml_backend_tensor_get = _declare(base, "ggml_backend_tensor_get", None, TensorP, c.c_void_p, c.c_size_t, c.c_size_t)
 ggml_backend_tensor_set = _declare(base, "ggml_backend_tensor_set", None, TensorP, c.c_void_p, c.c_size_t, c.c_size_t)
 ggml_backend_buffer_name = _declare(base, "ggml_backend_buffer_name", c.c_char_p, c.c_void_p)
+ggml_backend_buffer_get_usage = _declare(base, "ggml_backend_buffer_get_usage", c.c_int, c.c_void_p)
 ggml_log_set = _declare(base, "ggml_log_set", None, LogCallback, c.c_void_p)
 gguf_init_from_file = _declare(base, "gguf_init_from_file", c.c_void_p, c.c_char_p, GgufInitParams)
 gguf_init_from_buffer = _declare(base, "gguf_init_from_buffer", c.c_void_p, c.c_char_p, c.c_size_t, GgufInitParams)
@@ -146,7 +147,8 @@ ggml_cpu_init = _declare(cpu, "ggml_cpu_init", None)
 ggml_get_type_traits_cpu = _declare(cpu, "ggml_get_type_traits_cpu", c.POINTER(CpuTypeTraits), c.c_int)
 ggml_graph_compute_with_ctx = _declare(cpu, "ggml_graph_compute_with_ctx", c.c_int, c.c_void_p, c.c_void_p, c.c_int)
 
-F32 = 0
+F32, F16, BF16 = 0, 1, 30
+_USAGE_WEIGHTS = 1  # enum ggml_backend_buffer_usage
 
 
 def probe_abi() -> None:
@@ -238,6 +240,13 @@ def readable(t: Any) -> bool:
     s = t.contents
     buffer = s.view_src.contents.buffer if s.view_src else s.buffer
     return bool(buffer) and b"REPACK" not in ggml_backend_buffer_name(buffer)
+
+
+def is_weight(t: Any) -> bool:
+    """Whether a tensor is, or is a view of, one that was loaded from the model's file: not a cache, not a result."""
+    s = t.contents
+    buffer = s.view_src.contents.buffer if s.view_src else s.buffer
+    return bool(buffer) and ggml_backend_buffer_get_usage(buffer) == _USAGE_WEIGHTS
 
 
 def write_tensor(t: Any, values: npt.NDArray[np.float32]) -> None:

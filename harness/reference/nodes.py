@@ -17,6 +17,10 @@ import numpy.typing as npt
 from . import ggml
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+#: What only looks at a tensor in another way; the result is a view of it, which a later node uses.
+VIEWS = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
+#: Types of one value each that it multiplies with.
+ELEMENTS = (ggml.F32, ggml.F16, ggml.BF16)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def weights_name(w: Any) -> str:
 
 
 def obstacle(node: Any) -> str | None:
-    """Why a product with quantized weights cannot be taken apart into matrices of whole rows, or None."""
+    """Why a product with weights cannot be taken apart into matrices of whole rows, or None."""
     w, x = node.src[0].contents, node.src[1].contents
     whole = w.view_src.contents if w.view_src else w
     if x.type != ggml.F32:

@@ -20,6 +20,9 @@ import numpy.typing as npt
 
 from . import protocol
 
+#: Values of a type without blocks that are one block of `block_products`.
+_SLICE = 32
+
 Reply = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
 
 
@@ -131,12 +134,14 @@ class Worker:
         return {"valid": bool(self.ggml.ggml_validate_row_data(type, self.ggml.pointer(raw), raw.nbytes))}, ()
 
     def block_products(self, type: int, threads: int, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]) -> Reply:
-        """Every partial product in one op: W seen as [32, N, K/32], X as [32, M, K/32]; float32[K/32, M, N]."""
+        """Every partial product in one op: W seen as [32, N, K/32], X as [32, M, K/32]; float32[K/32, M, N]. Of a type
+        without blocks 32 values are one; the last ones, where K is no multiple, take a second op."""
         g = self.ggml
         traits = g.ggml_get_type_traits(type).contents
-        block = traits.blck_size
+        block = traits.blck_size if traits.blck_size > 1 else _SLICE
+        nbytes = block // traits.blck_size * traits.type_size
         n, (m, k) = len(w), x.shape
-        nb = k // block
+        nb = -(-k // block)
         size = w.nbytes + 4 * x.nbytes + 4 * nb * m * n + (8 << 20) + threads * (2 << 20)
         ctx = g.ggml_init(g.InitParams(size, None, False))
         try:
@@ -144,12 +149,15 @@ class Worker:
             xt = g.ggml_new_tensor_2d(ctx, g.F32, k, m)
             c.memmove(wt.contents.data, g.pointer(w), w.nbytes)
             c.memmove(xt.contents.data, g.pointer(x), x.nbytes)
-            wv = g.ggml_view_3d(ctx, wt, block, n, nb, w.shape[1], traits.type_size, 0)
-            xv = g.ggml_view_3d(ctx, xt, block, m, nb, 4 * k, 4 * block, 0)
-            out = self._computed(ctx, g.ggml_mul_mat(ctx, wv, xv), threads, (nb, m, n))
+            parts = []
+            for width, first, count in ((block, 0, k // block), (k % block, k // block, 1)):
+                if width and count:
+                    wv = g.ggml_view_3d(ctx, wt, width, n, count, w.shape[1], nbytes, first * nbytes)
+                    xv = g.ggml_view_3d(ctx, xt, width, m, count, 4 * k, 4 * block, 4 * block * first)
+                    parts.append(self._computed(ctx, g.ggml_mul_mat(ctx, wv, xv), threads, (count, m, n)))
         finally:
             g.ggml_free(ctx)
-        return {}, (out,)
+        return {}, (np.concatenate(parts),)
 
     def multiply(self, type: int, threads: int, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]) -> Reply:
         """One MUL_MAT: weights uint8[N, row bytes], activations float32[M, K] → float32[M, N]."""
@@ -326,11 +334,11 @@ class Worker:
     def evaluate(self, tokens: list[int], mode: str, options: dict[str, Any]) -> Reply:
         """All tokens in one batch; logits float32[len(tokens), n_vocab], or embeddings. Modes: plain, capture, graft.
 
-        In capture and graft the parent gets an event for each product with quantized weights and answers it; in graft
-        its answer is the output with which the graph goes on.
+        In capture and graft the parent gets an event for each product with weights and answers it; in graft its answer
+        is the output with which the graph goes on.
         """
         failure: list[BaseException] = []
-        seen: dict[str, dict[str, str]] = {"lookup": {}, "unsupported": {}, "unquantized": {}}
+        seen: dict[str, dict[str, Any]] = {"lookup": {}, "unsupported": {}, "used": {}}
 
         def tap(t: Any, ask: bool) -> bool:
             if failure:
@@ -396,7 +404,23 @@ class Worker:
             return not ask
         return self._tap(c.cast(t, self.ggml.TensorP), ask)
 
-    def _tap_node(self, t: Any, ask: bool, mode: str, options: dict[str, Any], seen: dict[str, dict[str, str]]) -> bool:
+    def _note_uses(self, node: Any, op: str, seen: dict[str, dict[str, Any]]) -> None:
+        """What a node does with weights, but multiply them with activations."""
+        if op in self.nodes.VIEWS:
+            return
+        for i, source in enumerate(node.src):
+            if not source:
+                break
+            if (i == 0 and op in self.nodes.PRODUCTS) or not self.ggml.is_weight(source):
+                continue
+            name = self.nodes.weights_name(source.contents)
+            if op == "GET_ROWS":
+                kind = self.ggml.ggml_get_type_traits(source.contents.type).contents.type_name
+                seen["lookup"][name] = kind.decode()
+            elif op not in seen["used"].setdefault(name, []):
+                seen["used"][name].append(op)
+
+    def _tap_node(self, t: Any, ask: bool, mode: str, options: dict[str, Any], seen: dict[str, dict[str, Any]]) -> bool:
         g = self.ggml
         node = t.contents
         op = g.ggml_op_name(node.op).decode()
@@ -404,19 +428,18 @@ class Worker:
             return not ask
         w = node.src[0].contents
         name = self.nodes.weights_name(w)
+        traits = g.ggml_get_type_traits(w.type).contents
         if ask:
-            traits = g.ggml_get_type_traits(w.type).contents
-            kind = traits.type_name.decode()
-            if op == "GET_ROWS" and traits.is_quantized:
-                seen["lookup"][name] = kind
-            elif op in self.nodes.PRODUCTS and not traits.is_quantized:
-                seen["unquantized"][name] = kind
-            elif op in self.nodes.PRODUCTS:
+            self._note_uses(node, op, seen)
+            if op not in self.nodes.PRODUCTS or not (traits.is_quantized or g.is_weight(node.src[0])):
+                return False  # what is not quantized may be a cache or a result, as in attention
+            if not traits.is_quantized and w.type not in self.nodes.ELEMENTS:
+                why: str | None = f"products with {traits.type_name.decode()} are not covered"
+            else:
                 why = self.nodes.obstacle(node)
-                if why is None:
-                    return True
+            if why is not None:
                 seen["unsupported"][name] = why
-            return False
+            return why is None
         try:
             parts = self.nodes.layout(node)
         except ValueError as error:
@@ -429,7 +452,11 @@ class Worker:
         y = g.read_tensor(t)
         if options.get("checksum") and g.readable(node.src[0]):
             header["crc32"] = [zlib.crc32(g.read_bytes(node.src[0], at, parts.nbytes).data) for at in parts.offsets]
-        arrays = [x, y, parts.matrix, parts.row, *(self._from_float(a, x) for a in options.get("activations", ()))]
+        activations = options.get("activations", ())
+        if activations and not traits.is_quantized:  # rounded to the weights' type, or not at all
+            activations = [w.type] if w.type != g.F32 else []
+        header["activations"] = list(activations)
+        arrays = [x, y, parts.matrix, parts.row, *(self._from_float(a, x) for a in activations)]
         protocol.send(self.link, header, *arrays)
         answer, given = protocol.receive(self.link)
         if answer.get("stop"):

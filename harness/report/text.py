@@ -37,6 +37,9 @@ def _header(h: dict[str, Any]) -> Iterator[str]:
         yield f"{'sha256':12}{digest}"
     yield f"{'host':12}{h['host']} (chosen {h['host chosen']})"
     yield f"{'kernel':12}{h['kernel']} · semantics {h['semantics']} · declared order: {h['declared order']}"
+    if others := h["kernels of other types"]:
+        kernels = ", ".join(f"{kind} {name}" for kind, name in others.items())
+        yield f"{'':12}matrices that are not quantized: {kernels} · declared order: ascending k"
     prompt = printable(h["prompt"], 60)
     yield f'{"run":12}seed {h["seed"]} · {h["threads"]} threads · {h["n_predict"]} tokens after "{prompt}"'
 

@@ -1,28 +1,34 @@
 """Rung 2, blocks: does one weight block × one activation block give llama.cpp's number?
 
-Every block of every quantized tensor, against one block of real activations. The kernel runs with K=32 on one column of
-blocks at a time; llama.cpp computes all columns in one op on a view of the same bytes. At K=32 nothing hides behind a
-sum; and so that nothing hides behind a zero, each column takes its activations from the token whose codes hold the
-fewest, and where zeros are left the column is judged again on drawn activations that have none. A second row with the
-largest code everywhere takes integer sums to where they would overflow a type that is too narrow.
+Every block of every matrix, against one block of real activations; of weights that are not quantized, 32 values are a
+block (the last ones of a row may be fewer). The kernel runs with K=32 on one column of blocks at a time; llama.cpp
+computes all columns in one op on a view of the same bytes. At K=32 nothing hides behind a sum; and so that nothing
+hides behind a zero, each column takes its activations from the token whose codes hold the fewest, and where zeros are
+left the column is judged again on drawn activations that have none. A second row with the largest code everywhere takes
+integer sums to where they would overflow a type that is too narrow.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..container import Tensor, printable
 from ..errors import KernelFault
-from ..formats import Q8_1, BlockFormat
-from ..formats.legacy import QK
+from ..formats import Q8_1, SLICE, BlockFormat, WeightFormat
 from ..reference import Evaluation, LlamaRefused
 from ..semantics import product
 from ..semantics.activations import encode_q8_1
+from ..semantics.elements import round_to
 from .drawn import drawn, largest_codes
 from .judging import judge_output
 from .result import Failure, RungResult
-from .run import Run
+from .run import Run, may_be_matrix
+from .uses import not_multiplied
+
+Floats = npt.NDArray[np.float32]
 
 _CHUNK_VALUES = 1 << 25
 
@@ -33,9 +39,9 @@ def blocks_rung(run: Run) -> RungResult:
     with result.timed():
         wanted = {}
         for tensor in run.selected():
-            if not tensor.type.quantized:
-                result.skip("tensors not quantized")
-            elif tensor.type.format is None:
+            if not may_be_matrix(tensor):
+                continue
+            if tensor.type.weights is None:
                 result.leave(tensor.name, f"type {tensor.type.name} is not covered")
             elif not tensor.nbytes:
                 result.skip("empty tensors")
@@ -43,35 +49,50 @@ def blocks_rung(run: Run) -> RungResult:
                 result.leave(tensor.name, f"{len(tensor.shape)} dimensions, not a matrix")
             else:
                 wanted[tensor.name] = tensor
+        products: set[str] = set()
         if wanted:
             try:
-                _check(run, result, wanted)
+                _check(run, result, wanted, products)
             except LlamaRefused as error:
                 result.leave("all tensors", str(error))
+        result.skip("vectors", run.vectors(products))
     return result
 
 
-def _check(run: Run, result: RungResult, wanted: dict[str, Tensor]) -> None:
+def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: set[str]) -> None:
+    """Judge the wanted tensors' blocks; `products` gets the names of all tensors that the graph multiplies."""
     session = run.session
-    rows_by_width: dict[int, npt.NDArray[np.float32]] = {}
+    rows_by_width: dict[int, Floats] = {}
     left = dict(wanted)
+    done: Evaluation | None = None
     capture = session.llama.capture(session.prompt)
     for gemm in run.progress("blocks", capture, total=run.n_matrices(), unit="GEMM"):
         if isinstance(gemm, Evaluation):
+            done = gemm
             break
+        tensor = run.model.tensors.get(gemm.tensor)
+        if tensor is None or tensor.type.weights is None:
+            continue  # the layers rung says so
+        vector = not may_be_matrix(tensor) and run.wants(gemm.tensor) and gemm.tensor not in products
+        first = vector or gemm.tensor in left
+        products.add(gemm.tensor)
         if not np.isfinite(gemm.x).all():
-            result.leave(gemm.tensor, "its activations are not finite")
-            left.pop(gemm.tensor, None)
+            if first:
+                result.leave(gemm.tensor, "its activations are not finite")
+                left.pop(gemm.tensor, None)
             continue
-        tensor = left.pop(gemm.tensor, None)
-        if tensor is None and gemm.x.shape[1] in rows_by_width:
+        if not first and gemm.x.shape[1] in rows_by_width:
             continue
-        x = _fewest_zeros(gemm.x)
+        x = _fewest_zeros(gemm.x, tensor.type.weights)
         rows_by_width.setdefault(x.shape[1], x)
-        if tensor is not None:
+        if first and tensor.k == x.shape[1]:
+            left.pop(gemm.tensor, None)
             _one_tensor(run, result, tensor, x)
     for tensor in left.values():
-        if tensor.k not in rows_by_width:
+        why = None if tensor.type.quantized or done is None else not_multiplied(tensor, done)
+        if why is not None:
+            result.skip(why)
+        elif tensor.k not in rows_by_width:
             result.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
         else:
             result.notes.append(
@@ -80,39 +101,41 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor]) -> None:
             _one_tensor(run, result, tensor, rows_by_width[tensor.k])
 
 
-def _zeros(x: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """How many codes of each activation block are zero, int64[M, K/32], for x float32[M, K]."""
-    blocks = encode_q8_1(x).reshape(len(x), -1, Q8_1.block_bytes)
-    return np.asarray((Q8_1.codes(blocks) == 0).sum(axis=-1))
+def _zeros(x: Floats, fmt: WeightFormat) -> npt.NDArray[np.int64]:
+    """How many codes, or values, of each 32 activations are zero to such weights, int64[M, K/32], for float32[M, K]."""
+    if isinstance(fmt, BlockFormat):
+        zero = Q8_1.codes(encode_q8_1(x).reshape(len(x), -1, Q8_1.block_bytes)).reshape(x.shape) == 0
+    else:
+        zero = round_to(fmt.name, x) == 0
+    return np.asarray(np.add.reduceat(zero, np.arange(0, x.shape[1], SLICE), axis=1, dtype=np.int64))
 
 
-def _fewest_zeros(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """float32[1, K]: each block of 32 from the row of x in which its codes hold the fewest zeros."""
-    best = _zeros(x).argmin(axis=0)
-    blocks = x.reshape(len(x), -1, QK)
-    return np.ascontiguousarray(blocks[best, np.arange(len(best))].reshape(1, -1))
+def _fewest_zeros(x: Floats, fmt: WeightFormat) -> Floats:
+    """float32[1, K]: each 32 values from the row of x in which the fewest are zero."""
+    k = x.shape[1]
+    best = np.repeat(_zeros(x, fmt).argmin(axis=0), SLICE)[:k]
+    return np.ascontiguousarray(x[best, np.arange(k)].reshape(1, k))
 
 
-def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: npt.NDArray[np.float32]) -> None:
-    fmt = tensor.type.format
+def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats) -> None:
+    fmt = tensor.type.weights
     assert fmt is not None
     failed = result.n_failures
     rows = run.row_bytes(tensor)
     step = max(1, _CHUNK_VALUES // tensor.k)
-    lacking = np.flatnonzero(_zeros(x)[0])
+    lacking = _zeros(x, fmt)[0] > 0
     x = np.concatenate([x, largest_codes(x)])
-    if len(lacking):
-        other = x[:1].copy().reshape(-1, QK)
-        other[lacking] = drawn((1, tensor.k), x[:1], run.options.seed).reshape(-1, QK)[lacking]
-        x = np.concatenate([x, other.reshape(1, -1)])
+    if lacking.any():
+        again = np.where(np.repeat(lacking, SLICE)[: tensor.k], drawn((1, tensor.k), x[:1], run.options.seed), x[:1])
+        x = np.concatenate([x, again])
         name = "blocks judged again on drawn activations"
-        result.figures[name] = result.figures.get(name, 0) + len(rows) * len(lacking)
+        result.figures[name] = result.figures.get(name, 0) + len(rows) * int(lacking.sum())
     try:
         for start in range(0, len(rows), step):
             _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x)
     except KernelFault as error:
         result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name))
-    blocks = rows.size // fmt.block_bytes
+    blocks = len(rows) * -(-tensor.k // fmt.unit)
     result.count("tensors")
     result.count("blocks", blocks)
     result.details.append(
@@ -121,21 +144,23 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: npt.NDArray[np.
 
 
 def _one_chunk(
-    run: Run, result: RungResult, tensor: Tensor, fmt: BlockFormat, rows: npt.NDArray[np.uint8], start: int,
-    x: npt.NDArray[np.float32],
-) -> None:  # fmt: skip
-    kernel, llama_semantics = run.kernel, run.llama_semantics(fmt)
-    assert llama_semantics.encode is not None
+    run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], start: int, x: Floats
+) -> None:
+    kernel, semantics, llama_semantics = run.kernel_of(fmt), run.semantics(fmt), run.llama_semantics(fmt)
     theirs = run.library.block_products(fmt.type_id, rows, x, run.options.threads)  # [K/32, M, N], M 2 or 3
-    columns = np.ascontiguousarray(rows.reshape(len(rows), -1, fmt.block_bytes).transpose(1, 0, 2))
-    for b, column in enumerate(columns):
-        part = np.ascontiguousarray(x[:, b * fmt.block_size : (b + 1) * fmt.block_size])
+    size = fmt.unit // fmt.block_size * fmt.block_bytes
+    for b, at in enumerate(range(0, rows.shape[1], size)):
+        column = np.ascontiguousarray(rows[:, at : at + size])
+        part = np.ascontiguousarray(x[:, b * fmt.unit : (b + 1) * fmt.unit])
         m = 3 if len(part) == 3 and (part[2] != part[0]).any() else 2  # the third differs where the first has zeros
         part = part[:m]
-        own = run.semantics.encode(part) if run.semantics.encode else part.view(np.uint8)
+        own = semantics.bytes_of(part)
         y = kernel.gemm(kernel.upload(fmt, column), kernel.quantize(part))
-        expected = product(run.semantics, fmt, column, own, ordered=kernel.ordered)
-        judge_output(result, "kernel", tensor, y, expected, run.semantics, own, None, start, b)
-        own = llama_semantics.encode(part)
-        expected = product(llama_semantics, fmt, column, own)
+        expected = product(semantics, fmt, column, own, ordered=kernel.ordered)
+        judge_output(result, "kernel", tensor, y, expected, semantics, own, None, start, b)
+        if llama_semantics is semantics:
+            expected = replace(expected, ordered=None)
+        else:
+            own = llama_semantics.bytes_of(part)
+            expected = product(llama_semantics, fmt, column, own)
         judge_output(result, "llama.cpp", tensor, theirs[b][:m], expected, llama_semantics, own, None, start, b)

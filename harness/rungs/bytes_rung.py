@@ -63,8 +63,7 @@ def _content(result: RungResult, content: Content) -> None:
         result.skip("tensors of integers" if tensor.nbytes else "empty tensors")
     else:
         result.count("tensors")
-        if kind.quantized:
-            result.count("blocks", scan.blocks)
+        result.count("blocks" if kind.quantized else "values", scan.blocks)
         for differing in (True, False):
             _report(result, content, differing)
         result.details.append(

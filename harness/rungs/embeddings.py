@@ -1,6 +1,6 @@
 """The tokens rung of a model that does not generate: its embeddings of the prompt's tokens stand for greedy tokens.
 
-Element by element, with the kernel's output grafted in place of llama.cpp's at every quantized GEMM:
+Element by element, with the kernel's output grafted in place of llama.cpp's at every GEMM with weights:
 
 (a) the kernel fed llama.cpp's own activation bytes: within 2·wobble + |e_x - e_l| of llama.cpp's embedding e_l, where
     e_x is what the exact oracle, grafted on the same bytes, gives: what the two definitions differ by;
@@ -51,7 +51,7 @@ class Embeddings:
         ours = graft("kernel", self.grafts.kernel(shared=False))
         exact = graft("exact oracle", self.grafts.oracle(shared=False))
         if not self.grafts.grafted:
-            self.result.leave("all embeddings", "the graph has no quantized GEMM to graft into")
+            self.result.leave("all embeddings", "the graph has no GEMM to graft into")
             return
         exact_shared = graft("exact oracle on llama.cpp's activations", self.grafts.oracle(shared=True))
         wobble = {shared: self._wobble(shared, of) for shared, of in ((True, exact_shared), (False, exact))}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats import WeightFormat
 from ..formats.legacy import QK
 from ..reference import Gemm, LlamaRefused
 from ..semantics import UNIT_ROUNDOFF, exact_result, gamma
@@ -77,12 +77,12 @@ class Grafts:
 
     def kernel(self, shared: bool) -> Replace:
         """The kernel's outputs, judged, on its own activations or on llama.cpp's activation bytes."""
-        semantics, kernel = self.run.semantics, self.run.kernel
 
         def replace(gemm: Gemm) -> Floats | None:
             matrix = self.run.matrix(self.result, gemm)
             if matrix is None:
                 return None
+            kernel, semantics = self.run.kernel_of(matrix.fmt), self.run.semantics(matrix.fmt)
             weights = kernel.upload(matrix.fmt, matrix.rows)
             x = self._activations(gemm, matrix.fmt, shared)
             y = kernel.gemm(weights, x if shared else kernel.quantize(gemm.x))
@@ -99,8 +99,8 @@ class Grafts:
             matrix = self.run.matrix(self.result, gemm)
             if matrix is None:
                 return None
-            x = self._activations(gemm, matrix.fmt, shared)
-            exact = exact_result(self.run.semantics, matrix.fmt, matrix.rows, x, self.run.options.threads)
+            x, semantics = self._activations(gemm, matrix.fmt, shared), self.run.semantics(matrix.fmt)
+            exact = exact_result(semantics, matrix.fmt, matrix.rows, x, self.run.options.threads)
             return exact.astype(np.float32)
 
         return replace
@@ -122,9 +122,9 @@ class Grafts:
 
         return noisy
 
-    def _activations(self, gemm: Gemm, fmt: BlockFormat, shared: bool) -> npt.NDArray[np.uint8]:
+    def _activations(self, gemm: Gemm, fmt: WeightFormat, shared: bool) -> npt.NDArray[np.uint8]:
         """As the kernel's semantics has them, by the harness's encoder or, shared, from llama.cpp's bytes."""
-        semantics = self.run.semantics
+        semantics = self.run.semantics(fmt)
         if shared:
             return llama_activations(semantics, fmt, gemm, self.run.llama_semantics(fmt))
-        return semantics.encode(gemm.x) if semantics.encode else gemm.x.view(np.uint8)
+        return semantics.bytes_of(gemm.x)

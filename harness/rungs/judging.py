@@ -64,10 +64,7 @@ def judge_output(
         block = at_block
         if block is None and block_of is not None and np.isfinite(exact):
             block = block_of(int(m), int(n))
-        raw = None
-        if block is not None and tensor.type.format is not None:
-            size = tensor.type.format.block_bytes
-            raw = run_row(tensor, row)[block * size : (block + 1) * size].tobytes()[:MAX_HEX_BYTES].hex()
+        raw = None if block is None else block_of_row(tensor, row, block).tobytes()[:MAX_HEX_BYTES].hex()
         what = describe(got, exact, difference <= bound, _reason(tensor, semantics, row, at_block, x[m]))
         place = where(tensor, row, int(m), block)
         if block is None and block_of is not None and np.isfinite(exact):
@@ -75,8 +72,8 @@ def judge_output(
         result.fail(
             Failure(
                 f"{who}{detail}: {place}: the output {what}", tensor.name, row, block, int(m),
-                None if block is None else tensor.block_offset(row, block), raw, float(got), exact, bound,
-                difference / bound if bound else float("inf"), tensor.part, matrix_of(tensor, row),
+                None if block is None else tensor.block_offset(row, block * _unit(tensor)),
+                raw, float(got), exact, bound, difference / bound if bound else float("inf"), tensor.part, matrix_of(tensor, row),
             )
         )  # fmt: skip
     rest = len(wrong) - len(shown)
@@ -87,11 +84,9 @@ def judge_output(
 def _reason(
     tensor: Tensor, semantics: Semantics, row: int, block: int | None, x: npt.NDArray[np.uint8]
 ) -> Callable[[], str | None]:
-    fmt = tensor.type.format
+    fmt = tensor.type.weights
     assert fmt is not None
-    w = run_row(tensor, row)
-    if block is not None:
-        w = w[block * fmt.block_bytes : (block + 1) * fmt.block_bytes]
+    w = run_row(tensor, row) if block is None else block_of_row(tensor, row, block)
     return lambda: overflow_reason(semantics, fmt, w, x)
 
 
@@ -106,6 +101,19 @@ def judge_whole(
         expected = product(semantics, matrix.fmt, matrix.rows[span], x, ordered, threads)
         part = np.ascontiguousarray(y[:, span])
         judge_output(result, who, matrix.tensor, part, expected, semantics, x, None, first_row + start)
+
+
+def _unit(tensor: Tensor) -> int:
+    """Blocks of the file that are one to the rungs: one, or 32 values of a type without blocks."""
+    fmt = tensor.type.weights
+    assert fmt is not None
+    return fmt.unit // fmt.block_size
+
+
+def block_of_row(tensor: Tensor, row: int, block: int) -> npt.NDArray[np.uint8]:
+    """The bytes of one block of a row, or of its 32 values (the last ones may be fewer) of a type without blocks."""
+    size = _unit(tensor) * tensor.type.block_bytes
+    return run_row(tensor, row)[block * size : (block + 1) * size]
 
 
 def run_row(tensor: Tensor, row: int) -> npt.NDArray[np.uint8]:

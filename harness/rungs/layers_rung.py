@@ -1,13 +1,14 @@
 """Rung 3, layers: does each GEMM of the real graph, on the real activations, give llama.cpp's output?
 
-For each matrix of quantized weights that llama.cpp multiplies for the prompt (MUL_MAT; each expert of a MUL_MAT_ID,
-with the rows routed to it), with y_l its output, y_k the kernel's, and o_k, o_l the exact results of the two declared
-semantics:
+For each matrix of weights that llama.cpp multiplies for the prompt (MUL_MAT; each expert of a MUL_MAT_ID, with the rows
+routed to it), with y_l its output, y_k the kernel's, and o_k, o_l the exact results of the two declared semantics:
 
     y_k - y_l = (y_k - o_k) + (o_k - o_l) + (o_l - y_l)
 
 The outer two must be within their bounds; the middle one is exactly known and is reported. The kernel also runs on
-llama.cpp's own activation bytes, where the two outputs are compared directly.
+llama.cpp's own activation bytes, where the two outputs are compared directly. Weights that are not quantized are
+multiplied by a kernel of their own and have one definition, so that the middle term is zero; "llama.cpp's activation
+bytes" are then its rounded activations, widened to float32, which the kernel's own rounding leaves as they are.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ import numpy.typing as npt
 
 from ..container import Tensor
 from ..errors import KernelFault
-from ..formats import Q8_0, Q8_1, Q8_K, BlockFormat
+from ..formats import Q8_0, Q8_1, Q8_K, ElementFormat, WeightFormat
 from ..kernels import Kernel, Weights
 from ..reference import Evaluation, Gemm, LlamaRefused
 from ..semantics import Product, Semantics, product
+from ..semantics.elements import round_to
 from .drawn import drawn
 from .judging import CHUNK_OUTPUTS, judge_output
 from .localise import first_wrong_block
 from .result import Failure, RungResult
-from .run import Run, label, matrix_of, where
+from .run import Run, label, matrix_of, may_be_matrix, where
+from .uses import not_multiplied, why_not_checked
 
 #: Once a shape, the kernel also runs with so many tokens: the prompt's and then drawn ones, all different. Kernels
 #: choose their code by M, so small M one by one, whole tiles, and an M past tiles of 128 that is no multiple of any.
@@ -37,8 +40,19 @@ OTHER_M = (1, 2, 3, 4, 5, 6, 7, 8, 64, 128, 131)
 ACTIVATIONS = (Q8_0.type_id, Q8_1.type_id, Q8_K.type_id)
 
 
-def llama_activations(semantics: Semantics, fmt: BlockFormat, gemm: Gemm, llama: Semantics) -> npt.NDArray[np.uint8]:
+def llama_bytes(fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> npt.NDArray[np.uint8]:
+    """llama.cpp's own activation bytes as `product` takes them for its semantics."""
+    if isinstance(fmt, ElementFormat):
+        rounded = gemm.x if fmt.type_id not in gemm.quantized else fmt.decode(gemm.quantized[fmt.type_id])
+        return rounded.view(np.uint8)
+    assert llama.activations is not None
+    return gemm.quantized[llama.activations.type_id]
+
+
+def llama_activations(semantics: Semantics, fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> npt.NDArray[np.uint8]:
     """llama.cpp's own activation bytes in the layout that a kernel of this semantics takes."""
+    if isinstance(fmt, ElementFormat):
+        return llama_bytes(fmt, gemm, llama)
     if semantics.activations is Q8_1:
         return gemm.quantized[Q8_1.type_id]
     assert llama.activations is not None
@@ -48,33 +62,33 @@ def llama_activations(semantics: Semantics, fmt: BlockFormat, gemm: Gemm, llama:
 
 
 def layers_rung(run: Run) -> RungResult:
-    """Judge every quantized GEMM. Raises EnvironmentFault where llama.cpp dies."""
+    """Judge every GEMM with weights. Raises EnvironmentFault where llama.cpp dies."""
     result = RungResult("layers")
     with result.timed():
-        quantized = {t.name: t for t in run.selected() if t.type.quantized}
-        result.not_checked["tensors not quantized"] = len(run.selected()) - len(quantized)
-        if not quantized:
-            return result
+        matrices = {t.name: t for t in run.selected() if may_be_matrix(t) and t.nbytes}
+        seen: set[str] = set()
         try:
-            _check(run, result, quantized)
+            if matrices:
+                _check(run, result, matrices, seen)
         except LlamaRefused as error:
             result.leave("all GEMMs", str(error))
+        result.skip("vectors", run.vectors(seen))
     return result
 
 
-def _check(run: Run, result: RungResult, quantized: dict[str, Tensor]) -> None:
+def _check(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[str]) -> None:
+    """Judge the GEMMs; `seen` gets the names of the tensors in them."""
     session = run.session
     if session.note:
         result.notes.append(session.note)
-    seen: set[str] = set()
     capture = session.llama.capture(session.prompt, ACTIVATIONS, checksum=True, idle=True)
     gaps: list[float] = []
     shapes: set[tuple[str, int, int]] = set()
-    covered = {name: np.zeros(t.n_rows, bool) for name, t in quantized.items()}
+    covered = {name: np.zeros(t.n_rows, bool) for name, t in matrices.items()}
     idle = 0
     for gemm in run.progress("layers", capture, total=run.n_matrices(), unit="GEMM"):
         if isinstance(gemm, Evaluation):
-            _leftovers(run, result, quantized, seen, gemm)
+            _leftovers(run, result, matrices, seen, gemm)
             continue
         if not run.wants(gemm.tensor):
             continue
@@ -96,18 +110,19 @@ def _check(run: Run, result: RungResult, quantized: dict[str, Tensor]) -> None:
         result.figures["gap to llama.cpp, median NMSE"] = float(np.median(gaps))
 
 
-def _leftovers(run: Run, result: RungResult, quantized: dict[str, Tensor], seen: set[str], done: Evaluation) -> None:
+def _leftovers(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[str], done: Evaluation) -> None:
     for name, why in done.unsupported.items():
         if run.wants(name):
             result.leave(name, why)
         seen.add(name)
-    for name in quantized:
+    for name, tensor in matrices.items():
         if name in seen:
             continue
-        if name in done.lookup:
-            result.skip("tensors only looked up")
+        kind = not_multiplied(tensor, done)
+        if kind is not None:
+            result.skip(kind)
         else:
-            result.leave(name, "no node of the graph used it for this prompt")
+            result.leave(name, why_not_checked(tensor, done))
 
 
 def _one_gemm(run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, int, int]]) -> list[float]:
@@ -154,27 +169,25 @@ def _one_gemm(run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, i
          "same activations": judged.utilisation["kernel on llama.cpp's activations"], "gap NMSE": judged.gap,
          "failures": result.n_failures - failed}
     )  # fmt: skip
-    return [judged.gap]
+    return [] if isinstance(fmt, ElementFormat) else [judged.gap]
 
 
 class _Judged:
     """One GEMM: the kernel's outputs on its own and on llama.cpp's activation bytes, against three exact products."""
 
     def __init__(
-        self, run: Run, result: RungResult, tensor: Tensor, fmt: BlockFormat, rows: npt.NDArray[np.uint8], gemm: Gemm
+        self, run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], gemm: Gemm
     ) -> None:
         self.run, self.result, self.tensor, self.fmt, self.rows, self.gemm = run, result, tensor, fmt, rows, gemm
-        self.kernel: Kernel = run.kernel
-        self.llama = run.llama_semantics(fmt)
-        assert self.llama.activations is not None
-        assert self.llama.encode is not None
-        self.llama_bytes = gemm.quantized[self.llama.activations.type_id]
-        semantics = run.semantics
-        self.own_bytes = semantics.encode(gemm.x) if semantics.encode else gemm.x.view(np.uint8)
-        self.shared_bytes = llama_activations(semantics, fmt, gemm, self.llama)
+        self.kernel: Kernel = run.kernel_of(fmt)
+        self.semantics, self.llama = run.semantics(fmt), run.llama_semantics(fmt)
+        self.llama_bytes = llama_bytes(fmt, gemm, self.llama)
+        self.own_bytes = self.semantics.bytes_of(gemm.x)
+        self.shared_bytes = llama_activations(self.semantics, fmt, gemm, self.llama)
         self.utilisation: dict[str, float] = {}
         self.gap = 0.0
-        differing = int((self.llama.encode(gemm.x) != self.llama_bytes).any(axis=1).sum())
+        ours = round_to(fmt.name, gemm.x) if isinstance(fmt, ElementFormat) else gemm.x
+        differing = int((self.llama.bytes_of(ours) != self.llama_bytes).any(axis=1).sum())
         if differing:
             note = "llama.cpp's quantizer differs from the harness's encoder; its own bytes were used"
             if note not in result.notes:
@@ -189,8 +202,7 @@ class _Judged:
         if len(x) < max(other_m):
             more = drawn((max(other_m) - len(x), self.tensor.k), x, self.run.options.seed)
             x = np.concatenate([x, more])
-        encode = self.run.semantics.encode
-        self.other_bytes = encode(x) if encode else x.view(np.uint8)
+        self.other_bytes = self.semantics.bytes_of(x)
         self.y_other = {
             m: self.kernel.gemm(self.weights, self._quantized(x[:m].copy(), self.other_bytes[:m])) for m in other_m
         }
@@ -201,7 +213,7 @@ class _Judged:
         wrong = quantized != expected
         if wrong.any():
             m, at = (int(i) for i in np.argwhere(wrong)[0])
-            size = expected.shape[1] * self.fmt.block_size // self.tensor.k
+            size = expected.shape[1] * self.fmt.unit // self.tensor.k
             self.result.fail(
                 Failure(
                     f"{where(self.tensor, self.gemm.first_row)}: the kernel's quantizer at M={len(x)}: token {m}, "
@@ -215,12 +227,12 @@ class _Judged:
     def judge(self) -> None:
         step = max(1, CHUNK_OUTPUTS // len(self.gemm.x))
         gap, energy = 0.0, 0.0
-        own = self.run.semantics
+        own = self.semantics
         for start in range(0, len(self.rows), step):
             span = slice(start, start + step)
             exact_llama = self._product(self.llama, span, self.llama_bytes, False)
-            exact_own = self._product(self.run.semantics, span, self.own_bytes, self.kernel.ordered)
-            exact_shared = self._product(self.run.semantics, span, self.shared_bytes, False)
+            exact_own = self._product(own, span, self.own_bytes, self.kernel.ordered)
+            exact_shared = self._product(own, span, self.shared_bytes, False)
             self._one("llama.cpp", self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
             self._one("kernel", self.y_own, span, exact_own, own, self.own_bytes)
             self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, own, self.shared_bytes)

@@ -30,8 +30,8 @@ def first_wrong_block(
         x: the activation row as the kernel takes it, uint8[row bytes].
     """
     fmt = weights.fmt
-    nb = weights.k // fmt.block_size
-    width = x.size // nb
+    nb = -(-weights.k // fmt.unit)
+    width = x.size * fmt.unit // weights.k
     low, high = 0, len(rows)
     if nb * len(rows) * weights.k > _MOST_WORK:  # a window of rows keeps most of the geometry
         low = n // _WINDOW * _WINDOW
@@ -39,9 +39,9 @@ def first_wrong_block(
         weights = kernel.upload(fmt, rows[low:high])
     for start in range(0, nb, _BLOCKS_AT_ONCE):
         blocks = np.arange(start, min(start + _BLOCKS_AT_ONCE, nb))
-        alone = np.zeros((len(blocks), nb, width), np.uint8)
-        alone[np.arange(len(blocks)), blocks] = x.reshape(nb, width)[blocks]
-        masked = alone.reshape(len(blocks), nb * width)
+        masked = np.zeros((len(blocks), x.size), np.uint8)
+        for row, b in zip(masked, blocks, strict=True):
+            row[b * width : (b + 1) * width] = x[b * width : (b + 1) * width]
         try:
             y = kernel.gemm(weights, masked)
         except KernelFault:

@@ -12,7 +12,12 @@ MAX_FAILURES = 20
 MAX_HEX_BYTES = 64
 
 #: What a rung must have checked at least one of, or it has verified nothing.
-SUBSTANCE = {"bytes": ("blocks",), "blocks": ("blocks",), "layers": ("outputs",), "tokens": ("tokens", "embeddings")}
+SUBSTANCE = {
+    "bytes": ("blocks", "values"),
+    "blocks": ("blocks",),
+    "layers": ("outputs",),
+    "tokens": ("tokens", "embeddings"),
+}
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Failure:
         what: in words.
         tensor: name of the weights, "" where it is not about one.
         row: row n of the weights; it counts through all matrices of a tensor that holds several.
-        block: block of that row; None where no single block explains it.
+        block: block of that row, or 32 values of a type without blocks; None where no single one explains it.
         token: row m of the activations.
         byte_offset: of the block, in its file; `part` counts the files of a split model from 0.
         block_hex: the block's bytes.

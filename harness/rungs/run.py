@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Container, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..container import Model, Tensor, printable
 from ..errors import EnvironmentFault, UsageError
-from ..formats import BlockFormat
+from ..formats import ElementFormat, WeightFormat
 from ..kernels import Kernel
 from ..progress import progress_bar
 from ..reference import Gemm, Llama, LlamaRefused
@@ -73,20 +73,23 @@ class Run:
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
 
-    @property
-    def semantics(self) -> Semantics:
-        """The kernel's declared semantics."""
-        return SEMANTICS[self.kernel.semantics]
+    def kernel_of(self, fmt: WeightFormat) -> Kernel:
+        """What multiplies such weights: the run's kernel, or, where they are not quantized, that of their type."""
+        return self.kernel.of(fmt)
 
-    def llama_semantics(self, fmt: BlockFormat) -> Semantics:
+    def semantics(self, fmt: WeightFormat) -> Semantics:
+        """The declared semantics of that kernel."""
+        return SEMANTICS[self.kernel_of(fmt).semantics]
+
+    def llama_semantics(self, fmt: WeightFormat) -> Semantics:
         """What llama.cpp's CPU backend computes. Raises EnvironmentFault where the library says otherwise."""
         semantics = llama_cpu_semantics(fmt)
-        assert semantics.activations is not None
+        expected = semantics.activations or fmt
         actual = self.versions["types"][fmt.type_id]["vec_dot_type"]
-        if actual != semantics.activations.type_id:
+        if actual != expected.type_id:
             raise EnvironmentFault(
                 f"this llama.cpp multiplies {fmt.name} with activations of ggml type {actual}, "
-                f"the harness knows {semantics.activations.name}"
+                f"the harness knows {expected.name}"
             )
         return semantics
 
@@ -97,9 +100,14 @@ class Run:
     def selected(self) -> list[Tensor]:
         """Tensors to look at. Raises UsageError where the pattern selects none."""
         chosen = [t for name, t in self.model.tensors.items() if self.wants(name)]
-        if self.options.tensor is not None and not any(t.type.quantized for t in chosen):
-            raise UsageError(f"no {'quantized ' if chosen else ''}tensor matches {self.options.tensor!r}")
+        if self.options.tensor is not None and not any(may_be_matrix(t) for t in chosen):
+            raise UsageError(f"no {'matrix' if chosen else 'tensor'} matches {self.options.tensor!r}")
         return chosen
+
+    def vectors(self, products: Container[str] = ()) -> int:
+        """How many of the selected tensors are no matrices (norms, biases): those of one dimension, integers; but not
+        those that are one row of a product."""
+        return sum(not may_be_matrix(t) and t.name not in products for t in self.selected())
 
     def bar(self, what: str, total: int | None, unit: str) -> tqdm[Any]:
         """A progress bar on standard error, for what takes more than a second."""
@@ -124,7 +132,8 @@ class Run:
         if tensor is None:
             result.leave(gemm.tensor, "is no tensor of the file")
             return None
-        if tensor.type.format is None:
+        fmt = tensor.type.weights
+        if fmt is None:
             result.leave(gemm.tensor, f"type {tensor.type.name} is not covered")
             return None
         n, k = gemm.y.shape[1], gemm.x.shape[1]
@@ -132,18 +141,18 @@ class Run:
         if len(rows) != n or tensor.k != k:
             result.leave(gemm.tensor, f"llama.cpp multiplies {n} rows of {k} values from row {gemm.first_row}")
             return None
-        return Matrix(tensor, tensor.type.format, rows)
+        return Matrix(tensor, fmt, rows)
 
     def n_matrices(self) -> int:
         """How many matrices the selected tensors hold: GEMMs of the graph, about, for a progress bar."""
-        return sum(prod(t.shape[2:]) for t in self.selected() if t.type.quantized)
+        return sum(prod(t.shape[2:]) for t in self.selected() if may_be_matrix(t))
 
 
 class Matrix(NamedTuple):
     """A matrix of weights: a tensor, or one of its matrices; `rows` are uint8[N, row bytes]."""
 
     tensor: Tensor
-    fmt: BlockFormat
+    fmt: WeightFormat
     rows: npt.NDArray[np.uint8]
 
 
@@ -194,6 +203,12 @@ class Session:
         self.llama.close()
 
 
+def may_be_matrix(tensor: Tensor) -> bool:
+    """Whether a tensor is there to be multiplied, as far as its description tells: quantized, or of numbers that are
+    multiplied and of two dimensions."""
+    return tensor.type.quantized or (isinstance(tensor.type.weights, ElementFormat) and len(tensor.shape) > 1)
+
+
 def matrix_of(tensor: Tensor, row: int) -> int | None:
     """Which matrix (expert) of a tensor of three or more dimensions a row belongs to; None where it holds only one."""
     return row // tensor.shape[1] if len(tensor.shape) > 2 else None
@@ -226,5 +241,6 @@ __all__ = [
     "Session",
     "label",
     "matrix_of",
+    "may_be_matrix",
     "where",
 ]

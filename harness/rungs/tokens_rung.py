@@ -1,7 +1,7 @@
 """Rung 4, tokens: does the model still say the same thing when its GEMMs are ours?
 
 llama.cpp continues the prompt greedily; then prompt and continuation are evaluated in one batch (teacher-forced) with
-the kernel's output grafted in place of llama.cpp's at every quantized GEMM:
+the kernel's output grafted in place of llama.cpp's at every GEMM with weights:
 
 (a) the kernel fed llama.cpp's own activation bytes: every greedy token must be llama.cpp's;
 (b) the kernel on its own quantizer: every greedy token must be the one that the exact oracle of the kernel's semantics,
@@ -27,7 +27,7 @@ from ..reference import LlamaRefused
 from .embeddings import Embeddings
 from .grafts import Grafts, Replace, rounding_noise
 from .result import Failure, RungResult
-from .run import Run
+from .run import Run, may_be_matrix
 
 Logits = npt.NDArray[np.float32]
 
@@ -40,9 +40,9 @@ def tokens_rung(run: Run) -> RungResult:
     result = RungResult("tokens")
     with result.timed():
         for tensor in run.selected():
-            if tensor.type.quantized and tensor.type.format is None:
+            if tensor.type.quantized and tensor.type.weights is None:
                 result.leave(tensor.name, f"type {tensor.type.name} is not covered")
-        if not any(t.type.format is not None for t in run.selected()):
+        if not any(may_be_matrix(t) and t.type.weights is not None for t in run.selected()):
             return result
         try:
             if run.session.embeds:
@@ -75,7 +75,7 @@ class _Tokens:
         ours = self._graft("kernel", self.grafts.kernel(shared=False))
         exact = self._graft("exact oracle", self.grafts.oracle(shared=False))
         if not self.grafts.grafted:
-            self.result.leave("all tokens", "the graph has no quantized GEMM to graft into")
+            self.result.leave("all tokens", "the graph has no GEMM to graft into")
             return
         ties = self._compare("(a) on llama.cpp's activations", shared, self.plain, None)
         ties += self._compare("(b) on its own quantizer", ours, exact, exact)

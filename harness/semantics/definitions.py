@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..formats import Q8_0, Q8_1, Q8_K, BlockFormat
+import numpy as np
+
+from ..formats import Q8_0, Q8_1, Q8_K, BlockFormat, ElementFormat, WeightFormat
 from .activations import Bytes, Floats, encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu, encode_q8_k
 
 _OFFSET_FORMATS = frozenset({"Q4_0", "Q5_0"})
@@ -22,7 +24,7 @@ class Semantics:
 
     Args:
         name: its name in reports and in a kernel's declaration.
-        activations: format of the quantized activations, None where they stay float32.
+        activations: format of the quantized activations, None where they are given as float32.
         encode: float32[M, K] → uint8[M, row bytes] in that format; None likewise.
         integer_offset: formats whose offset is subtracted from the codes before the integer product.
         half_products: formats whose products d_w·d_a and m_w·s are rounded to half.
@@ -41,6 +43,10 @@ class Semantics:
     source: str
     zero_apart: bool = False
 
+    def bytes_of(self, x: Floats) -> Bytes:
+        """Activations float32[M, K] as its products take them, uint8[M, row bytes]."""
+        return self.encode(x) if self.encode else np.ascontiguousarray(x, np.float32).view(np.uint8)
+
     def uses_sum(self, fmt: BlockFormat) -> bool:
         """Whether the product of this weight format reads the activations' s. Raises ValueError where there is none."""
         if self.activations is None or fmt.name in self.integer_offset:
@@ -53,7 +59,15 @@ class Semantics:
 
 F32 = Semantics(
     "f32", None, None, frozenset(), frozenset(),
-    "Σ a·w, w dequantized to float32", "dequantize and multiply; W4A16, W8A16 kernels",
+    "Σ a·w, w dequantized to float32", "dequantize and multiply; W4A16, W8A16 kernels; llama.cpp CPU for F32",
+)  # fmt: skip
+F16 = Semantics(
+    "f16", None, None, frozenset(), frozenset(),
+    "Σ half(a)·w", "llama.cpp CPU for F16 (ggml-cpu/vec.cpp, llamafile/sgemm.cpp)",
+)  # fmt: skip
+BF16 = Semantics(
+    "bf16", None, None, frozenset(), frozenset(),
+    "Σ bfloat16(a)·w", "llama.cpp CPU for BF16 (ggml-cpu/vec.cpp, llamafile/sgemm.cpp)",
 )  # fmt: skip
 Q8_1_RAW = Semantics(
     "q8_1", Q8_1, encode_q8_1, frozenset(), frozenset(),
@@ -78,11 +92,13 @@ Q8_K_CPU = Semantics(
     "llama.cpp CPU for K-quants, I-quants of 256, TQ1_0, TQ2_0 (ggml-cpu/arch/x86/quants.c)", zero_apart=True,
 )  # fmt: skip
 
-SEMANTICS: dict[str, Semantics] = {s.name: s for s in (F32, Q8_1_RAW, Q8_0_CPU, Q8_1_CPU, Q8_K_CPU)}
+SEMANTICS: dict[str, Semantics] = {s.name: s for s in (F32, Q8_1_RAW, Q8_0_CPU, Q8_1_CPU, Q8_K_CPU, F16, BF16)}
 
 
-def llama_cpu_semantics(fmt: BlockFormat) -> Semantics:
+def llama_cpu_semantics(fmt: WeightFormat) -> Semantics:
     """What llama.cpp's CPU backend computes for a weight format (its `vec_dot_type`, checked against the library)."""
+    if isinstance(fmt, ElementFormat):
+        return SEMANTICS[fmt.name.lower()]
     if fmt.block_size == Q8_K.block_size:
         return Q8_K_CPU
     return Q8_1_CPU if fmt.name in _MIN_FORMATS else Q8_0_CPU

@@ -1,24 +1,50 @@
 """Products with weights that are not quantized: F32, F16, BF16.
 
-llama.cpp's CPU backend rounds the activations to the weights' type (its `vec_dot_type`) and sums exact products in
-float32, in an order of its own (ggml-cpu/vec.cpp, ggml_vec_dot_f16, _bf16, _f32, v0.5.0). The bound is that of
-`oracle.py` with one term a value.
+The definition: activations are rounded to the weights' type, to nearest even (to half, to bfloat16, not at all), then
+o = Σ_k a[k]·w[k]. llama.cpp's CPU backend computes so on x86 (`vec_dot_type` of each type is the type itself;
+ggml-cpu.c, ggml_compute_forward_mul_mat; the products are those of vec.cpp, ggml_vec_dot_f16, _bf16, _f32, or of
+llamafile/sgemm.cpp, tinyBLAS; v0.5.0): sums in float32, by multiply-add with one rounding or two, over lanes, in an
+order of its own; what a vector leaves over is summed in double. (Builds for ARM with half arithmetic add up halves: no
+bound of float32 holds there, and llama.cpp's output fails it.)
+
+    bound   γ_n·Σ|a·w| + τ,  n = K + 8
+            Products of F16 and BF16 have 22 and 16 bits, exact in float32 but for underflow, so a value costs one
+            rounding; of F32, two: one of the product and one of the sum. A path to the output rounds a product at most
+            once and a sum at most K - 1 + 8 times, whatever the order: n covers both.
+            τ is for underflow: nothing for F16, whose products are at least 2^-48; K·2^-149 for F32; for BF16
+            2^-126·(2K + Σ|a| + Σ|w|), because AVX512-BF16 (vdpbf16ps) takes subnormal operands for zero and flushes
+            subnormal results.
+    spread  u/√3·√Σ_k(S[k]² + 2·t[k]² + L[k]), see `oracle`, by slices of 32 values: of the partial sums S within a
+            slice, only the last is computed and stands for all 32. After i values of slice b, S is S[b-1] + p[i], where
+            p goes from 0 to the slice's term t[b]: its mean square over i lies between those of S[b-1] and S[b] or
+            misses them by the order of t[b]², of which 2 are added for each value; and L[k], what lanes hold, is the
+            sum of the squares of the products up to the slice's end. Activations of random signs make it good to a few
+            per cent; it errs to the wide side in the first slices.
+    bits    fused multiply-adds in ascending k from +0, for kernels that declare it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import decode_elements
-from .oracle import UNIT_ROUNDOFF, Product, gamma
-from .rounding import add_rounded
+from ..formats.elements import ELEMENTS, SLICE
+from .rounding import chain_rounded
+from .sums import EXTRA_ROUNDINGS, Doubles, Floats, Product, concatenated, gamma, spread_of, walk
 
-Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
 
-_EXTRA_ROUNDINGS = 8
-_TILE = 1 << 22
+#: Elements of one (slices, M, N) working array; of one (M, N) array of a chain; of a chain's (steps, M, N) arrays.
+_TILE, _CHAIN, _CAREFUL = 1 << 18, 1 << 14, 1 << 17
+#: Steps of a chain that are looked over together.
+_STEPS = 64
+_TINY = {"F32": 0.0, "F16": 0.0, "BF16": 2.0**-126}
+_UNDERFLOW = {"F32": 2.0**-149, "F16": 0.0, "BF16": 2.0**-125}
 
 
 def round_to(kind: str, x: Floats) -> Floats:
@@ -33,32 +59,109 @@ def round_to(kind: str, x: Floats) -> Floats:
     return x
 
 
-def element_product(kind: str, w: Bytes, x: Floats, ordered: bool = False) -> Product:
+def element_product(kind: str, w: Bytes, x: Floats, ordered: bool = False, threads: int = 1) -> Product:
     """The product of weights uint8[N, row bytes] of a type of `FLOAT_TYPES` and activations float32[M, K].
 
     Args:
         ordered: also the bits of fused multiply-adds in ascending k.
+        threads: rows of W are shared out among so many threads.
     """
     with np.errstate(invalid="ignore"):  # signalling NaN
-        values = decode_elements(kind, np.ascontiguousarray(w).reshape(-1)).reshape(len(w), -1).astype(np.float64)
-        a = round_to(kind, np.ascontiguousarray(x, np.float32)).astype(np.float64)
+        a = round_to(kind, np.ascontiguousarray(x, np.float32))
     m, k = a.shape
-    n = len(values)
-    exact, bound, spread = np.empty((m, n)), np.empty((m, n)), np.empty((m, n))
-    result = np.zeros((m, n), np.float32) if ordered else None
-    step = max(1, _TILE // max(1, m * k))
+    slices = _by_slice(a.astype(np.float64))
     with np.errstate(all="ignore"):
-        for start in range(0, n, step):
-            span = slice(start, start + step)
-            part = values[span]
-            exact[:, span] = a @ part.T
-            bound[:, span] = gamma(k + _EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(part).T)
-            term = a[:, None, :] * part[None]
-            squares = np.cumsum(term, axis=-1) ** 2 + 2 * term**2
-            # lanes hold, with random signs, the root of the sum of squares of what they added
-            lanes = np.cumsum(term**2, axis=-1)
-            spread[:, span] = UNIT_ROUNDOFF / np.sqrt(3) * np.sqrt((squares + lanes).sum(axis=-1))
-        if result is not None:
-            for i in range(k):
-                result = add_rounded(np.multiply.outer(a[:, i], values[:, i]), result)
-    return Product(exact, bound, spread, result)
+        squares, tiny = slices**2, _TINY[kind] * np.abs(a).sum(axis=1, dtype=np.float64)[:, None] + k * _UNDERFLOW[kind]
+
+    def judged(rows: Bytes) -> Product:
+        with np.errstate(all="ignore"):
+            by_slice = _by_slice(ELEMENTS[kind].decode(rows).astype(np.float64)).transpose(0, 2, 1)
+            term = np.matmul(slices, by_slice)
+            exact, carried = walk(term)
+            lanes = np.matmul(squares, by_slice**2)
+            magnitude = np.matmul(np.abs(slices), np.abs(by_slice)).sum(axis=0)
+            floor = tiny + _TINY[kind] * np.abs(by_slice).sum(axis=(0, 1))
+            bound = gamma(k + EXTRA_ROUNDINGS) * magnitude + floor
+            return Product(exact, bound, spread_of(term, carried, lanes, slices.shape[2]) + floor, None)
+
+    whole = concatenated(_shared_out(judged, w, _TILE // max(1, m * len(slices)), threads))
+    if not ordered:
+        return whole
+    steps = np.ascontiguousarray(a.T)[:, :, None]
+
+    def chained(rows: Bytes) -> Floats:
+        with np.errstate(all="ignore"):
+            return _chain(steps, np.ascontiguousarray(ELEMENTS[kind].decode(rows).T), kind != "F32")
+
+    bits = _shared_out(chained, w, _CHAIN // max(1, m), threads)
+    return Product(whole.exact, whole.bound, whole.spread, np.concatenate(bits, axis=1))
+
+
+def exact_elements(kind: str, w: Bytes, x: Floats, threads: int = 1) -> Doubles:
+    """Only the exact result of `element_product`, float64[M, N]."""
+    with np.errstate(all="ignore"):
+        a = round_to(kind, np.ascontiguousarray(x, np.float32)).astype(np.float64)
+
+    def one(rows: Bytes) -> Doubles:
+        with np.errstate(all="ignore"):
+            return np.asarray(a @ ELEMENTS[kind].decode(rows).astype(np.float64).T)
+
+    return np.concatenate(_shared_out(one, w, 4 * _TILE // max(1, a.shape[1]), threads), axis=1)
+
+
+def _shared_out(one: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[T]:
+    """`one` of so many rows at a time, in order."""
+    step = max(1, min(step, -(-len(w) // threads)))
+    parts = [w[start : start + step] for start in range(0, len(w), step)]
+    if threads > 1 and len(parts) > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(one, parts))
+    return [one(part) for part in parts]
+
+
+def _by_slice(values: Doubles) -> Doubles:
+    """[rows, K] as [slices, rows, 32], the last one filled up with zeros, which add nothing; K below 32 is one."""
+    rows, k = values.shape
+    size = min(SLICE, max(1, k))
+    if k % size or not k:
+        values = np.pad(values, ((0, 0), (0, size - k % size)))
+    return np.ascontiguousarray(values.reshape(rows, -1, size).transpose(1, 0, 2))
+
+
+def _chain(a: Floats, w: Floats, short: bool) -> Floats:
+    """Fused multiply-adds in turn, float32[M, n], of a float32[K, M, 1] and w float32[K, n].
+
+    Args:
+        short: products have so few bits that float32 holds them, unless they under- or overflow: then a multiplication
+            and an addition are one fused multiply-add.
+    """
+    k, m, n = len(a), a.shape[1], w.shape[1]
+    acc = np.zeros((m, n), np.float32)
+    if short and _held(a, w):
+        term = np.empty_like(acc)
+        for i in range(k):
+            np.multiply(a[i], w[i], out=term)
+            np.add(acc, term, out=acc)
+        return acc
+    wide = a.astype(np.float64)
+    width = max(1, _CAREFUL // max(1, m * _STEPS))
+    for left in range(0, n, width):
+        part = acc[:, left : left + width]
+        for first in range(0, k, _STEPS):
+            span = slice(first, first + _STEPS)
+            terms = wide[span] * w[span, None, left : left + width].astype(np.float64)
+            part = chain_rounded([terms], np.ascontiguousarray(part))
+        acc[:, left : left + width] = part
+    return acc
+
+
+def _held(a: Floats, w: Floats) -> bool:
+    """Whether no product of short values leaves the normal float32."""
+
+    def extremes(values: Floats) -> tuple[float, float]:
+        size = np.abs(values)
+        least = np.min(size, where=size > 0, initial=np.inf)
+        return float(least), float(size.max(initial=0.0))
+
+    (a_least, a_most), (w_least, w_most) = extremes(a), extremes(w)
+    return a_least * w_least >= 2.0**-126 and a_most * w_most < 2.0**127

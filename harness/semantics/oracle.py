@@ -26,49 +26,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats import BlockFormat, ElementFormat, WeightFormat
 from .definitions import Semantics
+from .elements import element_product, exact_elements
 from .rounding import add_rounded, chain_rounded
+from .sums import EXTRA_ROUNDINGS, UNIT_ROUNDOFF, Doubles, Floats, Product, concatenated, gamma, spread_of, walk
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
+__all__ = ["UNIT_ROUNDOFF", "Product", "exact_result", "gamma", "product"]
+
 Bytes = npt.NDArray[np.uint8]
 
-UNIT_ROUNDOFF = 2.0**-24
-_EXTRA_ROUNDINGS = 8
 #: Elements of one (nb, M, n) working array (measured: smaller ones cost calls, larger ones leave the cache).
 _TILE = 1 << 17
 
 
-@dataclass(frozen=True)
-class Product:
-    """What an output should be, `[M, N]` each.
-
-    Args:
-        exact: float64.
-        bound: the most that a float32 computation in any order may differ from `exact`.
-        spread: standard deviation of the rounding errors of a sum over blocks.
-        ordered: float32, the result of the semantics' declared order, bit for bit; None where it was not asked for.
-    """
-
-    exact: Doubles
-    bound: Doubles
-    spread: Doubles
-    ordered: Floats | None
-
-    def rows(self, index: npt.NDArray[np.intp]) -> Product:
-        """The product of other rows of the same activations, in this order."""
-        ordered = None if self.ordered is None else self.ordered[index]
-        return Product(self.exact[index], self.bound[index], self.spread[index], ordered)
-
-
-def gamma(n: int) -> float:
-    """γ_n of the bound."""
-    return n * UNIT_ROUNDOFF / (1 - n * UNIT_ROUNDOFF)
-
-
 def product(
-    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, ordered: bool = False, threads: int = 1
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, ordered: bool = False, threads: int = 1
 ) -> Product:
     """The product of weights and activations in a GEMM's own layout.
 
@@ -76,7 +49,8 @@ def product(
         semantics: the definition.
         fmt: the weights' format.
         w: uint8[N, row bytes].
-        x: uint8[M, row bytes]: activations as the semantics has them (float32 bytes for `f32`).
+        x: uint8[M, row bytes]: activations as the semantics has them (float32 bytes for `f32`, and for `f16` and
+            `bf16`, which round them).
         ordered: also compute the bits of the declared order: blocks (or values, for `f32`) in ascending k, by fused
             multiply-adds.
         threads: rows of W are shared out among so many threads.
@@ -84,6 +58,8 @@ def product(
     Returns:
         a Product of `[M, N]` arrays.
     """
+    if isinstance(fmt, ElementFormat):
+        return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), ordered, threads)
     tile = _f32_tile if semantics.activations is None else _block_tile
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
@@ -100,12 +76,7 @@ def product(
             parts = list(pool.map(one, spans))
     else:
         parts = [one(span) for span in spans]
-    return Product(
-        np.concatenate([p.exact for p in parts], axis=1),
-        np.concatenate([p.bound for p in parts], axis=1),
-        np.concatenate([p.spread for p in parts], axis=1),
-        np.concatenate([p.ordered for p in parts if p.ordered is not None], axis=1) if ordered else None,
-    )
+    return concatenated(parts)
 
 
 @dataclass(frozen=True)
@@ -173,11 +144,11 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
             streams.append(second if factor is None or total is None else _float32(factor) * total)
         result = chain_rounded(streams)
     term = first if second is None else first + second
-    exact, carried = _walk(term)
+    exact, carried = walk(term)
     if second is not None:
-        carried += _walk(first)[1] + _walk(second)[1]
-    bound = gamma(nb + _EXTRA_ROUNDINGS) * magnitude.sum(axis=0)
-    return Product(exact, bound, _spread(term, carried, magnitude**2 / values, 1), result)
+        carried += walk(first)[1] + walk(second)[1]
+    bound = gamma(nb + EXTRA_ROUNDINGS) * magnitude.sum(axis=0)
+    return Product(exact, bound, spread_of(term, carried, magnitude**2 / values, 1), result)
 
 
 def _by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
@@ -189,29 +160,6 @@ def _by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
 
 def _float32(values: Doubles) -> Doubles:
     return values.astype(np.float32).astype(np.float64)
-
-
-def _walk(term: Doubles) -> tuple[Doubles, Doubles]:
-    """Σ_b t[b] and Σ_b S[b]² of [nb, M, n], in ascending b; step by step, which is three times as fast as cumsum."""
-    total, squares, square = np.zeros(term.shape[1:]), np.zeros(term.shape[1:]), np.empty(term.shape[1:])
-    for t in term:
-        np.add(total, t, out=total)
-        np.multiply(total, total, out=square)
-        np.add(squares, square, out=squares)
-    return total, squares
-
-
-def _spread(term: Doubles, carried: Doubles, lanes: Doubles, roundings: int) -> Doubles:
-    """[M, n] from [nb, M, n].
-
-    Args:
-        carried: Σ_b of the squares of all partial sums, [M, n].
-        lanes: each block's sum of squares.
-        roundings: how many a block makes.
-    """
-    in_lanes = np.tensordot(np.arange(len(term), 0, -1) + 2.0, lanes, axes=1)  # Σ_b (running sum of lanes + 2·lanes)
-    variance = carried + 2 * np.einsum("bmn,bmn->mn", term, term) + in_lanes
-    return np.asarray(UNIT_ROUNDOFF * np.sqrt(roundings / 3 * variance))
 
 
 def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: bool) -> Product:
@@ -227,9 +175,9 @@ def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered
     by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
     w_by_block = values.reshape(n, -1, size).transpose(1, 2, 0)
     term = np.matmul(by_block, w_by_block)
-    exact, carried = _walk(term)
-    spread = _spread(term, carried, np.matmul(by_block**2, w_by_block**2), size)
-    bound = gamma(k + _EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(values).T)
+    exact, carried = walk(term)
+    spread = spread_of(term, carried, np.matmul(by_block**2, w_by_block**2), size)
+    bound = gamma(k + EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(values).T)
     return Product(exact, bound, spread, result)
 
 
@@ -242,8 +190,10 @@ def _exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
     return q.reshape(*q.shape[:-2], fmt.block_size)
 
 
-def exact_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int = 1) -> Doubles:
+def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, threads: int = 1) -> Doubles:
     """Only the exact result of `product`, float64[M, N], by two matrix products: for passes that judge nothing."""
+    if isinstance(fmt, ElementFormat):
+        return exact_elements(fmt.name, w, np.ascontiguousarray(x).view(np.float32), threads)
     if semantics.half_products:  # rounded inside a block: no matrix product gives it
         return product(semantics, fmt, w, x, threads=threads).exact
     n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size

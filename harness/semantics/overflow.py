@@ -5,19 +5,22 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats import ElementFormat, WeightFormat
 from .definitions import Semantics
+from .elements import round_to
 
 Bytes = npt.NDArray[np.uint8]
 
 
-def overflow_reason(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> str | None:
+def overflow_reason(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> str | None:
     """The first thing that is not finite in a row of weights or of activations, or None.
 
     Args:
         w: uint8[row bytes] of the weights.
         x: uint8[row bytes] of the activations, in the semantics' format.
     """
+    if isinstance(fmt, ElementFormat):
+        return _of_elements(fmt, w, x.view(np.float32))
     with np.errstate(all="ignore"):
         blocks = w.reshape(-1, fmt.block_bytes)
         bad = ~fmt.finite(blocks)
@@ -34,4 +37,17 @@ def overflow_reason(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) 
                 return (
                     f"{meaning} of activation block {int(np.argmax(bad))} overflows here: it is a half, at most 65504"
                 )
+    return None
+
+
+def _of_elements(fmt: ElementFormat, w: Bytes, x: npt.NDArray[np.float32]) -> str | None:
+    bad = ~fmt.finite(w.reshape(-1, fmt.block_bytes))
+    if bad.any():
+        return f"weight {int(np.argmax(bad))} is not finite"
+    if not np.isfinite(x).all():
+        return "an activation is not finite"
+    rounded = round_to(fmt.name, x)
+    if not np.isfinite(rounded).all():
+        at = int(np.argmin(np.isfinite(rounded)))
+        return f"activation {at}, {x[at]:g}, overflows as {fmt.name}" + (", which ends at 65504" * (fmt.name == "F16"))
     return None

@@ -26,25 +26,29 @@ def add_rounded(product: npt.NDArray[np.float64], acc: npt.NDArray[np.float32]) 
     return total.astype(np.float32)
 
 
-def chain_rounded(streams: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float32]:
-    """`fma` over products in turn, from zero: add_rounded step by step, but looked over only once at the end.
+def chain_rounded(
+    streams: Sequence[npt.NDArray[np.float64]], start: npt.NDArray[np.float32] | None = None
+) -> npt.NDArray[np.float32]:
+    """`fma` over products in turn, from zero or `start`: add_rounded step by step, but looked over once at the end.
 
     Sums that float64 did not hold and that look like a tie are so rare (one in 2^29) that a chain with one is simply
     done again with care.
 
     Args:
         streams: arrays [steps, …] of one shape; each step takes one product of every stream, in order.
+        start: what the first one is added to, where that is not zero.
     """
     steps, shape, n = len(streams[0]), streams[0].shape[1:], len(streams)
     totals = np.empty((steps, n, *shape))
-    acc = np.zeros(shape, np.float32)
+    first = np.zeros(shape, np.float32) if start is None else start
+    acc = first.copy()
     for step in range(steps):
         for i, stream in enumerate(streams):
             np.add(stream[step], acc, out=totals[step, i])
             np.copyto(acc, totals[step, i], casting="same_kind")
     totals = totals.reshape(steps * n, *shape)
     at = np.nonzero(_suspicious(totals))
-    before = np.where(at[0] > 0, totals[(at[0] - 1, *at[1:])], 0).astype(np.float32).astype(np.float64)
+    before = np.where(at[0] > 0, totals[(at[0] - 1, *at[1:])], first[at[1:]]).astype(np.float32).astype(np.float64)
     at_step, which = np.divmod(at[0], n)
     for i, stream in enumerate(streams):
         mine = which == i
@@ -53,7 +57,7 @@ def chain_rounded(streams: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.
             break
     else:
         return acc
-    acc = np.zeros(shape, np.float32)
+    acc = first.copy()
     for b in range(steps):
         for stream in streams:
             acc = add_rounded(stream[b], acc)
