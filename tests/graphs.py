@@ -1,7 +1,7 @@
 """Tiny random models of graphs that the trained fixtures do not have: experts, batched products, encoders.
 
-Matrices are Gaussian of variance 1/K, so that activations keep their size, and quantized by llama.cpp; norms and what
-routes tokens to experts stay float32. Each takes a fraction of a second to write.
+Matrices are Gaussian of variance 1/K, so that activations keep their size, and quantized by llama.cpp (or F32, F16,
+BF16); norms and what routes tokens to experts stay float32. Each takes a fraction of a second to write.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from harness.formats import FORMATS
+from harness.formats import ELEMENTS, FORMATS, ElementFormat
 from harness.reference import Llama
+from harness.semantics.elements import round_to
 
 WIDTH, WIDTH_FF, HEADS, LAYERS = 256, 512, 4, 2
 HEAD = WIDTH // HEADS
@@ -26,13 +27,20 @@ CONTEXT = 64
 Floats = npt.NDArray[np.float32]
 
 
+def elements(kind: str, values: Floats) -> npt.NDArray[np.generic]:
+    """Values rounded to F32, F16 or BF16 (whose bits are given as halves, for GGUFWriter knows no such type)."""
+    if kind == "BF16":
+        return (round_to(kind, values).view(np.uint32) >> 16).astype(np.uint16).view(np.float16)
+    return values.astype({"F32": np.float32, "F16": np.float16}[kind])
+
+
 class Maker:
     """Writes one model: metadata through `writer`, tensors by shape in NumPy's order."""
 
     def __init__(
         self, llama: Llama, path: Path, architecture: str, kind: str, seed: int, width_ff: int = WIDTH_FF
     ) -> None:
-        self.llama, self.kind = llama, FORMATS[kind]
+        self.llama, self.kind = llama, FORMATS.get(kind) or ELEMENTS[kind]
         self.writer = gguf.GGUFWriter(path, architecture)
         self.rng = np.random.default_rng(seed)
         self.writer.add_context_length(CONTEXT)
@@ -48,6 +56,10 @@ class Maker:
         )
         if shift is not None:
             values += shift
+        if isinstance(self.kind, ElementFormat):
+            kind = gguf.GGMLQuantizationType(self.kind.type_id)
+            self.writer.add_tensor(name, elements(self.kind.name, values).reshape(shape), raw_dtype=kind)
+            return
         raw = self.llama.quantize(self.kind.type_id, values)
         self.writer.add_tensor(
             name, raw.reshape(*shape[:-1], raw.shape[1]), raw_dtype=gguf.GGMLQuantizationType(self.kind.type_id)
@@ -171,14 +183,17 @@ def deepseek(llama: Llama, path: Path, kind: str = "Q4_0", seed: int = 1) -> Pat
     return path
 
 
-def bert(llama: Llama, path: Path, kind: str = "Q4_0", ranks: bool = False, seed: int = 1) -> Path:
-    """An encoder; `ranks`: a reranker, whose classifier pools."""
-    make = Maker(llama, path, "bert", kind, seed)
+def bert(
+    llama: Llama, path: Path, kind: str = "Q4_0", ranks: bool = False, seed: int = 1, width_ff: int = WIDTH_FF,
+    pools: bool = True,
+) -> Path:  # fmt: skip
+    """An encoder; `ranks`: a reranker, whose classifier pools, unless `pools` is false: then no node uses it."""
+    make = Maker(llama, path, "bert", kind, seed, width_ff)
     pieces = [f"\u2581{c}" for c in string.ascii_lowercase] + list(string.ascii_lowercase)
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces, "\u2581once", "\u2581upon", "\u2581time"]
     make.writer.add_layer_norm_eps(1e-12)
     make.writer.add_causal_attention(False)
-    make.writer.add_pooling_type(gguf.PoolingType.RANK if ranks else gguf.PoolingType.MEAN)
+    make.writer.add_pooling_type(gguf.PoolingType.RANK if ranks and pools else gguf.PoolingType.MEAN)
     make.writer.add_tokenizer_model("bert")
     make.writer.add_token_list(tokens)
     make.writer.add_token_types([3] * 5 + [1] * (len(tokens) - 5))
@@ -194,8 +209,8 @@ def bert(llama: Llama, path: Path, kind: str = "Q4_0", ranks: bool = False, seed
         for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
             make.matrix(f"blk.{i}.{part}.weight", WIDTH, WIDTH)
             make.floats(f"blk.{i}.{part}.bias", 0.1 * make.rng.standard_normal(WIDTH))
-        make.matrix(f"blk.{i}.ffn_up.weight", WIDTH_FF, WIDTH)
-        make.matrix(f"blk.{i}.ffn_down.weight", WIDTH, WIDTH_FF)
+        make.matrix(f"blk.{i}.ffn_up.weight", width_ff, WIDTH)
+        make.matrix(f"blk.{i}.ffn_down.weight", WIDTH, width_ff)
         make.norm(f"blk.{i}.attn_output_norm", bias=True)
         make.norm(f"blk.{i}.layer_output_norm", bias=True)
     if ranks:

@@ -43,10 +43,11 @@ def test_fixture(name: str, kernel: str) -> None:
     report = run(FIXTURES / name, kernel)
     assert_verified(report)
     by_name = {r.name: r for r in report.rungs}
-    assert by_name["bytes"].checked == {"bytes": (FIXTURES / name).stat().st_size, "tensors": 30, "blocks": 81920}
+    size = (FIXTURES / name).stat().st_size
+    assert by_name["bytes"].checked == {"bytes": size, "tensors": 30, "blocks": 81920, "values": 1792}
     assert by_name["blocks"].checked == {"tensors": 23, "blocks": 81920}
     assert by_name["layers"].checked["GEMMs"] == 22
-    assert by_name["layers"].not_checked == {"tensors not quantized": 7, "tensors only looked up": 1}
+    assert by_name["layers"].not_checked == {"vectors": 7, "tensors only looked up": 1}
     assert by_name["tokens"].checked == {"tokens": 16, "GEMMs grafted": 22}
 
 
@@ -71,7 +72,8 @@ def test_shared_models_quantized(tmp_path: Path, shared_models: Path, llama: Lla
     if source.startswith("stories260K"):
         # rows of 172 fit no block: llama.cpp leaves those matrices F16
         assert report.header["tensor types"]["F16"] == 5
-        assert report.rungs[1].not_checked["tensors not quantized"] == 5 + report.header["tensor types"]["F32"]
+        assert report.rungs[1].not_checked["vectors"] == report.header["tensor types"]["F32"]
+        assert sum(d["type"] == "F16" for d in report.rungs[1].details) == 5
 
 
 def test_the_gap_is_that_of_the_semantics() -> None:
@@ -98,7 +100,8 @@ def test_split_model(tmp_path: Path) -> None:
     assert len(parts) == 2
     report = run(parts[0])
     assert_verified(report)
-    assert report.rungs[0].checked == {"bytes": sum(p.stat().st_size for p in parts), "tensors": 30, "blocks": 81920}
+    checked = {"bytes": sum(p.stat().st_size for p in parts), "tensors": 30, "blocks": 81920, "values": 1792}
+    assert report.rungs[0].checked == checked
     assert len(report.header["sha256"]) == 2
     with open_model(parts[0]) as model:
         (last,) = {t.part for t in model.tensors.values()} - {0}

@@ -35,9 +35,8 @@ class ElementFormat:
     def finite(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
         """Whether each value of uint8[…, block_bytes] is finite, bool[…]."""
         with np.errstate(invalid="ignore"):  # a signalling NaN
-            return np.asarray(
-                np.isfinite(self.decode(rows.reshape(-1, self.block_bytes)))[:, 0].reshape(rows.shape[:-1])
-            )
+            values = self.decode(rows.reshape(-1, self.block_bytes))
+            return np.asarray(np.isfinite(values).reshape(rows.shape[:-1]))
 
 
 #: Types that llama.cpp multiplies with, by ggml's name.

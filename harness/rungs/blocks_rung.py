@@ -5,7 +5,8 @@ block (the last ones of a row may be fewer). The kernel runs with K=32 on one co
 computes all columns in one op on a view of the same bytes. At K=32 nothing hides behind a sum; and so that nothing
 hides behind a zero, each column takes its activations from the token whose codes hold the fewest, and where zeros are
 left the column is judged again on drawn activations that have none. A second row with the largest code everywhere takes
-integer sums to where they would overflow a type that is too narrow.
+integer sums to where they would overflow a type that is too narrow; where activations are rounded to F16 or BF16, it
+lies on ties.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..reference import Evaluation, LlamaRefused
 from ..semantics import product
 from ..semantics.activations import encode_q8_1
 from ..semantics.elements import round_to
-from .drawn import drawn, largest_codes
+from .drawn import drawn, largest_codes, on_ties
 from .judging import judge_output
 from .result import Failure, RungResult
 from .run import Run, may_be_matrix
@@ -124,7 +125,7 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats) -> None
     rows = run.row_bytes(tensor)
     step = max(1, _CHUNK_VALUES // tensor.k)
     lacking = _zeros(x, fmt)[0] > 0
-    x = np.concatenate([x, largest_codes(x)])
+    x = np.concatenate([x, largest_codes(x) if isinstance(fmt, BlockFormat) else on_ties(fmt.name, x)])
     if lacking.any():
         again = np.where(np.repeat(lacking, SLICE)[: tensor.k], drawn((1, tensor.k), x[:1], run.options.seed), x[:1])
         x = np.concatenate([x, again])

@@ -73,7 +73,8 @@ def judge_output(
             Failure(
                 f"{who}{detail}: {place}: the output {what}", tensor.name, row, block, int(m),
                 None if block is None else tensor.block_offset(row, block * _unit(tensor)),
-                raw, float(got), exact, bound, difference / bound if bound else float("inf"), tensor.part, matrix_of(tensor, row),
+                raw, float(got), exact, bound, difference / bound if bound else float("inf"), tensor.part,
+                matrix_of(tensor, row),
             )
         )  # fmt: skip
     rest = len(wrong) - len(shown)
