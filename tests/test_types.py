@@ -10,13 +10,22 @@ import pytest
 
 from harness import verify
 from harness.container import open_model
-from harness.formats import ACTIVATION_FORMATS, ELEMENT_TYPES, FORMATS, BlockFormat, Field, decode_elements
+from harness.formats import (
+    ACTIVATION_FORMATS,
+    ELEMENT_TYPES,
+    FORMATS,
+    MXFP4,
+    NVFP4,
+    BlockFormat,
+    Field,
+    decode_elements,
+)
 from harness.hosts import CpuHost
 from harness.kernels import KERNELS
 from harness.reference import Llama
 from harness.rungs import Options
 
-from .tools import FIXTURES, TamperedKernel
+from .tools import FIXTURES, TamperedKernel, patched_block
 
 F16 = FIXTURES / "tiny-F16.gguf"
 #: llama.cpp's file type of what the gguf package cannot write.
@@ -120,6 +129,37 @@ def test_one_wrong_bit_is_named(fmt: BlockFormat, field: Field, folder: Path, ll
     assert {(f.tensor, f.row, f.block, f.byte_offset) for f in report.rungs[0].failures} == {
         (TENSOR, row, block, offset)
     }
+
+
+#: MXFP4: a scale, a byte of codes, whether that is an error.
+SCALES = (
+    (255, 0x00, True), (255, 0x11, True),  # NaN by the standard: llama.cpp's check of a file refuses it
+    (254, 0x33, False), (254, 0x30, False), (254, 0x40, True), (254, 0x0C, True),
+    (253, 0x55, False), (253, 0x06, True), (253, 0xF0, True), (252, 0xFF, False), (0, 0x77, False),
+)  # fmt: skip
+
+
+def test_mxfp4_values_that_no_float_holds(folder: Path, tmp_path: Path, llama: Llama) -> None:
+    """The scale is a float; a value is 12 times as large, or the scale stands for NaN: an error, placed."""
+    path = model_of(MXFP4, folder, llama)
+    for row, (scale, codes, wrong) in enumerate(SCALES):
+        raw = bytes([scale]) + bytes(9) + bytes([codes]) + bytes(6)
+        block = np.frombuffer(raw, np.uint8)
+        finite = np.isfinite(llama.to_float(MXFP4.type_id, block, 32)).all() and llama.validate(MXFP4.type_id, block)
+        assert MXFP4.finite(block) == finite == (not wrong)
+        path = patched_block(path, tmp_path / "altered.gguf", TENSOR, row, 3, 0, raw)
+    report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(tensor=f"^{TENSOR}$", progress=False))
+    found = [(f.tensor, f.row, f.block) for f in report.rungs[0].failures]
+    assert found == [(TENSOR, row, 3) for row, (*_, wrong) in enumerate(SCALES) if wrong]
+
+
+def test_every_byte_is_a_scale_of_nvfp4(llama: Llama) -> None:
+    """0x7F and 0xFF, NaN in other hands, are 0 and 240 to llama.cpp, and no value leaves the floats."""
+    blocks = np.full((64, 36), 0x77, np.uint8)
+    blocks[:, :4] = np.arange(256).reshape(64, 4)
+    assert NVFP4.finite(blocks).all()
+    assert np.isfinite(llama.to_float(NVFP4.type_id, blocks.reshape(-1), 64 * 64)).all()
+    assert llama.validate(NVFP4.type_id, blocks.reshape(-1))
 
 
 def test_every_type_of_the_library_is_covered_or_listed(llama: Llama) -> None:

@@ -18,6 +18,10 @@ Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8] | npt.NDArray[np.int8]
 
 
+#: Of a smaller scale, finite in itself, any code makes a finite value.
+_LARGE = 2.0**100
+
+
 @dataclass(frozen=True)
 class Run:
     """Neighbouring bits of an item of a field, which mean one thing.
@@ -141,6 +145,8 @@ class BlockFormat:
             multiplies before it subtracts the zero point's product.
         read_scales: `structs -> float32[..., groups]`; None where the field d is the scale of all.
         read_minima: `structs -> float32[..., groups]`; None where the field m, if there is one, is the minimum of all.
+        read_sound: `structs -> bool[...]`: whether what the block stores is a number, where bits that stand for none
+            decode as if they did; None where no bits are such.
         rule: how a value is decoded, as text.
     """
 
@@ -158,6 +164,7 @@ class BlockFormat:
     zero: int = 0
     read_scales: Callable[[Structs], Floats] | None = None
     read_minima: Callable[[Structs], Floats] | None = None
+    read_sound: Callable[[Structs], npt.NDArray[np.bool_]] | None = None
     rule: str = "x = d·q"
 
     def __post_init__(self) -> None:
@@ -266,10 +273,16 @@ class BlockFormat:
         return q.reshape(codes.shape)
 
     def finite(self, blocks: Bytes) -> npt.NDArray[np.bool_]:
-        """Whether all scales and minima of a block are finite, `bool[...]`."""
+        """Whether all scales and minima of a block are finite numbers, and its values are, `bool[...]`."""
         with np.errstate(invalid="ignore", over="ignore"):
-            sound = np.isfinite(self.scales(blocks)) & np.isfinite(self.minima(blocks))
-        return np.asarray(sound.all(axis=-1))
+            scales = self.scales(blocks)
+            sound = np.asarray((np.isfinite(scales) & np.isfinite(self.minima(blocks))).all(axis=-1))
+            if self.read_sound is not None:
+                sound &= self.read_sound(self.view(blocks))
+            large = sound & (np.abs(scales).max(axis=-1) > _LARGE)
+            if large.any():  # d is finite, d·q may not be
+                sound[large] = np.isfinite(self.decode(blocks[large])).all(axis=-1)
+        return sound
 
     def encode(self, x: Floats) -> Bytes:
         """Quantize `float32[..., block_size]` as llama.cpp's reference quantizer does.

@@ -8,6 +8,7 @@ makes them integers, and the scales are half of what the formats' standards say.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from .block import BlockFormat, Bytes, Codes, Field, Floats, Items, Run, Structs, each
 
@@ -17,7 +18,8 @@ E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.in
 
 
 def _e8m0_half() -> Floats:
-    """Half of 2^(e-127). 255, NaN in the standard, is one power more; 0 and 1 are subnormal floats."""
+    """Half of 2^(e-127), as llama.cpp decodes it: 255, NaN in the standard, is one power more; 0 and 1 are subnormal
+    floats."""
     return np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
 
 
@@ -46,6 +48,11 @@ def _scales_mxfp4(structs: Structs) -> Floats:
     return np.asarray(_E8M0_HALF[structs["e"]][..., None])
 
 
+def _sound_mxfp4(structs: Structs) -> npt.NDArray[np.bool_]:
+    """ggml-quants.c, `validate_e_e8m0`. (Of NVFP4 all bytes are valid to it, and all values finite.)"""
+    return np.asarray(structs["e"] != 255)
+
+
 MXFP4 = BlockFormat(
     "MXFP4", 39, 32,
     (
@@ -53,7 +60,7 @@ MXFP4 = BlockFormat(
         Field("qs", "u1", 16, "low nibbles: values 0..15, high nibbles: values 16..31",
               each(16, Run(4, "x", 16), Run(4, "x", 0))),
     ),
-    5, 0, _SOURCE, _read_mxfp4, group=32, low=-16, read_scales=_scales_mxfp4,
+    5, 0, _SOURCE, _read_mxfp4, group=32, low=-16, read_scales=_scales_mxfp4, read_sound=_sound_mxfp4,
     rule="x = d·q, d = 2^(e - 128), q = 2·E2M1",
 )  # fmt: skip
 

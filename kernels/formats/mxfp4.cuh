@@ -1,5 +1,5 @@
 // MXFP4: w[i] = 2^(e-128)·q[i], q = twice an E2M1 (e2m1.cuh). The scale is half of the standard's 2^(e-127), and not
-// NaN where e = 255: so llama.cpp decodes it.
+// NaN where e = 255: so llama.cpp decodes it, though its check of a file (ggml_validate_row_data) refuses it.
 //
 //   byte   0    1 … 16
 //          e    qs          qs[j]:  7 6 5 4 │ 3 2 1 0
@@ -21,7 +21,16 @@ struct MXFP4 {
         return __uint_as_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
     }
     __device__ float minimum(int, int) const { return 0.0f; }
-    __device__ float stored_scale() const { return scale(0, 0); }
+    __device__ float stored_scale() const {  // NaN where e stands for it, infinite where a value is
+        if (e == 255) return __uint_as_float(0x7FC00000u);
+        if (e < 253) return scale(0, 0);  // 12·2^124 is a float
+        float most = 0.0f;
+        for (int j = 0; j < 16; ++j) {
+            const int low = e2m1(qs[j] & 7), high = e2m1(qs[j] >> 4 & 7);
+            most = fmaxf(most, __fmul_rn((float)(low > high ? low : high), scale(0, 0)));
+        }
+        return most <= 0x1.fffffep127f ? scale(0, 0) : most;
+    }
     __device__ float stored_min() const { return 0.0f; }
 
     __device__ void unpack(int, int8_t* q) const {
