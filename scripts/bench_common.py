@@ -17,11 +17,12 @@ import gguf
 import numpy as np
 from tqdm import tqdm
 
-from harness.formats import FORMATS, BlockFormat
+from harness.formats import ELEMENTS, FORMATS, ElementFormat, WeightFormat
 from harness.reference import Llama
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, N_VOCAB = 2048, 5632, 32, 4, 32000
-FTYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7}
+#: llama.cpp's file types. All matrices of a model are of one type, but for Q4_K_M: see `type_of`.
+FTYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "F16": 1, "Q4_K_M": 15}
 
 
 def shapes(n_layer: int) -> list[tuple[str, int, int]]:
@@ -41,7 +42,19 @@ def shapes(n_layer: int) -> list[tuple[str, int, int]]:
     return out
 
 
-def make_model(path: Path, fmt: BlockFormat, n_layer: int, seed: int = 0) -> None:
+def type_of(kind: str, name: str, n_layer: int) -> WeightFormat:
+    """The type of a matrix in a file of this kind. Of Q4_K_M as llama_model_quantize has it (llama-quant.cpp): Q4_K,
+    and Q6_K for the output matrix and, in the layers that are said to profit from more bits, attn_v and ffn_down."""
+    if kind != "Q4_K_M":
+        return FORMATS.get(kind) or ELEMENTS[kind]
+    more = name == "output.weight"
+    if ".attn_v." in name or ".ffn_down." in name:
+        i, eighth = int(name.split(".")[1]), n_layer // 8
+        more = i < eighth or i >= 7 * n_layer // 8 or (i - eighth) % 3 == 2
+    return FORMATS["Q6_K" if more else "Q4_K"]
+
+
+def make_model(path: Path, kind: str, n_layer: int, seed: int = 0) -> None:
     """Gaussian weights of variance 1/K, so that activations keep their size through the layers."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("random TinyLlama-1.1B")
@@ -54,7 +67,7 @@ def make_model(path: Path, fmt: BlockFormat, n_layer: int, seed: int = 0) -> Non
     writer.add_rope_dimension_count(N_EMBD // N_HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(N_VOCAB)
-    writer.add_file_type(FTYPES[fmt.name])
+    writer.add_file_type(FTYPES[kind])
     bytes_ = [f"<0x{i:02X}>" for i in range(256)]
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *(f"word{i}" for i in range(N_VOCAB - 259))]
     kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2, *[gguf.TokenType.BYTE] * 256]
@@ -68,20 +81,25 @@ def make_model(path: Path, fmt: BlockFormat, n_layer: int, seed: int = 0) -> Non
     matrices = shapes(n_layer)
     norms = ["output_norm.weight"]
     norms += [f"blk.{i}.{part}_norm.weight" for i in range(n_layer) for part in ("attn", "ffn")]
-    kind = gguf.GGMLQuantizationType(fmt.type_id)
     for name, n, k in matrices:
-        writer.add_tensor_info(name, (n, fmt.row_bytes(k)), np.dtype(np.uint8), n * fmt.row_bytes(k), raw_dtype=kind)
+        fmt = type_of(kind, name, n_layer)
+        if isinstance(fmt, ElementFormat):  # the writer takes the shape of elements
+            writer.add_tensor_info(name, (n, k), np.dtype(np.float16), n * k * 2)
+            continue
+        size, raw_dtype = fmt.row_bytes(k), gguf.GGMLQuantizationType(fmt.type_id)
+        writer.add_tensor_info(name, (n, size), np.dtype(np.uint8), n * size, raw_dtype=raw_dtype)
     for name in norms:
         writer.add_tensor_info(name, (N_EMBD,), np.dtype(np.float32), 4 * N_EMBD)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     with Llama() as llama:
-        for _, n, k in tqdm(matrices, desc="making the model", unit="tensor", disable=None):
-            rows = [
-                llama.quantize(fmt.type_id, rng.standard_normal((min(4096, n - i), k), np.float32) / np.float32(k**0.5))
-                for i in range(0, n, 4096)
-            ]
+        for name, n, k in tqdm(matrices, desc="making the model", unit="tensor", disable=None):
+            fmt, rows = type_of(kind, name, n_layer), []
+            for i in range(0, n, 4096):
+                values = rng.standard_normal((min(4096, n - i), k), np.float32) / np.float32(k**0.5)
+                f16 = isinstance(fmt, ElementFormat)
+                rows.append(values.astype(np.float16) if f16 else llama.quantize(fmt.type_id, values))
             writer.write_tensor_data(np.concatenate(rows))
     for _ in norms:
         writer.write_tensor_data(np.ones(N_EMBD, np.float32))
@@ -147,5 +165,5 @@ def model_at(path: Path | None, folder: Path, kind: str, n_layer: int) -> Path:
     if path.is_dir():
         path = path / f"random-1.1B-{n_layer}-{kind}.gguf"
     if not path.exists():
-        make_model(path, FORMATS[kind], n_layer)
+        make_model(path, kind, n_layer)
     return path

@@ -2,9 +2,10 @@
 
     python scripts/bench_verify.py [--type Q4_0] [--layers 22] [--keep FILE] [-n 16] [--host cpu] [--kernel NAME]
 
-It makes the model (llama.cpp quantizes it), verifies it in a process of its own, and prints the time of each rung and
-the peak memory: the sum over all processes of the proportional set size, which counts a shared page once. The mapped
-file is part of it, so the figure to look at is what lies above the file's size.
+The type is that of all matrices, or Q4_K_M, llama.cpp's mix of Q4_K and Q6_K. It makes the model (llama.cpp quantizes
+it), verifies it in a process of its own, and prints the time of each rung and the peak memory: the sum over all
+processes of the proportional set size, which counts a shared page once. The mapped file is part of it, so the figure to
+look at is what lies above the file's size.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 
 from harness.hosts.cupy_host import gpu_fault
@@ -123,8 +124,12 @@ def test_vocabulary_only(tmp_path: Path) -> None:
     assert_one_line(cli(path), 5, "nothing to verify .* no tensor")
 
 
-def test_not_quantized() -> None:
-    assert_one_line(cli(FIXTURES / "tiny-F16.gguf"), 5, "nothing to verify .* not quantized")
+def test_vectors_only(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.gguf"
+    w = writer(path)
+    w.add_tensor("output_norm.weight", np.ones(32, np.float32))
+    finish(w)
+    assert_one_line(cli(path), 5, "nothing to verify .* none of its 1 tensors is a matrix")
 
 
 def test_split_with_a_part_missing(tmp_path: Path) -> None:
@@ -169,7 +174,7 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
         (["-n", "4294967300"], "-n must be from 1"),
         (["-t", "100000"], "-t must be from 0"),
         (["--time-limit", "inf"], "--time-limit must be from"),
-        (["--tensor", "output_norm"], "no quantized tensor matches"),
+        (["--tensor", "output_norm"], "no matrix matches"),
         (["-c", "4"], "do not fit a context of 4"),
         (["-f", "/no/such/prompt"], "cannot read the prompt"),
         (["--rungs", "bytes", "--json", "/no/such/folder/r.json"], "cannot write"),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.formats import ACTIVATION_FORMATS, ELEMENT_TYPES, FORMATS, BlockFormat
+from harness.formats import ACTIVATION_FORMATS, ELEMENT_TYPES, ELEMENTS, FORMATS, SLICE, BlockFormat
 from harness.formats.diagram import bit_diagram
-from harness.kernels import KERNELS
+from harness.kernels import ELEMENT_KERNELS, KERNELS
 from harness.semantics.definitions import SEMANTICS, llama_cpu_semantics
 
 from .tools import ROOT
@@ -47,6 +47,18 @@ def render() -> str:
         "## Elements",
         "",
         f"{', '.join(ELEMENT_TYPES)}: one value each, little-endian; no block.",
+        "",
+        f"Matrices of {', '.join(ELEMENTS)} go through all four rungs too. Activations are rounded to the type of the",
+        f"weights, to nearest even; {SLICE} values of a row (the last may be fewer) are what the blocks rung looks at and",
+        "what a failure names as a block.",
+        "",
+        "| type | id | bits a weight | CPU | kernel |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {f.name} | {f.type_id} | {8 * f.block_bytes} | `{llama_cpu_semantics(f).name}` "
+            f"| `{ELEMENT_KERNELS[f.name].name}` |"
+            for f in ELEMENTS.values()
+        ),
     ]
     return "\n".join(lines) + "\n"
 

@@ -15,9 +15,11 @@ from harness.formats import FLOAT_TYPES, FORMATS, MXFP4, NVFP4, Q8_1, BlockForma
 from harness.hosts import CpuHost, CupyHost, gpu_fault, make_host
 from harness.hosts.base import GUARD_BYTES, POISON, Host, kernel_root
 from harness.kernels import KERNELS, Kernel, KernelSpec
+from harness.rungs import Options
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
 from harness.semantics.elements import element_product
+from harness.verify import verify
 
 from .test_kernels import (
     ALL,
@@ -124,6 +126,16 @@ def test_elements(gpu: Host, cpu: CpuHost, kind: str) -> None:
             np.testing.assert_array_equal(got.view(np.uint32), expected[:m, :n].view(np.uint32), err_msg=f"{m}x{n}x{k}")
     w, x = elements_of_any_bits(kind)
     assert_same(element_gemm(gpu, kind, w, x), element_gemm(cpu, kind, w, x))
+
+
+@pytest.mark.parametrize("name", ["tiny-F16.gguf", "tiny-Q4_0.gguf"])
+def test_a_model_verifies_on_the_gpu(gpu: Host, name: str) -> None:
+    """All rungs, by the kernel of quantized weights and by that of others."""
+    options = Options(prompt="Once upon a time", n_predict=4, threads=2, progress=False)
+    report = verify(ROOT / "fixtures" / name, host=gpu, options=options)
+    assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
+    assert report.header["host"].startswith("gpu: ")
+    assert [r.checked["GEMMs"] for r in report.rungs if r.name == "layers"] == [22]
 
 
 QUANTIZER_INPUTS = quantizer_inputs() | {"nothing but NaN": np.full((2, 96), np.nan)}

@@ -14,7 +14,7 @@ from ..container import Finding, check_claims
 from ..container.records import capped
 from ..errors import EnvironmentFault
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
-from .run import Run, matrix_of, where
+from .run import Run, matrix_of, may_be_matrix, where
 
 #: Rules whose blocks are reported one by one.
 _OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
@@ -63,7 +63,8 @@ def _content(result: RungResult, content: Content) -> None:
         result.skip("tensors of integers" if tensor.nbytes else "empty tensors")
     else:
         result.count("tensors")
-        result.count("blocks" if kind.quantized else "values", scan.blocks)
+        if may_be_matrix(tensor):
+            result.count("blocks" if kind.quantized else "values", scan.blocks)
         for differing in (True, False):
             _report(result, content, differing)
         result.details.append(
