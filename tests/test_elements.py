@@ -257,6 +257,7 @@ def test_bits_of_the_order_are_those_of_steps_with_care(kind: str) -> None:
         values = rng.standard_normal((n, k)).astype(np.float32)
         if kind != "F16":
             values *= np.float32(2.0) ** rng.integers(-100, 20, (n, k))
+            values[1::4] = rng.standard_normal(values[1::4].shape) * 2.0**-125  # no product is a normal float
         values[::3] = np.round(values[::3] * 64) / 64  # few bits: ties
         w = graphs.elements(kind, values).view(np.uint8).reshape(n, -1)
         x = (rng.standard_normal((m, k)) * 2.0 ** rng.integers(-20, 3, (m, k))).astype(np.float32)
@@ -269,6 +270,15 @@ def test_bits_of_the_order_are_those_of_steps_with_care(kind: str) -> None:
             got = element_product(kind, w, x, ordered=True, threads=threads).ordered
             assert got is not None
             np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16"])
+def test_a_product_beyond_the_floats_in_a_sum_that_is_not(kind: str) -> None:
+    """2·2^127 - 2^127: a multiply-add rounds once."""
+    w = graphs.elements(kind, np.full((1, 2), 2.0**127, np.float32)).view(np.uint8).reshape(1, -1)
+    p = element_product(kind, w, np.array([[-1, 2]], np.float32), ordered=True)
+    assert p.ordered is not None
+    assert p.ordered == p.exact == 2.0**127
 
 
 # ---- tests of the tests ----------------------------------------------------------------------------------------------
