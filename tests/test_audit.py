@@ -29,7 +29,7 @@ from harness.hosts.compiler import library_path
 from harness.reference import Llama, LlamaRefused, Scan
 from harness.report import audit_json, audit_text
 from harness.rungs import Options
-from harness.verify import Report, verify
+from harness.verification import Report, verify
 
 from . import corpus
 from .tools import FIXTURES, LEGACY, ROOT, patched, patched_block, split_model, write_model
@@ -899,7 +899,7 @@ def test_bytes_that_no_field_or_two_own(doctor: str, monkeypatch: pytest.MonkeyP
         model.parts[0].byte_map = DOCTORED[doctor](list(model.parts[0].byte_map))
         return model
 
-    for module in ("harness.audit.audit", "harness.verify"):
+    for module in ("harness.audit.audit", "harness.verification"):
         monkeypatch.setattr(sys.modules[module], "open_model", doctored)
     result = run(TINY["Q4_0"], readers=False)
     assert set(ids(result)) == {"GGUF-104-unowned"}

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from ..container import Tensor, printable
 from ..errors import EnvironmentFault, KernelFault
 from . import protocol
+
+if TYPE_CHECKING:
+    from ..container import Tensor
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -149,7 +151,8 @@ class Llama:
             # -P: the folder where the command runs may come from anywhere, and must not be imported from
             [sys.executable, "-P", "-m", "harness.reference.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1",
+                 "OPENBLAS_NUM_THREADS": "1"},  # NumPy's: it multiplies nothing there, and idle threads spin
         )  # fmt: skip
         theirs.close()
         self._link = Connection(ours.detach())
@@ -221,6 +224,8 @@ class Llama:
 
     def _last_log(self) -> str:
         """The last lines that llama.cpp printed, on one line."""
+        from ..container import printable  # late: llama.cpp's process shares this package and must start fast
+
         if self._log is None or self._log.closed:
             return ""
         size = self._log.seek(0, os.SEEK_END)
