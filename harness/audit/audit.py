@@ -31,7 +31,7 @@ from ..formats import FORMATS
 from ..progress import progress_bar
 from ..reference import Llama, LlamaRefused
 from ..version import project_version
-from .content import Content, content_findings, read_content
+from .content import Content, Scanner, content_findings
 from .fingerprint import Fingerprint, fingerprint, rules_of
 from .readers import Readers, Reading
 from .readers import compare as compare_readers
@@ -243,9 +243,10 @@ class Examination:
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Scan every tensor."""
+        scanner = Scanner(self.llama, self.threads)
         with self._bar("audit", tensors) as advance:
             for tensor in tensors:
-                content = read_content(tensor, self.llama, self.threads, advance(tensor))
+                content = scanner.read(tensor, advance(tensor))
                 self.contents.append(content)
                 self.findings += content_findings(content)
                 if content.unverified:

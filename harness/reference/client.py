@@ -291,23 +291,27 @@ class Llama:
     # ---- passes over a mapped file ----------------------------------------------------------------------------------
 
     def scan(
-        self, tensor: Tensor, library: Path, rules: Sequence[tuple[int, int, int]] = (), threads: int = 1,
-        on_bytes: Callable[[int], object] = lambda _n: None,
-    ) -> Scan:  # fmt: skip
+        self, tensor: Tensor, library: Path, rules: Sequence[tuple[int, int, int]] = (), drawn: Sequence[int] = (),
+        threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None,
+    ) -> tuple[Scan, Bytes, Floats]:  # fmt: skip
         """Decode every block of a tensor here and in llama.cpp, compare the bits, and tally what the blocks hold.
 
         Args:
             library: kernels/host/scan.hpp, compiled for the tensor's type.
             rules: (all of, one of, none of) masks of codes; how many blocks obey each is counted.
+            drawn: numbers of blocks that are wanted as they are, and as llama.cpp decodes them.
             on_bytes: called with the bytes that were scanned since the last call.
+
+        Returns:
+            the tally; the drawn blocks, uint8[n, block_bytes]; llama.cpp's decode of them, float32[n · block_size].
 
         Raises LlamaRefused where the file is no longer the one that was opened, MalformedFile where it has shrunk.
         """
-        figures, (codes,) = self._sweep(
+        figures, (codes, blocks, values) = self._sweep(
             "scan", tensor, on_bytes, block_bytes=tensor.type.block_bytes, row_bytes=tensor.row_bytes,
-            library=str(library), rules=[list(r) for r in rules], threads=threads,
+            library=str(library), rules=[list(r) for r in rules], drawn=list(drawn), threads=threads,
         )  # fmt: skip
-        return Scan(codes=codes, **figures)
+        return Scan(codes=codes, **figures), blocks, values
 
     def requantize(
         self, tensor: Tensor, source: Tensor, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
