@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 EXIT_VERIFIED = 0
 EXIT_MISMATCH = 1
 EXIT_USAGE = 2
@@ -47,3 +50,9 @@ class KernelFault(HarnessError):
     """A kernel broke its contract: it wrote outside its output, or left the host unusable."""
 
     exit_code = EXIT_MISMATCH
+
+
+def say(line: str) -> None:
+    """One line on standard error, where there is one."""
+    with contextlib.suppress(OSError, AttributeError):
+        print(f"gguf-verify: {line}", file=sys.stderr)

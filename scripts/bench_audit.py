@@ -8,6 +8,7 @@ file, reads it once so that it is cached, and measures in turn, each in a proces
     sha256sum     coreutils
     audit         everything that `gguf-verify audit` does: it hashes the file too, and asks two more readers
     scan          the audit without the other readers: container, decode check, statistics, duplicate rows, sha256
+    check         the same without sha256
     dequantize    gguf.quants.dequantize of every quantized tensor (once: it is slow)
 
 Figures are medians, and ratios of medians of one run; the memory is what no file backs, summed over all processes.
@@ -45,6 +46,7 @@ def main() -> None:
         path = model_at(args.keep, Path(folder), args.type, args.layers)
         audit = [sys.executable, Path(__file__).with_name("audit_layout.py"), path]
         commands: dict[str, list[str | Path]] = {"audit": audit, "scan": [*audit, "--no-readers"]}
+        commands["check"] = [*commands["scan"], "--no-sha256"]
         if shutil.which("sha256sum"):
             commands = {"sha256sum": ["sha256sum", path], **commands}
         runs: dict[str, list[Measured]] = {name: [] for name in commands}
@@ -64,7 +66,7 @@ def main() -> None:
             f"{name:<11} {medians[name]:7.2f} s  {size / medians[name] / 1e6:7.0f} MB/s  peak "
             f"{max(run.peak_anonymous for run in of) / 2**20:6.0f} MiB  exit {codes}  ({times})"
         )
-    for name in ("audit", "scan"):
+    for name in ("audit", "scan", "check"):
         ratios = [
             f"{other} / {name} {medians[other] / medians[name]:.2f}" for other in medians if other not in commands
         ]

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from harness.audit import Audit, AuditOptions, audit, content
-from harness.audit.content import read_content
+from harness.audit import Audit, AuditOptions, Examination, audit, content
+from harness.audit.content import Scanner
 from harness.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint, rules_of
 from harness.container import RULES, Model, Range, open_model
 from harness.errors import MalformedFile, UsageError
@@ -29,7 +29,7 @@ from harness.hosts.compiler import library_path
 from harness.reference import Llama, LlamaRefused, Scan
 from harness.report import audit_json, audit_text
 from harness.rungs import Options
-from harness.verify import Report, verify
+from harness.verification import Report, verify
 
 from . import corpus
 from .tools import FIXTURES, LEGACY, ROOT, patched, patched_block, split_model, write_model
@@ -64,7 +64,7 @@ def one_tensor(path: Path, rows: Bytes, kind: str, name: str = "w") -> Path:
 def scanned(path: Path, llama: Llama, threads: int = 2) -> Scan:
     with open_model(path) as model:
         (tensor,) = model.tensors.values()
-        scan = read_content(tensor, llama, threads).scan
+        scan = Scanner(llama, threads).read(tensor).scan
         assert scan is not None
         return scan
 
@@ -358,12 +358,14 @@ def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Pa
     rows[3] = rows[1]
     rows.tofile(tmp_path / "rows")
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
-        library = content.scanner(model.tensors["w"])
+        library = content.scanner(model.tensors["w"].type)
     script = (
-        "import json, sys; import numpy as np; from harness.reference import ggml, sweep\n"
+        "import json, os, sys; from harness.reference import ggml, sweep\n"
         "ggml.ggml_cpu_init(); sweep.MAX_HASHED_ROWS = 4\n"
-        "data = np.fromfile(sys.argv[1], np.uint8)\n"
-        "scan = lambda n: sweep.Sweeper(print).scan(data[:n * 180], 2, 18, 180, sys.argv[2], [], 1)[0]\n"
+        "sweeper, now = sweep.Sweeper(print), os.stat(sys.argv[1])\n"
+        "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
+        "part = lambda n: sweeper.part_of(sys.argv[1], identity, 0, n * 180)\n"
+        "scan = lambda n: sweeper.scan(part(n), 2, 18, 180, sys.argv[2], [], [], 1)[0]\n"
         "print(json.dumps([[f[k] for k in ('blocks', 'duplicate_rows', 'duplicate')] for f in (scan(4), scan(5))]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
@@ -845,7 +847,8 @@ def test_a_file_that_changes_while_it_is_scanned(
 def test_a_file_that_changes_after_the_last_scan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing fails then: only the state of the file at the end tells. An error that was found need not be one."""
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
-    at_call(monkeypatch, "to_float", 23, lambda: rewritten(path))  # the 23 quantized tensors' drawn blocks
+    whole = Examination.fingerprints
+    monkeypatch.setattr(Examination, "fingerprints", lambda self: (rewritten(path), whole(self))[1])
     result = run(path, readers=False)
     assert (result.changed, result.exit_code) == (True, 3)
     assert ids(result) == [rule("scale-not-finite")]
@@ -899,7 +902,7 @@ def test_bytes_that_no_field_or_two_own(doctor: str, monkeypatch: pytest.MonkeyP
         model.parts[0].byte_map = DOCTORED[doctor](list(model.parts[0].byte_map))
         return model
 
-    for module in ("harness.audit.audit", "harness.verify"):
+    for module in ("harness.audit.audit", "harness.verification"):
         monkeypatch.setattr(sys.modules[module], "open_model", doctored)
     result = run(TINY["Q4_0"], readers=False)
     assert set(ids(result)) == {"GGUF-104-unowned"}
@@ -957,12 +960,12 @@ def test_a_file_that_changes_under_the_audit(tmp_path: Path, llama: Llama) -> No
         tensor = model.tensors["blk.0.ffn_up.weight"]
         os.utime(path, ns=(1, 1))
         with pytest.raises(LlamaRefused, match="changed after it was opened"):
-            read_content(tensor, llama)
+            Scanner(llama).read(tensor)
     with open_model(path) as model:
         tensor = model.tensors["blk.0.ffn_up.weight"]
         os.truncate(path, 100)
         with pytest.raises((LlamaRefused, MalformedFile)):
-            read_content(tensor, llama)
+            Scanner(llama).read(tensor)
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

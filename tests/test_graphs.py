@@ -22,7 +22,7 @@ from harness.kernels import KERNELS, Kernel, Weights
 from harness.reference import Evaluation, Gemm, Llama
 from harness.reference.client import _Node
 from harness.rungs import Options, RungResult, grafts
-from harness.verify import Report, verify
+from harness.verification import Report, verify
 
 from . import graphs
 from .graphs import EXPERTS, LAYERS, USED

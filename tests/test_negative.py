@@ -14,7 +14,7 @@ from harness.hosts import CpuHost
 from harness.kernels import KERNELS, Kernel, Weights
 from harness.reference import Llama
 from harness.rungs import Failure, Options
-from harness.verify import Report, verify
+from harness.verification import Report, verify
 
 from .tools import FIXTURES, FTYPES, LEGACY, TamperedKernel, altered_kernel, block_bytes, patched, patched_block
 

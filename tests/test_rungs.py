@@ -12,7 +12,7 @@ from harness.hosts import CpuHost
 from harness.kernels import KERNELS
 from harness.reference import Llama
 from harness.rungs import Options
-from harness.verify import Report, verify
+from harness.verification import Report, verify
 
 from .tools import FIXTURES, FTYPES, patched, split_model
 

@@ -31,7 +31,7 @@ from ..formats import FORMATS
 from ..progress import progress_bar
 from ..reference import Llama, LlamaRefused
 from ..version import project_version
-from .content import Content, content_findings, read_content
+from .content import Content, Scanner, content_findings
 from .fingerprint import Fingerprint, fingerprint, rules_of
 from .readers import Readers, Reading
 from .readers import compare as compare_readers
@@ -45,6 +45,7 @@ class AuditOptions:
     tensor: str | None = None
     source: Path | None = None
     readers: bool = True
+    digest: bool = True
     strict: bool = False
     threads: int = 1
     time_limit: float = 900.0
@@ -178,7 +179,7 @@ def _readable(
     model: Model, source: Model | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor
 ) -> Audit:
     tensors = select(model, options.tensor)
-    digests = pool.submit(model.sha256)
+    digests = pool.submit(model.sha256) if options.digest else None
     readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
     result = Audit(model.path, model.parts, _versions(), n_tensors=len(model.tensors))
     ours = (*model.findings, *check_claims(model), *(f for part in model.parts for f in coverage(part)))
@@ -207,9 +208,10 @@ def _readable(
     except EnvironmentFault as fault:
         result.fault = result.fault or str(fault)
     result.header |= {
-        "file": str(model.path), "size": model.size, "sha256": list(digests.result()),
+        "file": str(model.path), "size": model.size, "sha256": list(digests.result()) if digests else None,
         "architecture": model.architecture, "threads": options.threads,
-        "source": str(source.path) if source else None, "source sha256": list(source.sha256()) if source else None,
+        "source": str(source.path) if source else None,
+        "source sha256": list(source.sha256()) if source and digests else None,
     }  # fmt: skip
     result.findings = _sorted(ours)
     if any(part.mapped.changed for of in (model, source) if of is not None for part in of.parts):
@@ -241,9 +243,10 @@ class Examination:
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Scan every tensor."""
+        scanner = Scanner(self.llama, self.threads)
         with self._bar("audit", tensors) as advance:
             for tensor in tensors:
-                content = read_content(tensor, self.llama, self.threads, advance(tensor))
+                content = scanner.read(tensor, advance(tensor))
                 self.contents.append(content)
                 self.findings += content_findings(content)
                 if content.unverified:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..container import Finding, Tensor
 from ..container.records import MAX_PER_RULE, finding
 from ..container.text import quoted
-from ..formats import FLOAT_TYPES, decode_elements
+from ..formats import FLOAT_TYPES, BlockFormat, TensorType, decode_elements
 from ..hosts.base import kernel_root
 from ..hosts.compiler import sound_library
 from ..reference import Llama, Scan
@@ -77,45 +77,55 @@ class Content:
         return max(self.scan.differing if self.scan else 0, len(self.differing))
 
 
-def scanner(tensor: Tensor) -> Path:
-    """The scanner compiled for the tensor's type. Raises EnvironmentFault."""
-    name = tensor.type.name
-    size = tensor.type.block_bytes
-    fmt = tensor.type.format
+def scanner(kind: TensorType) -> Path:
+    """The scanner compiled for a type. Raises EnvironmentFault."""
+    fmt = kind.format
     if fmt is None:
-        options: tuple[str, ...] = (f"-DELEMENT={name}",)
+        options: tuple[str, ...] = (f"-DELEMENT={kind.name}",)
     else:
         codes = (f"-DCODE_LOW={fmt.low}", f"-DCODE_BITS={fmt.bits}")
-        options = (f"-DFORMAT={name}", f"-DBLOCK_BYTES={size}", *codes)
+        options = (f"-DFORMAT={kind.name}", f"-DBLOCK_BYTES={kind.block_bytes}", *codes)
     return sound_library(kernel_root(), '#include "host/scan.hpp"\n', options)
 
 
-def read_content(
-    tensor: Tensor, llama: Llama, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
-) -> Content:
-    """Scan one tensor. Raises EnvironmentFault where llama.cpp dies, LlamaRefused where the file was changed."""
-    kind = tensor.type
-    if not tensor.nbytes or kind.name in INTEGERS:
-        return Content(tensor)
-    if kind.format is None and kind.name not in FLOAT_TYPES:
-        return Content(tensor, unverified=f"type {kind.name} is not covered")
-    rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
-    scan = llama.scan(tensor, scanner(tensor), rules, threads, on_bytes)
-    content = Content(tensor, scan, described=_described(tensor, llama) if kind.format else ())
-    return replace(content, bad=(_bad_blocks(content, llama, False), _bad_blocks(content, llama, True)))
+class Scanner:
+    """Scans the tensors of a model in a llama.cpp process; each type's scanner is compiled once."""
+
+    def __init__(self, llama: Llama, threads: int = 1) -> None:
+        self._llama = llama
+        self._threads = threads
+        self._libraries: dict[str, Path] = {}
+
+    def read(self, tensor: Tensor, on_bytes: Callable[[int], object] = lambda _n: None) -> Content:
+        """One tensor. Raises EnvironmentFault where llama.cpp dies, LlamaRefused where the file was changed."""
+        kind = tensor.type
+        if not tensor.nbytes or kind.name in INTEGERS:
+            return Content(tensor)
+        if kind.format is None and kind.name not in FLOAT_TYPES:
+            return Content(tensor, unverified=f"type {kind.name} is not covered")
+        if kind.name not in self._libraries:
+            self._libraries[kind.name] = scanner(kind)
+        rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
+        drawn = _drawn(tensor) if kind.format else []
+        library = self._libraries[kind.name]
+        scan, blocks, theirs = self._llama.scan(tensor, library, rules, drawn, self._threads, on_bytes)
+        differs = _described(kind.format, blocks, theirs) if kind.format else []
+        content = Content(tensor, scan, described=tuple(drawn[i] for i in differs))
+        return replace(content, bad=(_bad_blocks(content, self._llama, False), _bad_blocks(content, self._llama, True)))
 
 
-def _described(tensor: Tensor, llama: Llama) -> tuple[int, ...]:
-    """The oracle decodes by the format's description: that too is held against llama.cpp, on blocks of all parts."""
-    fmt = tensor.type.format
-    assert fmt is not None
-    blocks = tensor.raw.reshape(-1, fmt.block_bytes)
-    numbers = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), DESCRIBED)).astype(np.int64))
-    chosen = np.array(blocks[numbers])
+def _drawn(tensor: Tensor) -> list[int]:
+    """Numbers of some blocks of all parts of a tensor."""
+    count = tensor.nbytes // tensor.type.block_bytes
+    some = min(count, DESCRIBED)
+    return [i * (count - 1) // max(1, some - 1) for i in range(some)]
+
+
+def _described(fmt: BlockFormat, blocks: npt.NDArray[np.uint8], theirs: Floats) -> list[int]:
+    """The oracle decodes by the format's description: which of the blocks so decode otherwise than llama.cpp says."""
     with np.errstate(invalid="ignore"):
-        ours = fmt.decode(chosen)
-    theirs = llama.to_float(fmt.type_id, chosen.reshape(-1), ours.size).reshape(ours.shape)
-    return tuple(numbers[_unequal(ours, theirs).any(axis=1)].tolist())
+        ours = fmt.decode(blocks)
+    return np.flatnonzero(_unequal(ours, theirs.reshape(ours.shape)).any(axis=1)).tolist()
 
 
 def _unequal(ours: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
-from ..errors import HarnessError
-from . import audit, verify
-from .common import say
+from ..errors import HarnessError, say
 
-#: The commands by name; a command line that begins with none of them is `verify`'s.
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"verify": verify.run, "audit": audit.run}
+#: The commands: each is a module of this package with `run(argv) -> exit code`. A command line that begins with none of
+#: them is `verify`'s.
+COMMANDS = ("verify", "audit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,12 +20,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a name from a file must not break a terminal that cannot show it
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    command = COMMANDS.get(argv[0]) if argv else None
+    command = argv.pop(0) if argv and argv[0] in COMMANDS else "verify"
     try:
-        return verify.run(argv) if command is None else command(argv[1:])
+        return _run(command, argv)
     except HarnessError as error:
         say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         say("interrupted")
         return 130
+
+
+def _run(command: str, argv: list[str]) -> int:
+    # imported late, so that an interrupt while NumPy and the rest are loaded is answered too
+    return int(import_module(f".{command}", __name__).run(argv))

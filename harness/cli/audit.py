@@ -8,6 +8,9 @@ import re
 import sys
 from pathlib import Path
 
+# An audit multiplies no matrices, and idle threads of NumPy's BLAS spin for a while. It reads this when it is loaded.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 
 from ..audit import AuditOptions, audit
@@ -50,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         help="also compare with what llama.cpp makes of this F16 or F32 file",
     )
     add("--strict", action="store_true", help="warnings count as errors")
+    add("--no-sha256", action="store_true", help="do not hash the file, which takes as long as the rest of the audit")
     add("--no-readers", action="store_true", help="leave out what gguf-py and llama.cpp's reader make of the file")
     add("-v", "--verbose", action="store_true", help="statistics of every tensor; llama.cpp's log on stderr")
     look = parser.add_argument_group("x-ray of one block")
@@ -76,8 +80,9 @@ def run(argv: list[str]) -> int:
 
 def _audit(args: argparse.Namespace, argv: list[str]) -> int:
     options = AuditOptions(
-        tensor=args.tensor, source=args.source, readers=not args.no_readers, strict=args.strict,
-        threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose, progress=on_terminal(),
+        tensor=args.tensor, source=args.source, readers=not args.no_readers, digest=not args.no_sha256,
+        strict=args.strict, threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose,
+        progress=on_terminal(),
     )  # fmt: skip
     result = audit(args.model, options, spell(argv))
     text = audit_text.render(result, args.verbose, args.map, _colour())

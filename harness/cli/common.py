@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..container import printable
-from ..errors import EXIT_ENVIRONMENT, EnvironmentFault, HarnessError, UsageError
+from ..errors import EXIT_ENVIRONMENT, EnvironmentFault, HarnessError, UsageError, say
 from ..version import project_version
 
 MOST_THREADS = 512
@@ -42,12 +42,6 @@ def spell(argv: Sequence[str]) -> str:
     """The command line that ends in `argv`, for repeating it: with the command's name, where there was one."""
     given = sys.argv[1:] if sys.argv[-len(argv) :] == argv else argv
     return shlex.join([Path(sys.argv[0]).name, *given])
-
-
-def say(line: str) -> None:
-    """One line on standard error, where there is one."""
-    with contextlib.suppress(OSError, AttributeError):
-        print(f"gguf-verify: {line}", file=sys.stderr)
 
 
 @contextlib.contextmanager

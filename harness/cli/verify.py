@@ -12,7 +12,7 @@ from ..kernels import DEFAULT_KERNEL, KERNELS
 from ..report import json_report, text
 from ..rungs import RUNGS, Options
 from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT
-from ..verify import verify
+from ..verification import verify
 from .common import (
     MOST_THREADS,
     add_common,

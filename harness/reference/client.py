@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from ..container import Tensor, printable
 from ..errors import EnvironmentFault, KernelFault
 from . import protocol
+
+if TYPE_CHECKING:
+    from ..container import Tensor
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -150,7 +152,8 @@ class Llama:
             # -P: the folder where the command runs may come from anywhere, and must not be imported from
             [sys.executable, "-P", "-m", "harness.reference.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1",
+                 "OPENBLAS_NUM_THREADS": "1"},  # NumPy's: it multiplies nothing there, and idle threads spin
         )  # fmt: skip
         theirs.close()
         self._link = Connection(ours.detach())
@@ -222,6 +225,8 @@ class Llama:
 
     def _last_log(self) -> str:
         """The last lines that llama.cpp printed, on one line."""
+        from ..container import printable  # late: llama.cpp's process shares this package and must start fast
+
         if self._log is None or self._log.closed:
             return ""
         size = self._log.seek(0, os.SEEK_END)
@@ -288,23 +293,27 @@ class Llama:
     # ---- passes over a mapped file ----------------------------------------------------------------------------------
 
     def scan(
-        self, tensor: Tensor, library: Path, rules: Sequence[tuple[int, int, int]] = (), threads: int = 1,
-        on_bytes: Callable[[int], object] = lambda _n: None,
-    ) -> Scan:  # fmt: skip
+        self, tensor: Tensor, library: Path, rules: Sequence[tuple[int, int, int]] = (), drawn: Sequence[int] = (),
+        threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None,
+    ) -> tuple[Scan, Bytes, Floats]:  # fmt: skip
         """Decode every block of a tensor here and in llama.cpp, compare the bits, and tally what the blocks hold.
 
         Args:
             library: kernels/host/scan.hpp, compiled for the tensor's type.
             rules: (all of, one of, none of) masks of codes; how many blocks obey each is counted.
+            drawn: numbers of blocks that are wanted as they are, and as llama.cpp decodes them.
             on_bytes: called with the bytes that were scanned since the last call.
+
+        Returns:
+            the tally; the drawn blocks, uint8[n, block_bytes]; llama.cpp's decode of them, float32[n · block_size].
 
         Raises LlamaRefused where the file is no longer the one that was opened, MalformedFile where it has shrunk.
         """
-        figures, (codes,) = self._sweep(
+        figures, (codes, blocks, values) = self._sweep(
             "scan", tensor, on_bytes, block_bytes=tensor.type.block_bytes, row_bytes=tensor.row_bytes,
-            library=str(library), rules=[list(r) for r in rules], threads=threads,
+            library=str(library), rules=[list(r) for r in rules], drawn=list(drawn), threads=threads,
         )  # fmt: skip
-        return Scan(codes=codes, **figures)
+        return Scan(codes=codes, **figures), blocks, values
 
     def requantize(
         self, tensor: Tensor, source: Tensor, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None

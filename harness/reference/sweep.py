@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes as c
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,8 @@ MAX_RULES, MAX_BAD = 8, 21
 #: Rows are hashed up to this number: 8 bytes each for the hash and as many for the order.
 MAX_HASHED_ROWS = 1 << 23
 _MOST_THREADS = 16  # memory is what is left to gain beyond, and each takes some
-_CHUNK_BYTES = 1 << 19
+_CHUNK_BYTES = 1 << 19  # stays in the second cache
+_SHARE_BYTES = 1 << 23  # of a thread at a time
 _FLOATS = 1 << 20  # of a chunk that is quantized anew
 
 
@@ -53,6 +56,23 @@ class Unusable(Exception):
     """The file is not the one that the parent opened, or cannot be what was asked for."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a file: mapped, uint8[nbytes], and as a file descriptor and the offset at which they start."""
+
+    mapped: Bytes
+    fd: int
+    start: int
+
+    def read(self, at: int, buffer: Bytes) -> Bytes:
+        """The bytes from `at` on, as many as there are or as the buffer holds: a read costs less than a map's page
+        faults. Raises Unusable where the file has shrunk."""
+        into = buffer[: len(self.mapped) - at]
+        if os.preadv(self.fd, [into.data], self.start + at) != len(into):
+            raise Unusable("the file has shrunk since it was opened")
+        return into
+
+
 class Rule(c.Structure):
     """`scan::Rule`."""
 
@@ -68,27 +88,36 @@ class Sweeper:
 
     def __init__(self, alive: Progress) -> None:
         self._alive = alive
-        self._maps: dict[str, tuple[list[int], Bytes]] = {}
+        self._files: dict[str, tuple[list[int], Bytes, int]] = {}
+        self._local = threading.local()
         self._libraries: dict[str, c.CDLL] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def bytes_of(self, path: str, identity: list[int]) -> Bytes:
-        """The file as `uint8[size]`. Raises Unusable where it is not the one of that identity."""
+    def part_of(self, path: str, identity: list[int], start: int, nbytes: int) -> Part:
+        """Some bytes of a file. Raises Unusable where it is not the one of that identity."""
         with open(path, "rb") as file:
             now = os.fstat(file.fileno())
             if [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns] != identity:
                 raise Unusable("the file was changed after it was opened")
-            held = self._maps.get(path)
+            held = self._files.get(path)
             if held is None or held[0] != identity:
+                if held is not None:
+                    os.close(held[2])
                 whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-                held = self._maps[path] = (identity, whole)
-        return held[1]
+                held = self._files[path] = (identity, whole, os.dup(file.fileno()))
+        return Part(held[1][start : start + nbytes], held[2], start)
 
     def scan(
-        self, data: Bytes, type_id: int, block_bytes: int, row_bytes: int, library: str,
-        rules: Sequence[Sequence[int]], threads: int,
-    ) -> tuple[dict[str, Any], npt.NDArray[np.int64]]:  # fmt: skip
-        """Tally the blocks of a tensor, `data` uint8[its bytes]: (figures by name, int64[256] blocks' codes)."""
+        self, part: Part, type_id: int, block_bytes: int, row_bytes: int, library: str,
+        rules: Sequence[Sequence[int]], drawn: Sequence[int], threads: int,
+    ) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]:  # fmt: skip
+        """Tally the blocks of a tensor. Raises Unusable.
+
+        Returns:
+            figures by name; how often each code occurs, int64[256]; the blocks of the numbers `drawn`, uint8[n,
+            block_bytes], and llama.cpp's decode of them, float32[n · block_size].
+        """
+        data = part.mapped
         scanner = self._library(library)
         to_float = c.cast(ggml.ggml_get_type_traits(type_id).contents.to_float, c.c_void_p)
         given = (Rule * MAX_RULES)(*(Rule(*r) for r in rules))
@@ -99,24 +128,39 @@ class Sweeper:
         step = max(1, _CHUNK_BYTES // unit) * unit
 
         def tally(start: int) -> Tally:
-            part = data[start : start + step]
             out = Tally(first_subnormal=-1, least_scale=np.inf, most_scale=-np.inf, least_min=np.inf, most_min=-np.inf)
-            scanner.scan_tensor(
-                c.c_void_p(ggml.pointer(part)), c.c_int64(len(part) // block_bytes), c.c_int64(start // block_bytes),
-                to_float, given, len(rules), c.byref(out),
-            )  # fmt: skip
-            if hashes is not None:
-                target = hashes[start // row_bytes :]
-                scanner.hash_rows(
-                    c.c_void_p(ggml.pointer(part)), c.c_int64(len(part) // row_bytes), c.c_int64(row_bytes),
-                    c.c_void_p(ggml.pointer(target)),
+            for at in range(start, min(start + share, len(data)), step):
+                chunk = part.read(at, self._buffer(step))
+                scanner.scan_tensor(
+                    c.c_void_p(ggml.pointer(chunk)), c.c_int64(len(chunk) // block_bytes), c.c_int64(at // block_bytes),
+                    to_float, given, len(rules), c.byref(out),
                 )  # fmt: skip
+                if hashes is not None:
+                    target = hashes[at // row_bytes :]
+                    scanner.hash_rows(
+                        c.c_void_p(ggml.pointer(chunk)), c.c_int64(len(chunk) // row_bytes), c.c_int64(row_bytes),
+                        c.c_void_p(ggml.pointer(target)),
+                    )  # fmt: skip
             return out
 
-        merged, codes = _merge(self._spread(tally, range(0, len(data), step), step, threads))
+        share = max(1, min(_SHARE_BYTES, len(data) // (2 * threads)) // step) * step
+        merged, codes = _merge(self._spread(tally, range(0, len(data), share), share, threads))
         merged["obeying"] = merged["obeying"][: len(rules)]
         merged["duplicate_rows"], merged["duplicate"] = self._duplicates(scanner, data, row_bytes, hashes)
-        return merged, codes
+        blocks = data.reshape(-1, block_bytes)[drawn]
+        values = np.empty(len(drawn) * int(ggml.ggml_get_type_traits(type_id).contents.blck_size), np.float32)
+        if len(drawn):
+            ggml.ggml_get_type_traits(type_id).contents.to_float(
+                ggml.pointer(blocks), ggml.pointer(values), values.size
+            )
+        return merged, (codes, blocks, values)
+
+    def _buffer(self, size: int) -> Bytes:
+        """This thread's, of that size."""
+        held: Bytes | None = getattr(self._local, "buffer", None)
+        if held is None or len(held) < size:
+            held = self._local.buffer = np.empty(size, np.uint8)
+        return held[:size]
 
     @staticmethod
     def _duplicates(

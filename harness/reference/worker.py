@@ -205,22 +205,27 @@ class Worker:
             self._sweeper = sweep.Sweeper(lambda n: protocol.send(self.link, {"event": "bytes", "n": n}))
         return self._sweeper
 
-    def _mapped(self, path: str, identity: list[int], start: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    def _part(self, path: str, identity: list[int], start: int, nbytes: int) -> Any:
         from . import sweep
 
         try:
-            return np.asarray(self._sweep().bytes_of(path, identity)[start : start + nbytes])
+            return self._sweep().part_of(path, identity, start, nbytes)
         except (sweep.Unusable, OSError) as error:
             raise CallFailed(str(error)) from None
 
     def scan(
         self, path: str, identity: list[int], start: int, nbytes: int, type: int, block_bytes: int, row_bytes: int,
-        library: str, rules: list[list[int]], threads: int,
+        library: str, rules: list[list[int]], drawn: list[int], threads: int,
     ) -> Reply:  # fmt: skip
         """Decode every block, compare, tally: see `sweep.Sweeper.scan`."""
-        data = self._mapped(path, identity, start, nbytes)
-        figures, codes = self._sweep().scan(data, type, block_bytes, row_bytes, library, rules, threads)
-        return figures, (codes,)
+        part = self._part(path, identity, start, nbytes)
+        from . import sweep
+
+        try:
+            figures, arrays = self._sweep().scan(part, type, block_bytes, row_bytes, library, rules, drawn, threads)
+        except (sweep.Unusable, OSError) as error:
+            raise CallFailed(str(error)) from None
+        return dict(figures), tuple(arrays)
 
     def requantize(
         self, path: str, identity: list[int], start: int, nbytes: int, type: int,
@@ -230,8 +235,8 @@ class Worker:
         """Compare a tensor with what llama.cpp makes of its source: see `sweep.Sweeper.requantize`."""
         if source_type != type and self.ggml.ggml_quantize_requires_imatrix(type):
             raise CallFailed("llama.cpp makes this type with an importance matrix only")
-        target = self._mapped(path, identity, start, nbytes)
-        raw = self._mapped(source, source_identity, source_start, source_nbytes)
+        target = self._part(path, identity, start, nbytes).mapped
+        raw = self._part(source, source_identity, source_start, source_nbytes).mapped
         from . import sweep
 
         try:

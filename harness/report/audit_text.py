@@ -64,11 +64,11 @@ def _header(h: dict[str, Any], contents: Sequence[Content]) -> Iterator[str]:
     types = ", ".join(f"{n} {t}" for t, n in Counter(c.tensor.type.name for c in contents).items())
     about = [f"{h['size']:,} bytes", printable(h.get("architecture") or "", 40), types]
     yield f"{'file':{_LABEL}}{' · '.join([printable(h['file'], 200), *filter(None, about)])}"
-    for digest in h["sha256"]:
+    for digest in h["sha256"] or ["not computed"]:
         yield f"{'sha256':{_LABEL}}{digest}"
     if h.get("source"):
         yield f"{'source':{_LABEL}}{printable(h['source'], 200)}"
-        for digest in h["source sha256"]:
+        for digest in h["source sha256"] or ["not computed"]:
             yield f"{'':{_LABEL}}{digest}"
 
 

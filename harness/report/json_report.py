@@ -28,7 +28,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..rungs import RungResult
-from ..verify import Report
+from ..verification import Report
 
 SCHEMA_VERSION = 1
 

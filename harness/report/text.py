@@ -7,7 +7,7 @@ from typing import Any
 
 from ..container import printable
 from ..rungs import RungResult
-from ..verify import Report
+from ..verification import Report
 
 _WIDTH = 100
 

@@ -88,72 +88,103 @@ inline uint64_t row_hash(const uint8_t* p, int64_t n) {
 #endif
 constexpr int CODES = 1 << CODE_BITS;
 
-// Bit c says that code c occurs, where there are 32 codes at most. Of signed bytes: bit 0 is -128, bit 1 -127, bit 2 127,
-// bit 3 any other.
-inline uint32_t presence(const int8_t* q, int n) {
-    uint32_t present = 0;
-    if (CODES > 32) {
-        uint8_t low = 0, almost = 0, high = 0, other = 0;
-        for (int i = 0; i < n; ++i) {
-            const uint8_t l = q[i] == -128, a = q[i] == -127, h = q[i] == 127;
-            low |= l, almost |= a, high |= h, other |= !(l | a | h);
-        }
-        return low | almost << 1 | high << 2 | other << 3;
-    }
-    for (int i = 0; i < n; ++i) present |= 1u << ((q[i] - CODE_LOW) & 31);
-    return present;
-}
-
 constexpr int VALUES = FORMAT::VALUES, SLICES = VALUES / QK, BYTES = sizeof(FORMAT);
 constexpr int BATCH = VALUES <= 256 ? 2048 / VALUES : 8;  // blocks: 2,048 values stay in the first cache
 
 typedef uint8_t Lanes __attribute__((vector_size(QK)));
 
+inline Lanes lanes_of(const int8_t* slice) {
+    Lanes lanes;
+    memcpy(&lanes, slice, QK);
+    return lanes;
+}
+
+inline bool any(Lanes lanes) {
+#ifdef __AVX__
+    typedef long long Words __attribute__((vector_size(QK)));
+    return !__builtin_ia32_ptestz256((Words)lanes, (Words)lanes);
+#endif
+    uint64_t words[4];
+    memcpy(words, &lanes, QK);
+    return (words[0] | words[1] | words[2] | words[3]) != 0;
+}
+
+// Which of the codes in `wanted` a block holds. Bit c is code c, where there are 32 codes at most. Of signed bytes: bit 0
+// is -128, bit 1 -127, bit 2 127, bit 3 any other.
+inline uint32_t presence(const int8_t* q, uint32_t wanted) {
+    constexpr int8_t NAMED[3] = {-128, -127, 127};
+    uint32_t present = 0;
+    for (; wanted; wanted &= wanted - 1) {
+        const int bit = __builtin_ctz(wanted);
+        if (CODES > 32 && bit > 2) {
+            for (int i = 0; i < VALUES; ++i)
+                present |= (uint32_t)(q[i] != NAMED[0] && q[i] != NAMED[1] && q[i] != NAMED[2]) << bit;
+            continue;
+        }
+        const uint8_t code = CODES > 32 ? NAMED[bit] : bit + CODE_LOW;
+        Lanes found = {};
+        for (int s = 0; s < SLICES; ++s) found |= (Lanes)(lanes_of(q + s * QK) == code);
+        present |= (uint32_t)any(found) << bit;
+    }
+    return present;
+}
+
+// Counts of all codes from `C` on, so many at a time that the counters stay in registers.
+template <int C>
+inline void count_lanes(const int8_t (*slice)[QK], int64_t slices, uint32_t* codes) {
+    constexpr int SOME = CODES - C < 8 ? CODES - C : 8;
+    Lanes found[SOME] = {};
+    for (int64_t j = 0; j < slices; ++j) {
+        const Lanes lanes = lanes_of(slice[j]);
+#pragma GCC unroll 8
+        for (int c = 0; c < SOME; ++c) found[c] -= (Lanes)(lanes == (uint8_t)(C + c + CODE_LOW));  // true is -1
+    }
+    for (int c = 0; c < SOME; ++c)
+        for (int i = 0; i < QK; ++i) codes[C + c] += found[c][i];
+    if constexpr (C + SOME < CODES) count_lanes<C + SOME>(slice, slices, codes);
+}
+
 inline void count_codes(const int8_t (*q)[VALUES], int64_t n, uint32_t (&codes)[4][256]) {
     const int64_t slices = n * SLICES;
     const int8_t(*slice)[QK] = (const int8_t(*)[QK])q;
-    if (CODES > 32) {  // four tables, since increments of one counter wait for each other
+    if constexpr (CODES > 32) {  // four tables, since increments of one counter wait for each other
         for (int64_t j = 0; j < slices; ++j)
             for (int i = 0; i < QK; i += 4)
                 for (int k = 0; k < 4; ++k) ++codes[k][(uint8_t)(slice[j][i + k] - CODE_LOW)];
-        return;
-    }
-    // Few codes: comparing all with each, 32 at a time, is faster than counting one by one.
-    static_assert(BATCH * SLICES < 256, "a batch's counts fit in a byte");
-    for (int c = 0; c < CODES; ++c) {
-        Lanes found = {};
-        for (int64_t j = 0; j < slices; ++j) {
-            Lanes lanes;
-            memcpy(&lanes, slice[j], QK);
-            found -= (Lanes)(lanes == (uint8_t)(c + CODE_LOW));  // true is -1
-        }
-        for (int i = 0; i < QK; ++i) codes[0][c] += found[i];
+    } else {  // comparing 32 with each code is faster than counting one by one
+        static_assert(BATCH * SLICES < 256, "a batch's counts fit in a byte");
+        count_lanes<0>(slice, slices, codes[0]);
     }
 }
 
 // A batch of decoded blocks.
 struct Batch {
-    alignas(64) float theirs[BATCH][VALUES];
+    alignas(64) float theirs[BATCH][VALUES], ours[BATCH][VALUES];
     alignas(64) int8_t q[BATCH][VALUES];
-    float d[BATCH * SLICES * 2], m[BATCH * SLICES * 2];  // of each half of each slice
     float stored[BATCH], stored_min[BATCH];
-    uint32_t differs[BATCH], magnitude[BATCH], present[BATCH];
+    uint32_t present[BATCH];
 };
 
 constexpr bool STORES_MIN = FORMAT::MINIMUM == Minimum::MEETS_CODES || FORMAT::STORES_M;
+constexpr int STEP = FORMAT::GROUP == 16 ? 16 : QK;  // values in a row with the same scale
 
-// A batch with a block that differs, is zero, or has a scale that is not a normal number.
+inline bool zero_block(const float* values, int n) {
+    uint64_t set = 0, word;
+    for (int i = 0; i < n; i += 2) memcpy(&word, values + i, 8), set |= word;
+    return (set & 0x7FFFFFFF7FFFFFFFu) == 0;
+}
+
+// A batch with a block that differs, may be zero, or has a scale that is not a normal number.
 inline void scan_special(const Batch& batch, int64_t first, int64_t n, const Rule* rules, int n_rules, Tally& t) {
     for (int64_t j = 0; j < n; ++j) {
         for (int i = 0; i < VALUES; ++i) {
-            const int64_t h = (j * VALUES + i) / 16;
-            const float ours = FORMAT::value(batch.d[h], batch.m[h], batch.q[j][i]), their = batch.theirs[j][i];
+            const float ours = batch.ours[j][i], their = batch.theirs[j][i];
             if (bits_of(ours) == bits_of(their) || (is_nan(ours) && is_nan(their))) continue;
             note(t.first_differing, t.differing, first + j);
             break;
         }
         const float d = batch.stored[j], m = batch.stored_min[j], size = std::fabs(d);
-        t.zero_blocks += batch.magnitude[j] == 0;
+        t.zero_blocks += zero_block(batch.ours[j], VALUES);
         if (!is_finite(d) || !is_finite(m)) note(t.first_not_finite, t.not_finite, first + j);
         if (STORES_MIN && is_finite(m)) widen(t.least_min, t.most_min, m);
         if (size == 0) {
@@ -174,35 +205,21 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
     Batch batch;
     to_float(p, batch.theirs[0], n * VALUES);
     for (int64_t j = 0; j < n; ++j) {
-        for (int s = 0; s < SLICES; ++s) {
-            block[j].unpack(s, batch.q[j] + s * QK);
-            for (int h = 0; h < 2; ++h) {
-                batch.d[(j * SLICES + s) * 2 + h] = block[j].scale(s, h);
-                batch.m[(j * SLICES + s) * 2 + h] = block[j].minimum(s, h);
-            }
-        }
+        for (int s = 0; s < SLICES; ++s) block[j].unpack(s, batch.q[j] + s * QK);
         batch.stored[j] = block[j].stored_scale();
         batch.stored_min[j] = block[j].stored_min();
     }
-    constexpr int STEP = FORMAT::GROUP == 16 ? 16 : QK;  // values in a row with the same scale
-    for (int64_t j = 0; j < n; ++j) {
-        uint32_t x = 0, size = 0;
+    for (int64_t j = 0; j < n; ++j)
         for (int g = 0; g < VALUES; g += STEP) {
-            const float d = batch.d[(j * VALUES + g) / 16], m = batch.m[(j * VALUES + g) / 16];
-            const int8_t* q = batch.q[j] + g;
-            const float* theirs = batch.theirs[j] + g;
-            for (int i = 0; i < STEP; ++i) {
-                const uint32_t ours = bits_of(FORMAT::value(d, m, q[i]));
-                x |= ours ^ bits_of(theirs[i]);
-                size |= ours & 0x7FFFFFFF;
-            }
+            const int s = g / QK, h = g % QK / 16;
+            const float d = block[j].scale(s, h), m = block[j].minimum(s, h);
+            for (int i = g; i < g + STEP; ++i) batch.ours[j][i] = FORMAT::value(d, m, batch.q[j][i]);
         }
-        batch.differs[j] = x;
-        batch.magnitude[j] = size;
-    }
-    if (n_rules)
-        for (int64_t j = 0; j < n; ++j) batch.present[j] = presence(batch.q[j], VALUES);
     count_codes(batch.q, n, codes);
+    uint32_t wanted = 0;
+    for (int r = 0; r < n_rules; ++r) wanted |= rules[r].all | rules[r].any | rules[r].none;
+    if (wanted)
+        for (int64_t j = 0; j < n; ++j) batch.present[j] = presence(batch.q[j], wanted);
     // Almost always all blocks are sound and have a normal scale: that takes loops without branches.
     constexpr uint32_t INFINITE = 0x7F800000;
     const uint32_t normal = bits_of(FORMAT::NORMAL);
@@ -211,7 +228,7 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
     for (int64_t j = 0; j < n; ++j) {
         const uint32_t bits = bits_of(batch.stored[j]), size = bits & 0x7FFFFFFF;
         const float m = batch.stored_min[j];
-        special |= batch.differs[j] | (batch.magnitude[j] == 0) | (size < normal) | (size >= INFINITE);
+        special |= (size < normal) | (size >= INFINITE);
         special |= (bits_of(m) & INFINITE) == INFINITE;
         negative += bits >> 31;
         least = size < least ? size : least;
@@ -219,7 +236,9 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
         least_m = m < least_m ? m : least_m;
         most_m = m > most_m ? m : most_m;
     }
-    if (special) return scan_special(batch, first, n, rules, n_rules, t);
+    for (int64_t j = 0; j < n; ++j) special |= zero_block(batch.ours[j], 8);  // 8 zeros make it a suspect
+    if (special || memcmp(batch.ours, batch.theirs, (size_t)n * sizeof(batch.ours[0])))
+        return scan_special(batch, first, n, rules, n_rules, t);
     t.negative_scales += negative;
     widen(t.least_scale, t.most_scale, float_of(least));
     widen(t.least_scale, t.most_scale, float_of(most));
