@@ -21,7 +21,7 @@ from harness.rungs.uses import not_multiplied, why_not_checked
 from harness.semantics import SCORE_LIMIT, judge
 from harness.semantics.elements import element_product, exact_elements, round_to
 from harness.semantics.rounding import add_rounded
-from harness.verify import Report, verify
+from harness.verification import Report, verify
 
 from . import graphs
 from .graphs import LAYERS

@@ -19,7 +19,7 @@ from harness.rungs import Options
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
 from harness.semantics.elements import element_product
-from harness.verify import verify
+from harness.verification import verify
 
 from .test_kernels import (
     ALL,
