@@ -151,6 +151,7 @@ def test_mxfp4_values_that_no_float_holds(folder: Path, tmp_path: Path, llama: L
     report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(tensor=f"^{TENSOR}$", progress=False))
     found = [(f.tensor, f.row, f.block) for f in report.rungs[0].failures]
     assert found == [(TENSOR, row, 3) for row, (*_, wrong) in enumerate(SCALES) if wrong]
+    assert all("stands for NaN, or a value overflows" in f.what for f in report.rungs[0].failures)
 
 
 def test_every_byte_is_a_scale_of_nvfp4(llama: Llama) -> None:

@@ -155,7 +155,7 @@ def content_findings(content: Content) -> Iterator[Finding]:
         yield _at(content, scan.first_not_finite[0], slug, "finite numbers", found)
     if scan.subnormal_scales and quantized:
         found = f"{some(scan.subnormal_scales)} with a smaller one"
-        yield _at(content, scan.first_subnormal, "scale-subnormal", "scales of 2^-14 or more", found)
+        yield _at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers of their type", found)
 
 
 def _bad_blocks(content: Content, llama: Llama, differing: bool) -> tuple[BadBlock, ...]:
@@ -175,7 +175,10 @@ def _bad_block(tensor: Tensor, number: int, llama: Llama, differing: bool) -> Ba
             return BadBlock(row, block, f"the value is {value}, not a finite number")
         with np.errstate(invalid="ignore", over="ignore"):
             d, m = fmt.scales(raw)[0], fmt.minima(raw)[0]
-        bad = int(np.argmin(np.isfinite(d) & np.isfinite(m)))
+        finite = np.isfinite(d) & np.isfinite(m)
+        if finite.all():  # of MXFP4: the exponent 255, or one under which a code is infinite
+            return BadBlock(row, block, f"the scale stands for NaN, or a value overflows float32 (d = {d.max():g})")
+        bad = int(np.argmin(finite))
         stored = f"d = {d[bad]:g}, m = {m[bad]:g}" if fmt.has_min else f"d = {d[bad]:g}"
         of_group = f" of group {bad}" if fmt.groups > 1 else ""
         return BadBlock(row, block, f"the scale or minimum{of_group} is not finite ({stored})")
