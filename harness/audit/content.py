@@ -155,7 +155,7 @@ def content_findings(content: Content) -> Iterator[Finding]:
         yield _at(content, scan.first_not_finite[0], slug, "finite numbers", found)
     if scan.subnormal_scales and quantized:
         found = f"{some(scan.subnormal_scales)} with a smaller one"
-        yield _at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers of their type", found)
+        yield _at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers", found)
 
 
 def _bad_blocks(content: Content, llama: Llama, differing: bool) -> tuple[BadBlock, ...]:
