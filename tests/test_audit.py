@@ -53,7 +53,7 @@ def rule(slug: str) -> str:
 
 
 def run(path: Path, **options: object) -> Audit:
-    return audit(path, AuditOptions(progress=False, threads=2, **options))  # type: ignore[arg-type]
+    return audit(path, AuditOptions(**{"progress": False, "threads": 2, **options}))  # type: ignore[arg-type]
 
 
 def one_tensor(path: Path, rows: Bytes, kind: str, name: str = "w") -> Path:
@@ -1065,3 +1065,31 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     text = audit_text.render(run(path), True, True)
     assert text.replace("\n", "").isprintable()
     assert "\\x1b[31mred\\u202e" in text
+
+
+def test_several_processes_say_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As for a large model: more than one llama.cpp process, and the same results in the same order."""
+    path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
+    one = run(path, readers=False, threads=3)
+    monkeypatch.setattr(sys.modules[Examination.__module__], "SEVERAL_BYTES", 0)
+    started: list[int] = []
+    whole = Llama.__init__
+    monkeypatch.setattr(Llama, "__init__", lambda self, *a, **k: (started.append(1), whole(self, *a, **k))[1])
+    several = run(path, readers=False, threads=3)
+    assert len(started) == 3
+    assert several.findings == one.findings
+    assert [(c.tensor.name, c.scan.codes.tolist() if c.scan else None) for c in several.contents] == [
+        (c.tensor.name, c.scan.codes.tolist() if c.scan else None) for c in one.contents
+    ]
+
+
+@pytest.mark.parametrize("number", [1, 9, 30])
+def test_one_of_several_processes_dies(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[Examination.__module__], "SEVERAL_BYTES", 0)
+    dies_at(monkeypatch, "scan", number)
+    result = run(TINY["Q4_0"], readers=False, threads=2)
+    assert result.exit_code == 3
+    assert "llama.cpp died in scan" in (result.fault or "")
+    assert len(result.contents) < 30
+    assert {why for _, why in result.unverified} == {"not reached"}
+    assert len(result.contents) + len(result.unverified) == 30

@@ -5,15 +5,19 @@ from __future__ import annotations
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Lock
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from ..container import Finding, GgufFile, Model, RefusedFile, Tensor, check_claims, open_model, parse
 from ..container.records import capped, finding
@@ -36,6 +40,10 @@ from .fingerprint import Fingerprint, fingerprint, rules_of
 from .readers import Readers, Reading
 from .readers import compare as compare_readers
 from .source import Comparison, compare, comparison_findings
+
+#: From here on a model is scanned by several llama.cpp processes, so many at most. (Each takes a third of a second to
+#: start, and 30 MB.)
+SEVERAL_BYTES, MOST_PROCESSES = 1 << 28, 8
 
 
 @dataclass
@@ -190,7 +198,9 @@ def _readable(
                 "llama-cpp-python": versions["llama_cpp_python"], "llama.cpp": versions["llama_cpp"],
                 "ggml": versions["ggml"],
             }  # fmt: skip
-            examined = Examination(model, llama, options.threads, options.progress)
+            examined = Examination(
+                model, llama, options.threads, options.progress, lambda: Llama(options.time_limit, options.verbose)
+            )
             examined.read(tensors)
             if source is not None:
                 examined.compare(tensors, source)
@@ -228,13 +238,21 @@ def select(model: Model, pattern: str | None) -> list[Tensor]:
 
 
 class Examination:
-    """The part of an audit that needs llama.cpp's process; what breaks it off is kept, what was found before too."""
+    """The part of an audit that needs llama.cpp's process; what breaks it off is kept, what was found before too.
 
-    def __init__(self, model: Model, llama: Llama, threads: int, progress: bool) -> None:
+    Args:
+        start: starts another llama.cpp process: large models are scanned by several, one thread each, since what lies
+            between the tensors' scans would leave threads of a single one idle.
+    """
+
+    def __init__(
+        self, model: Model, llama: Llama, threads: int, progress: bool, start: Callable[[], Llama] | None = None
+    ) -> None:
         self.model = model
         self.llama = llama
         self.threads = threads
         self.progress = progress
+        self.start = start
         self.contents: list[Content] = []
         self.comparisons: list[Comparison] = []
         self.findings: list[Finding] = []
@@ -243,23 +261,49 @@ class Examination:
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Scan every tensor."""
-        scanner = Scanner(self.llama, self.threads)
-        with self._bar("audit", tensors) as advance:
-            for tensor in tensors:
-                content = scanner.read(tensor, advance(tensor))
+        with self._bar("audit", tensors) as bar, closing(self._contents(tensors, bar)) as contents:
+            for content in contents:
+                bar.done(content.tensor)
                 self.contents.append(content)
                 self.findings += content_findings(content)
                 if content.unverified:
-                    self.unverified.append((tensor.name, content.unverified))
+                    self.unverified.append((content.tensor.name, content.unverified))
         self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
+
+    def _contents(self, tensors: Sequence[Tensor], bar: _Bar) -> Generator[Content]:
+        """Of each tensor, in order."""
+        large = sum(t.nbytes for t in tensors) >= SEVERAL_BYTES
+        processes = min(self.threads, MOST_PROCESSES) if self.start and large else 1
+        if processes == 1:
+            scanner = Scanner(self.llama, self.threads)
+            for tensor in tensors:
+                yield scanner.read(tensor, bar.of(tensor))
+            return
+        free: SimpleQueue[Scanner] = SimpleQueue()
+
+        def one(tensor: Tensor) -> Content:
+            scanner = free.get()
+            try:
+                return scanner.read(tensor, bar.of(tensor))
+            finally:
+                free.put(scanner)
+
+        with ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(processes))
+            for i in range(processes):
+                llama = stack.enter_context(self.start()) if self.start and i else self.llama
+                free.put(Scanner(llama, max(1, self.threads // processes)))
+            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+            yield from pool.map(one, tensors)
 
     def compare(self, tensors: Sequence[Tensor], source: Model) -> None:
         """Compare every tensor with its source."""
         if self.fault:
             return
-        with self._bar("source", tensors) as advance:
+        with self._bar("source", tensors) as bar:
             for tensor in tensors:
-                comparison = compare(tensor, source, self.llama, self.threads, advance(tensor))
+                comparison = compare(tensor, source, self.llama, self.threads, bar.of(tensor))
+                bar.done(tensor)
                 self.comparisons.append(comparison)
                 if comparison.unverified:
                     self.unverified.append((tensor.name, f"not compared with the source: {comparison.unverified}"))
@@ -276,21 +320,37 @@ class Examination:
         return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans and rules_of(fmt))
 
     @contextmanager
-    def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[Callable[[Tensor], Callable[[int], object]]]:
+    def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[_Bar]:
         """A bar in bytes; what breaks the work inside it off is kept."""
         with progress_bar(what, sum(t.nbytes for t in tensors), "B", self.progress) as bar:
-            done = 0
-
-            def advance(tensor: Tensor) -> Callable[[int], object]:
-                nonlocal done
-                bar.update(done - bar.n)  # what a tensor has not reported by its end
-                done += tensor.nbytes
-                return bar.update
-
             try:
-                yield advance
+                yield _Bar(bar)
             except (EnvironmentFault, LlamaRefused, MalformedFile) as error:
                 self.fault = str(error)
+
+
+class _Bar:
+    """Progress over tensors that several threads work on."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        self._bar = bar
+        self._lock = Lock()
+        self._reported: Counter[str] = Counter()
+
+    def of(self, tensor: Tensor) -> Callable[[int], object]:
+        """Called with the bytes of the tensor that were done since the last call."""
+
+        def report(nbytes: int) -> None:
+            with self._lock:
+                self._reported[tensor.name] += nbytes
+                self._bar.update(nbytes)
+
+        return report
+
+    def done(self, tensor: Tensor) -> None:
+        """With what the tensor has not reported."""
+        with self._lock:
+            self._bar.update(tensor.nbytes - self._reported.pop(tensor.name, 0))
 
 
 def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
