@@ -6,11 +6,14 @@ groups of 16 where these have a scale of their own), in float64:
     term    t[b] = d_w·d_a·Σ q_w·q_a + m_w·s        result  o = Σ_b t[b]        partial sums  S[b]
             s is the activations' stored sum, or d_a·Σ q_a for the minima of superblocks
     bound   γ_n·Σ_b (|d_w·d_a|·Σ(|q_w| + 2z)·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24
+    order   S ← fma(d_w·d_a, Σ q_w·q_a, S), then S ← fma(m_w, s, S);
+            where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S)
 
 z is the zero point of formats whose codes have one, where a definition lets it be multiplied apart, else 0:
 |q_w + z| + z is at most |q_w| + 2z. The bound holds for any order of summation (Higham, "Accuracy and Stability of
 Numerical Algorithms", 2nd ed., §3.1 and §4.2); its inner sum is per element because SIMD code splits a block over lanes
-which cancel only later.
+which cancel only later. In the declared order of an offset o the term is rounded before it is added, and then once a
+sum: nb + 1 roundings at most, of the 8 that n holds beside the nb.
 The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
 within half an ulp: a score against it stays small at any row length, where the bound grows loose. L[b] stands for what
 correct code carries that cancels only later: the integer products and the m·s terms may be summed apart, so the squares
@@ -51,8 +54,8 @@ def product(
         w: uint8[N, row bytes].
         x: uint8[M, row bytes]: activations as the semantics has them (float32 bytes for `f32`, and for `f16` and
             `bf16`, which round them).
-        ordered: also compute the bits of the declared order: blocks (or values, for `f32`) in ascending k, by fused
-            multiply-adds.
+        ordered: also compute the bits of the declared order: blocks (or values, for `f32`) in ascending k, by the
+            fused multiply-adds above.
         threads: rows of W are shared out among so many threads.
 
     Returns:
@@ -138,10 +141,14 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
         magnitude += np.abs(factor) * x.q_abs.sum(axis=-1, keepdims=True)
     result = None
     if ordered:
-        # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
-        streams = [_float32(scale) * sums]
-        if second is not None:
-            streams.append(second if factor is None or total is None else _float32(factor) * total)
+        if second is not None and fmt.offset and fmt.name not in semantics.half_products:
+            shift = np.broadcast_to((-fmt.offset * x.s).astype(np.float32), sums.shape)
+            streams = [d * add_rounded(x.d * sums, shift).astype(np.float64)]
+        else:
+            # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
+            streams = [_float32(scale) * sums]
+            if second is not None:
+                streams.append(second if factor is None or total is None else _float32(factor) * total)
         result = chain_rounded(streams)
     term = first if second is None else first + second
     exact, carried = walk(term)
