@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 from .errors import UsageError
 from .formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from .hosts.base import Host, kernel_root
+from .launches import ANY_CARD, MAX_GRID, THREAD_AN_OUTPUT, Cards, Launch
 
 _THREADS = 256
-_MAX_GRID = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class KernelSpec:
         semantics: the definition of the product that it declares (`harness.semantics`).
         ordered: it accumulates in the order of that definition, so its bits are known beforehand.
         title: one phrase for listings.
+        launch: how it is given its weights and run.
+        formats: names of the quantized types that it covers; None for all.
+        cards: the GPUs that it runs on.
+        defines: macros that it is compiled with, beside the format's.
     """
 
     name: str
@@ -34,6 +38,19 @@ class KernelSpec:
     semantics: str
     ordered: bool
     title: str
+    launch: Launch = THREAD_AN_OUTPUT
+    formats: frozenset[str] | None = None
+    cards: Cards = ANY_CARD
+    defines: dict[str, str] = field(default_factory=dict)
+
+    def covers(self, fmt: WeightFormat) -> bool:
+        """Whether it multiplies such weights."""
+        return self.formats is None or fmt.name in self.formats
+
+    def defines_for(self, fmt: WeightFormat) -> dict[str, str]:
+        """The macros that it is compiled with for such weights."""
+        kind = "ELEMENT" if isinstance(fmt, ElementFormat) else "FORMAT"
+        return {kind: fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), **self.defines}
 
 
 KERNELS: dict[str, KernelSpec] = {
@@ -85,6 +102,10 @@ class Kernel:
         """The kernel that multiplies such weights: this one, or, beside it, that of weights that are not quantized."""
         return self if isinstance(fmt, BlockFormat) else Kernel(ELEMENT_KERNELS[fmt.name], self.host, self.root)
 
+    def covers(self, fmt: WeightFormat) -> bool:
+        """Whether this kernel, or the one beside it, multiplies such weights."""
+        return isinstance(fmt, ElementFormat) or self.spec.covers(fmt)
+
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Activations `float32[M, K]` to what `gemm` takes: Q8_1 bytes `[M, K/32·36]`, or x itself where the
         semantics takes float32."""
@@ -94,25 +115,35 @@ class Kernel:
         n_blocks = m * k // 32
         out = self.host.output(n_blocks * 36)
         kernel = self.host.load(self.root, QUANTIZER, "quantize", {})
-        grid = (min(-(-n_blocks // (_THREADS // 32)), _MAX_GRID), 1, 1)
+        grid = (min(-(-n_blocks // (_THREADS // 32)), MAX_GRID), 1, 1)
         self.host.launch(kernel, grid, (_THREADS, 1, 1), [self.host.upload(x.copy()), out, np.int64(n_blocks)])
         return self.host.download(out).reshape(m, k // 32 * 36)
 
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
-        """Weights `uint8[N, row_bytes]` in the file's layout, kept on the host for any number of calls."""
-        return Weights(fmt, rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size, self.host.upload(rows))
+        """Weights `uint8[N, row_bytes]` in the file's layout, kept on the host for any number of calls.
+
+        Raises UsageError for a type that the kernel does not cover.
+        """
+        if not self.covers(fmt):
+            raise UsageError(f"kernel {self.name} does not cover type {fmt.name}")
+        buffer = self.spec.launch.prepare(self, fmt, rows)
+        return Weights(fmt, rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size, buffer)
+
+    def compiled(self, entry: str, fmt: WeightFormat, file: str | None = None) -> Any:
+        """The function `entry` of the kernel's source, or of another `file`, for such weights.
+
+        Raises EnvironmentFault where it does not compile or this GPU cannot run it.
+        """
+        sm = self.host.sm
+        target = None if sm is None else self.spec.cards.target_or_fault(self.name, sm)
+        return self.host.load(self.root, file or self.spec.file, entry, self.spec.defines_for(fmt), target)
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """`float32[M, N]` from activations as `quantize` returns them. Raises KernelFault."""
-        m, n, k = x.shape[0], weights.n, weights.k
-        kind = "ELEMENT" if isinstance(weights.fmt, ElementFormat) else "FORMAT"
-        defines = {kind: weights.fmt.name, "BLOCK_BYTES": str(weights.fmt.block_bytes)}
-        kernel = self.host.load(self.root, self.spec.file, "gemm", defines)
+        m, n = x.shape[0], weights.n
         out = self.host.output(4 * m * n)
-        grid = (min(-(-m * n // _THREADS), _MAX_GRID), 1, 1)
         # a copy: a kernel that writes its input must not reach what it is judged by
-        args = [weights.buffer, self.host.upload(x.copy()), out, np.int64(m), np.int64(n), np.int64(k)]
-        self.host.launch(kernel, grid, (_THREADS, 1, 1), args)
+        self.spec.launch.multiply(self, weights, self.host.upload(x.copy()), out, m)
         return self.host.download(out).view(np.float32).reshape(m, n)
 
 

@@ -157,7 +157,7 @@ def _header(run: Run) -> dict[str, Any]:
         "sha256": _digests(model),
         "architecture": model.architecture,
         "tensor types": dict(types),
-        "covered formats": list(FORMATS),
+        "covered formats": [name for name, fmt in FORMATS.items() if run.kernel.covers(fmt)],
         "seed": run.options.seed,
         "prompt": run.options.prompt,
         "n_predict": run.options.n_predict,

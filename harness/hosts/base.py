@@ -76,6 +76,8 @@ class Host(ABC):
     """Compiles and launches kernels. Buffers are the host's own objects; arrays go in and come out as NumPy."""
 
     name: str
+    #: The GPU's compute capability, such as "90"; None where any kernel runs.
+    sm: str | None = None
     #: How it came to be this host, for the report.
     chosen = "as asked for"
 
@@ -84,12 +86,13 @@ class Host(ABC):
         """One line for the report's header: device, compiler, versions."""
 
     @abstractmethod
-    def load(self, root: Path, file: str, entry: str, defines: dict[str, str]) -> Any:
-        """Compile `root/file` and return its kernel `entry`. Raises EnvironmentFault with the compiler's message."""
+    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
+        """Compile `root/file` and return its kernel `entry`, for the architecture `target` where that is not the
+        card's own ("90a"). Raises EnvironmentFault with the compiler's message."""
 
     @abstractmethod
     def upload(self, array: npt.NDArray[Any]) -> Any:
-        """A buffer with the array's bytes."""
+        """A buffer with the array's bytes, at a multiple of 16."""
 
     @abstractmethod
     def output(self, nbytes: int) -> Any:
