@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .errors import UsageError
 from .formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from .hosts.base import Host, kernel_root
-from .launches import ANY_CARD, MAX_GRID, THREAD_AN_OUTPUT, Cards, Launch
+from .launches import ANY_CARD, MAX_GRID, THREAD_AN_OUTPUT, Cards, Launch, Tiles
 
 _THREADS = 256
 
@@ -53,14 +53,41 @@ class KernelSpec:
         return {kind: fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), **self.defines}
 
 
+#: Blocks of 32 values under one half scale.
+LEGACY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
+
 KERNELS: dict[str, KernelSpec] = {
     k.name: k
     for k in (
         KernelSpec("f32_naive", "gemm/f32/01_naive.cu", "f32", True, "W4A16/W8A16, one thread an output"),
+        KernelSpec(
+            "f32_tiled", "gemm/f32/02_tiled.cu", "f32", True,
+            "W4A16/W8A16, tiles of dequantized weights in shared memory", Tiles(16, 16),
+        ),
+        KernelSpec(
+            "f32_vectorized", "gemm/f32/03_vectorized.cu", "f32", True,
+            "W4A16/W8A16, tiles in registers, loads of 16 bytes", Tiles(64, 128),
+        ),
         KernelSpec("q8_1_naive", "gemm/q8_1/01_naive.cu", "q8_1", True, "W4A8/W8A8, one thread an output"),
+        KernelSpec(
+            "q8_1_tiled", "gemm/q8_1/02_tiled.cu", "q8_1", True,
+            "W4A8/W8A8, tiles of unpacked codes in shared memory", Tiles(16, 16),
+        ),
+        KernelSpec(
+            "q8_1_vectorized", "gemm/q8_1/03_vectorized.cu", "q8_1", True,
+            "W4A8/W8A8, tiles in registers, loads of 16 bytes", Tiles(64, 64),
+        ),
         KernelSpec("q8_1_dp4a", "gemm/q8_1/04_dp4a.cu", "q8_1", True, "W4A8/W8A8, four products an instruction"),
+        KernelSpec(
+            "q8_1_dp4a_tiled", "gemm/q8_1/05_dp4a_tiled.cu", "q8_1", True,
+            "W4A8/W8A8, four products an instruction, tiles in registers", Tiles(64, 64),
+        ),
+        KernelSpec(
+            "q8_1_mma", "gemm/q8_1/06_mma.cu", "q8_1", True,
+            "W4A8/W8A8, tensor cores", Tiles(64, 128), formats=LEGACY,
+        ),
     )
-}
+}  # fmt: skip
 DEFAULT_KERNEL = "q8_1_dp4a"
 #: By type: what multiplies weights that are not quantized, whichever kernel is chosen for the others.
 ELEMENT_KERNELS: dict[str, KernelSpec] = {

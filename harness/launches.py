@@ -65,8 +65,7 @@ class Launch(ABC):
 
 
 class OneLaunch(Launch):
-    """gemm(w, x, y, M, N, K) on blocks of `threads` threads, numbered in one dimension. A grid may hold fewer than
-    `blocks`: kernels go on to further outputs."""
+    """gemm(w, x, y, M, N, K) on blocks of `threads` threads, numbered in one dimension."""
 
     threads: int
 
@@ -76,18 +75,18 @@ class OneLaunch(Launch):
 
     def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
         args = [weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k)]
-        grid = (min(self.blocks(m, weights.n), MAX_GRID), 1, 1)
+        grid = (self.blocks(m, weights.n), 1, 1)
         kernel.host.launch(kernel.compiled("gemm", weights.fmt), grid, (self.threads, 1, 1), args)
 
 
 @dataclass(frozen=True)
 class ThreadAnOutput(OneLaunch):
-    """Output i = m·N + n belongs to thread i."""
+    """Output i = m·N + n belongs to thread i; where a grid holds fewer, threads go on to further outputs."""
 
     threads: int = 256
 
     def blocks(self, m: int, n: int) -> int:
-        return -(-m * n // self.threads)
+        return min(-(-m * n // self.threads), MAX_GRID)
 
 
 THREAD_AN_OUTPUT = ThreadAnOutput()
@@ -95,7 +94,8 @@ THREAD_AN_OUTPUT = ThreadAnOutput()
 
 @dataclass(frozen=True)
 class Tiles(OneLaunch):
-    """A block computes `tokens` × `rows` outputs; tiles are numbered along the tokens first."""
+    """A block computes `tokens` × `rows` outputs; tiles are numbered along the tokens first, so that blocks that run at
+    a time share rows of W. Outputs for more than 2^31 - 1 tiles would be terabytes."""
 
     tokens: int
     rows: int

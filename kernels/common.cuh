@@ -77,18 +77,52 @@ __device__ __forceinline__ float add_group(float acc, float d_w, float m_w, floa
     }
 }
 
-// The groups of slice s of block w.
+// The scales and minima of a slice apart from its codes, as a tile in shared memory holds them.
+template <class F>
+struct Scales {
+    static constexpr int GROUPS = F::GROUP == 16 ? 2 : 1;
+    static constexpr bool MINIMA = F::MINIMUM == Minimum::MEETS_S || F::MINIMUM == Minimum::MEETS_CODES;
+    float values[MINIMA ? 2 * GROUPS : GROUPS];
+
+    __device__ void read(const F& w, int s) {
+#pragma unroll
+        for (int h = 0; h < GROUPS; ++h) {
+            values[h] = w.scale(s, h);
+            if constexpr (MINIMA) values[GROUPS + h] = w.minimum(s, h);
+        }
+    }
+    __device__ float scale(int h) const { return values[h]; }
+    __device__ float minimum(int h) const {
+        if constexpr (MINIMA) return values[GROUPS + h];
+        return 0.0f;
+    }
+};
+
+// All groups of a slice.
 //
 //     sum[h]    Σ q_w·q_a of half h        codes[h]    Σ q_a of half h, read where MINIMUM is MEETS_CODES
 template <class F>
-__device__ __forceinline__ float accumulate(float acc, const F& w, int s, float d_a, float s_a, const int (&sum)[2],
+__device__ __forceinline__ float accumulate(float acc, const Scales<F>& w, float d_a, float s_a, const int (&sum)[2],
                                             const int (&codes)[2]) {
-    constexpr int STEPS = F::GROUP == 16 ? 2 : 1;
 #pragma unroll
-    for (int h = 0; h < STEPS; ++h) {
-        const int products = STEPS == 2 ? sum[h] : sum[0] + sum[1];
-        const int total = STEPS == 2 ? codes[h] : codes[0] + codes[1];
-        acc = add_group<F>(acc, w.scale(s, h), w.minimum(s, h), d_a, s_a, (float)products, (float)total);
+    for (int h = 0; h < Scales<F>::GROUPS; ++h) {
+        const int products = Scales<F>::GROUPS == 2 ? sum[h] : sum[0] + sum[1];
+        const int total = Scales<F>::GROUPS == 2 ? codes[h] : codes[0] + codes[1];
+        acc = add_group<F>(acc, w.scale(h), w.minimum(h), d_a, s_a, (float)products, (float)total);
     }
     return acc;
 }
+
+// The same of slice s of block w.
+template <class F>
+__device__ __forceinline__ float accumulate(float acc, const F& w, int s, float d_a, float s_a, const int (&sum)[2],
+                                            const int (&codes)[2]) {
+    Scales<F> scales;
+    scales.read(w, s);
+    return accumulate(acc, scales, d_a, s_a, sum, codes);
+}
+
+// An integer sum that starts at INTEGER_BASE is, as bits, the float 12582912 + s while |s| < 2^22, so that an exact
+// addition replaces a conversion, of which a GPU does an eighth as many. A slice's sums are below 32·2^14 = 2^19.
+constexpr int INTEGER_BASE = 0x4B400000;
+__device__ __forceinline__ float above_base(int sum) { return __fadd_rn(__uint_as_float((uint32_t)sum), -12582912.0f); }
