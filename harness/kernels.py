@@ -13,6 +13,7 @@ from .errors import UsageError
 from .formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from .hosts.base import Host, kernel_root
 from .launches import ANY_CARD, MAX_GRID, THREAD_AN_OUTPUT, Cards, Launch, Tiles
+from .packing import Gemv, Wgmma
 
 _THREADS = 256
 
@@ -86,6 +87,14 @@ KERNELS: dict[str, KernelSpec] = {
             "q8_1_mma", "gemm/q8_1/06_mma.cu", "q8_1", True,
             "W4A8/W8A8, tensor cores", Tiles(64, 128), formats=LEGACY,
         ),
+        KernelSpec(
+            "q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "q8_1", True,
+            "W4A8/W8A8, pipelined tensor cores, packed weights", Wgmma(), formats=LEGACY, cards=Cards(exact="90a"),
+        ),
+        KernelSpec(
+            "q8_1_gemv", "gemm/q8_1/08_gemv.cu", "q8_1", True,
+            "W4A8/W8A8, few tokens, packed weights read once", Gemv(), formats=LEGACY,
+        ),
     )
 }  # fmt: skip
 DEFAULT_KERNEL = "q8_1_dp4a"
@@ -156,14 +165,17 @@ class Kernel:
         buffer = self.spec.launch.prepare(self, fmt, rows)
         return Weights(fmt, rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size, buffer)
 
-    def compiled(self, entry: str, fmt: WeightFormat, file: str | None = None) -> Any:
-        """The function `entry` of the kernel's source, or of another `file`, for such weights.
+    def compiled(
+        self, entry: str, fmt: WeightFormat, file: str | None = None, macros: dict[str, str] | None = None
+    ) -> Any:
+        """The function `entry` of the kernel's source, or of another `file`, for such weights, with further macros.
 
         Raises EnvironmentFault where it does not compile or this GPU cannot run it.
         """
         sm = self.host.sm
         target = None if sm is None else self.spec.cards.target_or_fault(self.name, sm)
-        return self.host.load(self.root, file or self.spec.file, entry, self.spec.defines_for(fmt), target)
+        defines = {**self.spec.defines_for(fmt), **(macros or {})}
+        return self.host.load(self.root, file or self.spec.file, entry, defines, target)
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """`float32[M, N]` from activations as `quantize` returns them. Raises KernelFault."""

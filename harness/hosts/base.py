@@ -99,8 +99,9 @@ class Host(ABC):
         """A poisoned buffer of `nbytes` between guards."""
 
     @abstractmethod
-    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any]) -> None:
-        """Run to the end. Arguments are buffers or NumPy scalars. Raises KernelFault where the launch failed."""
+    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0) -> None:
+        """Run to the end. Arguments are buffers or NumPy scalars; `shared` bytes of shared memory are the kernel's to
+        lay out. Raises KernelFault where the launch failed."""
 
     @abstractmethod
     def _read(self, output: Any) -> npt.NDArray[np.uint8]:

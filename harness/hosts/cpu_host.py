@@ -71,7 +71,7 @@ class CpuHost(Host):
     def output(self, nbytes: int) -> _Buffer:
         return _Buffer(poisoned(nbytes), GUARD_BYTES)
 
-    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any]) -> None:
+    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0) -> None:
         values = [np.uint64(a.address) if isinstance(a, _Buffer) else a for a in args]
         cells = [np.array(v) for v in values]
         pointers = (ctypes.c_void_p * len(cells))(*(c.ctypes.data for c in cells))

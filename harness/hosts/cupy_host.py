@@ -107,10 +107,12 @@ class CupyHost(Host):
         with self._faults():
             return _Output(self._cupy.asarray(poisoned(nbytes)))
 
-    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any]) -> None:
+    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0) -> None:
         values = [a.memory[GUARD_BYTES:] if isinstance(a, _Output) else a for a in args]
         with self._faults():
-            kernel(grid, block, tuple(values))
+            if shared:
+                kernel.max_dynamic_shared_size_bytes = shared
+            kernel(grid, block, tuple(values), shared_mem=shared)
             self._device.synchronize()
 
     def _read(self, output: _Output) -> npt.NDArray[np.uint8]:
