@@ -11,29 +11,43 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from harness.errors import EnvironmentFault
+from harness.errors import EnvironmentFault, UsageError
 from harness.formats import FLOAT_TYPES, FORMATS, IQ1_M, MXFP4, NVFP4, Q8_1, BlockFormat
 from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import Host, kernel_root
 from harness.hosts.compiler import compiler
 from harness.kernels import KERNELS, QUANTIZER, Kernel, KernelSpec
+from harness.launches import Cards, Tiles
 from harness.reference import Llama
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
 from harness.semantics.elements import element_product
 
-from .tools import ROOT, altered_kernel
+from .tools import LEGACY, ROOT, altered_kernel
 
-MS, NS = (1, 3, 33), (1, 31, 257)
+MS, NS = (1, 3, 65), (1, 31, 257)  # tiles have up to 64 tokens and 128 rows
+
+#: On these every kernel is tested, on others only those that compute one output a thread: `make test-all` has the rest.
+OFTEN = frozenset(LEGACY) | {"Q2_K", "Q4_K", "Q6_K", "IQ1_M", "IQ4_XS", "TQ1_0", "MXFP4", "NVFP4"}
+PAIRS = [(k, f) for f in FORMATS.values() for k in KERNELS if KERNELS[k].covers(f)]
+
+
+def often(name: str, fmt: BlockFormat) -> bool:
+    return fmt.name in OFTEN or not isinstance(KERNELS[name].launch, Tiles)
+
 
 ALL = pytest.mark.parametrize(
-    ("name", "fmt"), [pytest.param(k, f, id=f"{k}-{f.name}") for k in KERNELS for f in FORMATS.values()]
+    ("name", "fmt"),
+    [pytest.param(k, f, id=f"{k}-{f.name}", marks=[] if often(k, f) else [pytest.mark.slow]) for k, f in PAIRS],
 )
+NAIVE = {"f32": "f32_naive", "q8_1": "q8_1_naive"}  # of each semantics
+TILED = [k for k, spec in KERNELS.items() if isinstance(spec.launch, Tiles)]
 
 
 ELEMENT_KERNEL = "gemm/elements/01_naive.cu"
@@ -41,17 +55,13 @@ ELEMENT_TYPES = {"F32": (0, np.dtype("<u4")), "F16": (1, np.dtype("<u2")), "BF16
 assert set(ELEMENT_TYPES) == set(FLOAT_TYPES)
 
 
-def defines(fmt: BlockFormat) -> dict[str, str]:
-    return {"FORMAT": fmt.name, "BLOCK_BYTES": str(fmt.block_bytes)}
-
-
 def element_defines(kind: str) -> dict[str, str]:
     return {"ELEMENT": kind, "BLOCK_BYTES": str(ELEMENT_TYPES[kind][1].itemsize)}
 
 
 def sources() -> list[tuple[str, str, dict[str, str]]]:
-    """File, entry and definitions of everything that is compiled."""
-    gemms = [(k.file, "gemm", defines(f)) for k in KERNELS.values() for f in FORMATS.values()]
+    """File, entry and definitions of everything that is compiled, but for what is slow."""
+    gemms = [(KERNELS[k].file, "gemm", KERNELS[k].defines_for(f)) for k, f in PAIRS if often(k, f)]
     elements = [(ELEMENT_KERNEL, "gemm", element_defines(kind)) for kind in FLOAT_TYPES]
     return [(QUANTIZER, "quantize", {}), *gemms, *elements]
 
@@ -174,21 +184,59 @@ def assert_same(got: np.ndarray, expected: np.ndarray, said: object = "") -> Non
 # -- GEMMs -----------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=16)
+def ordered_product(semantics: str, fmt: BlockFormat, m: int, n: int, k: int) -> tuple[np.ndarray, ...]:
+    """Weights, activations and the oracle's bits; for all kernels of the semantics the same."""
+    rng = np.random.default_rng(7)
+    w, x = random_weights(rng, fmt, n, k), random_activations(rng, KERNELS[NAIVE[semantics]], m, k)
+    expected = product(SEMANTICS[semantics], fmt, w, x, ordered=True, threads=2).ordered
+    assert expected is not None
+    assert np.isfinite(expected).all()
+    assert len(np.unique(expected)) > expected.size / 2
+    return w, x, expected
+
+
 @ALL
 def test_bits_are_the_oracles(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     """At every edge of the shapes. Elements do not depend on M and N, so one oracle serves all of a K."""
-    spec, rng = KERNELS[name], np.random.default_rng(7)
-    kernel = Kernel(spec, host)
+    kernel = Kernel(KERNELS[name], host)
     for k, ms, ns in [*((k, MS, NS) for k in lengths(fmt)), (4096, (3,), (31,))]:
-        w, x = random_weights(rng, fmt, max(ns), k), random_activations(rng, spec, max(ms), k)
-        expected = product(SEMANTICS[spec.semantics], fmt, w, x, ordered=True, threads=2).ordered
-        assert expected is not None
-        assert np.isfinite(expected).all()
-        assert len(np.unique(expected)) > expected.size / 2
+        w, x, expected = ordered_product(kernel.semantics, fmt, max(ms), max(ns), k)
         for m in ms:
             for n in ns:
                 got = kernel.gemm(kernel.upload(fmt, w[:n]), x[:m])
                 assert_same(got, expected[:m, :n], (name, fmt.name, m, n, k))
+
+
+#: The shapes of the issue that asked for the ladder.
+MATRIX = ((1, 2, 7, 8, 16, 33, 64, 128, 257), (1, 31, 128, 257, 1024), (32, 96, 288, 4096))
+
+
+def has_bits_of_naive(kernel: Kernel, naive: Kernel, fmt: BlockFormat) -> None:
+    """At every shape of MATRIX."""
+    ms, ns, ks = MATRIX
+    rng = np.random.default_rng(20)
+    for k in ks:
+        w, x = random_weights(rng, fmt, max(ns), k), random_activations(rng, kernel.spec, max(ms), k)
+        expected = naive.gemm(naive.upload(fmt, w), x)
+        assert np.isfinite(expected).all()
+        for n in ns:
+            weights = kernel.upload(fmt, w[:n])
+            for m in ms:
+                assert_same(kernel.gemm(weights, x[:m]), expected[:m, :n], (kernel.name, fmt.name, m, n, k))
+
+
+LADDER = pytest.mark.parametrize(
+    ("name", "fmt"),
+    [pytest.param(k, f, id=f"{k}-{f.name}") for k in KERNELS if k not in NAIVE.values() for f in LEGACY.values()],
+)
+
+
+@pytest.mark.slow
+@LADDER
+def test_bits_of_naive(host: CpuHost, name: str, fmt: BlockFormat) -> None:
+    spec = KERNELS[name]
+    has_bits_of_naive(Kernel(spec, host), Kernel(KERNELS[NAIVE[spec.semantics]], host), fmt)
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
@@ -198,15 +246,20 @@ def test_kernels_of_a_semantics_agree(host: CpuHost, fmt: BlockFormat) -> None:
     rng = np.random.default_rng(8)
     by_semantics: dict[str, list[KernelSpec]] = {}
     for spec in KERNELS.values():
-        by_semantics.setdefault(spec.semantics, []).append(spec)
+        if spec.covers(fmt) and often(spec.name, fmt):
+            by_semantics.setdefault(spec.semantics, []).append(spec)
     assert max(map(len, by_semantics.values())) > 1
     for specs in by_semantics.values():
         if len(specs) == 1:
             continue
         few = 3 * fmt.block_size
         w, x = random_weights(rng, fmt, 257, 14336), random_activations(rng, specs[0], 3, 14336)
-        raw_w, raw_x = random_blocks(rng, fmt, 257, few).reshape(257, -1), random_blocks(rng, Q8_1, 33, few)
-        for weights, activations in ((w, x), (raw_w, raw_x.reshape(33, -1))):
+        raw_w = random_blocks(rng, fmt, 257, few).reshape(257, -1)
+        raw_x = random_blocks(rng, Q8_1, 33, few).reshape(33, -1)
+        if specs[0].semantics == "f32":
+            raw_x = random_activations(rng, specs[0], 33, few)
+            raw_x.view(np.float32)[::7, ::5] = np.inf
+        for weights, activations in ((w, x), (raw_w, raw_x)):
             kernels = [Kernel(s, host) for s in specs]
             first, *others = (kernel.gemm(kernel.upload(fmt, weights), activations) for kernel in kernels)
             assert np.isfinite(first).all() == (weights is w)
@@ -423,10 +476,10 @@ def in_a_process(root: Path, cases: list[tuple[str, str]], sanitizers: bool = Tr
 
 
 def test_clean_under_sanitizers(tmp_path: Path) -> None:
-    """All kernels, all formats and the quantizer; inputs end with their allocations."""
+    """All kernels, their formats and the quantizer; inputs end with their allocations."""
     root = tmp_path / "kernels"
     shutil.copytree(kernel_root(), root)
-    cases = [(k, f) for f in FORMATS for k in KERNELS] + [("elements", kind) for kind in FLOAT_TYPES]
+    cases = [(k, f.name) for k, f in PAIRS if often(k, f)] + [("elements", kind) for kind in FLOAT_TYPES]
     parts = [cases[i::2] for i in range(2)]
     roots = [root, tmp_path / "other"]
     shutil.copytree(kernel_root(), roots[1])

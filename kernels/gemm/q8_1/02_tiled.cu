@@ -10,7 +10,7 @@
 // Rows past the end repeat the last one: they are read and multiplied as others are, and not written.
 #include "formats/all.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
+extern "C" __global__ void __launch_bounds__(256, 4) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
                                                        const Q8_1* __restrict__ x,    // (M, K/32)
                                                        float* __restrict__ y,         // (M, N)
                                                        int64_t M, int64_t N, int64_t K) {

@@ -9,7 +9,7 @@
 // conversion runs at an eighth to a quarter of an addition's rate; sums that start at INTEGER_BASE need none.
 #include "formats/all.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
+extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
                                                           const Q8_1* __restrict__ x,    // (M, K/32)
                                                           float* __restrict__ y,         // (M, N)
                                                           int64_t M, int64_t N, int64_t K) {
