@@ -13,7 +13,7 @@ from .errors import UsageError
 from .formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from .hosts.base import Host, kernel_root
 from .launches import ANY_CARD, MAX_GRID, THREAD_AN_OUTPUT, Cards, Launch, Tiles
-from .packing import Gemv, Wgmma
+from .packing import SPLIT, Gemv, SplitK, Wgmma
 
 _THREADS = 256
 
@@ -26,7 +26,8 @@ class KernelSpec:
         name: what `--kernel` takes.
         file: the source, below `kernels/`.
         semantics: the definition of the product that it declares (`harness.semantics`).
-        ordered: it accumulates in the order of that definition, so its bits are known beforehand.
+        ordered: it accumulates in the order of that definition, so its bits are known beforehand. A number above 1: in
+            parts of so many values, which are added in ascending order.
         title: one phrase for listings.
         launch: how it is given its weights and run.
         formats: names of the quantized types that it covers; None for all.
@@ -37,7 +38,7 @@ class KernelSpec:
     name: str
     file: str
     semantics: str
-    ordered: bool
+    ordered: int
     title: str
     launch: Launch = THREAD_AN_OUTPUT
     formats: frozenset[str] | None = None
@@ -95,6 +96,10 @@ KERNELS: dict[str, KernelSpec] = {
             "q8_1_gemv", "gemm/q8_1/08_gemv.cu", "q8_1", True,
             "W4A8/W8A8, few tokens, packed weights read once", Gemv(), formats=LEGACY,
         ),
+        KernelSpec(
+            "q8_1_split_k", "gemm/q8_1/09_split_k.cu", "q8_1", SPLIT, "W4A8/W8A8, as q8_1_wgmma, rows in parts",
+            SplitK(), formats=LEGACY, cards=Cards(exact="90a"),
+        ),
     )
 }  # fmt: skip
 DEFAULT_KERNEL = "q8_1_dp4a"
@@ -131,7 +136,7 @@ class Kernel:
         return self.spec.semantics
 
     @property
-    def ordered(self) -> bool:
+    def ordered(self) -> int:
         return self.spec.ordered
 
     def of(self, fmt: WeightFormat) -> Kernel:

@@ -24,6 +24,8 @@ Bytes = npt.NDArray[np.uint8]
 #: Rows of a tile of packed weights.
 ROWS = 128
 _PACK, _TILE = "pack/weights.cu", "pack/activations.cu"
+#: What a source that holds more than the GEMM is compiled with for the rest of it.
+_ANY_TILE = {"TOKENS": "16", "WARPGROUPS": "1", "STAGES": "2"}
 
 
 def packed_shape(fmt: BlockFormat, n: int, k: int) -> tuple[int, int, int]:
@@ -97,23 +99,46 @@ class Wgmma(Packed):
     groups: int = 2
 
     def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self._gemm(kernel, weights, x, out, m, {}, 1)
+
+    def _gemm(
+        self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int, macros: dict[str, str], parts: int
+    ) -> None:
         fmt, host = weights.fmt, kernel.host
         assert isinstance(fmt, BlockFormat)
         tiles, padded, chunk = packed_shape(fmt, weights.n, weights.k)
         stages, token_tiles = padded // 2, -(-m // self.tokens)
         tiled = host.output(token_tiles * stages * self.tokens * 144)
-        blocks = weights.k // fmt.block_size
-        args = [x, tiled, np.int64(m), np.int64(blocks), np.int64(stages)]
-        macros = {"TOKENS": str(self.tokens), "WARPGROUPS": str(self.groups)}
+        args = [x, tiled, np.int64(m), np.int64(weights.k // fmt.block_size), np.int64(stages)]
+        tokens = {"TOKENS": str(self.tokens)}
         grid = (min(-(-token_tiles * self.tokens * padded // 8), MAX_GRID), 1, 1)
-        host.launch(kernel.compiled("tile", fmt, _TILE, macros), grid, (256, 1, 1), args)
+        host.launch(kernel.compiled("tile", fmt, _TILE, tokens), grid, (256, 1, 1), args)
         weights_at = -(-self.tokens * 144 // 128) * 128
         slot = -(-(weights_at + self.groups * 2 * chunk) // 1024) * 1024
         ring = min(8, 200 * 1024 // slot)
-        gemm = kernel.compiled("gemm", fmt, None, {**macros, "STAGES": str(ring)})
+        macros = {**tokens, "WARPGROUPS": str(self.groups), "STAGES": str(ring), **macros}
         args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(stages)]
-        grid = (-(-tiles // self.groups) * token_tiles, 1, 1)
-        host.launch(gemm, grid, (self.groups * 128 + 128, 1, 1), args, shared=ring * slot)
+        grid = (-(-tiles // self.groups) * token_tiles, parts, 1)
+        block = (self.groups * 128 + 128, 1, 1)
+        host.launch(kernel.compiled("gemm", fmt, None, macros), grid, block, args, shared=ring * slot)
+
+
+#: Values of a part of a row, in `SplitK`.
+SPLIT = 512
+
+
+class SplitK(Packed):
+    """kernels/gemm/q8_1/09_split_k.cu, with tiles as small as the tokens allow."""
+
+    def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        parts, n = -(-weights.k // SPLIT), weights.n
+        sums = kernel.host.output(4 * parts * m * n)
+        tokens = next(t for t in (16, 32, 64) if t >= min(m, 64))
+        macros = {"PART_STAGES": str(SPLIT // 64)}
+        Wgmma(tokens, 1)._gemm(kernel, weights, x, sums, m, macros, parts)
+        added = kernel.compiled("add_parts", weights.fmt, None, {**macros, **_ANY_TILE})
+        args = [sums, out, np.int64(parts), np.int64(m * n)]
+        kernel.host.launch(added, (min(-(-m * n // 256), MAX_GRID), 1, 1), (256, 1, 1), args)
 
 
 class Gemv(Packed):

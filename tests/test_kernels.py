@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.errors import EnvironmentFault, UsageError
+from harness.errors import EnvironmentFault
 from harness.formats import FLOAT_TYPES, FORMATS, IQ1_M, MXFP4, NVFP4, Q8_1, BlockFormat
 from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import Host, kernel_root
 from harness.hosts.compiler import compiler
 from harness.kernels import KERNELS, QUANTIZER, Kernel, KernelSpec
-from harness.launches import Cards, Tiles
+from harness.launches import Tiles
 from harness.reference import Llama
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1

@@ -44,7 +44,7 @@ _TILE = 1 << 17
 
 
 def product(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, ordered: bool = False, threads: int = 1
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, ordered: int = False, threads: int = 1
 ) -> Product:
     """The product of weights and activations in a GEMM's own layout.
 
@@ -54,7 +54,9 @@ def product(
         w: uint8[N, row bytes].
         x: uint8[M, row bytes]: activations as the semantics has them (float32 bytes for `f32`, and for `f16` and
             `bf16`, which round them).
-        ordered: also compute the bits of the declared order: blocks (or values, for `f32`) in ascending k, by the
+        ordered: also compute the bits of the declared order. A number above 1: of rows that are cut in parts of so many
+            values, each summed like this, then the sums in ascending order. True: blocks (or values, for `f32`) in
+            ascending k, by the
             fused multiply-adds above.
         threads: rows of W are shared out among so many threads.
 
@@ -62,7 +64,7 @@ def product(
         a Product of `[M, N]` arrays.
     """
     if isinstance(fmt, ElementFormat):
-        return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), ordered, threads)
+        return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), bool(ordered), threads)
     tile = _f32_tile if semantics.activations is None else _block_tile
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
@@ -111,7 +113,7 @@ def _prepare(semantics: Semantics, x: Bytes, values: int) -> _Activations:
     return _Activations(q, np.abs(q), d, s)
 
 
-def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: bool) -> Product:
+def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: int) -> Product:
     blocks = w.reshape(w.shape[0], -1, fmt.block_bytes)
     values = term_values(fmt)
     q = fmt.codes(blocks).astype(np.float32)
@@ -149,7 +151,10 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
             streams = [_float32(scale) * sums]
             if second is not None:
                 streams.append(second if factor is None or total is None else _float32(factor) * total)
-        result = chain_rounded(streams)
+        part = len(streams[0]) if ordered is True else ordered // values
+        for start in range(0, len(streams[0]), part):
+            of_part = chain_rounded([stream[start : start + part] for stream in streams])
+            result = of_part if result is None else add_rounded(of_part.astype(np.float64), result)
     term = first if second is None else first + second
     exact, carried = walk(term)
     if second is not None:
@@ -169,7 +174,7 @@ def _float32(values: Doubles) -> Doubles:
     return values.astype(np.float32).astype(np.float64)
 
 
-def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: bool) -> Product:
+def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: int) -> Product:
     n, k = w.shape[0], x.q.shape[1]
     values = fmt.decode(w.reshape(n, -1, fmt.block_bytes)).reshape(n, k).astype(np.float64)
     a = x.q.astype(np.float64)

@@ -22,6 +22,9 @@
 constexpr int HALF = TOKENS / 2, COUNT = HALF / 2, CONSUMERS = WARPGROUPS * 128;  // tokens, outputs of a lane, threads
 constexpr int TOKEN_BYTES = packed::chunk_bytes(TOKENS), WEIGHT_BYTES = 2 * packed::CHUNK;  // of a stage
 constexpr int WEIGHTS_AT = (TOKEN_BYTES + 127) / 128 * 128, SLOT = (WEIGHTS_AT + WARPGROUPS * WEIGHT_BYTES + 1023) / 1024 * 1024;
+#ifndef PART_STAGES
+#define PART_STAGES 0
+#endif
 static_assert(STAGES * SLOT <= 200 * 1024 && STAGES > 1, "the ring fits in shared memory");
 
 // Terms of one block for half of the tokens: acc += d_w·(d_a·Σ + z), or as the format's minimum asks.
@@ -50,9 +53,12 @@ __device__ __forceinline__ void add_terms(float (&acc)[2][2][COUNT], int half, c
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
     gemm(const uint8_t* __restrict__ w,  // packed weights
          const uint8_t* __restrict__ x,  // tiled activations
-         float* __restrict__ y,          // (M, N)
+         float* __restrict__ y,          // (M, N); of 09, (parts, M, N)
          int64_t M, int64_t N, int64_t stages) {
     using namespace packed;
+    constexpr int64_t PART = PART_STAGES;  // 0: all of K is one part
+    const int64_t first = PART * blockIdx.y, last = PART && first + PART < stages ? first + PART : stages;
+    y += M * N * blockIdx.y;
     DYNAMIC_SHARED(ring);
     __shared__ MBarrier full[STAGES], empty[STAGES];
     if (threadIdx.x == 0)
@@ -71,10 +77,10 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
         fewer_registers<24>();
         if (thread == 0) {
             const uint8_t* tokens = x + token_tile * stages * TOKEN_BYTES;
-            for (int64_t s = 0; s < stages; ++s) {
-                const int slot = (int)(s % STAGES);
+            for (int64_t s = first; s < last; ++s) {
+                const int slot = (int)((s - first) % STAGES);
                 uint8_t* to = ring + slot * SLOT;
-                mbarrier_wait(&empty[slot], (int)(s / STAGES & 1 ^ 1));
+                mbarrier_wait(&empty[slot], (int)((s - first) / STAGES & 1 ^ 1));
                 mbarrier_expect(&full[slot], TOKEN_BYTES + WARPGROUPS * WEIGHT_BYTES);
                 bulk_copy(to, tokens + s * TOKEN_BYTES, TOKEN_BYTES, &full[slot]);
                 for (int i = 0; i < WARPGROUPS; ++i) {  // the last tile stands in for one past it
@@ -131,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
     };
 
     // Nothing is under way between stages: of products that outlive an iteration the compiler would make a queue of one.
-    for (int64_t s = 0; s < stages; ++s) {
+    for (int64_t s = first; s < last; ++s) {
         mbarrier_wait(&full[slot], parity);
         prepare(0);
         issue(0, 0), look_up(0, 0);
