@@ -128,9 +128,9 @@ def in_exact_buffers(cases: Cases, which: int, case: Case) -> None:
 
 
 def far_away(cases: Cases, which: int, case: Case) -> None:
-    """The last block of outputs, 256 of 2^36 or a tile, of matrices of which only the rows it needs exist: the addresses
-    given are so far below the buffers that just the right offset, of far more than 2^31 elements and blocks, lands in
-    them."""
+    """The last block of outputs, 256 of 2^36 or a tile, of matrices of which only the rows it needs exist: the
+    addresses given are so far below the buffers that just the right offset, of far more than 2^31 elements and blocks,
+    lands in them."""
     rng, k = np.random.default_rng(which), 3 * case.block_size
     for m, n in [(1 if case.tiles else 2**3, 2**33), (2**33, 2**3)]:
         if case.tiles:

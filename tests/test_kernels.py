@@ -17,13 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.errors import EnvironmentFault
+from harness.errors import EnvironmentFault, KernelFault, UsageError
 from harness.formats import FLOAT_TYPES, FORMATS, IQ1_M, MXFP4, NVFP4, Q8_1, BlockFormat
 from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import Host, kernel_root
 from harness.hosts.compiler import compiler
 from harness.kernels import KERNELS, QUANTIZER, Kernel, KernelSpec
 from harness.launches import Tiles
+from harness.packing import Packed
 from harness.reference import Llama
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
@@ -34,8 +35,9 @@ from .tools import LEGACY, ROOT, altered_kernel
 MS, NS = (1, 3, 65), (1, 31, 257)  # tiles have up to 64 tokens and 128 rows
 
 #: On these every kernel is tested, on others only those that compute one output a thread: `make test-all` has the rest.
-OFTEN = frozenset(LEGACY) | {"Q2_K", "Q4_K", "Q6_K", "IQ1_M", "IQ4_XS", "TQ1_0", "MXFP4", "NVFP4"}
-PAIRS = [(k, f) for f in FORMATS.values() for k in KERNELS if KERNELS[k].covers(f)]
+OFTEN = frozenset(LEGACY) | {"Q2_K", "Q4_K", "Q6_K", "MXFP4"}
+PLAIN = [k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed)]  # the rest: test_packing.py
+PAIRS = [(k, f) for f in FORMATS.values() for k in PLAIN if KERNELS[k].covers(f)]
 
 
 def often(name: str, fmt: BlockFormat) -> bool:
@@ -228,7 +230,7 @@ def has_bits_of_naive(kernel: Kernel, naive: Kernel, fmt: BlockFormat) -> None:
 
 LADDER = pytest.mark.parametrize(
     ("name", "fmt"),
-    [pytest.param(k, f, id=f"{k}-{f.name}") for k in KERNELS if k not in NAIVE.values() for f in LEGACY.values()],
+    [pytest.param(k, f, id=f"{k}-{f.name}") for k in PLAIN if k not in NAIVE.values() for f in LEGACY.values()],
 )
 
 
@@ -245,7 +247,7 @@ def test_kernels_of_a_semantics_agree(host: CpuHost, fmt: BlockFormat) -> None:
     scales, minima and sums of ±inf and NaN are among them."""
     rng = np.random.default_rng(8)
     by_semantics: dict[str, list[KernelSpec]] = {}
-    for spec in KERNELS.values():
+    for spec in (KERNELS[k] for k in PLAIN):
         if spec.covers(fmt) and often(spec.name, fmt):
             by_semantics.setdefault(spec.semantics, []).append(spec)
     assert max(map(len, by_semantics.values())) > 1
@@ -297,7 +299,95 @@ def test_values_that_are_not_finite(host: CpuHost, name: str, fmt: BlockFormat) 
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+def wrong_bits(kernel: Kernel, host: CpuHost) -> float:
+    """The share of outputs in which an altered kernel differs from naive, over every tile's edge and several steps."""
+    fmt, rng = FORMATS["Q5_0"], np.random.default_rng(21)
+    naive = Kernel(KERNELS[NAIVE[kernel.semantics]], host)
+    w, x = random_weights(rng, fmt, 129, 288), random_activations(rng, kernel.spec, 65, 288)
+    got, expected = kernel.gemm(kernel.upload(fmt, w), x), naive.gemm(naive.upload(fmt, w), x)
+    return float((got.view(np.uint32) != expected.view(np.uint32)).mean())
+
+
+BARRIER = "__syncthreads();"
+BARRIERS = [
+    pytest.param(name, i, id=f"{name}-{i}")
+    for name in TILED
+    for i in range((kernel_root() / KERNELS[name].file).read_text().count(BARRIER))
+]
+
+
+@pytest.mark.parametrize(("name", "which"), BARRIERS)
+def test_a_missing_barrier_is_seen(host: CpuHost, tmp_path: Path, name: str, which: int) -> None:
+    """Threads run one after the other as far as they can, so that whatever is not waited for is not there."""
+    parts = (kernel_root() / KERNELS[name].file).read_text().split(BARRIER)
+    before, after = parts[which][-80:], parts[which + 1][:80]
+    kernel = altered_kernel(tmp_path, name, KERNELS[name].file, before + BARRIER + after, before + after)
+    assert wrong_bits(kernel, host) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        pytest.param("f32_tiled", "", "first < K;", "first + STEP <= K;", id="last values dropped"),
+        pytest.param("f32_tiled", "", "x[m * K + first + k]", "x[m * K + k]", id="first values again"),
+        pytest.param("f32_tiled", "", "codes[h] >> 8 * i", "codes[0] >> 8 * i", id="upper half of a block lost"),
+        pytest.param("f32_vectorized", "", "g < slices", "g < slices - 1", id="last slice dropped"),
+        pytest.param("f32_vectorized", "", "wv[k][row + 16]", "wv[k][row + 15]", id="a neighbour's row"),
+        pytest.param("f32_vectorized", "", "int k = 0; k < QK; ++k", "int k = QK - 1; k >= 0; --k", id="descending k"),
+        pytest.param("q8_1_tiled", "", "first < slices; f", "first + STEP <= slices; f", id="last dropped"),
+        pytest.param("q8_1_tiled", "", "x + m * slices + first,", "x + m * slices,", id="first activations again"),
+        pytest.param("q8_1_vectorized", "", "first < slices; f", "first + STEP <= slices; f", id="last dropped"),
+        pytest.param("q8_1_vectorized", "", "a[j][k / 4]", "a[j][k / 5]", id="codes of other words"),
+        pytest.param("q8_1_dp4a_tiled", "", "first < slices; f", "first + STEP <= slices; f", id="last dropped"),
+        pytest.param("q8_1_dp4a_tiled", "", "(int)a.w, (int)b[i].w", "(int)a.w, (int)b[i].z", id="a word twice"),
+        pytest.param("q8_1_dp4a_tiled", "common.cuh", "-12582912.0f", "-12582911.0f", id="off by one in every sum"),
+        pytest.param("q8_1_mma", "", "now = b & 1", "now = 0", id="stale tile"),
+        pytest.param("q8_1_mma", "", "b < nb; ++b", "b < nb - 1; ++b", id="last slice dropped"),
+        pytest.param("q8_1_mma", "", "{upper.x, lower.x, upper.y, lower.y}", "{upper.x, upper.y, lower.x, lower.y}",
+                     id="fragments swapped"),
+        pytest.param("q8_1_mma", "", "e % 2 ? of_tokens[t].w", "e / 2 ? of_tokens[t].w", id="another token's sum"),
+        pytest.param("q8_1_mma", "gemm/mma.cuh", "l % 4 * 2 + i % 2", "l % 4 * 2", id="another column"),
+    ],
+)  # fmt: skip
+def test_faults_of_tiles(host: CpuHost, tmp_path: Path, name: str, file: str, old: str, new: str) -> None:
+    assert wrong_bits(altered_kernel(tmp_path, name, file or KERNELS[name].file, old, new), host) > 0.01
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_a_tile_past_the_edge_is_seen(tmp_path: Path, name: str) -> None:
+    """Outputs of tokens that are not there."""
+    source = (kernel_root() / KERNELS[name].file).read_text()
+    found = re.search(r"if \((m0 \+ token < M|m < M) &&|if \((m >= M)\) continue", source)
+    assert found is not None
+    old = found[0]
+    new = "if (true &&" if found[1] else "if (false) continue"
+    kernel, fmt, rng = (
+        altered_kernel(tmp_path, name, KERNELS[name].file, old, new),
+        FORMATS["Q4_1"],
+        np.random.default_rng(22),
+    )
+    w, x = random_weights(rng, fmt, 8, 32), random_activations(rng, kernel.spec, 5, 32)
+    with pytest.raises(KernelFault, match="wrote outside its output"):
+        kernel.gemm(kernel.upload(fmt, w), x)
+
+
+def test_a_type_that_a_kernel_does_not_cover(host: CpuHost) -> None:
+    kernel = Kernel(KERNELS["q8_1_mma"], host)
+    rows = np.zeros((2, 210), np.uint8)
+    with pytest.raises(UsageError, match="kernel q8_1_mma does not cover type Q6_K"):
+        kernel.upload(FORMATS["Q6_K"], rows)
+
+
+def test_cards() -> None:
+    assert [Cards(80).target(sm) for sm in ("75", "80", "120")] == [None, "80", "120"]
+    assert [Cards(exact="90a").target(sm) for sm in ("80", "90", "100")] == [None, "90a", None]
+    with pytest.raises(EnvironmentFault, match="kernel fast needs a GPU of sm_90a; this one is sm_100"):
+        Cards(exact="90a").target_or_fault("fast", "100")
+    with pytest.raises(EnvironmentFault, match="kernel fast needs a GPU of sm_80 or later; this one is sm_75"):
+        Cards(80).target_or_fault("fast", "75")
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_zeros_give_a_positive_zero(host: CpuHost, name: str) -> None:
     """-0 from a negative scale times no codes does not survive the sum with +0."""
     kernel, fmt = Kernel(KERNELS[name], host), FORMATS["Q8_0"]
@@ -513,6 +603,22 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
             "runtime error: index|heap-buffer-overflow", id="a slice past the block",
         ),
         pytest.param(
+            "q8_1_tiled", "Q4_0", "gemm/q8_1/02_tiled.cu", "m0 + t < M ? m0 + t : M - 1", "m0 + t",
+            "heap-buffer-overflow", id="tokens past the last",
+        ),
+        pytest.param(
+            "q8_1_dp4a_tiled", "Q4_K", "gemm/q8_1/05_dp4a_tiled.cu", "n0 + r < N ? n0 + r : N - 1", "n0 + r",
+            "heap-buffer-overflow", id="rows past the last",
+        ),
+        pytest.param(
+            "q8_1_mma", "Q5_0", "gemm/q8_1/06_mma.cu", "b + 1 < nb) {\n            int", "true) {\n            int",
+            "heap-buffer-overflow", id="a slice past the row",
+        ),
+        pytest.param(
+            "f32_vectorized", "Q8_0", "gemm/f32/03_vectorized.cu", "g * QK + k)", "g * QK + k + 2)",
+            "misaligned address", id="16 bytes at a multiple of 8",
+        ),
+        pytest.param(
             "elements", "BF16", "gemm/elements/01_naive.cu", "k < K", "k <= K",
             "heap-buffer-overflow", id="an element past the row",
         ),
@@ -539,6 +645,8 @@ def test_sanitizers_see(tmp_path: Path, name: str, fmt: str, file: str, old: str
         ("q8_1_naive", "Q8_0", "gemm/q8_1/01_naive.cu", "(int64_t)blockIdx.x * blockDim.x", "blockIdx.x * blockDim.x"),
         ("q8_1_dp4a", "Q6_K", "gemm/q8_1/04_dp4a.cu", "w + i % N * nb", "w + (int)(i % N * nb)"),
         ("f32_naive", "NVFP4", "gemm/f32/01_naive.cu", "x + i / N * K", "x + (uint32_t)(i / N) * K"),
+        ("q8_1_mma", "Q4_1", "gemm/q8_1/06_mma.cu", "(int64_t)(blockIdx.x / tiles_m)", "(int)(blockIdx.x / tiles_m)"),
+        ("f32_tiled", "Q5_1", "gemm/f32/02_tiled.cu", "(int64_t)(blockIdx.x % tiles_m)", "(int)(blockIdx.x % tiles_m)"),
         ("elements", "F16", "gemm/elements/01_naive.cu", "w + i % N * K", "w + (int)(i % N * K)"),
         ("q8_1_naive", "Q8_0", "quantize/q8_1.cu", "(int64_t)blockIdx.x * (blockDim", "blockIdx.x * (blockDim"),
     ],
