@@ -23,7 +23,7 @@ from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import Host, kernel_root
 from harness.hosts.compiler import compiler
 from harness.kernels import KERNELS, QUANTIZER, Kernel, KernelSpec
-from harness.launches import Tiles
+from harness.launches import Cards, Tiles
 from harness.packing import Packed
 from harness.reference import Llama
 from harness.semantics import SEMANTICS, product
