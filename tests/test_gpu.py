@@ -25,6 +25,7 @@ from .test_kernels import (
     ALL,
     LADDER,
     NAIVE,
+    PLAIN,
     TILED,
     assert_same,
     element_gemm,
@@ -40,7 +41,8 @@ from .test_kernels import (
     random_weights,
     sources,
 )
-from .tools import ROOT, altered_kernel
+from .test_packing import PACKED
+from .tools import LEGACY, ROOT, altered_kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_fault() is not None, reason=f"no GPU: {gpu_fault()}")]
 
@@ -104,7 +106,7 @@ def test_kernels_of_a_semantics_agree_on_the_gpu(gpu: Host, fmt: BlockFormat) ->
     """With each other and with NumPy; and with each other on nothing but random bytes."""
     rng, k = np.random.default_rng(12), 3 * fmt.block_size
     by_semantics: dict[str, list[KernelSpec]] = {}
-    for spec in KERNELS.values():
+    for spec in (KERNELS[k] for k in PLAIN):
         if spec.covers(fmt):
             by_semantics.setdefault(spec.semantics, []).append(spec)
     w = random_weights(rng, fmt, 257, k)
@@ -181,7 +183,7 @@ def test_values_that_are_not_finite(gpu: Host, cpu: CpuHost, fmt: BlockFormat) -
     structs = fmt.view(random_weights(rng, fmt, 31, k).reshape(31, 3, fmt.block_bytes))
     put_extremes(rng, fmt, structs)
     w = structs.view(np.uint8).reshape(31, -1)
-    for spec in (spec for spec in KERNELS.values() if spec.covers(fmt)):
+    for spec in (KERNELS[k] for k in PLAIN if KERNELS[k].covers(fmt)):
         x = random_activations(rng, spec, 33, k)
         if spec.semantics != "f32":
             blocks = Q8_1.view(x.reshape(33, -1, Q8_1.block_bytes))
@@ -260,3 +262,27 @@ def test_illegal_address(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(root)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert "fault: CUDA failed" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("fmt", [f for f in FORMATS.values() if f.name in LEGACY], ids=lambda f: f.name)
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_kernels(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) -> None:
+    """The ladder's shapes: the bits of naive on the same card; of the kernel with an order of its own, of the CPU."""
+    spec, naive = KERNELS[name], Kernel(KERNELS["q8_1_naive"], gpu)
+    if spec.cards.target(str(gpu.sm)) is None:
+        pytest.skip(f"{name} needs {spec.cards}")
+    kernel, on_cpu, rng = Kernel(spec, gpu), Kernel(spec, cpu), np.random.default_rng(23)
+    for k in (32, 96, 288, 4096):
+        w, x = random_weights(rng, fmt, 1024, k), random_activations(rng, naive.spec, 257, k)
+        ms = (1, 2, 7, 8, 16, 33, 64, 128, 257)
+        if spec.ordered is True:
+            whole = naive.gemm(naive.upload(fmt, w), x)
+        else:
+            ms = ms[:6]
+            whole = on_cpu.gemm(on_cpu.upload(fmt, w), x[: max(ms)])
+        assert np.isfinite(whole).all()
+        for n in (1, 31, 128, 257, 1024):
+            weights = kernel.upload(fmt, w[:n])
+            for m in ms:
+                got, expected = kernel.gemm(weights, x[:m]), np.ascontiguousarray(whole[:m, :n])
+                np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32), err_msg=f"{m}x{n}x{k}")
