@@ -69,6 +69,13 @@ class Report:
         }[self.exit_code]
 
 
+def declared_order(ordered: int) -> str:
+    """A kernel's order in words."""
+    if not ordered:
+        return "none"
+    return "ascending k" if ordered is True else f"ascending k, in parts of {ordered}"
+
+
 def verify(
     path: Path | str,
     kernel: Kernel | str = DEFAULT_KERNEL,
@@ -150,14 +157,14 @@ def _header(run: Run) -> dict[str, Any]:
         "host chosen": run.kernel.host.chosen,
         "kernel": run.kernel.name,
         "semantics": run.kernel.semantics,
-        "declared order": "ascending k" if run.kernel.ordered else "none",
+        "declared order": declared_order(run.kernel.ordered),
         "kernels of other types": _element_kernels(run),
         "file": str(model.path),
         "size": model.size,
         "sha256": _digests(model),
         "architecture": model.architecture,
         "tensor types": dict(types),
-        "covered formats": list(FORMATS),
+        "covered formats": [name for name, fmt in FORMATS.items() if run.kernel.covers(fmt)],
         "seed": run.options.seed,
         "prompt": run.options.prompt,
         "n_predict": run.options.n_predict,

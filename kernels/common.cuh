@@ -1,8 +1,11 @@
 // What every kernel needs: integer types, half conversions, and the one rule by which a block's term is accumulated.
-// No CUDA header is included, so that NVRTC needs no include path but this folder.
+// No CUDA header is included, so that NVRTC needs no include path but this folder; nvcc compiles it too.
 #pragma once
 
 #ifdef __CUDACC__
+#ifndef __CUDACC_RTC__
+#include <cstdint>
+#else
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef short int16_t;
@@ -11,6 +14,7 @@ typedef int int32_t;
 typedef unsigned int uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
+#endif
 
 // A half travels as its 16 bits: block structs stay plain old data with the file's alignment.
 __device__ __forceinline__ float half_to_float(uint16_t bits) {
@@ -39,12 +43,14 @@ struct alignas(4) Q8_1 {
 static_assert(sizeof(Q8_1) == 36, "Q8_1 is 36 bytes without padding");
 
 // What the minimum m of w = d·q + m is multiplied by: nothing, the activations' stored s, or d_a times the sum of their
-// codes (superblocks, whose minima belong to 16 or 32 values of their own).
-enum class Minimum { NONE, MEETS_S, MEETS_CODES };
+// codes (superblocks, whose minima belong to 16 or 32 values of their own). OFFSET: m is -d·ZERO and meets s, with d
+// taken out of both terms, as llama.cpp does (ggml-cuda/vecdotq.cuh, vec_dot_q4_0_q8_1_impl).
+enum class Minimum { NONE, OFFSET, MEETS_S, MEETS_CODES };
 
 // A weight format offers, for slice s (0 … VALUES/32-1) of its block:
 //
 //     VALUES, GROUP, MINIMUM        values in a block; 16 where no more share a scale, else 32; see above
+//     ZERO                          the code that stands for zero, a power of two, where MINIMUM is OFFSET
 //     unpack(s, q)                  the 32 codes in order
 //     codes4(s, j, low, high)       codes of x[4j…4j+3] and of x[16+4j…], four to a word, j = 0…3
 //     scale(s, h), minimum(s, h)    d and m of half h of the slice (the same for both halves where GROUP is 32)
@@ -54,22 +60,69 @@ enum class Minimum { NONE, MEETS_S, MEETS_CODES };
 
 // The declared order of semantics q8_1: groups of 32 or 16 values in ascending k, one or two fused multiply-adds each.
 // Of the formats with one half scale a block, d_w·d_a is a product of two 11-bit significands and exact; of others it is
-// rounded once. Kernels that keep this order agree in every bit.
+// rounded once. ZERO·s is exact too. Kernels that keep this order agree in every bit.
+//
+//     d_w, m_w    scale and minimum of the group            products    Σ q_w·q_a, an integer below 2^24
+//     d_a, s_a    of the activations' block                 codes       Σ q_a, read where MINIMUM is MEETS_CODES
+template <class F>
+__device__ __forceinline__ float add_group(float acc, float d_w, float m_w, float d_a, float s_a, float products,
+                                           float codes) {
+    if constexpr (F::MINIMUM == Minimum::OFFSET) {
+        return __fmaf_rn(d_w, __fmaf_rn(d_a, products, __fmul_rn(-F::ZERO, s_a)), acc);
+    } else {
+        acc = __fmaf_rn(__fmul_rn(d_w, d_a), products, acc);
+        if (F::MINIMUM == Minimum::MEETS_S) acc = __fmaf_rn(m_w, s_a, acc);
+        if (F::MINIMUM == Minimum::MEETS_CODES) acc = __fmaf_rn(__fmul_rn(m_w, d_a), codes, acc);
+        return acc;
+    }
+}
+
+// The scales and minima of a slice apart from its codes, as a tile in shared memory holds them.
+template <class F>
+struct Scales {
+    static constexpr int GROUPS = F::GROUP == 16 ? 2 : 1;
+    static constexpr bool MINIMA = F::MINIMUM == Minimum::MEETS_S || F::MINIMUM == Minimum::MEETS_CODES;
+    float values[MINIMA ? 2 * GROUPS : GROUPS];
+
+    __device__ void read(const F& w, int s) {
+#pragma unroll
+        for (int h = 0; h < GROUPS; ++h) {
+            values[h] = w.scale(s, h);
+            if constexpr (MINIMA) values[GROUPS + h] = w.minimum(s, h);
+        }
+    }
+    __device__ float scale(int h) const { return values[h]; }
+    __device__ float minimum(int h) const {
+        if constexpr (MINIMA) return values[GROUPS + h];
+        return 0.0f;
+    }
+};
+
+// All groups of a slice.
 //
 //     sum[h]    Σ q_w·q_a of half h        codes[h]    Σ q_a of half h, read where MINIMUM is MEETS_CODES
 template <class F>
-__device__ __forceinline__ float accumulate(float acc, const F& w, int s, float d_a, float s_a, const int (&sum)[2],
+__device__ __forceinline__ float accumulate(float acc, const Scales<F>& w, float d_a, float s_a, const int (&sum)[2],
                                             const int (&codes)[2]) {
-    constexpr int STEPS = F::GROUP == 16 ? 2 : 1;
 #pragma unroll
-    for (int h = 0; h < STEPS; ++h) {
-        const int products = STEPS == 2 ? sum[h] : sum[0] + sum[1];
-        acc = __fmaf_rn(__fmul_rn(w.scale(s, h), d_a), (float)products, acc);
-        if (F::MINIMUM == Minimum::MEETS_S) acc = __fmaf_rn(w.minimum(s, h), s_a, acc);
-        if (F::MINIMUM == Minimum::MEETS_CODES) {
-            const int total = STEPS == 2 ? codes[h] : codes[0] + codes[1];
-            acc = __fmaf_rn(__fmul_rn(w.minimum(s, h), d_a), (float)total, acc);
-        }
+    for (int h = 0; h < Scales<F>::GROUPS; ++h) {
+        const int products = Scales<F>::GROUPS == 2 ? sum[h] : sum[0] + sum[1];
+        const int total = Scales<F>::GROUPS == 2 ? codes[h] : codes[0] + codes[1];
+        acc = add_group<F>(acc, w.scale(h), w.minimum(h), d_a, s_a, (float)products, (float)total);
     }
     return acc;
 }
+
+// The same of slice s of block w.
+template <class F>
+__device__ __forceinline__ float accumulate(float acc, const F& w, int s, float d_a, float s_a, const int (&sum)[2],
+                                            const int (&codes)[2]) {
+    Scales<F> scales;
+    scales.read(w, s);
+    return accumulate(acc, scales, d_a, s_a, sum, codes);
+}
+
+// An integer sum that starts at INTEGER_BASE is, as bits, the float 12582912 + s while |s| < 2^22, so that an exact
+// addition replaces a conversion, of which a GPU does an eighth as many. A slice's sums are below 32·2^14 = 2^19.
+constexpr int INTEGER_BASE = 0x4B400000;
+__device__ __forceinline__ float above_base(int sum) { return __fadd_rn(__uint_as_float((uint32_t)sum), -12582912.0f); }

@@ -20,13 +20,13 @@ import numpy as np
 from harness.formats import FORMATS
 from harness.hosts import CpuHost
 from harness.kernels import KERNELS, QUANTIZER
+from harness.launches import Tiles
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
 from harness.semantics.elements import element_product
 
 from .test_kernels import (
     ELEMENT_KERNEL,
-    defines,
     element_defines,
     gaussians,
     random_activations,
@@ -34,7 +34,7 @@ from .test_kernels import (
     random_weights,
 )
 
-SHAPES = [(1, 1, 1), (1, 3, 3), (3, 1, 2), (2, 5, 9), (9, 61, 1)]  # M, N, blocks of a row
+SHAPES = [(1, 1, 1), (1, 3, 3), (3, 1, 2), (2, 5, 9), (9, 61, 1), (65, 129, 1)]  # M, N, blocks of a row
 
 # A launch of one block that may stand for any block of a grid: a kernel sees only the indices it is given.
 DISPATCH = """
@@ -55,7 +55,8 @@ def write_cases(root: Path, cases: list[tuple[str, str]]) -> None:
     unit = []
     for i, (kernel, fmt) in enumerate(cases):
         elements = kernel == "elements"
-        macros = (element_defines(fmt) if elements else defines(FORMATS[fmt])) | {"gemm": f"gemm_{i}"}
+        macros = element_defines(fmt) if elements else KERNELS[kernel].defines_for(FORMATS[fmt])
+        macros = macros | {"gemm": f"gemm_{i}"}
         unit += [f"#define {name} {value}" for name, value in macros.items()]
         unit += [f'#include "{ELEMENT_KERNEL if elements else KERNELS[kernel].file}"']
         unit += [f"#undef {name}" for name in macros]
@@ -84,6 +85,8 @@ class Case:
     def __init__(self, kernel: str, fmt: str) -> None:
         self.name = (kernel, fmt)
         self.block_size = 1 if kernel == "elements" else FORMATS[fmt].block_size
+        launch = None if kernel == "elements" else KERNELS[kernel].launch
+        self.tiles = launch if isinstance(launch, Tiles) else None
 
     def inputs(self, rng: np.random.Generator, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bytes of W [N, …] and X [M, …], and Y."""
@@ -116,7 +119,8 @@ def in_exact_buffers(cases: Cases, which: int, case: Case) -> None:
     for m, n, row in SHAPES:
         k = row * case.block_size
         w, x, expected = case.inputs(rng, m, n, k)
-        for blocks in {1, -(-m * n // 256)}:  # with too few, each thread must go on to further outputs
+        # with too few, each thread must go on to further outputs
+        for blocks in {case.tiles.blocks(m, n)} if case.tiles else {1, -(-m * n // 256)}:
             w_buffer, x_buffer, y_buffer = exactly(w), exactly(x), np.empty(4 * m * n, np.uint8)
             addresses = [int(b.ctypes.data) for b in (w_buffer, x_buffer, y_buffer)]
             cases.launch(which, -1, blocks, *addresses, m, n, k)
@@ -124,17 +128,20 @@ def in_exact_buffers(cases: Cases, which: int, case: Case) -> None:
 
 
 def far_away(cases: Cases, which: int, case: Case) -> None:
-    """The last 256 outputs of 2^36, of matrices of which only the rows they need exist: the addresses given are so far
-    below the buffers that just the right offset, of far more than 2^31 elements and blocks, lands in them."""
+    """The last block of outputs, 256 of 2^36 or a tile, of matrices of which only the rows it needs exist: the
+    addresses given are so far below the buffers that just the right offset, of far more than 2^31 elements and blocks,
+    lands in them."""
     rng, k = np.random.default_rng(which), 3 * case.block_size
-    for m, n in [(2**3, 2**33), (2**33, 2**3)]:
-        rows_m, rows_n = max(1, 256 // n), min(256, n)
+    for m, n in [(1 if case.tiles else 2**3, 2**33), (2**33, 2**3)]:
+        if case.tiles:
+            rows_m, rows_n, last = min(m, case.tiles.tokens), min(n, case.tiles.rows), case.tiles.blocks(m, n) - 1
+        else:
+            rows_m, rows_n, last = max(1, 256 // n), min(256, n), m * n // 256 - 1
         w, x, expected = case.inputs(rng, rows_m, rows_n, k)
-        w_buffer, x_buffer, y_buffer = exactly(w), exactly(x), np.empty(4 * 256, np.uint8)
-        first = m * n - 256
-        skipped = [(n - rows_n) * w.shape[1], (m - rows_m) * x.shape[1], 4 * first]
+        w_buffer, x_buffer, y_buffer = exactly(w), exactly(x), np.empty(expected.nbytes, np.uint8)
+        skipped = [(n - rows_n) * w.shape[1], (m - rows_m) * x.shape[1], 4 * m * n - expected.nbytes]
         addresses = [int(b.ctypes.data) - s for b, s in zip((w_buffer, x_buffer, y_buffer), skipped, strict=True)]
-        cases.launch(which, first // 256, 1, *addresses, m, n, k)
+        cases.launch(which, last, 1, *addresses, m, n, k)
         check(y_buffer, expected, (*case.name, m, n, k))
 
 

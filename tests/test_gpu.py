@@ -23,10 +23,15 @@ from harness.verification import verify
 
 from .test_kernels import (
     ALL,
+    LADDER,
+    NAIVE,
+    PLAIN,
+    TILED,
     assert_same,
     element_gemm,
     elements_of_any_bits,
     gaussians,
+    has_bits_of_naive,
     lengths,
     put_extremes,
     quantizer_inputs,
@@ -36,7 +41,8 @@ from .test_kernels import (
     random_weights,
     sources,
 )
-from .tools import ROOT, altered_kernel
+from .test_packing import PACKED
+from .tools import LEGACY, ROOT, altered_kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_fault() is not None, reason=f"no GPU: {gpu_fault()}")]
 
@@ -52,8 +58,9 @@ def gpu() -> Host:
 def cpu(request: pytest.FixtureRequest) -> CpuHost:
     host = CpuHost()
     if len(request.session.items) > 50:  # all of them: compile on every core what the cache does not hold
+        needed = [source for source in sources() if source[0] not in {KERNELS[k].file for k in TILED}]
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda source: host.load(kernel_root(), *source), sources()))
+            list(pool.map(lambda source: host.load(kernel_root(), *source), needed))
     return host
 
 
@@ -69,10 +76,11 @@ def test_auto_takes_the_gpu(gpu: Host) -> None:
 
 @ALL
 def test_gemm(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) -> None:
-    """Codes of all kinds under scales from subnormal to the largest, activations with outliers, every edge of the
-    shapes. Elements do not depend on M and N: the small shapes must repeat the bits of the large one."""
+    """Against naive on the CPU: codes of all kinds under scales from subnormal to the largest, activations with
+    outliers, every edge of the shapes. Elements do not depend on M and N: the small shapes must repeat the bits of the
+    large one."""
     spec, rng = KERNELS[name], np.random.default_rng(11)
-    on_gpu, on_cpu = Kernel(spec, gpu), Kernel(spec, cpu)
+    on_gpu, on_cpu = Kernel(spec, gpu), Kernel(KERNELS[NAIVE[spec.semantics]], cpu)
     one, _, several = lengths(fmt)
     for k, ms, ns in ((one, MS, NS), (several, MS, NS), (4096, (3, 128), (31, 257))):
         w, x = random_weights(rng, fmt, max(ns), k), random_activations(rng, spec, max(ms), k)
@@ -87,13 +95,20 @@ def test_gemm(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) -> None:
                 np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32), err_msg=f"{m}x{n}x{k}")
 
 
+@LADDER
+def test_bits_of_naive(gpu: Host, name: str, fmt: BlockFormat) -> None:
+    spec = KERNELS[name]
+    has_bits_of_naive(Kernel(spec, gpu), Kernel(KERNELS[NAIVE[spec.semantics]], gpu), fmt)
+
+
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 def test_kernels_of_a_semantics_agree_on_the_gpu(gpu: Host, fmt: BlockFormat) -> None:
     """With each other and with NumPy; and with each other on nothing but random bytes."""
     rng, k = np.random.default_rng(12), 3 * fmt.block_size
     by_semantics: dict[str, list[KernelSpec]] = {}
-    for spec in KERNELS.values():
-        by_semantics.setdefault(spec.semantics, []).append(spec)
+    for spec in (KERNELS[k] for k in PLAIN):
+        if spec.covers(fmt):
+            by_semantics.setdefault(spec.semantics, []).append(spec)
     w = random_weights(rng, fmt, 257, k)
     for semantics, specs in by_semantics.items():
         x = random_activations(rng, specs[0], 33, k)
@@ -168,14 +183,15 @@ def test_values_that_are_not_finite(gpu: Host, cpu: CpuHost, fmt: BlockFormat) -
     structs = fmt.view(random_weights(rng, fmt, 31, k).reshape(31, 3, fmt.block_bytes))
     put_extremes(rng, fmt, structs)
     w = structs.view(np.uint8).reshape(31, -1)
-    for spec in KERNELS.values():
+    for spec in (KERNELS[k] for k in PLAIN if KERNELS[k].covers(fmt)):
         x = random_activations(rng, spec, 33, k)
         if spec.semantics != "f32":
             blocks = Q8_1.view(x.reshape(33, -1, Q8_1.block_bytes))
             for field in ("d", "s"):
                 blocks[field][rng.permutation(33)[:3], 2] = [np.inf, -np.inf, np.nan]
             x = blocks.view(np.uint8).reshape(33, -1)
-        got, expected = (kernel.gemm(kernel.upload(fmt, w), x) for kernel in (Kernel(spec, gpu), Kernel(spec, cpu)))
+        on_both = Kernel(spec, gpu), Kernel(KERNELS[NAIVE[spec.semantics]], cpu)
+        got, expected = (kernel.gemm(kernel.upload(fmt, w), x) for kernel in on_both)
         # the scales of these two are bytes, none of which is a NaN to llama.cpp
         assert np.isnan(expected).any() or (fmt in (MXFP4, NVFP4) and spec.semantics == "f32")
         assert_same(got, expected, (spec.name, fmt.name))
@@ -246,3 +262,27 @@ def test_illegal_address(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(root)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert "fault: CUDA failed" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("fmt", [f for f in FORMATS.values() if f.name in LEGACY], ids=lambda f: f.name)
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_kernels(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) -> None:
+    """The ladder's shapes: the bits of naive on the same card; of the kernel with an order of its own, of the CPU."""
+    spec, naive = KERNELS[name], Kernel(KERNELS["q8_1_naive"], gpu)
+    if spec.cards.target(str(gpu.sm)) is None:
+        pytest.skip(f"{name} needs {spec.cards}")
+    kernel, on_cpu, rng = Kernel(spec, gpu), Kernel(spec, cpu), np.random.default_rng(23)
+    for k in (32, 96, 288, 4096):
+        w, x = random_weights(rng, fmt, 1024, k), random_activations(rng, naive.spec, 257, k)
+        ms = (1, 2, 7, 8, 16, 33, 64, 128, 257)
+        if spec.ordered is True:
+            whole = naive.gemm(naive.upload(fmt, w), x)
+        else:
+            ms = ms[:6]
+            whole = on_cpu.gemm(on_cpu.upload(fmt, w), x[: max(ms)])
+        assert np.isfinite(whole).all()
+        for n in (1, 31, 128, 257, 1024):
+            weights = kernel.upload(fmt, w[:n])
+            for m in ms:
+                got, expected = kernel.gemm(weights, x[:m]), np.ascontiguousarray(whole[:m, :n])
+                np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32), err_msg=f"{m}x{n}x{k}")

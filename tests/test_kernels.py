@@ -11,29 +11,45 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from harness.errors import EnvironmentFault
+from harness.errors import EnvironmentFault, KernelFault, UsageError
 from harness.formats import FLOAT_TYPES, FORMATS, IQ1_M, MXFP4, NVFP4, Q8_1, BlockFormat
 from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import Host, kernel_root
 from harness.hosts.compiler import compiler
 from harness.kernels import KERNELS, QUANTIZER, Kernel, KernelSpec
+from harness.launches import Cards, Tiles
+from harness.packing import Packed
 from harness.reference import Llama
 from harness.semantics import SEMANTICS, product
 from harness.semantics.activations import encode_q8_1
 from harness.semantics.elements import element_product
 
-from .tools import ROOT, altered_kernel
+from .tools import LEGACY, ROOT, altered_kernel
 
-MS, NS = (1, 3, 33), (1, 31, 257)
+MS, NS = (1, 3, 65), (1, 31, 257)  # tiles have up to 64 tokens and 128 rows
+
+#: On these every kernel is tested, on others only those that compute one output a thread: `make test-all` has the rest.
+OFTEN = frozenset(LEGACY) | {"Q2_K", "Q4_K", "Q6_K", "MXFP4"}
+PLAIN = [k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed)]  # the rest: test_packing.py
+PAIRS = [(k, f) for f in FORMATS.values() for k in PLAIN if KERNELS[k].covers(f)]
+
+
+def often(name: str, fmt: BlockFormat) -> bool:
+    return fmt.name in OFTEN or not isinstance(KERNELS[name].launch, Tiles)
+
 
 ALL = pytest.mark.parametrize(
-    ("name", "fmt"), [pytest.param(k, f, id=f"{k}-{f.name}") for k in KERNELS for f in FORMATS.values()]
+    ("name", "fmt"),
+    [pytest.param(k, f, id=f"{k}-{f.name}", marks=[] if often(k, f) else [pytest.mark.slow]) for k, f in PAIRS],
 )
+NAIVE = {"f32": "f32_naive", "q8_1": "q8_1_naive"}  # of each semantics
+TILED = [k for k, spec in KERNELS.items() if isinstance(spec.launch, Tiles)]
 
 
 ELEMENT_KERNEL = "gemm/elements/01_naive.cu"
@@ -41,17 +57,13 @@ ELEMENT_TYPES = {"F32": (0, np.dtype("<u4")), "F16": (1, np.dtype("<u2")), "BF16
 assert set(ELEMENT_TYPES) == set(FLOAT_TYPES)
 
 
-def defines(fmt: BlockFormat) -> dict[str, str]:
-    return {"FORMAT": fmt.name, "BLOCK_BYTES": str(fmt.block_bytes)}
-
-
 def element_defines(kind: str) -> dict[str, str]:
     return {"ELEMENT": kind, "BLOCK_BYTES": str(ELEMENT_TYPES[kind][1].itemsize)}
 
 
 def sources() -> list[tuple[str, str, dict[str, str]]]:
-    """File, entry and definitions of everything that is compiled."""
-    gemms = [(k.file, "gemm", defines(f)) for k in KERNELS.values() for f in FORMATS.values()]
+    """File, entry and definitions of everything that is compiled, but for what is slow."""
+    gemms = [(KERNELS[k].file, "gemm", KERNELS[k].defines_for(f)) for k, f in PAIRS if often(k, f)]
     elements = [(ELEMENT_KERNEL, "gemm", element_defines(kind)) for kind in FLOAT_TYPES]
     return [(QUANTIZER, "quantize", {}), *gemms, *elements]
 
@@ -174,21 +186,59 @@ def assert_same(got: np.ndarray, expected: np.ndarray, said: object = "") -> Non
 # -- GEMMs -----------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=16)
+def ordered_product(semantics: str, fmt: BlockFormat, m: int, n: int, k: int) -> tuple[np.ndarray, ...]:
+    """Weights, activations and the oracle's bits; for all kernels of the semantics the same."""
+    rng = np.random.default_rng(7)
+    w, x = random_weights(rng, fmt, n, k), random_activations(rng, KERNELS[NAIVE[semantics]], m, k)
+    expected = product(SEMANTICS[semantics], fmt, w, x, ordered=True, threads=2).ordered
+    assert expected is not None
+    assert np.isfinite(expected).all()
+    assert len(np.unique(expected)) > expected.size / 2
+    return w, x, expected
+
+
 @ALL
 def test_bits_are_the_oracles(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     """At every edge of the shapes. Elements do not depend on M and N, so one oracle serves all of a K."""
-    spec, rng = KERNELS[name], np.random.default_rng(7)
-    kernel = Kernel(spec, host)
+    kernel = Kernel(KERNELS[name], host)
     for k, ms, ns in [*((k, MS, NS) for k in lengths(fmt)), (4096, (3,), (31,))]:
-        w, x = random_weights(rng, fmt, max(ns), k), random_activations(rng, spec, max(ms), k)
-        expected = product(SEMANTICS[spec.semantics], fmt, w, x, ordered=True, threads=2).ordered
-        assert expected is not None
-        assert np.isfinite(expected).all()
-        assert len(np.unique(expected)) > expected.size / 2
+        w, x, expected = ordered_product(kernel.semantics, fmt, max(ms), max(ns), k)
         for m in ms:
             for n in ns:
                 got = kernel.gemm(kernel.upload(fmt, w[:n]), x[:m])
                 assert_same(got, expected[:m, :n], (name, fmt.name, m, n, k))
+
+
+#: The shapes of the issue that asked for the ladder.
+MATRIX = ((1, 2, 7, 8, 16, 33, 64, 128, 257), (1, 31, 128, 257, 1024), (32, 96, 288, 4096))
+
+
+def has_bits_of_naive(kernel: Kernel, naive: Kernel, fmt: BlockFormat) -> None:
+    """At every shape of MATRIX."""
+    ms, ns, ks = MATRIX
+    rng = np.random.default_rng(20)
+    for k in ks:
+        w, x = random_weights(rng, fmt, max(ns), k), random_activations(rng, kernel.spec, max(ms), k)
+        expected = naive.gemm(naive.upload(fmt, w), x)
+        assert np.isfinite(expected).all()
+        for n in ns:
+            weights = kernel.upload(fmt, w[:n])
+            for m in ms:
+                assert_same(kernel.gemm(weights, x[:m]), expected[:m, :n], (kernel.name, fmt.name, m, n, k))
+
+
+LADDER = pytest.mark.parametrize(
+    ("name", "fmt"),
+    [pytest.param(k, f, id=f"{k}-{f.name}") for k in PLAIN if k not in NAIVE.values() for f in LEGACY.values()],
+)
+
+
+@pytest.mark.slow
+@LADDER
+def test_bits_of_naive(host: CpuHost, name: str, fmt: BlockFormat) -> None:
+    spec = KERNELS[name]
+    has_bits_of_naive(Kernel(spec, host), Kernel(KERNELS[NAIVE[spec.semantics]], host), fmt)
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
@@ -197,16 +247,21 @@ def test_kernels_of_a_semantics_agree(host: CpuHost, fmt: BlockFormat) -> None:
     scales, minima and sums of ±inf and NaN are among them."""
     rng = np.random.default_rng(8)
     by_semantics: dict[str, list[KernelSpec]] = {}
-    for spec in KERNELS.values():
-        by_semantics.setdefault(spec.semantics, []).append(spec)
+    for spec in (KERNELS[k] for k in PLAIN):
+        if spec.covers(fmt) and often(spec.name, fmt):
+            by_semantics.setdefault(spec.semantics, []).append(spec)
     assert max(map(len, by_semantics.values())) > 1
     for specs in by_semantics.values():
         if len(specs) == 1:
             continue
         few = 3 * fmt.block_size
         w, x = random_weights(rng, fmt, 257, 14336), random_activations(rng, specs[0], 3, 14336)
-        raw_w, raw_x = random_blocks(rng, fmt, 257, few).reshape(257, -1), random_blocks(rng, Q8_1, 33, few)
-        for weights, activations in ((w, x), (raw_w, raw_x.reshape(33, -1))):
+        raw_w = random_blocks(rng, fmt, 257, few).reshape(257, -1)
+        raw_x = random_blocks(rng, Q8_1, 33, few).reshape(33, -1)
+        if specs[0].semantics == "f32":
+            raw_x = random_activations(rng, specs[0], 33, few)
+            raw_x.view(np.float32)[::7, ::5] = np.inf
+        for weights, activations in ((w, x), (raw_w, raw_x)):
             kernels = [Kernel(s, host) for s in specs]
             first, *others = (kernel.gemm(kernel.upload(fmt, weights), activations) for kernel in kernels)
             assert np.isfinite(first).all() == (weights is w)
@@ -244,7 +299,95 @@ def test_values_that_are_not_finite(host: CpuHost, name: str, fmt: BlockFormat) 
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+def wrong_bits(kernel: Kernel, host: CpuHost) -> float:
+    """The share of outputs in which an altered kernel differs from naive, over every tile's edge and several steps."""
+    fmt, rng = FORMATS["Q5_0"], np.random.default_rng(21)
+    naive = Kernel(KERNELS[NAIVE[kernel.semantics]], host)
+    w, x = random_weights(rng, fmt, 129, 288), random_activations(rng, kernel.spec, 65, 288)
+    got, expected = kernel.gemm(kernel.upload(fmt, w), x), naive.gemm(naive.upload(fmt, w), x)
+    return float((got.view(np.uint32) != expected.view(np.uint32)).mean())
+
+
+BARRIER = "__syncthreads();"
+BARRIERS = [
+    pytest.param(name, i, id=f"{name}-{i}")
+    for name in TILED
+    for i in range((kernel_root() / KERNELS[name].file).read_text().count(BARRIER))
+]
+
+
+@pytest.mark.parametrize(("name", "which"), BARRIERS)
+def test_a_missing_barrier_is_seen(host: CpuHost, tmp_path: Path, name: str, which: int) -> None:
+    """Threads run one after the other as far as they can, so that whatever is not waited for is not there."""
+    parts = (kernel_root() / KERNELS[name].file).read_text().split(BARRIER)
+    before, after = parts[which][-80:], parts[which + 1][:80]
+    kernel = altered_kernel(tmp_path, name, KERNELS[name].file, before + BARRIER + after, before + after)
+    assert wrong_bits(kernel, host) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        pytest.param("f32_tiled", "", "first < K;", "first + STEP <= K;", id="last values dropped"),
+        pytest.param("f32_tiled", "", "x[m * K + first + k]", "x[m * K + k]", id="first values again"),
+        pytest.param("f32_tiled", "", "codes[h] >> 8 * i", "codes[0] >> 8 * i", id="upper half of a block lost"),
+        pytest.param("f32_vectorized", "", "g < slices", "g < slices - 1", id="last slice dropped"),
+        pytest.param("f32_vectorized", "", "wv[k][row + 16]", "wv[k][row + 15]", id="a neighbour's row"),
+        pytest.param("f32_vectorized", "", "int k = 0; k < QK; ++k", "int k = QK - 1; k >= 0; --k", id="descending k"),
+        pytest.param("q8_1_tiled", "", "first < slices; f", "first + STEP <= slices; f", id="last dropped"),
+        pytest.param("q8_1_tiled", "", "x + m * slices + first,", "x + m * slices,", id="first activations again"),
+        pytest.param("q8_1_vectorized", "", "first < slices; f", "first + STEP <= slices; f", id="last dropped"),
+        pytest.param("q8_1_vectorized", "", "a[j][k / 4]", "a[j][k / 5]", id="codes of other words"),
+        pytest.param("q8_1_dp4a_tiled", "", "first < slices; f", "first + STEP <= slices; f", id="last dropped"),
+        pytest.param("q8_1_dp4a_tiled", "", "(int)a.w, (int)b[i].w", "(int)a.w, (int)b[i].z", id="a word twice"),
+        pytest.param("q8_1_dp4a_tiled", "common.cuh", "-12582912.0f", "-12582911.0f", id="off by one in every sum"),
+        pytest.param("q8_1_mma", "", "now = b & 1", "now = 0", id="stale tile"),
+        pytest.param("q8_1_mma", "", "b < nb; ++b", "b < nb - 1; ++b", id="last slice dropped"),
+        pytest.param("q8_1_mma", "", "{upper.x, lower.x, upper.y, lower.y}", "{upper.x, upper.y, lower.x, lower.y}",
+                     id="fragments swapped"),
+        pytest.param("q8_1_mma", "", "e % 2 ? of_tokens[t].w", "e / 2 ? of_tokens[t].w", id="another token's sum"),
+        pytest.param("q8_1_mma", "gemm/mma.cuh", "l % 4 * 2 + i % 2", "l % 4 * 2", id="another column"),
+    ],
+)  # fmt: skip
+def test_faults_of_tiles(host: CpuHost, tmp_path: Path, name: str, file: str, old: str, new: str) -> None:
+    assert wrong_bits(altered_kernel(tmp_path, name, file or KERNELS[name].file, old, new), host) > 0.01
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_a_tile_past_the_edge_is_seen(tmp_path: Path, name: str) -> None:
+    """Outputs of tokens that are not there."""
+    source = (kernel_root() / KERNELS[name].file).read_text()
+    found = re.search(r"if \((m0 \+ token < M|m < M) &&|if \((m >= M)\) continue", source)
+    assert found is not None
+    old = found[0]
+    new = "if (true &&" if found[1] else "if (false) continue"
+    kernel, fmt, rng = (
+        altered_kernel(tmp_path, name, KERNELS[name].file, old, new),
+        FORMATS["Q4_1"],
+        np.random.default_rng(22),
+    )
+    w, x = random_weights(rng, fmt, 8, 32), random_activations(rng, kernel.spec, 5, 32)
+    with pytest.raises(KernelFault, match="wrote outside its output"):
+        kernel.gemm(kernel.upload(fmt, w), x)
+
+
+def test_a_type_that_a_kernel_does_not_cover(host: CpuHost) -> None:
+    kernel = Kernel(KERNELS["q8_1_mma"], host)
+    rows = np.zeros((2, 210), np.uint8)
+    with pytest.raises(UsageError, match="kernel q8_1_mma does not cover type Q6_K"):
+        kernel.upload(FORMATS["Q6_K"], rows)
+
+
+def test_cards() -> None:
+    assert [Cards(80).target(sm) for sm in ("75", "80", "120")] == [None, "80", "120"]
+    assert [Cards(exact="90a").target(sm) for sm in ("80", "90", "100")] == [None, "90a", None]
+    with pytest.raises(EnvironmentFault, match="kernel fast needs a GPU of sm_90a; this one is sm_100"):
+        Cards(exact="90a").target_or_fault("fast", "100")
+    with pytest.raises(EnvironmentFault, match="kernel fast needs a GPU of sm_80 or later; this one is sm_75"):
+        Cards(80).target_or_fault("fast", "75")
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_zeros_give_a_positive_zero(host: CpuHost, name: str) -> None:
     """-0 from a negative scale times no codes does not survive the sum with +0."""
     kernel, fmt = Kernel(KERNELS[name], host), FORMATS["Q8_0"]
@@ -423,10 +566,10 @@ def in_a_process(root: Path, cases: list[tuple[str, str]], sanitizers: bool = Tr
 
 
 def test_clean_under_sanitizers(tmp_path: Path) -> None:
-    """All kernels, all formats and the quantizer; inputs end with their allocations."""
+    """All kernels, their formats and the quantizer; inputs end with their allocations."""
     root = tmp_path / "kernels"
     shutil.copytree(kernel_root(), root)
-    cases = [(k, f) for f in FORMATS for k in KERNELS] + [("elements", kind) for kind in FLOAT_TYPES]
+    cases = [(k, f.name) for k, f in PAIRS if often(k, f)] + [("elements", kind) for kind in FLOAT_TYPES]
     parts = [cases[i::2] for i in range(2)]
     roots = [root, tmp_path / "other"]
     shutil.copytree(kernel_root(), roots[1])
@@ -460,6 +603,22 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
             "runtime error: index|heap-buffer-overflow", id="a slice past the block",
         ),
         pytest.param(
+            "q8_1_tiled", "Q4_0", "gemm/q8_1/02_tiled.cu", "m0 + t < M ? m0 + t : M - 1", "m0 + t",
+            "heap-buffer-overflow", id="tokens past the last",
+        ),
+        pytest.param(
+            "q8_1_dp4a_tiled", "Q4_K", "gemm/q8_1/05_dp4a_tiled.cu", "n0 + r < N ? n0 + r : N - 1", "n0 + r",
+            "heap-buffer-overflow", id="rows past the last",
+        ),
+        pytest.param(
+            "q8_1_mma", "Q5_0", "gemm/q8_1/06_mma.cu", "b + 1 < nb) {\n            int", "true) {\n            int",
+            "heap-buffer-overflow", id="a slice past the row",
+        ),
+        pytest.param(
+            "f32_vectorized", "Q8_0", "gemm/f32/03_vectorized.cu", "g * QK + k)", "g * QK + k + 2)",
+            "misaligned address", id="16 bytes at a multiple of 8",
+        ),
+        pytest.param(
             "elements", "BF16", "gemm/elements/01_naive.cu", "k < K", "k <= K",
             "heap-buffer-overflow", id="an element past the row",
         ),
@@ -486,6 +645,8 @@ def test_sanitizers_see(tmp_path: Path, name: str, fmt: str, file: str, old: str
         ("q8_1_naive", "Q8_0", "gemm/q8_1/01_naive.cu", "(int64_t)blockIdx.x * blockDim.x", "blockIdx.x * blockDim.x"),
         ("q8_1_dp4a", "Q6_K", "gemm/q8_1/04_dp4a.cu", "w + i % N * nb", "w + (int)(i % N * nb)"),
         ("f32_naive", "NVFP4", "gemm/f32/01_naive.cu", "x + i / N * K", "x + (uint32_t)(i / N) * K"),
+        ("q8_1_mma", "Q4_1", "gemm/q8_1/06_mma.cu", "(int64_t)(blockIdx.x / tiles_m)", "(int)(blockIdx.x / tiles_m)"),
+        ("f32_tiled", "Q5_1", "gemm/f32/02_tiled.cu", "(int64_t)(blockIdx.x % tiles_m)", "(int)(blockIdx.x % tiles_m)"),
         ("elements", "F16", "gemm/elements/01_naive.cu", "w + i % N * K", "w + (int)(i % N * K)"),
         ("q8_1_naive", "Q8_0", "quantize/q8_1.cu", "(int64_t)blockIdx.x * (blockDim", "blockIdx.x * (blockDim"),
     ],

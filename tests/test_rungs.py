@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from harness.container import open_model
 from harness.errors import EnvironmentFault
 from harness.hosts import CpuHost
-from harness.kernels import KERNELS
+from harness.kernels import KERNELS, Kernel
 from harness.reference import Llama
 from harness.rungs import Options
 from harness.verification import Report, verify
 
+from .test_kernels import PLAIN, TILED
 from .tools import FIXTURES, FTYPES, patched, split_model
 
 PROMPT = "Once upon a time"
@@ -37,8 +39,14 @@ def assert_verified(report: Report, same_tokens: bool = True) -> None:
         assert not [note for note in report.rungs[3].notes if note.startswith("(a)")]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("name", ["tiny-Q4_0.gguf", "tiny-Q5_1.gguf"])
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        pytest.param(name, kernel, marks=[pytest.mark.slow] if kernel in TILED or kernel not in PLAIN else [])
+        for name in ("tiny-Q4_0.gguf", "tiny-Q5_1.gguf")
+        for kernel in KERNELS
+    ],
+)
 def test_fixture(name: str, kernel: str) -> None:
     report = run(FIXTURES / name, kernel)
     assert_verified(report)
@@ -49,6 +57,28 @@ def test_fixture(name: str, kernel: str) -> None:
     assert by_name["layers"].checked["GEMMs"] == 22
     assert by_name["layers"].not_checked == {"vectors": 7, "tensors only looked up": 1}
     assert by_name["tokens"].checked == {"tokens": 16, "GEMMs grafted": 22}
+
+
+@pytest.mark.parametrize("kernel", TILED)
+def test_tiles_in_the_graph(kernel: str) -> None:
+    """At every number of tokens that the layers rung runs: within a tile, a tile, two and more."""
+    options = Options(prompt="Once upon a time", n_predict=1, tensor="blk.0.attn_q|blk.1.ffn_down", progress=False)
+    report = verify(FIXTURES / "tiny-Q4_0.gguf", kernel, CpuHost(2), rungs=["blocks", "layers"], options=options)
+    assert [r.verdict for r in report.rungs] == ["passed", "passed"]
+    assert report.rungs[1].checked["GEMMs"] == 2
+
+
+def test_a_type_that_the_kernel_does_not_cover() -> None:
+    """Each rung names its tensors, and the run is no pass."""
+    spec = replace(KERNELS["q8_1_mma"], formats=frozenset({"Q8_0"}))
+    options = Options(prompt="Once upon a time", n_predict=1, tensor="blk.0.attn", progress=False)
+    report = verify(FIXTURES / "tiny-Q4_0.gguf", Kernel(spec, CpuHost(1)), options=options)
+    assert report.exit_code == 5
+    assert report.header["covered formats"] == ["Q8_0"]
+    for rung in report.rungs[1:]:
+        assert rung.verdict == "unverified"
+        assert {name for name, _ in rung.unverified} >= {f"blk.0.attn_{x}.weight" for x in ("q", "k", "v", "output")}
+        assert {why for _, why in rung.unverified} == {"kernel q8_1_mma does not cover type Q4_0"}
 
 
 @pytest.mark.parametrize("fmt", ["Q4_1", "Q5_0", "Q8_0"])

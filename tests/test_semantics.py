@@ -509,7 +509,9 @@ def term_of(
         second = m_w * d_a * sum(q_a)
         magnitude += abs(m_w * d_a) * sum(map(abs, q_a))
         steps.append(float32_rounded(m_w * d_a) * sum(q_a))
-    elif name in ("Q4_1", "Q5_1") or (name in OFFSETS and semantics != "q8_0_cpu"):
+    elif name in OFFSETS and semantics != "q8_0_cpu":
+        steps = [d_w * float32_rounded(d_a * dot - OFFSETS[name] * s)]
+    elif name in ("Q4_1", "Q5_1"):
         steps.append(second)
     return Term(scale * dot, second, magnitude, steps)
 

@@ -94,6 +94,8 @@ def test_all_rungs(fmt: BlockFormat, folder: Path, llama: Llama) -> None:
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "q8_1_dp4a"])
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 def test_other_kernels(fmt: BlockFormat, kernel: str, folder: Path, llama: Llama) -> None:
+    if not KERNELS[kernel].covers(fmt):
+        pytest.skip("the kernel does not cover the type")
     path = model_of(fmt, folder, llama)
     options = Options(tensor="attn_q|ffn_down", **QUICK)
     report = verify(path, kernel=kernel, host=CpuHost(2), rungs=["layers"], options=options)

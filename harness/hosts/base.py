@@ -76,6 +76,8 @@ class Host(ABC):
     """Compiles and launches kernels. Buffers are the host's own objects; arrays go in and come out as NumPy."""
 
     name: str
+    #: The GPU's compute capability, such as "90"; None where any kernel runs.
+    sm: str | None = None
     #: How it came to be this host, for the report.
     chosen = "as asked for"
 
@@ -84,20 +86,22 @@ class Host(ABC):
         """One line for the report's header: device, compiler, versions."""
 
     @abstractmethod
-    def load(self, root: Path, file: str, entry: str, defines: dict[str, str]) -> Any:
-        """Compile `root/file` and return its kernel `entry`. Raises EnvironmentFault with the compiler's message."""
+    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
+        """Compile `root/file` and return its kernel `entry`, for the architecture `target` where that is not the
+        card's own ("90a"). Raises EnvironmentFault with the compiler's message."""
 
     @abstractmethod
     def upload(self, array: npt.NDArray[Any]) -> Any:
-        """A buffer with the array's bytes."""
+        """A buffer with the array's bytes, at a multiple of 16."""
 
     @abstractmethod
     def output(self, nbytes: int) -> Any:
         """A poisoned buffer of `nbytes` between guards."""
 
     @abstractmethod
-    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any]) -> None:
-        """Run to the end. Arguments are buffers or NumPy scalars. Raises KernelFault where the launch failed."""
+    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0) -> None:
+        """Run to the end. Arguments are buffers or NumPy scalars; `shared` bytes of shared memory are the kernel's to
+        lay out. Raises KernelFault where the launch failed."""
 
     @abstractmethod
     def _read(self, output: Any) -> npt.NDArray[np.uint8]:

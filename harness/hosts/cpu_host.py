@@ -28,6 +28,14 @@ class _Buffer:
         return int(self.array.ctypes.data) + self.offset
 
 
+def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """A copy at a multiple of 16: a part of a mapped file may begin anywhere."""
+    room = np.empty(array.size + 15, np.uint8)
+    at = -room.ctypes.data % 16
+    room[at : at + array.size] = array
+    return room[at : at + array.size]
+
+
 class CpuHost(Host):
     """Runs kernels on `threads` cores.
 
@@ -46,7 +54,7 @@ class CpuHost(Host):
     def describe(self) -> str:
         return f"cpu: {cpu_name()}, {self.threads} threads, {compiler_version()}"
 
-    def load(self, root: Path, file: str, entry: str, defines: dict[str, str]) -> Any:
+    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         options = [f"-D{k}={v}" for k, v in defines.items()]
         key = (file, entry, *options)
         if (root, key) not in self._functions:
@@ -57,12 +65,13 @@ class CpuHost(Host):
         return self._functions[root, key]
 
     def upload(self, array: npt.NDArray[Any]) -> _Buffer:
-        return _Buffer(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        buffer = _Buffer(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return buffer if buffer.address % 16 == 0 else _Buffer(_aligned(buffer.array))
 
     def output(self, nbytes: int) -> _Buffer:
         return _Buffer(poisoned(nbytes), GUARD_BYTES)
 
-    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any]) -> None:
+    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0) -> None:
         values = [np.uint64(a.address) if isinstance(a, _Buffer) else a for a in args]
         cells = [np.array(v) for v in values]
         pointers = (ctypes.c_void_p * len(cells))(*(c.ctypes.data for c in cells))

@@ -57,7 +57,7 @@ class CupyHost(Host):
 
         self._cupy = cupy
         self._device = cupy.cuda.Device()
-        self.sm = self._device.compute_capability
+        self.sm: str = self._device.compute_capability
         self._functions: dict[tuple[str, ...], Any] = {}
 
     def describe(self) -> str:
@@ -69,20 +69,21 @@ class CupyHost(Host):
             f"NVRTC {major}.{minor}, CuPy {self._cupy.__version__}"
         )
 
-    def load(self, root: Path, file: str, entry: str, defines: dict[str, str]) -> Any:
+    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
+        target = target or self.sm
         key = (
             tree_hash(root),
             tables_hash(),
             file,
             entry,
-            self.sm,
+            target,
             *map(str, nvrtc.version()),
             *(f"{k}={v}" for k, v in defines.items()),
         )
         if key not in self._functions:
             cubin = cached_file(key, ".cubin")
             if not cubin.exists():
-                store(cubin, nvrtc.compile_cubin(root, file, self.sm, defines))
+                store(cubin, nvrtc.compile_cubin(root, file, target, defines))
             with self._faults():
                 self._functions[key] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
         return self._functions[key]
@@ -106,10 +107,12 @@ class CupyHost(Host):
         with self._faults():
             return _Output(self._cupy.asarray(poisoned(nbytes)))
 
-    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any]) -> None:
+    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0) -> None:
         values = [a.memory[GUARD_BYTES:] if isinstance(a, _Output) else a for a in args]
         with self._faults():
-            kernel(grid, block, tuple(values))
+            if shared:
+                kernel.max_dynamic_shared_size_bytes = shared
+            kernel(grid, block, tuple(values), shared_mem=shared)
             self._device.synchronize()
 
     def _read(self, output: _Output) -> npt.NDArray[np.uint8]:

@@ -42,8 +42,9 @@ def blocks_rung(run: Run) -> RungResult:
         for tensor in run.selected():
             if not may_be_matrix(tensor):
                 continue
-            if tensor.type.weights is None:
-                result.leave(tensor.name, f"type {tensor.type.name} is not covered")
+            why = run.uncovered(tensor)
+            if why is not None:
+                result.leave(tensor.name, why)
             elif not tensor.nbytes:
                 result.skip("empty tensors")
             elif len(tensor.shape) < 2:
@@ -72,7 +73,7 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
             done = gemm
             break
         tensor = run.model.tensors.get(gemm.tensor)
-        if tensor is None or tensor.type.weights is None:
+        if tensor is None or tensor.type.weights is None or run.uncovered(tensor):
             continue  # the layers rung says so
         vector = not may_be_matrix(tensor) and run.wants(gemm.tensor) and gemm.tensor not in products
         first = vector or gemm.tensor in left

@@ -93,7 +93,7 @@ def _reason(
 
 def judge_whole(
     result: RungResult, who: str, matrix: Matrix, first_row: int, y: npt.NDArray[np.float32], semantics: Semantics,
-    x: npt.NDArray[np.uint8], ordered: bool, threads: int,
+    x: npt.NDArray[np.uint8], ordered: int, threads: int,
 ) -> None:  # fmt: skip
     """Judge a whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`."""
     step = max(1, CHUNK_OUTPUTS // len(y))

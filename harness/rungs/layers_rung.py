@@ -248,7 +248,7 @@ class _Judged:
             energy += float((exact_llama.exact**2).sum())
         self.gap = gap / energy if energy else 0.0
 
-    def _product(self, semantics: Semantics, span: slice, x: npt.NDArray[np.uint8], ordered: bool) -> Product:
+    def _product(self, semantics: Semantics, span: slice, x: npt.NDArray[np.uint8], ordered: int) -> Product:
         return product(semantics, self.fmt, self.rows[span], x, ordered, self.run.options.threads)
 
     def _one(

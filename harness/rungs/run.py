@@ -81,6 +81,13 @@ class Run:
         """The declared semantics of that kernel."""
         return SEMANTICS[self.kernel_of(fmt).semantics]
 
+    def uncovered(self, tensor: Tensor) -> str | None:
+        """Why a matrix cannot be multiplied, or None where it can."""
+        fmt = tensor.type.weights
+        if fmt is None:
+            return f"type {tensor.type.name} is not covered"
+        return None if self.kernel.covers(fmt) else f"kernel {self.kernel.name} does not cover type {fmt.name}"
+
     def llama_semantics(self, fmt: WeightFormat) -> Semantics:
         """What llama.cpp's CPU backend computes. Raises EnvironmentFault where the library says otherwise."""
         semantics = llama_cpu_semantics(fmt)
@@ -132,10 +139,12 @@ class Run:
         if tensor is None:
             result.leave(gemm.tensor, "is no tensor of the file")
             return None
-        fmt = tensor.type.weights
-        if fmt is None:
-            result.leave(gemm.tensor, f"type {tensor.type.name} is not covered")
+        why = self.uncovered(tensor)
+        if why is not None:
+            result.leave(gemm.tensor, why)
             return None
+        fmt = tensor.type.weights
+        assert fmt is not None
         n, k = gemm.y.shape[1], gemm.x.shape[1]
         rows = self.row_bytes(tensor)[gemm.first_row : gemm.first_row + n]
         if len(rows) != n or tensor.k != k:

@@ -40,9 +40,10 @@ def tokens_rung(run: Run) -> RungResult:
     result = RungResult("tokens")
     with result.timed():
         for tensor in run.selected():
-            if tensor.type.quantized and tensor.type.weights is None:
-                result.leave(tensor.name, f"type {tensor.type.name} is not covered")
-        if not any(may_be_matrix(t) and t.type.weights is not None for t in run.selected()):
+            why = run.uncovered(tensor) if tensor.type.quantized else None
+            if why is not None:
+                result.leave(tensor.name, why)
+        if not any(may_be_matrix(t) and run.uncovered(t) is None for t in run.selected()):
             return result
         try:
             if run.session.embeds:

@@ -71,8 +71,8 @@ BF16 = Semantics(
 )  # fmt: skip
 Q8_1_RAW = Semantics(
     "q8_1", Q8_1, encode_q8_1, frozenset(), frozenset(),
-    "d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values, m_w = -8·d_w for Q4_0, -16·d_w for Q5_0; minima of "
-    "superblocks: m_w·d_a·Σ q_a",
+    "d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values; Q4_0: d_w·(d_a·Σ q_w·q_a - 8·s), Q5_0: - 16·s; minima "
+    "of superblocks: m_w·d_a·Σ q_a",
     "this project's kernels; llama.cpp CUDA MMVQ for Q4_0, Q5_0, Q8_0 (ggml-cuda/vecdotq.cuh, quantize.cu)",
 )  # fmt: skip
 Q8_0_CPU = Semantics(

@@ -6,11 +6,14 @@ groups of 16 where these have a scale of their own), in float64:
     term    t[b] = d_w·d_a·Σ q_w·q_a + m_w·s        result  o = Σ_b t[b]        partial sums  S[b]
             s is the activations' stored sum, or d_a·Σ q_a for the minima of superblocks
     bound   γ_n·Σ_b (|d_w·d_a|·Σ(|q_w| + 2z)·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24
+    order   S ← fma(d_w·d_a, Σ q_w·q_a, S), then S ← fma(m_w, s, S);
+            where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S)
 
 z is the zero point of formats whose codes have one, where a definition lets it be multiplied apart, else 0:
 |q_w + z| + z is at most |q_w| + 2z. The bound holds for any order of summation (Higham, "Accuracy and Stability of
 Numerical Algorithms", 2nd ed., §3.1 and §4.2); its inner sum is per element because SIMD code splits a block over lanes
-which cancel only later.
+which cancel only later. In the declared order of an offset o the term is rounded before it is added, and then once a
+sum: nb + 1 roundings at most, of the 8 that n holds beside the nb.
 The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
 within half an ulp: a score against it stays small at any row length, where the bound grows loose. L[b] stands for what
 correct code carries that cancels only later: the integer products and the m·s terms may be summed apart, so the squares
@@ -41,7 +44,7 @@ _TILE = 1 << 17
 
 
 def product(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, ordered: bool = False, threads: int = 1
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, ordered: int = False, threads: int = 1
 ) -> Product:
     """The product of weights and activations in a GEMM's own layout.
 
@@ -51,15 +54,17 @@ def product(
         w: uint8[N, row bytes].
         x: uint8[M, row bytes]: activations as the semantics has them (float32 bytes for `f32`, and for `f16` and
             `bf16`, which round them).
-        ordered: also compute the bits of the declared order: blocks (or values, for `f32`) in ascending k, by fused
-            multiply-adds.
+        ordered: also compute the bits of the declared order. A number above 1: of rows that are cut in parts of so many
+            values, each summed like this, then the sums in ascending order. True: blocks (or values, for `f32`) in
+            ascending k, by the
+            fused multiply-adds above.
         threads: rows of W are shared out among so many threads.
 
     Returns:
         a Product of `[M, N]` arrays.
     """
     if isinstance(fmt, ElementFormat):
-        return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), ordered, threads)
+        return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), bool(ordered), threads)
     tile = _f32_tile if semantics.activations is None else _block_tile
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
@@ -108,7 +113,7 @@ def _prepare(semantics: Semantics, x: Bytes, values: int) -> _Activations:
     return _Activations(q, np.abs(q), d, s)
 
 
-def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: bool) -> Product:
+def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: int) -> Product:
     blocks = w.reshape(w.shape[0], -1, fmt.block_bytes)
     values = term_values(fmt)
     q = fmt.codes(blocks).astype(np.float32)
@@ -138,11 +143,18 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
         magnitude += np.abs(factor) * x.q_abs.sum(axis=-1, keepdims=True)
     result = None
     if ordered:
-        # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
-        streams = [_float32(scale) * sums]
-        if second is not None:
-            streams.append(second if factor is None or total is None else _float32(factor) * total)
-        result = chain_rounded(streams)
+        if second is not None and fmt.offset and fmt.name not in semantics.half_products:
+            shift = np.broadcast_to((-fmt.offset * x.s).astype(np.float32), sums.shape)
+            streams = [d * add_rounded(x.d * sums, shift).astype(np.float64)]
+        else:
+            # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
+            streams = [_float32(scale) * sums]
+            if second is not None:
+                streams.append(second if factor is None or total is None else _float32(factor) * total)
+        part = len(streams[0]) if ordered is True else ordered // values
+        for start in range(0, len(streams[0]), part):
+            of_part = chain_rounded([stream[start : start + part] for stream in streams])
+            result = of_part if result is None else add_rounded(of_part.astype(np.float64), result)
     term = first if second is None else first + second
     exact, carried = walk(term)
     if second is not None:
@@ -162,7 +174,7 @@ def _float32(values: Doubles) -> Doubles:
     return values.astype(np.float32).astype(np.float64)
 
 
-def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: bool) -> Product:
+def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: int) -> Product:
     n, k = w.shape[0], x.q.shape[1]
     values = fmt.decode(w.reshape(n, -1, fmt.block_bytes)).reshape(n, k).astype(np.float64)
     a = x.q.astype(np.float64)

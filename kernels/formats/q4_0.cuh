@@ -1,4 +1,4 @@
-// Q4_0: w[i] = d·(q[i] - 8). Codes stay 0..15 here; the -8 reaches the result once, as m = -8·d times the sum s.
+// Q4_0: w[i] = d·(q[i] - 8). Codes stay 0..15 here; the -8 reaches a term once, as -8 times the sum s.
 //
 //   byte   0 1   2 … 17
 //          d     qs          qs[j]:  7 6 5 4 │ 3 2 1 0
@@ -14,7 +14,8 @@ struct Q4_0 {
     static constexpr int VALUES = 32, GROUP = 32;
     static constexpr float NORMAL = HALF_NORMAL;
     static constexpr bool STORES_M = false;
-    static constexpr Minimum MINIMUM = Minimum::MEETS_S;
+    static constexpr Minimum MINIMUM = Minimum::OFFSET;
+    static constexpr float ZERO = 8.0f;
 
     __device__ float scale(int, int) const { return half_to_float(d); }
     __device__ float minimum(int, int) const { return __fmul_rn(-8.0f, half_to_float(d)); }

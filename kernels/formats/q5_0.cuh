@@ -16,7 +16,8 @@ struct Q5_0 {
     static constexpr int VALUES = 32, GROUP = 32;
     static constexpr float NORMAL = HALF_NORMAL;
     static constexpr bool STORES_M = false;
-    static constexpr Minimum MINIMUM = Minimum::MEETS_S;
+    static constexpr Minimum MINIMUM = Minimum::OFFSET;
+    static constexpr float ZERO = 16.0f;
 
     __device__ float scale(int, int) const { return half_to_float(d); }
     __device__ float minimum(int, int) const { return __fmul_rn(-16.0f, half_to_float(d)); }

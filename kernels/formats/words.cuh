@@ -28,3 +28,17 @@ __device__ __forceinline__ uint32_t spread_high_bits(uint32_t nibble) {
     return (nibble << 4 & 0x00000010) | (nibble << 11 & 0x00001000) | (nibble << 18 & 0x00100000) |
            (nibble << 25 & 0x10000000);
 }
+
+// Two halves a - b at once; exact where the kernels use it.
+__device__ __forceinline__ uint32_t subtract_halves(uint32_t a, uint32_t b) {
+#ifdef __CUDACC__
+    uint32_t d;
+    asm("sub.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+#else
+    uint32_t d = 0;
+    for (int shift = 0; shift < 32; shift += 16)
+        d |= (uint32_t)float_to_half(half_to_float((uint16_t)(a >> shift)) - half_to_float((uint16_t)(b >> shift))) << shift;
+    return d;
+#endif
+}

@@ -236,6 +236,23 @@ class BlockRunner {
         return slots[source_lane & 31];
     }
 
+    // What all lanes of the warp have given; valid until the lane's exchange after the next. The last lane to arrive
+    // goes on first.
+    const uint64_t* gather(uint64_t value) {
+        Warp& warp = warps_[current_->thread / 32];
+        uint64_t* slots = warp.slots[warp.generation & 1];
+        slots[current_->thread % 32] = value;
+        wait(warp);
+        return slots;
+    }
+
+    // Until the barrier's next phase, without arriving at it.
+    void sleep(const Barrier& barrier) {
+        current_->waits_for = &barrier;
+        current_->generation = barrier.generation;
+        current_->context.switch_to(main_);
+    }
+
     Barrier& block() { return block_; }
     Warp& warp() { return warps_[current_->thread / 32]; }
     int lane() const { return (int)(current_->thread % 32); }
@@ -403,6 +420,19 @@ inline uint32_t __float_as_uint(float f) {
     uint32_t u;
     memcpy(&u, &f, 4);
     return u;
+}
+
+struct alignas(8) uint2 { uint32_t x, y; };
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+
+// Bytes of a (0…3) and b (4…7) that the nibbles of `selector` name, the lowest first.
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+    const uint64_t both = a | (uint64_t)b << 32;
+    uint32_t d = 0;
+    for (int i = 0; i < 4; ++i) d |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+    return d;
 }
 
 // Sum of four products of signed bytes, added to c.

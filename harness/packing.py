@@ -1,0 +1,152 @@
+"""Kernels that want their operands in a layout of their own (kernels/packed.cuh): packed weights, tiled activations.
+
+Packing is part of what is verified: what the kernel packed is taken apart again here, by the layout's description in
+NumPy, and must be the file's bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import KernelFault
+from .formats import BlockFormat, WeightFormat
+from .launches import MAX_GRID, Launch
+
+if TYPE_CHECKING:
+    from .kernels import Kernel, Weights
+
+Bytes = npt.NDArray[np.uint8]
+
+#: Rows of a tile of packed weights.
+ROWS = 128
+_PACK, _TILE = "pack/weights.cu", "pack/activations.cu"
+#: What a source that holds more than the GEMM is compiled with for the rest of it.
+_ANY_TILE = {"TOKENS": "16", "WARPGROUPS": "1", "STAGES": "2"}
+
+
+def packed_shape(fmt: BlockFormat, n: int, k: int) -> tuple[int, int, int]:
+    """Tiles, blocks of a row (an even number) and bytes of a chunk."""
+    blocks = k // fmt.block_size
+    return -(-n // ROWS), blocks + blocks % 2, ROWS * fmt.block_bytes
+
+
+def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int) -> tuple[Bytes, bool]:
+    """The rows of packed weights, uint8[n, row bytes], and whether all beside them is zero."""
+    tiles, blocks, chunk = packed_shape(fmt, n, k)
+    rows = np.zeros((tiles * ROWS, blocks, fmt.block_bytes), np.uint8)
+    out = fmt.view(rows)
+    chunks = packed.reshape(tiles, blocks, chunk)
+    words = 2 if fmt.name == "Q8_0" else 1
+    at = ROWS * 16 * words
+    # [tile, block, w, g, c, t, r, word] → [tile, t, w, r, g, block, word, c]
+    codes = chunks[:, :, :at].view("<u4").reshape(tiles, blocks, 4, 8, 4, 2, 2, words)
+    codes = codes.transpose(0, 5, 2, 6, 3, 1, 7, 4).reshape(tiles * ROWS, blocks, 4 * words)
+    out["qs"] = np.ascontiguousarray(codes).view(np.uint8).view(out["qs"].dtype)
+    if "qh" in (out.dtype.names or ()):
+        high = chunks[:, :, at : at + ROWS * 4].view("<u4").reshape(tiles, blocks, 4, 8, 4)
+        at += ROWS * 4
+        t, r, j, i = np.indices((2, 2, 2, 4)).astype(np.uint32)
+        bits = (
+            high[..., None, None, None, None] >> (8 * i + 4 * t + 2 * r + j) & 1
+        )  # [tile, block, w, g, c, t, r, j, i]
+        # [tile, block, w, g, c, t, r, j, i] → [tile, t, w, r, g, block, j, c, i]
+        bits = bits.transpose(0, 5, 2, 6, 3, 1, 7, 4, 8).reshape(tiles * ROWS, blocks, 32)
+        out["qh"] = (
+            np.packbits(bits.astype(np.uint8), axis=-1, bitorder="little")
+            .view(out["qh"].dtype)
+            .reshape(out["qh"].shape)
+        )
+    for name in ("d", "m"):
+        if name in (out.dtype.names or ()):
+            halves = chunks[:, :, at : at + ROWS * 2].view("<f2").reshape(tiles, blocks, 4, 8, 2, 2)
+            at += ROWS * 2
+            out[name] = halves.transpose(0, 4, 2, 5, 3, 1).reshape(tiles * ROWS, blocks)
+    inside = rows[:n, : k // fmt.block_size].copy()
+    rows[:n, : k // fmt.block_size] = 0
+    return inside.reshape(n, -1), not rows.any()
+
+
+class Packed(Launch):
+    """Weights are packed once; `gemm` gets the packed ones."""
+
+    def prepare(self, kernel: Kernel, fmt: WeightFormat, rows: Bytes) -> Any:
+        assert isinstance(fmt, BlockFormat)
+        n, blocks = rows.shape[0], rows.shape[1] // fmt.block_bytes
+        tiles, padded, chunk = packed_shape(fmt, n, blocks * fmt.block_size)
+        out = kernel.host.output(tiles * padded * chunk)
+        grid = (min(tiles * padded, MAX_GRID), 1, 1)
+        args = [kernel.host.upload(rows), out, np.int64(n), np.int64(blocks), np.int64(padded)]
+        kernel.host.launch(kernel.compiled("pack", fmt, _PACK), grid, (ROWS, 1, 1), args)
+        again, clean = unpacked(fmt, kernel.host.download(out), n, blocks * fmt.block_size)
+        if not clean or not np.array_equal(again, rows.reshape(n, -1)):
+            raise KernelFault("the packed weights do not hold the file's bytes")
+        return out
+
+
+@dataclass(frozen=True)
+class Wgmma(Packed):
+    """kernels/gemm/q8_1/07_wgmma.cu: tiles of WARPGROUPS · 128 rows and TOKENS tokens.
+
+    Args:
+        tokens, groups: TOKENS and WARPGROUPS.
+    """
+
+    tokens: int = 64
+    groups: int = 2
+
+    def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self._gemm(kernel, weights, x, out, m, {}, 1)
+
+    def _gemm(
+        self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int, macros: dict[str, str], parts: int
+    ) -> None:
+        fmt, host = weights.fmt, kernel.host
+        assert isinstance(fmt, BlockFormat)
+        tiles, padded, chunk = packed_shape(fmt, weights.n, weights.k)
+        stages, token_tiles = padded // 2, -(-m // self.tokens)
+        tiled = host.output(token_tiles * stages * self.tokens * 144)
+        args = [x, tiled, np.int64(m), np.int64(weights.k // fmt.block_size), np.int64(stages)]
+        tokens = {"TOKENS": str(self.tokens)}
+        grid = (min(-(-token_tiles * self.tokens * padded // 8), MAX_GRID), 1, 1)
+        host.launch(kernel.compiled("tile", fmt, _TILE, tokens), grid, (256, 1, 1), args)
+        weights_at = -(-self.tokens * 144 // 128) * 128
+        slot = -(-(weights_at + self.groups * 2 * chunk) // 1024) * 1024
+        ring = min(8, 200 * 1024 // slot)
+        macros = {**tokens, "WARPGROUPS": str(self.groups), "STAGES": str(ring), **macros}
+        args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(stages)]
+        grid = (-(-tiles // self.groups) * token_tiles, parts, 1)
+        block = (self.groups * 128 + 128, 1, 1)
+        host.launch(kernel.compiled("gemm", fmt, None, macros), grid, block, args, shared=ring * slot)
+
+
+#: Values of a part of a row, in `SplitK`.
+SPLIT = 512
+
+
+class SplitK(Packed):
+    """kernels/gemm/q8_1/09_split_k.cu, with tiles as small as the tokens allow."""
+
+    def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        parts, n = -(-weights.k // SPLIT), weights.n
+        sums = kernel.host.output(4 * parts * m * n)
+        tokens = next(t for t in (16, 32, 64) if t >= min(m, 64))
+        macros = {"PART_STAGES": str(SPLIT // 64)}
+        Wgmma(tokens, 1)._gemm(kernel, weights, x, sums, m, macros, parts)
+        added = kernel.compiled("add_parts", weights.fmt, None, {**macros, **_ANY_TILE})
+        args = [sums, out, np.int64(parts), np.int64(m * n)]
+        kernel.host.launch(added, (min(-(-m * n // 256), MAX_GRID), 1, 1), (256, 1, 1), args)
+
+
+class Gemv(Packed):
+    """kernels/gemm/q8_1/08_gemv.cu: up to 8 tokens at a time read the weights once."""
+
+    def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        tokens = next(t for t in (1, 2, 4, 8) if t >= min(m, 8))
+        gemm = kernel.compiled("gemm", weights.fmt, None, {"TOKENS": str(tokens)})
+        args = [weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k // 32)]
+        grid = (-(-weights.n // ROWS) * 4, -(-m // tokens), 1)
+        kernel.host.launch(gemm, grid, (512, 1, 1), args)

@@ -1,0 +1,176 @@
+"""Packed weights and tiled activations, and the kernels that take them: bits, faults, sanitizers, every card."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.errors import EnvironmentFault, KernelFault
+from harness.formats import FORMATS, BlockFormat
+from harness.hosts import CpuHost, nvrtc
+from harness.hosts.base import kernel_root
+from harness.hosts.compiler import compiler
+from harness.kernels import KERNELS, LEGACY, Kernel
+from harness.packing import Packed, packed_shape, unpacked
+from harness.semantics import SEMANTICS, product
+
+from .test_kernels import SANITIZERS, assert_same, random_activations, random_weights, stack_bytes
+from .tools import ROOT, altered_kernel
+
+PACKED = [name for name, spec in KERNELS.items() if isinstance(spec.launch, Packed)]
+FIVE = [FORMATS[name] for name in sorted(LEGACY)]
+#: M, N, blocks: one of each; odd numbers of blocks; past a tile of 16, 64 tokens, of 128, 256 rows; more than a ring.
+SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (5, 300, 40)]
+
+by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
+
+
+def check(
+    host: CpuHost, name: str, fmt: BlockFormat, m: int, n: int, blocks: int, kernel: Kernel | None = None
+) -> None:
+    """The bits of the naive kernel, on random bytes; of a kernel with an order of its own, the oracle's."""
+    rng, naive = np.random.default_rng(m), Kernel(KERNELS["q8_1_naive"], host)
+    w, x = random_weights(rng, fmt, n, 32 * blocks), random_activations(rng, naive.spec, m, 32 * blocks)
+    kernel = kernel or Kernel(KERNELS[name], host)
+    if kernel.ordered is True:
+        expected = naive.gemm(naive.upload(fmt, w), x)
+    else:
+        expected = np.asarray(product(SEMANTICS["q8_1"], fmt, w, x, kernel.ordered).ordered)
+    assert np.isfinite(expected).all()
+    assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected, (name, fmt.name, m, n, blocks))
+
+
+@pytest.fixture(scope="module")
+def host() -> CpuHost:
+    return CpuHost(2)
+
+
+def test_there_are_some() -> None:
+    assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv"}
+
+
+@by_format
+@pytest.mark.parametrize("name", PACKED)
+def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
+    for m, n, blocks in SHAPES:
+        check(host, name, fmt, m, n, blocks)
+
+
+@by_format
+def test_packing_is_undone(host: CpuHost, fmt: BlockFormat) -> None:
+    """And changes of any byte are seen, also of one that belongs to no row."""
+    rng, kernel = np.random.default_rng(3), Kernel(KERNELS["q8_1_gemv"], host)
+    for n, blocks in ((1, 1), (130, 3), (128, 4)):
+        rows = rng.integers(0, 256, (n, blocks * fmt.block_bytes), np.uint8)
+        weights = kernel.upload(fmt, rows)
+        packed = host.download(weights.buffer)
+        tiles, padded, chunk = packed_shape(fmt, n, weights.k)
+        assert packed.size == tiles * padded * chunk
+        again, clean = unpacked(fmt, packed, n, weights.k)
+        assert clean
+        np.testing.assert_array_equal(again, rows)
+        for at in (*rng.integers(0, packed.size, 20), packed.size - 1):
+            other = packed.copy()
+            other[at] ^= 0x10
+            again, clean = unpacked(fmt, other, n, weights.k)
+            assert not clean or (again != rows).any()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("(high & 0x0F0F0F0F) << 4", "(high & 0x0F0F0F0F) << 3", id="high nibbles"),
+        pytest.param("8 * r + g", "8 * g + r", id="rows"),
+        pytest.param("row < N && block < blocks", "row <= N && block < blocks", id="a row past the last"),
+        pytest.param("? b->d : 0", "? (uint16_t)(b->d & 0xFFFE) : 0", id="the last bit of d"),
+    ],
+)
+def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
+    kernel = altered_kernel(tmp_path, "q8_1_gemv", "pack/weights.cu", old, new)
+    rows = np.random.default_rng(5).integers(1, 256, (40, 54), np.uint8)  # a row more: 39 are given
+    with pytest.raises(KernelFault, match="do not hold the file's bytes"):
+        kernel.upload(FORMATS["Q4_0"], rows[:39])
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        pytest.param("q8_1_wgmma", "pack/activations.cu", "at / 8 ^ row % 8", "at / 8 ^ row / 2 % 8", id="swizzle"),
+        pytest.param("q8_1_wgmma", "packed.cuh", "BYTES ? 1.0f : 0x1p-4f", "1.0f", id="scale of the second half"),
+        pytest.param("q8_1_wgmma", "packed.cuh", "k % 2 * 8", "k % 2 * 4", id="order of k"),
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "half * HALF + i / 4 * 8", "half * HALF + i / 4 * 4",
+                     id="places of outputs"),
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "parity ^= slot == 0;", "", id="a stale stage"),
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "issue(1, 1), look_up(1, 1)", "issue(1, 1), look_up(1, 0)",
+                     id="another block's scales"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "count = left < QUEUE ? (int)left : QUEUE", "count = QUEUE",
+                     id="terms of the round before"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "c & 1 ? sum0 : sum1, 1", "c & 1 ? sum1 : sum0, 1",
+                     id="sums of other rows"),
+    ],
+)  # fmt: skip
+def test_faults_are_seen(tmp_path: Path, host: CpuHost, name: str, file: str, old: str, new: str) -> None:
+    kernel = altered_kernel(tmp_path, name, file, old, new)
+    seen = 0
+    for m, n, blocks in SHAPES:
+        try:
+            check(host, name, FORMATS["Q4_0"], m, n, blocks, kernel)
+        except (AssertionError, KernelFault):
+            seen += 1
+    assert seen
+
+
+SANITIZED = """
+import numpy as np
+from harness.formats import FORMATS
+from harness.hosts import CpuHost
+from harness.kernels import KERNELS, Kernel
+from tests.test_packing import PACKED, SHAPES, check
+from tests.test_kernels import SANITIZERS
+host = CpuHost(1, SANITIZERS)
+for name in PACKED:
+    for fmt in ("Q5_1", "Q8_0"):
+        for m, n, blocks in SHAPES[1:4]:
+            check(CpuHost(1), name, FORMATS[fmt], m, n, blocks, Kernel(KERNELS[name], host))
+print("clean")
+"""
+
+
+def test_clean_under_sanitizers() -> None:
+    found = subprocess.run([compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
+    library = Path(found.stdout.strip())
+    if not (library.is_absolute() and library.exists()):
+        pytest.skip("the compiler has no address sanitizer as a library (libasan)")
+    assert SANITIZERS
+    environment = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run(
+        [sys.executable, "-c", SANITIZED], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout == "clean\n", done.stderr[-3000:]
+
+
+def test_compiles_without_spills() -> None:
+    """For Hopper, and what runs elsewhere for every card."""
+    try:
+        supported = nvrtc.architectures()
+    except EnvironmentFault as fault:
+        pytest.skip(str(fault))
+    for fmt in FIVE:
+        macros = {"FORMAT": fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), "TOKENS": "64"}
+        gemm = macros | {"WARPGROUPS": "2", "STAGES": "5"}
+        sources = [("pack/weights.cu", macros, "90"), ("pack/activations.cu", macros, "90")]
+        sources += [("gemm/q8_1/07_wgmma.cu", gemm, "90a")]
+        sources += [
+            ("gemm/q8_1/08_gemv.cu", macros | {"TOKENS": t}, sm) for t in ("1", "8") for sm in ("75", "90", "120")
+        ]
+        for file, defines, sm in sources:
+            if int(sm.rstrip("a")) in supported:
+                stacks = list(stack_bytes(nvrtc.compile_cubin(kernel_root(), file, sm, defines)))
+                assert stacks
+                assert not any(stacks), (file, fmt.name, sm, stacks)
