@@ -2,9 +2,9 @@
 //
 // What it adds. In 02 each product loads two floats from shared memory. Here a thread loads 8 + 4 floats for 32
 // products, in 3 loads of 16 bytes: 1 load for 11 products, so that multiply-adds are most of what is issued.
-// Activations come from global memory in loads of 16 bytes too: rows of K floats, K a multiple of 32, begin at multiples
-// of 128 bytes. Of global memory a tile reads (128·18 + 64·128) / 8192 = 1.3 bytes for 32 products of Q4_0, a seventh
-// of 02.
+// Activations come from global memory in loads of 16 bytes too: rows of K floats, K a multiple of 32, begin at
+// multiples of 128 bytes. Of global memory a tile reads (128·18 + 64·128) / 8192 = 1.3 bytes for 32 products of Q4_0, a
+// seventh of 02.
 //
 // What alignment does not allow. Blocks of W begin at multiples of 2 or 4 bytes; they are read as in 02.
 //
