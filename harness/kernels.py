@@ -86,7 +86,7 @@ KERNELS: dict[str, KernelSpec] = {
         ),
         KernelSpec(
             "q8_1_mma", "gemm/q8_1/06_mma.cu", "q8_1", True,
-            "W4A8/W8A8, tensor cores", Tiles(64, 128), formats=LEGACY,
+            "W4A8/W8A8, tensor cores", Tiles(128, 128, 512), formats=LEGACY,
         ),
         KernelSpec(
             "q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "q8_1", True,

@@ -73,10 +73,12 @@ class Cases:
         self.host = CpuHost(1, flags)
         self.kernel = self.host.load(root, "cases.cu", "cases", {})
 
-    def launch(self, which: int, block: int, blocks: int, w: int, x: int, y: int, m: int, n: int, k: int) -> None:
+    def launch(
+        self, which: int, block: int, blocks: int, w: int, x: int, y: int, m: int, n: int, k: int, threads: int = 256
+    ) -> None:
         pointers = [np.uint64(p % 2**64) for p in (w, x, y)]
         args = [np.int32(which), np.int64(block), *pointers, np.int64(m), np.int64(n), np.int64(k)]
-        self.host.launch(self.kernel, (blocks, 1, 1), (256, 1, 1), args)
+        self.host.launch(self.kernel, (blocks, 1, 1), (threads, 1, 1), args)
 
 
 class Case:
@@ -87,6 +89,7 @@ class Case:
         self.block_size = 1 if kernel == "elements" else FORMATS[fmt].block_size
         launch = None if kernel == "elements" else KERNELS[kernel].launch
         self.tiles = launch if isinstance(launch, Tiles) else None
+        self.threads = self.tiles.threads if self.tiles else 256
 
     def inputs(self, rng: np.random.Generator, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bytes of W [N, …] and X [M, …], and Y."""
@@ -123,7 +126,7 @@ def in_exact_buffers(cases: Cases, which: int, case: Case) -> None:
         for blocks in {case.tiles.blocks(m, n)} if case.tiles else {1, -(-m * n // 256)}:
             w_buffer, x_buffer, y_buffer = exactly(w), exactly(x), np.empty(4 * m * n, np.uint8)
             addresses = [int(b.ctypes.data) for b in (w_buffer, x_buffer, y_buffer)]
-            cases.launch(which, -1, blocks, *addresses, m, n, k)
+            cases.launch(which, -1, blocks, *addresses, m, n, k, case.threads)
             check(y_buffer, expected, (*case.name, m, n, k, blocks))
 
 
@@ -141,7 +144,7 @@ def far_away(cases: Cases, which: int, case: Case) -> None:
         w_buffer, x_buffer, y_buffer = exactly(w), exactly(x), np.empty(expected.nbytes, np.uint8)
         skipped = [(n - rows_n) * w.shape[1], (m - rows_m) * x.shape[1], 4 * m * n - expected.nbytes]
         addresses = [int(b.ctypes.data) - s for b, s in zip((w_buffer, x_buffer, y_buffer), skipped, strict=True)]
-        cases.launch(which, last, 1, *addresses, m, n, k)
+        cases.launch(which, last, 1, *addresses, m, n, k, case.threads)
         check(y_buffer, expected, (*case.name, m, n, k))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -33,7 +34,7 @@ def render() -> str:
         "few columns (MMVQ) and of the kernels here: activations in blocks of 32 (Q8_1); the minimum of a block of 32",
         "meets the activations' stored sum s, the minima of superblocks meet d_a·Σ q_a. For many columns (MMQ)",
         "llama.cpp's CUDA backend rounds differently. All four rungs (bytes, blocks, layers, tokens) and the kernels",
-        f"{', '.join(f'`{name}`' for name in KERNELS)} cover every type of the table.",
+        *_kernels(),
         "",
         *_definitions(),
     ]
@@ -61,6 +62,16 @@ def render() -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kernels() -> list[str]:
+    """Which kernels cover which types, in lines of at most 120 characters."""
+    everything = ", ".join(f"`{name}`" for name, spec in KERNELS.items() if spec.formats is None)
+    lines = textwrap.wrap(f"{everything} cover every type of the table.", 118)
+    for name, spec in KERNELS.items():
+        if spec.formats is not None:
+            lines.append(f"`{name}` covers {', '.join(f for f in FORMATS if f in spec.formats)}.")
+    return lines
 
 
 def _summary() -> Iterator[str]:

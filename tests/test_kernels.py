@@ -32,7 +32,7 @@ from harness.semantics.elements import element_product
 
 from .tools import LEGACY, ROOT, altered_kernel
 
-MS, NS = (1, 3, 65), (1, 31, 257)  # tiles have up to 64 tokens and 128 rows
+MS, NS = (1, 3, 33), (1, 31, 257)
 
 #: On these every kernel is tested, on others only those that compute one output a thread: `make test-all` has the rest.
 OFTEN = frozenset(LEGACY) | {"Q2_K", "Q4_K", "Q6_K", "MXFP4"}
@@ -257,9 +257,9 @@ def test_kernels_of_a_semantics_agree(host: CpuHost, fmt: BlockFormat) -> None:
         few = 3 * fmt.block_size
         w, x = random_weights(rng, fmt, 257, 14336), random_activations(rng, specs[0], 3, 14336)
         raw_w = random_blocks(rng, fmt, 257, few).reshape(257, -1)
-        raw_x = random_blocks(rng, Q8_1, 33, few).reshape(33, -1)
+        raw_x = random_blocks(rng, Q8_1, 129, few).reshape(129, -1)  # more tokens than a tile has
         if specs[0].semantics == "f32":
-            raw_x = random_activations(rng, specs[0], 33, few)
+            raw_x = random_activations(rng, specs[0], 129, few)
             raw_x.view(np.float32)[::7, ::5] = np.inf
         for weights, activations in ((w, x), (raw_w, raw_x)):
             kernels = [Kernel(s, host) for s in specs]
@@ -303,7 +303,7 @@ def wrong_bits(kernel: Kernel, host: CpuHost) -> float:
     """The share of outputs in which an altered kernel differs from naive, over every tile's edge and several steps."""
     fmt, rng = FORMATS["Q5_0"], np.random.default_rng(21)
     naive = Kernel(KERNELS[NAIVE[kernel.semantics]], host)
-    w, x = random_weights(rng, fmt, 129, 288), random_activations(rng, kernel.spec, 65, 288)
+    w, x = random_weights(rng, fmt, 129, 288), random_activations(rng, kernel.spec, 129, 288)
     got, expected = kernel.gemm(kernel.upload(fmt, w), x), naive.gemm(naive.upload(fmt, w), x)
     return float((got.view(np.uint32) != expected.view(np.uint32)).mean())
 

@@ -36,7 +36,7 @@ gguf-verify audit MODEL.gguf looks at the file alone: every byte owned, explaine
 
 
 def _parser() -> argparse.ArgumentParser:
-    kernels = "\n".join(f"  {k.name:<14}{k.title}" for k in KERNELS.values())
+    kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in KERNELS.values())
     parser = argparse.ArgumentParser(
         prog="gguf-verify", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Prove on the bytes of a GGUF model that a CUDA kernel computes what llama.cpp computes.",

@@ -1,5 +1,5 @@
-// The tensor cores' integer product of 16 × 32 and 32 × 8 codes, held by a warp: lane l has, of row l/4 (and l/4 + 8) of A
-// and of column l/4 of B, the codes 4c … 4c+3 and 16+4c …, c = l%4, in one word each, and gets 4 sums.
+// The tensor cores' integer product of 16 × 32 and 32 × 8 codes, held by a warp: lane l has, of row l/4 (and l/4 + 8)
+// of A and of column l/4 of B, the codes 4c … 4c+3 and 16+4c …, c = l%4, in one word each, and gets 4 sums.
 //
 //     a[0] row l/4, codes 4c…    a[1] row l/4 + 8, codes 4c…    a[2] row l/4, codes 16+4c…    a[3] row l/4 + 8, 16+4c…
 //     b[0] codes 4c…             b[1] codes 16+4c…
@@ -36,7 +36,7 @@ struct MmaLane {
     bool done;
 };
 
-// A lane gives where its registers are. The last one to come goes on first, and computes for all: the others still wait.
+// A lane gives where its registers are. The last one to come goes on first, and computes for all: the others wait.
 inline void mma(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int start) {
     MmaLane own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {}, false};
     const uint64_t* lanes = cuda_on_cpu::runner->gather((uint64_t)(uintptr_t)&own);

@@ -2,9 +2,9 @@
 // (128 values) into shared memory, W's values already dequantized.
 //
 // What it adds. In 01 each output reads its row of W and its row of X (of Q4_0, 18 + 128 bytes for 32 products) and
-// dequantizes W's row for itself: an unpacking, a conversion and a multiplication beside each product. Here each byte is
-// read from global memory, and each weight dequantized, once for 16 outputs: (16·18 + 16·128) / 256 = 9.1 bytes for 32
-// products.
+// dequantizes W's row for itself: an unpacking, a conversion and a multiplication beside each product. Here each byte
+// is read from global memory, and each weight dequantized, once for 16 outputs: (16·18 + 16·128) / 256 = 9.1 bytes for
+// 32 products.
 //
 // What it leaves. A product still takes two loads from shared memory: 03.
 //

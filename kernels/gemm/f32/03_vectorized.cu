@@ -1,9 +1,10 @@
 // 03 vectorized: as 02, but a thread computes 8 rows × 4 tokens of a tile of 128 × 64 and loads four floats at a time.
 //
-// What it adds. In 02 each product loads two floats from shared memory. Here a thread loads 8 + 4 floats for 32 products,
-// in 3 loads of 16 bytes: 1 load for 11 products, so that multiply-adds are most of what is issued. Activations come from
-// global memory in loads of 16 bytes too: rows of K floats, K a multiple of 32, begin at multiples of 128 bytes. Of
-// global memory a tile reads (128·18 + 64·128) / 8192 = 1.3 bytes for 32 products of Q4_0, a seventh of 02.
+// What it adds. In 02 each product loads two floats from shared memory. Here a thread loads 8 + 4 floats for 32
+// products, in 3 loads of 16 bytes: 1 load for 11 products, so that multiply-adds are most of what is issued.
+// Activations come from global memory in loads of 16 bytes too: rows of K floats, K a multiple of 32, begin at
+// multiples of 128 bytes. Of global memory a tile reads (128·18 + 64·128) / 8192 = 1.3 bytes for 32 products of Q4_0, a
+// seventh of 02.
 //
 // What alignment does not allow. Blocks of W begin at multiples of 2 or 4 bytes; they are read as in 02.
 //
@@ -18,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restri
     constexpr int SLICES = FORMAT::VALUES / QK, ROWS = 128, TOKENS = 64;
     __shared__ float4 wv[QK][ROWS / 4 + 1], xv[QK][TOKENS / 4 + 1];
 
-    const int tid = threadIdx.x, row = tid % 16, token = tid / 16;  // in fours: rows 4·row … and 64 further, tokens 4·token …
+    const int tid = threadIdx.x, row = tid % 16, token = tid / 16;  // rows 4·row … and 64 further, tokens 4·token …
     const int64_t slices = K / QK;
     const uint32_t tiles_m = (uint32_t)((M + TOKENS - 1) / TOKENS);
     const int64_t m0 = (int64_t)(blockIdx.x % tiles_m) * TOKENS, n0 = (int64_t)(blockIdx.x / tiles_m) * ROWS;

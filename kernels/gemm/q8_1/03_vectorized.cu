@@ -2,13 +2,14 @@
 // shared memory at a time.
 //
 // What it adds. In 02 each product loads two bytes from shared memory. Here a thread loads 16 codes of each of 4 rows
-// and of 4 tokens, 8 loads of 16 bytes, for 256 products: 1 load for 32 instead of 64. Bytes are taken out of the words
-// in registers, 8 for 16 multiply-adds. Of global memory a tile reads (64·18 + 64·36) / 4096 = 0.8 bytes for 32 products
-// of Q4_0, a quarter of 02.
+// and of 4 tokens, 8 loads of 16 bytes, for 256 products: 1 load for 32 instead of 64. Bytes are taken out of the
+// words in registers, 8 for 16 multiply-adds. Of global memory a tile reads (64·18 + 64·36) / 4096 = 0.8 bytes for 32
+// products of Q4_0, a quarter of 02.
 //
 // What alignment allows. Only in shared memory, whose layout is ours, are loads of 16 bytes possible. In global memory
 // an activation block has 36 bytes and begins at a multiple of 4: words, 32 lanes beside each other, which take as many
-// transactions as wider loads would. Blocks of W are words (Q4_1, Q5_1) or halves of words (Q4_0: 18 bytes, Q5_0, Q8_0).
+// transactions as wider loads would. Blocks of W are words (Q4_1, Q5_1) or halves of words (Q4_0 of 18 bytes, Q5_0,
+// Q8_0).
 //
 // Shared memory holds a slice as two planes of 16 codes a row, so 8 lanes that read 8 rows meet 32 different banks.
 #include "formats/all.cuh"

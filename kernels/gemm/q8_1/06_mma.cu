@@ -1,42 +1,42 @@
 // 06 tensor cores: as 05, with mma.sync instead of __dp4a. For formats of 32 values under one scale.
 //
 // What it adds. One instruction of a warp multiplies 16 rows × 8 tokens × 32 codes (on sm_75 a quarter of that): 4096
-// products, where a warp's __dp4a does 128. A block of 8 warps computes 128 × 128 outputs, each warp 64 rows × 32 tokens.
-// For a slice of 32 values a warp issues 16 mma, 12 loads of 8 bytes for their operands and 12 for scales: the products
-// are no longer what it costs. What remains is each output's term of a slice, which no tensor core does in the declared
-// order: 64 outputs a lane, 3 or 4 float operations each (with sums that start at INTEGER_BASE), some 200 issue slots
-// for 16 mma. An SM issues 4 a cycle, so 132 SMs at 1.755 GHz have a ceiling of about 500 T (2·M·N·K a second).
+// products, where a warp's __dp4a does 128. A block of 16 warps computes 128 × 128 outputs, each warp 32 rows × 32
+// tokens. For a slice of 32 values a warp issues 8 mma, 8 loads of 8 bytes for their operands and 8 for scales: the
+// products are no longer what it costs. What remains is each output's term of a slice, which no tensor core does in the
+// declared order: 32 outputs a lane, 3 or 4 float operations each (with sums that start at INTEGER_BASE), so some 130
+// issue slots for 8 mma. An SM issues 4 a cycle: with 132 SMs at 1.755 GHz the ceiling is about 450 T (2·M·N·K a
+// second). Of global memory a tile reads (128·18 + 128·36) / 16384 = 0.4 bytes for 32 products of Q4_0.
 //
 // The tile of the next slice is on its way, in registers, while this one is multiplied, and shared memory has room for
-// two, so that one barrier a slice suffices.
+// two, so that one barrier a slice suffices. Larger pieces for a warp (64 × 32) would need fewer loads a product, but
+// do not fit 128 registers.
 //
 // Shared memory holds the words c and c + 4 of a row (codes 4c… and 16+4c…) beside each other: that is just what lane c
 // of a row needs, in one load of 8 bytes, and 16 lanes meet 32 banks.
 #include "formats/all.cuh"
 #include "gemm/mma.cuh"
 
-extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restrict__ w,  // (N, K/32)
+extern "C" __global__ void __launch_bounds__(512, 1) gemm(const FORMAT* __restrict__ w,  // (N, K/32)
                                                           const Q8_1* __restrict__ x,    // (M, K/32)
                                                           float* __restrict__ y,         // (M, N)
                                                           int64_t M, int64_t N, int64_t K) {
     static_assert(FORMAT::VALUES == QK && FORMAT::GROUP == QK, "one scale a slice");
-    constexpr int ROWS = 128, TOKENS = 64, OF_ROWS = 2, OF_TOKENS = 4;  // and a warp's fragments of 16 rows, 8 tokens
-    __shared__ uint4 wq[2][ROWS][2];                        // of a row: words 0, 4, 1, 5 and 2, 6, 3, 7
-    __shared__ uint2 xq[2][TOKENS][4];
-    __shared__ float4 ds[2][TOKENS / 2];                    // of two tokens: d, s, d, s
+    constexpr int ROWS = 128, TOKENS = 128, OF_ROWS = 2, OF_TOKENS = 4;  // a warp: 2 × 16 rows, 4 × 8 tokens
+    __shared__ uint2 wq[2][ROWS][4], xq[2][TOKENS][4];  // words c and c + 4
+    __shared__ float4 ds[2][TOKENS / 2];                // of two tokens: d, s, d, s
     __shared__ Scales<FORMAT> scales[2][ROWS];
 
     const int tid = threadIdx.x, lane = tid % 32, r = lane / 4, c = lane % 4;
-    const int warp_row = tid / 64 * 32, warp_token = tid / 32 % 2 * 32;
+    const int warp_row = tid / 128 * 32, warp_token = tid / 32 % 4 * 32;
     const int nb = (int)(K / QK);
     const uint32_t tiles_m = (uint32_t)((M + TOKENS - 1) / TOKENS);
     const int64_t m0 = (int64_t)(blockIdx.x % tiles_m) * TOKENS, n0 = (int64_t)(blockIdx.x / tiles_m) * ROWS;
-    // What this thread loads: half of a row of W with its scale, a quarter of a row of X.
-    const int w_row = tid / 2, half = tid % 2, x_row = tid / 4, quarter = tid % 4;
-    const FORMAT* w_from = w + (n0 + w_row < N ? n0 + w_row : N - 1) * nb;
-    const Q8_1* x_from = x + (m0 + x_row < M ? m0 + x_row : M - 1) * nb;
-    uint4 w_next;
-    uint2 x_next;
+    // What this thread loads: a quarter of a row of W and of X; one in four the scale of either.
+    const int load_row = tid / 4, quarter = tid % 4;
+    const FORMAT* w_from = w + (n0 + load_row < N ? n0 + load_row : N - 1) * nb;
+    const Q8_1* x_from = x + (m0 + load_row < M ? m0 + load_row : M - 1) * nb;
+    uint2 w_next, x_next;
     float2 ds_next;
     Scales<FORMAT> scales_next;
 
@@ -45,13 +45,11 @@ extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restri
     for (int b = -1; b < nb; ++b) {
         if (b + 1 < nb) {
             int low, high;
-            w_from->codes4(0, 2 * half, low, high);
+            w_from->codes4(0, quarter, low, high);
             w_next.x = low, w_next.y = high;
-            w_from->codes4(0, 2 * half + 1, low, high);
-            w_next.z = low, w_next.w = high;
             x_next.x = load_word_4(x_from->qs, quarter);
             x_next.y = load_word_4(x_from->qs, quarter + 4);
-            if (half == 0) scales_next.read(*w_from, 0);
+            if (quarter == 1) scales_next.read(*w_from, 0);
             if (quarter == 0) ds_next.x = half_to_float(x_from->d), ds_next.y = half_to_float(x_from->s);
             ++w_from, ++x_from;
         }
@@ -68,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restri
 #pragma unroll
             for (int i = 0; i < OF_ROWS; ++i) {
                 const int row = warp_row + 16 * i + r;
-                const uint2 upper = ((const uint2*)wq[now][row])[c], lower = ((const uint2*)wq[now][row + 8])[c];
+                const uint2 upper = wq[now][row][c], lower = wq[now][row + 8][c];
                 const uint32_t rows[4] = {upper.x, lower.x, upper.y, lower.y};
                 const Scales<FORMAT> of_rows[2] = {scales[now][row], scales[now][row + 8]};
 #pragma unroll
@@ -89,10 +87,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restri
         }
         if (b + 1 < nb) {
             const int next = (b + 1) & 1;
-            wq[next][w_row][half] = w_next;
-            xq[next][x_row][quarter] = x_next;
-            if (half == 0) scales[next][w_row] = scales_next;
-            if (quarter == 0) ((float2*)ds[next])[x_row] = ds_next;
+            wq[next][load_row][quarter] = w_next;
+            xq[next][load_row][quarter] = x_next;
+            if (quarter == 1) scales[next][load_row] = scales_next;
+            if (quarter == 0) ((float2*)ds[next])[load_row] = ds_next;
         }
         __syncthreads();  // the next slice is there, and nobody reads this one any more
     }
