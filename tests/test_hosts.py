@@ -360,6 +360,48 @@ def test_float_to_half(build: Build) -> None:
     assert (got == 0x7C00).any()
 
 
+def test_byte_perm(build: Build) -> None:
+    host, rng = CpuHost(1), np.random.default_rng(3)
+    source = """void k(uint32_t* y, const uint32_t* a, const uint32_t* b, const uint32_t* s, int n) {
+        for (int i = 0; i < n; ++i) y[i] = __byte_perm(a[i], b[i], s[i]);
+    }"""
+    a, b, s = (rng.integers(0, 1 << 32, 500, np.uint32) for _ in range(3))
+    got = run(host, build(source, host), 1, 1, np.empty(500, np.uint32), a, b, s, np.int32(500))
+    both = np.concatenate([a.view(np.uint8).reshape(-1, 4), b.view(np.uint8).reshape(-1, 4)], axis=1)
+    chosen = np.stack([s >> 4 * i & 7 for i in range(4)], axis=1)
+    np.testing.assert_array_equal(got, np.take_along_axis(both, chosen, axis=1).copy().view(np.uint32)[:, 0])
+
+
+def test_mma(build: Build) -> None:
+    """Against a product of integers; warps of a block do not mix."""
+    host, rng = CpuHost(1), np.random.default_rng(4)
+    source = """void k(int*, const int8_t*, const int8_t*);
+#include "gemm/mma.cuh"
+extern "C" __global__ void k(int* y, const int8_t* a, const int8_t* b) {
+        const int warp = threadIdx.x / 32, r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+        const uint32_t* rows = (const uint32_t*)(a + 512 * warp);
+        const uint32_t* columns = (const uint32_t*)(b + 256 * warp);
+        const uint32_t *upper = rows + 8 * r + c, *lower = upper + 64;
+        const uint32_t of_a[4] = {upper[0], lower[0], upper[4], lower[4]};
+        const uint32_t of_b[2] = {columns[8 * r + c], columns[8 * r + c + 4]};
+        int d[4];
+        mma(d, of_a, of_b, 100);
+        for (int i = 0; i < 4; ++i) y[128 * warp + 8 * (r + i / 2 * 8) + 2 * c + i % 2] = d[i];
+    }"""
+    a, b = rng.integers(-128, 128, (3, 16, 32), np.int8), rng.integers(-128, 128, (3, 8, 32), np.int8)
+    got = run(host, build(source, host), 1, 96, np.empty((3, 16, 8), np.int32), a, b)
+    np.testing.assert_array_equal(got, a.astype(np.int32) @ b.astype(np.int32).transpose(0, 2, 1) + 100)
+
+
+def test_buffers_are_aligned() -> None:
+    """Wherever the array lies; a kernel may load 16 bytes at a time."""
+    whole = np.arange(200, dtype=np.uint8)
+    for at in range(32):
+        buffer = CpuHost(1).upload(whole[at : at + 100])
+        assert buffer.address % 16 == 0
+        np.testing.assert_array_equal(buffer.array, whole[at : at + 100])
+
+
 @pytest.mark.parametrize("flags", [[], ["-mno-sse4.1"]], ids=["simd", "portable"])
 def test_dp4a(build: Build, flags: list[str]) -> None:
     if flags and "x86_64" not in os.uname().machine:

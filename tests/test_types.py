@@ -91,8 +91,15 @@ def test_all_rungs(fmt: BlockFormat, folder: Path, llama: Llama) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "q8_1_dp4a"])
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+@pytest.mark.parametrize(
+    ("fmt", "kernel"),
+    [
+        pytest.param(fmt, name, id=f"{fmt.name}-{name}")
+        for fmt in FORMATS.values()
+        for name, spec in KERNELS.items()
+        if name != "q8_1_dp4a" and spec.covers(fmt)
+    ],
+)
 def test_other_kernels(fmt: BlockFormat, kernel: str, folder: Path, llama: Llama) -> None:
     if not KERNELS[kernel].covers(fmt):
         pytest.skip("the kernel does not cover the type")
