@@ -279,20 +279,24 @@ class Examination:
             for tensor in tensors:
                 yield scanner.read(tensor, bar.of(tensor))
             return
-        free: SimpleQueue[Scanner] = SimpleQueue()
-
-        def one(tensor: Tensor) -> Content:
-            scanner = free.get()
-            try:
-                return scanner.read(tensor, bar.of(tensor))
-            finally:
-                free.put(scanner)
-
+        free: SimpleQueue[Scanner | None] = SimpleQueue()
         with ExitStack() as stack:
+
+            def one(tensor: Tensor) -> Content:
+                scanner = free.get()
+                try:
+                    if scanner is None:  # its process starts while others work
+                        assert self.start is not None
+                        scanner = Scanner(stack.enter_context(self.start()), threads)
+                    return scanner.read(tensor, bar.of(tensor))
+                finally:
+                    free.put(scanner)
+
+            threads = max(1, self.threads // processes)
+            free.put(Scanner(self.llama, threads))
+            for _ in range(processes - 1):
+                free.put(None)
             pool = stack.enter_context(ThreadPoolExecutor(processes))
-            for i in range(processes):
-                llama = stack.enter_context(self.start()) if self.start and i else self.llama
-                free.put(Scanner(llama, max(1, self.threads // processes)))
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
             yield from pool.map(one, tensors)
 
