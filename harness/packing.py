@@ -24,6 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 #: Rows of a tile of packed weights.
 ROWS = 128
 _PACK, _TILE = "pack/weights.cu", "pack/activations.cu"
+_TILES_AT_A_TIME = 16  # taken apart, which takes many times their size
 #: What a source that holds more than the GEMM is compiled with for the rest of it.
 _ANY_TILE = {"TOKENS": "16", "WARPGROUPS": "1", "STAGES": "2"}
 
@@ -50,9 +51,7 @@ def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int) -> tuple[Bytes, bo
         high = chunks[:, :, at : at + ROWS * 4].view("<u4").reshape(tiles, blocks, 4, 8, 4)
         at += ROWS * 4
         t, r, j, i = np.indices((2, 2, 2, 4)).astype(np.uint32)
-        bits = (
-            high[..., None, None, None, None] >> (8 * i + 4 * t + 2 * r + j) & 1
-        )  # [tile, block, w, g, c, t, r, j, i]
+        bits = high[..., None, None, None, None] >> (8 * i + 4 * t + 2 * r + j) & 1
         # [tile, block, w, g, c, t, r, j, i] → [tile, t, w, r, g, block, j, c, i]
         bits = bits.transpose(0, 5, 2, 6, 3, 1, 7, 4, 8).reshape(tiles * ROWS, blocks, 32)
         out["qh"] = (
@@ -81,9 +80,13 @@ class Packed(Launch):
         grid = (min(tiles * padded, MAX_GRID), 1, 1)
         args = [kernel.host.upload(rows), out, np.int64(n), np.int64(blocks), np.int64(padded)]
         kernel.host.launch(kernel.compiled("pack", fmt, _PACK), grid, (ROWS, 1, 1), args)
-        again, clean = unpacked(fmt, kernel.host.download(out), n, blocks * fmt.block_size)
-        if not clean or not np.array_equal(again, rows.reshape(n, -1)):
-            raise KernelFault("the packed weights do not hold the file's bytes")
+        packed = kernel.host.download(out).reshape(tiles, -1)
+        for first in range(0, tiles, _TILES_AT_A_TIME):
+            some = rows.reshape(n, -1)[first * ROWS : (first + _TILES_AT_A_TIME) * ROWS]
+            of_some = packed[first : first + _TILES_AT_A_TIME]
+            again, clean = unpacked(fmt, of_some, len(some), blocks * fmt.block_size)
+            if not clean or not np.array_equal(again, some):
+                raise KernelFault("the packed weights do not hold the file's bytes")
         return out
 
 

@@ -374,6 +374,34 @@ def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Pa
     assert json.loads(done.stdout) == [[40, 1, [3, 1]], [50, None, None]]
 
 
+def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) -> None:
+    """The same figures, and no buffer as long as a row. The limits are lowered in a process of its own."""
+    rows = rng.integers(0, 120, (8, 180), np.uint8)
+    rows[5] = rows[2]
+    rows.tofile(tmp_path / "rows")
+    with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
+        library = content.scanner(model.tensors["w"].type)
+    script = (
+        "import json, os, sys; from harness.reference import ggml, sweep\n"
+        "ggml.ggml_cpu_init(); sweep._CHUNK_BYTES = 36; now = os.stat(sys.argv[1])\n"
+        "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
+        "def scan(longest):\n"
+        "    sweep.LONG_ROW, sweeper = longest, sweep.Sweeper(print)\n"
+        "    part = sweeper.part_of(sys.argv[1], identity, 0, 8 * 180)\n"
+        "    sizes, buffer = [], sweeper._buffer\n"
+        "    sweeper._buffer = lambda size: (sizes.append(size), buffer(size))[1]\n"
+        "    return sweeper.scan(part, 2, 18, 180, sys.argv[2], [], [], 1)[0], max(sizes)\n"
+        "print(json.dumps([scan(180), scan(179)]))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    (whole, row), (pieces, piece) = json.loads(done.stdout)
+    assert whole == pieces
+    assert (whole["blocks"], whole["duplicate_rows"], whole["duplicate"]) == (80, 1, [5, 2])
+    assert (row, piece) == (180, 36)
+
+
 def test_one_path_two_files(llama: Llama, tmp_path: Path) -> None:
     """A process that has mapped a file looks at the one that took its place."""
     good, bad = np.zeros((2, 18), np.uint8), np.zeros((2, 18), np.uint8)

@@ -27,6 +27,8 @@ Progress = Callable[[int], object]
 MAX_RULES, MAX_BAD = 8, 21
 #: Rows are hashed up to this number: 8 bytes each for the hash and as many for the order.
 MAX_HASHED_ROWS = 1 << 23
+#: Longer rows, in bytes, are read in pieces: a buffer for one must not grow with the file.
+LONG_ROW = 1 << 23
 _MOST_THREADS = 16  # memory is what is left to gain beyond, and each takes some
 _CHUNK_BYTES = 1 << 19  # stays in the second cache
 _SHARE_BYTES = 1 << 23  # of a thread at a time
@@ -123,8 +125,9 @@ class Sweeper:
         given = (Rule * MAX_RULES)(*(Rule(*r) for r in rules))
         n_rows = len(data) // row_bytes
         hashes = np.empty(n_rows, np.uint64) if 1 < n_rows <= MAX_HASHED_ROWS else None
-        # whole rows where they are not too long, so that they are hashed while they are in the cache
-        unit = row_bytes if hashes is not None else block_bytes
+        # whole rows where they are not too long for a buffer, so that they are hashed while they are in the cache
+        by_row = hashes is not None and row_bytes <= LONG_ROW
+        unit = row_bytes if by_row else block_bytes
         step = max(1, _CHUNK_BYTES // unit) * unit
 
         def tally(start: int) -> Tally:
@@ -135,7 +138,7 @@ class Sweeper:
                     c.c_void_p(ggml.pointer(chunk)), c.c_int64(len(chunk) // block_bytes), c.c_int64(at // block_bytes),
                     to_float, given, len(rules), c.byref(out),
                 )  # fmt: skip
-                if hashes is not None:
+                if hashes is not None and by_row:
                     target = hashes[at // row_bytes :]
                     scanner.hash_rows(
                         c.c_void_p(ggml.pointer(chunk)), c.c_int64(len(chunk) // row_bytes), c.c_int64(row_bytes),
@@ -146,13 +149,17 @@ class Sweeper:
         share = max(1, min(_SHARE_BYTES, len(data) // (2 * threads)) // step) * step
         merged, codes = _merge(self._spread(tally, range(0, len(data), share), share, threads))
         merged["obeying"] = merged["obeying"][: len(rules)]
+        if hashes is not None and not by_row:
+            scanner.hash_rows(
+                c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes),
+                c.c_void_p(ggml.pointer(hashes)),
+            )  # fmt: skip
         merged["duplicate_rows"], merged["duplicate"] = self._duplicates(scanner, data, row_bytes, hashes)
         blocks = data.reshape(-1, block_bytes)[drawn]
-        values = np.empty(len(drawn) * int(ggml.ggml_get_type_traits(type_id).contents.blck_size), np.float32)
-        if len(drawn):
-            ggml.ggml_get_type_traits(type_id).contents.to_float(
-                ggml.pointer(blocks), ggml.pointer(values), values.size
-            )
+        traits = ggml.ggml_get_type_traits(type_id).contents
+        values = np.empty(len(drawn) * int(traits.blck_size), np.float32)
+        if drawn:
+            traits.to_float(ggml.pointer(blocks), ggml.pointer(values), values.size)
         return merged, (codes, blocks, values)
 
     def _buffer(self, size: int) -> Bytes:

@@ -1,6 +1,8 @@
 // Hopper's asynchronous instructions on the CPU: a copy is done at once, a barrier is a Barrier of cuda_on_cpu.hpp beside
 // the kernel's 8 bytes, a product reads its operand's bytes through the same swizzle.
 #pragma once
+#include <map>
+
 #include "cuda_on_cpu.hpp"
 
 struct MBarrier {
@@ -9,20 +11,13 @@ struct MBarrier {
 };
 
 namespace cuda_on_cpu {
-// Barriers of the block that runs on this thread. They outlive it: the next block's init takes their places.
-inline thread_local std::vector<std::pair<MBarrier*, Barrier*>> mbarriers;
+// Barriers of the block that runs on this thread; the next block's init takes their places.
+inline thread_local std::map<MBarrier*, Barrier> mbarriers;
 }  // namespace cuda_on_cpu
 
 inline void mbarrier_init(MBarrier* b, int arrivals) {
     b->pending = 0;
-    for (auto& [place, barrier] : cuda_on_cpu::mbarriers)
-        if (place == b) {
-            *barrier = cuda_on_cpu::Barrier{arrivals};
-            b->barrier = barrier;
-            return;
-        }
-    b->barrier = new cuda_on_cpu::Barrier{arrivals};
-    cuda_on_cpu::mbarriers.emplace_back(b, b->barrier);
+    b->barrier = &(cuda_on_cpu::mbarriers[b] = cuda_on_cpu::Barrier{arrivals});
 }
 inline void mbarrier_init_done() { __syncthreads(); }
 inline void mbarrier_arrive(MBarrier* b) { b->barrier->arrive(); }
