@@ -19,7 +19,7 @@ from harness.kernels import KERNELS, LEGACY, Kernel
 from harness.packing import Packed, packed_shape, unpacked
 from harness.semantics import SEMANTICS, product
 
-from .test_kernels import SANITIZERS, assert_same, random_activations, random_weights, stack_bytes
+from .test_kernels import assert_same, random_activations, random_weights, stack_bytes
 from .tools import ROOT, altered_kernel
 
 PACKED = [name for name, spec in KERNELS.items() if isinstance(spec.launch, Packed)]
@@ -126,7 +126,8 @@ def test_faults_are_seen(tmp_path: Path, host: CpuHost, name: str, file: str, ol
 
 
 SANITIZED = """
-import numpy as np
+import sys
+from pathlib import Path
 from harness.formats import FORMATS
 from harness.hosts import CpuHost
 from harness.kernels import KERNELS, Kernel
@@ -136,23 +137,40 @@ host = CpuHost(1, SANITIZERS)
 for name in PACKED:
     for fmt in ("Q5_1", "Q8_0"):
         for m, n, blocks in SHAPES[1:4]:
-            check(CpuHost(1), name, FORMATS[fmt], m, n, blocks, Kernel(KERNELS[name], host))
+            check(CpuHost(1), name, FORMATS[fmt], m, n, blocks, Kernel(KERNELS[name], host, Path(sys.argv[1])))
 print("clean")
 """
 
 
-def test_clean_under_sanitizers() -> None:
+def under_sanitizers(root: Path) -> subprocess.CompletedProcess[str]:
     found = subprocess.run([compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
     library = Path(found.stdout.strip())
     if not (library.is_absolute() and library.exists()):
         pytest.skip("the compiler has no address sanitizer as a library (libasan)")
-    assert SANITIZERS
     environment = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0"}
-    done = subprocess.run(
-        [sys.executable, "-c", SANITIZED], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
-        check=False,
+    return subprocess.run(
+        [sys.executable, "-c", SANITIZED, str(root)], cwd=ROOT, env=environment, capture_output=True, text=True,
+        timeout=300, check=False,
     )  # fmt: skip
+
+
+def test_clean_under_sanitizers() -> None:
+    done = under_sanitizers(kernel_root())
     assert done.stdout == "clean\n", done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        pytest.param("gemm/q8_1/08_gemv.cu", "if (first_token + k >= M) break;", "", id="a token past the last"),
+        pytest.param("pack/activations.cu", "token < M && block", "block", id="a row past the activations"),
+        pytest.param("pack/weights.cu", "row < N && block", "block", id="a row past the weights"),
+    ],
+)
+def test_sanitizers_see(tmp_path: Path, file: str, old: str, new: str) -> None:
+    done = under_sanitizers(altered_kernel(tmp_path, "q8_1_gemv", file, old, new).root)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
 
 
 def test_compiles_without_spills() -> None:
