@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ ELEMENT_KERNELS: dict[str, KernelSpec] = {
     for name in ELEMENTS
 }
 QUANTIZER = "quantize/q8_1.cu"
+Multiply = Callable[["Kernel", "Weights", Any, Any, int], None]
 
 
 class Kernel:
@@ -153,12 +155,17 @@ class Kernel:
         if self.semantics != "q8_1":
             return np.ascontiguousarray(x, np.float32).view(np.uint8)
         m, k = x.shape
-        n_blocks = m * k // 32
+        return self.host.download(self.quantized(self.host.upload(x.copy()), m * k // 32)).reshape(m, k // 32 * 36)
+
+    def quantized(self, x: Any, n_blocks: int) -> Any:
+        """`quantize` from a buffer of float32 to another; x itself where the semantics takes float32."""
+        if self.semantics != "q8_1":
+            return x
         out = self.host.output(n_blocks * 36)
         kernel = self.host.load(self.root, QUANTIZER, "quantize", {})
         grid = (min(-(-n_blocks // (_THREADS // 32)), MAX_GRID), 1, 1)
-        self.host.launch(kernel, grid, (_THREADS, 1, 1), [self.host.upload(x.copy()), out, np.int64(n_blocks)])
-        return self.host.download(out).reshape(m, k // 32 * 36)
+        self.host.launch(kernel, grid, (_THREADS, 1, 1), [x, out, np.int64(n_blocks)])
+        return out
 
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
         """Weights `uint8[N, row_bytes]` in the file's layout, kept on the host for any number of calls.
@@ -184,10 +191,17 @@ class Kernel:
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """`float32[M, N]` from activations as `quantize` returns them. Raises KernelFault."""
+        return self._outputs(self.spec.launch.multiply, weights, x)
+
+    def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """`float32[M, N]` from activations `float32[M, K]`, quantized on the way. Raises KernelFault."""
+        return self._outputs(self.spec.launch.multiply_values, weights, np.ascontiguousarray(x, np.float32))
+
+    def _outputs(self, multiply: Multiply, weights: Weights, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         m, n = x.shape[0], weights.n
         out = self.host.output(4 * m * n)
         # a copy: a kernel that writes its input must not reach what it is judged by
-        self.spec.launch.multiply(self, weights, self.host.upload(x.copy()), out, m)
+        multiply(self, weights, self.host.upload(x.copy()), out, m)
         return self.host.download(out).view(np.float32).reshape(m, n)
 
 

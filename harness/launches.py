@@ -53,7 +53,7 @@ ANY_CARD = Cards()
 
 class Launch(ABC):
     """A family's way from bytes to outputs. One that packs weights, tiles activations or launches more than one kernel
-    overrides both methods; the code of each step comes from `kernel.compiled`."""
+    overrides the methods; the code of each step comes from `kernel.compiled`."""
 
     def prepare(self, kernel: Kernel, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Any:
         """What `multiply` finds in `weights.buffer`, from uint8[N, row bytes]; here, the file's own bytes."""
@@ -61,7 +61,15 @@ class Launch(ABC):
 
     @abstractmethod
     def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
-        """float32[m, N] into the buffer `out` from activations in the buffer `x`. Raises KernelFault."""
+        """float32[m, N] into the buffer `out` from activations in the buffer `x`, as `Kernel.quantize` makes them.
+        Raises KernelFault."""
+
+    def multiply_values(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        """`multiply` from activations float32[m, K], which are quantized on the way. Raises KernelFault.
+
+        A family that quantizes in a step of its own overrides it; the bits are to be those of the two steps here.
+        """
+        self.multiply(kernel, weights, kernel.quantized(x, m * weights.k // 32), out, m)
 
 
 class OneLaunch(Launch):

@@ -33,7 +33,7 @@ from harness.errors import HarnessError
 from harness.formats import FORMATS, BlockFormat
 from harness.hosts import CpuHost
 from harness.hosts.cupy_host import CupyHost
-from harness.kernels import KERNELS, LEGACY, QUANTIZER, Kernel, Weights
+from harness.kernels import KERNELS, LEGACY, Kernel, Weights
 
 #: Bytes of weights that the second cache of no card holds.
 ROTATED_BYTES = 240_000_000
@@ -98,15 +98,6 @@ class Ours:
         more = [Weights(self.fmt, first.n, first.k, first.buffer.copy()) for _ in range(self.copies - 1)]
         return [first, *more]
 
-    def _quantize(self, kernel: Kernel, x: Any) -> Any:
-        if kernel.semantics != "q8_1":
-            return x.view(np.uint8).reshape(-1)
-        blocks = x.size // 32
-        out = self.queue.output(blocks * 36)
-        function = self.queue.load(kernel.root, QUANTIZER, "quantize", {})
-        self.queue.launch(function, (-(-blocks // 8), 1, 1), (256, 1, 1), [x, out, np.int64(blocks)])
-        return out
-
     def check(self, kernel: Kernel, x: Any) -> bool:
         """Whether the first rows' outputs have the right bits."""
         some = self.rows[:CHECKED_ROWS]
@@ -117,9 +108,8 @@ class Ours:
             other, x = Kernel(kernel.spec, CpuHost()), x[:16]
         on_gpu = Kernel(kernel.spec, CupyHost())
         values = self.cupy.asnumpy(x)
-        quantized = on_gpu.quantize(values)
-        got = on_gpu.gemm(on_gpu.upload(self.fmt, some), quantized)
-        expected = other.gemm(other.upload(self.fmt, some), quantized)
+        got = on_gpu.product(on_gpu.upload(self.fmt, some), values)
+        expected = other.gemm(other.upload(self.fmt, some), on_gpu.quantize(values))
         return got.tobytes() == expected.tobytes()
 
     def time(self, kernel: Kernel, weights: list[Weights], x: Any, repeat: int) -> float:
@@ -127,7 +117,7 @@ class Ours:
         out = self.queue.output(4 * m * weights[0].n)
 
         def once(of: Weights) -> None:
-            kernel.spec.launch.multiply(kernel, of, self._quantize(kernel, x), out, m)
+            kernel.spec.launch.multiply_values(kernel, of, x.view(np.uint8).reshape(-1), out, m)
 
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:

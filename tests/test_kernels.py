@@ -537,6 +537,20 @@ def test_quantizer(host: CpuHost, kind: str) -> None:
         assert not np.isnan(expected["d"]).any()  # NaN is not counted in the largest magnitude
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_quantized_on_the_way(host: CpuHost, name: str) -> None:
+    """From values: the bits of quantizing, then multiplying."""
+    rng, kernel = np.random.default_rng(24), Kernel(KERNELS[name], host)
+    for fmt_name in ("Q4_0", "Q5_1", "Q8_0"):
+        fmt = FORMATS[fmt_name]
+        for kind, x in quantizer_inputs().items():
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = x.astype(np.float32)[:9, :96]
+            weights = kernel.upload(fmt, random_weights(rng, fmt, 35, x.shape[1]))
+            expected = kernel.gemm(weights, kernel.quantize(x))
+            assert_same(kernel.product(weights, x), expected, (name, fmt_name, kind))
+
+
 def test_quantizer_of_a_block_of_nan(host: CpuHost) -> None:
     """Nothing is left to count in the largest magnitude."""
     x = np.full((1, 32), np.nan, np.float32)

@@ -157,7 +157,7 @@ def _one_chunk(
         m = 3 if len(part) == 3 and (part[2] != part[0]).any() else 2  # the third differs where the first has zeros
         part = part[:m]
         own = semantics.bytes_of(part)
-        y = kernel.gemm(kernel.upload(fmt, column), kernel.quantize(part))
+        y = kernel.product(kernel.upload(fmt, column), part)
         expected = product(semantics, fmt, column, own, ordered=kernel.ordered)
         judge_output(result, "kernel", tensor, y, expected, semantics, own, None, start, b)
         if llama_semantics is semantics:

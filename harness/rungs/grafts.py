@@ -85,7 +85,7 @@ class Grafts:
             kernel, semantics = self.run.kernel_of(matrix.fmt), self.run.semantics(matrix.fmt)
             weights = kernel.upload(matrix.fmt, matrix.rows)
             x = self._activations(gemm, matrix.fmt, shared)
-            y = kernel.gemm(weights, x if shared else kernel.quantize(gemm.x))
+            y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
             threads = self.run.options.threads
             judge_whole(self.result, "kernel", matrix, gemm.first_row, y, semantics, x, kernel.ordered, threads)
             return y

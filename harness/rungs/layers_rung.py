@@ -196,19 +196,21 @@ class _Judged:
     def kernel_outputs(self, other_m: tuple[int, ...]) -> None:
         """Run the kernel, also on `other_m` rows of activations. Raises KernelFault."""
         self.weights: Weights = self.kernel.upload(self.fmt, self.rows)
-        self.y_own = self.kernel.gemm(self.weights, self._quantized(self.gemm.x, self.own_bytes))
+        self._check_quantizer(self.gemm.x, self.own_bytes)
+        self.y_own = self.kernel.product(self.weights, self.gemm.x)
         self.y_shared = self.kernel.gemm(self.weights, self.shared_bytes)
         x = self.gemm.x[: max(other_m)]
         if len(x) < max(other_m):
             more = drawn((max(other_m) - len(x), self.tensor.k), x, self.run.options.seed)
             x = np.concatenate([x, more])
         self.other_bytes = self.semantics.bytes_of(x)
-        self.y_other = {
-            m: self.kernel.gemm(self.weights, self._quantized(x[:m].copy(), self.other_bytes[:m])) for m in other_m
-        }
+        self.y_other = {}
+        for m in other_m:
+            self._check_quantizer(x[:m], self.other_bytes[:m])
+            self.y_other[m] = self.kernel.product(self.weights, x[:m])
 
-    def _quantized(self, x: npt.NDArray[np.float32], expected: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """The kernel's own quantizer on x float32[M, K]; where a byte is not the expected one, that is recorded."""
+    def _check_quantizer(self, x: npt.NDArray[np.float32], expected: npt.NDArray[np.uint8]) -> None:
+        """The kernel's quantizer on x float32[M, K]; where a byte is not the expected one, that is recorded."""
         quantized = self.kernel.quantize(x)
         wrong = quantized != expected
         if wrong.any():
@@ -222,7 +224,6 @@ class _Judged:
                     self.tensor.name, token=m,
                 )
             )  # fmt: skip
-        return quantized
 
     def judge(self) -> None:
         step = max(1, CHUNK_OUTPUTS // len(self.gemm.x))
