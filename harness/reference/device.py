@@ -20,13 +20,12 @@ from ..formats import Q4_0, Q4_1, Q8_0, Q8_1, Q8_1_D4
 from ..formats.block import BlockFormat
 from ..formats.legacy import QK
 from ..semantics.activations import encode_mmq, encode_mmq_d4, encode_q8_1
+from ..semantics.cuda import MMVQ_TOKENS
 from . import ggml
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-#: Up to so many tokens go to MMVQ, which quantizes in its own way (mmvq.cuh, MMVQ_MAX_BATCH_SIZE).
-MMVQ_TOKENS = 8
 #: Values of activations that are asked for at a time: MMQ pads each 32 of them to 512.
 _AT_ONCE = 1 << 22
 _CC_MAJOR, _CC_MINOR = 75, 76  # enum CUdevice_attribute
@@ -115,6 +114,11 @@ class Device:
             ggml.ggml_free(ctx)
 
     # ---- activations ------------------------------------------------------------------------------------------------
+
+    def activations(self, semantics: str, x: Floats) -> Bytes:
+        """float32[M, K] as the products of a definition of the CUDA backend take them, uint8[M, K/32·36]."""
+        reveal = {"q8_1": self.q8_1, "q8_1_half": self.q8_1, "mmq": self.mmq, "mmq_d4": self.mmq_d4}
+        return reveal[semantics](np.ascontiguousarray(x, np.float32))
 
     def q8_1(self, x: Floats) -> Bytes:
         """float32[M, K] as MMVQ quantizes it, Q8_1 blocks uint8[M, K/32·36], by quantize_q8_1."""

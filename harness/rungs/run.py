@@ -19,14 +19,17 @@ from ..errors import EnvironmentFault, UsageError
 from ..formats import ElementFormat, WeightFormat
 from ..kernels import Kernel
 from ..progress import progress_bar
-from ..reference import Gemm, Llama, LlamaRefused
+from ..reference import Gemm, Gpu, Llama, LlamaRefused
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
+from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
 from .result import RungResult
 
 T = TypeVar("T")
 
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time there was"
 DEFAULT_N_PREDICT = 32
+#: Where llama.cpp runs.
+REFERENCES = ("cpu", "gpu")
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Options:
     seed: int = 0
     tensor: str | None = None
     repack: bool = False
+    reference: str = "cpu"
     time_limit: float = 900.0
     verbose: bool = False
     progress: bool = True
@@ -52,11 +56,20 @@ class Run:
     model: Model
     kernel: Kernel
     options: Options = field(default_factory=Options)
+    #: llama.cpp's, once `library` runs, where it is the reference.
+    gpu: Gpu | None = field(default=None, init=False)
 
     @cached_property
     def library(self) -> Llama:
-        """A llama.cpp process without a model: decoding, quantizing, single products."""
-        return Llama(self.options.time_limit, self.options.verbose)
+        """A llama.cpp process without a model: decoding, quantizing, single products. Raises EnvironmentFault, also
+        where llama.cpp is to run on a GPU and cannot."""
+        library = Llama(self.options.time_limit, self.options.verbose)
+        try:
+            self.gpu = library.gpu() if self.options.reference == "gpu" else None
+        except BaseException:
+            library.close()
+            raise
+        return library
 
     @cached_property
     def versions(self) -> dict[str, Any]:
@@ -86,10 +99,19 @@ class Run:
         fmt = tensor.type.weights
         if fmt is None:
             return f"type {tensor.type.name} is not covered"
+        if self.options.reference == "gpu" and isinstance(fmt, ElementFormat):
+            return f"unsupported with --reference gpu: {fmt.name}, which llama.cpp multiplies there in several ways"
         return None if self.kernel.covers(fmt) else f"kernel {self.kernel.name} does not cover type {fmt.name}"
 
-    def llama_semantics(self, fmt: WeightFormat) -> Semantics:
-        """What llama.cpp's CPU backend computes. Raises EnvironmentFault where the library says otherwise."""
+    def llama_semantics(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
+        """What llama.cpp computes for such weights; on its CUDA backend also for so many tokens, of a MUL_MAT_ID or
+        not. Raises EnvironmentFault where the library says otherwise, NoDefinition where nobody says."""
+        if self.options.reference == "gpu":
+            versions = self.versions  # starts the library
+            if "FORCE_CUBLAS = 1" in versions["system"]:
+                raise EnvironmentFault("this llama.cpp was built to multiply by cuBLAS alone (GGML_CUDA_FORCE_CUBLAS)")
+            assert self.gpu is not None
+            return llama_cuda_semantics(fmt, tokens, self.gpu.sm, experts)
         semantics = llama_cpu_semantics(fmt)
         expected = semantics.activations or fmt
         actual = self.versions["types"][fmt.type_id]["vec_dot_type"]
@@ -99,6 +121,16 @@ class Run:
                 f"the harness knows {expected.name}"
             )
         return semantics
+
+    def undefined(self, gemm: Gemm, fmt: WeightFormat) -> str | None:
+        """Why what llama.cpp computed is not known exactly, or None where it is."""
+        if self.options.reference == "gpu" and not gemm.on_gpu:
+            return "llama.cpp's CUDA backend left it to the CPU"
+        try:
+            self.llama_semantics(fmt, gemm.tokens, gemm.experts)
+        except NoDefinition as error:
+            return f"unsupported with --reference gpu for {gemm.tokens} tokens: {error}"
+        return None
 
     def wants(self, name: str) -> bool:
         """Whether `--tensor` selects this tensor."""
@@ -145,6 +177,10 @@ class Run:
             return None
         fmt = tensor.type.weights
         assert fmt is not None
+        why = self.undefined(gemm, fmt)
+        if why is not None:
+            result.leave(gemm.tensor, why)
+            return None
         n, k = gemm.y.shape[1], gemm.x.shape[1]
         rows = self.row_bytes(tensor)[gemm.first_row : gemm.first_row + n]
         if len(rows) != n or tensor.k != k:
@@ -172,14 +208,18 @@ class Session:
         self.llama = Llama(options.time_limit, options.verbose)
         self.note: str | None = None
         try:
-            self.info = self.llama.open(path, options.threads, options.repack)
+            self.on_gpu = options.reference == "gpu"
+            self.info = self.llama.open(path, options.threads, options.repack, self.on_gpu)
             self.prompt = self.llama.tokenize(options.prompt)
             if not self.prompt:
                 raise UsageError("the prompt has no tokens")
             read = len(self.prompt)
             length = read + options.n_predict
+            if self.on_gpu:  # room for a batch that MMVQ does not take
+                length = max(length, 2 * MMVQ_TOKENS)
             #: An encoder or embedding model: it gives embeddings of the prompt's tokens and does not generate.
             self.embeds = self.llama.make_context(max(options.ctx_size, length), length)
+            length = read + options.n_predict
             if self.embeds:
                 length = read
             elif self.info["encoder"]:  # it reads the prompt and begins to write from nothing
@@ -200,6 +240,19 @@ class Session:
             raise
         self._n_predict = options.n_predict
         self._progress = options.progress
+
+    def passes(self) -> list[tuple[list[int], int]]:
+        """Batches of tokens, and the position of each, whose GEMMs show all that llama.cpp does with a matrix.
+
+        On the CPU the prompt. On a GPU also its first tokens one at a time, which take other kernels (MMVQ) than many
+        do (MMQ); a short prompt is repeated until it is long enough for these.
+        """
+        if not self.on_gpu:
+            return [(self.prompt, 0)]
+        times = -(-(MMVQ_TOKENS + 1) // len(self.prompt))
+        one_by_one = self.prompt[:MMVQ_TOKENS]
+        alone = self.embeds  # without memory each is the first
+        return [(self.prompt * times, 0), *(([t], 0 if alone else i) for i, t in enumerate(one_by_one))]
 
     @cached_property
     def continuation(self) -> list[int]:
