@@ -188,20 +188,21 @@ def _reference(run: Run) -> str:
 
 def _llama_semantics(run: Run) -> dict[str, str]:
     """Type → the definitions of llama.cpp's products with its matrices; on a GPU, of few tokens and of more."""
-    kinds = {t.type.weights for t in run.model.tensors.values() if may_be_matrix(t)}
+    held = {t.type.name for t in run.model.tensors.values() if may_be_matrix(t)}
     known: list[WeightFormat] = [*FORMATS.values(), *ELEMENTS.values()]
-    many = MMVQ_TOKENS + 1
+    out = {}
+    for fmt in known:
+        if fmt.name in held:
+            few, more = (_name_of_semantics(run, fmt, tokens) for tokens in (1, MMVQ_TOKENS + 1))
+            out[fmt.name] = few if few == more else f"{few} (MMVQ), {more} (MMQ)"
+    return out
 
-    def name(fmt: WeightFormat, tokens: int) -> str:
-        try:
-            return run.llama_semantics(fmt, tokens).name
-        except NoDefinition:
-            return "unsupported"
 
-    names = {
-        fmt.name: (name(fmt, 1), name(fmt, many)) for fmt in (*FORMATS.values(), *ELEMENTS.values()) if fmt in kinds
-    }
-    return {kind: few if few == more else f"{few} (MMVQ), {more} (MMQ)" for kind, (few, more) in names.items()}
+def _name_of_semantics(run: Run, fmt: WeightFormat, tokens: int) -> str:
+    try:
+        return run.llama_semantics(fmt, tokens).name
+    except NoDefinition:
+        return "unsupported"
 
 
 def _element_kernels(run: Run) -> dict[str, str]:

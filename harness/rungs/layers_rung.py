@@ -136,7 +136,9 @@ class _Tally:
             for missing in sorted({"MMVQ", "MMQ"} - paths):
                 result.leave(name, f"{missing} was not judged: no product of these graphs takes it there")
         for name, gaps in self.gaps.items():
-            of = "" if run.gpu is None else f"'s {name} ({PATHS[name]}), {len(gaps)} GEMMs"
+            of = "" if run.gpu is None else f" as {name}"
+            if run.gpu is not None:
+                result.figures[f"GEMMs by {PATHS[name]}, {name}"] = len(gaps)
             result.figures[f"gap to llama.cpp{of}, worst NMSE"] = max(gaps)
             result.figures[f"gap to llama.cpp{of}, median NMSE"] = float(np.median(gaps))
         self.quantizers.report(run, result)
@@ -215,7 +217,7 @@ def _one_gemm(
     result.details.append(
         {"tensor": tensor.name, **({} if matrix is None else {"matrix": matrix}), "node": gemm.node, "type": fmt.name,
          "M": len(gemm.x), "N": len(rows), "K": tensor.k, "llama.cpp as": llama.name,
-         "kernel": judged.utilisation["kernel"], "llama.cpp": judged.utilisation["llama.cpp"],
+         "kernel": judged.utilisation["kernel"], "llama.cpp": judged.utilisation[judged.llama_name],
          "same activations": judged.utilisation["kernel on llama.cpp's activations"], "gap NMSE": judged.gap,
          "failures": result.n_failures - failed}
     )  # fmt: skip
@@ -233,6 +235,7 @@ class _Judged:
         self.run, self.result, self.tensor, self.fmt, self.rows, self.gemm = run, result, tensor, fmt, rows, gemm
         self.kernel: Kernel = run.kernel_of(fmt)
         self.semantics, self.llama = run.semantics(fmt), llama
+        self.llama_name = "llama.cpp" if run.gpu is None else f"llama.cpp as {llama.name}"
         self.llama_bytes = llama_bytes(fmt, gemm, self.llama)
         self.own_bytes = self.semantics.bytes_of(gemm.x)
         self.shared_bytes = llama_activations(self.semantics, fmt, gemm, self.llama)
@@ -289,7 +292,7 @@ class _Judged:
             else:
                 exact_llama = self._product(self.llama, span, self.llama_bytes, False)
                 exact_shared = self._product(own, span, self.shared_bytes, False)
-            self._one("llama.cpp", self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
+            self._one(self.llama_name, self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
             self._one("kernel", self.y_own, span, exact_own, own, self.own_bytes)
             self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, own, self.shared_bytes)
             exact_other = self._product(own, span, self.other_bytes, self.kernel.ordered)
@@ -312,7 +315,7 @@ class _Judged:
             return first_wrong_block(self.kernel, self.weights, self.rows, span.start + n, x[m])
 
         part = np.ascontiguousarray(y[:, span])
-        blame = None if who == "llama.cpp" else block_of
+        blame = None if who == self.llama_name else block_of
         judgement = judge_output(
             self.result, who, self.tensor, part, expected, semantics, x, blame, self.gemm.first_row + span.start, None,
             detail,

@@ -44,12 +44,12 @@ class Quantizers:
     def report(self, run: Run, result: RungResult) -> None:
         """The counts as figures, and those of Gaussian activations."""
         for path, of_model in sorted(self._counts.items()):
-            result.figures[f"{path}: activation codes"] = of_model.codes
-            result.figures[f"{path}: ambiguous codes"] = of_model.ambiguous
-            result.figures[f"{path}: codes that differ from IEEE division, per million"] = of_model.per_million
-            result.figures[f"{path}: half scales that differ"] = of_model.differing_scales
+            result.figures[f"{path}'s activation codes"] = of_model.codes
+            result.figures[f"{path}'s ambiguous codes"] = of_model.ambiguous
+            result.figures[f"{path}'s codes off IEEE division, per million"] = of_model.per_million
+            result.figures[f"{path}'s half scales off"] = of_model.differing_scales
             semantics = SEMANTICS["q8_1" if path == "MMVQ" else "mmq"]
-            rng = np.random.default_rng(run.options.seed)
-            x = rng.standard_normal((_ROWS, _VALUES), np.float32)
+            x = np.random.default_rng(run.options.seed).standard_normal((_ROWS, _VALUES), np.float32)
             drawn = compare_activations(semantics, x, run.library.activations(semantics.name, x))
-            result.figures[f"{path}: the same of {drawn.codes:,} Gaussian codes, per million"] = drawn.per_million
+            result.figures[f"{path}'s Gaussian codes"] = drawn.codes
+            result.figures[f"{path}'s Gaussian codes off, per million"] = drawn.per_million
