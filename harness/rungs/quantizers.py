@@ -3,6 +3,8 @@ does."""
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,10 +21,11 @@ _ROWS, _VALUES = 8, 1 << 17
 
 
 class Quantizers:
-    """Counts of one rung, over all activations that `check` is given."""
+    """Counts of one rung, over all activations that `check` is given, each once: products share them."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Agreement] = {}
+        self._seen: set[tuple[str, bytes]] = set()
 
     def check(
         self, result: RungResult, semantics: Semantics, x: npt.NDArray[np.float32], theirs: npt.NDArray[np.uint8],
@@ -31,7 +34,10 @@ class Quantizers:
         """Compare llama.cpp's bytes of x with the encoder's; what fast math does not explain fails."""
         agreement = compare_activations(semantics, x, theirs)
         path = PATHS[semantics.name]
-        self._counts[path] = self._counts[path] + agreement if path in self._counts else agreement
+        digest = (path, hashlib.sha256(np.ascontiguousarray(x)).digest())
+        if digest not in self._seen:
+            self._seen.add(digest)
+            self._counts[path] = self._counts[path] + agreement if path in self._counts else agreement
         if agreement.unexplained is not None:
             m, block, what = agreement.unexplained
             result.fail(
