@@ -90,7 +90,8 @@ def test_fixtures(host: Host, name: str) -> None:
     many, few = (llama_cuda_semantics(FORMATS[name[5:]], tokens).name for tokens in (9, 1))
     assert layers.figures[f"GEMMs by MMQ, {many}"] == 22
     assert layers.figures[f"GEMMs by MMVQ, {few}"] in range(22, 8 * 22 + 1, 22)
-    assert layers.figures[f"gap to llama.cpp as {many}, worst NMSE"] > 1e-7
+    other = {"tiny-Q4_0": many, "tiny-Q5_1": few}[name]  # what is not the kernel's own definition
+    assert layers.figures[f"gap to llama.cpp as {other}, worst NMSE"] > 1e-8
     assert layers.figures["MMVQ's Gaussian codes"] == 1 << 20
     for path in ("MMVQ", "MMQ"):
         assert layers.figures[f"{path}'s Gaussian codes off, per million"] < 100

@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from ..container import Tensor, printable
 from ..errors import KernelFault
-from ..formats import Q8_1, SLICE, BlockFormat, WeightFormat
+from ..formats import Q8_1, SLICE, BlockFormat, ElementFormat, WeightFormat
 from ..reference import Evaluation, LlamaRefused
 from ..semantics import Semantics, product
 from ..semantics.activations import encode_q8_1
-from ..semantics.cuda import MMVQ_TOKENS, NoDefinition
+from ..semantics.cuda import MMVQ_TOKENS, OF_ELEMENTS, NoDefinition
 from ..semantics.elements import round_to
 from .drawn import drawn, largest_codes, on_ties
 from .judging import judge_output
@@ -127,6 +127,9 @@ def _fewest_zeros(x: Floats, fmt: WeightFormat) -> Floats:
 def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats) -> None:
     fmt = tensor.type.weights
     assert fmt is not None
+    if run.options.reference == "gpu" and isinstance(fmt, ElementFormat):
+        result.leave(tensor.name, f"unsupported with --reference gpu: {fmt.name}: {OF_ELEMENTS}")
+        return
     failed = result.n_failures
     rows = run.row_bytes(tensor)
     step = max(1, _CHUNK_VALUES // tensor.k)
@@ -192,7 +195,7 @@ def _llama_products(
         try:
             semantics = run.llama_semantics(fmt, tokens)
         except NoDefinition as error:
-            result.leave(tensor.name, f"unsupported with --reference gpu for {tokens} tokens: {error}")
+            result.leave(tensor.name, f"unsupported with --reference gpu: {error}")
             continue
         repeated = x[np.arange(tokens) % len(x)]
         theirs = run.library.block_products(fmt.type_id, rows, repeated, threads, gpu=True)[:, : len(x)]

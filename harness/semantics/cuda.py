@@ -13,6 +13,9 @@ from .definitions import MMQ, MMQ_D4, Q8_1_HALF, Q8_1_RAW, Semantics
 #: The most tokens that MMVQ takes (mmvq.cuh, MMVQ_MAX_BATCH_SIZE).
 MMVQ_TOKENS = 8
 
+#: Why F32, F16 and BF16 have no definition (mmvf.cu, mmf.cu; cuBLAS may even add up halves).
+OF_ELEMENTS = "llama.cpp's CUDA backend multiplies it by cuBLAS, or in ways chosen by shape"
+
 _HALF = frozenset({"Q4_1", "Q5_1"})
 _MMVQ = frozenset(
     {"Q4_0", "Q5_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_M", "IQ3_S", "IQ4_NL", "IQ4_XS", "Q1_0",
@@ -77,7 +80,7 @@ def llama_cuda_semantics(fmt: WeightFormat, m: int, sm: int = 90, experts: bool 
         NoDefinition: with the reason.
     """
     if isinstance(fmt, ElementFormat):
-        raise NoDefinition(f"llama.cpp's CUDA backend multiplies {fmt.name} by cuBLAS or in ways chosen by shape")
+        raise NoDefinition(f"{fmt.name}: {OF_ELEMENTS}")
     if sm < _TURING:
         raise NoDefinition(f"GPUs before compute capability 7.5 are not covered, this one has {sm / 10:.1f}")
     if fmt.name in ("MXFP4", "NVFP4") and sm >= _BLACKWELL:
