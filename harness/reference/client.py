@@ -67,6 +67,11 @@ class Gemm:
     first_row: int = 0
     idle: bool = False
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, N, K."""
+        return len(self.x), self.y.shape[1], self.x.shape[1]
+
 
 @dataclass(frozen=True)
 class Evaluation:
