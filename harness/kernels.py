@@ -55,6 +55,10 @@ class KernelSpec:
         kind = "ELEMENT" if isinstance(fmt, ElementFormat) else "FORMAT"
         return {kind: fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), **self.defines}
 
+    def on(self, host: Host) -> Kernel:
+        """The kernel there."""
+        return Kernel(self, host)
+
 
 #: Blocks of 32 values under one half scale.
 LEGACY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
@@ -103,7 +107,6 @@ KERNELS: dict[str, KernelSpec] = {
         ),
     )
 }  # fmt: skip
-DEFAULT_KERNEL = "q8_1_dp4a"
 #: By type: what multiplies weights that are not quantized, whichever kernel is chosen for the others.
 ELEMENT_KERNELS: dict[str, KernelSpec] = {
     name: KernelSpec(
@@ -141,8 +144,16 @@ class Kernel:
     def ordered(self) -> int:
         return self.spec.ordered
 
-    def of(self, fmt: WeightFormat) -> Kernel:
-        """The kernel that multiplies such weights: this one, or, beside it, that of weights that are not quantized."""
+    @property
+    def order(self) -> str:
+        """Its declared order in words."""
+        if not self.ordered:
+            return "none"
+        return "ascending k" if self.ordered is True else f"ascending k, in parts of {self.ordered}"
+
+    def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
+        """The kernel that multiplies [m, k] by such weights [n, k]: this one, or, beside it, that of weights that are
+        not quantized."""
         return self if isinstance(fmt, BlockFormat) else Kernel(ELEMENT_KERNELS[fmt.name], self.host, self.root)
 
     def covers(self, fmt: WeightFormat) -> bool:
@@ -213,10 +224,3 @@ class Weights:
     n: int
     k: int
     buffer: Any
-
-
-def find_kernel(name: str) -> KernelSpec:
-    """The shipped kernel of this name. Raises UsageError, naming those that there are."""
-    if name not in KERNELS:
-        raise UsageError(f"no kernel is called {name!r}; there are: {', '.join(KERNELS)}")
-    return KERNELS[name]

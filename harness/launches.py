@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,9 @@ ANY_CARD = Cards()
 class Launch(ABC):
     """A family's way from bytes to outputs. One that packs weights, tiles activations or launches more than one kernel
     overrides the methods; the code of each step comes from `kernel.compiled`."""
+
+    #: How `prepare` leaves the weights: launches of one layout can share them.
+    layout: ClassVar[str] = "file"
 
     def prepare(self, kernel: Kernel, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Any:
         """What `multiply` finds in `weights.buffer`, from uint8[N, row bytes]; here, the file's own bytes."""

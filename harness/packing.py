@@ -7,7 +7,7 @@ NumPy, and must be the file's bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,8 @@ def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int) -> tuple[Bytes, bo
 
 class Packed(Launch):
     """Weights are packed once; `gemm` gets the packed ones."""
+
+    layout: ClassVar[str] = "packed"
 
     def prepare(self, kernel: Kernel, fmt: WeightFormat, rows: Bytes) -> Any:
         assert isinstance(fmt, BlockFormat)

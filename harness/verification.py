@@ -24,10 +24,11 @@ from .errors import (
     NothingToVerify,
     UsageError,
 )
+from .families import DEFAULT_KERNEL, find_kernel
 from .formats import ELEMENTS, FORMATS, WeightFormat
 from .hosts import make_host
 from .hosts.base import Host
-from .kernels import DEFAULT_KERNEL, Kernel, find_kernel
+from .kernels import ELEMENT_KERNELS, Kernel
 from .rungs import RUNGS, Options, Run, RungResult
 from .rungs.run import REFERENCES, may_be_matrix
 from .semantics.cuda import MMVQ_TOKENS, NoDefinition
@@ -70,13 +71,6 @@ class Report:
         }[self.exit_code]
 
 
-def declared_order(ordered: int) -> str:
-    """A kernel's order in words."""
-    if not ordered:
-        return "none"
-    return "ascending k" if ordered is True else f"ascending k, in parts of {ordered}"
-
-
 def verify(
     path: Path | str,
     kernel: Kernel | str = DEFAULT_KERNEL,
@@ -90,7 +84,7 @@ def verify(
 
     Args:
         path: the file, or the first part of a split one.
-        kernel: a shipped kernel's name, or a Kernel.
+        kernel: the name of a shipped kernel or family, or a Kernel.
         host: where the kernel runs if it is given by name: auto, gpu, cpu, or a Host.
         rungs: which rungs to climb.
         options: prompt, threads and the like.
@@ -113,7 +107,7 @@ def verify(
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
     if isinstance(kernel, str):
         spec = find_kernel(kernel)
-        kernel = Kernel(spec, make_host(host, options.threads) if isinstance(host, str) else host)
+        kernel = spec.on(make_host(host, options.threads) if isinstance(host, str) else host)
     with open_model(path) as model:
         if not any(map(may_be_matrix, model.tensors.values())):
             held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
@@ -161,7 +155,7 @@ def _header(run: Run) -> dict[str, Any]:
         "host chosen": run.kernel.host.chosen,
         "kernel": run.kernel.name,
         "semantics": run.kernel.semantics,
-        "declared order": declared_order(run.kernel.ordered),
+        "declared order": run.kernel.order,
         "kernels of other types": _element_kernels(run),
         "file": str(model.path),
         "size": model.size,
@@ -208,7 +202,7 @@ def _name_of_semantics(run: Run, fmt: WeightFormat, tokens: int) -> str:
 def _element_kernels(run: Run) -> dict[str, str]:
     """Type → what multiplies its matrices, of types that are not quantized and that the file holds matrices of."""
     kinds = {t.type.weights for t in run.model.tensors.values() if may_be_matrix(t) and not t.type.quantized}
-    return {fmt.name: run.kernel_of(fmt).name for fmt in ELEMENTS.values() if fmt in kinds}
+    return {fmt.name: ELEMENT_KERNELS[fmt.name].name for fmt in ELEMENTS.values() if fmt in kinds}
 
 
 def _digests(model: Model) -> list[str]:

@@ -1,15 +1,19 @@
 """What the kernels cost on a GPU, beside llama.cpp's CUDA backend, cuBLAS and the card's ceilings, in one run.
 
     python scripts/bench_kernels.py [--types Q4_0 …] [--n 4096 14336] [--k 4096] [-m 1 16 512 4096] [--kernels NAME …]
-                                    [--json FILE] [--markdown FILE]
+                                    [--json FILE] [--plot FILE.svg] [--readme README.md] [--from FILE.json …]
 
-Correctness first: each kernel must give the bits of the naive one (one with an order of its own, of the CPU host) on
-the activations that are timed, for some rows of W, or nothing is timed. Then every product is one of many in a CUDA
-graph: quantize the activations, rearrange them if the kernel wants that, multiply, each time by another copy of the
-weights, together larger than the second cache. A figure is the median over --repeat graphs, divided by the products.
+Correctness first: each kernel must give the bits of the naive one (one with an order of its own, of the oracle) on the
+activations that are timed, for some rows of W, or nothing is timed. Then every product is one of many in a CUDA graph:
+quantize the activations, rearrange them if the kernel wants that, multiply, each time by another copy of the weights,
+together larger than the second cache. A figure is the median over --repeat graphs, divided by the products.
 
 llama.cpp is timed where the installed llama-cpp-python has the CUDA backend (`ggml_mul_mat` of the same weights, in
-graphs of as many nodes; it quantizes the activations too), cuBLAS where PyTorch is installed.
+graphs of as many nodes; it quantizes the activations too), cuBLAS where PyTorch is installed. The name of a family
+(`q8_1`) times what is chosen for each shape, and says where another of the measured kernels would have been faster.
+
+--readme writes the tables between the markers of a Markdown file, --plot a roofline (SVG or PNG; needs matplotlib),
+both also from the JSON of earlier runs (--from), without a GPU.
 """
 
 from __future__ import annotations
@@ -29,16 +33,21 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import bench_figures
+
 from harness.errors import HarnessError
+from harness.families import FAMILIES, find_kernel
 from harness.formats import FORMATS, BlockFormat
-from harness.hosts import CpuHost
 from harness.hosts.cupy_host import CupyHost
 from harness.kernels import KERNELS, LEGACY, Kernel, Weights
+from harness.semantics import SEMANTICS, product
 
 #: Bytes of weights that the second cache of no card holds.
 ROTATED_BYTES = 240_000_000
 #: Rows that are checked: tiles of the largest kernel, and a part of one.
 CHECKED_ROWS = 300
+#: Tokens at which the oracle, in NumPy, checks an order of a kernel's own.
+CHECKED_TOKENS = 20
 
 
 class Queue(CupyHost):
@@ -92,25 +101,31 @@ class Ours:
         self.cupy = queue._cupy
         self.k = rows.shape[1] // fmt.block_bytes * fmt.block_size
         self.copies = max(2, -(-ROTATED_BYTES // rows.nbytes))
+        self._kept: dict[str, list[Weights]] = {}
 
     def weights(self, kernel: Kernel) -> list[Weights]:
-        first = kernel.upload(self.fmt, self.rows)
-        more = [Weights(self.fmt, first.n, first.k, first.buffer.copy()) for _ in range(self.copies - 1)]
-        return [first, *more]
+        """As the kernel takes them; kernels of one layout share them."""
+        layout = kernel.spec.launch.layout
+        if layout not in self._kept:
+            self._kept.clear()  # several gigabytes a layout
+            first = kernel.upload(self.fmt, self.rows)
+            more = [Weights(self.fmt, first.n, first.k, first.buffer.copy()) for _ in range(self.copies - 1)]
+            self._kept[layout] = [first, *more]
+        return self._kept[layout]
 
     def check(self, kernel: Kernel, x: Any) -> bool:
         """Whether the first rows' outputs have the right bits."""
         some = self.rows[:CHECKED_ROWS]
-        naive = "f32_naive" if kernel.semantics == "f32" else "q8_1_naive"
+        on_gpu, values = Kernel(kernel.spec, CupyHost()), self.cupy.asnumpy(x)
         if kernel.ordered is True:
-            other: Kernel = Kernel(KERNELS[naive], CupyHost())
+            naive = Kernel(KERNELS[f"{kernel.semantics}_naive"], CupyHost())
+            expected: Any = naive.gemm(naive.upload(self.fmt, some), naive.quantize(values))
         else:
-            other, x = Kernel(kernel.spec, CpuHost()), x[:16]
-        on_gpu = Kernel(kernel.spec, CupyHost())
-        values = self.cupy.asnumpy(x)
+            values = values[:CHECKED_TOKENS]
+            semantics = SEMANTICS[kernel.semantics]
+            expected = product(semantics, self.fmt, some, semantics.bytes_of(values), kernel.ordered).ordered
         got = on_gpu.product(on_gpu.upload(self.fmt, some), values)
-        expected = other.gemm(other.upload(self.fmt, some), on_gpu.quantize(values))
-        return got.tobytes() == expected.tobytes()
+        return got.tobytes() == np.asarray(expected).tobytes()
 
     def time(self, kernel: Kernel, weights: list[Weights], x: Any, repeat: int) -> float:
         cupy, m = self.cupy, len(x)
@@ -233,6 +248,12 @@ def cublas_us(m: int, n: int, k: int, repeat: int) -> dict[str, float]:
     return out
 
 
+def cublas_int8_peak(repeat: int) -> float | None:
+    """TFLOP/s of the largest int8 product, what the card's tensor cores give; None without PyTorch."""
+    found = cublas_us(8192, 8192, 8192, repeat).get("cuBLAS int8")
+    return None if found is None else 2 * 8192**3 / found / 1e6
+
+
 def copy_tbs(cupy: Any, repeat: int) -> float:
     """Bytes read and written a second by a device copy, in TB/s."""
     a, b = cupy.empty(1 << 30, np.uint8), cupy.empty(1 << 30, np.uint8)
@@ -250,88 +271,75 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         print(f"llama.cpp is not timed: {error}", file=sys.stderr)
     results: list[dict[str, Any]] = []
 
-    def record(who: str, kind: str, m: int, n: int, us: float, nbytes: int) -> None:
-        results.append({"who": who, "type": kind, "M": m, "N": n, "K": args.k, "us": us,
-                        "TFLOP/s": 2 * m * n * args.k / us / 1e6, "TB/s of weights": nbytes / us / 1e6})  # fmt: skip
-        print(f"{who:<16} {kind:<5} M {m:<5} N {n:<6} {us:9.1f} us  {results[-1]['TFLOP/s']:7.1f} TFLOP/s  "
-              f"{results[-1]['TB/s of weights']:5.2f} TB/s", flush=True)  # fmt: skip
+    def record(who: str, kind: str, m: int, n: int, k: int, us: float, nbytes: int, by: str | None = None) -> None:
+        row = {"who": who, "type": kind, "M": m, "N": n, "K": k, "us": us, "TFLOP/s": 2 * m * n * k / us / 1e6,
+               "TB/s of weights": nbytes / us / 1e6, "weight bytes": nbytes}  # fmt: skip
+        results.append(row if by is None else {**row, "by": by})
+        print(f"{who:<16} {kind:<5} M {m:<5} N {n:<6} K {k:<6} {us:9.1f} us  {row['TFLOP/s']:7.1f} TFLOP/s  "
+              f"{row['TB/s of weights']:5.2f} TB/s  {by or ''}", flush=True)  # fmt: skip
 
     header = {"host": queue.describe(), "llama-cpp-python": llama.version if llama else None, "repeat": args.repeat,
-              "copy TB/s": copy_tbs(cupy, args.repeat)}  # fmt: skip
-    print(f"{header['host']}\ndevice copy {header['copy TB/s']:.2f} TB/s", flush=True)
-    for n in args.n:
-        for m in args.m:
-            for who, us in cublas_us(m, n, args.k, args.repeat).items():
-                record(who, "-", m, n, us, (1 if "int8" in who else 2) * n * args.k)
+              "copy TB/s": copy_tbs(cupy, args.repeat), "int8 TFLOP/s": cublas_int8_peak(args.repeat)}  # fmt: skip
+    print(f"{header['host']}\ndevice copy {header['copy TB/s']:.2f} TB/s, int8 {header['int8 TFLOP/s']} TFLOP/s")
+    for n, k in ((n, k) for k in args.k for n in args.n):
+        for m in args.m if args.cublas else ():
+            for who, us in cublas_us(m, n, k, args.repeat).items():
+                record(who, "-", m, n, k, us, (1 if "int8" in who else 2) * n * k)
         for name in args.types:
             fmt = FORMATS[name]
-            rows = random_rows(rng, fmt, n, args.k)
+            rows = random_rows(rng, fmt, n, k)
             ours = Ours(queue, fmt, rows)
             if llama:
                 for m in args.m:
-                    x = rng.standard_normal((m, args.k)).astype(np.float32)
-                    record("llama.cpp", name, m, n, llama.time(fmt, rows, x, args.repeat), rows.nbytes)
+                    x = rng.standard_normal((m, k)).astype(np.float32)
+                    record("llama.cpp", name, m, n, k, llama.time(fmt, rows, x, args.repeat), rows.nbytes)
             for kernel_name in args.kernels:
-                spec = KERNELS[kernel_name]
-                if not spec.covers(fmt) or spec.cards.target(str(queue.sm)) is None:
-                    continue
-                kernel = Kernel(spec, queue)
-                weights = ours.weights(kernel)
+                whole = find_kernel(kernel_name).on(queue)
                 for m in args.m:
-                    x = cupy.asarray(rng.standard_normal((m, args.k)).astype(np.float32))
-                    if 2 * m * n * args.k * len(weights) > args.most * 1e12:  # a naive kernel would take minutes
+                    kernel = whole.of(fmt, m, n, k)
+                    if not kernel.covers(fmt) or kernel.spec.cards.target(str(queue.sm)) is None:
                         continue
+                    if 2 * m * n * k * ours.copies > args.most * 1e12:  # a naive kernel would take minutes
+                        continue
+                    x = cupy.asarray(rng.standard_normal((m, k)).astype(np.float32))
                     if not ours.check(kernel, x):
-                        raise SystemExit(
-                            f"{kernel_name} does not give the right bits for {name}, M {m}, N {n}: not timed"
-                        )
-                    record(kernel_name, name, m, n, ours.time(kernel, weights, x, args.repeat), rows.nbytes)
-                del weights
+                        raise SystemExit(f"{kernel.name} has other bits than it should, {name}, M {m}, N {n}, K {k}")
+                    us = ours.time(kernel, ours.weights(kernel), x, args.repeat)
+                    by = kernel.name if kernel_name in FAMILIES else None
+                    record(kernel_name, name, m, n, k, us, rows.nbytes, by)
     return {"header": header, "results": results}
-
-
-def markdown(data: dict[str, Any]) -> str:
-    """A table a type and N: TFLOP/s by M, and the ratio to llama.cpp."""
-    lines = [f"{data['header']['host']}; device copy {data['header']['copy TB/s']:.2f} TB/s", ""]
-    rows = data["results"]
-    for kind, n in sorted({(r["type"], r["N"]) for r in rows if r["type"] != "-"}, key=str):
-        ms = sorted({r["M"] for r in rows})
-        lines += [f"**{kind}, N = {n}, K = {rows[0]['K']}**: µs, and llama.cpp's time over it", ""]
-        lines += [f"| | {' | '.join(f'M={m}' for m in ms)} |", f"|---|{'---|' * len(ms)}"]
-        at = {(r["who"], r["M"]): r["us"] for r in rows if (r["type"], r["N"]) == (kind, n)}
-        for who in dict.fromkeys(w for w, _ in at):
-            cells = []
-            for m in ms:
-                us, theirs = at.get((who, m)), at.get(("llama.cpp", m))
-                ratio = f" ({theirs / us:.2f}×)" if us and theirs and who != "llama.cpp" else ""
-                cells.append(f"{us:.1f}{ratio}" if us else "")
-            lines.append(f"| {who} | {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [*FAMILIES, *KERNELS]
     parser.add_argument("--types", nargs="+", choices=sorted(FORMATS), default=sorted(LEGACY))
     parser.add_argument("--n", nargs="+", type=int, default=[4096, 14336])
-    parser.add_argument("--k", type=int, default=4096)
-    parser.add_argument("-m", nargs="+", type=int, default=[1, 8, 16, 64, 128, 512, 4096])
-    parser.add_argument("--kernels", nargs="+", choices=sorted(KERNELS), default=[k for k in KERNELS if "q8_1" in k])
+    parser.add_argument("--k", nargs="+", type=int, default=[4096])
+    parser.add_argument("-m", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512, 4096])
+    parser.add_argument("--kernels", nargs="+", choices=names, default=["q8_1"], metavar="NAME")
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--most", type=float, default=200.0, help="skip a kernel where a graph is more TFLOP than this")
+    parser.add_argument("--no-cublas", dest="cublas", action="store_false")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--from", dest="earlier", nargs="+", type=Path, metavar="FILE.json", help="measure nothing")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    parser.add_argument("--readme", type=Path, metavar="FILE.md")
     args = parser.parse_args()
     try:
-        data = run(args)
+        data = bench_figures.load(args.earlier) if args.earlier else run(args)
     except HarnessError as error:
         print(f"bench_kernels: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    for line in bench_figures.slower_choices(data):
+        print(line)
     if args.json:
         args.json.write_text(json.dumps(data, indent=1))
-    if args.markdown:
-        args.markdown.write_text(markdown(data))
+    if args.plot:
+        bench_figures.roofline(data, args.plot)
+    if args.readme:
+        args.readme.write_text(bench_figures.between_markers(args.readme.read_text(), bench_figures.tables(data)))
 
 
 if __name__ == "__main__":

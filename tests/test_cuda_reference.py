@@ -344,8 +344,8 @@ def test_other_definitions_than_the_gpus_fail(tmp_path: Path, monkeypatch: pytes
         assert rung.worst["llama.cpp as mmq"].utilisation < 0.5
         assert rung.worst["kernel"].utilisation < 0.5
         assert any("llama.cpp as q8_1" in f.what for f in rung.failures)
-    assert layers.figures["GEMMs by MMVQ, q8_1"] > 0
-    assert layers.figures["GEMMs by MMQ, mmq"] == 22
+    assert layers.figures["llama.cpp's GEMMs by MMVQ, q8_1"] > 0
+    assert layers.figures["llama.cpp's GEMMs by MMQ, mmq"] == 22
 
 
 def test_what_was_not_judged_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,8 +291,8 @@ class Tampered(Kernel):
         super().__init__(KERNELS["q8_1_dp4a"], CpuHost(1))
         self.place, self.change, self.total = (row, column), change, total_rows
 
-    def of(self, fmt: WeightFormat) -> Kernel:
-        kernel = super().of(fmt)
+    def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
+        kernel = super().of(fmt, m, n, k)
         upload, (row, column) = kernel.upload, self.place
 
         def tampered(fmt: WeightFormat, rows: Bytes) -> Weights:

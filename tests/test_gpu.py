@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -286,3 +287,44 @@ def test_packed_kernels(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) ->
             for m in ms:
                 got, expected = kernel.gemm(weights, x[:m]), np.ascontiguousarray(whole[:m, :n])
                 np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32), err_msg=f"{m}x{n}x{k}")
+
+
+# -- compute-sanitizer -----------------------------------------------------------------------------------------------
+
+
+def under_sanitizer(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(program).exists():
+        pytest.skip("no compute-sanitizer")
+    command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", "tests.gpu_sweep", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_clean_under_compute_sanitizer(tool: str) -> None:
+    done = under_sanitizer(tool)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "products are right" in done.stdout
+    assert "ERROR SUMMARY: 0 errors" in done.stdout or "RACECHECK SUMMARY: 0 hazards" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tool", "name", "file", "old", "new", "said"),
+    [
+        pytest.param("memcheck", "q8_1_naive", "gemm/q8_1/01_naive.cu", "b < nb", "b <= nb", "Invalid __global__ read",
+                     id="a block past the row"),
+        pytest.param("racecheck", "q8_1_tiled", "gemm/q8_1/02_tiled.cu", "__syncthreads();", "", "hazard",
+                     id="no barriers"),
+    ],
+)  # fmt: skip
+def test_compute_sanitizer_sees(tmp_path: Path, tool: str, name: str, file: str, old: str, new: str, said: str) -> None:
+    root = tmp_path / "kernels"
+    shutil.copytree(kernel_root(), root)
+    source = (root / file).read_text()
+    assert old in source
+    (root / file).write_text(source.replace(old, new))
+    done = under_sanitizer(tool, str(root), name)
+    assert done.returncode != 0
+    assert said in done.stdout

@@ -88,8 +88,8 @@ def test_fixtures(host: Host, name: str) -> None:
     assert report.verdict == "verified"
     layers = report.rungs[2]
     many, few = (llama_cuda_semantics(FORMATS[name[5:]], tokens).name for tokens in (9, 1))
-    assert layers.figures[f"GEMMs by MMQ, {many}"] == 22
-    assert layers.figures[f"GEMMs by MMVQ, {few}"] in range(22, 8 * 22 + 1, 22)
+    assert layers.figures[f"llama.cpp's GEMMs by MMQ, {many}"] == 22
+    assert layers.figures[f"llama.cpp's GEMMs by MMVQ, {few}"] in range(22, 8 * 22 + 1, 22)
     other = {"tiny-Q4_0": many, "tiny-Q5_1": few}[name]  # what is not the kernel's own definition
     assert layers.figures[f"gap to llama.cpp as {other}, worst NMSE"] > 1e-8
     assert layers.figures["MMVQ's Gaussian codes"] == 1 << 20
@@ -156,4 +156,4 @@ def test_a_wrong_definition_fails(host: Host, monkeypatch: pytest.MonkeyPatch, n
 def test_a_short_prompt_is_repeated_for_mmq(host: Host) -> None:
     report = verify(FIXTURES / "tiny-Q5_1.gguf", "q8_1_dp4a", host, ["layers"], replace(OPTIONS, prompt="a"))
     assert report.verdict == "verified"
-    assert report.rungs[0].figures["GEMMs by MMQ, mmq"] == 22
+    assert report.rungs[0].figures["llama.cpp's GEMMs by MMQ, mmq"] == 22

@@ -9,6 +9,7 @@ import ctypes
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from harness.container import open_model
 from harness.errors import KernelFault, UsageError
 from harness.formats import BlockFormat
 from harness.hosts import CpuHost
-from harness.kernels import KERNELS, Kernel, Weights
+from harness.kernels import KERNELS, Kernel, Multiply, Weights
 from harness.reference import Evaluation, Gemm, Llama
 from harness.reference.client import _Node
 from harness.rungs import Options, RungResult, grafts
@@ -307,8 +308,8 @@ class WrongWhere(Kernel):
             self._wrong = weights
         return weights
 
-    def gemm(self, weights: Weights, x: Bytes) -> Floats:
-        y = super().gemm(weights, x)
+    def _outputs(self, multiply: Multiply, weights: Weights, x: npt.NDArray[Any]) -> Floats:
+        y = super()._outputs(multiply, weights, x)
         return self._fault(y) if weights is self._wrong else y
 
 

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from ..errors import UsageError
+from ..families import DEFAULT_KERNEL, FAMILIES, Family
 from ..hosts import HOSTS
-from ..kernels import DEFAULT_KERNEL, KERNELS
+from ..kernels import KERNELS, KernelSpec
 from ..report import json_report, text
 from ..rungs import RUNGS, Options
 from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT, REFERENCES
@@ -36,7 +37,8 @@ gguf-verify audit MODEL.gguf looks at the file alone: every byte owned, explaine
 
 
 def _parser() -> argparse.ArgumentParser:
-    kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in KERNELS.values())
+    listed: list[Family | KernelSpec] = [*FAMILIES.values(), *KERNELS.values()]
+    kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
     parser = argparse.ArgumentParser(
         prog="gguf-verify", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Prove on the bytes of a GGUF model that a CUDA kernel computes what llama.cpp computes.",
@@ -66,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         default=REFERENCES[0],
         help="where llama.cpp runs; gpu takes a llama-cpp-python with the CUDA backend (default: %(default)s)",
     )
-    add("--kernel", default=DEFAULT_KERNEL, metavar="NAME", help="kernel to verify (default: %(default)s)")
+    add("--kernel", default=DEFAULT_KERNEL, metavar="NAME", help="kernel or family to verify (default: %(default)s)")
     add("--rungs", default=",".join(RUNGS), metavar="LIST", help="rungs to climb (default: %(default)s)")
     add("--tensor", metavar="REGEX", help="only tensors whose name matches")
     add(

@@ -73,6 +73,11 @@ class Gemm:
     experts: bool = False
     on_gpu: bool = False
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, N, K."""
+        return len(self.x), self.y.shape[1], self.x.shape[1]
+
 
 @dataclass(frozen=True)
 class Gpu:

@@ -156,7 +156,7 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats) -> None
 def _one_chunk(
     run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], start: int, x: Floats
 ) -> None:
-    kernel, semantics = run.kernel_of(fmt), run.semantics(fmt)
+    semantics = run.semantics(fmt)
     of_llama = _llama_products(run, result, tensor, fmt, rows, x, start)
     size = fmt.unit // fmt.block_size * fmt.block_bytes
     for b, at in enumerate(range(0, rows.shape[1], size)):
@@ -165,6 +165,7 @@ def _one_chunk(
         m = 3 if len(part) == 3 and (part[2] != part[0]).any() else 2  # the third differs where the first has zeros
         part = part[:m]
         own = semantics.bytes_of(part)
+        kernel = run.kernel.of(fmt, m, len(column), part.shape[1])
         y = kernel.product(kernel.upload(fmt, column), part)
         expected = product(semantics, fmt, column, own, ordered=kernel.ordered)
         judge_output(result, "kernel", tensor, y, expected, semantics, own, None, start, b)

@@ -82,7 +82,7 @@ class Grafts:
             matrix = self.run.matrix(self.result, gemm)
             if matrix is None:
                 return None
-            kernel, semantics = self.run.kernel_of(matrix.fmt), self.run.semantics(matrix.fmt)
+            kernel, semantics = self.run.kernel.of(matrix.fmt, *gemm.shape), self.run.semantics(matrix.fmt)
             weights = kernel.upload(matrix.fmt, matrix.rows)
             x = self._activations(gemm, matrix.fmt, shared)
             y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)

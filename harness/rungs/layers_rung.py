@@ -138,7 +138,7 @@ class _Tally:
         for name, gaps in self.gaps.items():
             of = "" if run.gpu is None else f" as {name}"
             if run.gpu is not None:
-                result.figures[f"GEMMs by {PATHS[name]}, {name}"] = len(gaps)
+                result.figures[f"llama.cpp's GEMMs by {PATHS[name]}, {name}"] = len(gaps)
             result.figures[f"gap to llama.cpp{of}, worst NMSE"] = max(gaps)
             result.figures[f"gap to llama.cpp{of}, median NMSE"] = float(np.median(gaps))
         self.quantizers.report(run, result)
@@ -209,6 +209,9 @@ def _one_gemm(
         tally.paths.setdefault(tensor.name, set()).add(PATHS[llama.name])
         tally.quantizers.check(result, llama, gemm.x, judged.llama_bytes, tensor, gemm.first_row)
     judged.judge()
+    if judged.kernel.name != run.kernel.name and not isinstance(fmt, ElementFormat):  # one of a family
+        chosen = f"GEMMs by {judged.kernel.name}"
+        result.figures[chosen] = result.figures.get(chosen, 0) + 1
     if not gemm.x.any():
         result.leave(name, "its activations are all zero")
     result.count("GEMMs")
@@ -216,7 +219,8 @@ def _one_gemm(
     result.count("outputs at other M", sum(y.size for y in judged.y_other.values()))
     result.details.append(
         {"tensor": tensor.name, **({} if matrix is None else {"matrix": matrix}), "node": gemm.node, "type": fmt.name,
-         "M": len(gemm.x), "N": len(rows), "K": tensor.k, "llama.cpp as": llama.name,
+         "M": len(gemm.x), "N": len(rows), "K": tensor.k, "by": judged.kernel.name,
+         "llama.cpp as": llama.name,
          "kernel": judged.utilisation["kernel"], "llama.cpp": judged.utilisation[judged.llama_name],
          "same activations": judged.utilisation["kernel on llama.cpp's activations"], "gap NMSE": judged.gap,
          "failures": result.n_failures - failed}
@@ -233,7 +237,7 @@ class _Judged:
         llama: Semantics,
     ) -> None:  # fmt: skip
         self.run, self.result, self.tensor, self.fmt, self.rows, self.gemm = run, result, tensor, fmt, rows, gemm
-        self.kernel: Kernel = run.kernel_of(fmt)
+        self._uploaded: dict[str, Weights] = {}
         self.semantics, self.llama = run.semantics(fmt), llama
         self.llama_name = "llama.cpp" if run.gpu is None else f"llama.cpp as {llama.name}"
         self.llama_bytes = llama_bytes(fmt, gemm, self.llama)
@@ -250,7 +254,7 @@ class _Judged:
 
     def kernel_outputs(self, other_m: tuple[int, ...]) -> None:
         """Run the kernel, also on `other_m` rows of activations. Raises KernelFault."""
-        self.weights: Weights = self.kernel.upload(self.fmt, self.rows)
+        self.kernel, self.weights = self._kernel_for(len(self.gemm.x))
         self._check_quantizer(self.gemm.x, self.own_bytes)
         self.y_own = self.kernel.product(self.weights, self.gemm.x)
         self.y_shared = self.kernel.gemm(self.weights, self.shared_bytes)
@@ -262,7 +266,16 @@ class _Judged:
         self.y_other = {}
         for m in other_m:
             self._check_quantizer(x[:m], self.other_bytes[:m])
-            self.y_other[m] = self.kernel.product(self.weights, x[:m])
+            kernel, weights = self._kernel_for(m)
+            self.y_other[m] = kernel.product(weights, x[:m])
+
+    def _kernel_for(self, m: int) -> tuple[Kernel, Weights]:
+        """What multiplies m tokens, and the weights as it takes them. Raises KernelFault."""
+        kernel = self.run.kernel.of(self.fmt, m, len(self.rows), self.tensor.k)
+        layout = kernel.spec.launch.layout
+        if layout not in self._uploaded:
+            self._uploaded[layout] = kernel.upload(self.fmt, self.rows)
+        return kernel, self._uploaded[layout]
 
     def _check_quantizer(self, x: npt.NDArray[np.float32], expected: npt.NDArray[np.uint8]) -> None:
         """The kernel's quantizer on x float32[M, K]; where a byte is not the expected one, that is recorded."""
@@ -295,10 +308,13 @@ class _Judged:
             self._one(self.llama_name, self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
             self._one("kernel", self.y_own, span, exact_own, own, self.own_bytes)
             self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, own, self.shared_bytes)
-            exact_other = self._product(own, span, self.other_bytes, self.kernel.ordered)
+            exact_other: dict[int, Product] = {}
             for m, y in self.y_other.items():
-                rows = np.arange(m)
-                self._one("kernel at other M", y, span, exact_other.rows(rows), own, self.other_bytes[:m], f" at M={m}")
+                ordered = self._kernel_for(m)[0].ordered
+                if ordered not in exact_other:
+                    exact_other[ordered] = self._product(own, span, self.other_bytes, ordered)
+                expected = exact_other[ordered].rows(np.arange(m))
+                self._one("kernel at other M", y, span, expected, own, self.other_bytes[:m], f" at M={m}")
             self._directly(span, exact_shared, exact_llama)
             gap += float(((exact_own.exact - exact_llama.exact) ** 2).sum())
             energy += float((exact_llama.exact**2).sum())
@@ -312,7 +328,8 @@ class _Judged:
         x: npt.NDArray[np.uint8], detail: str = "",
     ) -> None:  # fmt: skip
         def block_of(m: int, n: int) -> int | None:
-            return first_wrong_block(self.kernel, self.weights, self.rows, span.start + n, x[m])
+            kernel, weights = self._kernel_for(len(y))
+            return first_wrong_block(kernel, weights, self.rows, span.start + n, x[m])
 
         part = np.ascontiguousarray(y[:, span])
         blame = None if who == self.llama_name else block_of

@@ -86,13 +86,10 @@ class Run:
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
 
-    def kernel_of(self, fmt: WeightFormat) -> Kernel:
-        """What multiplies such weights: the run's kernel, or, where they are not quantized, that of their type."""
-        return self.kernel.of(fmt)
-
     def semantics(self, fmt: WeightFormat) -> Semantics:
-        """The declared semantics of that kernel."""
-        return SEMANTICS[self.kernel_of(fmt).semantics]
+        """The declared semantics of what multiplies such weights: the run's kernel, or, where they are not quantized,
+        that of their type."""
+        return SEMANTICS[fmt.name.lower() if isinstance(fmt, ElementFormat) else self.kernel.semantics]
 
     def uncovered(self, tensor: Tensor) -> str | None:
         """Why a matrix cannot be multiplied, or None where it can."""
