@@ -320,13 +320,17 @@ if any("harness.reference.worker" in a for a in sys.orig_argv):
     device.find_gpu = lambda: (ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU), "a stand-in", 90)
     ggml.on_cuda = lambda t: {on_gpu}
     sums = lambda self, x: Q8_1.view(encode_mmq(x).reshape(len(x), -1, 36))["s"].astype(np.float32)
-    device.Device._sums = sums
+    if {raw_sums}:
+        device.Device._sums = sums
     cuda.mmvq_tokens = lambda *a: {mmvq}
 """
 
 
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, on_gpu: bool = True, mmvq: int = 8) -> Report:
-    (tmp_path / "sitecustomize.py").write_text(_STAND_IN.format(on_gpu=on_gpu, mmvq=mmvq))
+def stand_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, on_gpu: bool = True, mmvq: int = 8,
+    raw_sums: bool = True,
+) -> Report:  # fmt: skip
+    (tmp_path / "sitecustomize.py").write_text(_STAND_IN.format(on_gpu=on_gpu, mmvq=mmvq, raw_sums=raw_sums))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(cuda, "mmvq_tokens", lambda *_: mmvq)
     options = Options(n_predict=2, reference="gpu", progress=False, prompt="Once")
@@ -359,6 +363,16 @@ def test_what_was_not_judged_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert layers.figures["gap to llama.cpp as mmq, worst NMSE"] > 1e-6
     assert layers.figures["MMQ's Gaussian codes"] == 1 << 20
     assert report.header["reference"].startswith("CUDA on a stand-in")
+
+
+def test_another_quantizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every output is right on the bytes that were revealed, but these hold the sums of a CPU."""
+    report = stand_in(tmp_path, monkeypatch, "tiny-Q4_0.gguf", mmvq=0, raw_sums=False)
+    for rung in report.rungs[:2]:
+        assert rung.verdict == "failed"
+        assert rung.worst["llama.cpp as mmq"].utilisation < 0.5
+        assert all(f.what.startswith("llama.cpp's quantizer (MMQ)") for f in rung.failures)
+        assert all("a sum that neither" in f.what for f in rung.failures)
 
 
 def test_what_the_gpu_leaves_to_the_cpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

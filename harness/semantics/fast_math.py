@@ -90,8 +90,7 @@ def compare_activations(semantics: Semantics, x: Floats, theirs: Bytes) -> Agree
         else:
             other_scale = ~((d == d_ieee) | ~np.isfinite(d_ieee))
             off = np.abs(np.abs(d - exact) - np.abs(d_ieee - exact))
-            near = np.abs(got["d"].view(np.int16).astype(int) - expected["d"].view(np.int16)) == 1
-            wrong_scale = other_scale & ~(near & (off <= 2 * WINDOW * exact))
+            wrong_scale = other_scale & ~(off <= 2 * WINDOW * exact)  # of two halves as far away: neighbours
         known = np.isfinite(d) & (d != 0)
     step = got["qs"].astype(int) - expected["qs"]
     ambiguous = ambiguous_codes(x).reshape(blocks.shape) & known[..., None]
