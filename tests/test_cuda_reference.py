@@ -26,6 +26,7 @@ from harness.semantics.definitions import MMQ, MMQ_D4, Q8_1_HALF, Q8_1_RAW, Sema
 from harness.semantics.fast_math import ambiguous_codes, as_q8_1, compare_activations
 from harness.verification import Report, verify
 
+from . import graphs
 from .tools import FIXTURES, LEGACY, ROOT
 
 Bytes = npt.NDArray[np.uint8]
@@ -327,7 +328,7 @@ if any("harness.reference.worker" in a for a in sys.orig_argv):
 
 
 def stand_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, on_gpu: bool = True, mmvq: int = 8,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str | Path, on_gpu: bool = True, mmvq: int = 8,
     raw_sums: bool = True,
 ) -> Report:  # fmt: skip
     (tmp_path / "sitecustomize.py").write_text(_STAND_IN.format(on_gpu=on_gpu, mmvq=mmvq, raw_sums=raw_sums))
@@ -373,6 +374,23 @@ def test_another_quantizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert rung.worst["llama.cpp as mmq"].utilisation < 0.5
         assert all(f.what.startswith("llama.cpp's quantizer (MMQ)") for f in rung.failures)
         assert all("a sum that neither" in f.what for f in rung.failures)
+
+
+@pytest.mark.parametrize("name", ["moe", "bert", "t5"])
+def test_other_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Llama, name: str) -> None:
+    """Experts, an encoder, an encoder-decoder: each matrix is judged as MMVQ (which the stand-in is not) and as MMQ."""
+    path = graphs.MODELS[name](llama, tmp_path / f"{name}.gguf")
+    options = Options(n_predict=2, progress=False, prompt="Once")
+    alone = verify(path, "q8_1_dp4a", CpuHost(1), ["tokens"], options).rungs[0]
+    _, layers, tokens = stand_in(tmp_path, monkeypatch, path).rungs
+    if name != "bert":  # the prompt is read again after single tokens of it
+        distance = "kernel: max |Δlogit| to llama.cpp"
+        assert tokens.figures[distance] == alone.figures[distance]
+    assert {n.split(".")[-2] for n, _ in layers.unverified} == ({"ffn_gate_inp"} if name == "moe" else set())
+    assert layers.worst["llama.cpp as q8_1"].utilisation > 10
+    assert layers.worst["llama.cpp as mmq"].utilisation < 0.5
+    assert layers.worst["kernel"].utilisation < 0.5
+    assert not tokens.n_failures
 
 
 def test_what_the_gpu_leaves_to_the_cpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,7 +282,7 @@ class Worker:
         params = lib.llama_model_default_params()
         self.on_gpu = gpu
         params.n_gpu_layers = _ALL_LAYERS if gpu else 0
-        params.split_mode, params.main_gpu = 0, 0  # LLAMA_SPLIT_MODE_NONE
+        params.split_mode, params.main_gpu = 0, 0 if gpu else -1  # LLAMA_SPLIT_MODE_NONE; -1: no GPU for anything
         params.use_extra_bufts = repack
         self.model = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.model:

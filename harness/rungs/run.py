@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Container, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
@@ -202,6 +203,8 @@ class Session:
     def __init__(self, path: Path, options: Options) -> None:
         self.llama = Llama(options.time_limit, options.verbose)
         self.note: str | None = None
+        #: What an encoder-decoder model reads.
+        self.source: list[int] = []
         try:
             self.on_gpu = options.reference == "gpu"
             self.info = self.llama.open(path, options.threads, options.repack, self.on_gpu)
@@ -218,7 +221,8 @@ class Session:
             if self.embeds:
                 length = read
             elif self.info["encoder"]:  # it reads the prompt and begins to write from nothing
-                self.llama.read_source(self.prompt)
+                self.source = self.prompt
+                self.llama.read_source(self.source)
                 self.prompt = [self.info["decoder_start"]]
                 if self.prompt[0] < 0:
                     raise LlamaRefused("the model names no token to begin with")
@@ -236,18 +240,27 @@ class Session:
         self._n_predict = options.n_predict
         self._progress = options.progress
 
-    def passes(self) -> list[tuple[list[int], int]]:
+    def passes(self) -> Iterator[tuple[list[int], int]]:
         """Batches of tokens, and the position of each, whose GEMMs show all that llama.cpp does with a matrix.
 
         On the CPU the prompt. On a GPU also its first tokens one at a time, which take other kernels (MMVQ) than many
-        do (MMQ); a short prompt is repeated until it is long enough for these.
+        do (MMQ); a short prompt is repeated until it is long enough for these. So is what an encoder-decoder model
+        reads; when they are through, it has read the prompt again.
         """
         if not self.on_gpu:
-            return [(self.prompt, 0)]
-        times = -(-(MMVQ_TOKENS + 1) // len(self.prompt))
-        one_by_one = self.prompt[:MMVQ_TOKENS]
-        alone = self.embeds  # without memory each is the first
-        return [(self.prompt * times, 0), *(([t], 0 if alone else i) for i, t in enumerate(one_by_one))]
+            yield self.prompt, 0
+        elif not self.source:
+            yield _long(self.prompt), 0
+            for i, token in enumerate(self.prompt[:MMVQ_TOKENS]):
+                yield [token], 0 if self.embeds else i  # without memory each is the first
+        else:
+            try:
+                for source in (_long(self.source), *([t] for t in self.source[:MMVQ_TOKENS])):
+                    self.llama.read_source(source)
+                    yield self.prompt if len(source) == 1 else _long(self.prompt), 0
+            finally:
+                with contextlib.suppress(EnvironmentFault):
+                    self.llama.read_source(self.source)
 
     @cached_property
     def continuation(self) -> list[int]:
@@ -258,6 +271,11 @@ class Session:
 
     def close(self) -> None:
         self.llama.close()
+
+
+def _long(tokens: list[int]) -> list[int]:
+    """Repeated until they are more than MMVQ takes."""
+    return tokens * -(-(MMVQ_TOKENS + 1) // len(tokens))
 
 
 def may_be_matrix(tensor: Tensor) -> bool:
