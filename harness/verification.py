@@ -25,12 +25,13 @@ from .errors import (
     UsageError,
 )
 from .families import DEFAULT_KERNEL, find_kernel
-from .formats import ELEMENTS, FORMATS
+from .formats import ELEMENTS, FORMATS, WeightFormat
 from .hosts import make_host
 from .hosts.base import Host
 from .kernels import ELEMENT_KERNELS, Kernel
 from .rungs import RUNGS, Options, Run, RungResult
-from .rungs.run import may_be_matrix
+from .rungs.run import REFERENCES, may_be_matrix
+from .semantics.cuda import MMVQ_TOKENS, NoDefinition
 from .version import project_version
 
 
@@ -102,6 +103,8 @@ def verify(
     unknown = [r for r in rungs if r not in RUNGS]
     if unknown or not rungs:
         raise UsageError(f"no rung is called {', '.join(unknown) or '(none given)'}; there are: {', '.join(RUNGS)}")
+    if options.reference not in REFERENCES:
+        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
     if isinstance(kernel, str):
         spec = find_kernel(kernel)
         kernel = spec.on(make_host(host, options.threads) if isinstance(host, str) else host)
@@ -146,6 +149,7 @@ def _header(run: Run) -> dict[str, Any]:
         "llama.cpp": versions["llama_cpp"],
         "ggml": versions["ggml"],
         "llama.cpp build": versions["system"],
+        "reference": _reference(run),
         "platform": f"{platform.system()} {platform.machine()}",
         "host": run.kernel.host.describe(),
         "host chosen": run.kernel.host.chosen,
@@ -164,8 +168,35 @@ def _header(run: Run) -> dict[str, Any]:
         "n_predict": run.options.n_predict,
         "threads": run.options.threads,
         "repack": run.options.repack,
+        "semantics of llama.cpp": _llama_semantics(run),
         "byte order": sys.byteorder,
     }
+
+
+def _reference(run: Run) -> str:
+    """Where llama.cpp runs."""
+    if run.gpu is None:
+        return "CPU"
+    return f"CUDA on {run.gpu.name}, compute capability {run.gpu.sm / 10:.1f}, all layers, fusion off"
+
+
+def _llama_semantics(run: Run) -> dict[str, str]:
+    """Type → the definitions of llama.cpp's products with its matrices; on a GPU, of few tokens and of more."""
+    held = {t.type.name for t in run.model.tensors.values() if may_be_matrix(t)}
+    known: list[WeightFormat] = [*FORMATS.values(), *ELEMENTS.values()]
+    out = {}
+    for fmt in known:
+        if fmt.name in held:
+            few, more = (_name_of_semantics(run, fmt, tokens) for tokens in (1, MMVQ_TOKENS + 1))
+            out[fmt.name] = few if few == more else f"{few} (MMVQ), {more} (MMQ)"
+    return out
+
+
+def _name_of_semantics(run: Run, fmt: WeightFormat, tokens: int) -> str:
+    try:
+        return run.llama_semantics(fmt, tokens).name
+    except NoDefinition:
+        return "unsupported"
 
 
 def _element_kernels(run: Run) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.container import open_model
@@ -13,6 +14,7 @@ from harness.hosts import CpuHost
 from harness.kernels import KERNELS, Kernel
 from harness.reference import Llama
 from harness.rungs import Options
+from harness.rungs.tokens_rung import _Tokens
 from harness.verification import Report, verify
 
 from .test_kernels import PLAIN, TILED
@@ -165,3 +167,20 @@ def test_repacked_weights() -> None:
         assert_verified(report, same_tokens=False)
     else:
         assert "llama.cpp died" in str(crash)
+
+
+@pytest.mark.parametrize(("margin", "drawn"), [(1e-7, 2), (0.08, 10), (0.2, 16)])
+def test_noise_is_drawn_until_a_code_moves(monkeypatch: pytest.MonkeyPatch, margin: float, drawn: int) -> None:
+    """Whether a last bit moves a code is chance: here it does in the tenth draw, by 0.05."""
+    draws: list[int] = []
+
+    def moved(_self: _Tokens, _shared: bool, _exact: object, draw: int) -> float:
+        draws.append(draw)
+        return 0.05 if draw == 9 else 1e-6
+
+    monkeypatch.setattr(_Tokens, "_moved", moved)
+    exact = np.zeros((3, 4), np.float32)
+    rung = object.__new__(_Tokens)
+    allowed = rung._allowed(False, exact, exact, np.array([1]), np.array([margin], np.float32))
+    assert draws == list(range(drawn))
+    assert (margin <= 2 * allowed[1]) == (margin < 0.1)

@@ -3,6 +3,7 @@ arithmetic, the gates against outputs that are right, or wrong in a known way.""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import struct
@@ -33,8 +34,16 @@ from harness.semantics import (
     oracle,
     product,
 )
-from harness.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu, encode_q8_k
-from harness.semantics.definitions import Q8_K_CPU
+from harness.semantics.activations import (
+    encode_mmq,
+    encode_mmq_d4,
+    encode_q8_0_cpu,
+    encode_q8_1,
+    encode_q8_1_cpu,
+    encode_q8_k,
+)
+from harness.semantics.cuda import NoDefinition, llama_cuda_semantics
+from harness.semantics.definitions import MMQ, MMQ_D4, Q8_1_HALF, Q8_K_CPU
 from harness.semantics.rounding import add_rounded, chain_rounded
 
 Bytes = npt.NDArray[np.uint8]
@@ -238,15 +247,15 @@ def test_q8_k_encoder_is_the_slow_one(case: Callable[[np.random.Generator], Floa
     assert_same_blocks(encode_q8_k(blocks), expected, blocks, 292)
 
 
+def half(x: float) -> bytes:
+    try:
+        return struct.pack("<e", x)
+    except OverflowError:
+        return struct.pack("<e", math.copysign(math.inf, x))
+
+
 def slow_q8_1(values: list[float]) -> bytes:
     """One block of semantics `q8_1`; float32 by rounding after each operation."""
-
-    def half(x: float) -> bytes:
-        try:
-            return struct.pack("<e", x)
-        except OverflowError:
-            return struct.pack("<e", math.copysign(math.inf, x))
-
     d = f32(max(abs(v) for v in values) / 127)
     codes = []
     for v in values:
@@ -257,6 +266,37 @@ def slow_q8_1(values: list[float]) -> bytes:
     for distance in (16, 8, 4, 2, 1):  # each lane of the warp adds the lane whose number differs in one bit
         lanes = [f32(lanes[i] + lanes[i ^ distance]) for i in range(QK)]
     return half(d) + half(lanes[0]) + struct.pack("<32b", *codes)
+
+
+def slow_mmq(values: list[float]) -> tuple[float, bytes, bytes]:
+    """d, half(s) and the codes of one block of semantics `mmq` and `mmq_d4`."""
+    largest = max(abs(v) for v in values)
+    inverse = f32(127 / largest) if largest else math.inf
+    codes = []
+    for v in values:
+        steps = f32(v * inverse) if math.isfinite(inverse) else 0.0
+        codes.append(int(math.copysign(math.floor(abs(steps) + 0.5), steps)))
+    lanes = []
+    for i in range(0, QK, 4):  # a thread has four values
+        total = f32(values[i] + values[i + 1])
+        total = f32(total + values[i + 2])
+        lanes.append(f32(total + values[i + 3]))
+    for distance in (4, 2, 1):
+        lanes = [f32(lanes[i] + lanes[i ^ distance]) for i in range(8)]
+    d = f32(1 / inverse) if math.isfinite(inverse) else 0.0
+    return d, half(lanes[0]), struct.pack("<32b", *codes)
+
+
+@pytest.mark.parametrize("case", ACTIVATIONS)
+def test_mmq_encoders_are_the_slow_ones(case: Callable[[np.random.Generator], Floats]) -> None:
+    x = case(generator("mmq", case.__name__))
+    blocks = x.reshape(-1, QK)
+    blocks = blocks[:: max(1, len(blocks) // 1000)]
+    slow = [slow_mmq(b) for b in blocks.tolist()]
+    ds4 = np.array([list(half(d) + s + codes) for d, s, codes in slow], np.uint8)
+    d4 = np.array([list(struct.pack("<f", d) + codes) for d, _, codes in slow], np.uint8)
+    assert_same_blocks(encode_mmq(blocks), ds4, blocks, 36)
+    assert_same_blocks(encode_mmq_d4(blocks), d4, blocks, 36)
 
 
 @pytest.mark.parametrize("case", ACTIVATIONS)
@@ -379,15 +419,26 @@ def test_add_rounded_zeros_and_infinities() -> None:
 
 # ---- the oracle against exact arithmetic -----------------------------------------------------------------------------
 
+
+def of_mmq(fmt: BlockFormat) -> Semantics | None:
+    with contextlib.suppress(NoDefinition):
+        return llama_cuda_semantics(fmt, 9)
+    return None
+
+
 # llama.cpp's definitions exist for these formats only (Q8_0 activations have no s, those of Q8_K blocks of 256)
 PAIRS = [
     *((F32, f) for f in FORMATS.values()),
     *((Q8_1_RAW, f) for f in FORMATS.values()),
     *((llama_cpu_semantics(f), f) for f in FORMATS.values()),
+    *((s, f) for f in FORMATS.values() for s in (MMQ, MMQ_D4) if s is of_mmq(f)),
 ]
-HALF_PRODUCTS = dataclasses.replace(Q8_1_RAW, name="q8_1_half", half_products=frozenset({"Q4_1", "Q5_1"}))
+HALF_PRODUCTS = Q8_1_HALF
 IDS = [f"{s.name}-{f.name}" for s, f in PAIRS]
 each_pair = pytest.mark.parametrize(("semantics", "fmt"), PAIRS, ids=IDS)
+
+
+assert {f.name for s, f in PAIRS if s is MMQ} == {"Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K"}
 
 
 LEGACY = [f for f in FORMATS.values() if f.encode_values is not None]  # of 32 values under one scale
@@ -456,7 +507,7 @@ def activations(semantics: Semantics, m: int, k: int, seed: str = "") -> Bytes:
 
 def read_activations(semantics: str, raw: bytes) -> list[tuple[Fraction, Fraction, list[int]]]:
     """(d, s or 0, codes) of each block of a row, from the structs of ggml-common.h."""
-    layout = {"q8_0_cpu": "<e32b", "q8_k_cpu": "<f256b16h"}.get(semantics, "<ee32b")
+    layout = {"q8_0_cpu": "<e32b", "mmq_d4": "<f32b", "q8_k_cpu": "<f256b16h"}.get(semantics, "<ee32b")
     blocks = []
     for d, *rest in struct.iter_unpack(layout, raw):
         s = rest.pop(0) if layout == "<ee32b" else 0.0
@@ -492,12 +543,16 @@ def term_of(
 ) -> Term:
     """Each definition spelled out."""
     d_a, s, q_a = a
+    rounded = semantics == "mmq" and name in ("Q4_K", "Q5_K")
+    if rounded:
+        d_w, m_w = half_rounded(d_w), half_rounded(m_w)
     scale, second = d_w * d_a, Fraction(0)
-    if semantics == "q8_0_cpu":
+    integer_offset = semantics in ("q8_0_cpu", "mmq_d4") or (semantics, name) == ("mmq", "Q4_0")
+    if integer_offset:
         q_w = [q - OFFSETS.get(name, 0) for q in q_w]
     elif name in OFFSETS:
         second = -OFFSETS[name] * d_w * s
-    elif name in ("Q4_1", "Q5_1"):
+    elif name in ("Q4_1", "Q5_1") or rounded:
         second = m_w * s
     if semantics == "q8_1_half" and name in ("Q4_1", "Q5_1"):
         scale, second = half_rounded(scale), half_rounded(second)
@@ -505,13 +560,13 @@ def term_of(
     dot = sum(x * y for x, y in zip(q_w, q_a, strict=True))
     magnitude = abs(scale) * sum((abs(x) + 2 * zero) * abs(y) for x, y in zip(q_w, q_a, strict=True)) + abs(second)
     steps = [float32_rounded(scale) * dot]
-    if name in ("Q2_K", "Q4_K", "Q5_K"):
+    if name in ("Q2_K", "Q4_K", "Q5_K") and not rounded:
         second = m_w * d_a * sum(q_a)
         magnitude += abs(m_w * d_a) * sum(map(abs, q_a))
         steps.append(float32_rounded(m_w * d_a) * sum(q_a))
-    elif name in OFFSETS and semantics != "q8_0_cpu":
+    elif name in OFFSETS and not integer_offset:
         steps = [d_w * float32_rounded(d_a * dot - OFFSETS[name] * s)]
-    elif name in ("Q4_1", "Q5_1"):
+    elif name in ("Q4_1", "Q5_1") or rounded:
         steps.append(second)
     return Term(scale * dot, second, magnitude, steps)
 

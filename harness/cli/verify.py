@@ -12,7 +12,7 @@ from ..hosts import HOSTS
 from ..kernels import KERNELS, KernelSpec
 from ..report import json_report, text
 from ..rungs import RUNGS, Options
-from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT
+from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT, REFERENCES
 from ..verification import verify
 from .common import (
     MOST_THREADS,
@@ -62,6 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("-s", "--seed", type=int, default=0, metavar="N", help="seed of what is drawn (default: %(default)s)")
     add("--host", choices=HOSTS, default="auto", help="where the kernel runs; auto takes a GPU if there is one")
+    add(
+        "--reference",
+        choices=REFERENCES,
+        default=REFERENCES[0],
+        help="where llama.cpp runs; gpu takes a llama-cpp-python with the CUDA backend (default: %(default)s)",
+    )
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME", help="kernel or family to verify (default: %(default)s)")
     add("--rungs", default=",".join(RUNGS), metavar="LIST", help="rungs to climb (default: %(default)s)")
     add("--tensor", metavar="REGEX", help="only tensors whose name matches")
@@ -87,7 +93,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
     options = Options(
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
-        verbose=args.verbose, progress=on_terminal(),
+        verbose=args.verbose, progress=on_terminal(), reference=args.reference,
     )  # fmt: skip
     rungs = [r.strip() for r in args.rungs.split(",") if r.strip()]
     report = verify(args.model, args.kernel, args.host, rungs, options, spell(argv))

@@ -10,7 +10,7 @@ from .block import BlockFormat, Field
 from .elements import ELEMENTS, SLICE, ElementFormat, decode_elements
 from .iquants import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS
 from .kquants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K
-from .legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1
+from .legacy import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1, Q8_1_D4
 from .microscaling import MXFP4, NVFP4
 from .ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
 
@@ -44,6 +44,7 @@ __all__ = [
     "Q6_K",
     "Q8_0",
     "Q8_1",
+    "Q8_1_D4",
     "Q8_K",
     "SLICE",
     "TQ1_0",

@@ -147,3 +147,9 @@ Q5_1 = BlockFormat(
 )
 Q8_0 = BlockFormat("Q8_0", 8, QK, (_D, _QS8), 8, 0, _SOURCE, _read_bytes, _encode_q8_0, low=-128)
 Q8_1 = BlockFormat("Q8_1", 9, QK, (_D, _S, _QS8), 8, 0, _SOURCE, _read_bytes, _encode_q8_1, low=-128)
+#: One of the four blocks in a `block_q8_1_mmq` of llama.cpp's CUDA backend in the layout D4 (ggml-cuda/mmq.cuh), its
+#: scale and its codes put together. No file holds it, and ggml has no number for it.
+Q8_1_D4 = BlockFormat(
+    "Q8_1_D4", -1, QK, (Field("d", "<f4", 1, "scale", each(1, Run(32, "scale"))), _QS8), 8, 0,
+    "ggml-cuda/mmq.cuh, quantize.cu (llama.cpp v0.5.0)", _read_bytes, low=-128,
+)  # fmt: skip

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Evaluation, Gemm, Llama, LlamaRefused, Requantized, Scan
+    from .client import Evaluation, Gemm, Gpu, Llama, LlamaRefused, Requantized, Scan
 
-__all__ = ["Evaluation", "Gemm", "Llama", "LlamaRefused", "Requantized", "Scan"]
+__all__ = ["Evaluation", "Gemm", "Gpu", "Llama", "LlamaRefused", "Requantized", "Scan"]
 
 
 def __getattr__(name: str) -> Any:

@@ -55,6 +55,9 @@ class Gemm:
         crc32: of the matrix as llama.cpp holds it, where it was asked for.
         first_row: the row of the tensor with which the matrix begins.
         idle: the node did not use this matrix: x are rows that it gave to others, y is empty.
+        tokens: by which llama.cpp chose how to compute it: columns of a MUL_MAT, tokens of a MUL_MAT_ID.
+        experts: it is part of a MUL_MAT_ID.
+        on_gpu: llama.cpp computed it on its GPU.
     """
 
     tensor: str
@@ -66,11 +69,22 @@ class Gemm:
     crc32: int | None
     first_row: int = 0
     idle: bool = False
+    tokens: int = 0
+    experts: bool = False
+    on_gpu: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """M, N, K."""
         return len(self.x), self.y.shape[1], self.x.shape[1]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU of llama.cpp's CUDA backend; `sm` is ten times its compute capability."""
+
+    name: str
+    sm: int
 
 
 @dataclass(frozen=True)
@@ -158,7 +172,9 @@ class Llama:
             [sys.executable, "-P", "-m", "harness.reference.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1",
-                 "OPENBLAS_NUM_THREADS": "1"},  # NumPy's: it multiplies nothing there, and idle threads spin
+                 "OPENBLAS_NUM_THREADS": "1",  # NumPy's: it multiplies nothing there, and idle threads spin
+                 # on a GPU each node is computed by itself, tapped or not
+                 "GGML_CUDA_DISABLE_FUSION": "1", "GGML_CUDA_DISABLE_GRAPHS": "1"},
         )  # fmt: skip
         theirs.close()
         self._link = Connection(ours.detach())
@@ -252,6 +268,19 @@ class Llama:
         result["types"] = {int(k): v for k, v in result["types"].items()}
         return dict(result)
 
+    def gpu(self) -> Gpu:
+        """The first GPU of llama.cpp's CUDA backend; needed before it is used. Raises EnvironmentFault."""
+        result, _ = self._call("gpu")
+        if "missing" in result:
+            raise EnvironmentFault(result["missing"])
+        return Gpu(**result)
+
+    def activations(self, semantics: str, x: Floats) -> Bytes:
+        """Activations float32[M, K] as the CUDA backend quantizes them for products of one of its definitions,
+        uint8[M, row bytes]."""
+        _, (out,) = self._call("activations", {"x": x}, semantics=semantics)
+        return np.asarray(out)
+
     def to_float(self, type_id: int, raw: Bytes, n: int) -> Floats:
         """llama.cpp's `to_float` of n values. Raises LlamaRefused for a type that it has none for (F32, integers)."""
         _, (out,) = self._call("to_float", {"raw": raw}, type=type_id, n=n)
@@ -273,15 +302,15 @@ class Llama:
         result, _ = self._call("validate", {"raw": raw}, type=type_id)
         return bool(result["valid"])
 
-    def block_products(self, type_id: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
+    def block_products(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, gpu: bool = False) -> Floats:
         """Every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K]; of a type
         without blocks every product of 32 values, the last ones of fewer."""
-        _, (out,) = self._call("block_products", {"w": w, "x": x}, type=type_id, threads=threads)
+        _, (out,) = self._call("block_products", {"w": w, "x": x}, type=type_id, threads=threads, gpu=gpu)
         return np.asarray(out)
 
-    def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
+    def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, gpu: bool = False) -> Floats:
         """llama.cpp's product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside any model."""
-        _, (out,) = self._call("multiply", {"w": w, "x": x}, type=type_id, threads=threads)
+        _, (out,) = self._call("multiply", {"w": w, "x": x}, type=type_id, threads=threads, gpu=gpu)
         return np.asarray(out)
 
     def quantize_file(self, source: Path, target: Path, ftype: int, pure: bool, threads: int = 1) -> None:
@@ -365,9 +394,12 @@ class Llama:
 
     # ---- a model ----------------------------------------------------------------------------------------------------
 
-    def open(self, path: Path, threads: int, repack: bool = False) -> dict[str, Any]:
-        """Load a model. Raises LlamaRefused where llama.cpp does not take it."""
-        result, _ = self._call("open", path=os.path.abspath(path), threads=threads, repack=repack)
+    def open(self, path: Path, threads: int, repack: bool = False, gpu: bool = False) -> dict[str, Any]:
+        """Load a model, all layers on the GPU or none. Raises LlamaRefused where llama.cpp does not take it, and
+        EnvironmentFault where there is no GPU."""
+        if gpu:
+            self.gpu()
+        result, _ = self._call("open", path=os.path.abspath(path), threads=threads, repack=repack, gpu=gpu)
         return dict(result)
 
     def make_context(self, n_ctx: int, n_batch: int | None = None) -> bool:
@@ -409,18 +441,21 @@ class Llama:
         return Evaluation(logits, **result["seen"])
 
     def capture(
-        self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False, idle: bool = False
-    ) -> Iterator[Gemm | Evaluation]:
+        self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False, idle: bool = False,
+        position: int = 0,
+    ) -> Iterator[Gemm | Evaluation]:  # fmt: skip
         """Each GEMM with weights as it is computed, then the Evaluation. llama.cpp waits while the caller works.
 
         Args:
             tokens: one batch.
             activations: ggml types in which each quantized GEMM's activations are wanted too, by llama.cpp's own
-                quantizer; any at all: also those of others, in the weights' type.
+                quantizer; any at all: also those of others, in the weights' type. On a GPU: whichever format its
+                products take.
             checksum: also the crc32 of the weights.
             idle: also matrices that a node holds and did not use: experts to which no token was routed.
+            position: of the first token; those before it must have been evaluated last.
         """
-        for node, answer in self._tapped("capture", tokens, activations, checksum):
+        for node, answer in self._tapped("capture", tokens, activations, checksum, position):
             if isinstance(node, Evaluation):
                 yield node
                 return
@@ -453,10 +488,10 @@ class Llama:
         raise EnvironmentFault("llama.cpp ended a graft without a result")
 
     def _tapped(
-        self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool
+        self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool, position: int = 0
     ) -> Iterator[tuple[_Node | Evaluation, Callable[[Floats | None], None]]]:
         options = {"activations": list(activations), "checksum": checksum}
-        self._send("evaluate", {}, {"tokens": tokens, "mode": mode, "options": options})
+        self._send("evaluate", {}, {"tokens": tokens, "mode": mode, "options": options, "position": position})
 
         def answer(y: Floats | None) -> None:
             try:
@@ -512,7 +547,7 @@ class _Node:
         return Gemm(
             header["tensor"], header["node"], header["type"], self._x[rows], y,
             {kind: x[rows] for kind, x in self._quantized.items()}, None if checksums is None else checksums[matrix],
-            header["first_rows"][matrix], idle,
+            header["first_rows"][matrix], idle, header["tokens"], header["experts"], header["on_gpu"],
         )  # fmt: skip
 
     def joined(self, given: list[Floats | None]) -> Floats | None:

@@ -96,6 +96,7 @@ def _library(name: str) -> c.CDLL:
 
 base = _library("ggml-base")
 cpu = _library("ggml-cpu")
+backends = _library("ggml")
 
 
 def _declare(library: c.CDLL, name: str, result: Any, *args: Any) -> Any:
@@ -132,6 +133,14 @@ ggml_backend_tensor_get = _declare(base, "ggml_backend_tensor_get", None, Tensor
 ggml_backend_tensor_set = _declare(base, "ggml_backend_tensor_set", None, TensorP, c.c_void_p, c.c_size_t, c.c_size_t)
 ggml_backend_buffer_name = _declare(base, "ggml_backend_buffer_name", c.c_char_p, c.c_void_p)
 ggml_backend_buffer_get_usage = _declare(base, "ggml_backend_buffer_get_usage", c.c_int, c.c_void_p)
+ggml_backend_buffer_clear = _declare(base, "ggml_backend_buffer_clear", None, c.c_void_p, c.c_uint8)
+ggml_backend_buffer_free = _declare(base, "ggml_backend_buffer_free", None, c.c_void_p)
+ggml_backend_alloc_ctx_tensors = _declare(base, "ggml_backend_alloc_ctx_tensors", c.c_void_p, c.c_void_p, c.c_void_p)
+ggml_backend_graph_compute = _declare(base, "ggml_backend_graph_compute", c.c_int, c.c_void_p, c.c_void_p)
+ggml_backend_dev_init = _declare(base, "ggml_backend_dev_init", c.c_void_p, c.c_void_p, c.c_char_p)
+ggml_backend_dev_description = _declare(base, "ggml_backend_dev_description", c.c_char_p, c.c_void_p)
+ggml_backend_reg_by_name = _declare(backends, "ggml_backend_reg_by_name", c.c_void_p, c.c_char_p)
+ggml_backend_dev_by_type = _declare(backends, "ggml_backend_dev_by_type", c.c_void_p, c.c_int)
 ggml_log_set = _declare(base, "ggml_log_set", None, LogCallback, c.c_void_p)
 gguf_init_from_file = _declare(base, "gguf_init_from_file", c.c_void_p, c.c_char_p, GgufInitParams)
 gguf_init_from_buffer = _declare(base, "gguf_init_from_buffer", c.c_void_p, c.c_char_p, c.c_size_t, GgufInitParams)
@@ -148,6 +157,7 @@ ggml_get_type_traits_cpu = _declare(cpu, "ggml_get_type_traits_cpu", c.POINTER(C
 ggml_graph_compute_with_ctx = _declare(cpu, "ggml_graph_compute_with_ctx", c.c_int, c.c_void_p, c.c_void_p, c.c_int)
 
 F32, F16, BF16 = 0, 1, 30
+DEVICE_CPU, DEVICE_GPU = 0, 1  # enum ggml_backend_dev_type
 _USAGE_WEIGHTS = 1  # enum ggml_backend_buffer_usage
 
 
@@ -247,6 +257,14 @@ def is_weight(t: Any) -> bool:
     s = t.contents
     buffer = s.view_src.contents.buffer if s.view_src else s.buffer
     return bool(buffer) and ggml_backend_buffer_get_usage(buffer) == _USAGE_WEIGHTS
+
+
+def on_cuda(t: Any) -> bool:
+    """Whether a tensor lies in memory of the CUDA backend: a node's result is where it was computed."""
+    s = t.contents
+    buffer = s.view_src.contents.buffer if s.view_src else s.buffer
+    name = ggml_backend_buffer_name(buffer) if buffer else b""
+    return bool(name.startswith(b"CUDA") and b"Host" not in name)
 
 
 def write_tensor(t: Any, values: npt.NDArray[np.float32]) -> None:

@@ -23,6 +23,9 @@ from . import protocol
 #: Values of a type without blocks that are one block of `block_products`.
 _SLICE = 32
 
+#: More than any model has.
+_ALL_LAYERS = 1 << 20
+
 Reply = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
 
 
@@ -57,10 +60,13 @@ class Worker:
         self.model: Any = None
         self.context: Any = None
         self.vocab: Any = None
+        self.on_gpu = False
         self.embeds = False
         self.source: list[int] = []
         self.threads = 1
         self._sweeper: Any = None
+        self._device: Any = None
+        self._sm = 0
         self._callback: Any = None
         self._tap: Callable[[Any, bool], bool] | None = None
 
@@ -84,6 +90,21 @@ class Worker:
             "system": " ".join(_text(self.llama.llama_print_system_info()).split()),
             "types": types,
         }, ()
+
+    def gpu(self) -> Reply:
+        """The first GPU of the CUDA backend, or why there is none."""
+        from . import device
+
+        try:
+            found, name, self._sm = device.find_gpu()
+            self._device = self._device or device.Device(found)
+        except device.NoDevice as error:
+            return {"missing": str(error)}, ()
+        return {"name": name, "sm": self._sm}, ()
+
+    def activations(self, semantics: str, x: npt.NDArray[np.float32]) -> Reply:
+        """Activations as the CUDA backend quantizes them for products of a definition: see `device`."""
+        return {}, (self._device.activations(semantics, x),)
 
     def _type_ids(self) -> list[int]:
         quiet = self.ggml.LogCallback(lambda _level, _text, _data: None)  # the refusals are no news
@@ -133,9 +154,13 @@ class Worker:
     def validate(self, type: int, raw: npt.NDArray[np.uint8]) -> Reply:
         return {"valid": bool(self.ggml.ggml_validate_row_data(type, self.ggml.pointer(raw), raw.nbytes))}, ()
 
-    def block_products(self, type: int, threads: int, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]) -> Reply:
+    def block_products(
+        self, type: int, threads: int, gpu: bool, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
+    ) -> Reply:
         """Every partial product in one op: W seen as [32, N, K/32], X as [32, M, K/32]; float32[K/32, M, N]. Of a type
         without blocks 32 values are one; the last ones, where K is no multiple, take a second op."""
+        if gpu:
+            return {}, (self._device.block_products(type, w, x),)
         g = self.ggml
         traits = g.ggml_get_type_traits(type).contents
         block = traits.blck_size if traits.blck_size > 1 else _SLICE
@@ -159,8 +184,12 @@ class Worker:
             g.ggml_free(ctx)
         return {}, (np.concatenate(parts),)
 
-    def multiply(self, type: int, threads: int, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]) -> Reply:
+    def multiply(
+        self, type: int, threads: int, gpu: bool, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
+    ) -> Reply:
         """One MUL_MAT: weights uint8[N, row bytes], activations float32[M, K] → float32[M, N]."""
+        if gpu:
+            return {}, (self._device.multiply(type, w, x),)
         g = self.ggml
         n, (m, k) = len(w), x.shape
         size = w.nbytes + 4 * x.nbytes + 4 * m * n + (8 << 20) + threads * (2 << 20)
@@ -247,10 +276,13 @@ class Worker:
 
     # ---- a model ----------------------------------------------------------------------------------------------------
 
-    def open(self, path: str, threads: int, repack: bool) -> Reply:
+    def open(self, path: str, threads: int, repack: bool, gpu: bool) -> Reply:
+        """Load a model: all of its layers on the first GPU, or none."""
         lib = self.llama
         params = lib.llama_model_default_params()
-        params.n_gpu_layers = 0
+        self.on_gpu = gpu
+        params.n_gpu_layers = _ALL_LAYERS if gpu else 0
+        params.split_mode, params.main_gpu = 0, 0 if gpu else -1  # LLAMA_SPLIT_MODE_NONE; -1: no GPU for anything
         params.use_extra_bufts = repack
         self.model = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.model:
@@ -284,6 +316,8 @@ class Worker:
         params.n_batch = params.n_ubatch = n_batch
         params.n_threads = params.n_threads_batch = self.threads
         params.no_perf = True
+        # a llama.cpp with a GPU would take large batches there, though the weights are not
+        params.op_offload = params.offload_kqv = self.on_gpu
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
         params.cb_eval = self._callback
         self._init_context(params)
@@ -336,8 +370,9 @@ class Worker:
                 return {"tokens": out}, ()
             logits = self._decode(out[-1:], all_logits=False, position=len(tokens) + len(out) - 1)
 
-    def evaluate(self, tokens: list[int], mode: str, options: dict[str, Any]) -> Reply:
-        """All tokens in one batch; logits float32[len(tokens), n_vocab], or embeddings. Modes: plain, capture, graft.
+    def evaluate(self, tokens: list[int], mode: str, options: dict[str, Any], position: int = 0) -> Reply:
+        """All tokens in one batch, from a position whose predecessors were evaluated last; logits float32[len(tokens),
+        n_vocab], or embeddings. Modes: plain, capture, graft.
 
         In capture and graft the parent gets an event for each product with weights and answers it; in graft its answer
         is the output with which the graph goes on.
@@ -356,7 +391,7 @@ class Worker:
 
         self._tap = None if mode == "plain" else tap
         try:
-            logits = self._decode(tokens, all_logits=True)
+            logits = self._decode(tokens, all_logits=True, position=position)
         finally:
             self._tap = None
         if failure:
@@ -451,7 +486,8 @@ class Worker:
             raise CallFailed(f"{name} {error}") from None
         header: dict[str, Any] = {
             "event": "gemm", "tensor": name, "node": node.name.decode(errors="replace"), "type": w.type,
-            "first_rows": parts.first_rows,
+            "first_rows": parts.first_rows, "on_gpu": g.on_cuda(t), "experts": op == "MUL_MAT_ID",
+            "tokens": node.ne[2] if op == "MUL_MAT_ID" else node.src[1].contents.ne[1],
         }  # fmt: skip
         x = g.read_tensor(node.src[1])
         y = g.read_tensor(t)
@@ -460,8 +496,12 @@ class Worker:
         activations = options.get("activations", ())
         if activations and not traits.is_quantized:  # rounded to the weights' type, or not at all
             activations = [w.type] if w.type != g.F32 else []
-        header["activations"] = list(activations)
-        arrays = [x, y, parts.matrix, parts.row, *(self._from_float(a, x) for a in activations)]
+        if not self.on_gpu:
+            quantized = {a: self._from_float(a, x) for a in activations}
+        else:
+            quantized = self._on_gpu(header, x) if activations else {}
+        header["activations"] = list(quantized)
+        arrays = [x, y, parts.matrix, parts.row, *quantized.values()]
         protocol.send(self.link, header, *arrays)
         answer, given = protocol.receive(self.link)
         if answer.get("stop"):
@@ -469,6 +509,22 @@ class Worker:
         if mode == "graft" and given:
             g.write_tensor(t, given[0])
         return True
+
+    def _on_gpu(self, header: dict[str, Any], x: npt.NDArray[np.float32]) -> dict[int, npt.NDArray[np.uint8]]:
+        """The activations as the CUDA backend quantized them for this product, by their format's number; nothing where
+        its definition is not known."""
+        from ..formats import FORMATS
+        from ..semantics.cuda import NoDefinition, llama_cuda_semantics
+
+        fmt = next((f for f in FORMATS.values() if f.type_id == header["type"]), None)
+        if fmt is None or not header["on_gpu"]:
+            return {}
+        try:
+            semantics = llama_cuda_semantics(fmt, header["tokens"], self._sm, header["experts"])
+        except NoDefinition:
+            return {}
+        assert semantics.activations is not None
+        return {semantics.activations.type_id: self._device.activations(semantics.name, x)}
 
 
 def _text(raw: Any) -> str:

@@ -40,6 +40,8 @@ def _header(h: dict[str, Any]) -> Iterator[str]:
     if others := h["kernels of other types"]:
         kernels = ", ".join(f"{kind} {name}" for kind, name in others.items())
         yield f"{'':12}matrices that are not quantized: {kernels} · declared order: ascending k"
+    judged = ", ".join(f"{kind} {names}" for kind, names in h["semantics of llama.cpp"].items())
+    yield f"{'reference':12}llama.cpp, {h['reference']} · its semantics: {judged}"
     prompt = printable(h["prompt"], 60)
     yield f'{"run":12}seed {h["seed"]} · {h["threads"]} threads · {h["n_predict"]} tokens after "{prompt}"'
 

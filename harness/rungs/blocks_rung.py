@@ -7,6 +7,9 @@ hides behind a zero, each column takes its activations from the token whose code
 left the column is judged again on drawn activations that have none. A second row with the largest code everywhere takes
 integer sums to where they would overflow a type that is too narrow; where activations are rounded to F16 or BF16, it
 lies on ties.
+
+llama.cpp's CUDA backend computes the same views; each is judged for as few tokens (MMVQ) and, with these repeated, for
+more (MMQ).
 """
 
 from __future__ import annotations
@@ -18,13 +21,15 @@ import numpy.typing as npt
 
 from ..container import Tensor, printable
 from ..errors import KernelFault
-from ..formats import Q8_1, SLICE, BlockFormat, WeightFormat
+from ..formats import Q8_1, SLICE, BlockFormat, ElementFormat, WeightFormat
 from ..reference import Evaluation, LlamaRefused
-from ..semantics import product
+from ..semantics import Semantics, product
 from ..semantics.activations import encode_q8_1
+from ..semantics.cuda import MMVQ_TOKENS, OF_ELEMENTS, NoDefinition
 from ..semantics.elements import round_to
 from .drawn import drawn, largest_codes, on_ties
 from .judging import judge_output
+from .quantizers import Quantizers
 from .result import Failure, RungResult
 from .run import Run, may_be_matrix
 from .uses import not_multiplied
@@ -122,6 +127,9 @@ def _fewest_zeros(x: Floats, fmt: WeightFormat) -> Floats:
 def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats) -> None:
     fmt = tensor.type.weights
     assert fmt is not None
+    if run.options.reference == "gpu" and isinstance(fmt, ElementFormat):
+        result.leave(tensor.name, f"unsupported with --reference gpu: {fmt.name}: {OF_ELEMENTS}")
+        return
     failed = result.n_failures
     rows = run.row_bytes(tensor)
     step = max(1, _CHUNK_VALUES // tensor.k)
@@ -148,8 +156,8 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats) -> None
 def _one_chunk(
     run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], start: int, x: Floats
 ) -> None:
-    semantics, llama_semantics = run.semantics(fmt), run.llama_semantics(fmt)
-    theirs = run.library.block_products(fmt.type_id, rows, x, run.options.threads)  # [K/32, M, N], M 2 or 3
+    semantics = run.semantics(fmt)
+    of_llama = _llama_products(run, result, tensor, fmt, rows, x, start)
     size = fmt.unit // fmt.block_size * fmt.block_bytes
     for b, at in enumerate(range(0, rows.shape[1], size)):
         column = np.ascontiguousarray(rows[:, at : at + size])
@@ -161,9 +169,39 @@ def _one_chunk(
         y = kernel.product(kernel.upload(fmt, column), part)
         expected = product(semantics, fmt, column, own, ordered=kernel.ordered)
         judge_output(result, "kernel", tensor, y, expected, semantics, own, None, start, b)
-        if llama_semantics is semantics:
-            expected = replace(expected, ordered=None)
-        else:
-            own = llama_semantics.bytes_of(part)
-            expected = product(llama_semantics, fmt, column, own)
-        judge_output(result, "llama.cpp", tensor, theirs[b][:m], expected, llama_semantics, own, None, start, b)
+        for llama_semantics, theirs, encoded in of_llama:
+            if encoded is not None:
+                width = encoded.shape[1] * fmt.unit // tensor.k
+                of_part = np.ascontiguousarray(encoded[:m, b * width : (b + 1) * width])
+            else:
+                of_part = own if llama_semantics is semantics else llama_semantics.bytes_of(part)
+            if of_part is own:
+                llama = replace(expected, ordered=None)
+            else:
+                llama = product(llama_semantics, fmt, column, of_part)
+            who = "llama.cpp" if encoded is None else f"llama.cpp as {llama_semantics.name}"
+            judge_output(result, who, tensor, theirs[b][:m], llama, llama_semantics, of_part, None, start, b)
+
+
+def _llama_products(
+    run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: Floats, start: int
+) -> list[tuple[Semantics, Floats, npt.NDArray[np.uint8] | None]]:
+    """llama.cpp's products float32[K/32, M, N], M 2 or 3, of each definition that it has of them; and, on a GPU, the
+    activations uint8[M, row bytes] as it quantized them."""
+    threads = run.options.threads
+    if run.options.reference == "cpu":
+        return [(run.llama_semantics(fmt), run.library.block_products(fmt.type_id, rows, x, threads), None)]
+    out: list[tuple[Semantics, Floats, npt.NDArray[np.uint8] | None]] = []
+    for tokens in (len(x), MMVQ_TOKENS + 1):
+        try:
+            semantics = run.llama_semantics(fmt, tokens)
+        except NoDefinition as error:
+            result.leave(tensor.name, f"unsupported with --reference gpu: {error}")
+            continue
+        repeated = x[np.arange(tokens) % len(x)]
+        theirs = run.library.block_products(fmt.type_id, rows, repeated, threads, gpu=True)[:, : len(x)]
+        encoded = run.library.activations(semantics.name, x)
+        if start == 0:
+            Quantizers().check(result, semantics, x, encoded, tensor)
+        out.append((semantics, theirs, encoded))
+    return out

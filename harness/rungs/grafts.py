@@ -126,5 +126,6 @@ class Grafts:
         """As the kernel's semantics has them, by the harness's encoder or, shared, from llama.cpp's bytes."""
         semantics = self.run.semantics(fmt)
         if shared:
-            return llama_activations(semantics, fmt, gemm, self.run.llama_semantics(fmt))
+            llama = self.run.llama_semantics(fmt, gemm.tokens, gemm.experts)
+            return llama_activations(semantics, fmt, gemm, llama)
         return semantics.bytes_of(gemm.x)

@@ -9,6 +9,10 @@ The outer two must be within their bounds; the middle one is exactly known and i
 llama.cpp's own activation bytes, where the two outputs are compared directly. Weights that are not quantized are
 multiplied by a kernel of their own and have one definition, so that the middle term is zero; "llama.cpp's activation
 bytes" are then its rounded activations, widened to float32, which the kernel's own rounding leaves as they are.
+
+With llama.cpp on a GPU the graph is evaluated for the prompt in one batch (MMQ), and then for its first tokens one by
+one (MMVQ): two definitions of each product. llama.cpp is judged on its own activation bytes, which products with unit
+weights give away, and these bytes against the definition of its quantizer: see `semantics.fast_math`.
 """
 
 from __future__ import annotations
@@ -21,14 +25,16 @@ import numpy.typing as npt
 
 from ..container import Tensor
 from ..errors import KernelFault
-from ..formats import Q8_0, Q8_1, Q8_K, ElementFormat, WeightFormat
+from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, ElementFormat, WeightFormat
 from ..kernels import Kernel, Weights
 from ..reference import Evaluation, Gemm, LlamaRefused
 from ..semantics import Product, Semantics, product
 from ..semantics.elements import round_to
+from ..semantics.fast_math import as_q8_1
 from .drawn import drawn
 from .judging import CHUNK_OUTPUTS, judge_output
 from .localise import first_wrong_block
+from .quantizers import PATHS, Quantizers
 from .result import Failure, RungResult
 from .run import Run, label, matrix_of, may_be_matrix, where
 from .uses import not_multiplied, why_not_checked
@@ -54,6 +60,8 @@ def llama_activations(semantics: Semantics, fmt: WeightFormat, gemm: Gemm, llama
     if isinstance(fmt, ElementFormat):
         return llama_bytes(fmt, gemm, llama)
     if semantics.activations is Q8_1:
+        if llama.activations is Q8_1_D4:
+            return as_q8_1(gemm.quantized[Q8_1_D4.type_id], gemm.x)
         return gemm.quantized[Q8_1.type_id]
     assert llama.activations is not None
     own = llama.activations
@@ -81,22 +89,28 @@ def _check(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[
     session = run.session
     if session.note:
         result.notes.append(session.note)
-    capture = session.llama.capture(session.prompt, ACTIVATIONS, checksum=True, idle=True)
-    gaps: list[float] = []
+    tally = _Tally()
     shapes: set[tuple[str, int, int]] = set()
     covered = {name: np.zeros(t.n_rows, bool) for name, t in matrices.items()}
     idle = 0
-    for gemm in run.progress("layers", capture, total=run.n_matrices(), unit="GEMM"):
-        if isinstance(gemm, Evaluation):
-            _leftovers(run, result, matrices, seen, gemm)
-            continue
-        if not run.wants(gemm.tensor):
-            continue
-        seen.add(gemm.tensor)
-        if gemm.tensor in covered:
-            covered[gemm.tensor][gemm.first_row : gemm.first_row + gemm.y.shape[1]] = True
-        idle += gemm.idle
-        gaps += _one_gemm(run, result, gemm, shapes)
+    for number, (tokens, position) in enumerate(session.passes()):
+        first = number == 0
+        capture = session.llama.capture(tokens, ACTIVATIONS, checksum=first, idle=first, position=position)
+        what = "layers" if first else f"layers, token {number}"
+        for gemm in run.progress(what, capture, total=run.n_matrices(), unit="GEMM"):
+            if isinstance(gemm, Evaluation):
+                if first:
+                    _leftovers(run, result, matrices, seen, gemm)
+                else:
+                    _unsupported(run, result, gemm)
+                continue
+            if not run.wants(gemm.tensor):
+                continue
+            seen.add(gemm.tensor)
+            if gemm.tensor in covered:
+                covered[gemm.tensor][gemm.first_row : gemm.first_row + gemm.y.shape[1]] = True
+            idle += gemm.idle
+            _one_gemm(run, result, gemm, shapes, tally, first)
     for name, rows in covered.items():
         if name in seen and rows.any() and not rows.all():
             result.leave(name, f"no product of this graph uses {int((~rows).sum())} of its {len(rows)} rows")
@@ -105,16 +119,41 @@ def _check(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[
             f"{idle} matrices (experts) got no token: judged on activations of others, against llama.cpp's product of "
             "these outside the graph"
         )
-    if gaps:
-        result.figures["gap to llama.cpp, worst NMSE"] = max(gaps)
-        result.figures["gap to llama.cpp, median NMSE"] = float(np.median(gaps))
+    tally.report(run, result)
 
 
-def _leftovers(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[str], done: Evaluation) -> None:
+class _Tally:
+    """What is counted over all GEMMs: the gap between the definitions, by llama.cpp's, and its quantizers on a GPU."""
+
+    def __init__(self) -> None:
+        self.gaps: dict[str, list[float]] = {}
+        self.quantizers = Quantizers()
+        #: Name → the kernels of llama.cpp's CUDA backend that were judged with it.
+        self.paths: dict[str, set[str]] = {}
+
+    def report(self, run: Run, result: RungResult) -> None:
+        for name, paths in self.paths.items():
+            for missing in sorted({"MMVQ", "MMQ"} - paths):
+                result.leave(name, f"{missing} was not judged: no product of these graphs takes it there")
+        for name, gaps in self.gaps.items():
+            of = "" if run.gpu is None else f" as {name}"
+            if run.gpu is not None:
+                result.figures[f"llama.cpp's GEMMs by {PATHS[name]}, {name}"] = len(gaps)
+            result.figures[f"gap to llama.cpp{of}, worst NMSE"] = max(gaps)
+            result.figures[f"gap to llama.cpp{of}, median NMSE"] = float(np.median(gaps))
+        self.quantizers.report(run, result)
+
+
+def _unsupported(run: Run, result: RungResult, done: Evaluation) -> set[str]:
+    """Say which products of a pass could not be tapped; the names of their weights."""
     for name, why in done.unsupported.items():
         if run.wants(name):
             result.leave(name, why)
-        seen.add(name)
+    return set(done.unsupported)
+
+
+def _leftovers(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[str], done: Evaluation) -> None:
+    seen |= _unsupported(run, result, done)
     for name, tensor in matrices.items():
         if name in seen:
             continue
@@ -125,37 +164,50 @@ def _leftovers(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: 
             result.leave(name, why_not_checked(tensor, done))
 
 
-def _one_gemm(run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, int, int]]) -> list[float]:
-    """Judge one GEMM; returns the gap between the two semantics as an NMSE.
+def _one_gemm(
+    run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, int, int]], tally: _Tally, checksum: bool
+) -> None:
+    """Judge one GEMM.
 
     Args:
         shapes: format, N and K of the GEMMs that were already run with OTHER_M.
+        checksum: whether that of llama.cpp's weights was asked for.
     """
+    if gemm.idle and run.gpu is not None:  # it is computed outside the graph
+        gemm = replace(gemm, tokens=len(gemm.x), experts=False, on_gpu=True)
     found = run.matrix(result, gemm)
     if found is None:
-        return []
+        return
     tensor, fmt, rows = found
     if not np.isfinite(gemm.x).all():
         result.leave(gemm.tensor, "its activations are not finite")
-        return []
+        return
+    llama = run.llama_semantics(fmt, gemm.tokens, gemm.experts)
     if gemm.idle:
-        gemm = replace(gemm, y=run.library.multiply(gemm.type_id, rows, gemm.x, run.options.threads))
+        on_gpu = run.gpu is not None
+        gemm = replace(gemm, y=run.library.multiply(gemm.type_id, rows, gemm.x, run.options.threads, on_gpu))
+        if on_gpu and llama.activations is not None:
+            theirs = run.library.activations(llama.name, gemm.x)
+            gemm = replace(gemm, quantized={llama.activations.type_id: theirs})
     name, matrix = label(tensor, gemm.first_row), matrix_of(tensor, gemm.first_row)
-    if gemm.crc32 is None:
+    if gemm.crc32 is None and checksum:
         note = "llama.cpp repacked weights: that it holds the file's bytes could not be checked"
         if note not in result.notes:
             result.notes.append(note)
-    elif zlib.crc32(rows.data) != gemm.crc32:
+    elif checksum and zlib.crc32(rows.data) != gemm.crc32:
         result.fail(Failure(f"{name}: llama.cpp holds other bytes than the file", tensor.name, matrix=matrix))
     failed = result.n_failures
-    judged = _Judged(run, result, tensor, fmt, rows, gemm)
+    judged = _Judged(run, result, tensor, fmt, rows, gemm, llama)
     try:
         new_shape = (fmt.name, len(rows), tensor.k) not in shapes
         shapes.add((fmt.name, len(rows), tensor.k))
         judged.kernel_outputs(OTHER_M if new_shape else (1,))
     except KernelFault as error:
         result.fail(Failure(f"{name}: {error}", tensor.name, matrix=matrix))
-        return []
+        return
+    if run.gpu is not None:
+        tally.paths.setdefault(tensor.name, set()).add(PATHS[llama.name])
+        tally.quantizers.check(result, llama, gemm.x, judged.llama_bytes, tensor, gemm.first_row)
     judged.judge()
     if judged.kernel.name != run.kernel.name and not isinstance(fmt, ElementFormat):  # one of a family
         chosen = f"GEMMs by {judged.kernel.name}"
@@ -168,22 +220,26 @@ def _one_gemm(run: Run, result: RungResult, gemm: Gemm, shapes: set[tuple[str, i
     result.details.append(
         {"tensor": tensor.name, **({} if matrix is None else {"matrix": matrix}), "node": gemm.node, "type": fmt.name,
          "M": len(gemm.x), "N": len(rows), "K": tensor.k, "by": judged.kernel.name,
-         "kernel": judged.utilisation["kernel"], "llama.cpp": judged.utilisation["llama.cpp"],
+         "llama.cpp as": llama.name,
+         "kernel": judged.utilisation["kernel"], "llama.cpp": judged.utilisation[judged.llama_name],
          "same activations": judged.utilisation["kernel on llama.cpp's activations"], "gap NMSE": judged.gap,
          "failures": result.n_failures - failed}
     )  # fmt: skip
-    return [] if isinstance(fmt, ElementFormat) else [judged.gap]
+    if not isinstance(fmt, ElementFormat):
+        tally.gaps.setdefault("" if run.gpu is None else llama.name, []).append(judged.gap)
 
 
 class _Judged:
     """One GEMM: the kernel's outputs on its own and on llama.cpp's activation bytes, against three exact products."""
 
     def __init__(
-        self, run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], gemm: Gemm
-    ) -> None:
+        self, run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], gemm: Gemm,
+        llama: Semantics,
+    ) -> None:  # fmt: skip
         self.run, self.result, self.tensor, self.fmt, self.rows, self.gemm = run, result, tensor, fmt, rows, gemm
         self._uploaded: dict[str, Weights] = {}
-        self.semantics, self.llama = run.semantics(fmt), run.llama_semantics(fmt)
+        self.semantics, self.llama = run.semantics(fmt), llama
+        self.llama_name = "llama.cpp" if run.gpu is None else f"llama.cpp as {llama.name}"
         self.llama_bytes = llama_bytes(fmt, gemm, self.llama)
         self.own_bytes = self.semantics.bytes_of(gemm.x)
         self.shared_bytes = llama_activations(self.semantics, fmt, gemm, self.llama)
@@ -191,7 +247,7 @@ class _Judged:
         self.gap = 0.0
         ours = round_to(fmt.name, gemm.x) if isinstance(fmt, ElementFormat) else gemm.x
         differing = self.differing = int((self.llama.bytes_of(ours) != self.llama_bytes).any(axis=1).sum())
-        if differing:
+        if differing and run.gpu is None:
             note = "llama.cpp's quantizer differs from the harness's encoder; its own bytes were used"
             if note not in result.notes:
                 result.notes.append(note)
@@ -249,7 +305,7 @@ class _Judged:
             else:
                 exact_llama = self._product(self.llama, span, self.llama_bytes, False)
                 exact_shared = self._product(own, span, self.shared_bytes, False)
-            self._one("llama.cpp", self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
+            self._one(self.llama_name, self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
             self._one("kernel", self.y_own, span, exact_own, own, self.own_bytes)
             self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, own, self.shared_bytes)
             exact_other: dict[int, Product] = {}
@@ -276,7 +332,7 @@ class _Judged:
             return first_wrong_block(kernel, weights, self.rows, span.start + n, x[m])
 
         part = np.ascontiguousarray(y[:, span])
-        blame = None if who == "llama.cpp" else block_of
+        blame = None if who == self.llama_name else block_of
         judgement = judge_output(
             self.result, who, self.tensor, part, expected, semantics, x, blame, self.gemm.first_row + span.start, None,
             detail,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Container, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
@@ -19,14 +20,17 @@ from ..errors import EnvironmentFault, UsageError
 from ..formats import ElementFormat, WeightFormat
 from ..kernels import Kernel
 from ..progress import progress_bar
-from ..reference import Gemm, Llama, LlamaRefused
+from ..reference import Gemm, Gpu, Llama, LlamaRefused
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
+from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
 from .result import RungResult
 
 T = TypeVar("T")
 
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time there was"
 DEFAULT_N_PREDICT = 32
+#: Where llama.cpp runs.
+REFERENCES = ("cpu", "gpu")
 
 
 @dataclass
@@ -40,6 +44,7 @@ class Options:
     seed: int = 0
     tensor: str | None = None
     repack: bool = False
+    reference: str = "cpu"
     time_limit: float = 900.0
     verbose: bool = False
     progress: bool = True
@@ -52,11 +57,20 @@ class Run:
     model: Model
     kernel: Kernel
     options: Options = field(default_factory=Options)
+    #: llama.cpp's, once `library` runs, where it is the reference.
+    gpu: Gpu | None = field(default=None, init=False)
 
     @cached_property
     def library(self) -> Llama:
-        """A llama.cpp process without a model: decoding, quantizing, single products."""
-        return Llama(self.options.time_limit, self.options.verbose)
+        """A llama.cpp process without a model: decoding, quantizing, single products. Raises EnvironmentFault, also
+        where llama.cpp is to run on a GPU and cannot."""
+        library = Llama(self.options.time_limit, self.options.verbose)
+        try:
+            self.gpu = library.gpu() if self.options.reference == "gpu" else None
+        except BaseException:
+            library.close()
+            raise
+        return library
 
     @cached_property
     def versions(self) -> dict[str, Any]:
@@ -85,8 +99,15 @@ class Run:
             return f"type {tensor.type.name} is not covered"
         return None if self.kernel.covers(fmt) else f"kernel {self.kernel.name} does not cover type {fmt.name}"
 
-    def llama_semantics(self, fmt: WeightFormat) -> Semantics:
-        """What llama.cpp's CPU backend computes. Raises EnvironmentFault where the library says otherwise."""
+    def llama_semantics(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
+        """What llama.cpp computes for such weights; on its CUDA backend also for so many tokens, of a MUL_MAT_ID or
+        not. Raises EnvironmentFault where the library says otherwise, NoDefinition where nobody says."""
+        if self.options.reference == "gpu":
+            versions = self.versions  # starts the library
+            if "FORCE_CUBLAS = 1" in versions["system"]:
+                raise EnvironmentFault("this llama.cpp was built to multiply by cuBLAS alone (GGML_CUDA_FORCE_CUBLAS)")
+            assert self.gpu is not None
+            return llama_cuda_semantics(fmt, tokens, self.gpu.sm, experts)
         semantics = llama_cpu_semantics(fmt)
         expected = semantics.activations or fmt
         actual = self.versions["types"][fmt.type_id]["vec_dot_type"]
@@ -96,6 +117,16 @@ class Run:
                 f"the harness knows {expected.name}"
             )
         return semantics
+
+    def undefined(self, gemm: Gemm, fmt: WeightFormat) -> str | None:
+        """Why what llama.cpp computed is not known exactly, or None where it is."""
+        if self.options.reference == "gpu" and not gemm.on_gpu:
+            return "llama.cpp's CUDA backend left it to the CPU"
+        try:
+            self.llama_semantics(fmt, gemm.tokens, gemm.experts)
+        except NoDefinition as error:
+            return f"unsupported with --reference gpu: {error}"
+        return None
 
     def wants(self, name: str) -> bool:
         """Whether `--tensor` selects this tensor."""
@@ -142,6 +173,10 @@ class Run:
             return None
         fmt = tensor.type.weights
         assert fmt is not None
+        why = self.undefined(gemm, fmt)
+        if why is not None:
+            result.leave(gemm.tensor, why)
+            return None
         n, k = gemm.y.shape[1], gemm.x.shape[1]
         rows = self.row_bytes(tensor)[gemm.first_row : gemm.first_row + n]
         if len(rows) != n or tensor.k != k:
@@ -168,19 +203,26 @@ class Session:
     def __init__(self, path: Path, options: Options) -> None:
         self.llama = Llama(options.time_limit, options.verbose)
         self.note: str | None = None
+        #: What an encoder-decoder model reads.
+        self.source: list[int] = []
         try:
-            self.info = self.llama.open(path, options.threads, options.repack)
+            self.on_gpu = options.reference == "gpu"
+            self.info = self.llama.open(path, options.threads, options.repack, self.on_gpu)
             self.prompt = self.llama.tokenize(options.prompt)
             if not self.prompt:
                 raise UsageError("the prompt has no tokens")
             read = len(self.prompt)
             length = read + options.n_predict
+            if self.on_gpu:  # room for a batch that MMVQ does not take
+                length = max(length, 2 * MMVQ_TOKENS)
             #: An encoder or embedding model: it gives embeddings of the prompt's tokens and does not generate.
             self.embeds = self.llama.make_context(max(options.ctx_size, length), length)
+            length = read + options.n_predict
             if self.embeds:
                 length = read
             elif self.info["encoder"]:  # it reads the prompt and begins to write from nothing
-                self.llama.read_source(self.prompt)
+                self.source = self.prompt
+                self.llama.read_source(self.source)
                 self.prompt = [self.info["decoder_start"]]
                 if self.prompt[0] < 0:
                     raise LlamaRefused("the model names no token to begin with")
@@ -198,6 +240,28 @@ class Session:
         self._n_predict = options.n_predict
         self._progress = options.progress
 
+    def passes(self) -> Iterator[tuple[list[int], int]]:
+        """Batches of tokens, and the position of each, whose GEMMs show all that llama.cpp does with a matrix.
+
+        On the CPU the prompt. On a GPU also its first tokens one at a time, which take other kernels (MMVQ) than many
+        do (MMQ); a short prompt is repeated until it is long enough for these. So is what an encoder-decoder model
+        reads; when they are through, it has read the prompt again.
+        """
+        if not self.on_gpu:
+            yield self.prompt, 0
+        elif not self.source:
+            yield _long(self.prompt), 0
+            for i, token in enumerate(self.prompt[:MMVQ_TOKENS]):
+                yield [token], 0 if self.embeds else i  # without memory each is the first
+        else:
+            try:
+                for source in (_long(self.source), *([t] for t in self.source[:MMVQ_TOKENS])):
+                    self.llama.read_source(source)
+                    yield self.prompt if len(source) == 1 else _long(self.prompt), 0
+            finally:
+                with contextlib.suppress(EnvironmentFault):
+                    self.llama.read_source(self.source)
+
     @cached_property
     def continuation(self) -> list[int]:
         """llama.cpp's greedy tokens after the prompt, computed one at a time."""
@@ -207,6 +271,11 @@ class Session:
 
     def close(self) -> None:
         self.llama.close()
+
+
+def _long(tokens: list[int]) -> list[int]:
+    """Repeated until they are more than MMVQ takes."""
+    return tokens * -(-(MMVQ_TOKENS + 1) // len(tokens))
 
 
 def may_be_matrix(tensor: Tensor) -> bool:

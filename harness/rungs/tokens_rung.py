@@ -31,8 +31,11 @@ from .run import Run, may_be_matrix
 
 Logits = npt.NDArray[np.float32]
 
-#: Noise is drawn so many times: the wobble is the largest move of any logit.
-_DRAWS = 2
+#: Noise is drawn so many times, and where that does not explain a token more often: the wobble is the largest move of
+#: any logit. Whether a last bit moves a code is chance, and a kernel's pass in which one moved must not be judged by
+#: draws in which none did (measured on a tiny model and prompts of 3 to 9 tokens: 27 of 48 draws moved a logit by more
+#: than 1e-4, up to 0.25, the others by some 1e-6).
+_DRAWS, _MOST_DRAWS = 2, 16
 
 
 def tokens_rung(run: Run) -> RungResult:
@@ -91,19 +94,27 @@ class _Tokens:
     def _graft(self, what: str, replace: Replace) -> Logits:
         return self.grafts.graft(what, replace)[self.first :]
 
-    def _wobble(self, shared: bool, exact: Logits) -> float:
+    def _moved(self, shared: bool, exact: Logits, draw: int) -> float:
         """The largest move of any logit when rounding noise is added to the exact oracle of pass (a) or (b)."""
-        oracle, moved = self.grafts.oracle(shared), 0.0
-        for seed in range(_DRAWS):
-            noisy = self.grafts.noisy(oracle, seed, rounding_noise)
-            logits = self._graft(f"rounding noise, draw {seed + 1}", noisy)
-            moved = max(moved, float(np.abs(logits - exact).max()))
-        return moved
+        noisy = self.grafts.noisy(self.grafts.oracle(shared), draw, rounding_noise)
+        return float(np.abs(self._graft(f"rounding noise, draw {draw + 1}", noisy) - exact).max())
 
-    def _allowed(self, shared: bool, exact: Logits, expected: Logits) -> npt.NDArray[np.float64]:
+    def _allowed(
+        self, shared: bool, exact: Logits, expected: Logits, differ: npt.NDArray[np.intp], margins: Logits
+    ) -> npt.NDArray[np.float64]:
         """How far right arithmetic may move a logit of each token from the expected ones: the wobble, anywhere, and
-        what the definitions differ by at this token (zero in (b), where the exact oracle itself is expected)."""
-        return np.asarray(self._wobble(shared, exact) + np.abs(exact - expected).max(axis=1), np.float64)
+        what the definitions differ by at this token (zero in (b), where the exact oracle itself is expected).
+
+        Args:
+            differ, margins: the tokens that are to be explained.
+        """
+        gap = np.abs(exact - expected).max(axis=1).astype(np.float64)
+        wobble = 0.0
+        for draw in range(_MOST_DRAWS):
+            wobble = max(wobble, self._moved(shared, exact, draw))
+            if draw + 1 >= _DRAWS and (margins <= 2 * (wobble + gap[differ])).all():
+                break
+        return np.asarray(wobble + gap, np.float64)
 
     def _compare(self, what: str, got: Logits, expected: Logits, exact: Logits | None) -> int:
         """Compare greedy tokens; returns the number of ties.
@@ -121,7 +132,8 @@ class _Tokens:
         shared = exact is None
         if exact is None:
             exact = self._graft("exact oracle on llama.cpp's activations", self.grafts.oracle(shared=True))
-        allowed, ties = self._allowed(shared, exact, expected), 0
+        margins = expected[differ, theirs[differ]] - expected[differ, ours[differ]]
+        allowed, ties = self._allowed(shared, exact, expected, differ, margins), 0
         pieces = self.session.llama.pieces([int(t) for i in differ for t in (ours[i], theirs[i])])
         for j, i in enumerate(differ):
             margin = float(expected[i, theirs[i]] - expected[i, ours[i]])

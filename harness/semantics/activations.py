@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Q8_0, Q8_1, Q8_K
+from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K
 from ..formats.legacy import round_half_away, signed_max
 
 Floats = npt.NDArray[np.float32]
@@ -58,6 +58,48 @@ def encode_q8_1(x: Floats) -> Bytes:
         q = np.where(d[..., None] > 0, round_half_away(blocks / d[..., None]), np.float32(0))
     q = np.where(np.isnan(q), np.float32(0), np.clip(q, -127, 127)).astype(np.int8)
     return Q8_1.pack(d=_half(d), s=_half(butterfly_sum(blocks)), qs=q).reshape(len(x), -1)
+
+
+def _mmq_codes(blocks: Floats) -> tuple[Floats, npt.NDArray[np.int8]]:
+    """d = 1/(127/max) and q = round-half-away(x·(127/max)), each step rounded to float32.
+
+    Source: llama.cpp v0.5.0, ggml-cuda/quantize.cu, quantize_mmq_q8_1, with IEEE division. A block of zeros has d = 0;
+    so has one with max below 3.7e-37, where 127/max overflows: its codes, here 0, mean nothing.
+    """
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        inverse = np.float32(127) / _amax(blocks)
+        q = round_half_away(blocks * inverse[..., None])
+        d = np.float32(1) / inverse
+    q = np.where(np.isfinite(q), np.clip(np.nan_to_num(q), -128, 127), np.float32(0))
+    return d, q.astype(np.int8)
+
+
+def encode_mmq(x: Floats) -> Bytes:
+    """Semantics `mmq`: d as a half, s = half(Σx), summed by fours and then over lanes at distance 4, 2 and 1.
+
+    The layout DS4 of quantize_mmq_q8_1, each of its blocks as one of Q8_1.
+
+    Returns:
+        uint8[M, K/32·36].
+    """
+    blocks = _blocks(x)
+    d, q = _mmq_codes(blocks)
+    fours = blocks.reshape(*blocks.shape[:-1], 8, 4)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = fours[..., 0] + fours[..., 1] + fours[..., 2] + fours[..., 3]
+        for distance in (4, 2, 1):
+            total = total[..., :distance] + total[..., distance : 2 * distance]
+    return Q8_1.pack(d=_half(d), s=_half(total[..., 0]), qs=q).reshape(len(x), -1)
+
+
+def encode_mmq_d4(x: Floats) -> Bytes:
+    """Semantics `mmq_d4`: d as a float32, no sum. The layout D4 of quantize_mmq_q8_1.
+
+    Returns:
+        uint8[M, K/32·36].
+    """
+    d, q = _mmq_codes(_blocks(x))
+    return Q8_1_D4.pack(d=d, qs=q).reshape(len(x), -1)
 
 
 def _cpu_codes(blocks: Floats) -> tuple[Floats, npt.NDArray[np.int8], Floats]:

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..formats import Q8_0, Q8_1, Q8_K, BlockFormat, ElementFormat, WeightFormat
-from .activations import Bytes, Floats, encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu, encode_q8_k
+from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, BlockFormat, ElementFormat, WeightFormat
+from .activations import (
+    Bytes,
+    Floats,
+    encode_mmq,
+    encode_mmq_d4,
+    encode_q8_0_cpu,
+    encode_q8_1,
+    encode_q8_1_cpu,
+    encode_q8_k,
+)
 
 _OFFSET_FORMATS = frozenset({"Q4_0", "Q5_0"})
 _MIN_FORMATS = frozenset({"Q4_1", "Q5_1"})
@@ -28,6 +37,8 @@ class Semantics:
         encode: float32[M, K] → uint8[M, row bytes] in that format; None likewise.
         integer_offset: formats whose offset is subtracted from the codes before the integer product.
         half_products: formats whose products d_w·d_a and m_w·s are rounded to half.
+        half_scales: superblocks whose scales and minima, multiplied out, are rounded to half, and whose minima meet the
+            stored s.
         title: the block term in one line.
         source: who computes so.
         zero_apart: the zero point of codes may be multiplied by the activations' codes apart, in lanes where the two
@@ -42,6 +53,7 @@ class Semantics:
     title: str
     source: str
     zero_apart: bool = False
+    half_scales: frozenset[str] = frozenset()
 
     def bytes_of(self, x: Floats) -> Bytes:
         """Activations float32[M, K] as its products take them, uint8[M, row bytes]."""
@@ -51,8 +63,8 @@ class Semantics:
         """Whether the product of this weight format reads the activations' s. Raises ValueError where there is none."""
         if self.activations is None or fmt.name in self.integer_offset:
             return False
-        needed = fmt.min_times_sum and (fmt.has_min or fmt.offset != 0)
-        if needed and self.activations.name == "Q8_0":
+        needed = (fmt.min_times_sum or fmt.name in self.half_scales) and (fmt.has_min or fmt.offset != 0)
+        if needed and not any(field.name == "s" for field in self.activations.fields):
             raise ValueError(f"{self.name} has no sum s, which {fmt.name} needs: the pair has no definition")
         return needed
 
@@ -92,7 +104,28 @@ Q8_K_CPU = Semantics(
     "llama.cpp CPU for K-quants, I-quants of 256, TQ1_0, TQ2_0 (ggml-cpu/arch/x86/quants.c)", zero_apart=True,
 )  # fmt: skip
 
-SEMANTICS: dict[str, Semantics] = {s.name: s for s in (F32, Q8_1_RAW, Q8_0_CPU, Q8_1_CPU, Q8_K_CPU, F16, BF16)}
+Q8_1_HALF = Semantics(
+    "q8_1_half", Q8_1, encode_q8_1, frozenset(), _MIN_FORMATS,
+    "half(d_w·d_a)·Σ q_w·q_a + half(m_w·s), s = half(Σ x) of raw values",
+    "llama.cpp CUDA MMVQ for Q4_1, Q5_1 on GPUs with fast half (ggml-cuda/vecdotq.cuh, __hmul2)",
+)  # fmt: skip
+MMQ = Semantics(
+    "mmq", Q8_1, encode_mmq, frozenset({"Q4_0"}), frozenset(),
+    "Q4_0: d_w·d_a·Σ (q_w - 8)·q_a; else d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values, d_w and m_w of "
+    "superblocks rounded to half; q_a = round(x·(127/max)), d_a = half(1/(127/max))",
+    "llama.cpp CUDA MMQ on tensor cores for Q4_0, Q4_1, Q5_1, Q4_K, Q5_K (ggml-cuda/mmq.cuh, layout DS4; quantize.cu)",
+    half_scales=frozenset({"Q4_K", "Q5_K"}),
+)  # fmt: skip
+MMQ_D4 = Semantics(
+    "mmq_d4", Q8_1_D4, encode_mmq_d4, frozenset({"Q5_0"}), frozenset(),
+    "d_w·d_a·Σ (q_w - offset)·q_a; q_a = round(x·(127/max)), d_a = 1/(127/max), a float32",
+    "llama.cpp CUDA MMQ on tensor cores for Q5_0, Q8_0 and others (ggml-cuda/mmq.cuh, layout D4; quantize.cu)",
+)  # fmt: skip
+
+SEMANTICS: dict[str, Semantics] = {
+    s.name: s
+    for s in (F32, Q8_1_RAW, Q8_1_HALF, MMQ, MMQ_D4, Q8_0_CPU, Q8_1_CPU, Q8_K_CPU, F16, BF16)
+}  # fmt: skip
 
 
 def llama_cpu_semantics(fmt: WeightFormat) -> Semantics:

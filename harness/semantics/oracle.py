@@ -121,7 +121,9 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
         q -= np.float32(fmt.offset)
     q = q.reshape(len(w), -1, values).transpose(1, 2, 0)  # [nb, 32 or 16, n]
     nb = len(q)
-    d = _by_term(fmt, fmt.scales(blocks))
+    d, least = _by_term(fmt, fmt.scales(blocks)), _by_term(fmt, fmt.minima(blocks))
+    if fmt.name in semantics.half_scales:
+        d, least = (v.astype(np.float16).astype(np.float64) for v in (d, least))
     # float32 holds these integers: 32·255·128 < 2^24
     sums = np.matmul(x.q, q).astype(np.float64)  # [nb, M, n]
     scale = x.d * d
@@ -133,12 +135,12 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     factor: Doubles | None = None
     total: Doubles | None = None
     if semantics.uses_sum(fmt):
-        second = x.s * _by_term(fmt, fmt.minima(blocks))
+        second = x.s * least
         if fmt.name in semantics.half_products:
             second = second.astype(np.float16).astype(np.float64)
         magnitude += np.abs(second)
     elif fmt.has_min:
-        factor, total = x.d * _by_term(fmt, fmt.minima(blocks)), x.q.sum(axis=-1, keepdims=True).astype(np.float64)
+        factor, total = x.d * least, x.q.sum(axis=-1, keepdims=True).astype(np.float64)
         second = factor * total
         magnitude += np.abs(factor) * x.q_abs.sum(axis=-1, keepdims=True)
     result = None
@@ -206,7 +208,7 @@ def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, th
     """Only the exact result of `product`, float64[M, N], by two matrix products: for passes that judge nothing."""
     if isinstance(fmt, ElementFormat):
         return exact_elements(fmt.name, w, np.ascontiguousarray(x).view(np.float32), threads)
-    if semantics.half_products:  # rounded inside a block: no matrix product gives it
+    if semantics.half_products or semantics.half_scales:  # rounded inside a block: no matrix product gives it
         return product(semantics, fmt, w, x, threads=threads).exact
     n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size
     step = max(1, _TILE * 8 // k)

@@ -1,0 +1,212 @@
+"""llama.cpp's CUDA backend, driven directly: products outside any model, and activations as it quantizes them.
+
+Child process only. Its quantizers write to buffers that nobody else can read, so they are asked by products whose
+outputs give their bytes away: with weights of one code 1 under the scale 1, an output is d·q of one activation; with
+weights of no codes and the minimum 1, it is s of one block. Each 32 activations meet the same 32 rows of such weights
+(ggml_mul_mat broadcasts a matrix over a view [32, M, K/32] of them). Which quantizer runs depends on the number of
+tokens and the layout of the weights' type (ggml-cuda.cu, ggml_cuda_mul_mat; mmq.cuh, mmq_get_q8_1_ds_layout; llama.cpp
+v0.5.0): up to 8 tokens quantize_q8_1, and more quantize_mmq_q8_1 in the layout DS4 for Q4_0 and Q4_1, D4 for Q8_0.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import Q4_0, Q4_1, Q8_0, Q8_1, Q8_1_D4
+from ..formats.block import BlockFormat
+from ..formats.legacy import QK
+from ..semantics.activations import encode_mmq, encode_mmq_d4, encode_q8_1
+from ..semantics.cuda import MMVQ_TOKENS
+from . import ggml
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+#: Values of activations that are asked for at a time: MMQ pads each 32 of them to 512.
+_AT_ONCE = 1 << 22
+_CC_MAJOR, _CC_MINOR = 75, 76  # enum CUdevice_attribute
+
+
+class NoDevice(Exception):
+    """There is no CUDA backend, or no GPU for it."""
+
+
+def find_gpu() -> tuple[int, str, int]:
+    """The first GPU: its device in ggml, its name, ten times its compute capability. Raises NoDevice."""
+    if not ggml.ggml_backend_reg_by_name(b"CUDA"):
+        raise NoDevice("the installed llama-cpp-python has no CUDA backend")
+    device = ggml.ggml_backend_dev_by_type(ggml.DEVICE_GPU)
+    if not device:
+        raise NoDevice("llama.cpp's CUDA backend finds no GPU")
+    name = ggml.ggml_backend_dev_description(device).decode(errors="replace")
+    return device, name, _compute_capability()
+
+
+class Device:
+    """A backend of ggml on one of its devices. Raises NoDevice where it cannot be started."""
+
+    def __init__(self, device: int) -> None:
+        self._backend = ggml.ggml_backend_dev_init(device, None)
+        if not self._backend:
+            raise NoDevice("llama.cpp's CUDA backend cannot be started")
+
+    def multiply(self, type: int, w: Bytes, x: Floats, x_by_block: bool = False) -> Floats:
+        """`ggml_mul_mat` of weights uint8[N, row bytes] and activations float32[M, K], float32[M, N].
+
+        Args:
+            x_by_block: the weights' rows are as long as a block, and meet each block of the activations: float32[K/n,
+                M, N].
+        """
+        traits = ggml.ggml_get_type_traits(type).contents
+        width = w.shape[1] // traits.type_size * traits.blck_size
+        count = x.shape[1] // width if x_by_block else 1
+        out = self._products(type, w, x, width, (w.shape[1], 0, 1), count)
+        return out if x_by_block else out[0]
+
+    def block_products(self, type: int, w: Bytes, x: Floats) -> Floats:
+        """Every block × block product, float32[K/n, M, N], of weights uint8[N, row bytes] in blocks of n values."""
+        traits = ggml.ggml_get_type_traits(type).contents
+        block, nb = traits.blck_size, w.shape[1] // traits.type_size
+        return self._products(type, w, x, block, (w.shape[1], traits.type_size, nb), nb)
+
+    def _products(
+        self, type: int, w: Bytes, x: Floats, width: int, w_steps: tuple[int, int, int], count: int
+    ) -> Floats:
+        """Products of `count` columns, `width` values wide, of x with as many of w, or with the one there is.
+
+        Args:
+            w_steps: bytes from row to row and from column to column of w; how many columns.
+        """
+        n, (m, k) = len(w), x.shape
+        row, column, columns = w_steps
+        ctx = ggml.ggml_init(ggml.InitParams(4 << 20, None, True))
+        buffer = None
+        try:
+            traits = ggml.ggml_get_type_traits(type).contents
+            whole = w.shape[1] // traits.type_size * traits.blck_size
+            # tiles of MMQ span 256 values: what the last column's reach of the next rows must be numbers
+            spare = -(-16 * traits.type_size // w.shape[1])
+            wt = ggml.ggml_new_tensor_2d(ctx, type, whole, n + max(1, spare))
+            xt = ggml.ggml_new_tensor_2d(ctx, ggml.F32, k, m)
+            wv = ggml.ggml_view_3d(ctx, wt, width, n, columns, row, column or n * row, 0)
+            xv = ggml.ggml_view_3d(ctx, xt, width, m, count, 4 * k, 4 * width, 0)
+            y = ggml.ggml_mul_mat(ctx, wv, xv)
+            graph = ggml.ggml_new_graph(ctx)
+            ggml.ggml_build_forward_expand(graph, y)
+            buffer = ggml.ggml_backend_alloc_ctx_tensors(ctx, self._backend)
+            if not buffer:
+                raise MemoryError("llama.cpp's CUDA backend has no memory for a product")
+            ggml.ggml_backend_buffer_clear(buffer, 0)
+            for tensor, values in ((wt, np.ascontiguousarray(w)), (xt, np.ascontiguousarray(x, np.float32))):
+                ggml.ggml_backend_tensor_set(tensor, ggml.pointer(values), 0, values.nbytes)
+            if ggml.ggml_backend_graph_compute(self._backend, graph) != 0:
+                raise RuntimeError("llama.cpp's CUDA backend failed")
+            out = np.empty((count, m, n), np.float32)
+            ggml.ggml_backend_tensor_get(y, ggml.pointer(out), 0, out.nbytes)
+            return out
+        finally:
+            if buffer:
+                ggml.ggml_backend_buffer_free(buffer)
+            ggml.ggml_free(ctx)
+
+    # ---- activations ------------------------------------------------------------------------------------------------
+
+    def activations(self, semantics: str, x: Floats) -> Bytes:
+        """float32[M, K] as the products of a definition of the CUDA backend take them, uint8[M, K/32·36]."""
+        reveal = {"q8_1": self.q8_1, "q8_1_half": self.q8_1, "mmq": self.mmq, "mmq_d4": self.mmq_d4}
+        return reveal[semantics](np.ascontiguousarray(x, np.float32))
+
+    def q8_1(self, x: Floats) -> Bytes:
+        """float32[M, K] as MMVQ quantizes it, Q8_1 blocks uint8[M, K/32·36], by quantize_q8_1."""
+        return self._in_parts(x, MMVQ_TOKENS, lambda part: self._half_scaled(part, Q8_0, 0, encode_q8_1))
+
+    def mmq(self, x: Floats) -> Bytes:
+        """float32[M, K] as MMQ quantizes it in the layout DS4, put together as Q8_1 blocks uint8[M, K/32·36]."""
+        return self._in_parts(x, None, lambda part: self._half_scaled(part, Q4_0, 8, encode_mmq))
+
+    def mmq_d4(self, x: Floats) -> Bytes:
+        """float32[M, K] as MMQ quantizes it in the layout D4, put together as blocks uint8[M, K/32·36]."""
+        return self._in_parts(x, None, self._float_scaled)
+
+    def _in_parts(self, x: Floats, most: int | None, quantize: Any) -> Bytes:
+        """Some rows at a time: at most so many, or more than MMVQ takes."""
+        m, k = x.shape
+        step = most or max(MMVQ_TOKENS + 1, _AT_ONCE // k)
+        parts = []
+        for start in range(0, m, step):
+            part = x[start : start + step]
+            rows = len(part)
+            if most is None and rows <= MMVQ_TOKENS:
+                part = np.concatenate([part, np.repeat(part[-1:], MMVQ_TOKENS + 1 - rows, axis=0)])
+            parts.append(quantize(part)[:rows])
+        return np.concatenate(parts)
+
+    def _scaled_codes(self, x: Floats, fmt: BlockFormat, zero: int) -> Floats:
+        """d·q of each activation, float32[M, K/32, 32], by weights of a format whose code `zero` stands for 0."""
+        qs = np.full((QK, QK), zero, np.uint8)
+        np.fill_diagonal(qs, zero + 1)
+        packed = qs[:, :16] | qs[:, 16:] << 4 if fmt.bits == 4 else qs.view(np.int8)
+        y = self.multiply(fmt.type_id, fmt.pack(d=np.ones(QK, np.float16), qs=packed), x, x_by_block=True)
+        return y.transpose(1, 0, 2)
+
+    def _sums(self, x: Floats) -> Floats:
+        """s of each block, float32[M, K/32]."""
+        ones = Q4_1.pack(d=np.zeros(QK, np.float16), m=np.ones(QK, np.float16), qs=np.zeros((QK, 16), np.uint8))
+        return self.multiply(Q4_1.type_id, ones, x, x_by_block=True)[..., 0].T
+
+    def _half_scaled(self, x: Floats, fmt: BlockFormat, zero: int, encode: Any) -> Bytes:
+        y, s = self._scaled_codes(x, fmt, zero), self._sums(x)
+        with np.errstate(all="ignore"):
+            d = (np.abs(y).max(axis=-1) / np.float32(127)).astype(np.float16)
+            q, known = _divided(y, d.astype(np.float32))
+            known &= s.astype(np.float16).astype(np.float32) == s
+            out = Q8_1.pack(d=d, s=s.astype(np.float16), qs=q)
+        return _where(known, out, encode(x))
+
+    def _float_scaled(self, x: Floats) -> Bytes:
+        """The scale of these is a float32 of which the outputs are rounded multiples: the one that explains all."""
+        y = self._scaled_codes(x, Q8_0, 0)
+        with np.errstate(all="ignore"):
+            nearest = np.abs(y).max(axis=-1) / np.float32(127)
+            d, q, known = nearest, np.zeros(y.shape, np.int8), np.zeros(nearest.shape, bool)
+            for step in (0, 1, -1, 2, -2, 3, -3):
+                candidate = (nearest.view(np.int32) + np.int32(step)).view(np.float32)
+                codes, fits = _divided(y, candidate)
+                new = fits & ~known
+                d, q, known = np.where(new, candidate, d), np.where(new[..., None], codes, q), known | fits
+        return _where(known, Q8_1_D4.pack(d=d, qs=q), encode_mmq_d4(x))
+
+
+def _divided(y: Floats, d: Floats) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+    """y / d as whole numbers, and for which blocks these times d, rounded once, are y again."""
+    ratio = np.where(d[..., None] > 0, y / d[..., None], np.float32(0))
+    q = np.clip(np.rint(np.nan_to_num(ratio)), -128, 127)
+    known = np.isfinite(d) & ((q.astype(np.float32) * d[..., None]).astype(np.float32) == y).all(axis=-1)
+    return q.astype(np.int8), known
+
+
+def _where(known: npt.NDArray[np.bool_], revealed: Bytes, encoded: Bytes) -> Bytes:
+    """The revealed blocks [M, K/32, bytes]; where scales or sums overflow and nothing can be told, encoded ones."""
+    m, nb, size = revealed.shape
+    return np.where(known[..., None], revealed, encoded.reshape(m, nb, size)).reshape(m, nb * size)
+
+
+def _compute_capability() -> int:
+    """Ten times the major number plus the minor one, of the first GPU. Raises NoDevice."""
+    try:
+        driver = c.CDLL("libcuda.so.1")
+    except OSError:
+        raise NoDevice("llama.cpp's CUDA backend finds no GPU: there is no driver") from None
+    device, value = c.c_int(), c.c_int()
+    numbers = []
+    failed = driver.cuInit(0) or driver.cuDeviceGet(c.byref(device), 0)
+    for attribute in (_CC_MAJOR, _CC_MINOR):
+        failed = failed or driver.cuDeviceGetAttribute(c.byref(value), attribute, device)
+        numbers.append(value.value)
+    if failed:
+        raise NoDevice(f"the driver does not say what the GPU is: error {failed}")
+    return 10 * numbers[0] + numbers[1]
