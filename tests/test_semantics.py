@@ -607,7 +607,11 @@ def rational(semantics: Semantics, fmt: BlockFormat, w: bytes, x: bytes) -> Rati
 
 
 def number_of_terms(semantics: Semantics, fmt: BlockFormat, k: int) -> int:
-    return k if semantics is F32 else k // (16 if fmt.group == 16 else 32)
+    """That may be added one by one: products and, where there are minima or sums, their terms."""
+    if semantics is F32:
+        return k
+    apart = 2 if semantics.uses_sum(fmt) or fmt.has_min else 1
+    return apart * k // (16 if fmt.group == 16 else 32)
 
 
 def elements(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Iterator[tuple[tuple[int, int], Rational]]:

@@ -5,15 +5,15 @@ groups of 16 where these have a scale of their own), in float64:
 
     term    t[b] = d_w·d_a·Σ q_w·q_a + m_w·s        result  o = Σ_b t[b]        partial sums  S[b]
             s is the activations' stored sum, or d_a·Σ q_a for the minima of superblocks
-    bound   γ_n·Σ_b (|d_w·d_a|·Σ(|q_w| + 2z)·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24
+    bound   γ_n·Σ_b (|d_w·d_a|·Σ(|q_w| + 2z)·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24;
+            n = 2·nb + 8 where there is an s, whose terms may be added apart
     order   S ← fma(d_w·d_a, Σ q_w·q_a, S), then S ← fma(m_w, s, S);
             where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S)
 
 z is the zero point of formats whose codes have one, where a definition lets it be multiplied apart, else 0:
 |q_w + z| + z is at most |q_w| + 2z. The bound holds for any order of summation (Higham, "Accuracy and Stability of
 Numerical Algorithms", 2nd ed., §3.1 and §4.2); its inner sum is per element because SIMD code splits a block over lanes
-which cancel only later. In the declared order of an offset o the term is rounded before it is added, and then once a
-sum: nb + 1 roundings at most, of the 8 that n holds beside the nb.
+which cancel only later.
 The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
 within half an ulp: a score against it stays small at any row length, where the bound grows loose. L[b] stands for what
 correct code carries that cancels only later: the integer products and the m·s terms may be summed apart, so the squares
@@ -161,7 +161,8 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     exact, carried = walk(term)
     if second is not None:
         carried += walk(first)[1] + walk(second)[1]
-    bound = gamma(nb + EXTRA_ROUNDINGS) * magnitude.sum(axis=0)
+    added = nb if second is None else 2 * nb
+    bound = gamma(added + EXTRA_ROUNDINGS) * magnitude.sum(axis=0)
     return Product(exact, bound, spread_of(term, carried, magnitude**2 / values, 1), result)
 
 
