@@ -4,6 +4,9 @@
 // blocks go through the very `unpack` and `value` that the kernels use; llama.cpp's `to_float` comes as a pointer. A
 // batch stays in the first cache from llama.cpp's decode to ours: the file is read from memory once.
 #pragma once
+#include <cerrno>
+#include <unistd.h>
+
 #ifdef FORMAT
 #include "../formats/all.cuh"
 #else
@@ -469,6 +472,32 @@ extern "C" void scan_tensor(const uint8_t* p, int64_t n, int64_t first, scan::To
 
 extern "C" void hash_rows(const uint8_t* rows, int64_t n_rows, int64_t row_bytes, uint64_t* hashes) {
     for (int64_t r = 0; r < n_rows; ++r) hashes[r] = scan::row_hash(rows + r * row_bytes, row_bytes);
+}
+
+// `scan_tensor` over `nbytes` of a file from `offset` on, in pieces of `step` bytes that stay in the second cache; and of
+// each piece, if it is of whole rows and `hashes` is not null, the rows' hashes; and the blocks of the numbers `drawn`
+// that it holds, to their places in `blocks`. Returns 0, an errno, or -1 where the file has shrunk.
+extern "C" int scan_file(int fd, int64_t offset, int64_t nbytes, int64_t first, uint8_t* buffer, int64_t step,
+                         scan::ToFloat to_float, const scan::Rule* rules, int n_rules, scan::Tally* tally,
+                         int64_t row_bytes, uint64_t* hashes, const int64_t* drawn, int64_t n_drawn, uint8_t* blocks) {
+    for (int64_t at = 0; at < nbytes; at += step) {
+        const int64_t some = nbytes - at < step ? nbytes - at : step, n = some / scan::BYTES;
+        ssize_t got;
+        do got = pread(fd, buffer, (size_t)some, offset + at);
+        while (got < 0 && errno == EINTR);
+        if (got < 0) return errno;
+        if (got != some) return -1;
+        scan_tensor(buffer, n, first, to_float, rules, n_rules, tally);
+        if (hashes) {
+            hash_rows(buffer, some / row_bytes, row_bytes, hashes);
+            hashes += some / row_bytes;
+        }
+        for (int64_t i = 0; i < n_drawn; ++i)
+            if (drawn[i] >= first && drawn[i] < first + n)
+                memcpy(blocks + i * scan::BYTES, buffer + (drawn[i] - first) * scan::BYTES, scan::BYTES);
+        first += n;
+    }
+    return 0;
 }
 
 // How many rows equal an earlier one. `order` sorts the rows by (hash, number). The first such row and the one that it
