@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import gguf
@@ -23,7 +25,7 @@ from harness.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint, rules_
 from harness.container import RULES, Model, Range, open_model
 from harness.errors import MalformedFile, UsageError
 from harness.formats import FORMATS, BlockFormat, decode_elements
-from harness.hosts import CpuHost, base
+from harness.hosts import CpuHost, base, compiler
 from harness.hosts.base import kernel_root
 from harness.hosts.compiler import library_path
 from harness.reference import Llama, LlamaRefused, Scan
@@ -156,6 +158,32 @@ def test_a_scan_of_any_format(fmt: BlockFormat, llama: Llama, rng: np.random.Gen
     assert scan.first_not_finite == np.flatnonzero(~finite)[:21].tolist()
     assert scan.duplicate_rows == n_rows - len(np.unique(rows, axis=0))
     assert (scan.minimum is not None) == fmt.has_min
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [*((name, "-mno-avx512f") for name in FORMATS), ("Q4_0", "-mno-avx"), ("Q8_0", "-mno-avx")]
+)
+def test_any_processor_scans_alike(
+    name: str, option: str, llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of a quantizer's and blocks of any bytes, by the best instructions of this machine and without them."""
+    if platform.machine() != "x86_64":
+        pytest.skip("there is one way alone")
+    fmt = FORMATS[name]
+    per_row, n_rows = 5, 300
+    values = rng.standard_normal((n_rows * per_row, fmt.block_size), np.float32)
+    blocks = llama.quantize(fmt.type_id, values, np.ones(fmt.block_size, np.float32))
+    blocks[-n_rows // 2 :] = rng.integers(0, 256, blocks[-n_rows // 2 :].shape, np.uint8)
+    rows = blocks.reshape(n_rows, -1)
+    path = tmp_path / "m.gguf"
+    described = corpus.info("w", [per_row * fmt.block_size, n_rows], fmt.type_id, 0)
+    path.write_bytes(corpus.gguf([], [described], [rows.tobytes(), bytes(-rows.nbytes % 32)]).data)
+    best = asdict(scanned(path, llama))
+    monkeypatch.setattr(compiler, "FLAGS", [*compiler.FLAGS, option])
+    plain = asdict(scanned(path, llama))
+    assert plain.pop("codes").tolist() == best.pop("codes").tolist()
+    assert plain == best
+    assert plain["blocks"] == len(blocks)
 
 
 def obeys(fmt: BlockFormat, codes: set[int], masks: tuple[int, int, int]) -> bool:
@@ -310,6 +338,24 @@ def test_a_wrong_first_value_is_found(
     assert (scan.differing, scan.first_differing) == (640, list(range(21)))
     (found,) = run(path, readers=False).findings
     assert found.found.startswith("640 blocks of 'w' (Q4_0) with another decode, first row 0 block 0")
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "Q2_K", "TQ2_0"])
+def test_a_code_that_no_block_can_hold(
+    name: str, llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not taken for the one that has the same low bits, though all others are right."""
+    file = f"formats/{name.lower()}.cuh"
+    fmt = FORMATS[name]
+    old = "    __device__ void unpack(int s, int8_t* q) const {"
+    if old not in (kernel_root() / file).read_text():
+        old = "    __device__ void unpack(int, int8_t* q) const {"
+    inner = old.replace("unpack", "all_but_one")
+    wrong = f"{old.replace('(int,', '(int s,')} all_but_one(s, q); q[31] += {1 << fmt.bits}; }}\n{inner}"
+    altered_kernels(monkeypatch, tmp_path, file, old, wrong)
+    values = rng.standard_normal((640, fmt.block_size), np.float32)
+    rows = llama.quantize(fmt.type_id, values, np.ones(fmt.block_size, np.float32)).reshape(20, -1)
+    assert scanned(one_tensor(tmp_path / "m.gguf", rows, name), llama).differing == 640
 
 
 def test_elements_that_decode_otherwise(llama: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

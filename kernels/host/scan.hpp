@@ -137,6 +137,7 @@ inline void find_codes(const int8_t (*q)[VALUES], int64_t n, uint32_t wanted, ui
         const int bit = __builtin_ctz(wanted);
         const bool other = CODES > 32 && bit > 2;
         const uint8_t code = CODES > 32 ? NAMED[other ? 0 : bit] : bit + CODE_LOW;
+#pragma GCC unroll 4
         for (int64_t j = 0; j < n; ++j) {
             Lanes lanes = {};
             for (int s = 0; s < SLICES; ++s) {
@@ -269,16 +270,17 @@ struct Counts {
     }
 };
 
+constexpr int STEP = FORMAT::GROUP == 16 ? 16 : QK;  // values in a row with the same scale
+
 // A batch of decoded blocks.
 struct Batch {
     alignas(64) float theirs[BATCH][VALUES], ours[BATCH][VALUES];
     alignas(64) int8_t q[BATCH][VALUES];
-    float stored[BATCH], stored_min[BATCH];
+    float stored[BATCH], stored_min[BATCH], d[BATCH][VALUES / STEP], m[BATCH][VALUES / STEP];
     uint32_t present[BATCH];
 };
 
 constexpr bool STORES_MIN = FORMAT::MINIMUM == Minimum::MEETS_CODES || FORMAT::STORES_M;
-constexpr int STEP = FORMAT::GROUP == 16 ? 16 : QK;  // values in a row with the same scale
 
 inline bool zero_block(const float* values, int n) {
     uint64_t set = 0, word;
@@ -310,10 +312,51 @@ inline void scan_special(const Batch& batch, int64_t first, int64_t n, const Rul
     }
 }
 
-// Not 0 where a bit of n blocks' values differs. (memcmp takes longer.)
-inline uint32_t differing(const Batch& batch, int64_t n) {
+// Our values of n blocks.
+inline void decode(Batch& batch, int64_t n) {
+    for (int64_t j = 0; j < n; ++j)
+        for (int g = 0; g < VALUES / STEP; ++g) {
+            const float d = batch.d[j][g], m = batch.m[j][g];
+            for (int i = g * STEP; i < (g + 1) * STEP; ++i) batch.ours[j][i] = FORMAT::value(d, m, batch.q[j][i]);
+        }
+}
+
+#ifdef __AVX512F__
+// `differing` for formats of few codes: the values of all codes are made once for those that share a scale, and looked
+// up.
+inline uint32_t looked_up_differing(const Batch& batch, int64_t n) {
+    __m512i differs = _mm512_setzero_si512();
+    for (int64_t j = 0; j < n; ++j)
+        for (int g = 0; g < VALUES / STEP; ++g) {
+            alignas(64) float values[16];  // by the low 4 bits of a code
+            for (int low = 0; low < 16; ++low)
+                values[low] = FORMAT::value(batch.d[j][g], batch.m[j][g], CODE_LOW + ((low - CODE_LOW) & (CODES - 1)));
+            const __m512 table = _mm512_load_ps(values);
+#pragma GCC unroll 2
+            for (int i = g * STEP; i < (g + 1) * STEP; i += 16) {
+                const __m512i code = _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)(batch.q[j] + i)));
+                const __m512i ours = _mm512_castps_si512(_mm512_permutexvar_ps(code, table));
+                const __m512i theirs = _mm512_load_si512(batch.theirs[j] + i);
+                differs = _mm512_ternarylogic_epi32(differs, ours, theirs, 0xF6);  // differs | (ours ^ theirs)
+            }
+        }
+    Lanes outside = {};  // bits that no code has: such a one would be taken for another code
+#pragma GCC unroll 4
+    for (int64_t s = 0; s < n * SLICES; ++s) outside |= lanes_of(batch.q[0] + s * QK) - (uint8_t)CODE_LOW;
+    outside &= (uint8_t)-CODES;
+    return any((Lanes)(outside != 0)) | (uint32_t)(_mm512_test_epi32_mask(differs, differs) != 0);
+}
+#endif
+
+// Not 0 where a bit of n blocks' values differs, or where that has to be looked at.
+inline uint32_t differing(Batch& batch, int64_t n) {
+#ifdef __AVX512F__
+    if constexpr (CODES <= 16) return looked_up_differing(batch, n);
+#endif
+    decode(batch, n);
     const float *ours = batch.ours[0], *theirs = batch.theirs[0];
-    uint32_t differs = 0;
+    uint32_t differs = 0;  // memcmp takes longer
+#pragma GCC unroll 4
     for (int64_t i = 0; i < n * VALUES; ++i) differs |= bits_of(ours[i]) ^ bits_of(theirs[i]);
     return differs;
 }
@@ -328,13 +371,12 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
         for (int s = 0; s < SLICES; ++s) block[j].unpack(s, batch.q[j] + s * QK);
         batch.stored[j] = block[j].stored_scale();
         batch.stored_min[j] = block[j].stored_min();
-    }
-    for (int64_t j = 0; j < n; ++j)
-        for (int g = 0; g < VALUES; g += STEP) {
-            const int s = g / QK, h = g % QK / 16;
-            const float d = block[j].scale(s, h), m = block[j].minimum(s, h);
-            for (int i = g; i < g + STEP; ++i) batch.ours[j][i] = FORMAT::value(d, m, batch.q[j][i]);
+        for (int g = 0; g < VALUES / STEP; ++g) {
+            const int s = g * STEP / QK, h = g * STEP % QK / 16;
+            batch.d[j][g] = block[j].scale(s, h), batch.m[j][g] = block[j].minimum(s, h);
         }
+    }
+    uint32_t special = differing(batch, n);
     counts.add(batch.q, n, t);
     uint32_t wanted = 0;
     for (int r = 0; r < n_rules; ++r) wanted |= rules[r].all | rules[r].any | rules[r].none;
@@ -342,7 +384,7 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
     // Almost always all blocks are sound and have a normal scale: that takes loops without branches.
     constexpr uint32_t INFINITE = 0x7F800000;
     const uint32_t normal = bits_of(FORMAT::NORMAL);
-    uint32_t special = 0, least = INFINITE, most = 0, negative = 0;
+    uint32_t least = INFINITE, most = 0, negative = 0;
     float least_m = INFINITY, most_m = -INFINITY;
     for (int64_t j = 0; j < n; ++j) {
         const uint32_t bits = bits_of(batch.stored[j]), size = bits & 0x7FFFFFFF;
@@ -356,8 +398,10 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
         most_m = m > most_m ? m : most_m;
     }
     for (int64_t j = 0; j < n; ++j) special |= zero_block(batch.theirs[j], 8);  // 8 zeros make it a suspect
-    special |= differing(batch, n);
-    if (special) return scan_special(batch, first, n, rules, n_rules, t);
+    if (special) {
+        decode(batch, n);
+        return scan_special(batch, first, n, rules, n_rules, t);
+    }
     t.negative_scales += negative;
     widen(t.least_scale, t.most_scale, float_of(least));
     widen(t.least_scale, t.most_scale, float_of(most));
