@@ -212,6 +212,22 @@ def test_elements(kind: str, llama: Llama, rng: np.random.Generator, tmp_path: P
     assert scan.negative_scales == (values < 0).sum() - 0
 
 
+def test_rules_on_signed_bytes(llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Each of the four things that a rule can ask of them."""
+    rare = np.array([-128, -127, 127, -126, 126], np.int8)
+    codes = np.where(rng.random((96, 32)) < 0.1, rng.choice(rare, (96, 32)), 0).astype(np.int8)
+    codes[:64:2] = rng.choice(np.array([-128, -127, 127], np.int8), (32, 32))
+    codes[5:40] = codes[5:40, :1]
+    blocks = np.concatenate([np.tile(halves(0x3C00), (96, 1)), codes.view(np.uint8)], axis=1)
+    with open_model(one_tensor(tmp_path / "m.gguf", blocks.reshape(3, -1), "Q8_0")) as model:
+        tensor = model.tensors["w"]
+        rules = [(1 << bit, 0, 0) for bit in range(4)]
+        scan, _, _ = llama.scan(tensor, content.scanner(tensor.type), rules)
+    named = [(codes == code).any(axis=1) for code in (-128, -127, 127)]
+    other = (~np.isin(codes, (-128, -127, 127))).any(axis=1)
+    assert scan.obeying == [int(held.sum()) for held in (*named, other)]
+
+
 def test_zeros_have_no_scale(llama: Llama, tmp_path: Path) -> None:
     scan = scanned(one_tensor(tmp_path / "m.gguf", np.zeros((3, 4096), np.uint8), "F32"), llama)
     assert (scan.zero_blocks, scan.scale, scan.duplicate_rows) == (3 * 1024, None, 2)
