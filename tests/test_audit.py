@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import gguf
@@ -23,7 +25,7 @@ from harness.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint, rules_
 from harness.container import RULES, Model, Range, open_model
 from harness.errors import MalformedFile, UsageError
 from harness.formats import FORMATS, BlockFormat, decode_elements
-from harness.hosts import CpuHost, base
+from harness.hosts import CpuHost, base, compiler
 from harness.hosts.base import kernel_root
 from harness.hosts.compiler import library_path
 from harness.reference import Llama, LlamaRefused, Scan
@@ -158,6 +160,32 @@ def test_a_scan_of_any_format(fmt: BlockFormat, llama: Llama, rng: np.random.Gen
     assert (scan.minimum is not None) == fmt.has_min
 
 
+@pytest.mark.parametrize(
+    ("name", "option"), [*((name, "-mno-avx512f") for name in FORMATS), ("Q4_0", "-mno-avx"), ("Q8_0", "-mno-avx")]
+)
+def test_any_processor_scans_alike(
+    name: str, option: str, llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of a quantizer's and blocks of any bytes, by the best instructions of this machine and without them."""
+    if platform.machine() != "x86_64":
+        pytest.skip("there is one way alone")
+    fmt = FORMATS[name]
+    per_row, n_rows = 5, 300
+    values = rng.standard_normal((n_rows * per_row, fmt.block_size), np.float32)
+    blocks = llama.quantize(fmt.type_id, values, np.ones(fmt.block_size, np.float32))
+    blocks[-n_rows // 2 :] = rng.integers(0, 256, blocks[-n_rows // 2 :].shape, np.uint8)
+    rows = blocks.reshape(n_rows, -1)
+    path = tmp_path / "m.gguf"
+    described = corpus.info("w", [per_row * fmt.block_size, n_rows], fmt.type_id, 0)
+    path.write_bytes(corpus.gguf([], [described], [rows.tobytes(), bytes(-rows.nbytes % 32)]).data)
+    best = asdict(scanned(path, llama))
+    monkeypatch.setattr(compiler, "FLAGS", [*compiler.FLAGS, option])
+    plain = asdict(scanned(path, llama))
+    assert plain.pop("codes").tolist() == best.pop("codes").tolist()
+    assert plain == best
+    assert plain["blocks"] == len(blocks)
+
+
 def obeys(fmt: BlockFormat, codes: set[int], masks: tuple[int, int, int]) -> bool:
     """A rule on the set of a block's codes, by the words of its documentation."""
     if fmt.bits == 8:
@@ -182,6 +210,22 @@ def test_elements(kind: str, llama: Llama, rng: np.random.Generator, tmp_path: P
     fit = magnitude[~bad & (magnitude > 0)]
     assert scan.scale == [fit.min(), fit.max()]
     assert scan.negative_scales == (values < 0).sum() - 0
+
+
+def test_rules_on_signed_bytes(llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Each of the four things that a rule can ask of them."""
+    rare = np.array([-128, -127, 127, -126, 126], np.int8)
+    codes = np.where(rng.random((96, 32)) < 0.1, rng.choice(rare, (96, 32)), 0).astype(np.int8)
+    codes[:64:2] = rng.choice(np.array([-128, -127, 127], np.int8), (32, 32))
+    codes[0, 7], codes[2, 8] = -126, 126  # the only others in these
+    blocks = np.concatenate([np.tile(halves(0x3C00), (96, 1)), codes.view(np.uint8)], axis=1)
+    with open_model(one_tensor(tmp_path / "m.gguf", blocks.reshape(3, -1), "Q8_0")) as model:
+        tensor = model.tensors["w"]
+        rules = [(1 << bit, 0, 0) for bit in range(4)]
+        scan, _, _ = llama.scan(tensor, content.scanner(tensor.type), rules)
+    named = [(codes == code).any(axis=1) for code in (-128, -127, 127)]
+    other = (~np.isin(codes, (-128, -127, 127))).any(axis=1)
+    assert scan.obeying == [int(held.sum()) for held in (*named, other)]
 
 
 def test_zeros_have_no_scale(llama: Llama, tmp_path: Path) -> None:
@@ -310,6 +354,24 @@ def test_a_wrong_first_value_is_found(
     assert (scan.differing, scan.first_differing) == (640, list(range(21)))
     (found,) = run(path, readers=False).findings
     assert found.found.startswith("640 blocks of 'w' (Q4_0) with another decode, first row 0 block 0")
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "Q2_K", "TQ2_0"])
+def test_a_code_that_no_block_can_hold(
+    name: str, llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not taken for the one that has the same low bits, though all others are right."""
+    file = f"formats/{name.lower()}.cuh"
+    fmt = FORMATS[name]
+    old = "    __device__ void unpack(int s, int8_t* q) const {"
+    if old not in (kernel_root() / file).read_text():
+        old = "    __device__ void unpack(int, int8_t* q) const {"
+    inner = old.replace("unpack", "all_but_one")
+    wrong = f"{old.replace('(int,', '(int s,')} all_but_one(s, q); q[31] += {1 << fmt.bits}; }}\n{inner}"
+    altered_kernels(monkeypatch, tmp_path, file, old, wrong)
+    values = rng.standard_normal((640, fmt.block_size), np.float32)
+    rows = llama.quantize(fmt.type_id, values, np.ones(fmt.block_size, np.float32)).reshape(20, -1)
+    assert scanned(one_tensor(tmp_path / "m.gguf", rows, name), llama).differing == 640
 
 
 def test_elements_that_decode_otherwise(llama: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

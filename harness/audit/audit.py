@@ -6,7 +6,7 @@ import platform
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,16 +34,13 @@ from ..errors import (
 from ..formats import FORMATS
 from ..progress import progress_bar
 from ..reference import Llama, LlamaRefused
+from ..reference.child import MOST_PROCESSES, SEVERAL_BYTES, Child
 from ..version import project_version
 from .content import Content, Scanner, content_findings
 from .fingerprint import Fingerprint, fingerprint, rules_of
 from .readers import Readers, Reading
 from .readers import compare as compare_readers
 from .source import Comparison, compare, comparison_findings
-
-#: From here on a model is scanned by several llama.cpp processes, so many at most. (Each takes a third of a second to
-#: start, and 30 MB.)
-SEVERAL_BYTES, MOST_PROCESSES = 1 << 28, 8
 
 
 @dataclass
@@ -125,10 +122,15 @@ class Audit:
         }[self.exit_code]  # fmt: skip
 
 
-def audit(path: Path | str, options: AuditOptions | None = None, command: str = "") -> Audit:
+def audit(
+    path: Path | str, options: AuditOptions | None = None, command: str = "", children: Iterable[Child] = ()
+) -> Audit:
     """Audit a GGUF file, or all parts of a split model.
 
     What a file holds is in the result, a refusal too, and so is what the environment cannot do.
+
+    Args:
+        children: llama.cpp processes that were started ahead; those that are used are closed.
 
     Raises:
         MalformedFile: it, or the source, cannot be opened at all, or the source is refused.
@@ -146,7 +148,7 @@ def audit(path: Path | str, options: AuditOptions | None = None, command: str = 
             result = _refused(Path(path), error, readers)
         else:
             source = stack.enter_context(open_model(options.source)) if options.source else None
-            result = _readable(model, source, options, readers, pool)
+            result = _readable(model, source, options, readers, pool, children)
     result.strict = options.strict
     result.command = command
     result.seconds = time.perf_counter() - start
@@ -184,23 +186,27 @@ def coverage(file: GgufFile) -> tuple[Finding, ...]:
 
 
 def _readable(
-    model: Model, source: Model | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor
-) -> Audit:
+    model: Model, source: Model | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor,
+    children: Iterable[Child],
+) -> Audit:  # fmt: skip
     tensors = select(model, options.tensor)
     digests = pool.submit(model.sha256) if options.digest else None
     readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
     result = Audit(model.path, model.parts, _versions(), n_tensors=len(model.tensors))
     ours = (*model.findings, *check_claims(model), *(f for part in model.parts for f in coverage(part)))
+    ahead = iter(children)
+
+    def start() -> Llama:
+        return Llama(options.time_limit, options.verbose, next(ahead, None))
+
     try:
-        with Llama(options.time_limit, options.verbose) as llama:
+        with start() as llama:
             versions = llama.versions()
             result.header |= {
                 "llama-cpp-python": versions["llama_cpp_python"], "llama.cpp": versions["llama_cpp"],
                 "ggml": versions["ggml"],
             }  # fmt: skip
-            examined = Examination(
-                model, llama, options.threads, options.progress, lambda: Llama(options.time_limit, options.verbose)
-            )
+            examined = Examination(model, llama, options.threads, options.progress, start)
             examined.read(tensors)
             if source is not None:
                 examined.compare(tensors, source)

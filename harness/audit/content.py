@@ -95,6 +95,7 @@ class Scanner:
         self._llama = llama
         self._threads = threads
         self._libraries: dict[str, Path] = {}
+        self._rules: dict[str, list[tuple[int, int, int]]] = {}
 
     def read(self, tensor: Tensor, on_bytes: Callable[[int], object] = lambda _n: None) -> Content:
         """One tensor. Raises EnvironmentFault where llama.cpp dies, LlamaRefused where the file was changed."""
@@ -105,7 +106,8 @@ class Scanner:
             return Content(tensor, unverified=f"type {kind.name} is not covered")
         if kind.name not in self._libraries:
             self._libraries[kind.name] = scanner(kind)
-        rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
+            self._rules[kind.name] = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
+        rules = self._rules[kind.name]
         drawn = _drawn(tensor) if kind.format else []
         library = self._libraries[kind.name]
         scan, blocks, theirs = self._llama.scan(tensor, library, rules, drawn, self._threads, on_bytes)

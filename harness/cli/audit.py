@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-# An audit multiplies no matrices, and idle threads of NumPy's BLAS spin for a while. It reads this when it is loaded.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import numpy as np
-
-from ..audit import AuditOptions, audit
-from ..audit.xray import find_block, llama_values, parse_offset, to_dict, xray
-from ..container import open_model
 from ..errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
-from ..reference import Llama
-from ..report import audit_json, audit_text, xray_text
+from ..reference.child import MOST_PROCESSES, SEVERAL_BYTES, Child
 from .common import (
     MOST_THREADS,
     add_common,
@@ -30,6 +23,9 @@ from .common import (
     on_terminal,
     spell,
 )
+
+# An audit multiplies no matrices, and idle threads of NumPy's BLAS spin for a while. It reads this when it is loaded.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _EPILOG = """\
 exit codes: 0 clean · 1 an error was found (with --strict: or a warning) · 2 usage · 3 the environment cannot (llama.cpp
@@ -79,17 +75,47 @@ def run(argv: list[str]) -> int:
 
 
 def _audit(args: argparse.Namespace, argv: list[str]) -> int:
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(contextlib.closing(Child(args.verbose))) for _ in range(_ahead(args))]
+        return _audit_with(children, args, argv)
+
+
+def _ahead(args: argparse.Namespace) -> int:
+    """How many llama.cpp processes can start while this one loads the rest."""
+    try:
+        several = not args.tensor and args.model.stat().st_size >= SEVERAL_BYTES
+    except (OSError, ValueError):  # which is said when the file is opened
+        return 0
+    return min(args.threads or cores(), MOST_PROCESSES) if several else 1
+
+
+def _audit_with(children: Sequence[Child], args: argparse.Namespace, argv: list[str]) -> int:
+    from ..audit import AuditOptions, audit
+    from ..report import audit_text
+
     options = AuditOptions(
         tensor=args.tensor, source=args.source, readers=not args.no_readers, digest=not args.no_sha256,
         strict=args.strict, threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose,
         progress=on_terminal(),
     )  # fmt: skip
-    result = audit(args.model, options, spell(argv))
+    result = audit(args.model, options, spell(argv), children)
     text = audit_text.render(result, args.verbose, args.map, _colour())
-    return deliver(text, args.json, audit_json.render(result) if args.json else None, result.exit_code)
+    rendered = None
+    if args.json:
+        from ..report import audit_json
+
+        rendered = audit_json.render(result)
+    return deliver(text, args.json, rendered, result.exit_code)
 
 
 def _xray(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    from ..audit.xray import find_block, llama_values, parse_offset, to_dict, xray
+    from ..container import open_model
+    from ..reference import Llama
+    from ..report import audit_json, xray_text
+
     if args.map or args.source or args.strict:
         raise UsageError("--map, --source and --strict go with a whole audit, not with the x-ray of one block")
     offset = None if args.offset is None else parse_offset(args.offset)

@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..container import printable
 from ..errors import EXIT_ENVIRONMENT, EnvironmentFault, HarnessError, UsageError, say
 from ..version import project_version
 
@@ -59,6 +58,12 @@ def internal_errors(verbose: bool) -> Iterator[None]:
         raise EnvironmentFault(f"internal error, please report it: {type(error).__name__}: {error}") from None
 
 
+def _shown(path: Path) -> str:
+    from ..container import printable  # late: a command may have something to start before NumPy is loaded
+
+    return printable(str(path))
+
+
 def check_ranges(*limits: tuple[str, float, float, float]) -> None:
     """Each (flag, value, least, most). Raises UsageError."""
     for flag, value, low, high in limits:
@@ -72,7 +77,7 @@ def check_output(path: Path | None, *inputs: Path) -> None:
         return
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK) or path.is_dir():
-        raise UsageError(f"cannot write {printable(str(path))}")
+        raise UsageError(f"cannot write {_shown(path)}")
     if path.suffix == ".gguf":
         raise UsageError("--json would overwrite a model: give it another name than .gguf")
     if path.exists() and any(model.exists() and path.samefile(model) for model in inputs):
@@ -91,6 +96,6 @@ def deliver(text: str, path: Path | None, rendered: str | None, exit_code: int) 
         try:
             path.write_text(rendered)
         except OSError as error:
-            say(f"cannot write {printable(str(path))}: {error.strerror}")
+            say(f"cannot write {_shown(path)}: {error.strerror}")
             return exit_code or EXIT_ENVIRONMENT
     return exit_code

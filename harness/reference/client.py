@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,6 +18,7 @@ import numpy.typing as npt
 
 from ..errors import EnvironmentFault, KernelFault
 from . import protocol
+from .child import Child
 
 if TYPE_CHECKING:
     from ..container import Tensor
@@ -158,26 +156,16 @@ class Llama:
     Args:
         time_limit: seconds without an answer after which the process is killed and EnvironmentFault raised.
         verbose: let llama.cpp's log through to standard error.
+        child: the process, where it has been started ahead.
     """
 
-    def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False) -> None:
+    def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
         self._time_limit = time_limit
-        ours, theirs = socket.socketpair()
-        self._log = None if verbose else tempfile.TemporaryFile(prefix="gguf-verify-")  # noqa: SIM115 - lives with us
-        package_parent = str(Path(__file__).resolve().parents[2])
-        paths = [package_parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        output = sys.stderr if self._log is None else self._log
-        self._process = subprocess.Popen(
-            # -P: the folder where the command runs may come from anywhere, and must not be imported from
-            [sys.executable, "-P", "-m", "harness.reference.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1",
-                 "OPENBLAS_NUM_THREADS": "1",  # NumPy's: it multiplies nothing there, and idle threads spin
-                 # on a GPU each node is computed by itself, tapped or not
-                 "GGML_CUDA_DISABLE_FUSION": "1", "GGML_CUDA_DISABLE_GRAPHS": "1"},
-        )  # fmt: skip
-        theirs.close()
-        self._link = Connection(ours.detach())
+        self._child = child or Child(verbose)
+        self._process, self._log = self._child.process, self._child.log
+        self._link = Connection(self._child.link.detach())
+        self._ready = select.poll()  # Connection.poll makes a selector for every call
+        self._ready.register(self._link.fileno(), select.POLLIN)
         try:
             header, _ = self._receive("start")
             if "error" in header:
@@ -195,11 +183,7 @@ class Llama:
     def close(self) -> None:
         """End the process, whatever it is doing."""
         self._link.close()
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        if self._log is not None:
-            self._log.close()
+        self._child.close()
 
     @property
     def pid(self) -> int:
@@ -220,7 +204,7 @@ class Llama:
 
     def _receive(self, call: str) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
         try:
-            if not self._link.poll(self._time_limit):
+            if not self._ready.poll(1000 * self._time_limit):
                 self._process.kill()
                 raise EnvironmentFault(
                     f"llama.cpp hung in {call}: no answer for {self._time_limit:g} s{self._last_log()}"
@@ -335,7 +319,7 @@ class Llama:
         Args:
             library: kernels/host/scan.hpp, compiled for the tensor's type.
             rules: (all of, one of, none of) masks of codes; how many blocks obey each is counted.
-            drawn: numbers of blocks that are wanted as they are, and as llama.cpp decodes them.
+            drawn: ascending numbers of blocks that are wanted as they are, and as llama.cpp decodes them.
             on_bytes: called with the bytes that were scanned since the last call.
 
         Returns:

@@ -1,4 +1,8 @@
-"""Messages between the harness and its llama.cpp process: a JSON header, then each array's bytes. No pickling."""
+"""Messages between the harness and its llama.cpp process: a JSON header, then each array's bytes. No pickling.
+
+A header stands in a line of its own; arrays of `SMALL` bytes at most follow it in the same message, each larger one in
+one of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +15,31 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+SMALL = 1 << 14
+
 
 def send(link: Connection, header: dict[str, Any], *arrays: Array) -> None:
     """Send a header and arrays. Raises OSError where the other side is gone."""
     described = [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays]
-    link.send_bytes(json.dumps({**header, "arrays": described}).encode())
+    message = [json.dumps({**header, "arrays": described}).encode(), b"\n"]
+    link.send_bytes(b"".join(message + [np.ascontiguousarray(a).tobytes() for a in arrays if a.nbytes <= SMALL]))
     for a in arrays:
-        if a.size:
+        if a.nbytes > SMALL:
             link.send_bytes(np.ascontiguousarray(a).reshape(-1).view(np.uint8).data)
 
 
 def receive(link: Connection) -> tuple[dict[str, Any], list[Array]]:
     """Receive a header and its arrays. Raises EOFError where the other side is gone."""
-    header = json.loads(link.recv_bytes())
+    line, _, small = link.recv_bytes().partition(b"\n")
+    header = json.loads(line)
     arrays: list[Array] = []
+    at = 0
     for described in header.pop("arrays"):
         out = np.empty(described["shape"], described["dtype"])
-        if out.size:
+        if out.nbytes > SMALL:
             link.recv_bytes_into(out.reshape(-1).view(np.uint8).data)
+        elif out.size:
+            out.reshape(-1).view(np.uint8)[:] = np.frombuffer(small, np.uint8, out.nbytes, at)
+            at += out.nbytes
         arrays.append(out)
     return header, arrays

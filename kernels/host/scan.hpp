@@ -4,6 +4,9 @@
 // blocks go through the very `unpack` and `value` that the kernels use; llama.cpp's `to_float` comes as a pointer. A
 // batch stays in the first cache from llama.cpp's decode to ours: the file is read from memory once.
 #pragma once
+#include <cerrno>
+#include <unistd.h>
+
 #ifdef FORMAT
 #include "../formats/all.cuh"
 #else
@@ -62,22 +65,35 @@ inline void widen(float& least, float& most, float value) {
     if (value > most) most = value;
 }
 
-// Rows are told apart by this; equal ones are compared byte for byte afterwards. (Multiply and fold; no secret.)
-inline uint64_t row_hash(const uint8_t* p, int64_t n) {
-    unsigned __int128 wide;
-    uint64_t a = 0x9E3779B97F4A7C15u ^ (uint64_t)n, b = 0xD1B54A32D192ED03u;
-    for (; n >= 16; p += 16, n -= 16) {
-        uint64_t x, y;
-        memcpy(&x, p, 8);
-        memcpy(&y, p + 8, 8);
-        wide = (unsigned __int128)(a ^ x) * (b ^ y);
+// Rows are told apart by this; equal ones are compared byte for byte afterwards. (Multiply and fold, in lanes that do not
+// wait for each other; no secret.)
+struct HashLane {
+    uint64_t a, b;
+    void take(uint64_t x, uint64_t y) {
+        const unsigned __int128 wide = (unsigned __int128)(a ^ x) * (b ^ y);
         a = (uint64_t)wide ^ x;  // the factors stay: a product by zero must not forget the rest
         b = (uint64_t)(wide >> 64) + y + 0x2545F4914F6CDD1Du;
     }
-    uint64_t tail[2] = {0, 0};
+    void take(const uint8_t* p) {
+        uint64_t words[2];
+        memcpy(words, p, 16);
+        take(words[0], words[1]);
+    }
+};
+
+inline uint64_t row_hash(const uint8_t* p, int64_t n) {
+    HashLane lanes[4];
+    for (uint64_t i = 0; i < 4; ++i) lanes[i] = {0x9E3779B97F4A7C15u ^ (uint64_t)n, 0xD1B54A32D192ED03u + i};
+    for (; n >= 64; p += 64, n -= 64)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) lanes[i].take(p + 16 * i);
+    for (; n >= 16; p += 16, n -= 16) lanes[0].take(p);
+    uint8_t tail[16] = {};
     memcpy(tail, p, (size_t)n);
-    wide = (unsigned __int128)(a ^ tail[0] ^ 0xA24BAED4963EE407u) * (b ^ tail[1] ^ 0x9FB21C651E98DF25u);
-    return (uint64_t)wide ^ (uint64_t)(wide >> 64) ^ a ^ b;
+    lanes[0].take(tail);
+    for (int i = 1; i < 4; ++i) lanes[0].take(lanes[i].a, lanes[i].b);
+    lanes[0].take(0xA24BAED4963EE407u, 0x9FB21C651E98DF25u);
+    return lanes[0].a ^ lanes[0].b;
 }
 
 #ifdef FORMAT
@@ -99,34 +115,40 @@ inline Lanes lanes_of(const int8_t* slice) {
     return lanes;
 }
 
-inline bool any(Lanes lanes) {
-#ifdef __AVX__
-    typedef long long Words __attribute__((vector_size(QK)));
-    return !__builtin_ia32_ptestz256((Words)lanes, (Words)lanes);
-#endif
+// Not 0 where one of the lanes, which are 0 or 255, is set.
+inline uint32_t any(Lanes lanes) {
+#ifdef __AVX2__
+    return (uint32_t)_mm256_movemask_epi8((__m256i)lanes);
+#else
     uint64_t words[4];
     memcpy(words, &lanes, QK);
-    return (words[0] | words[1] | words[2] | words[3]) != 0;
+    words[0] |= words[1] | words[2] | words[3];
+    return (uint32_t)(words[0] | words[0] >> 32);
+#endif
 }
 
-// Which of the codes in `wanted` a block holds. Bit c is code c, where there are 32 codes at most. Of signed bytes: bit 0
-// is -128, bit 1 -127, bit 2 127, bit 3 any other.
-inline uint32_t presence(const int8_t* q, uint32_t wanted) {
+// Which of the codes in `wanted` each of n blocks holds. Bit c is code c, where there are 32 codes at most. Of signed
+// bytes: bit 0 is -128, bit 1 -127, bit 2 127, bit 3 any other.
+inline void find_codes(const int8_t (*q)[VALUES], int64_t n, uint32_t wanted, uint32_t (&present)[BATCH]) {
     constexpr int8_t NAMED[3] = {-128, -127, 127};
-    uint32_t present = 0;
+    uint32_t found[BATCH];
+    memset(present, 0, sizeof present);
     for (; wanted; wanted &= wanted - 1) {
         const int bit = __builtin_ctz(wanted);
-        if (CODES > 32 && bit > 2) {
-            for (int i = 0; i < VALUES; ++i)
-                present |= (uint32_t)(q[i] != NAMED[0] && q[i] != NAMED[1] && q[i] != NAMED[2]) << bit;
-            continue;
+        const bool other = CODES > 32 && bit > 2;
+        const uint8_t code = CODES > 32 ? NAMED[other ? 0 : bit] : bit + CODE_LOW;
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < n; ++j) {
+            Lanes lanes = {};
+            for (int s = 0; s < SLICES; ++s) {
+                const Lanes slice = lanes_of(q[j] + s * QK);
+                if (!other) lanes |= (Lanes)(slice == code);
+                else lanes |= (Lanes)((Lanes)(slice - 127) > 2);  // 127, -128 and -127 are 127, 128 and 129
+            }
+            found[j] = any(lanes);
         }
-        const uint8_t code = CODES > 32 ? NAMED[bit] : bit + CODE_LOW;
-        Lanes found = {};
-        for (int s = 0; s < SLICES; ++s) found |= (Lanes)(lanes_of(q + s * QK) == code);
-        present |= (uint32_t)any(found) << bit;
+        for (int64_t j = 0; j < n; ++j) present[j] |= (uint32_t)(found[j] != 0) << bit;
     }
-    return present;
 }
 
 // Counts of all codes from `C` on, so many at a time that the counters stay in registers.
@@ -144,29 +166,121 @@ inline void count_lanes(const int8_t (*slice)[QK], int64_t slices, uint32_t* cod
     if constexpr (C + SOME < CODES) count_lanes<C + SOME>(slice, slices, codes);
 }
 
-inline void count_codes(const int8_t (*q)[VALUES], int64_t n, uint32_t (&codes)[4][256]) {
-    const int64_t slices = n * SLICES;
-    const int8_t(*slice)[QK] = (const int8_t(*)[QK])q;
-    if constexpr (CODES > 32) {  // four tables, since increments of one counter wait for each other
-        for (int64_t j = 0; j < slices; ++j)
-            for (int i = 0; i < QK; i += 4)
-                for (int k = 0; k < 4; ++k) ++codes[k][(uint8_t)(slice[j][i + k] - CODE_LOW)];
-    } else {  // comparing 32 with each code is faster than counting one by one
-        static_assert(BATCH * SLICES < 256, "a batch's counts fit in a byte");
-        count_lanes<0>(slice, slices, codes[0]);
+#ifdef __AVX512VPOPCNTDQ__
+constexpr bool COUNTS_BITS = CODE_BITS < 8 && BATCH * VALUES % 512 == 0;
+
+typedef uint64_t Row __attribute__((vector_size(64)));
+
+// Rows i and i + S of 8, in which a bit and the one S above it change places.
+template <int S>
+inline void exchange(Row (&rows)[8]) {
+    constexpr uint64_t MASK = S == 4 ? 0x0F0F0F0F0F0F0F0Fu : S == 2 ? 0x3333333333333333u : 0x5555555555555555u;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        if (i & S) continue;
+        const Row moved = (rows[i] >> S ^ rows[i + S]) & MASK;
+        rows[i + S] ^= moved;
+        rows[i] ^= moved << S;
     }
 }
+
+// Codes counted by their bits. The codes of a batch become planes, one of each bit; the places in all planes of a set
+// are the codes that have all the bits of that set; and the counts of all sets give those of all codes.
+struct BitCounts {
+    static constexpr int GROUPS = BATCH * VALUES / 512;
+    Row of_set[CODES] = {};
+    int64_t codes = 0;
+
+    template <int BIT, int SET>
+    void count(const Row (&planes)[8][GROUPS], const Row (&held)[GROUPS]) {
+        if constexpr (BIT < CODE_BITS) {
+            Row both[GROUPS], sum = {};
+#pragma GCC unroll 4
+            for (int g = 0; g < GROUPS; ++g) {
+                both[g] = SET ? held[g] & planes[BIT][g] : planes[BIT][g];
+                sum += (Row)_mm512_popcnt_epi64((__m512i)both[g]);
+            }
+            of_set[SET | 1 << BIT] += sum;
+            count<BIT + 1, (SET | 1 << BIT)>(planes, both);
+            count<BIT + 1, SET>(planes, held);
+        }
+    }
+
+    void add(const int8_t (*q)[VALUES]) {  // a whole batch
+        Row planes[8][GROUPS];
+        for (int g = 0; g < GROUPS; ++g) {
+            Row rows[8];
+            memcpy(rows, (const int8_t*)q + 512 * g, 512);
+            exchange<4>(rows), exchange<2>(rows), exchange<1>(rows);
+#pragma GCC unroll 8
+            for (int b = 0; b < CODE_BITS; ++b) planes[b][g] = rows[b];
+        }
+        count<0, 0>(planes, planes[0]);
+        codes += BATCH * VALUES;
+    }
+
+    void add_to(int64_t (&tally)[256]) const {
+        int64_t n[CODES];
+        for (int set = 1; set < CODES; ++set) {
+            n[set] = 0;
+            for (int i = 0; i < 8; ++i) n[set] += of_set[set][i];
+        }
+        n[0] = codes;
+        for (int bit = 1; bit < CODES; bit *= 2)
+            for (int set = 0; set < CODES; ++set)
+                if (!(set & bit)) n[set] -= n[set | bit];
+        for (int code = 0; code < CODES; ++code) tally[(code - CODE_LOW) & (CODES - 1)] += n[code];
+    }
+};
+#else
+constexpr bool COUNTS_BITS = false;
+
+struct BitCounts {
+    void add(const int8_t (*)[VALUES]) {}
+    void add_to(int64_t (&)[256]) const {}
+};
+#endif
+
+struct Counts {
+    uint32_t codes[4][256] = {};
+    BitCounts bits;
+    int64_t uncounted = 0;
+
+    void add(const int8_t (*q)[VALUES], int64_t n, Tally& t) {
+        if (COUNTS_BITS && n == BATCH) return bits.add(q);
+        const int64_t slices = n * SLICES;
+        const int8_t(*slice)[QK] = (const int8_t(*)[QK])q;
+        if constexpr (CODES > 32) {  // four tables, since increments of one counter wait for each other
+            for (int64_t j = 0; j < slices; ++j)
+                for (int i = 0; i < QK; i += 4)
+                    for (int k = 0; k < 4; ++k) ++codes[k][(uint8_t)(slice[j][i + k] - CODE_LOW)];
+        } else {  // comparing 32 with each code is faster than counting one by one
+            static_assert(BATCH * SLICES < 256, "a batch's counts fit in a byte");
+            count_lanes<0>(slice, slices, codes[0]);
+        }
+        if ((uncounted += n * VALUES) > 1 << 30) add_to(t);  // before 32 bits could overflow
+    }
+
+    void add_to(Tally& t) {
+        for (int c = 0; c < 256; ++c)
+            for (auto& table : codes) t.codes[c] += table[c], table[c] = 0;
+        bits.add_to(t.codes);
+        bits = {};
+        uncounted = 0;
+    }
+};
+
+constexpr int STEP = FORMAT::GROUP == 16 ? 16 : QK;  // values in a row with the same scale
 
 // A batch of decoded blocks.
 struct Batch {
     alignas(64) float theirs[BATCH][VALUES], ours[BATCH][VALUES];
     alignas(64) int8_t q[BATCH][VALUES];
-    float stored[BATCH], stored_min[BATCH];
+    float stored[BATCH], stored_min[BATCH], d[BATCH][VALUES / STEP], m[BATCH][VALUES / STEP];
     uint32_t present[BATCH];
 };
 
 constexpr bool STORES_MIN = FORMAT::MINIMUM == Minimum::MEETS_CODES || FORMAT::STORES_M;
-constexpr int STEP = FORMAT::GROUP == 16 ? 16 : QK;  // values in a row with the same scale
 
 inline bool zero_block(const float* values, int n) {
     uint64_t set = 0, word;
@@ -198,9 +312,58 @@ inline void scan_special(const Batch& batch, int64_t first, int64_t n, const Rul
     }
 }
 
+// Our values of n blocks.
+inline void decode(Batch& batch, int64_t n) {
+    for (int64_t j = 0; j < n; ++j)
+        for (int g = 0; g < VALUES / STEP; ++g) {
+            const float d = batch.d[j][g], m = batch.m[j][g];
+            for (int i = g * STEP; i < (g + 1) * STEP; ++i) batch.ours[j][i] = FORMAT::value(d, m, batch.q[j][i]);
+        }
+}
+
+#ifdef __AVX512F__
+// `differing` for formats of few codes: the values of all codes are made once for those that share a scale, and looked
+// up.
+inline uint32_t looked_up_differing(const Batch& batch, int64_t n) {
+    __m512i differs = _mm512_setzero_si512();
+    for (int64_t j = 0; j < n; ++j)
+        for (int g = 0; g < VALUES / STEP; ++g) {
+            alignas(64) float values[16];  // by the low 4 bits of a code
+            for (int low = 0; low < 16; ++low)
+                values[low] = FORMAT::value(batch.d[j][g], batch.m[j][g], CODE_LOW + ((low - CODE_LOW) & (CODES - 1)));
+            const __m512 table = _mm512_load_ps(values);
+#pragma GCC unroll 2
+            for (int i = g * STEP; i < (g + 1) * STEP; i += 16) {
+                const __m512i code = _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)(batch.q[j] + i)));
+                const __m512i ours = _mm512_castps_si512(_mm512_permutexvar_ps(code, table));
+                const __m512i theirs = _mm512_load_si512(batch.theirs[j] + i);
+                differs = _mm512_ternarylogic_epi32(differs, ours, theirs, 0xF6);  // differs | (ours ^ theirs)
+            }
+        }
+    Lanes outside = {};  // bits that no code has: such a one would be taken for another code
+#pragma GCC unroll 4
+    for (int64_t s = 0; s < n * SLICES; ++s) outside |= lanes_of(batch.q[0] + s * QK) - (uint8_t)CODE_LOW;
+    outside &= (uint8_t)-CODES;
+    return any((Lanes)(outside != 0)) | (uint32_t)(_mm512_test_epi32_mask(differs, differs) != 0);
+}
+#endif
+
+// Not 0 where a bit of n blocks' values differs, or where that has to be looked at.
+inline uint32_t differing(Batch& batch, int64_t n) {
+#ifdef __AVX512F__
+    if constexpr (CODES <= 16) return looked_up_differing(batch, n);
+#endif
+    decode(batch, n);
+    const float *ours = batch.ours[0], *theirs = batch.theirs[0];
+    uint32_t differs = 0;  // memcmp takes longer
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < n * VALUES; ++i) differs |= bits_of(ours[i]) ^ bits_of(theirs[i]);
+    return differs;
+}
+
 // In phases over a batch, since a wide load that follows the narrow stores that it reads from has to wait for them.
 inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_float, const Rule* rules, int n_rules,
-                        Tally& t, uint32_t (&codes)[4][256]) {
+                        Tally& t, Counts& counts) {
     const FORMAT* block = (const FORMAT*)p;
     Batch batch;
     to_float(p, batch.theirs[0], n * VALUES);
@@ -208,22 +371,20 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
         for (int s = 0; s < SLICES; ++s) block[j].unpack(s, batch.q[j] + s * QK);
         batch.stored[j] = block[j].stored_scale();
         batch.stored_min[j] = block[j].stored_min();
-    }
-    for (int64_t j = 0; j < n; ++j)
-        for (int g = 0; g < VALUES; g += STEP) {
-            const int s = g / QK, h = g % QK / 16;
-            const float d = block[j].scale(s, h), m = block[j].minimum(s, h);
-            for (int i = g; i < g + STEP; ++i) batch.ours[j][i] = FORMAT::value(d, m, batch.q[j][i]);
+        for (int g = 0; g < VALUES / STEP; ++g) {
+            const int s = g * STEP / QK, h = g * STEP % QK / 16;
+            batch.d[j][g] = block[j].scale(s, h), batch.m[j][g] = block[j].minimum(s, h);
         }
-    count_codes(batch.q, n, codes);
+    }
+    uint32_t special = differing(batch, n);
+    counts.add(batch.q, n, t);
     uint32_t wanted = 0;
     for (int r = 0; r < n_rules; ++r) wanted |= rules[r].all | rules[r].any | rules[r].none;
-    if (wanted)
-        for (int64_t j = 0; j < n; ++j) batch.present[j] = presence(batch.q[j], wanted);
+    if (wanted) find_codes(batch.q, n, wanted, batch.present);
     // Almost always all blocks are sound and have a normal scale: that takes loops without branches.
     constexpr uint32_t INFINITE = 0x7F800000;
     const uint32_t normal = bits_of(FORMAT::NORMAL);
-    uint32_t special = 0, least = INFINITE, most = 0, negative = 0;
+    uint32_t least = INFINITE, most = 0, negative = 0;
     float least_m = INFINITY, most_m = -INFINITY;
     for (int64_t j = 0; j < n; ++j) {
         const uint32_t bits = bits_of(batch.stored[j]), size = bits & 0x7FFFFFFF;
@@ -236,9 +397,11 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
         least_m = m < least_m ? m : least_m;
         most_m = m > most_m ? m : most_m;
     }
-    for (int64_t j = 0; j < n; ++j) special |= zero_block(batch.ours[j], 8);  // 8 zeros make it a suspect
-    if (special || memcmp(batch.ours, batch.theirs, (size_t)n * sizeof(batch.ours[0])))
+    for (int64_t j = 0; j < n; ++j) special |= zero_block(batch.theirs[j], 8);  // 8 zeros make it a suspect
+    if (special) {
+        decode(batch, n);
         return scan_special(batch, first, n, rules, n_rules, t);
+    }
     t.negative_scales += negative;
     widen(t.least_scale, t.most_scale, float_of(least));
     widen(t.least_scale, t.most_scale, float_of(most));
@@ -278,10 +441,14 @@ struct BF16 {
     }
 };
 
-constexpr int BATCH = 1024, VALUES = 1, BYTES = sizeof(ELEMENT);
+constexpr int BATCH = 1024, BYTES = sizeof(ELEMENT);
+
+struct Counts {  // elements have no codes
+    void add_to(Tally&) {}
+};
 
 inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_float, const Rule*, int, Tally& t,
-                        uint32_t (&)[4][256]) {
+                        Counts&) {
     float theirs[BATCH], ours[BATCH];
     if (to_float) to_float(p, theirs, n);
     for (int64_t j = 0; j < n; ++j) {
@@ -338,24 +505,43 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
 extern "C" void scan_tensor(const uint8_t* p, int64_t n, int64_t first, scan::ToFloat to_float,
                             const scan::Rule* rules, int n_rules, scan::Tally* tally) {
     using namespace scan;
-    uint32_t codes[4][256] = {};
-    int64_t uncounted = 0;
-    const auto add_codes = [&] {  // before 32 bits could overflow
-        for (int c = 0; c < 256; ++c)
-            for (auto& table : codes) tally->codes[c] += table[c], table[c] = 0;
-        uncounted = 0;
-    };
+    Counts counts;
     for (int64_t at = 0; at < n; at += BATCH) {
         const int64_t some = n - at < BATCH ? n - at : BATCH;
-        scan_blocks(p + at * BYTES, some, first + at, to_float, rules, n_rules, *tally, codes);
-        if ((uncounted += some * VALUES) > 1 << 30) add_codes();
+        scan_blocks(p + at * BYTES, some, first + at, to_float, rules, n_rules, *tally, counts);
     }
-    add_codes();
+    counts.add_to(*tally);
     tally->blocks += n;
 }
 
 extern "C" void hash_rows(const uint8_t* rows, int64_t n_rows, int64_t row_bytes, uint64_t* hashes) {
     for (int64_t r = 0; r < n_rows; ++r) hashes[r] = scan::row_hash(rows + r * row_bytes, row_bytes);
+}
+
+// `scan_tensor` over `nbytes` of a file from `offset` on, in pieces of `step` bytes that stay in the second cache; and of
+// each piece, if it is of whole rows and `hashes` is not null, the rows' hashes; and the blocks of the numbers `drawn`
+// that it holds, to their places in `blocks`. Returns 0, an errno, or -1 where the file has shrunk.
+extern "C" int scan_file(int fd, int64_t offset, int64_t nbytes, int64_t first, uint8_t* buffer, int64_t step,
+                         scan::ToFloat to_float, const scan::Rule* rules, int n_rules, scan::Tally* tally,
+                         int64_t row_bytes, uint64_t* hashes, const int64_t* drawn, int64_t n_drawn, uint8_t* blocks) {
+    for (int64_t at = 0; at < nbytes; at += step) {
+        const int64_t some = nbytes - at < step ? nbytes - at : step, n = some / scan::BYTES;
+        ssize_t got;
+        do got = pread(fd, buffer, (size_t)some, offset + at);
+        while (got < 0 && errno == EINTR);
+        if (got < 0) return errno;
+        if (got != some) return -1;
+        scan_tensor(buffer, n, first, to_float, rules, n_rules, tally);
+        if (hashes) {
+            hash_rows(buffer, some / row_bytes, row_bytes, hashes);
+            hashes += some / row_bytes;
+        }
+        for (int64_t i = 0; i < n_drawn; ++i)
+            if (drawn[i] >= first && drawn[i] < first + n)
+                memcpy(blocks + i * scan::BYTES, buffer + (drawn[i] - first) * scan::BYTES, scan::BYTES);
+        first += n;
+    }
+    return 0;
 }
 
 // How many rows equal an earlier one. `order` sorts the rows by (hash, number). The first such row and the one that it
