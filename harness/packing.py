@@ -69,6 +69,11 @@ def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int) -> tuple[Bytes, bo
     return inside.reshape(n, -1), not rows.any()
 
 
+def _block_format(weights: Weights) -> BlockFormat:
+    assert isinstance(weights.fmt, BlockFormat)
+    return weights.fmt
+
+
 class Packed(Launch):
     """Weights are packed once; `gemm` gets the packed ones."""
 
@@ -102,28 +107,34 @@ class Wgmma(Packed):
     groups: int = 2
 
     def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
-        self._gemm(kernel, weights, x, out, m, {}, 1)
+        self.gemm(kernel, weights, self.tiled(kernel, weights, "tile", x, m), out, m)
 
-    def _gemm(
-        self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int, macros: dict[str, str], parts: int
-    ) -> None:
-        fmt, host = weights.fmt, kernel.host
-        assert isinstance(fmt, BlockFormat)
-        tiles, padded, chunk = packed_shape(fmt, weights.n, weights.k)
-        stages, token_tiles = padded // 2, -(-m // self.tokens)
-        tiled = host.output(token_tiles * stages * self.tokens * 144)
-        args = [x, tiled, np.int64(m), np.int64(weights.k // fmt.block_size), np.int64(stages)]
-        tokens = {"TOKENS": str(self.tokens)}
-        grid = (min(-(-token_tiles * self.tokens * padded // 8), MAX_GRID), 1, 1)
-        host.launch(kernel.compiled("tile", fmt, _TILE, tokens), grid, (256, 1, 1), args)
+    def multiply_values(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self.gemm(kernel, weights, self.tiled(kernel, weights, "quantize_tiled", x, m), out, m)
+
+    def tiled(self, kernel: Kernel, weights: Weights, entry: str, x: Any, m: int) -> Any:
+        """Tiled activations by this function of kernels/pack/activations.cu."""
+        _, padded, _ = packed_shape(_block_format(weights), weights.n, weights.k)
+        tokens = -(-m // self.tokens) * self.tokens
+        out = kernel.host.output(tokens * padded * 72)
+        args = [x, out, np.int64(m), np.int64(weights.k // 32), np.int64(padded // 2)]
+        tile = kernel.compiled(entry, weights.fmt, _TILE, {"TOKENS": str(self.tokens)})
+        kernel.host.launch(tile, (min(-(-tokens * padded // 64), MAX_GRID), 1, 1), (256, 1, 1), args)
+        return out
+
+    def gemm(
+        self, kernel: Kernel, weights: Weights, tiled: Any, out: Any, m: int,
+        macros: dict[str, str] | None = None, parts: int = 1,
+    ) -> None:  # fmt: skip
+        tiles, padded, chunk = packed_shape(_block_format(weights), weights.n, weights.k)
         weights_at = -(-self.tokens * 144 // 128) * 128
         slot = -(-(weights_at + self.groups * 2 * chunk) // 1024) * 1024
         ring = min(8, 200 * 1024 // slot)
-        macros = {**tokens, "WARPGROUPS": str(self.groups), "STAGES": str(ring), **macros}
-        args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(stages)]
-        grid = (-(-tiles // self.groups) * token_tiles, parts, 1)
+        defines = {"TOKENS": str(self.tokens), "WARPGROUPS": str(self.groups), "STAGES": str(ring), **(macros or {})}
+        args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(padded // 2)]
+        grid = (-(-tiles // self.groups) * -(-m // self.tokens), parts, 1)
         block = (self.groups * 128 + 128, 1, 1)
-        host.launch(kernel.compiled("gemm", fmt, None, macros), grid, block, args, shared=ring * slot)
+        kernel.host.launch(kernel.compiled("gemm", weights.fmt, None, defines), grid, block, args, shared=ring * slot)
 
 
 #: Values of a part of a row, in `SplitK`.
@@ -134,11 +145,18 @@ class SplitK(Packed):
     """kernels/gemm/q8_1/09_split_k.cu, with tiles as small as the tokens allow."""
 
     def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self._multiply(kernel, weights, "tile", x, out, m)
+
+    def multiply_values(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self._multiply(kernel, weights, "quantize_tiled", x, out, m)
+
+    def _multiply(self, kernel: Kernel, weights: Weights, entry: str, x: Any, out: Any, m: int) -> None:
         parts, n = -(-weights.k // SPLIT), weights.n
         sums = kernel.host.output(4 * parts * m * n)
         tokens = next(t for t in (16, 32, 64) if t >= min(m, 64))
         macros = {"PART_STAGES": str(SPLIT // 64)}
-        Wgmma(tokens, 1)._gemm(kernel, weights, x, sums, m, macros, parts)
+        tiles = Wgmma(tokens, 1)
+        tiles.gemm(kernel, weights, tiles.tiled(kernel, weights, entry, x, m), sums, m, macros, parts)
         added = kernel.compiled("add_parts", weights.fmt, None, {**macros, **_ANY_TILE})
         args = [sums, out, np.int64(parts), np.int64(m * n)]
         kernel.host.launch(added, (min(-(-m * n // 256), MAX_GRID), 1, 1), (256, 1, 1), args)

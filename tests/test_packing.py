@@ -100,9 +100,9 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
 @pytest.mark.parametrize(
     ("name", "file", "old", "new"),
     [
-        pytest.param("q8_1_wgmma", "pack/activations.cu", "at / 8 ^ row % 8", "at / 8 ^ row / 2 % 8", id="swizzle"),
+        pytest.param("q8_1_wgmma", "pack/activations.cu", "piece ^ row % 8", "piece ^ row / 2 % 8", id="swizzle"),
         pytest.param("q8_1_wgmma", "packed.cuh", "BYTES ? 1.0f : 0x1p-4f", "1.0f", id="scale of the second half"),
-        pytest.param("q8_1_wgmma", "packed.cuh", "k % 2 * 8", "k % 2 * 4", id="order of k"),
+        pytest.param("q8_1_wgmma", "pack/activations.cu", "words[2 * j + odd] =", "words[j + 2 * odd] =", id="order of k"),
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "half * HALF + i / 4 * 8", "half * HALF + i / 4 * 4",
                      id="places of outputs"),
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "parity ^= slot == 0;", "", id="a stale stage"),
@@ -163,7 +163,7 @@ def test_clean_under_sanitizers() -> None:
     ("file", "old", "new"),
     [
         pytest.param("gemm/q8_1/08_gemv.cu", "if (first_token + k >= M) break;", "", id="a token past the last"),
-        pytest.param("pack/activations.cu", "token < M && block", "block", id="a row past the activations"),
+        pytest.param("pack/activations.cu", "token < M && stage", "stage", id="a row past the activations"),
         pytest.param("pack/weights.cu", "row < N && block", "block", id="a row past the weights"),
     ],
 )
