@@ -168,7 +168,7 @@ def test_accumulation_over_k(tmp_path: Path) -> None:
     ("old", "new"),
     [
         ("__fdiv_rn(amax, 127.0f)", "__fdiv_rn(amax, 128.0f)"),
-        ("__fadd_rn(t, integers)", "__fadd_rn(floorf(t), integers)"),
+        ("__fmul_rn(v[i], over_d)", "__fmul_rn(v[i], 0.99f * over_d)"),
         ("out.s = __fadd_rn(", "out.s = 1.001f * __fadd_rn("),
     ],
 )
