@@ -5,23 +5,23 @@
 #include "packed.cuh"
 #include "quantize/q8_1.cuh"
 
+// Of a lane: its token and block, and where they go.
 struct Place {
-    int64_t token, stage;
+    int64_t token;
     int block, c;
     bool there;
+    uint8_t* chunk;
 
-    __device__ Place(int64_t i, int64_t M, int64_t blocks, int64_t stages) {
+    __device__ Place(uint8_t* out, int64_t four, int64_t stage, int64_t M, int64_t blocks, int64_t stages) {
         const int lane = threadIdx.x % 32;
-        token = i / stages * 4 + lane / 8, stage = i % stages;
-        block = lane / 4 % 2, c = lane % 4;
+        token = four * 4 + lane / 8, block = lane / 4 % 2, c = lane % 4;
         there = token < M && stage * 2 + block < blocks;
+        chunk = out + (four / (TOKENS / 4) * stages + stage) * packed::chunk_bytes(TOKENS);
     }
-    __device__ int64_t source(int64_t blocks) const { return token * blocks + stage * 2 + block; }
 };
 
 // All lanes of a warp take part.
-__device__ __forceinline__ void write(uint8_t* out, const Place& at, int64_t stages, const float (&q)[8], uint16_t d,
-                                      uint16_t s) {
+__device__ __forceinline__ void write(const Place& at, const float (&q)[8], uint16_t d, uint16_t s) {
     using namespace packed;
     uint32_t words[4];
 #pragma unroll
@@ -43,38 +43,44 @@ __device__ __forceinline__ void write(uint8_t* out, const Place& at, int64_t sta
         const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, upper ? words[i] : words[i + 2], 2);
         words[i] = upper ? other : words[i], words[i + 2] = upper ? words[i + 2] : other;
     }
-    uint8_t* to = out + (at.token / TOKENS * stages + at.stage) * chunk_bytes(TOKENS);
     const int row = (int)(at.token % TOKENS), piece = at.block * 4 + at.c;
-    ((uint4*)to)[row * 8 + (piece ^ row % 8)] = {words[0], words[1], words[2], words[3]};
+    ((uint4*)at.chunk)[row * 8 + (piece ^ row % 8)] = {words[0], words[1], words[2], words[3]};
     if (at.c == 0)
-        ((float2*)(to + TOKENS * 128))[at.block * TOKENS + row] = {__fmul_rn(half_to_float(d), D_FACTOR),
-                                                                  z_of(half_to_float(s))};
+        ((float2*)(at.chunk + TOKENS * 128))[at.block * TOKENS + row] = {__fmul_rn(half_to_float(d), D_FACTOR),
+                                                                        z_of(half_to_float(s))};
+}
+
+// Warp i of a grid of blocks [fours of tokens, warps]: body(place) for its stages of its four tokens.
+template <class Body>
+__device__ __forceinline__ void for_places(uint8_t* out, int64_t M, int64_t blocks, int64_t stages, const Body& body) {
+    const int64_t fours = (M + TOKENS - 1) / TOKENS * (TOKENS / 4), warps = (int64_t)gridDim.y * (blockDim.x / 32);
+    for (int64_t four = blockIdx.x; four < fours; four += gridDim.x)
+        for (int64_t stage = (int64_t)blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32; stage < stages; stage += warps) {
+            const Place at(out, four, stage, M, blocks, stages);
+            body(at, at.token * blocks + stage * 2 + at.block);
+        }
 }
 
 extern "C" __global__ void tile(const Q8_1* __restrict__ x,  // (M, blocks)
                                 uint8_t* __restrict__ out,   // (tiles of TOKENS, stages) chunks
                                 int64_t M, int64_t blocks, int64_t stages) {
-    const int64_t all = (M + TOKENS - 1) / TOKENS * (TOKENS / 4) * stages, warps = (int64_t)gridDim.x * (blockDim.x / 32);
-    for (int64_t i = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; i < all; i += warps) {
-        const Place at(i, M, blocks, stages);
-        const Q8_1* b = x + at.source(blocks);
+    for_places(out, M, blocks, stages, [&](const Place& at, int64_t from) {
+        const Q8_1* b = x + from;
         float q[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) q[j] = at.there ? (float)b->qs[j / 4 * 16 + at.c * 4 + j % 4] : 0.0f;
-        write(out, at, stages, q, at.there ? b->d : 0, at.there ? b->s : 0);
-    }
+        write(at, q, at.there ? b->d : 0, at.there ? b->s : 0);
+    });
 }
 
 extern "C" __global__ void quantize_tiled(const float* __restrict__ x,  // (M, blocks, 32)
                                           uint8_t* __restrict__ out,    // as above
                                           int64_t M, int64_t blocks, int64_t stages) {
-    const int64_t all = (M + TOKENS - 1) / TOKENS * (TOKENS / 4) * stages, warps = (int64_t)gridDim.x * (blockDim.x / 32);
-    for (int64_t i = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; i < all; i += warps) {
-        const Place at(i, M, blocks, stages);
-        const float4* b = (const float4*)x + at.source(blocks) * 8;
+    for_places(out, M, blocks, stages, [&](const Place& at, int64_t from) {
+        const float4* b = (const float4*)x + from * 8;
         float4 v[2] = {};
         if (at.there) v[0] = b[at.c], v[1] = b[4 + at.c];
         const Quantized block = quantized(v, at.c);
-        write(out, at, stages, block.q, float_to_half(block.d), float_to_half(block.s));
-    }
+        write(at, block.q, float_to_half(block.d), float_to_half(block.s));
+    });
 }
