@@ -174,7 +174,7 @@ class Kernel:
             return x
         out = self.host.output(n_blocks * 36)
         kernel = self.host.load(self.root, QUANTIZER, "quantize", {})
-        grid = (min(-(-n_blocks // (_THREADS // 32)), MAX_GRID), 1, 1)
+        grid = (min(-(-n_blocks // (_THREADS // 4)), MAX_GRID), 1, 1)
         self.host.launch(kernel, grid, (_THREADS, 1, 1), [x, out, np.int64(n_blocks)])
         return out
 

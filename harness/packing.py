@@ -25,8 +25,9 @@ Bytes = npt.NDArray[np.uint8]
 ROWS = 128
 _PACK, _TILE = "pack/weights.cu", "pack/activations.cu"
 _TILES_AT_A_TIME = 16  # taken apart, which takes many times their size
+_MULTIPROCESSORS = 132  # of the cards that 07 runs on
 #: What a source that holds more than the GEMM is compiled with for the rest of it.
-_ANY_TILE = {"TOKENS": "16", "WARPGROUPS": "1", "STAGES": "2"}
+_ANY_TILE = {"TOKENS": "16", "WARPGROUPS": "1", "CTAS": "1", "STAGES": "2"}
 
 
 def packed_shape(fmt: BlockFormat, n: int, k: int) -> tuple[int, int, int]:
@@ -93,57 +94,96 @@ class Packed(Launch):
 
 
 @dataclass(frozen=True)
-class Wgmma(Packed):
-    """kernels/gemm/q8_1/07_wgmma.cu: tiles of WARPGROUPS · 128 rows and TOKENS tokens.
+class Tiling:
+    """How kernels/gemm/q8_1/07_wgmma.cu cuts [M, N] outputs: tiles of `groups` · 128 rows and `tokens` tokens.
 
     Args:
-        tokens, groups: TOKENS and WARPGROUPS.
+        tokens, groups, ctas: its TOKENS, WARPGROUPS and CTAS, the blocks that share a multiprocessor.
     """
 
-    tokens: int = 64
+    tokens: int
     groups: int = 2
+    ctas: int = 1
 
-    def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
-        self._gemm(kernel, weights, x, out, m, {}, 1)
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of [m, n] outputs."""
+        return -(-n // (self.groups * ROWS)) * -(-m // self.tokens)
 
-    def _gemm(
-        self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int, macros: dict[str, str], parts: int
-    ) -> None:
-        fmt, host = weights.fmt, kernel.host
-        assert isinstance(fmt, BlockFormat)
-        tiles, padded, chunk = packed_shape(fmt, weights.n, weights.k)
-        stages, token_tiles = padded // 2, -(-m // self.tokens)
-        tiled = host.output(token_tiles * stages * self.tokens * 144)
-        args = [x, tiled, np.int64(m), np.int64(weights.k // fmt.block_size), np.int64(stages)]
+    def rounds(self, m: int, n: int, parts: int = 1) -> int:
+        """A measure of the time that they take: outputs that a multiprocessor adds up one after the other."""
+        return -(-self.tiles(m, n) * parts // _MULTIPROCESSORS) * self.tokens * self.groups
+
+    def gemm(self, kernel: Kernel, weights: Weights, entry: str, x: Any, out: Any, m: int, split: int = 0) -> None:
+        """Into `out` from activations that the function `entry` of kernels/pack/activations.cu tiles.
+
+        Args:
+            split: values of a part of a row, whose sums then go into `out` one after the other; 0: a row is one part.
+        """
+        host = kernel.host
+        assert isinstance(weights.fmt, BlockFormat)
+        _, padded, chunk = packed_shape(weights.fmt, weights.n, weights.k)
+        token_tiles, stages = -(-m // self.tokens), padded // 2
+
         tokens = {"TOKENS": str(self.tokens)}
-        grid = (min(-(-token_tiles * self.tokens * padded // 8), MAX_GRID), 1, 1)
-        host.launch(kernel.compiled("tile", fmt, _TILE, tokens), grid, (256, 1, 1), args)
+        tiled = host.output(token_tiles * stages * self.tokens * 144)
+        args = [x, tiled, np.int64(m), np.int64(weights.k // 32), np.int64(stages)]
+        grid = (min(token_tiles * self.tokens // 4, MAX_GRID), min(-(-stages // 8), 65535), 1)
+        host.launch(kernel.compiled(entry, weights.fmt, _TILE, tokens), grid, (256, 1, 1), args)
+
         weights_at = -(-self.tokens * 144 // 128) * 128
         slot = -(-(weights_at + self.groups * 2 * chunk) // 1024) * 1024
-        ring = min(8, 200 * 1024 // slot)
-        macros = {**tokens, "WARPGROUPS": str(self.groups), "STAGES": str(ring), **macros}
+        ring = min(8, 200 * 1024 // self.ctas // slot)
+        macros = {
+            **tokens, "WARPGROUPS": str(self.groups), "CTAS": str(self.ctas), "STAGES": str(ring),
+            "PART_STAGES": str(split // 64),
+        }  # fmt: skip
         args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(stages)]
-        grid = (-(-tiles // self.groups) * token_tiles, parts, 1)
-        block = (self.groups * 128 + 128, 1, 1)
-        host.launch(kernel.compiled("gemm", fmt, None, macros), grid, block, args, shared=ring * slot)
+        grid = (self.tiles(m, weights.n), -(-stages * 64 // split) if split else 1, 1)
+        block = (self.groups * 128 + (128 if self.ctas == 1 else 32), 1, 1)
+        host.launch(kernel.compiled("gemm", weights.fmt, None, macros), grid, block, args, shared=ring * slot)
+
+
+class Wgmma(Packed):
+    """kernels/gemm/q8_1/07_wgmma.cu, with the tiles that keep the card busy: bits do not depend on them."""
+
+    def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self.tiling(weights.fmt, m, weights.n).gemm(kernel, weights, "tile", x, out, m)
+
+    def multiply_values(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self.tiling(weights.fmt, m, weights.n).gemm(kernel, weights, "quantize_tiled", x, out, m)
+
+    def tiling(self, fmt: WeightFormat, m: int, n: int) -> Tiling:
+        """Large tiles where registers hold them, unless the last to run would leave more multiprocessors idle."""
+        tilings = (Tiling(128), Tiling(64)) if fmt.name == "Q8_0" else (Tiling(64),)
+        return min(tilings, key=lambda tiling: tiling.rounds(m, n))
 
 
 #: Values of a part of a row, in `SplitK`.
-SPLIT = 512
+SPLIT = 1024
 
 
 class SplitK(Packed):
     """kernels/gemm/q8_1/09_split_k.cu, with tiles as small as the tokens allow."""
 
     def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
-        parts, n = -(-weights.k // SPLIT), weights.n
-        sums = kernel.host.output(4 * parts * m * n)
-        tokens = next(t for t in (16, 32, 64) if t >= min(m, 64))
-        macros = {"PART_STAGES": str(SPLIT // 64)}
-        Wgmma(tokens, 1)._gemm(kernel, weights, x, sums, m, macros, parts)
-        added = kernel.compiled("add_parts", weights.fmt, None, {**macros, **_ANY_TILE})
-        args = [sums, out, np.int64(parts), np.int64(m * n)]
-        kernel.host.launch(added, (min(-(-m * n // 256), MAX_GRID), 1, 1), (256, 1, 1), args)
+        self._multiply(kernel, weights, "tile", x, out, m)
+
+    def multiply_values(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self._multiply(kernel, weights, "quantize_tiled", x, out, m)
+
+    def tiling(self, m: int, n: int, parts: int) -> Tiling:
+        """Small tiles where there are few tokens: more blocks at a time hide each other's waits."""
+        if m <= 16:
+            return Tiling(16, 1, 4)
+        return min((Tiling(64), Tiling(32, 1, 3)), key=lambda tiling: tiling.rounds(m, n, parts))
+
+    def _multiply(self, kernel: Kernel, weights: Weights, entry: str, x: Any, out: Any, m: int) -> None:
+        parts, fours = -(-weights.k // SPLIT), -(-m * weights.n // 4)
+        sums = kernel.host.output(16 * parts * fours)
+        self.tiling(m, weights.n, parts).gemm(kernel, weights, entry, x, sums, m, SPLIT)
+        args = [sums, out, np.int64(parts), np.int64(m * weights.n)]
+        added = kernel.compiled("add_parts", weights.fmt, None, _ANY_TILE)
+        kernel.host.launch(added, (min(-(-fours // 128), MAX_GRID), 1, 1), (128, 1, 1), args)
 
 
 class Gemv(Packed):

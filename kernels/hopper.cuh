@@ -62,9 +62,9 @@ __device__ __forceinline__ void more_registers() {
 }
 
 // Fragments must be in their registers before `wgmma_begin`: the compiler does not know that it ends their making.
-__device__ __forceinline__ void pin(uint32_t (&a)[2][2][4]) {
+__device__ __forceinline__ void pin(uint32_t (&a)[4]) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i / 8][i / 4 % 2][i % 4])::"memory");
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
 // A matrix [columns, 64 halves] in shared memory, aligned to 1024: rows of 128 bytes whose eight 16-byte chunks c lie at
@@ -102,17 +102,10 @@ __device__ __forceinline__ void wgmma_ready(float (&d)[COUNT]) {
 //     a[0], a[2]   row 16w + g, halves 2c, 2c+1 and 2c+8, 2c+9        a[1], a[3]   of row 16w + g + 8
 //     d[4j + i]    column 8j + 2c + i % 2, row 16w + g + 8 (i / 2)
 template <bool ADD>
-__device__ __forceinline__ void wgmma(float (&d)[4], const uint32_t (&a)[4], SharedMatrix b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, "
-        "{%4,%5,%6,%7}, %8, %9, 1, 1, 0;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "n"((int)ADD));
-}
-template <bool ADD>
 __device__ __forceinline__ void wgmma(float (&d)[8], const uint32_t (&a)[4], SharedMatrix b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7}, "
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7}, "
         "{%8,%9,%10,%11}, %12, %13, 1, 1, 0;"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "n"((int)ADD));
@@ -120,9 +113,25 @@ __device__ __forceinline__ void wgmma(float (&d)[8], const uint32_t (&a)[4], Sha
 template <bool ADD>
 __device__ __forceinline__ void wgmma(float (&d)[16], const uint32_t (&a)[4], SharedMatrix b) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
         "{%16,%17,%18,%19}, %20, %21, 1, 1, 0;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "n"((int)ADD));
+}
+template <bool ADD>
+__device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], SharedMatrix b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+        "{%32,%33,%34,%35}, %36, %37, 1, 1, 0;"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
+          "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
+          "+f"(d[30]), "+f"(d[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "n"((int)ADD));
 }
 #else

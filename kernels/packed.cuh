@@ -50,8 +50,16 @@ __device__ __forceinline__ uint16_t m_bits(const F& block) {
 // So that the sums of halves are the sums of codes.
 constexpr float D_FACTOR = BYTES ? 1.0f : 0x1p24f, SECOND_HALF = BYTES ? 1.0f : 0x1p-4f;
 
-// Where the code of value k of a block stands in its 32 halves.
-__device__ __forceinline__ int place(int k) { return (k & 16) + k % 16 / 4 * 2 + k % 4 / 2 + k % 2 * 8; }
+// Two floats that halves hold exactly, the first in the low half.
+__device__ __forceinline__ uint32_t two_halves(float a, float b) {
+#ifdef __CUDACC__
+    uint32_t two;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(b), "f"(a));
+    return two;
+#else
+    return float_to_half(a) | (uint32_t)float_to_half(b) << 16;
+#endif
+}
 
 __device__ constexpr int chunk_bytes(int tokens) { return tokens * 128 + 2 * tokens * 8; }  // a multiple of 16
 

@@ -495,6 +495,10 @@ def quantizer_inputs() -> dict[str, np.ndarray]:
     near = np.float32(ties)
     near[:, 1::2] = np.nextafter(near[:, 1::2], np.float32(np.inf))
     near[:, 2::4] = np.nextafter(near[:, 2::4], np.float32(0))
+    greatest = np.float32(rng.uniform(1, 2, (64, 1)) * 10.0 ** rng.integers(-33, 33, (64, 1)))
+    around = np.float32((rng.integers(-126, 126, (64, 4096)) + 0.5) * (greatest / np.float32(127)))
+    around = np.float32(around * (1 + rng.integers(-4, 5, around.shape) * 2.0**-24))
+    around[:, ::32] = greatest
     signed_zeros = np.zeros((2, 96))
     signed_zeros[1] = -0.0
     signed_zeros[:, 40] = 1e-3
@@ -508,6 +512,7 @@ def quantizer_inputs() -> dict[str, np.ndarray]:
         "constant": np.full((3, 32), 0.1) * [[1], [-1], [1e-30]],
         "ties": ties,
         "beside ties": near,
+        "around ties of any scale": around,
         "not finite": special,
         "any bits": rng.integers(0, 0x7F800000, (64, 4096)).astype(np.uint32).view(np.float32)
         * rng.choice(np.array([-1, 1], np.float32), (64, 4096)),
@@ -641,7 +646,7 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
             "heap-buffer-overflow", id="an element past the output",
         ),
         pytest.param(
-            "q8_1_naive", "Q5_0", "quantize/q8_1.cu", "b < n_blocks", "b <= n_blocks",
+            "q8_1_naive", "Q5_0", "quantize/q8_1.cu", "if (b < n_blocks)", "if (b <= n_blocks)",
             "heap-buffer-overflow", id="a block past the activations",
         ),
     ],
@@ -662,7 +667,7 @@ def test_sanitizers_see(tmp_path: Path, name: str, fmt: str, file: str, old: str
         ("q8_1_mma", "Q4_1", "gemm/q8_1/06_mma.cu", "(int64_t)(blockIdx.x / tiles_m)", "(int)(blockIdx.x / tiles_m)"),
         ("f32_tiled", "Q5_1", "gemm/f32/02_tiled.cu", "(int64_t)(blockIdx.x % tiles_m)", "(int)(blockIdx.x % tiles_m)"),
         ("elements", "F16", "gemm/elements/01_naive.cu", "w + i % N * K", "w + (int)(i % N * K)"),
-        ("q8_1_naive", "Q8_0", "quantize/q8_1.cu", "(int64_t)blockIdx.x * (blockDim", "blockIdx.x * (blockDim"),
+        ("q8_1_naive", "Q8_0", "quantize/q8_1.cu", "(int64_t)blockIdx.x * WARPS", "blockIdx.x * WARPS"),
     ],
 )
 def test_an_index_of_32_bits_is_seen(tmp_path: Path, name: str, fmt: str, file: str, old: str, new: str) -> None:

@@ -168,12 +168,12 @@ def test_accumulation_over_k(tmp_path: Path) -> None:
     ("old", "new"),
     [
         ("__fdiv_rn(amax, 127.0f)", "__fdiv_rn(amax, 128.0f)"),
-        ("roundf(__fdiv_rn(v, d))", "floorf(__fdiv_rn(v, d))"),
-        ("y[b].s = float_to_half(sum)", "y[b].s = float_to_half(sum * 1.001f)"),
+        ("__fmul_rn(v[i], over_d)", "__fmul_rn(v[i], 0.99f * over_d)"),
+        ("out.s = __fadd_rn(", "out.s = 1.001f * __fadd_rn("),
     ],
 )
 def test_quantizer(tmp_path: Path, old: str, new: str) -> None:
-    report = run(Q4_0, altered_kernel(tmp_path, "q8_1_dp4a", "quantize/q8_1.cu", old, new), "layers")
+    report = run(Q4_0, altered_kernel(tmp_path, "q8_1_dp4a", "quantize/q8_1.cuh", old, new), "layers")
     assert report.exit_code == 1
     assert any("the kernel's quantizer" in f.what for f in failures(report, "layers"))
 
@@ -207,8 +207,8 @@ def test_forgotten_base_of_a_tile_of_tokens(tmp_path: Path) -> None:
 
 
 def test_quantizer_wrong_for_one_token(tmp_path: Path) -> None:
-    fault = "float_to_half(n_blocks > 2 && n_blocks <= 8 ? 0.0f : sum)"
-    kernel = altered_kernel(tmp_path, "q8_1_naive", "quantize/q8_1.cu", "float_to_half(sum)", fault)
+    fault = "float_to_half(n_blocks > 2 && n_blocks <= 8 ? 0.0f : block.s)"
+    kernel = altered_kernel(tmp_path, "q8_1_naive", "quantize/q8_1.cu", "float_to_half(block.s)", fault)
     report = run(Q4_0, kernel, "layers")
     assert report.exit_code == 1
     assert "quantizer at M=1:" in failures(report, "layers")[0].what

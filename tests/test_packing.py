@@ -16,10 +16,10 @@ from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import kernel_root
 from harness.hosts.compiler import compiler
 from harness.kernels import KERNELS, LEGACY, Kernel
-from harness.packing import Packed, packed_shape, unpacked
+from harness.packing import Packed, SplitK, Tiling, Wgmma, packed_shape, unpacked
 from harness.semantics import SEMANTICS, product
 
-from .test_kernels import assert_same, random_activations, random_weights, stack_bytes
+from .test_kernels import assert_same, gaussians, random_activations, random_weights, stack_bytes
 from .tools import ROOT, altered_kernel
 
 PACKED = [name for name, spec in KERNELS.items() if isinstance(spec.launch, Packed)]
@@ -61,6 +61,37 @@ def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
         check(host, name, fmt, m, n, blocks)
 
 
+TILINGS = (Tiling(128), Tiling(64), Tiling(32, 1, 3), Tiling(16, 1, 4))
+
+
+@pytest.mark.parametrize("fmt", [FORMATS["Q5_1"], FORMATS["Q8_0"]], ids=lambda f: f.name)
+def test_bits_do_not_depend_on_the_tiling(host: CpuHost, fmt: BlockFormat) -> None:
+    """Of 07, from values and from Q8_1."""
+    m, n, k = 130, 260, 96
+    rng, naive, kernel = (
+        np.random.default_rng(4),
+        Kernel(KERNELS["q8_1_naive"], host),
+        Kernel(KERNELS["q8_1_wgmma"], host),
+    )
+    w, x = random_weights(rng, fmt, n, k), gaussians(rng, m, k)
+    codes = naive.quantize(x)
+    expected, weights = naive.gemm(naive.upload(fmt, w), codes), kernel.upload(fmt, w)
+    for tiling in TILINGS:
+        for entry, given in (("quantize_tiled", x), ("tile", codes)):
+            out = host.output(4 * m * n)
+            tiling.gemm(kernel, weights, entry, host.upload(given), out, m)
+            assert_same(host.download(out).view(np.float32).reshape(m, n), expected, (tiling, entry, fmt.name))
+
+
+def test_tilings_that_are_chosen() -> None:
+    """Of 132 multiprocessors: large tiles unless small ones are done sooner; none that the tests leave out."""
+    shapes = ((4096, 4096), (512, 14336), (512, 4096), (1, 1))
+    assert [Wgmma().tiling(FORMATS["Q8_0"], m, n).tokens for m, n in shapes] == [128, 128, 64, 64]
+    assert [Wgmma().tiling(FORMATS["Q4_0"], m, n).tokens for m, n in shapes] == [64] * 4
+    small = [SplitK().tiling(m, n, 4).tokens for m in (1, 64, 128) for n in (4096, 14336)]
+    assert small == [16, 16, 32, 32, 64, 32]
+
+
 @by_format
 def test_packing_is_undone(host: CpuHost, fmt: BlockFormat) -> None:
     """And changes of any byte are seen, also of one that belongs to no row."""
@@ -100,13 +131,14 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
 @pytest.mark.parametrize(
     ("name", "file", "old", "new"),
     [
-        pytest.param("q8_1_wgmma", "pack/activations.cu", "at / 8 ^ row % 8", "at / 8 ^ row / 2 % 8", id="swizzle"),
+        pytest.param("q8_1_wgmma", "pack/activations.cu", "piece ^ row % 8", "piece ^ row / 2 % 8", id="swizzle"),
         pytest.param("q8_1_wgmma", "packed.cuh", "BYTES ? 1.0f : 0x1p-4f", "1.0f", id="scale of the second half"),
-        pytest.param("q8_1_wgmma", "packed.cuh", "k % 2 * 8", "k % 2 * 4", id="order of k"),
-        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "half * HALF + i / 4 * 8", "half * HALF + i / 4 * 4",
+        pytest.param("q8_1_wgmma", "pack/activations.cu", "words[2 * j + odd] =", "words[j + 2 * odd] =",
+                     id="order of k"),
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "piece * PIECE + i / 4 * 8", "piece * PIECE + i / 4 * 4",
                      id="places of outputs"),
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "parity ^= slot == 0;", "", id="a stale stage"),
-        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "issue(1, 1), look_up(1, 1)", "issue(1, 1), look_up(1, 0)",
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "(block * TOKENS + piece", "(0 * TOKENS + piece",
                      id="another block's scales"),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "count = left < QUEUE ? (int)left : QUEUE", "count = QUEUE",
                      id="terms of the round before"),
@@ -163,7 +195,7 @@ def test_clean_under_sanitizers() -> None:
     ("file", "old", "new"),
     [
         pytest.param("gemm/q8_1/08_gemv.cu", "if (first_token + k >= M) break;", "", id="a token past the last"),
-        pytest.param("pack/activations.cu", "token < M && block", "block", id="a row past the activations"),
+        pytest.param("pack/activations.cu", "token < M && stage", "stage", id="a row past the activations"),
         pytest.param("pack/weights.cu", "row < N && block", "block", id="a row past the weights"),
     ],
 )
@@ -181,9 +213,15 @@ def test_compiles_without_spills() -> None:
         pytest.skip(str(fault))
     for fmt in FIVE:
         macros = {"FORMAT": fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), "TOKENS": "64"}
-        gemm = macros | {"WARPGROUPS": "2", "STAGES": "5"}
         sources = [("pack/weights.cu", macros, "90"), ("pack/activations.cu", macros, "90")]
-        sources += [("gemm/q8_1/07_wgmma.cu", gemm, "90a")]
+        for tiling in TILINGS:
+            if tiling.tokens == 128 and fmt.name != "Q8_0":
+                continue
+            sizes = {"TOKENS": str(tiling.tokens), "WARPGROUPS": str(tiling.groups), "CTAS": str(tiling.ctas)}
+            sources += [("gemm/q8_1/07_wgmma.cu", macros | sizes | {"STAGES": "3"}, "90a")]
+            if tiling.tokens <= 64:
+                parts = {"STAGES": "3", "PART_STAGES": "16"}
+                sources += [("gemm/q8_1/09_split_k.cu", macros | sizes | parts, "90a")]
         sources += [
             ("gemm/q8_1/08_gemv.cu", macros | {"TOKENS": t}, sm) for t in ("1", "8") for sm in ("75", "90", "120")
         ]

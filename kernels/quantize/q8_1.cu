@@ -1,31 +1,38 @@
-// Activations float32 → Q8_1, the quantizer of semantics q8_1 (llama.cpp v0.5.0, ggml-cuda/quantize.cu, quantize_q8_1):
-// d = max|x|/127, q = round-half-away(x/d) with d before its rounding to half, s = half(Σ x) of the raw values.
-//
-// One warp a block of 32: lane i holds x[i], two butterfly reductions give max|x| and Σx. The order of the sum is part
-// of the semantics (distance 16, 8, 4, 2, 1). Reads and writes are coalesced: 128 bytes in, 36 bytes out.
-//
-// Beyond llama.cpp, so that every input has defined codes: NaN and values over a zero d give code 0, and codes are
-// clamped to ±127 (only a subnormal d can need it).
-#include "common.cuh"
+// Activations float32 → Q8_1: a warp quantizes eight blocks at a time and writes their 288 bytes 16 at a time.
+#include "quantize/q8_1.cuh"
 
-extern "C" __global__ void quantize(const float* __restrict__ x,  // (n_blocks, 32)
-                                    Q8_1* __restrict__ y,         // (n_blocks)
-                                    int64_t n_blocks) {
-    const int lane = threadIdx.x % 32;
-    const int64_t warps = (int64_t)gridDim.x * (blockDim.x / 32);
-    for (int64_t b = (int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; b < n_blocks; b += warps) {
-        const float v = x[b * QK + lane];
-        float amax = fabsf(v), sum = v;
-        for (int distance = 16; distance > 0; distance /= 2) {
-            amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, distance));
-            sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFF, sum, distance));
+constexpr int WARPS = 8;
+
+// Four codes as signed bytes: the lowest of an integer above 1.5·2^23.
+__device__ __forceinline__ uint32_t four_bytes(const float* q) {
+    uint32_t bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(__fadd_rn(q[i], 12582912.0f));
+    return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    quantize(const float* __restrict__ x,  // (n_blocks, 32)
+             Q8_1* __restrict__ y,         // (n_blocks)
+             int64_t n_blocks) {
+    __shared__ uint4 staged[WARPS][18];  // of a warp, eight blocks
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 4;
+    const int64_t step = (int64_t)gridDim.x * WARPS * 8;
+    for (int64_t first = ((int64_t)blockIdx.x * WARPS + warp) * 8; first < n_blocks; first += step) {
+        const int64_t b = first + lane / 4;
+        float4 v[2] = {};
+        if (b < n_blocks) v[0] = ((const float4*)x)[b * 8 + c], v[1] = ((const float4*)x)[b * 8 + 4 + c];
+        const Quantized block = quantized(v, c);
+        uint32_t* words = (uint32_t*)staged[warp];
+        uint32_t* to = words + lane / 4 * 9;
+        to[1 + c] = four_bytes(block.q), to[5 + c] = four_bytes(block.q + 4);
+        if (c == 0) to[0] = float_to_half(block.d) | (uint32_t)float_to_half(block.s) << 16;
+        __syncwarp();
+        if (first + 8 <= n_blocks) {
+            if (lane < 18) ((uint4*)(y + first))[lane] = staged[warp][lane];
+        } else {
+            for (int i = lane; i < (n_blocks - first) * 9; i += 32) ((uint32_t*)(y + first))[i] = words[i];
         }
-        const float d = __fdiv_rn(amax, 127.0f);
-        const float q = d > 0.0f ? roundf(__fdiv_rn(v, d)) : 0.0f;
-        y[b].qs[lane] = q == q ? (int8_t)fminf(fmaxf(q, -127.0f), 127.0f) : (int8_t)0;
-        if (lane == 0) {
-            y[b].d = float_to_half(d);
-            y[b].s = float_to_half(sum);
-        }
+        __syncwarp();
     }
 }

@@ -12,53 +12,59 @@
 //     4-bit code becomes a half by one mask.
 //   - A producer warp keeps a ring of stages of two blocks filled by bulk copies; consumers meet it at barriers in shared
 //     memory only. It has given up its registers for theirs.
-//   - The terms of half of the tokens are added while the products of the other half are under way.
+//   - The terms of half of the tokens are added while the products of the other half are under way; Q8_0, which has no
+//     z to look up, has registers for 128 tokens instead, so that weights are unpacked half as often.
 //
-// Bytes a multiprocessor and block, of 256 rows and 64 tokens: 4.6 KB of Q4_0 and 4.6 KB of activations for 1.05 MFLOP.
+// Counted for a multiprocessor, a stage and 256 rows by 64 tokens of Q4_0: 9.2 KB of weights and 9.2 KB of activations for
+// 2.1 MFLOP; 512 cycles of the tensor cores; 800 instructions a scheduler, 512 of them the terms'; 16 loads of 16 bytes of
+// scales a warp, at 4 cycles each to registers whatever lanes share: 512 cycles. Measured on one H200 (M = N = K = 4096):
+// 427 µs. Of a version with nothing under way beside the terms, 455 µs: without terms 244, without products 275, without
+// the loads of scales 400; an instruction is issued in 49 % of its 1,600 cycles a stage, float operations fill 33 %, tensor
+// cores 32 %, loads from shared memory 54 %. So products and terms take nearly the sum of their times and no unit is full.
+// Turns of the warpgroups by barriers, more warps on smaller tiles, and scales handed out by a product of their own in
+// place of the loads were slower.
+//
 // The order is 01's, and so are the bits.
 #include "packed.cuh"
 #include "hopper.cuh"
 
-constexpr int HALF = TOKENS / 2, COUNT = HALF / 2, CONSUMERS = WARPGROUPS * 128;  // tokens, outputs of a lane, threads
+// Tokens are multiplied a piece at a time, by both tiles of 64 rows of a warpgroup. Where registers allow, a second piece
+// is under way while the terms of the first are added; without z there are enough for twice the tokens instead.
+constexpr bool HAS_Z = FORMAT::MINIMUM != Minimum::NONE;
+constexpr int BUFFERS = TOKENS == 64 && HAS_Z ? 2 : 1, PIECES = BUFFERS == 2 || TOKENS > 64 ? 2 : 1, PIECE = TOKENS / PIECES;
+constexpr int COUNT = PIECE / 2, CONSUMERS = WARPGROUPS * 128, PRODUCERS = CTAS == 1 ? 128 : 32;  // a lane's outputs
 constexpr int TOKEN_BYTES = packed::chunk_bytes(TOKENS), WEIGHT_BYTES = 2 * packed::CHUNK;  // of a stage
 constexpr int WEIGHTS_AT = (TOKEN_BYTES + 127) / 128 * 128, SLOT = (WEIGHTS_AT + WARPGROUPS * WEIGHT_BYTES + 1023) / 1024 * 1024;
 #ifndef PART_STAGES
 #define PART_STAGES 0
 #endif
-static_assert(STAGES * SLOT <= 200 * 1024 && STAGES > 1, "the ring fits in shared memory");
+static_assert(STAGES * SLOT * CTAS <= 200 * 1024 && STAGES > 1, "the ring fits in shared memory");
 
-// Terms of one block for half of the tokens: acc += d_w·(d_a·Σ + z), or as the format's minimum asks.
-__device__ __forceinline__ void add_terms(float (&acc)[2][2][COUNT], int half, const float (&sums)[2][COUNT],
-                                          const float4 (&scales)[COUNT / 4], const float (&dw)[2][2],
-                                          const float (&mw)[2][2]) {
+// Terms of one block for a tile and a piece: acc += d_w·(d_a·Σ + z), or as the format's minimum asks.
+__device__ __forceinline__ void add_terms(float (&acc)[COUNT], const float (&sums)[COUNT], const float4 (&scales)[COUNT / 4],
+                                          const float (&dw)[2], const float (&mw)[2]) {
 #pragma unroll
-    for (int j = 0; j < COUNT / 4; ++j) {
-        const float4 of_two = scales[j];  // d, z, d, z of two tokens
-#pragma unroll
-        for (int t = 0; t < 2; ++t)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float da = i % 2 ? of_two.z : of_two.x, z = i % 2 ? of_two.w : of_two.y, sum = sums[t][4 * j + i];
-                float& out = acc[t][half][4 * j + i];
-                if (FORMAT::MINIMUM == Minimum::OFFSET) {
-                    out = __fmaf_rn(dw[t][i / 2], __fmaf_rn(da, sum, z), out);
-                } else {
-                    out = __fmaf_rn(__fmul_rn(dw[t][i / 2], da), sum, out);
-                    if (packed::HAS_M) out = __fmaf_rn(mw[t][i / 2], z, out);
-                }
-            }
+    for (int i = 0; i < COUNT; ++i) {
+        const float4 of_two = scales[i / 4];  // d, z, d, z of two tokens
+        const float da = i % 2 ? of_two.z : of_two.x, z = i % 2 ? of_two.w : of_two.y;
+        const int r = i / 2 % 2;
+        if (FORMAT::MINIMUM == Minimum::OFFSET) {
+            acc[i] = __fmaf_rn(dw[r], __fmaf_rn(da, sums[i], z), acc[i]);
+        } else {
+            acc[i] = __fmaf_rn(__fmul_rn(dw[r], da), sums[i], acc[i]);
+            if (packed::HAS_M) acc[i] = __fmaf_rn(mw[r], z, acc[i]);
+        }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
+extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, CTAS)
     gemm(const uint8_t* __restrict__ w,  // packed weights
          const uint8_t* __restrict__ x,  // tiled activations
-         float* __restrict__ y,          // (M, N); of 09, (parts, M, N)
+         float* __restrict__ y,          // (M, N); of 09, (parts, M·N, to a multiple of 4)
          int64_t M, int64_t N, int64_t stages) {
     using namespace packed;
-    constexpr int64_t PART = PART_STAGES;  // 0: all of K is one part
-    const int64_t first = PART * blockIdx.y, last = PART && first + PART < stages ? first + PART : stages;
-    y += M * N * blockIdx.y;
+    const int first = PART_STAGES * blockIdx.y;  // PART_STAGES = 0: all of K is one part
+    const int left = (int)stages - first, count = PART_STAGES && PART_STAGES < left ? PART_STAGES : left;
     DYNAMIC_SHARED(ring);
     __shared__ MBarrier full[STAGES], empty[STAGES];
     if (threadIdx.x == 0)
@@ -66,93 +72,100 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
     mbarrier_init_done();
 
     // Blocks that run at a time share rows and tokens: eight tiles of rows by all tokens, then the next eight.
-    const int64_t tiles = (N + ROWS - 1) / ROWS, row_tiles = (tiles + WARPGROUPS - 1) / WARPGROUPS;
-    const int64_t token_tiles = (M + TOKENS - 1) / TOKENS;
-    const int64_t band = blockIdx.x / (8 * token_tiles), in_band = blockIdx.x % (8 * token_tiles);
-    const int64_t wide = row_tiles - band * 8 < 8 ? row_tiles - band * 8 : 8;
-    const int64_t row_tile = band * 8 + in_band % wide, token_tile = in_band / wide;
+    const int tiles = (int)((N + ROWS - 1) / ROWS), row_tiles = (tiles + WARPGROUPS - 1) / WARPGROUPS;
+    const uint32_t token_tiles = (uint32_t)((M + TOKENS - 1) / TOKENS);
+    const int band = (int)(blockIdx.x / 8 / token_tiles), in_band = (int)(blockIdx.x - band * 8 * token_tiles);
+    const int wide = row_tiles - band * 8 < 8 ? row_tiles - band * 8 : 8;
+    const int row_tile = band * 8 + in_band % wide, token_tile = in_band / wide;
     const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
 
     if (group == WARPGROUPS) {
-        fewer_registers<24>();
+        if (CTAS == 1) fewer_registers<24>();
         if (thread == 0) {
-            const uint8_t* tokens = x + token_tile * stages * TOKEN_BYTES;
-            for (int64_t s = first; s < last; ++s) {
-                const int slot = (int)((s - first) % STAGES);
+            const uint8_t* tokens = x + (token_tile * stages + first) * TOKEN_BYTES;
+            int slot = 0, parity = 1;
+            for (int s = 0; s < count; ++s) {
                 uint8_t* to = ring + slot * SLOT;
-                mbarrier_wait(&empty[slot], (int)((s - first) / STAGES & 1 ^ 1));
+                mbarrier_wait(&empty[slot], parity);
                 mbarrier_expect(&full[slot], TOKEN_BYTES + WARPGROUPS * WEIGHT_BYTES);
-                bulk_copy(to, tokens + s * TOKEN_BYTES, TOKEN_BYTES, &full[slot]);
+                bulk_copy(to, tokens + (int64_t)s * TOKEN_BYTES, TOKEN_BYTES, &full[slot]);
                 for (int i = 0; i < WARPGROUPS; ++i) {  // the last tile stands in for one past it
-                    const int64_t tile = row_tile * WARPGROUPS + i < tiles ? row_tile * WARPGROUPS + i : tiles - 1;
-                    bulk_copy(to + WEIGHTS_AT + i * WEIGHT_BYTES, w + (tile * stages + s) * WEIGHT_BYTES, WEIGHT_BYTES,
-                              &full[slot]);
+                    const int tile = row_tile * WARPGROUPS + i < tiles ? row_tile * WARPGROUPS + i : tiles - 1;
+                    bulk_copy(to + WEIGHTS_AT + i * WEIGHT_BYTES, w + (tile * stages + first + s) * WEIGHT_BYTES,
+                              WEIGHT_BYTES, &full[slot]);
                 }
+                slot = slot + 1 == STAGES ? 0 : slot + 1;
+                parity ^= slot == 0;
             }
         }
         return;
     }
-    more_registers<240>();
-    const int g = thread % 32 / 4, c = thread % 4;
+    if (CTAS == 1) more_registers<240>();
 
-    float acc[2][2][COUNT] = {}, sums[2][2][COUNT];  // [tile][half], [half][tile]
-    uint32_t a[2][2][2][4];                          // [block][tile][16 values]
-    float dw[2][2][2], mw[2][2][2];                  // [block][tile][r]
-    float4 scales[2][COUNT / 4];                     // [half]
+    const int c = thread % 4;
+    float acc[2][PIECES][COUNT] = {}, sums[BUFFERS][2][COUNT];  // [tile]
+    uint32_t a[BUFFERS][2][2][4];                               // [tile][16 values]
+    float dw[BUFFERS][2][2], mw[BUFFERS][2][2];                 // [tile][r]
+    float4 scales[BUFFERS][COUNT / 4];
     int slot = 0, parity = 0;
     const uint8_t* stage = ring;
 
     const auto prepare = [&](int block) {
         const Part p = load(stage + WEIGHTS_AT + group * WEIGHT_BYTES + block * CHUNK, thread);
+        const int k = block % BUFFERS;
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-            half_fragments(p, t, a[block][t]);
+            half_fragments(p, t, a[k][t]);
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                dw[block][t][r] = half_of(p.d, t, r);
-                mw[block][t][r] = HAS_M ? half_of(p.m, t, r) : 0.0f;
-            }
+            for (int r = 0; r < 2; ++r) dw[k][t][r] = half_of(p.d, t, r), mw[k][t][r] = HAS_M ? half_of(p.m, t, r) : 0.0f;
         }
     };
-    const auto issue = [&](int half, int block) {
-        const SharedMatrix b = shared_matrix(stage);
-        pin(a[block]);
+    // Unit u is piece u % PIECES of block u / PIECES.
+    const auto issue = [&](int u) {
+        const int block = u / PIECES, piece = u % PIECES, k = block % BUFFERS, buffer = u % BUFFERS;
+        const SharedMatrix b = part(shared_matrix(stage), piece * PIECE, block * 32);
+#pragma unroll
+        for (int i = 0; i < 2 * BUFFERS; ++i) pin(a[i / 2][i % 2][0]), pin(a[i / 2][i % 2][1]);
         wgmma_begin();
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-            wgmma<false>(sums[half][t], a[block][t][0], part(b, half * HALF, block * 32));
-            wgmma<true>(sums[half][t], a[block][t][1], part(b, half * HALF, block * 32 + 16));
+            wgmma<false>(sums[buffer][t], a[k][t][0], b);
+            wgmma<true>(sums[buffer][t], a[k][t][1], part(b, 0, 16));
         }
         wgmma_commit();
-    };
-    // Before the wait for the products: shared memory is slow while these run.
-    const auto look_up = [&](int half, int block) {
-        const float4* at = (const float4*)(stage + TOKENS * 128) + (block * TOKENS + half * HALF) / 2 + c;
+        // before the wait for the products: shared memory is slow while these run
+        const float4* at = (const float4*)(stage + TOKENS * 128) + (block * TOKENS + piece * PIECE) / 2 + c;
 #pragma unroll
-        for (int j = 0; j < COUNT / 4; ++j) scales[half][j] = at[4 * j];
+        for (int j = 0; j < COUNT / 4; ++j) scales[buffer][j] = at[4 * j];
     };
-    const auto finish = [&](int half, int block) {
-        wgmma_ready(sums[half][0]), wgmma_ready(sums[half][1]);
-        add_terms(acc, half, sums[half], scales[half], dw[block], mw[block]);
+    const auto finish = [&](int u) {
+        const int k = u / PIECES % BUFFERS, piece = u % PIECES, buffer = u % BUFFERS;
+#pragma unroll
+        for (int t = 0; t < 2; ++t) wgmma_ready(sums[buffer][t]);
+#pragma unroll
+        for (int t = 0; t < 2; ++t) add_terms(acc[t][piece], sums[buffer][t], scales[buffer], dw[k][t], mw[k][t]);
     };
 
     // Nothing is under way between stages: of products that outlive an iteration the compiler would make a queue of one.
-    for (int64_t s = first; s < last; ++s) {
+    for (int s = 0; s < count; ++s) {
         mbarrier_wait(&full[slot], parity);
         prepare(0);
-        issue(0, 0), look_up(0, 0);
-        issue(1, 0), look_up(1, 0);
-        prepare(1);
-        wgmma_wait<1>();
-        finish(0, 0);
-        issue(0, 1), look_up(0, 1);
-        wgmma_wait<1>();
-        finish(1, 0);
-        issue(1, 1), look_up(1, 1);
-        wgmma_wait<1>();
-        finish(0, 1);
-        wgmma_wait<0>();
-        finish(1, 1);
+        if (BUFFERS == 2) {
+            issue(0), issue(1);
+            prepare(1);
+            wgmma_wait<1>(), finish(0), issue(2);
+            wgmma_wait<1>(), finish(1), issue(3);
+            wgmma_wait<1>(), finish(2);
+            wgmma_wait<0>(), finish(3);
+        } else {
+#pragma unroll
+            for (int u = 0; u < 2 * PIECES; ++u) {
+                if (u == PIECES) prepare(1);
+                issue(u);
+                wgmma_wait<0>();
+                finish(u);
+            }
+        }
         __syncwarp();
         if (thread % 32 == 0) mbarrier_arrive(&empty[slot]);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
@@ -160,15 +173,16 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
         stage = ring + slot * SLOT;
     }
 
-    const int64_t first_row = (row_tile * WARPGROUPS + group) * ROWS + thread / 32 * 16 + g;
+    y += (M * N + 3) / 4 * 4 * blockIdx.y;
+    const int64_t first_row = (int64_t)(row_tile * WARPGROUPS + group) * ROWS + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int t = 0; t < 2; ++t)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+        for (int piece = 0; piece < PIECES; ++piece)
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
                 const int64_t n = first_row + 64 * t + 8 * (i / 2 % 2);
-                const int64_t m = token_tile * TOKENS + half * HALF + i / 4 * 8 + 2 * c + i % 2;
-                if (n < N && m < M) y[m * N + n] = acc[t][half][i];
+                const int64_t m = (int64_t)token_tile * TOKENS + piece * PIECE + i / 4 * 8 + 2 * c + i % 2;
+                if (n < N && m < M) y[m * N + n] = acc[t][piece][i];
             }
 }
