@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Rows of a tile of packed weights.
-ROWS = 128
+#: Rows of a tile of packed weights, values of a block.
+ROWS, QK = 128, 32
 _PACK, _TILE = "pack/weights.cu", "pack/activations.cu"
 _TILES_AT_A_TIME = 16  # taken apart, which takes many times their size
 _MULTIPROCESSORS = 132  # of the cards that 07 runs on
@@ -36,13 +36,22 @@ def packed_shape(fmt: BlockFormat, n: int, k: int) -> tuple[int, int, int]:
     return -(-n // ROWS), blocks + blocks % 2, ROWS * fmt.block_bytes
 
 
-def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int) -> tuple[Bytes, bool]:
-    """The rows of packed weights, uint8[n, row bytes], and whether all beside them is zero."""
+def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int, strips: bool = False) -> tuple[Bytes, bool]:
+    """The rows of packed weights (in `strips` or chunks), uint8[n, row bytes], and whether all beside them is zero."""
     tiles, blocks, chunk = packed_shape(fmt, n, k)
     rows = np.zeros((tiles * ROWS, blocks, fmt.block_bytes), np.uint8)
     out = fmt.view(rows)
-    chunks = packed.reshape(tiles, blocks, chunk)
     words = 2 if fmt.name == "Q8_0" else 1
+    if strips:  # a chunk is four parts of each of its members
+        parts = packed.reshape(tiles, 4, blocks, chunk // 4).transpose(0, 2, 1, 3)
+        sizes = [
+            512 * words,
+            *({"qh": 128}.get(name, 64) for name in ("qh", "d", "m") if name in (out.dtype.names or ())),
+        ]
+        members = np.split(parts, np.cumsum(sizes)[:-1], axis=-1)
+        chunks = np.concatenate([member.reshape(tiles, blocks, -1) for member in members], axis=-1)
+    else:
+        chunks = packed.reshape(tiles, blocks, chunk)
     at = ROWS * 16 * words
     # [tile, block, w, g, c, t, r, word] → [tile, t, w, r, g, block, word, c]
     codes = chunks[:, :, :at].view("<u4").reshape(tiles, blocks, 4, 8, 4, 2, 2, words)
@@ -71,7 +80,9 @@ def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int) -> tuple[Bytes, bo
 
 
 class Packed(Launch):
-    """Weights are packed once; `gemm` gets the packed ones."""
+    """Weights are packed once; `gemm` gets the packed ones, in chunks of 128 rows or in strips of 32."""
+
+    strips: ClassVar[bool] = False
 
     layout: ClassVar[str] = "packed"
 
@@ -82,12 +93,14 @@ class Packed(Launch):
         out = kernel.host.output(tiles * padded * chunk)
         grid = (min(tiles * padded, MAX_GRID), 1, 1)
         args = [kernel.host.upload(rows), out, np.int64(n), np.int64(blocks), np.int64(padded)]
-        kernel.host.launch(kernel.compiled("pack", fmt, _PACK), grid, (ROWS, 1, 1), args)
+        kernel.host.launch(
+            kernel.compiled("pack", fmt, _PACK, {"STRIPS": str(int(self.strips))}), grid, (ROWS, 1, 1), args
+        )
         packed = kernel.host.download(out).reshape(tiles, -1)
         for first in range(0, tiles, _TILES_AT_A_TIME):
             some = rows.reshape(n, -1)[first * ROWS : (first + _TILES_AT_A_TIME) * ROWS]
             of_some = packed[first : first + _TILES_AT_A_TIME]
-            again, clean = unpacked(fmt, of_some, len(some), blocks * fmt.block_size)
+            again, clean = unpacked(fmt, of_some, len(some), blocks * fmt.block_size, self.strips)
             if not clean or not np.array_equal(again, some):
                 raise KernelFault("the packed weights do not hold the file's bytes")
         return out
@@ -186,12 +199,85 @@ class SplitK(Packed):
         kernel.host.launch(added, (min(-(-fours // 128), MAX_GRID), 1, 1), (128, 1, 1), args)
 
 
+#: Bytes of shared memory that `Gemv` may take beside its barriers, by compute capability; elsewhere what every card
+#: from sm_80 on offers.
+_SHARED, _SHARED_ELSEWHERE = {"75": 62 << 10, "90": 200 << 10}, 97 << 10
+#: Bytes of activations that `Gemv` keeps there; more are taken in parts.
+_X_BYTES = 40 << 10
+
+
 class Gemv(Packed):
-    """kernels/gemm/q8_1/08_gemv.cu: up to 8 tokens at a time read the weights once."""
+    """kernels/gemm/q8_1/08_gemv.cu: up to 16 tokens at a time read the weights once.
+
+    Its launches overlap the one before them and read weights meanwhile, which were packed and seen to be right by then.
+    """
+
+    strips: ClassVar[bool] = True
 
     def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
-        tokens = next(t for t in (1, 2, 4, 8) if t >= min(m, 8))
-        gemm = kernel.compiled("gemm", weights.fmt, None, {"TOKENS": str(tokens)})
-        args = [weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k // 32)]
-        grid = (-(-weights.n // ROWS) * 4, -(-m // tokens), 1)
-        kernel.host.launch(gemm, grid, (512, 1, 1), args)
+        if m > 4:
+            self._some("tile", kernel, weights, x, out, m)
+        else:
+            self._few("gemm", kernel, weights, x, out, m, self.shape(kernel.host.sm, weights, m))
+
+    def multiply_values(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        if m > 4:
+            self._some("tile_values", kernel, weights, x, out, m)
+            return
+        shape = self.shape(kernel.host.sm, weights, m)
+        if shape["X_BLOCKS"] * QK < weights.k:
+            super().multiply_values(kernel, weights, x, out, m)
+        else:
+            self._few("gemm_values", kernel, weights, x, out, m, shape)
+
+    @classmethod
+    def shape(cls, sm: str | None, weights: Weights, m: int) -> dict[str, int]:
+        """The macros for up to four tokens: eight warps, or four where shared memory then holds all of x; else x is
+        taken in parts of X_BLOCKS."""
+        tokens, blocks = next(t for t in (1, 2, 4) if t >= m), weights.k // QK
+        found = []
+        for warps in (8, 4):
+            shape = {"TOKENS": tokens, "WARPS": warps, "STAGES": 2, "X_BLOCKS": 0}
+            room = _SHARED.get(sm or "90", _SHARED_ELSEWHERE) - cls.shared(weights.fmt, shape)
+            a_round = 4 * warps
+            most = min(_X_BYTES, room) // (40 * tokens) // a_round * a_round
+            found.append(shape | {"X_BLOCKS": min(most, -(-blocks // a_round) * a_round)})
+        whole = [shape for shape in found if shape["X_BLOCKS"] >= blocks]
+        return next(shape for shape in whole + found if shape["X_BLOCKS"] > 0)
+
+    @staticmethod
+    def shared(fmt: WeightFormat, shape: dict[str, int]) -> int:
+        """Bytes of shared memory: the ring, terms (and what minima add), activations."""
+        assert isinstance(fmt, BlockFormat)
+        a_round, a_term = 4 * shape["WARPS"], 12 if "m" in (fmt.dtype.names or ()) else 8
+        terms = shape["TOKENS"] * a_round * 36 * a_term
+        return shape["STAGES"] * a_round * 32 * fmt.block_bytes + terms + shape["TOKENS"] * shape["X_BLOCKS"] * 40
+
+    def _few(
+        self, entry: str, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int, shape: dict[str, int]
+    ) -> None:
+        host, shared = kernel.host, self.shared(weights.fmt, shape)
+        threads = (shape["WARPS"] + shape["TOKENS"]) * 32
+        gemm = kernel.compiled(entry, weights.fmt, None, {k: str(v) for k, v in shape.items()})
+        strips = -(-weights.n // ROWS) * 4
+        grid = (min(strips, host.resident(gemm, threads, shared)), 1, 1)
+        args = [weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k // QK)]
+        host.launch(gemm, grid, (threads, 1, 1), args, shared=shared, overlaps=True)
+
+    def _some(self, entry: str, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
+        fmt, host, blocks = weights.fmt, kernel.host, weights.k // QK
+        assert isinstance(fmt, BlockFormat)
+        tokens, strips = 8 if m <= 8 else 16, -(-weights.n // ROWS) * 4
+        stage = 8 * (32 * fmt.block_bytes + tokens * 40)
+        stages = (54 << 10) // stage
+        macros = {"TOKENS": str(tokens), "STAGES": str(stages)}
+        tiles = -(-m // tokens)
+        tiled = host.output(tiles * blocks * tokens * 40)
+        grid = (min(-(-tiles * tokens // 8 * blocks // 8), MAX_GRID), 1, 1)
+        tile = kernel.compiled(entry, fmt, None, macros)
+        host.launch(tile, grid, (256, 1, 1), [x, tiled, np.int64(m), np.int64(blocks)], overlaps=True)
+        gemm = kernel.compiled("gemm", fmt, None, macros)
+        args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(blocks)]
+        # where they fill no card, blocks of two launches meet on some multiprocessors and leave others empty
+        crowded = strips * tiles * 2 > host.resident(gemm, 128, stages * stage)
+        host.launch(gemm, (strips, tiles, 1), (128, 1, 1), args, shared=stages * stage, overlaps=crowded)

@@ -12,6 +12,10 @@
 //
 // A chunk is as large as 128 blocks: packing moves bits and adds none.
 //
+// Strips: the same threads of 32 rows (w = 0…3 of a tile) on their own, all blocks one after the other.
+//
+//     part (tile, w, block)  codes[32 threads]   high[32 threads]   d[8 quads][4]   m[8 quads][4]
+//
 // Tiled activations: TOKENS of them and two blocks a chunk. A token's 64 codes are halves in the order of a fragment's k;
 // the row's 16-byte pieces c lie at c ^ (token % 8), as `wgmma` wants them. Then d and z of each block and token.
 //
@@ -32,6 +36,7 @@ constexpr bool HAS_M = FORMAT::STORES_M;
 constexpr int WORDS = BYTES ? 2 : 1;                                      // of codes, of a row and thread
 constexpr int HIGH_AT = ROWS * 16 * WORDS, D_AT = HIGH_AT + (HAS_HIGH ? ROWS * 4 : 0), M_AT = D_AT + ROWS * 2;
 constexpr int CHUNK = M_AT + (HAS_M ? ROWS * 2 : 0);
+constexpr int PART = CHUNK / 4, PART_HIGH = HIGH_AT / 4, PART_D = D_AT / 4, PART_M = M_AT / 4;  // of strips
 static_assert(CHUNK == ROWS * (int)sizeof(FORMAT), "packing neither adds nor drops a byte");
 
 // s as a block's term wants it.

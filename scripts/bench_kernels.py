@@ -6,7 +6,8 @@
 Correctness first: each kernel must give the bits of the naive one (one with an order of its own, of the oracle) on the
 activations that are timed, for some rows of W, or nothing is timed. Then every product is one of many in a CUDA graph:
 quantize the activations, rearrange them if the kernel wants that, multiply, each time by another copy of the weights,
-together larger than the second cache. A figure is the median over --repeat graphs, divided by the products.
+together larger than the second cache. Where a kernel's launches may overlap, they do: its weights are asked for while
+the product before ends. A figure is the median over --repeat graphs, divided by the products.
 
 llama.cpp is timed where the installed llama-cpp-python has the CUDA backend (`ggml_mul_mat` of the same weights, in
 graphs of as many nodes; it quantizes the activations too), cuBLAS where PyTorch is installed. The name of a family
@@ -59,10 +60,12 @@ class Queue(CupyHost):
     def output(self, nbytes: int) -> Any:
         return self._cupy.empty(nbytes, np.uint8)
 
-    def launch(self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0) -> None:
+    def launch(
+        self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
         if shared:
             kernel.max_dynamic_shared_size_bytes = shared
-        kernel(grid, block, tuple(args), shared_mem=shared)
+        self._start(kernel, grid, block, args, shared, overlaps)
 
     def download(self, output: Any) -> npt.NDArray[np.uint8]:
         return np.asarray(self._cupy.asnumpy(output))

@@ -289,6 +289,23 @@ def test_packed_kernels(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) ->
                 np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32), err_msg=f"{m}x{n}x{k}")
 
 
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 16])
+def test_gemv_of_values(gpu: Host, m: int) -> None:
+    """Quantized in the kernel: the bits of quantizing, then multiplying. The inverse of d is the card's."""
+    rng, kernel = np.random.default_rng(30), Kernel(KERNELS["q8_1_gemv"], gpu)
+    for name in ("Q4_0", "Q5_1", "Q8_0"):
+        fmt = FORMATS[name]
+        for kind, x in QUANTIZER_INPUTS.items():
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = x.astype(np.float32)[-m:]
+            weights = kernel.upload(fmt, random_weights(rng, fmt, 300, x.shape[1]))
+            assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (name, kind))
+    w, x = random_weights(rng, fmt, 300, 4096), rng.standard_normal((200 * m, 4096)).astype(np.float32)
+    weights = kernel.upload(fmt, w)
+    for i in range(0, len(x), m):
+        assert_same(kernel.product(weights, x[i : i + m]), kernel.gemm(weights, kernel.quantize(x[i : i + m])), i)
+
+
 # -- compute-sanitizer -----------------------------------------------------------------------------------------------
 
 

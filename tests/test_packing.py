@@ -15,17 +15,25 @@ from harness.formats import FORMATS, BlockFormat
 from harness.hosts import CpuHost, nvrtc
 from harness.hosts.base import kernel_root
 from harness.hosts.compiler import compiler
-from harness.kernels import KERNELS, LEGACY, Kernel
-from harness.packing import Packed, SplitK, Tiling, Wgmma, packed_shape, unpacked
+from harness.kernels import KERNELS, LEGACY, Kernel, Weights
+from harness.packing import Gemv, Packed, SplitK, Tiling, Wgmma, packed_shape, unpacked
 from harness.semantics import SEMANTICS, product
 
-from .test_kernels import assert_same, gaussians, random_activations, random_weights, stack_bytes
+from .test_kernels import (
+    assert_same,
+    gaussians,
+    quantizer_inputs,
+    random_activations,
+    random_weights,
+    stack_bytes,
+)
 from .tools import ROOT, altered_kernel
 
 PACKED = [name for name, spec in KERNELS.items() if isinstance(spec.launch, Packed)]
 FIVE = [FORMATS[name] for name in sorted(LEGACY)]
-#: M, N, blocks: one of each; odd numbers of blocks; past a tile of 16, 64 tokens, of 128, 256 rows; more than a ring.
-SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (5, 300, 40)]
+#: M, N, blocks: one of each; odd numbers of blocks; past a tile of 16, 64 tokens, of 128, 256 rows; more than a ring, a
+#: round, and both.
+SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (5, 300, 40), (4, 129, 37), (1, 200, 70), (10, 40, 70)]
 
 by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
 
@@ -92,23 +100,71 @@ def test_tilings_that_are_chosen() -> None:
     assert small == [16, 16, 32, 32, 64, 32]
 
 
+@pytest.mark.parametrize("name", ["Q5_1", "Q8_0"])
+def test_gemv_without_bulk_copies(name: str) -> None:
+    """As on cards before Hopper, where lanes copy."""
+    fmt = FORMATS[name]
+    before, host = CpuHost(2, ["-D__CUDA_ARCH__=800"]), CpuHost(2)
+    for m, n, blocks in SHAPES:
+        check(host, "q8_1_gemv", fmt, m, n, blocks, Kernel(KERNELS["q8_1_gemv"], before))
+
+
 @by_format
-def test_packing_is_undone(host: CpuHost, fmt: BlockFormat) -> None:
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 16])
+def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
+    """The quantizer in the kernel has the bits of the one beside it, on every kind of input."""
+    rng, kernel = np.random.default_rng(29), Kernel(KERNELS["q8_1_gemv"], host)
+    for kind, x in quantizer_inputs().items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = x.astype(np.float32)[-m:, :1184]
+        weights = kernel.upload(fmt, random_weights(rng, fmt, 20, x.shape[1]))
+        assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (fmt.name, kind))
+
+
+@pytest.mark.parametrize(("m", "blocks"), [(1, 1030), (3, 300)])
+def test_gemv_of_rows_longer_than_shared_memory(host: CpuHost, m: int, blocks: int) -> None:
+    fmt, rng, kernel = FORMATS["Q4_1"], np.random.default_rng(31), Kernel(KERNELS["q8_1_gemv"], host)
+    check(host, "q8_1_gemv", fmt, m, 9, blocks)
+    weights = kernel.upload(fmt, random_weights(rng, fmt, 9, 32 * blocks))
+    assert Gemv.shape(None, weights, m)["X_BLOCKS"] < blocks
+    x = rng.standard_normal((m, 32 * blocks)).astype(np.float32)
+    assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)))
+
+
+@by_format
+@pytest.mark.parametrize(("sm", "most"), [("75", 64 << 10), ("86", 99 << 10), ("90", 227 << 10), ("120", 99 << 10)])
+def test_gemv_fits_in_shared_memory(fmt: BlockFormat, sm: str, most: int) -> None:
+    """Limits: CUDA C++ programming guide, compute capabilities. On Hopper, two blocks of one token's shape."""
+    for m in (1, 2, 3, 4):
+        for blocks in (1, 128, 448, 5000):
+            shape = Gemv.shape(sm, Weights(fmt, 1, 32 * blocks, None), m)
+            aligned = Gemv.shared(fmt, shape) + 1024  # after the barriers
+            assert aligned <= (most if m > 1 or blocks > 448 or sm != "90" else most // 2)
+            assert shape["X_BLOCKS"] > 0
+            assert shape["X_BLOCKS"] % (4 * shape["WARPS"]) == 0
+            if m == 1 and blocks <= 128:  # a usual row is quantized on the way
+                assert shape["X_BLOCKS"] >= blocks
+
+
+@by_format
+@pytest.mark.parametrize("name", ["q8_1_wgmma", "q8_1_gemv"])
+def test_packing_is_undone(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     """And changes of any byte are seen, also of one that belongs to no row."""
-    rng, kernel = np.random.default_rng(3), Kernel(KERNELS["q8_1_gemv"], host)
+    rng, kernel = np.random.default_rng(3), Kernel(KERNELS[name], host)
+    strips = name == "q8_1_gemv"
     for n, blocks in ((1, 1), (130, 3), (128, 4)):
         rows = rng.integers(0, 256, (n, blocks * fmt.block_bytes), np.uint8)
         weights = kernel.upload(fmt, rows)
         packed = host.download(weights.buffer)
         tiles, padded, chunk = packed_shape(fmt, n, weights.k)
         assert packed.size == tiles * padded * chunk
-        again, clean = unpacked(fmt, packed, n, weights.k)
+        again, clean = unpacked(fmt, packed, n, weights.k, strips)
         assert clean
         np.testing.assert_array_equal(again, rows)
         for at in (*rng.integers(0, packed.size, 20), packed.size - 1):
             other = packed.copy()
             other[at] ^= 0x10
-            again, clean = unpacked(fmt, other, n, weights.k)
+            again, clean = unpacked(fmt, other, n, weights.k, strips)
             assert not clean or (again != rows).any()
 
 
@@ -140,10 +196,20 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "parity ^= slot == 0;", "", id="a stale stage"),
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "(block * TOKENS + piece", "(0 * TOKENS + piece",
                      id="another block's scales"),
-        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "count = left < QUEUE ? (int)left : QUEUE", "count = QUEUE",
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "i < left; ++i", "i < HALF; ++i",
                      id="terms of the round before"),
-        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "c & 1 ? sum0 : sum1, 1", "c & 1 ? sum1 : sum0, 1",
-                     id="sums of other rows"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "const int t = c / 2 ^ g & 1;", "const int t = c / 2;",
+                     id="rows of the other tile"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "first = x_base + warp * BLOCKS", "first = warp * BLOCKS",
+                     id="another round's activations"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "sums[i][2 + e]", "sums[i][3 - e]",
+                     id="another token's sums"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "from += ROUND * PART;", "from += (ROUND + 1) * PART;",
+                     id="another block's weights"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "PART_D))[8 * c + 4 * j + warp]", "PART_D))[8 * c + 4 * j]",
+                     id="scales of other rows"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "codes[0] = low, codes[GROUPS] = high",
+                     "codes[0] = high, codes[GROUPS] = low", id="halves of tiles"),
     ],
 )  # fmt: skip
 def test_faults_are_seen(tmp_path: Path, host: CpuHost, name: str, file: str, old: str, new: str) -> None:
@@ -194,11 +260,13 @@ def test_clean_under_sanitizers() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        pytest.param("gemm/q8_1/08_gemv.cu", "if (first_token + k >= M) break;", "", id="a token past the last"),
+        pytest.param("gemm/q8_1/08_gemv.cu", "all = tokens * count * 4", "all = TOKENS * count * 4",
+                     id="a token past the last"),
+        pytest.param("gemm/q8_1/08_gemv.cu", "} else if (m < M) {", "} else {", id="a token past the last of a tile"),
         pytest.param("pack/activations.cu", "token < M && stage", "stage", id="a row past the activations"),
         pytest.param("pack/weights.cu", "row < N && block", "block", id="a row past the weights"),
     ],
-)
+)  # fmt: skip
 def test_sanitizers_see(tmp_path: Path, file: str, old: str, new: str) -> None:
     done = under_sanitizers(altered_kernel(tmp_path, "q8_1_gemv", file, old, new).root)
     assert done.returncode != 0
@@ -222,9 +290,11 @@ def test_compiles_without_spills() -> None:
             if tiling.tokens <= 64:
                 parts = {"STAGES": "3", "PART_STAGES": "16"}
                 sources += [("gemm/q8_1/09_split_k.cu", macros | sizes | parts, "90a")]
-        sources += [
-            ("gemm/q8_1/08_gemv.cu", macros | {"TOKENS": t}, sm) for t in ("1", "8") for sm in ("75", "90", "120")
-        ]
+        sources += [("pack/weights.cu", macros | {"STRIPS": "1"}, "90")]
+        for sm in ("75", "90", "120"):
+            shapes = [Gemv.shape(sm, Weights(fmt, 1, 4096, None), m) for m in (1, 2, 4)]
+            shapes += [{"TOKENS": t, "STAGES": 4} for t in (8, 16)]
+            sources += [("gemm/q8_1/08_gemv.cu", macros | {k: str(v) for k, v in s.items()}, sm) for s in shapes]
         for file, defines, sm in sources:
             if int(sm.rstrip("a")) in supported:
                 stacks = list(stack_bytes(nvrtc.compile_cubin(kernel_root(), file, sm, defines)))

@@ -99,9 +99,16 @@ class Host(ABC):
         """A poisoned buffer of `nbytes` between guards."""
 
     @abstractmethod
-    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0) -> None:
+    def launch(
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
         """Run to the end. Arguments are buffers or NumPy scalars; `shared` bytes of shared memory are the kernel's to
-        lay out. Raises KernelFault where the launch failed."""
+        lay out. One that `overlaps` may start before the launch before has ended, and waits for that itself. Raises
+        KernelFault where the launch failed."""
+
+    @abstractmethod
+    def resident(self, kernel: Any, threads: int, shared: int) -> int:
+        """How many blocks of so many threads and bytes of shared memory run at a time. Raises KernelFault."""
 
     @abstractmethod
     def _read(self, output: Any) -> npt.NDArray[np.uint8]:

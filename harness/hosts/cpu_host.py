@@ -71,13 +71,18 @@ class CpuHost(Host):
     def output(self, nbytes: int) -> _Buffer:
         return _Buffer(poisoned(nbytes), GUARD_BYTES)
 
-    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0) -> None:
+    def launch(
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
         values = [np.uint64(a.address) if isinstance(a, _Buffer) else a for a in args]
         cells = [np.array(v) for v in values]
         pointers = (ctypes.c_void_p * len(cells))(*(c.ctypes.data for c in cells))
         three = ctypes.c_uint * 3
         if kernel(three(*grid), three(*block), pointers, self.threads):
             raise KernelFault("threads of a block wait at a barrier that the others never reach")
+
+    def resident(self, kernel: Any, threads: int, shared: int) -> int:
+        return 3  # few, so that blocks go on to further work, as on a card
 
     def _read(self, output: _Buffer) -> npt.NDArray[np.uint8]:
         return output.array

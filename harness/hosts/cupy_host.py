@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..errors import EnvironmentFault, KernelFault
 from . import nvrtc
 from .base import GUARD_BYTES, Grid, Host, cached_file, poisoned, store, tree_hash
+from .driver import resident_blocks, start_overlapping
 from .tables import tables_hash
 
 
@@ -107,13 +108,30 @@ class CupyHost(Host):
         with self._faults():
             return _Output(self._cupy.asarray(poisoned(nbytes)))
 
-    def launch(self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0) -> None:
+    def launch(
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
         values = [a.memory[GUARD_BYTES:] if isinstance(a, _Output) else a for a in args]
         with self._faults():
             if shared:
                 kernel.max_dynamic_shared_size_bytes = shared
-            kernel(grid, block, tuple(values), shared_mem=shared)
+            self._start(kernel, grid, block, values, shared, overlaps)
             self._device.synchronize()
+
+    def resident(self, kernel: Any, threads: int, shared: int) -> int:
+        with self._faults():
+            if shared:
+                kernel.max_dynamic_shared_size_bytes = shared
+            processors: int = self._device.attributes["MultiProcessorCount"]
+            return processors * max(1, resident_blocks(kernel.kernel.ptr, threads, shared))
+
+    def _start(self, kernel: Any, grid: Grid, block: Grid, values: Sequence[Any], shared: int, overlaps: bool) -> None:
+        if overlaps and int(self.sm) >= 90:
+            addresses = [np.uint64(v.data.ptr) if isinstance(v, self._cupy.ndarray) else v for v in values]
+            stream = self._cupy.cuda.get_current_stream().ptr
+            start_overlapping(kernel.kernel.ptr, grid, block, addresses, shared, stream)
+        else:
+            kernel(grid, block, tuple(values), shared_mem=shared)
 
     def _read(self, output: _Output) -> npt.NDArray[np.uint8]:
         with self._faults():

@@ -29,6 +29,22 @@ __device__ __forceinline__ void mma(int (&d)[4], const uint32_t (&a)[4], const u
     }
 #endif
 }
+
+// The same, added to d.
+__device__ __forceinline__ void mma_add(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+r"(d[i % 2 * 2]), "+r"(d[i % 2 * 2 + 1])
+            : "r"(a[i]), "r"(b[i / 2]));
+#endif
+}
 #else
 struct MmaLane {
     uint32_t a[4], b[2];
@@ -59,5 +75,11 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int
         }
     }
     for (int i = 0; i < 4; ++i) d[i] = own.d[i];
+}
+
+inline void mma_add(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    int sums[4];
+    mma(sums, a, b, 0);
+    for (int i = 0; i < 4; ++i) d[i] += sums[i];
 }
 #endif

@@ -200,6 +200,7 @@ class BlockRunner {
         threads_ = blockDim.count();
         next_ = finished_ = 0;
         block_ = Barrier{(int)threads_};
+        for (Barrier& b : named_) b = Barrier{};
         warps_.assign((threads_ + 31) / 32, Warp{});
         for (uint64_t w = 0; w < warps_.size(); ++w) warps_[w].alive = (int)std::min<uint64_t>(32, threads_ - 32 * w);
         used_ = 0;
@@ -254,6 +255,10 @@ class BlockRunner {
     }
 
     Barrier& block() { return block_; }
+    Barrier& named(int id, int threads) {
+        named_[id].alive = threads;
+        return named_[id];
+    }
     Warp& warp() { return warps_[current_->thread / 32]; }
     int lane() const { return (int)(current_->thread % 32); }
 
@@ -305,7 +310,7 @@ class BlockRunner {
     void (*call_)(const void*) = nullptr;
     const void* argument_ = nullptr;
     uint64_t threads_ = 0, next_ = 0, finished_ = 0;
-    Barrier block_;
+    Barrier block_, named_[16];
     std::vector<Warp> warps_;
     std::vector<Fiber*> fibers_;
     size_t used_ = 0;

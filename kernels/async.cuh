@@ -1,0 +1,78 @@
+// Asynchronous copies, barriers of some warps, and launches that overlap, as functions that every card and both hosts
+// have. PTX ISA 9.0, sections 9.7.9.25, 9.7.13.1 and 9.7.13.13.
+#pragma once
+#include "common.cuh"
+#include "hopper.cuh"
+
+// Whether there are the copies and barriers of hopper.cuh.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool BULK_COPIES = false;
+#else
+constexpr bool BULK_COPIES = true;
+#endif
+
+#ifdef __CUDACC__
+// 16 bytes from global to shared memory, both aligned to 16. Before sm_80 the thread waits for them.
+__device__ __forceinline__ void async_copy16(void* to, const void* from) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+#else
+    *(uint4*)to = *(const uint4*)from;
+#endif
+}
+
+// The copies that this thread began since the last call are a group.
+__device__ __forceinline__ void async_commit() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for this thread's groups but the last PENDING.
+template <int PENDING>
+__device__ __forceinline__ void async_wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// Barrier `id` (1 … 15) of so many threads, in whole warps: arrive, and for `sync` wait for the others.
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The next launch, if it was allowed to overlap this one, may start. It waits itself, by the next function.
+__device__ __forceinline__ void let_next_launch_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Until the launch before has ended and what it wrote can be read.
+__device__ __forceinline__ void wait_for_last_launch() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// What this thread wrote to shared memory, barriers too, comes before what the copy engine does next.
+__device__ __forceinline__ void before_bulk_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+#else
+inline void before_bulk_copies() {}
+inline void async_copy16(void* to, const void* from) { memcpy(to, from, 16); }
+inline void async_commit() {}
+template <int>
+void async_wait() {}
+inline void barrier_sync(int id, int threads) { cuda_on_cpu::runner->wait(cuda_on_cpu::runner->named(id, threads)); }
+inline void barrier_arrive(int id, int threads) { cuda_on_cpu::runner->named(id, threads).arrive(); }
+inline void let_next_launch_start() {}
+inline void wait_for_last_launch() {}
+#endif
