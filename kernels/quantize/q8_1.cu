@@ -3,14 +3,6 @@
 
 constexpr int WARPS = 8;
 
-// Four codes as signed bytes: the lowest of an integer above 1.5·2^23.
-__device__ __forceinline__ uint32_t four_bytes(const float* q) {
-    uint32_t bits[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(__fadd_rn(q[i], 12582912.0f));
-    return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
-}
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     quantize(const float* __restrict__ x,  // (n_blocks, 32)
              Q8_1* __restrict__ y,         // (n_blocks)

@@ -59,3 +59,11 @@ __device__ __forceinline__ Quantized quantized(const float4 (&x)[2], int c) {
     }
     return out;
 }
+
+// Four codes as signed bytes: the lowest of an integer above 1.5·2^23.
+__device__ __forceinline__ uint32_t four_bytes(const float* q) {
+    uint32_t bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(__fadd_rn(q[i], 12582912.0f));
+    return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040), __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
+}

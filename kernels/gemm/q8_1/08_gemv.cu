@@ -8,7 +8,7 @@
 //   - The launch may overlap the one before (griddepcontrol): weights are asked for while that still runs, and then its
 //     end is waited for, since x may be its result. The next launch's turn comes once x is here, not earlier: x would
 //     have to queue behind its weights.
-//   - x is quantized on the way, by each thread block for itself (block.cuh): a launch of its own would take longer.
+//   - x is quantized on the way, by each thread block for itself: a launch of its own would take longer.
 //   - As many thread blocks as are resident at a time; each goes on to further strips.
 //
 // Up to four tokens, the warps of a thread block share a strip and read different parts of K. But the order is 01's: an
@@ -22,7 +22,7 @@
 // takes 80 for each block of a strip.
 #include "../../async.cuh"
 #include "../../packed.cuh"
-#include "../../quantize/block.cuh"
+#include "quantize/q8_1.cuh"
 #include "../mma.cuh"
 
 using namespace packed;
@@ -64,22 +64,22 @@ __device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void*
         if (block >= count) block -= count;
     };
     if (VALUES) {
-        float4 low = {}, high = {};
+        float4 next[2] = {};
         const auto load = [&](int i) {
             if (i >= all) return;
             find(i);
             const float4* at = (const float4*)x + (token * blocks + first + block) * 8 + c;
-            low = at[0], high = at[4];
+            next[0] = at[0], next[1] = at[4];
         };
         load(threadIdx.x);
 #pragma unroll 1
         for (int i = threadIdx.x; i / 32 * 32 < all; i += THREADS) {
-            const float4 own_low = low, own_high = high;
+            const float4 own[2] = {next[0], next[1]};
             const int at = token * X_BLOCKS + block;
             load(i + THREADS);
-            const QuantizedPart p = quantize_part(own_low, own_high);
+            const Quantized p = quantized(own, c);
             if (i < all) {
-                codes[at * 4 + c] = {p.low, p.high};
+                codes[at * 4 + c] = {four_bytes(p.q), four_bytes(p.q + 4)};
                 if (c == 0) scales[at] = {half_to_float(float_to_half(p.d)), z_of(half_to_float(float_to_half(p.s)))};
             }
         }
@@ -436,8 +436,9 @@ __device__ __forceinline__ void tile_tokens(const void* x, uint8_t* out, int64_t
         float2 scale = {0.0f, 0.0f};
         if (VALUES) {
             const float4* values = (const float4*)x + (m * blocks + b) * 8 + c;
-            const QuantizedPart p = quantize_part(m < M ? values[0] : float4{}, m < M ? values[4] : float4{});
-            low = p.low, high = p.high;
+            const float4 own[2] = {m < M ? values[0] : float4{}, m < M ? values[4] : float4{}};
+            const Quantized p = quantized(own, c);
+            low = four_bytes(p.q), high = four_bytes(p.q + 4);
             scale = {half_to_float(float_to_half(p.d)), z_of(half_to_float(float_to_half(p.s)))};
         } else if (m < M) {
             const uint32_t* block = (const uint32_t*)((const Q8_1*)x + m * blocks + b);
