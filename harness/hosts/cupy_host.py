@@ -72,22 +72,15 @@ class CupyHost(Host):
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         target = target or self.sm
-        key = (
-            tree_hash(root),
-            tables_hash(),
-            file,
-            entry,
-            target,
-            *map(str, nvrtc.version()),
-            *(f"{k}={v}" for k, v in defines.items()),
-        )
-        if key not in self._functions:
-            cubin = cached_file(key, ".cubin")
+        macros = [f"{k}={v}" for k, v in defines.items()]
+        key = (tree_hash(root), tables_hash(), file, target, *map(str, nvrtc.version()), *macros)
+        if (entry, *key) not in self._functions:
+            cubin = cached_file(key, ".cubin")  # holds every entry of the file
             if not cubin.exists():
                 store(cubin, nvrtc.compile_cubin(root, file, target, defines))
             with self._faults():
-                self._functions[key] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
-        return self._functions[key]
+                self._functions[entry, *key] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
+        return self._functions[entry, *key]
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
