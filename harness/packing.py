@@ -213,6 +213,7 @@ class Gemv(Packed):
     """
 
     strips: ClassVar[bool] = True
+    layout: ClassVar[str] = "packed in strips"
 
     def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
         if m > 4:

@@ -82,8 +82,8 @@ def test_a_family_verifies() -> None:
 
 def test_a_wrong_member_is_seen_and_named_by_its_tokens(tmp_path: Path) -> None:
     """Which only one number of tokens meets."""
-    old = "if (warp < TOKENS && first_token + warp < M && n < N) y["
-    wrong = altered_kernel(tmp_path, "q8_1_gemv", "gemm/q8_1/08_gemv.cu", old, old.replace("y[", "if (n != 7) y["))
+    old, new = "if (n < N && token < tokens) y[", "if (n < N && token < tokens && n != 7) y["
+    wrong = altered_kernel(tmp_path, "q8_1_gemv", "gemm/q8_1/08_gemv.cu", old, new)
     report = run(wrong.root)
     assert report.exit_code == 1
     first = report.rungs[0].failures[0]

@@ -146,6 +146,20 @@ def test_gemv_fits_in_shared_memory(fmt: BlockFormat, sm: str, most: int) -> Non
                 assert shape["X_BLOCKS"] >= blocks
 
 
+def test_kernels_of_one_layout_share_their_weights(host: CpuHost) -> None:
+    """And kernels of two do not: what is prepared has the same bytes if, and only if, the layout is called the same."""
+    fmt = FORMATS["Q4_0"]
+    prepared: dict[str, set[bytes]] = {}
+    rows = np.random.default_rng(32).integers(0, 256, (130, 3 * fmt.block_bytes), np.uint8)
+    for name in (*PACKED, "q8_1_naive"):
+        kernel = Kernel(KERNELS[name], host)
+        buffer = kernel.upload(fmt, rows).buffer
+        raw = host.download(buffer) if name in PACKED else np.asarray(buffer)
+        prepared.setdefault(kernel.spec.launch.layout, set()).add(raw.tobytes())
+    assert all(len(different) == 1 for different in prepared.values())
+    assert len(set.union(*prepared.values())) == len(prepared) == 3
+
+
 @by_format
 @pytest.mark.parametrize("name", ["q8_1_wgmma", "q8_1_gemv"])
 def test_packing_is_undone(host: CpuHost, name: str, fmt: BlockFormat) -> None:
