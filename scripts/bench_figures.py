@@ -182,8 +182,8 @@ def roofline(data: Data, path: Path) -> None:
         axes.annotate(f"cuBLAS int8, {int8:.0f} TFLOP/s", (ridge, int8), (0, 4), textcoords="offset points", fontsize=8)
     else:
         axes.plot(ends, [x * copy for x in ends], "k-", lw=1, zorder=0)
-    axes.annotate(f"device copy, {copy:.2f} TB/s", (low * 1.2, low * 1.2 * copy), (0, 10), textcoords="offset points",
-                  rotation=30, fontsize=8)  # fmt: skip
+    middle = (low * 12, low * 12 * copy)
+    axes.annotate(f"device copy, {copy:.2f} TB/s", middle, (-6, 2), textcoords="offset points", ha="right", fontsize=8)
     axes.set(xscale="log", yscale="log", xlabel="FLOP a byte of weights, activations and outputs", ylabel="TFLOP/s",
              title=f"{data['header']['host'].removeprefix('gpu: ').split(',')[0]}: quantizer and GEMM")  # fmt: skip
     axes.grid(True, which="major", alpha=0.3)
