@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.families import DEFAULT_KERNEL, FAMILIES, Chosen, Family, find_kernel
-from harness.formats import ELEMENTS, FORMATS
+from harness.formats import ELEMENTS, FORMATS, WeightFormat
 from harness.hosts import CpuHost
 from harness.kernels import ELEMENT_KERNELS, KERNELS, Kernel
 from harness.rungs import Options
@@ -78,6 +78,18 @@ def test_a_family_verifies() -> None:
     by = {d["by"] for d in layers.details}
     assert by == {"q8_1_dp4a"}
     assert layers.figures["GEMMs by q8_1_dp4a"] == layers.checked["GEMMs"]
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_a_cards_choices(sm: int) -> None:
+    """What would be taken there, on the CPU."""
+
+    def choose(fmt: WeightFormat, m: int, n: int, k: int, _sm: int | None) -> str:
+        return FAMILIES["q8_1"].choose(fmt, m, n, k, sm)
+
+    options = Options(prompt="The import statement", n_predict=2, progress=False)
+    report = verify(Q4_0, Chosen(Family("q8_1", "", choose), CpuHost(2)), rungs=["layers", "tokens"], options=options)
+    assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
 
 
 def test_a_wrong_member_is_seen_and_named_by_its_tokens(tmp_path: Path) -> None:
