@@ -9,12 +9,13 @@ MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
 verify: setup
 	@for model in $(MODELS); do $(BIN)/python scripts/verify_model.py $$model || exit $$?; echo; done
 
+# two at a time, a file each: what a file's tests share is made once
 test: lint
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 # also every type through all rungs and kernels
 test-all: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .

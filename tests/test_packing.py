@@ -38,6 +38,12 @@ SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (5, 300, 40), (4, 1
 by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
 
 
+def of(*names: str) -> pytest.MarkDecorator:
+    """All five, those that are not named in `make test-all` alone: each is a compilation of a large kernel."""
+    marks = {f.name: () if f.name in names else (pytest.mark.slow,) for f in FIVE}
+    return pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name, marks=marks[f.name]) for f in FIVE])
+
+
 def check(
     host: CpuHost, name: str, fmt: BlockFormat, m: int, n: int, blocks: int, kernel: Kernel | None = None
 ) -> None:
@@ -62,7 +68,7 @@ def test_there_are_some() -> None:
     assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv"}
 
 
-@by_format
+@of("Q4_0", "Q5_1", "Q8_0")
 @pytest.mark.parametrize("name", PACKED)
 def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     for m, n, blocks in SHAPES:
@@ -72,7 +78,7 @@ def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
 TILINGS = (Tiling(128), Tiling(64), Tiling(32, 1, 3), Tiling(16, 1, 4))
 
 
-@pytest.mark.parametrize("fmt", [FORMATS["Q5_1"], FORMATS["Q8_0"]], ids=lambda f: f.name)
+@of("Q8_0")
 def test_bits_do_not_depend_on_the_tiling(host: CpuHost, fmt: BlockFormat) -> None:
     """Of 07, from values and from Q8_1."""
     m, n, k = 130, 260, 96
@@ -100,16 +106,15 @@ def test_tilings_that_are_chosen() -> None:
     assert small == [16, 16, 32, 32, 64, 32]
 
 
-@pytest.mark.parametrize("name", ["Q5_1", "Q8_0"])
-def test_gemv_without_bulk_copies(name: str) -> None:
+@of("Q5_1")
+def test_gemv_without_bulk_copies(fmt: BlockFormat) -> None:
     """As on cards before Hopper, where lanes copy."""
-    fmt = FORMATS[name]
     before, host = CpuHost(2, ["-D__CUDA_ARCH__=800"]), CpuHost(2)
     for m, n, blocks in SHAPES:
         check(host, "q8_1_gemv", fmt, m, n, blocks, Kernel(KERNELS["q8_1_gemv"], before))
 
 
-@by_format
+@of("Q5_1")
 @pytest.mark.parametrize("m", [1, 2, 3, 8, 16])
 def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
     """The quantizer in the kernel has the bits of the one beside it, on every kind of input."""
@@ -211,11 +216,11 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "(block * TOKENS + piece", "(0 * TOKENS + piece",
                      id="another block's scales"),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "i < left; ++i", "i < HALF; ++i",
-                     id="terms of the round before"),
+                     id="terms of the round before", marks=pytest.mark.slow),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "const int t = c / 2 ^ g & 1;", "const int t = c / 2;",
                      id="rows of the other tile"),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "first = x_base + warp * BLOCKS", "first = warp * BLOCKS",
-                     id="another round's activations"),
+                     id="another round's activations", marks=pytest.mark.slow),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "sums[i][2 + e]", "sums[i][3 - e]",
                      id="another token's sums"),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "from += ROUND * PART;", "from += (ROUND + 1) * PART;",
@@ -223,7 +228,7 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "PART_D))[8 * c + 4 * j + warp]", "PART_D))[8 * c + 4 * j]",
                      id="scales of other rows"),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "codes[0] = low, codes[GROUPS] = high",
-                     "codes[0] = high, codes[GROUPS] = low", id="halves of tiles"),
+                     "codes[0] = high, codes[GROUPS] = low", id="halves of tiles", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_faults_are_seen(tmp_path: Path, host: CpuHost, name: str, file: str, old: str, new: str) -> None:
@@ -246,71 +251,73 @@ from harness.kernels import KERNELS, Kernel
 from tests.test_packing import PACKED, SHAPES, check
 from tests.test_kernels import SANITIZERS
 host = CpuHost(1, SANITIZERS)
-for name in PACKED:
-    for fmt in ("Q5_1", "Q8_0"):
-        for m, n, blocks in SHAPES[1:4]:
-            check(CpuHost(1), name, FORMATS[fmt], m, n, blocks, Kernel(KERNELS[name], host, Path(sys.argv[1])))
+for name in sys.argv[3:] or PACKED:
+    for m, n, blocks in SHAPES[1:4]:
+        check(CpuHost(1), name, FORMATS[sys.argv[2]], m, n, blocks, Kernel(KERNELS[name], host, Path(sys.argv[1])))
 print("clean")
 """
 
 
-def under_sanitizers(root: Path) -> subprocess.CompletedProcess[str]:
+def under_sanitizers(root: Path, fmt: str, *names: str) -> subprocess.CompletedProcess[str]:
     found = subprocess.run([compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
     library = Path(found.stdout.strip())
     if not (library.is_absolute() and library.exists()):
         pytest.skip("the compiler has no address sanitizer as a library (libasan)")
     environment = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0"}
     return subprocess.run(
-        [sys.executable, "-c", SANITIZED, str(root)], cwd=ROOT, env=environment, capture_output=True, text=True,
+        [sys.executable, "-c", SANITIZED, str(root), fmt, *names], cwd=ROOT, env=environment, capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
 
 
-def test_clean_under_sanitizers() -> None:
-    done = under_sanitizers(kernel_root())
+@of("Q5_1")
+def test_clean_under_sanitizers(fmt: BlockFormat) -> None:
+    done = under_sanitizers(kernel_root(), fmt.name)
     assert done.stdout == "clean\n", done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new"),
+    ("name", "file", "old", "new"),
     [
-        pytest.param("gemm/q8_1/08_gemv.cu", "all = tokens * count * 4", "all = TOKENS * count * 4",
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "all = tokens * count * 4", "all = TOKENS * count * 4",
                      id="a token past the last"),
-        pytest.param("gemm/q8_1/08_gemv.cu", "} else if (m < M) {", "} else {", id="a token past the last of a tile"),
-        pytest.param("pack/activations.cu", "token < M && stage", "stage", id="a row past the activations"),
-        pytest.param("pack/weights.cu", "row < N && block", "block", id="a row past the weights"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "} else if (m < M) {", "} else {",
+                     id="a token past the last of a tile", marks=pytest.mark.slow),
+        pytest.param("q8_1_wgmma", "pack/activations.cu", "token < M && stage", "stage",
+                     id="a row past the activations"),
+        pytest.param("q8_1_wgmma", "pack/weights.cu", "row < N && block", "block", id="a row past the weights"),
     ],
 )  # fmt: skip
-def test_sanitizers_see(tmp_path: Path, file: str, old: str, new: str) -> None:
-    done = under_sanitizers(altered_kernel(tmp_path, "q8_1_gemv", file, old, new).root)
+def test_sanitizers_see(tmp_path: Path, name: str, file: str, old: str, new: str) -> None:
+    done = under_sanitizers(altered_kernel(tmp_path, name, file, old, new).root, "Q5_1", name)
     assert done.returncode != 0
-    assert "heap-buffer-overflow" in done.stderr
+    assert "ERROR: AddressSanitizer" in done.stderr  # past an allocation, or into its guards on the stack
 
 
-def test_compiles_without_spills() -> None:
+@of("Q4_0", "Q5_1", "Q8_0")
+def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """For Hopper, and what runs elsewhere for every card."""
     try:
         supported = nvrtc.architectures()
     except EnvironmentFault as fault:
         pytest.skip(str(fault))
-    for fmt in FIVE:
-        macros = {"FORMAT": fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), "TOKENS": "64"}
-        sources = [("pack/weights.cu", macros, "90"), ("pack/activations.cu", macros, "90")]
-        for tiling in TILINGS:
-            if tiling.tokens == 128 and fmt.name != "Q8_0":
-                continue
-            sizes = {"TOKENS": str(tiling.tokens), "WARPGROUPS": str(tiling.groups), "CTAS": str(tiling.ctas)}
-            sources += [("gemm/q8_1/07_wgmma.cu", macros | sizes | {"STAGES": "3"}, "90a")]
-            if tiling.tokens <= 64:
-                parts = {"STAGES": "3", "PART_STAGES": "16"}
-                sources += [("gemm/q8_1/09_split_k.cu", macros | sizes | parts, "90a")]
-        sources += [("pack/weights.cu", macros | {"STRIPS": "1"}, "90")]
-        for sm in ("75", "90", "120"):
-            shapes = [Gemv.shape(sm, Weights(fmt, 1, 4096, None), m) for m in (1, 2, 4)]
-            shapes += [{"TOKENS": t, "STAGES": 4} for t in (8, 16)]
-            sources += [("gemm/q8_1/08_gemv.cu", macros | {k: str(v) for k, v in s.items()}, sm) for s in shapes]
-        for file, defines, sm in sources:
-            if int(sm.rstrip("a")) in supported:
-                stacks = list(stack_bytes(nvrtc.compile_cubin(kernel_root(), file, sm, defines)))
-                assert stacks
-                assert not any(stacks), (file, fmt.name, sm, stacks)
+    macros = {"FORMAT": fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), "TOKENS": "64"}
+    sources = [("pack/weights.cu", macros, "90"), ("pack/activations.cu", macros, "90")]
+    for tiling in TILINGS:
+        if tiling.tokens == 128 and fmt.name != "Q8_0":
+            continue
+        sizes = {"TOKENS": str(tiling.tokens), "WARPGROUPS": str(tiling.groups), "CTAS": str(tiling.ctas)}
+        sources += [("gemm/q8_1/07_wgmma.cu", macros | sizes | {"STAGES": "3"}, "90a")]
+        if tiling.tokens <= 64:
+            parts = {"STAGES": "3", "PART_STAGES": "16"}
+            sources += [("gemm/q8_1/09_split_k.cu", macros | sizes | parts, "90a")]
+    sources += [("pack/weights.cu", macros | {"STRIPS": "1"}, "90")]
+    for sm in ("75", "90", "120"):
+        shapes = [Gemv.shape(sm, Weights(fmt, 1, 4096, None), m) for m in (1, 2, 4)]
+        shapes += [{"TOKENS": t, "STAGES": 4} for t in (8, 16)]
+        sources += [("gemm/q8_1/08_gemv.cu", macros | {k: str(v) for k, v in s.items()}, sm) for s in shapes]
+    for file, defines, sm in sources:
+        if int(sm.rstrip("a")) in supported:
+            stacks = list(stack_bytes(nvrtc.compile_cubin(kernel_root(), file, sm, defines)))
+            assert stacks
+            assert not any(stacks), (file, fmt.name, sm, stacks)
