@@ -264,9 +264,9 @@ def under_sanitizers(root: Path, fmt: str, *names: str) -> subprocess.CompletedP
     if not (library.is_absolute() and library.exists()):
         pytest.skip("the compiler has no address sanitizer as a library (libasan)")
     environment = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0"}
+    command = [sys.executable, "-c", SANITIZED, str(root), fmt, *names]
     return subprocess.run(
-        [sys.executable, "-c", SANITIZED, str(root), fmt, *names], cwd=ROOT, env=environment, capture_output=True, text=True,
-        timeout=300, check=False,
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )  # fmt: skip
 
 
