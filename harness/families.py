@@ -10,14 +10,13 @@ from .errors import UsageError
 from .formats import BlockFormat, WeightFormat
 from .hosts.base import Host, kernel_root
 from .kernels import KERNELS, LEGACY, Kernel, KernelSpec
+from .packing import MULTIPROCESSORS, SPLIT
 
 #: A product to choose for: type, M, N, K, and the card's compute capability, None on the CPU host.
 Chooser = Callable[[WeightFormat, int, int, int, int | None], str]
 
 #: Tokens up to which reading the weights is what a product costs.
 FEW = 8
-#: Multiprocessors of the card that the choice between 7 and 9 was measured on.
-_MULTIPROCESSORS = 132
 
 
 def _q8_1(fmt: WeightFormat, m: int, n: int, k: int, sm: int | None) -> str:
@@ -30,7 +29,7 @@ def _q8_1(fmt: WeightFormat, m: int, n: int, k: int, sm: int | None) -> str:
     if sm != 90:
         return "q8_1_mma"
     tiles = -(-n // 256) * -(-m // 64)  # of 07
-    return "q8_1_split_k" if k > 512 and 2 * tiles < _MULTIPROCESSORS else "q8_1_wgmma"
+    return "q8_1_split_k" if k > SPLIT and 2 * tiles < MULTIPROCESSORS else "q8_1_wgmma"
 
 
 def _f32(fmt: WeightFormat, m: int, n: int, k: int, sm: int | None) -> str:
@@ -62,8 +61,9 @@ class Family:
         return Chosen(self, host)
 
 
-#: The choices are those of measurements on an H200 (scripts/bench_kernels.py --choices); of other cards, of what their
-#: instructions allow.
+#: On Hopper the choices of `q8_1` for blocks of 32 are those of measurements on an H200, which scripts/bench_kernels.py
+#: repeats (it says where another kernel was faster); the others follow from what a card's instructions allow and from
+#: the ladder at M = 512, and were not measured shape by shape.
 FAMILIES: dict[str, Family] = {
     f.name: f
     for f in (

@@ -25,7 +25,9 @@ Bytes = npt.NDArray[np.uint8]
 ROWS, QK = 128, 32
 _PACK, _TILE = "pack/weights.cu", "pack/activations.cu"
 _TILES_AT_A_TIME = 16  # taken apart, which takes many times their size
-_MULTIPROCESSORS = 132  # of the cards that 07 runs on
+#: Of the cards that 07 runs on.
+MULTIPROCESSORS = 132
+_STRIPS = "packed in strips"
 #: What a source that holds more than the GEMM is compiled with for the rest of it.
 _ANY_TILE = {"TOKENS": "16", "WARPGROUPS": "1", "CTAS": "1", "STAGES": "2"}
 
@@ -82,8 +84,6 @@ def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int, strips: bool = Fal
 class Packed(Launch):
     """Weights are packed once; `gemm` gets the packed ones, in chunks of 128 rows or in strips of 32."""
 
-    strips: ClassVar[bool] = False
-
     layout: ClassVar[str] = "packed"
 
     def prepare(self, kernel: Kernel, fmt: WeightFormat, rows: Bytes) -> Any:
@@ -93,14 +93,13 @@ class Packed(Launch):
         out = kernel.host.output(tiles * padded * chunk)
         grid = (min(tiles * padded, MAX_GRID), 1, 1)
         args = [kernel.host.upload(rows), out, np.int64(n), np.int64(blocks), np.int64(padded)]
-        kernel.host.launch(
-            kernel.compiled("pack", fmt, _PACK, {"STRIPS": str(int(self.strips))}), grid, (ROWS, 1, 1), args
-        )
+        strips = self.layout == _STRIPS
+        kernel.host.launch(kernel.compiled("pack", fmt, _PACK, {"STRIPS": str(int(strips))}), grid, (ROWS, 1, 1), args)
         packed = kernel.host.download(out).reshape(tiles, -1)
         for first in range(0, tiles, _TILES_AT_A_TIME):
             some = rows.reshape(n, -1)[first * ROWS : (first + _TILES_AT_A_TIME) * ROWS]
             of_some = packed[first : first + _TILES_AT_A_TIME]
-            again, clean = unpacked(fmt, of_some, len(some), blocks * fmt.block_size, self.strips)
+            again, clean = unpacked(fmt, of_some, len(some), blocks * fmt.block_size, strips)
             if not clean or not np.array_equal(again, some):
                 raise KernelFault("the packed weights do not hold the file's bytes")
         return out
@@ -124,7 +123,7 @@ class Tiling:
 
     def rounds(self, m: int, n: int, parts: int = 1) -> int:
         """A measure of the time that they take: outputs that a multiprocessor adds up one after the other."""
-        return -(-self.tiles(m, n) * parts // _MULTIPROCESSORS) * self.tokens * self.groups
+        return -(-self.tiles(m, n) * parts // MULTIPROCESSORS) * self.tokens * self.groups
 
     def gemm(self, kernel: Kernel, weights: Weights, entry: str, x: Any, out: Any, m: int, split: int = 0) -> None:
         """Into `out` from activations that the function `entry` of kernels/pack/activations.cu tiles.
@@ -212,8 +211,7 @@ class Gemv(Packed):
     Its launches overlap the one before them and read weights meanwhile, which were packed and seen to be right by then.
     """
 
-    strips: ClassVar[bool] = True
-    layout: ClassVar[str] = "packed in strips"
+    layout: ClassVar[str] = _STRIPS
 
     def multiply(self, kernel: Kernel, weights: Weights, x: Any, out: Any, m: int) -> None:
         if m > 4:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (5, 300, 40), (4, 1
 by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
 
 
-def of(*names: str) -> pytest.MarkDecorator:
+def at_once(*names: str) -> pytest.MarkDecorator:
     """All five, those that are not named in `make test-all` alone: each is a compilation of a large kernel."""
     marks = {f.name: () if f.name in names else (pytest.mark.slow,) for f in FIVE}
     return pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name, marks=marks[f.name]) for f in FIVE])
@@ -68,7 +69,7 @@ def test_there_are_some() -> None:
     assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv"}
 
 
-@of("Q4_0", "Q5_1", "Q8_0")
+@at_once("Q4_0", "Q5_1", "Q8_0")
 @pytest.mark.parametrize("name", PACKED)
 def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     for m, n, blocks in SHAPES:
@@ -78,7 +79,7 @@ def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
 TILINGS = (Tiling(128), Tiling(64), Tiling(32, 1, 3), Tiling(16, 1, 4))
 
 
-@of("Q8_0")
+@at_once("Q8_0")
 def test_bits_do_not_depend_on_the_tiling(host: CpuHost, fmt: BlockFormat) -> None:
     """Of 07, from values and from Q8_1."""
     m, n, k = 130, 260, 96
@@ -106,7 +107,7 @@ def test_tilings_that_are_chosen() -> None:
     assert small == [16, 16, 32, 32, 64, 32]
 
 
-@of("Q5_1")
+@at_once("Q5_1")
 def test_gemv_without_bulk_copies(fmt: BlockFormat) -> None:
     """As on cards before Hopper, where lanes copy."""
     before, host = CpuHost(2, ["-D__CUDA_ARCH__=800"]), CpuHost(2)
@@ -114,7 +115,7 @@ def test_gemv_without_bulk_copies(fmt: BlockFormat) -> None:
         check(host, "q8_1_gemv", fmt, m, n, blocks, Kernel(KERNELS["q8_1_gemv"], before))
 
 
-@of("Q5_1")
+@at_once("Q5_1")
 @pytest.mark.parametrize("m", [1, 2, 3, 8, 16])
 def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
     """The quantizer in the kernel has the bits of the one beside it, on every kind of input."""
@@ -270,7 +271,7 @@ def under_sanitizers(root: Path, fmt: str, *names: str) -> subprocess.CompletedP
     )  # fmt: skip
 
 
-@of("Q5_1")
+@at_once("Q5_1")
 def test_clean_under_sanitizers(fmt: BlockFormat) -> None:
     done = under_sanitizers(kernel_root(), fmt.name)
     assert done.stdout == "clean\n", done.stderr[-3000:]
@@ -291,10 +292,11 @@ def test_clean_under_sanitizers(fmt: BlockFormat) -> None:
 def test_sanitizers_see(tmp_path: Path, name: str, file: str, old: str, new: str) -> None:
     done = under_sanitizers(altered_kernel(tmp_path, name, file, old, new).root, "Q5_1", name)
     assert done.returncode != 0
-    assert "ERROR: AddressSanitizer" in done.stderr  # past an allocation, or into its guards on the stack
+    # past the allocation, which may end beside a stack's guards
+    assert re.search("AddressSanitizer: (heap|stack)-buffer-(over|under)flow", done.stderr), done.stderr[-2000:]
 
 
-@of("Q4_0", "Q5_1", "Q8_0")
+@at_once("Q4_0", "Q5_1", "Q8_0")
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """For Hopper, and what runs elsewhere for every card."""
     try:
