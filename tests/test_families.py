@@ -103,6 +103,19 @@ def test_a_wrong_member_is_seen_and_named_by_its_tokens(tmp_path: Path) -> None:
     assert first.row == 7
 
 
+def test_a_fault_of_quantizing_on_the_way_is_placed(tmp_path: Path) -> None:
+    """Which neither Q8_1 bytes nor another number of tokens meet: the replay must take the failing call's way."""
+    old = "codes[at * 4 + c] = {four_bytes(p.q), four_bytes(p.q + 4)};"
+    new = "codes[at * 4 + c] = {four_bytes(p.q) ^ (block == 3 ? 1u : 0u), four_bytes(p.q + 4)};"
+    wrong = altered_kernel(tmp_path, "q8_1_gemv", "gemm/q8_1/08_gemv.cu", old, new)
+    options = Options(prompt="The import statement", n_predict=1, progress=False, tensor="blk.0.attn_q")
+    report = verify(Q4_0, wrong, rungs=["layers"], options=options)
+    assert report.exit_code == 1
+    failures = report.rungs[0].failures
+    assert {f.what.split(" at M=")[1].split(":")[0] for f in failures} <= {"1", "2", "3", "4"}
+    assert {f.block for f in failures} == {3}
+
+
 def test_a_kernel_by_name_is_no_family() -> None:
     report = verify(Q4_0, Kernel(KERNELS["q8_1_dp4a"], CpuHost(2)), rungs=["layers"], options=Options(
         prompt="The import statement", n_predict=1, progress=False, tensor="blk.0.attn_q"))  # fmt: skip

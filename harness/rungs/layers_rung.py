@@ -262,7 +262,7 @@ class _Judged:
         if len(x) < max(other_m):
             more = drawn((max(other_m) - len(x), self.tensor.k), x, self.run.options.seed)
             x = np.concatenate([x, more])
-        self.other_bytes = self.semantics.bytes_of(x)
+        self.other_x, self.other_bytes = x, self.semantics.bytes_of(x)
         self.y_other = {}
         for m in other_m:
             self._check_quantizer(x[:m], self.other_bytes[:m])
@@ -306,7 +306,7 @@ class _Judged:
                 exact_llama = self._product(self.llama, span, self.llama_bytes, False)
                 exact_shared = self._product(own, span, self.shared_bytes, False)
             self._one(self.llama_name, self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
-            self._one("kernel", self.y_own, span, exact_own, own, self.own_bytes)
+            self._one("kernel", self.y_own, span, exact_own, own, self.own_bytes, self.gemm.x)
             self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, own, self.shared_bytes)
             exact_other: dict[int, Product] = {}
             for m, y in self.y_other.items():
@@ -314,7 +314,8 @@ class _Judged:
                 if ordered not in exact_other:
                     exact_other[ordered] = self._product(own, span, self.other_bytes, ordered)
                 expected = exact_other[ordered].rows(np.arange(m))
-                self._one("kernel at other M", y, span, expected, own, self.other_bytes[:m], f" at M={m}")
+                bytes_of_m = self.other_bytes[:m]
+                self._one("kernel at other M", y, span, expected, own, bytes_of_m, self.other_x, f" at M={m}")
             self._directly(span, exact_shared, exact_llama)
             gap += float(((exact_own.exact - exact_llama.exact) ** 2).sum())
             energy += float((exact_llama.exact**2).sum())
@@ -325,11 +326,14 @@ class _Judged:
 
     def _one(
         self, who: str, y: npt.NDArray[np.float32], span: slice, expected: Product, semantics: Semantics,
-        x: npt.NDArray[np.uint8], detail: str = "",
+        x: npt.NDArray[np.uint8], values: npt.NDArray[np.float32] | None = None, detail: str = "",
     ) -> None:  # fmt: skip
+        """Judge one output on activations x; `values` are what they were quantized from, where the kernel did that."""
+
         def block_of(m: int, n: int) -> int | None:
             kernel, weights = self._kernel_for(len(y))
-            return first_wrong_block(kernel, weights, self.rows, span.start + n, x[m])
+            row = x[m] if values is None else values[m]
+            return first_wrong_block(kernel, weights, self.rows, span.start + n, row, len(y))
 
         part = np.ascontiguousarray(y[:, span])
         blame = None if who == self.llama_name else block_of
