@@ -86,6 +86,7 @@ inline void* first_frame(char* top, void (*entry)()) {
 #if defined(__SANITIZE_ADDRESS__)
 extern "C" void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
 extern "C" void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* size);
+extern "C" void __asan_unpoison_memory_region(const volatile void* at, size_t size);
 #endif
 
 struct Context {
@@ -187,6 +188,10 @@ class BlockRunner {
   public:
     ~BlockRunner() {
         for (Fiber* f : fibers_) {
+#if defined(__SANITIZE_ADDRESS__)
+            // A fiber never returns, so its last frames keep their marks, and they would outlive the mapping.
+            __asan_unpoison_memory_region(f->stack, STACK_BYTES);
+#endif
             munmap(f->stack - GUARD, STACK_BYTES + GUARD);
             delete f;
         }
