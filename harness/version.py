@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 
 def project_version() -> str:
     """As installed; "unknown" in a bare checkout."""
+    from importlib import metadata  # slow to import, and rarely needed at once
+
     try:
         return metadata.version("gguf-verify")
     except metadata.PackageNotFoundError:

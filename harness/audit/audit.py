@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -368,6 +367,8 @@ def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _versions() -> dict[str, Any]:
+    from importlib import metadata  # slow to import
+
     return {
         "gguf-verify": project_version(), "python": platform.python_version(), "numpy": np.__version__,
         "gguf": metadata.version("gguf"), "platform": f"{platform.system()} {platform.machine()}",

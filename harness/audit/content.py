@@ -113,6 +113,8 @@ class Scanner:
         scan, blocks, theirs = self._llama.scan(tensor, library, rules, drawn, self._threads, on_bytes)
         differs = _described(kind.format, blocks, theirs) if kind.format else []
         content = Content(tensor, scan, described=tuple(drawn[i] for i in differs))
+        if not scan.not_finite and not content.n_differing:
+            return content
         return replace(content, bad=(_bad_blocks(content, self._llama, False), _bad_blocks(content, self._llama, True)))
 
 

@@ -47,9 +47,7 @@ def gguf_py() -> tuple[str, Read]:
 
 def llama_cpp() -> tuple[str, Read]:
     """Version and function of ggml's own GGUF reader, `gguf_init_from_file`."""
-    import llama_cpp
-
-    from ..reference import ggml
+    from ..reference import bindings, ggml
 
     said: list[bytes] = []
 
@@ -84,7 +82,7 @@ def llama_cpp() -> tuple[str, Read]:
             ggml.ggml_free(context)
 
     ggml.ggml_log_set(callback, None)
-    version = getattr(llama_cpp, "llama_version", lambda: b"?")()
+    version = getattr(bindings.api, "llama_version", lambda: b"?")()
     return f"{_text(version)} (ggml {_text(ggml.ggml_version())})", read
 
 

@@ -24,7 +24,15 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="also write the report as JSON")
     add("--time-limit", type=float, default=900.0, metavar="S",
         help="seconds without a word after which llama.cpp is hung")  # fmt: skip
-    add("--version", action="version", version=f"gguf-verify {project_version()}")
+    add("--version", action=_ShowVersion, nargs=0, help="show the version")
+
+
+class _ShowVersion(argparse.Action):
+    """Which argparse's own would look up for every command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_args: object) -> None:
+        print(f"gguf-verify {project_version()}")
+        parser.exit()
 
 
 def cores() -> int:

@@ -10,14 +10,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import gguf
 import numpy as np
 
+from ..light import submodule
 from .file import Tensor
 from .model import PART_NAME, Model
 from .records import Finding, Range, finding
 from .store import Strings
 from .text import printable
+
+_gguf = submodule("gguf.constants")
 
 #: Quantization recipes whose name is not that of their main type (llama.cpp's `llama_ftype_get_default_type`).
 RECIPES = {
@@ -36,7 +38,7 @@ NAMED = re.compile(
 PLAIN_ATTENTION = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 
 BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
-GUESSED = int(gguf.LlamaFileType.GUESSED)
+GUESSED = int(_gguf.LlamaFileType.GUESSED)
 
 
 def check_claims(model: Model) -> tuple[Finding, ...]:
@@ -123,7 +125,7 @@ class _Claims:
         if number is None:
             return
         try:
-            name = gguf.LlamaFileType(number & ~GUESSED).name
+            name = _gguf.LlamaFileType(number & ~GUESSED).name
         except ValueError:
             yield self.at_key("file-type", key, f"a known file type, for {self.holds()}", f"{number}")
             return
@@ -256,5 +258,5 @@ def _main_type(recipe: str) -> str:
 
 
 def _block_size(type_name: str) -> int:
-    kind = gguf.GGMLQuantizationType.__members__.get(type_name)
-    return gguf.GGML_QUANT_SIZES[kind][0] if kind is not None else 1
+    kind = _gguf.GGMLQuantizationType.__members__.get(type_name)
+    return _gguf.GGML_QUANT_SIZES[kind][0] if kind is not None else 1

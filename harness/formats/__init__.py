@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import gguf
-
+from ..light import submodule
 from .block import BlockFormat, Field
 from .elements import ELEMENTS, SLICE, ElementFormat, decode_elements
 from .iquants import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS
@@ -109,7 +108,9 @@ class TensorType:
 def _table() -> dict[int, TensorType]:
     """Every type that the gguf package knows, and the covered ones. (gguf 0.19 does not know Q2_0, and gives Q8_1 40
     bytes: the struct has had 36 since ggml made its two scales halves.)"""
-    table = {int(t): TensorType(t.name, int(t), *sizes) for t, sizes in gguf.GGML_QUANT_SIZES.items()}
+    table = {
+        int(t): TensorType(t.name, int(t), *sizes) for t, sizes in submodule("gguf.constants").GGML_QUANT_SIZES.items()
+    }
     own = (FORMATS | ACTIVATION_FORMATS).values()
     return table | {f.type_id: TensorType(f.name, f.type_id, f.block_size, f.block_bytes) for f in own}
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from functools import cache
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import EnvironmentFault
+from ..light import submodule
 
 Codes = npt.NDArray[np.int8]
 Bytes = npt.NDArray[np.uint8]
@@ -32,10 +32,10 @@ def _missing(what: str) -> EnvironmentFault:
 def grid(name: str) -> Codes:
     """The grid of a type, int8[entries, 4 or 8]; IQ1_M shares IQ1_S's. Raises EnvironmentFault where gguf has none."""
     try:
-        kind = getattr(gguf.quants, name)
+        kind = getattr(submodule("gguf.quants"), name)
         kind.init_grid()
         entries = np.asarray(kind.grid).reshape(SHAPES[name]).astype(np.int8)
-    except (AttributeError, TypeError, ValueError):
+    except (ImportError, AttributeError, TypeError, ValueError):
         raise _missing(f"the grid of {name}") from None
     entries.setflags(write=False)
     return entries
@@ -45,8 +45,8 @@ def grid(name: str) -> Codes:
 def ksigns() -> Bytes:
     """The sign bytes that 7 bits stand for, uint8[128]; bit j negates value j of 8. Raises EnvironmentFault alike."""
     try:
-        return np.frombuffer(gguf.quants.IQ2_XXS.ksigns, np.uint8).reshape(128)
-    except (AttributeError, TypeError, ValueError):
+        return np.frombuffer(submodule("gguf.quants").IQ2_XXS.ksigns, np.uint8).reshape(128)
+    except (ImportError, AttributeError, TypeError, ValueError):
         raise _missing("the table ksigns") from None
 
 
@@ -54,8 +54,8 @@ def ksigns() -> Bytes:
 def kvalues() -> Codes:
     """The values of the codes of IQ4_NL and IQ4_XS, int8[16]. Raises EnvironmentFault alike."""
     try:
-        values = np.array(gguf.quants.IQ4_NL.kvalues).reshape(16).astype(np.int8)
-    except (AttributeError, TypeError, ValueError):
+        values = np.array(submodule("gguf.quants").IQ4_NL.kvalues).reshape(16).astype(np.int8)
+    except (ImportError, AttributeError, TypeError, ValueError):
         raise _missing("the values of IQ4_NL") from None
     values.setflags(write=False)
     return values

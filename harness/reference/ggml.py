@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes as c
 import struct
 import sys
-from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
+
+from . import bindings
 
 MAX_DIMS, MAX_SRC, MAX_NAME, MAX_OP_PARAMS = 4, 10, 64, 64
 
@@ -84,14 +84,13 @@ class AbiMismatch(RuntimeError):
 
 
 def _library(name: str) -> c.CDLL:
-    folder = Path(llama_cpp.__file__).parent / "lib"
     names = (
         [f"lib{name}.0.dylib", f"lib{name}.dylib"] if sys.platform == "darwin" else [f"lib{name}.so.0", f"lib{name}.so"]
     )
     for candidate in names:
-        if (folder / candidate).exists():
-            return c.CDLL(str(folder / candidate))
-    raise AbiMismatch(f"llama-cpp-python {llama_cpp.__version__} holds no {names[0]}")
+        if (bindings.LIBRARIES / candidate).exists():
+            return c.CDLL(str(bindings.LIBRARIES / candidate))
+    raise AbiMismatch(f"llama-cpp-python {bindings.version()} holds no {names[0]}")
 
 
 base = _library("ggml-base")
@@ -103,7 +102,7 @@ def _declare(library: c.CDLL, name: str, result: Any, *args: Any) -> Any:
     try:
         function = getattr(library, name)
     except AttributeError:
-        raise AbiMismatch(f"llama-cpp-python {llama_cpp.__version__} has no function {name}") from None
+        raise AbiMismatch(f"llama-cpp-python {bindings.version()} has no function {name}") from None
     function.restype = result
     function.argtypes = list(args)
     return function
@@ -171,7 +170,7 @@ def probe_abi() -> None:
     def expect(what: str, got: object, expected: object) -> None:
         if got != expected:
             raise AbiMismatch(
-                f"struct layout differs in llama-cpp-python {llama_cpp.__version__} (ggml {version()}): "
+                f"struct layout differs in llama-cpp-python {bindings.version()} (ggml {version()}): "
                 f"{what} is {got!r}, expected {expected!r}"
             )
 

@@ -7,6 +7,7 @@ one of its own.
 from __future__ import annotations
 
 import json
+import math
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,11 +36,13 @@ def receive(link: Connection) -> tuple[dict[str, Any], list[Array]]:
     arrays: list[Array] = []
     at = 0
     for described in header.pop("arrays"):
-        out = np.empty(described["shape"], described["dtype"])
-        if out.nbytes > SMALL:
+        dtype, shape = np.dtype(described["dtype"]), described["shape"]
+        size = math.prod(shape)
+        if dtype.itemsize * size > SMALL:
+            out = np.empty(shape, dtype)
             link.recv_bytes_into(out.reshape(-1).view(np.uint8).data)
-        elif out.size:
-            out.reshape(-1).view(np.uint8)[:] = np.frombuffer(small, np.uint8, out.nbytes, at)
+        else:
+            out = np.frombuffer(small, dtype, size, at).reshape(shape).copy() if size else np.empty(shape, dtype)
             at += out.nbytes
         arrays.append(out)
     return header, arrays

@@ -43,20 +43,19 @@ class Worker:
     """State of the child: the loaded model and its context, if any."""
 
     def __init__(self, link: Connection) -> None:
-        import llama_cpp
-
-        from . import ggml, nodes
+        from . import bindings, ggml, nodes
 
         self.link = link
         self.ggml = ggml
         self.nodes = nodes
-        self.llama = llama_cpp
+        self.bindings = bindings
+        self.llama = bindings.api
         # kept: ctypes frees a callback that nothing refers to
-        self._log = llama_cpp.llama_log_callback(lambda _level, text, _data: _write_log(text))
-        llama_cpp.llama_log_set(self._log, None)
+        self._log = self.llama.llama_log_callback(lambda _level, text, _data: _write_log(text))
+        self.llama.llama_log_set(self._log, None)
         ggml.probe_abi()
         ggml.ggml_cpu_init()
-        llama_cpp.llama_backend_init()
+        self.llama.llama_backend_init()
         self.model: Any = None
         self.context: Any = None
         self.vocab: Any = None
@@ -84,7 +83,7 @@ class Worker:
                 "quantized": traits.is_quantized, "vec_dot_type": vec_dot,
             }  # fmt: skip
         return {
-            "llama_cpp_python": self.llama.__version__,
+            "llama_cpp_python": self.bindings.version(),
             "llama_cpp": _text(getattr(self.llama, "llama_version", lambda: b"?")()),
             "ggml": g.version(),
             "system": " ".join(_text(self.llama.llama_print_system_info()).split()),
