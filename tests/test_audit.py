@@ -20,15 +20,14 @@ import numpy.typing as npt
 import pytest
 
 from harness.audit import Audit, AuditOptions, Examination, audit, content
-from harness.audit.content import Scanner
 from harness.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint, rules_of
 from harness.container import RULES, Model, Range, open_model
-from harness.errors import MalformedFile, UsageError
+from harness.errors import EnvironmentFault, MalformedFile, UsageError
 from harness.formats import FORMATS, BlockFormat, decode_elements
 from harness.hosts import CpuHost, base, compiler
 from harness.hosts.base import kernel_root
 from harness.hosts.compiler import library_path
-from harness.reference import Llama, LlamaRefused, Scan
+from harness.reference import Llama, LlamaRefused, Scan, ScannerOf
 from harness.report import audit_json, audit_text
 from harness.rungs import Options
 from harness.verification import Report, verify
@@ -65,10 +64,9 @@ def one_tensor(path: Path, rows: Bytes, kind: str, name: str = "w") -> Path:
 
 def scanned(path: Path, llama: Llama, threads: int = 2) -> Scan:
     with open_model(path) as model:
-        (tensor,) = model.tensors.values()
-        scan = Scanner(llama, threads).read(tensor).scan
-        assert scan is not None
-        return scan
+        (found,) = content.contents(list(model.tensors.values()), llama, threads)
+        assert found.scan is not None
+        return found.scan
 
 
 def bytes_rung(path: Path) -> Report:
@@ -222,7 +220,8 @@ def test_rules_on_signed_bytes(llama: Llama, rng: np.random.Generator, tmp_path:
     with open_model(one_tensor(tmp_path / "m.gguf", blocks.reshape(3, -1), "Q8_0")) as model:
         tensor = model.tensors["w"]
         rules = [(1 << bit, 0, 0) for bit in range(4)]
-        scan, _, _ = llama.scan(tensor, content.scanner(tensor.type), rules)
+        of = {"Q8_0": ScannerOf(content.scanner(tensor.type), rules)}
+        (scan,) = [found.scan for found in llama.scans([tensor], of)]
     named = [(codes == code).any(axis=1) for code in (-128, -127, 127)]
     other = (~np.isin(codes, (-128, -127, 127))).any(axis=1)
     assert scan.obeying == [int(held.sum()) for held in (*named, other)]
@@ -427,7 +426,7 @@ def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Pa
         "sweeper, now = sweep.Sweeper(print), os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "part = lambda n: sweeper.part_of(sys.argv[1], identity, 0, n * 180)\n"
-        "scan = lambda n: sweeper.scan(part(n), 2, 18, 180, sys.argv[2], [], [], 1)[0]\n"
+        "scan = lambda n: next(sweeper.scans([sweep.Job(part(n), 2, 18, 180, sys.argv[2])], 1))[0]\n"
         "print(json.dumps([[f[k] for k in ('blocks', 'duplicate_rows', 'duplicate')] for f in (scan(4), scan(5))]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
@@ -452,7 +451,7 @@ def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) 
         "    part = sweeper.part_of(sys.argv[1], identity, 0, 8 * 180)\n"
         "    sizes, buffer = [], sweeper._buffer\n"
         "    sweeper._buffer = lambda size: (sizes.append(size), buffer(size))[1]\n"
-        "    return sweeper.scan(part, 2, 18, 180, sys.argv[2], [], [], 1)[0], max(sizes)\n"
+        "    return next(sweeper.scans([sweep.Job(part, 2, 18, 180, sys.argv[2])], 1))[0], max(sizes)\n"
         "print(json.dumps([scan(180), scan(179)]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
@@ -818,7 +817,7 @@ def test_llama_dies_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(self.pid, 9)
         self.to_float(2, np.zeros(18, np.uint8), 32)
 
-    monkeypatch.setattr(Llama, "scan", die)
+    monkeypatch.setattr(Llama, "scans", die)
     result = run(TINY["Q4_0"])
     assert result.exit_code == 3
     assert "SIGKILL" in (result.fault or "")
@@ -839,8 +838,32 @@ def dies_at(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> list[i
     return calls
 
 
+def at_scan(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[Llama], object]) -> None:
+    """Do something just before the scan of that number is waited for."""
+    whole, scans = Llama._receive, []
+
+    def receive(self: Llama, call: str) -> object:
+        if call == "scan":
+            scans.append(call)
+            if len(scans) == number:
+                do(self)
+        return whole(self, call)
+
+    monkeypatch.setattr(Llama, "_receive", receive)
+
+
+def dies_at_scan(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """llama.cpp is killed then, and what it has sent is lost."""
+
+    def die(llama: Llama) -> None:
+        os.kill(llama.pid, 9)
+        llama._link.close()
+
+    at_scan(monkeypatch, number, die)
+
+
 def test_llama_dies_in_the_middle_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    dies_at(monkeypatch, "scan", 4)
+    dies_at_scan(monkeypatch, 4)
     compared = dies_at(monkeypatch, "requantize", 0)
     result = run(TINY["Q4_0"], readers=False, source=TINY["F16"])
     assert (result.exit_code, result.verdict, len(result.contents)) == (3, "broken off", 3)
@@ -927,7 +950,7 @@ def test_a_file_that_changes_while_it_is_scanned(
     change: str, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = Path(shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf"))
-    at_call(monkeypatch, "scan", number, lambda: CHANGES[change](path))
+    at_scan(monkeypatch, number, lambda _llama: CHANGES[change](path))
     result = run(path, readers=False)
     assert (result.changed, result.exit_code, result.verdict) == (True, 3, "broken off")
     said = [line for line in audit_text.render(result).splitlines() if "was changed while it was read" in line]
@@ -969,7 +992,7 @@ def test_a_file_that_changes_before_the_first_scan(
 @pytest.mark.parametrize("change", ["rewritten", "renamed", "touched", "removed"])
 def test_the_bytes_rung_of_a_file_that_changes(change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = Path(shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf"))
-    at_call(monkeypatch, "scan", 30, lambda: CHANGES[change](path))
+    at_scan(monkeypatch, 30, lambda _llama: CHANGES[change](path))
     report = bytes_rung(path)
     assert (report.exit_code, report.rungs[0].failures) == (3, [])
     assert report.rungs[0].fault == "the file was changed while it was read"
@@ -1050,12 +1073,12 @@ def test_a_file_that_changes_under_the_audit(tmp_path: Path, llama: Llama) -> No
         tensor = model.tensors["blk.0.ffn_up.weight"]
         os.utime(path, ns=(1, 1))
         with pytest.raises(LlamaRefused, match="changed after it was opened"):
-            Scanner(llama).read(tensor)
+            list(content.contents([tensor], llama))
     with open_model(path) as model:
         tensor = model.tensors["blk.0.ffn_up.weight"]
         os.truncate(path, 100)
         with pytest.raises((LlamaRefused, MalformedFile)):
-            Scanner(llama).read(tensor)
+            list(content.contents([tensor], llama))
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -1157,29 +1180,39 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert "\\x1b[31mred\\u202e" in text
 
 
-def test_several_processes_say_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As for a large model: more than one llama.cpp process, and the same results in the same order."""
+def test_threads_say_the_same(tmp_path: Path) -> None:
+    """However the pieces of the tensors are spread, and in whatever order they are done."""
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
-    one = run(path, readers=False, threads=3)
-    monkeypatch.setattr(sys.modules[Examination.__module__], "SEVERAL_BYTES", 0)
-    started: list[int] = []
-    whole = Llama.__init__
-    monkeypatch.setattr(Llama, "__init__", lambda self, *a, **k: (started.append(1), whole(self, *a, **k))[1])
-    several = run(path, readers=False, threads=3)
-    assert len(started) == 3
-    assert several.findings == one.findings
-    assert [(c.tensor.name, c.scan.codes.tolist() if c.scan else None) for c in several.contents] == [
-        (c.tensor.name, c.scan.codes.tolist() if c.scan else None) for c in one.contents
-    ]
+    one, *others = (run(path, readers=False, threads=threads) for threads in (1, 2, 5))
+    assert one.exit_code == 1
+    for other in others:
+        assert other.findings == one.findings
+        assert [c.tensor.name for c in other.contents] == [c.tensor.name for c in one.contents]
+        for theirs, ours in zip(other.contents, one.contents, strict=True):
+            assert (theirs.scan is None) == (ours.scan is None)
+            if theirs.scan and ours.scan:
+                same = {**asdict(theirs.scan), "codes": theirs.scan.codes.tolist()}
+                assert same == {**asdict(ours.scan), "codes": ours.scan.codes.tolist()}
 
 
 @pytest.mark.parametrize("number", [1, 9, 30])
-def test_one_of_several_processes_dies(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[Examination.__module__], "SEVERAL_BYTES", 0)
-    dies_at(monkeypatch, "scan", number)
-    result = run(TINY["Q4_0"], readers=False, threads=2)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_was_scanned_before_llama_died_is_kept(number: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dies_at_scan(monkeypatch, number)
+    result = run(TINY["Q4_0"], readers=False, threads=threads)
     assert result.exit_code == 3
-    assert "llama.cpp died in scan" in (result.fault or "")
-    assert len(result.contents) < 30
+    assert "llama.cpp died in scan (SIGKILL)" in (result.fault or "")
+    assert len(result.contents) == number - 1
     assert {why for _, why in result.unverified} == {"not reached"}
     assert len(result.contents) + len(result.unverified) == 30
+
+
+def test_scans_left_in_the_middle_end_the_process(llama: Llama) -> None:
+    """What it goes on to say would be taken for the answer to another call."""
+    with Llama() as other, open_model(TINY["Q4_0"]) as model:
+        found = content.contents(list(model.tensors.values()), other)
+        next(found)
+        found.close()
+        with pytest.raises(EnvironmentFault, match="died"):
+            other.versions()
+    assert llama.versions()

@@ -5,14 +5,11 @@ from __future__ import annotations
 import platform
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -33,9 +30,9 @@ from ..errors import (
 from ..formats import FORMATS
 from ..progress import progress_bar
 from ..reference import Llama, LlamaRefused
-from ..reference.child import MOST_PROCESSES, SEVERAL_BYTES, Child
+from ..reference.child import Child
 from ..version import project_version
-from .content import Content, Scanner, content_findings
+from .content import Content, content_findings, contents
 from .fingerprint import Fingerprint, fingerprint, rules_of
 from .readers import Readers, Reading
 from .readers import compare as compare_readers
@@ -122,14 +119,14 @@ class Audit:
 
 
 def audit(
-    path: Path | str, options: AuditOptions | None = None, command: str = "", children: Iterable[Child] = ()
+    path: Path | str, options: AuditOptions | None = None, command: str = "", child: Child | None = None
 ) -> Audit:
     """Audit a GGUF file, or all parts of a split model.
 
     What a file holds is in the result, a refusal too, and so is what the environment cannot do.
 
     Args:
-        children: llama.cpp processes that were started ahead; those that are used are closed.
+        child: a llama.cpp process that was started ahead.
 
     Raises:
         MalformedFile: it, or the source, cannot be opened at all, or the source is refused.
@@ -147,7 +144,7 @@ def audit(
             result = _refused(Path(path), error, readers)
         else:
             source = stack.enter_context(open_model(options.source)) if options.source else None
-            result = _readable(model, source, options, readers, pool, children)
+            result = _readable(model, source, options, readers, pool, child)
     result.strict = options.strict
     result.command = command
     result.seconds = time.perf_counter() - start
@@ -186,26 +183,21 @@ def coverage(file: GgufFile) -> tuple[Finding, ...]:
 
 def _readable(
     model: Model, source: Model | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor,
-    children: Iterable[Child],
+    child: Child | None,
 ) -> Audit:  # fmt: skip
     tensors = select(model, options.tensor)
     digests = pool.submit(model.sha256) if options.digest else None
     readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
     result = Audit(model.path, model.parts, _versions(), n_tensors=len(model.tensors))
     ours = (*model.findings, *check_claims(model), *(f for part in model.parts for f in coverage(part)))
-    ahead = iter(children)
-
-    def start() -> Llama:
-        return Llama(options.time_limit, options.verbose, next(ahead, None))
-
     try:
-        with start() as llama:
+        with Llama(options.time_limit, options.verbose, child) as llama:
             versions = llama.versions()
             result.header |= {
                 "llama-cpp-python": versions["llama_cpp_python"], "llama.cpp": versions["llama_cpp"],
                 "ggml": versions["ggml"],
             }  # fmt: skip
-            examined = Examination(model, llama, options.threads, options.progress, start)
+            examined = Examination(model, llama, options.threads, options.progress)
             examined.read(tensors)
             if source is not None:
                 examined.compare(tensors, source)
@@ -243,21 +235,13 @@ def select(model: Model, pattern: str | None) -> list[Tensor]:
 
 
 class Examination:
-    """The part of an audit that needs llama.cpp's process; what breaks it off is kept, what was found before too.
+    """The part of an audit that needs llama.cpp's process; what breaks it off is kept, what was found before too."""
 
-    Args:
-        start: starts another llama.cpp process: large models are scanned by several, one thread each, since what lies
-            between the tensors' scans would leave threads of a single one idle.
-    """
-
-    def __init__(
-        self, model: Model, llama: Llama, threads: int, progress: bool, start: Callable[[], Llama] | None = None
-    ) -> None:
+    def __init__(self, model: Model, llama: Llama, threads: int, progress: bool) -> None:
         self.model = model
         self.llama = llama
         self.threads = threads
         self.progress = progress
-        self.start = start
         self.contents: list[Content] = []
         self.comparisons: list[Comparison] = []
         self.findings: list[Finding] = []
@@ -266,44 +250,17 @@ class Examination:
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Scan every tensor."""
-        with self._bar("audit", tensors) as bar, closing(self._contents(tensors, bar)) as contents:
-            for content in contents:
-                bar.done(content.tensor)
+        with (
+            self._bar("audit", tensors) as bar,
+            closing(contents(tensors, self.llama, self.threads, bar.update)) as found,
+        ):
+            for content in found:
                 self.contents.append(content)
                 self.findings += content_findings(content)
                 if content.unverified:
                     self.unverified.append((content.tensor.name, content.unverified))
+            bar.update((bar.total or 0) - bar.n)
         self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
-
-    def _contents(self, tensors: Sequence[Tensor], bar: _Bar) -> Generator[Content]:
-        """Of each tensor, in order."""
-        large = sum(t.nbytes for t in tensors) >= SEVERAL_BYTES
-        processes = min(self.threads, MOST_PROCESSES) if self.start and large else 1
-        if processes == 1:
-            scanner = Scanner(self.llama, self.threads)
-            for tensor in tensors:
-                yield scanner.read(tensor, bar.of(tensor))
-            return
-        free: SimpleQueue[Scanner | None] = SimpleQueue()
-        with ExitStack() as stack:
-
-            def one(tensor: Tensor) -> Content:
-                scanner = free.get()
-                try:
-                    if scanner is None:  # its process starts while others work
-                        assert self.start is not None
-                        scanner = Scanner(stack.enter_context(self.start()), threads)
-                    return scanner.read(tensor, bar.of(tensor))
-                finally:
-                    free.put(scanner)
-
-            threads = max(1, self.threads // processes)
-            free.put(Scanner(self.llama, threads))
-            for _ in range(processes - 1):
-                free.put(None)
-            pool = stack.enter_context(ThreadPoolExecutor(processes))
-            stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-            yield from pool.map(one, tensors)
 
     def compare(self, tensors: Sequence[Tensor], source: Model) -> None:
         """Compare every tensor with its source."""
@@ -311,8 +268,9 @@ class Examination:
             return
         with self._bar("source", tensors) as bar:
             for tensor in tensors:
-                comparison = compare(tensor, source, self.llama, self.threads, bar.of(tensor))
-                bar.done(tensor)
+                start = bar.n
+                comparison = compare(tensor, source, self.llama, self.threads, bar.update)
+                bar.update(start + tensor.nbytes - bar.n)
                 self.comparisons.append(comparison)
                 if comparison.unverified:
                     self.unverified.append((tensor.name, f"not compared with the source: {comparison.unverified}"))
@@ -329,37 +287,13 @@ class Examination:
         return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans and rules_of(fmt))
 
     @contextmanager
-    def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[_Bar]:
+    def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[tqdm[Any]]:
         """A bar in bytes; what breaks the work inside it off is kept."""
         with progress_bar(what, sum(t.nbytes for t in tensors), "B", self.progress) as bar:
             try:
-                yield _Bar(bar)
+                yield bar
             except (EnvironmentFault, LlamaRefused, MalformedFile) as error:
                 self.fault = str(error)
-
-
-class _Bar:
-    """Progress over tensors that several threads work on."""
-
-    def __init__(self, bar: tqdm[Any]) -> None:
-        self._bar = bar
-        self._lock = Lock()
-        self._reported: Counter[str] = Counter()
-
-    def of(self, tensor: Tensor) -> Callable[[int], object]:
-        """Called with the bytes of the tensor that were done since the last call."""
-
-        def report(nbytes: int) -> None:
-            with self._lock:
-                self._reported[tensor.name] += nbytes
-                self._bar.update(nbytes)
-
-        return report
-
-    def done(self, tensor: Tensor) -> None:
-        """With what the tensor has not reported."""
-        with self._lock:
-            self._bar.update(tensor.nbytes - self._reported.pop(tensor.name, 0))
 
 
 def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:

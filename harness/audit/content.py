@@ -7,7 +7,8 @@ some blocks of each tensor, and in the tests on every code and scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from ..container.text import quoted
 from ..formats import FLOAT_TYPES, BlockFormat, TensorType, decode_elements
 from ..hosts.base import kernel_root
 from ..hosts.compiler import sound_library
-from ..reference import Llama, Scan
+from ..reference import Llama, Scan, Scanned, ScannerOf
+from ..reference.protocol import evenly
 from .fingerprint import rules_of
 
 Floats = npt.NDArray[np.float32]
@@ -88,48 +90,52 @@ def scanner(kind: TensorType) -> Path:
     return sound_library(kernel_root(), '#include "host/scan.hpp"\n', options)
 
 
-class Scanner:
-    """Scans the tensors of a model in a llama.cpp process; each type's scanner is compiled once."""
+def contents(
+    tensors: Sequence[Tensor], llama: Llama, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
+) -> Generator[Content]:
+    """Scan tensors in a llama.cpp process, in order.
 
-    def __init__(self, llama: Llama, threads: int = 1) -> None:
-        self._llama = llama
-        self._threads = threads
-        self._libraries: dict[str, Path] = {}
-        self._rules: dict[str, list[tuple[int, int, int]]] = {}
-
-    def read(self, tensor: Tensor, on_bytes: Callable[[int], object] = lambda _n: None) -> Content:
-        """One tensor. Raises EnvironmentFault where llama.cpp dies, LlamaRefused where the file was changed."""
-        kind = tensor.type
-        if not tensor.nbytes or kind.name in INTEGERS:
-            return Content(tensor)
-        if kind.format is None and kind.name not in FLOAT_TYPES:
-            return Content(tensor, unverified=f"type {kind.name} is not covered")
-        if kind.name not in self._libraries:
-            self._libraries[kind.name] = scanner(kind)
-            self._rules[kind.name] = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
-        rules = self._rules[kind.name]
-        drawn = _drawn(tensor) if kind.format else []
-        library = self._libraries[kind.name]
-        scan, blocks, theirs = self._llama.scan(tensor, library, rules, drawn, self._threads, on_bytes)
-        differs = _described(kind.format, blocks, theirs) if kind.format else []
-        content = Content(tensor, scan, described=tuple(drawn[i] for i in differs))
-        if not scan.not_finite and not content.n_differing:
-            return content
-        return replace(content, bad=(_bad_blocks(content, self._llama, False), _bad_blocks(content, self._llama, True)))
+    Raises EnvironmentFault where llama.cpp dies or nothing compiles, LlamaRefused where the file was changed.
+    """
+    scanners: dict[str, ScannerOf] = {}
+    scanned = [t for t in tensors if _to_scan(t)]
+    for kind in {t.type.name: t.type for t in scanned}.values():
+        rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
+        scanners[kind.name] = ScannerOf(scanner(kind), rules, DESCRIBED if kind.format else 0)
+    with closing(llama.scans(scanned, scanners, threads, on_bytes)) as found:
+        for tensor in tensors:
+            if _to_scan(tensor):
+                yield _content(tensor, next(found))
+            elif not tensor.nbytes or tensor.type.name in INTEGERS:
+                yield Content(tensor)
+            else:
+                yield Content(tensor, unverified=f"type {tensor.type.name} is not covered")
+        next(found, None)  # it has ended
 
 
-def _drawn(tensor: Tensor) -> list[int]:
-    """Numbers of some blocks of all parts of a tensor."""
-    count = tensor.nbytes // tensor.type.block_bytes
-    some = min(count, DESCRIBED)
-    return [i * (count - 1) // max(1, some - 1) for i in range(some)]
+def _to_scan(tensor: Tensor) -> bool:
+    return bool(tensor.nbytes) and (tensor.type.format is not None or tensor.type.name in FLOAT_TYPES)
+
+
+def _content(tensor: Tensor, found: Scanned) -> Content:
+    fmt, scan = tensor.type.format, found.scan
+    theirs = dict(zip(scan.first_differing, found.theirs_differing, strict=True))
+    if fmt:
+        drawn = evenly(scan.blocks, DESCRIBED)
+        theirs |= {drawn[i]: found.theirs[i] for i in _described(fmt, found.blocks, found.theirs)}
+    content = Content(tensor, scan, described=tuple(sorted(theirs.keys() - set(scan.first_differing))))
+    if not theirs and not scan.not_finite:
+        return content
+    not_finite = tuple(_not_finite(tensor, number) for number in scan.first_not_finite[:MAX_PER_RULE])
+    differing = tuple(_differing(tensor, number, theirs[number]) for number in content.differing[:MAX_PER_RULE])
+    return replace(content, bad=(not_finite, differing))
 
 
 def _described(fmt: BlockFormat, blocks: npt.NDArray[np.uint8], theirs: Floats) -> list[int]:
     """The oracle decodes by the format's description: which of the blocks so decode otherwise than llama.cpp says."""
     with np.errstate(invalid="ignore"):
         ours = fmt.decode(blocks)
-    return np.flatnonzero(_unequal(ours, theirs.reshape(ours.shape)).any(axis=1)).tolist()
+    return np.flatnonzero(_unequal(ours, theirs).any(axis=1)).tolist()
 
 
 def _unequal(ours: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
@@ -162,33 +168,34 @@ def content_findings(content: Content) -> Iterator[Finding]:
         yield _at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers", found)
 
 
-def _bad_blocks(content: Content, llama: Llama, differing: bool) -> tuple[BadBlock, ...]:
-    scan = content.scan
-    assert scan is not None
-    numbers = content.differing if differing else scan.first_not_finite
-    return tuple(_bad_block(content.tensor, number, llama, differing) for number in numbers[:MAX_PER_RULE])
-
-
-def _bad_block(tensor: Tensor, number: int, llama: Llama, differing: bool) -> BadBlock:
+def _raw_block(tensor: Tensor, number: int) -> tuple[int, int, npt.NDArray[np.uint8]]:
+    """Row, block and uint8[1, block_bytes]."""
     row, block = divmod(number, tensor.blocks_per_row)
-    raw = np.array(tensor.blocks(row, row + 1)[:, block])  # uint8[1, block_bytes]
+    return row, block, np.array(tensor.blocks(row, row + 1)[:, block])
+
+
+def _not_finite(tensor: Tensor, number: int) -> BadBlock:
+    row, block, raw = _raw_block(tensor, number)
     fmt = tensor.type.format
-    if not differing:
-        if fmt is None:
-            value = float(decode_elements(tensor.type.name, raw[0])[0])
-            return BadBlock(row, block, f"the value is {value}, not a finite number")
-        with np.errstate(invalid="ignore", over="ignore"):
-            d, m = fmt.scales(raw)[0], fmt.minima(raw)[0]
-        finite = np.isfinite(d) & np.isfinite(m)
-        if finite.all():  # of MXFP4: the exponent 255, or one under which a code is infinite
-            return BadBlock(row, block, f"the scale stands for NaN, or a value overflows float32 (d = {d.max():g})")
-        bad = int(np.argmin(finite))
-        stored = f"d = {d[bad]:g}, m = {m[bad]:g}" if fmt.has_min else f"d = {d[bad]:g}"
-        of_group = f" of group {bad}" if fmt.groups > 1 else ""
-        return BadBlock(row, block, f"the scale or minimum{of_group} is not finite ({stored})")
+    if fmt is None:
+        value = float(decode_elements(tensor.type.name, raw[0])[0])
+        return BadBlock(row, block, f"the value is {value}, not a finite number")
+    with np.errstate(invalid="ignore", over="ignore"):
+        d, m = fmt.scales(raw)[0], fmt.minima(raw)[0]
+    finite = np.isfinite(d) & np.isfinite(m)
+    if finite.all():  # of MXFP4: the exponent 255, or one under which a code is infinite
+        return BadBlock(row, block, f"the scale stands for NaN, or a value overflows float32 (d = {d.max():g})")
+    bad = int(np.argmin(finite))
+    stored = f"d = {d[bad]:g}, m = {m[bad]:g}" if fmt.has_min else f"d = {d[bad]:g}"
+    of_group = f" of group {bad}" if fmt.groups > 1 else ""
+    return BadBlock(row, block, f"the scale or minimum{of_group} is not finite ({stored})")
+
+
+def _differing(tensor: Tensor, number: int, theirs: Floats) -> BadBlock:
+    row, block, raw = _raw_block(tensor, number)
+    fmt = tensor.type.format
     with np.errstate(invalid="ignore"):
         ours = fmt.decode(raw)[0] if fmt else decode_elements(tensor.type.name, raw[0])
-    theirs = llama.to_float(tensor.type.type_id, raw[0], tensor.type.block_size)
     unequal = _unequal(ours, theirs)
     if not unequal.any():
         return BadBlock(row, block, "the kernels' decode differs from llama.cpp's to_float, the description's does not")

@@ -7,11 +7,10 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
-from ..reference.child import MOST_PROCESSES, SEVERAL_BYTES, Child
+from ..reference.child import Child
 from .common import (
     MOST_THREADS,
     add_common,
@@ -75,21 +74,11 @@ def run(argv: list[str]) -> int:
 
 
 def _audit(args: argparse.Namespace, argv: list[str]) -> int:
-    with contextlib.ExitStack() as stack:
-        children = [stack.enter_context(contextlib.closing(Child(args.verbose))) for _ in range(_ahead(args))]
-        return _audit_with(children, args, argv)
+    with contextlib.closing(Child(args.verbose)) as child:  # starts while this process loads the rest
+        return _audit_with(child, args, argv)
 
 
-def _ahead(args: argparse.Namespace) -> int:
-    """How many llama.cpp processes can start while this one loads the rest."""
-    try:
-        several = not args.tensor and args.model.stat().st_size >= SEVERAL_BYTES
-    except (OSError, ValueError):  # which is said when the file is opened
-        return 0
-    return min(args.threads or cores(), MOST_PROCESSES) if several else 1
-
-
-def _audit_with(children: Sequence[Child], args: argparse.Namespace, argv: list[str]) -> int:
+def _audit_with(child: Child, args: argparse.Namespace, argv: list[str]) -> int:
     from ..audit import AuditOptions, audit
     from ..report import audit_text
 
@@ -98,7 +87,7 @@ def _audit_with(children: Sequence[Child], args: argparse.Namespace, argv: list[
         strict=args.strict, threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose,
         progress=on_terminal(),
     )  # fmt: skip
-    result = audit(args.model, options, spell(argv), children)
+    result = audit(args.model, options, spell(argv), child)
     text = audit_text.render(result, args.verbose, args.map, _colour())
     rendered = None
     if args.json:

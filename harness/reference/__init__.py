@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Evaluation, Gemm, Gpu, Llama, LlamaRefused, Requantized, Scan
+    from .client import Evaluation, Gemm, Gpu, Llama, LlamaRefused, Requantized, Scan, Scanned, ScannerOf
 
-__all__ = ["Evaluation", "Gemm", "Gpu", "Llama", "LlamaRefused", "Requantized", "Scan"]
+__all__ = ["Evaluation", "Gemm", "Gpu", "Llama", "LlamaRefused", "Requantized", "Scan", "Scanned", "ScannerOf"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,10 +9,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: From here on a model is scanned by several llama.cpp processes, so many at most. (Each takes a sixth of a second to
-#: start, and 30 MB.)
-SEVERAL_BYTES, MOST_PROCESSES = 1 << 28, 8
-
 
 class Child:
     """A process that has been started and that nobody has waited for yet; `Llama` talks with it.

@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -138,6 +138,32 @@ class Scan:
     minimum: list[float] | None
     duplicate_rows: int | None
     duplicate: list[int] | None
+
+
+@dataclass(frozen=True)
+class ScannerOf:
+    """What scans a type.
+
+    Args:
+        library: kernels/host/scan.hpp, compiled for it.
+        rules: (all of, one of, none of) masks of codes; how many blocks obey each is counted.
+        drawn: how many blocks of a tensor are wanted as they are, `protocol.evenly` from the first to the last.
+    """
+
+    library: Path
+    rules: Sequence[tuple[int, int, int]] = ()
+    drawn: int = 0
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A scan; the drawn blocks, uint8[n, block_bytes], and llama.cpp's decode of them, float32[n, block_size]; and of
+    the first that differ, float32[n, block_size]."""
+
+    scan: Scan
+    blocks: Bytes
+    theirs: Floats
+    theirs_differing: Floats
 
 
 @dataclass(frozen=True)
@@ -310,28 +336,62 @@ class Llama:
 
     # ---- passes over a mapped file ----------------------------------------------------------------------------------
 
-    def scan(
-        self, tensor: Tensor, library: Path, rules: Sequence[tuple[int, int, int]] = (), drawn: Sequence[int] = (),
-        threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None,
-    ) -> tuple[Scan, Bytes, Floats]:  # fmt: skip
-        """Decode every block of a tensor here and in llama.cpp, compare the bits, and tally what the blocks hold.
+    def scans(
+        self, tensors: Sequence[Tensor], scanners: Mapping[str, ScannerOf], threads: int = 1,
+        on_bytes: Callable[[int], object] = lambda _n: None,
+    ) -> Generator[Scanned]:  # fmt: skip
+        """Decode every block of tensors here and in llama.cpp, compare the bits, and tally what the blocks hold.
+
+        Results come in order, and all of them are to be taken: left in the middle, the process is ended.
 
         Args:
-            library: kernels/host/scan.hpp, compiled for the tensor's type.
-            rules: (all of, one of, none of) masks of codes; how many blocks obey each is counted.
-            drawn: ascending numbers of blocks that are wanted as they are, and as llama.cpp decodes them.
+            scanners: by name, of each type that occurs.
             on_bytes: called with the bytes that were scanned since the last call.
 
-        Returns:
-            the tally; the drawn blocks, uint8[n, block_bytes]; llama.cpp's decode of them, float32[n · block_size].
-
-        Raises LlamaRefused where the file is no longer the one that was opened, MalformedFile where it has shrunk.
+        Raises LlamaRefused where a file is no longer the one that was opened, MalformedFile where it has shrunk.
         """
-        figures, (codes, blocks, values) = self._sweep(
-            "scan", tensor, on_bytes, block_bytes=tensor.type.block_bytes, row_bytes=tensor.row_bytes,
-            library=str(library), rules=[list(r) for r in rules], drawn=list(drawn), threads=threads,
-        )  # fmt: skip
-        return Scan(codes=codes, **figures), blocks, values
+        files = list({os.path.abspath(t.mapped.path): t.mapped for t in tensors}.items())
+        paths = {path: i for i, (path, _) in enumerate(files)}
+        types = {t.type.name: t.type for t in tensors}
+        numbers = {name: i for i, name in enumerate(types)}
+        table = np.array(
+            [
+                (paths[os.path.abspath(t.mapped.path)], numbers[t.type.name], t.offset, t.nbytes, t.row_bytes)
+                for t in tensors
+            ], np.int64,
+        ).reshape(-1, 5)  # fmt: skip
+        kinds = [
+            {
+                "type": kind.type_id, "block_bytes": kind.block_bytes, "library": str(scanners[name].library),
+                "rules": [list(r) for r in scanners[name].rules], "drawn": scanners[name].drawn,
+            }
+            for name, kind in types.items()
+        ]  # fmt: skip
+        over = False
+        try:
+            self._send(
+                "scans", {"tensors": table},
+                {"files": [(path, m.identity) for path, m in files], "kinds": kinds, "threads": threads},
+            )  # fmt: skip
+            while True:
+                header, arrays = self._receive("scan")
+                if header.get("event") == "bytes":
+                    on_bytes(header["n"])
+                elif header.get("event") == "scan":
+                    yield Scanned(Scan(codes=arrays[0], **header["figures"]), *arrays[1:])
+                else:
+                    over = True
+                    self._result("scan", header)
+                    return
+        except EnvironmentFault:
+            over = True
+            for _, mapped in files:  # the process dies of a file that was cut: then that is what is to be said
+                mapped.read()
+            raise
+        finally:
+            if not over:
+                self._process.kill()
+                self._link.close()  # nobody may take what is left in it for the answer to another call
 
     def requantize(
         self, tensor: Tensor, source: Tensor, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None

@@ -1,7 +1,7 @@
 """Passes over the tensors of a mapped file inside llama.cpp's process, where its functions are called without a copy.
 
-`kernels/host/scan.hpp` does the work of `Sweeper.scan`; a batch of blocks is decoded by llama.cpp and by us and tallied
-before it leaves the cache. Chunks go to a pool of threads: ctypes lets go of Python's lock.
+`kernels/host/scan.hpp` does the work of `Sweeper.scans`: a batch of blocks is decoded by llama.cpp and by us, and
+tallied before it leaves the cache. Pieces go to a pool of threads: ctypes lets go of Python's lock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import ctypes as c
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import ggml
+from . import ggml, protocol
 
 Bytes = npt.NDArray[np.uint8]
 #: Called with the number of bytes that were done since the last call.
@@ -33,6 +34,8 @@ _MOST_THREADS = 16  # memory is what is left to gain beyond, and each takes some
 _CHUNK_BYTES = 1 << 19  # stays in the second cache
 _SHARE_BYTES = 1 << 23  # of a thread at a time
 _FLOATS = 1 << 20  # of a chunk that is quantized anew
+_AHEAD = 8  # pieces for each thread, so that none waits for what lies between tensors
+_TELL_BYTES = 1 << 26
 
 
 class Tally(c.Structure):
@@ -65,6 +68,27 @@ class Part:
     mapped: Bytes
     fd: int
     start: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A tensor to scan.
+
+    Args:
+        part: its bytes.
+        type, block_bytes, row_bytes: of ggml, and in bytes.
+        library: kernels/host/scan.hpp, compiled for the type.
+        rules: (all of, one of, none of) masks of codes.
+        drawn: how many blocks are wanted as they are.
+    """
+
+    part: Part
+    type: int
+    block_bytes: int
+    row_bytes: int
+    library: str
+    rules: Sequence[Sequence[int]] = ()
+    drawn: int = 0
 
 
 class Rule(c.Structure):
@@ -101,58 +125,52 @@ class Sweeper:
                 held = self._files[path] = (identity, whole, os.dup(file.fileno()))
         return Part(held[1][start : start + nbytes], held[2], start)
 
-    def scan(
-        self, part: Part, type_id: int, block_bytes: int, row_bytes: int, library: str,
-        rules: Sequence[Sequence[int]], drawn: Sequence[int], threads: int,
-    ) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]:  # fmt: skip
-        """Tally the blocks of a tensor. Raises Unusable.
+    def scans(self, jobs: Iterable[Job], threads: int) -> Iterator[tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]]:
+        """Tally the blocks of tensors, several at a time, and return them in order. Raises Unusable.
 
         Returns:
-            figures by name; how often each code occurs, int64[256]; the blocks of the ascending numbers `drawn`,
-            uint8[n, block_bytes], and llama.cpp's decode of them, float32[n · block_size].
+            figures by name; how often each code occurs, int64[256]; the drawn blocks, uint8[n, block_bytes], and
+            llama.cpp's decode of them, float32[n, block_size]; likewise of the first that differ.
         """
-        data = part.mapped
-        scanner = self._library(library)
-        to_float = c.cast(ggml.ggml_get_type_traits(type_id).contents.to_float, c.c_void_p)
-        given = (Rule * MAX_RULES)(*(Rule(*r) for r in rules))
-        n_rows = len(data) // row_bytes
-        hashes = np.empty(n_rows, np.uint64) if 1 < n_rows <= MAX_HASHED_ROWS else None
-        # whole rows where they are not too long for a buffer, so that they are hashed while they are in the cache
-        by_row = hashes is not None and row_bytes <= LONG_ROW
-        unit = row_bytes if by_row else block_bytes
-        step = max(1, _CHUNK_BYTES // unit) * unit
-        picked = np.asarray(drawn, np.int64)
-        blocks = np.empty((len(picked), block_bytes), np.uint8)
 
-        def tally(start: int) -> Tally:
-            out = Tally(first_subnormal=-1, least_scale=np.inf, most_scale=-np.inf, least_min=np.inf, most_min=-np.inf)
-            target = ggml.pointer(hashes[start // row_bytes :]) if hashes is not None and by_row else None
-            failed = scanner.scan_file(
-                part.fd, c.c_int64(part.start + start), c.c_int64(min(share, len(data) - start)),
-                c.c_int64(start // block_bytes), c.c_void_p(ggml.pointer(self._buffer(step))), c.c_int64(step),
-                to_float, given, len(rules), c.byref(out), c.c_int64(row_bytes), c.c_void_p(target),
-                c.c_void_p(ggml.pointer(picked)), c.c_int64(len(picked)), c.c_void_p(ggml.pointer(blocks)),
-            )  # fmt: skip
-            if failed < 0:
-                raise Unusable("the file has shrunk since it was opened")
-            if failed:
-                raise OSError(failed, os.strerror(failed))
-            return out
+        def pieces() -> Iterator[tuple[_Scanning, int]]:
+            for job in jobs:
+                scanning = _Scanning(job, self._library(job.library), self._buffer, threads)
+                for start in scanning.starts:
+                    yield scanning, start
 
-        share = max(1, min(_SHARE_BYTES, len(data) // (2 * threads) if threads > 1 else len(data)) // step) * step
-        merged, codes = _merge(self._spread(tally, range(0, len(data), share), share, threads))
-        merged["obeying"] = merged["obeying"][: len(rules)]
-        if hashes is not None and not by_row:
-            scanner.hash_rows(
-                c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes),
-                c.c_void_p(ggml.pointer(hashes)),
-            )  # fmt: skip
-        merged["duplicate_rows"], merged["duplicate"] = self._duplicates(scanner, data, row_bytes, hashes)
-        traits = ggml.ggml_get_type_traits(type_id).contents
-        values = np.empty(len(picked) * int(traits.blck_size), np.float32)
-        if len(picked):
-            traits.to_float(ggml.pointer(blocks), ggml.pointer(values), values.size)
-        return merged, (codes, blocks, values)
+        waiting: deque[tuple[_Scanning, int, Future[Tally]]] = deque()
+        done = 0
+
+        def settle(scanning: _Scanning, start: int, tally: Tally) -> bool:
+            nonlocal done
+            done += scanning.size(start)
+            if done >= _TELL_BYTES:
+                self._alive(done)
+                done = 0
+            return scanning.add(tally)
+
+        if threads > 1 and self._pool is None:
+            self._pool = ThreadPoolExecutor(min(threads, _MOST_THREADS))
+        try:
+            for scanning, start in pieces():
+                if threads == 1:
+                    if settle(scanning, start, scanning.tally(start)):
+                        yield scanning.result()
+                    continue
+                assert self._pool is not None
+                while len(waiting) >= _AHEAD * threads:
+                    first, at, future = waiting.popleft()
+                    if settle(first, at, future.result()):
+                        yield first.result()
+                waiting.append((scanning, start, self._pool.submit(scanning.tally, start)))
+            while waiting:
+                first, at, future = waiting.popleft()
+                if settle(first, at, future.result()):
+                    yield first.result()
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
 
     def _buffer(self, size: int) -> Bytes:
         """This thread's, of that size."""
@@ -160,25 +178,6 @@ class Sweeper:
         if held is None or len(held) < size:
             held = self._local.buffer = np.empty(size, np.uint8)
         return held[:size]
-
-    @staticmethod
-    def _duplicates(
-        scanner: c.CDLL, data: Bytes, row_bytes: int, hashes: npt.NDArray[np.uint64] | None
-    ) -> tuple[int | None, list[int] | None]:
-        n_rows = len(data) // row_bytes
-        if hashes is None:
-            return (0, None) if n_rows < 2 else (None, None)
-        ascending = np.sort(hashes)  # ten times faster than their order, which is rarely needed
-        if not (ascending[1:] == ascending[:-1]).any():
-            return 0, None
-        order = np.argsort(hashes, kind="stable")
-        pair = np.zeros(2, np.int64)
-        scanner.count_duplicates.restype = c.c_int64
-        found = scanner.count_duplicates(
-            c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes), c.c_void_p(ggml.pointer(hashes)),
-            c.c_void_p(ggml.pointer(order)), c.c_void_p(ggml.pointer(pair)),
-        )  # fmt: skip
-        return int(found), [int(pair[0]), int(pair[1])] if found else None
 
     def requantize(
         self, source: Bytes, source_type: int, target: Bytes, type_id: int, n_rows: int, k: int, threads: int
@@ -243,7 +242,7 @@ class Sweeper:
         def tell() -> None:
             nonlocal done
             done += nbytes
-            if done >= 1 << 26:
+            if done >= _TELL_BYTES:
                 self._alive(done)
                 done = 0
 
@@ -264,29 +263,121 @@ class Sweeper:
             yield future.result()
 
 
-def _merge(tallies: Iterator[Tally]) -> tuple[dict[str, Any], npt.NDArray[np.int64]]:
-    sums = dict.fromkeys(_SUMS, 0)
-    first: dict[str, list[int]] = {"first_not_finite": [], "first_differing": []}
-    subnormal = -1
-    obeying = np.zeros(MAX_RULES, np.int64)
-    codes = np.zeros(256, np.int64)
-    least_scale = least_min = np.inf
-    most_scale = most_min = -np.inf
-    for t in tallies:
+class _Scanning:
+    """One tensor's scan: pieces that any thread may tally, in any order, to be added up in theirs."""
+
+    def __init__(self, job: Job, scanner: c.CDLL, buffer: Callable[[int], Bytes], threads: int) -> None:
+        self._job, self._scanner, self._buffer = job, scanner, buffer
+        self._traits = ggml.ggml_get_type_traits(job.type).contents
+        self._to_float = c.cast(self._traits.to_float, c.c_void_p)
+        self._rules = (Rule * MAX_RULES)(*(Rule(*r) for r in job.rules))
+        nbytes, row_bytes = len(job.part.mapped), job.row_bytes
+        n_rows = nbytes // row_bytes
+        self._hashes = np.empty(n_rows, np.uint64) if 1 < n_rows <= MAX_HASHED_ROWS else None
+        # whole rows where they are not too long for a buffer, so that they are hashed while they are in the cache
+        self._by_row = self._hashes is not None and row_bytes <= LONG_ROW
+        unit = row_bytes if self._by_row else job.block_bytes
+        self._step = max(1, _CHUNK_BYTES // unit) * unit
+        share = min(_SHARE_BYTES, nbytes // (2 * threads)) if threads > 1 else nbytes
+        self._share = max(1, share // self._step) * self._step
+        self.starts = range(0, nbytes, self._share)
+        numbers = protocol.evenly(nbytes // job.block_bytes, job.drawn)
+        self._picked = np.asarray(numbers, np.int64)
+        self._blocks = np.empty((len(numbers), job.block_bytes), np.uint8)
+        self._added = 0
+        self._sums = dict.fromkeys(_SUMS, 0)
+        self._first: dict[str, list[int]] = {"first_not_finite": [], "first_differing": []}
+        self._subnormal = -1
+        self._obeying = np.zeros(MAX_RULES, np.int64)
+        self._codes = np.zeros(256, np.int64)
+        self._scale = self._minimum = (np.inf, -np.inf)
+
+    def size(self, start: int) -> int:
+        """Bytes of the piece that starts there."""
+        return min(self._share, len(self._job.part.mapped) - start)
+
+    def tally(self, start: int) -> Tally:
+        """Of one piece. Raises Unusable."""
+        job = self._job
+        out = Tally(first_subnormal=-1, least_scale=np.inf, most_scale=-np.inf, least_min=np.inf, most_min=-np.inf)
+        hashes = self._hashes
+        target = ggml.pointer(hashes[start // job.row_bytes :]) if hashes is not None and self._by_row else None
+        failed = self._scanner.scan_file(
+            job.part.fd, c.c_int64(job.part.start + start), c.c_int64(self.size(start)),
+            c.c_int64(start // job.block_bytes), c.c_void_p(ggml.pointer(self._buffer(self._step))),
+            c.c_int64(self._step), self._to_float, self._rules, len(job.rules), c.byref(out),
+            c.c_int64(job.row_bytes), c.c_void_p(target), c.c_void_p(ggml.pointer(self._picked)),
+            c.c_int64(len(self._picked)), c.c_void_p(ggml.pointer(self._blocks)),
+        )  # fmt: skip
+        if failed < 0:
+            raise Unusable("the file has shrunk since it was opened")
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        return out
+
+    def add(self, t: Tally) -> bool:
+        """The next piece's; whether it was the last."""
         for key, count in (("first_not_finite", t.not_finite), ("first_differing", t.differing)):
-            first[key] += list(getattr(t, key))[: min(count, MAX_BAD - len(first[key]))]
+            if count:
+                self._first[key] += list(getattr(t, key))[: min(count, MAX_BAD - len(self._first[key]))]
         for name in _SUMS:
-            sums[name] += getattr(t, name)
-        subnormal = t.first_subnormal if subnormal < 0 else subnormal
-        obeying += np.frombuffer(t.obeying, np.int64)
-        codes += np.frombuffer(t.codes, np.int64)
-        least_scale, most_scale = min(least_scale, t.least_scale), max(most_scale, t.most_scale)
-        least_min, most_min = min(least_min, t.least_min), max(most_min, t.most_min)
+            self._sums[name] += getattr(t, name)
+        self._subnormal = t.first_subnormal if self._subnormal < 0 else self._subnormal
+        self._obeying += np.frombuffer(t.obeying, np.int64)
+        self._codes += np.frombuffer(t.codes, np.int64)
+        self._scale = min(self._scale[0], t.least_scale), max(self._scale[1], t.most_scale)
+        self._minimum = min(self._minimum[0], t.least_min), max(self._minimum[1], t.most_min)
+        self._added += 1
+        return self._added == len(self.starts)
 
-    def span(least: float, most: float) -> list[float] | None:
-        return [float(least), float(most)] if least <= most else None
+    def result(self) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]:
+        """What `Sweeper.scans` returns, once all is added."""
+        duplicate_rows, duplicate = self._duplicates()
+        size = self._job.block_bytes
+        data = self._job.part.mapped
+        differing = [data[b * size : (b + 1) * size] for b in self._first["first_differing"]]
+        figures = {
+            **self._sums, **self._first, "first_subnormal": self._subnormal,
+            "obeying": [int(n) for n in self._obeying[: len(self._job.rules)]],
+            "scale": _span(*self._scale), "minimum": _span(*self._minimum),
+            "duplicate_rows": duplicate_rows, "duplicate": duplicate,
+        }  # fmt: skip
+        theirs = self._decoded(np.concatenate(differing).reshape(-1, size)) if differing else self._decoded(_NOTHING)
+        return figures, (self._codes, self._blocks, self._decoded(self._blocks), theirs)
 
-    return {
-        **sums, **first, "first_subnormal": subnormal, "obeying": [int(n) for n in obeying],
-        "scale": span(least_scale, most_scale), "minimum": span(least_min, most_min),
-    }, codes  # fmt: skip
+    def _decoded(self, blocks: Bytes) -> npt.NDArray[np.float32]:
+        values = np.empty((len(blocks), int(self._traits.blck_size)), np.float32)
+        if self._traits.to_float:
+            self._traits.to_float(ggml.pointer(blocks), ggml.pointer(values), values.size)
+        elif len(blocks):
+            values[:] = blocks.view(np.float32)  # F32's own
+        return values
+
+    def _duplicates(self) -> tuple[int | None, list[int] | None]:
+        hashes, data, row_bytes = self._hashes, self._job.part.mapped, self._job.row_bytes
+        n_rows = len(data) // row_bytes
+        if hashes is None:
+            return (0, None) if n_rows < 2 else (None, None)
+        if not self._by_row:
+            self._scanner.hash_rows(
+                c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes),
+                c.c_void_p(ggml.pointer(hashes)),
+            )  # fmt: skip
+        ascending = np.sort(hashes)  # ten times faster than their order, which is rarely needed
+        if not (ascending[1:] == ascending[:-1]).any():
+            return 0, None
+        order = np.argsort(hashes, kind="stable")
+        pair = np.zeros(2, np.int64)
+        self._scanner.count_duplicates.restype = c.c_int64
+        found = self._scanner.count_duplicates(
+            c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes), c.c_void_p(ggml.pointer(hashes)),
+            c.c_void_p(ggml.pointer(order)), c.c_void_p(ggml.pointer(pair)),
+        )  # fmt: skip
+        return int(found), [int(pair[0]), int(pair[1])] if found else None
+
+
+_NOTHING = np.empty((0, 0), np.uint8)
+
+
+def _span(least: float, most: float) -> list[float] | None:
+    return [float(least), float(most)] if least <= most else None

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -241,19 +241,25 @@ class Worker:
         except (sweep.Unusable, OSError) as error:
             raise CallFailed(str(error)) from None
 
-    def scan(
-        self, path: str, identity: list[int], start: int, nbytes: int, type: int, block_bytes: int, row_bytes: int,
-        library: str, rules: list[list[int]], drawn: list[int], threads: int,
+    def scans(
+        self, files: list[tuple[str, list[int]]], kinds: list[dict[str, Any]], threads: int,
+        tensors: npt.NDArray[np.int64],
     ) -> Reply:  # fmt: skip
-        """Decode every block, compare, tally: see `sweep.Sweeper.scan`."""
-        part = self._part(path, identity, start, nbytes)
+        """Decode every block, compare, tally: see `sweep.Sweeper.scans`. Tensors are int64[n, 5]: number of the file
+        and of the kind, offset, bytes, bytes of a row. An event for each."""
         from . import sweep
 
+        def jobs() -> Iterator[sweep.Job]:
+            for file, kind, start, nbytes, row_bytes in tensors.tolist():
+                path, identity = files[file]
+                yield sweep.Job(self._part(path, identity, start, nbytes), row_bytes=row_bytes, **kinds[kind])
+
         try:
-            figures, arrays = self._sweep().scan(part, type, block_bytes, row_bytes, library, rules, drawn, threads)
+            for figures, arrays in self._sweep().scans(jobs(), threads):
+                protocol.send(self.link, {"event": "scan", "figures": figures}, *arrays)
         except (sweep.Unusable, OSError) as error:
             raise CallFailed(str(error)) from None
-        return dict(figures), tuple(arrays)
+        return {}, ()
 
     def requantize(
         self, path: str, identity: list[int], start: int, nbytes: int, type: int,

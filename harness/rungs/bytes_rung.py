@@ -13,7 +13,6 @@ from ..audit import Content, Examination, Readers, Reading, compare_readers, cov
 from ..container import Finding, check_claims
 from ..container.records import capped
 from ..errors import EnvironmentFault
-from ..reference import Llama
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
 from .run import Run, matrix_of, may_be_matrix, where
 
@@ -27,10 +26,7 @@ def bytes_rung(run: Run) -> RungResult:
     with result.timed():
         for part in run.model.parts:
             result.count("bytes", part.size)
-        examined = Examination(
-            run.model, run.library, run.options.threads, run.options.progress,
-            lambda: Llama(run.options.time_limit, run.options.verbose),
-        )  # fmt: skip
+        examined = Examination(run.model, run.library, run.options.threads, run.options.progress)
         with ThreadPoolExecutor(1) as pool, Readers() as readers:
             readings = pool.submit(lambda: [readers.read(part.path) for part in run.model.parts])
             examined.read(run.selected())
