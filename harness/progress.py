@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
+from .light import submodule
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[Any]:
     """A bar that appears after a second and goes when it is done."""
-    return tqdm(
+    bar: tqdm[Any] = submodule("tqdm.std").tqdm(
         desc=what,
         total=total,
         unit=unit,
@@ -22,3 +25,4 @@ def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[A
         disable=not shown,
         dynamic_ncols=True,
     )
+    return bar

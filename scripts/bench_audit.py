@@ -11,7 +11,8 @@ file, reads it once so that it is cached, and measures in turn, each in a proces
     check         the same without sha256
     dequantize    gguf.quants.dequantize of every quantized tensor (once: it is slow)
 
-Figures are medians, and ratios of medians of one run; the memory is what no file backs, summed over all processes.
+Figures are medians, and ratios of medians of one run; the memory is what no file backs, summed over all processes, in
+a run before those that are timed.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ def main() -> None:
         if shutil.which("sha256sum"):
             commands = {"sha256sum": ["sha256sum", path], **commands}
         runs: dict[str, list[Measured]] = {name: [] for name in commands}
-        for command in commands.values():  # caches: the file, the compiled scanner
-            measure(command, quiet=True)
+        # fills the caches too: the file, the compiled scanner
+        peaks = {name: measure(command, quiet=True).peak_anonymous for name, command in commands.items()}
         for _ in range(args.repeat):
             for name, command in commands.items():
-                runs[name].append(measure(command, quiet=True))
-        runs["dequantize"] = [measure([sys.executable, "-c", DEQUANTIZE, path], quiet=True)]
+                runs[name].append(measure(command, quiet=True, watched=False))
+        dequantize: list[str | Path] = [sys.executable, "-c", DEQUANTIZE, path]
+        peaks["dequantize"] = measure(dequantize, quiet=True).peak_anonymous
+        runs["dequantize"] = [measure(dequantize, quiet=True, watched=False)]
         size = path.stat().st_size
     print(f"{path.name}: {size:,} bytes, {args.repeat} runs")
     medians = {name: statistics.median(run.seconds for run in of) for name, of in runs.items()}
@@ -64,7 +67,7 @@ def main() -> None:
         times = " ".join(f"{run.seconds:.2f}" for run in of)
         print(
             f"{name:<11} {medians[name]:7.2f} s  {size / medians[name] / 1e6:7.0f} MB/s  peak "
-            f"{max(run.peak_anonymous for run in of) / 2**20:6.0f} MiB  exit {codes}  ({times})"
+            f"{peaks[name] / 2**20:6.0f} MiB  exit {codes}  ({times})"
         )
     for name in ("audit", "scan", "check"):
         ratios = [

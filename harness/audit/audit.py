@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ..container import Finding, GgufFile, Model, RefusedFile, Tensor, check_claims, open_model, parse
 from ..container.records import capped, finding
@@ -37,6 +36,9 @@ from .fingerprint import Fingerprint, fingerprint, rules_of
 from .readers import Readers, Reading
 from .readers import compare as compare_readers
 from .source import Comparison, compare, comparison_findings
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 @dataclass
@@ -188,12 +190,12 @@ def _readable(
     tensors = select(model, options.tensor)
     digests = pool.submit(model.sha256) if options.digest else None
     readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
-    result = Audit(model.path, model.parts, _versions(), n_tensors=len(model.tensors))
+    result = Audit(model.path, model.parts, n_tensors=len(model.tensors))
     ours = (*model.findings, *check_claims(model), *(f for part in model.parts for f in coverage(part)))
     try:
         with Llama(options.time_limit, options.verbose, child) as llama:
             versions = llama.versions()
-            result.header |= {
+            result.header = {
                 "llama-cpp-python": versions["llama_cpp_python"], "llama.cpp": versions["llama_cpp"],
                 "ggml": versions["ggml"],
             }  # fmt: skip
@@ -214,7 +216,8 @@ def _readable(
             ours += compare_readers(part, of_part, tuple(f for f in ours if f.part == part.part))
     except EnvironmentFault as fault:
         result.fault = result.fault or str(fault)
-    result.header |= {
+    result.header = {
+        **_versions(), **result.header,
         "file": str(model.path), "size": model.size, "sha256": list(digests.result()) if digests else None,
         "architecture": model.architecture, "threads": options.threads,
         "source": str(source.path) if source else None,

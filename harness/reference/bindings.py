@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,7 @@ api = submodule("llama_cpp.llama_cpp")
 LIBRARIES = Path(str(api.__file__)).parent / "lib"
 
 
+@cache
 def version() -> str:
     """Of llama-cpp-python."""
     from importlib import metadata

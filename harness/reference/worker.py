@@ -69,6 +69,12 @@ class Worker:
         self._callback: Any = None
         self._tap: Callable[[Any, bool], bool] | None = None
 
+    def prepare(self) -> None:
+        """What most calls need, while the parent may still be starting."""
+        from . import sweep  # noqa: F401
+
+        self.bindings.version()
+
     # ---- the library ------------------------------------------------------------------------------------------------
 
     def hello(self) -> Reply:
@@ -549,6 +555,7 @@ def serve(link: Connection) -> None:
         protocol.send(link, {"error": f"{type(error).__name__}: {error}"})
         return
     protocol.send(link, {"ready": True})
+    worker.prepare()
     while True:
         try:
             header, arrays = protocol.receive(link)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from ..container import Model, Tensor, printable
 from ..errors import EnvironmentFault, UsageError
@@ -24,6 +23,9 @@ from ..reference import Gemm, Gpu, Llama, LlamaRefused
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
 from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
 from .result import RungResult
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 T = TypeVar("T")
 
