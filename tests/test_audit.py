@@ -221,10 +221,10 @@ def test_rules_on_signed_bytes(llama: Llama, rng: np.random.Generator, tmp_path:
         tensor = model.tensors["w"]
         rules = [(1 << bit, 0, 0) for bit in range(4)]
         of = {"Q8_0": ScannerOf(content.scanner(tensor.type), rules)}
-        (scan,) = [found.scan for found in llama.scans([tensor], of)]
+        ((found,),) = llama.scans([tensor], of)
     named = [(codes == code).any(axis=1) for code in (-128, -127, 127)]
     other = (~np.isin(codes, (-128, -127, 127))).any(axis=1)
-    assert scan.obeying == [int(held.sum()) for held in (*named, other)]
+    assert found.scan.obeying == [int(held.sum()) for held in (*named, other)]
 
 
 def test_zeros_have_no_scale(llama: Llama, tmp_path: Path) -> None:
@@ -863,18 +863,18 @@ def dies_at_scan(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def test_llama_dies_in_the_middle_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    dies_at_scan(monkeypatch, 4)
+    dies_at_scan(monkeypatch, 2)
     compared = dies_at(monkeypatch, "requantize", 0)
     result = run(TINY["Q4_0"], readers=False, source=TINY["F16"])
-    assert (result.exit_code, result.verdict, len(result.contents)) == (3, "broken off", 3)
+    assert (result.exit_code, result.verdict, len(result.contents)) == (3, "broken off", 16)
     with open_model(TINY["Q4_0"]) as model:
         names = list(model.tensors)
-    assert result.unverified == [(name, "not reached") for name in names[3:]]
+    assert result.unverified == [(name, "not reached") for name in names[16:]]
     assert "died in scan (SIGKILL)" in (result.fault or "")
     assert (compared, result.comparisons) == ([], ())  # there is no llama.cpp to compare with
     text = audit_text.render(result)
-    assert "3 of 30 looked at" in text
-    assert "NOT VERIFIED … and 17 more" in text
+    assert "16 of 30 looked at" in text
+    assert "NOT VERIFIED … and 4 more" in text
 
 
 def test_llama_dies_in_the_middle_of_a_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -944,7 +944,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [3, 30], ids=["in the middle", "at the last tensor"])
+@pytest.mark.parametrize("number", [2, 3], ids=["in the middle", "at the end"])
 @pytest.mark.parametrize("change", ["rewritten", "renamed"])
 def test_a_file_that_changes_while_it_is_scanned(
     change: str, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -992,7 +992,7 @@ def test_a_file_that_changes_before_the_first_scan(
 @pytest.mark.parametrize("change", ["rewritten", "renamed", "touched", "removed"])
 def test_the_bytes_rung_of_a_file_that_changes(change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = Path(shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf"))
-    at_scan(monkeypatch, 30, lambda _llama: CHANGES[change](path))
+    at_scan(monkeypatch, 3, lambda _llama: CHANGES[change](path))
     report = bytes_rung(path)
     assert (report.exit_code, report.rungs[0].failures) == (3, [])
     assert report.rungs[0].fault == "the file was changed while it was read"
@@ -1195,14 +1195,14 @@ def test_threads_say_the_same(tmp_path: Path) -> None:
                 assert same == {**asdict(ours.scan), "codes": ours.scan.codes.tolist()}
 
 
-@pytest.mark.parametrize("number", [1, 9, 30])
+@pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_was_scanned_before_llama_died_is_kept(number: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dies_at_scan(monkeypatch, number)
     result = run(TINY["Q4_0"], readers=False, threads=threads)
     assert result.exit_code == 3
     assert "llama.cpp died in scan (SIGKILL)" in (result.fault or "")
-    assert len(result.contents) == number - 1
+    assert len(result.contents) == 16 * (number - 1)
     assert {why for _, why in result.unverified} == {"not reached"}
     assert len(result.contents) + len(result.unverified) == 30
 

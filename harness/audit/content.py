@@ -7,6 +7,7 @@ some blocks of each tensor, and in the tests on every code and scale.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from ..container import Finding, Tensor
 from ..container.records import MAX_PER_RULE, finding
 from ..container.text import quoted
-from ..formats import FLOAT_TYPES, BlockFormat, TensorType, decode_elements
+from ..formats import FLOAT_TYPES, TensorType, decode_elements
 from ..hosts.base import kernel_root
 from ..hosts.compiler import sound_library
 from ..reference import Llama, Scan, Scanned, ScannerOf
@@ -26,6 +27,7 @@ from ..reference.protocol import evenly
 from .fingerprint import rules_of
 
 Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
 
 #: Blocks of a tensor that are decoded by the format's description as well.
 DESCRIBED = 64
@@ -102,27 +104,35 @@ def contents(
     for kind in {t.type.name: t.type for t in scanned}.values():
         rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
         scanners[kind.name] = ScannerOf(scanner(kind), rules, DESCRIBED if kind.format else 0)
+    left = deque(tensors)
     with closing(llama.scans(scanned, scanners, threads, on_bytes)) as found:
-        for tensor in tensors:
-            if _to_scan(tensor):
-                yield _content(tensor, next(found))
-            elif not tensor.nbytes or tensor.type.name in INTEGERS:
-                yield Content(tensor)
-            else:
-                yield Content(tensor, unverified=f"type {tensor.type.name} is not covered")
-        next(found, None)  # it has ended
+        at = 0
+        for some in found:
+            for of_tensor, differs in zip(some, _described(scanned[at : at + len(some)], some), strict=True):
+                yield from _unscanned(left)
+                yield _content(left.popleft(), of_tensor, differs)
+            at += len(some)
+    yield from _unscanned(left)
+
+
+def _unscanned(left: deque[Tensor]) -> Iterator[Content]:
+    """Of the tensors up to the next that is scanned."""
+    while left and not _to_scan(left[0]):
+        tensor = left.popleft()
+        harmless = not tensor.nbytes or tensor.type.name in INTEGERS
+        yield Content(tensor, unverified="" if harmless else f"type {tensor.type.name} is not covered")
 
 
 def _to_scan(tensor: Tensor) -> bool:
     return bool(tensor.nbytes) and (tensor.type.format is not None or tensor.type.name in FLOAT_TYPES)
 
 
-def _content(tensor: Tensor, found: Scanned) -> Content:
-    fmt, scan = tensor.type.format, found.scan
+def _content(tensor: Tensor, found: Scanned, differs: Indices) -> Content:
+    scan = found.scan
     theirs = dict(zip(scan.first_differing, found.theirs_differing, strict=True))
-    if fmt:
+    if len(differs):
         drawn = evenly(scan.blocks, DESCRIBED)
-        theirs |= {drawn[i]: found.theirs[i] for i in _described(fmt, found.blocks, found.theirs)}
+        theirs |= {drawn[i]: found.theirs[i] for i in differs}
     content = Content(tensor, scan, described=tuple(sorted(theirs.keys() - set(scan.first_differing))))
     if not theirs and not scan.not_finite:
         return content
@@ -131,11 +141,24 @@ def _content(tensor: Tensor, found: Scanned) -> Content:
     return replace(content, bad=(not_finite, differing))
 
 
-def _described(fmt: BlockFormat, blocks: npt.NDArray[np.uint8], theirs: Floats) -> list[int]:
-    """The oracle decodes by the format's description: which of the blocks so decode otherwise than llama.cpp says."""
-    with np.errstate(invalid="ignore"):
-        ours = fmt.decode(blocks)
-    return np.flatnonzero(_unequal(ours, theirs).any(axis=1)).tolist()
+def _described(tensors: Sequence[Tensor], scanned: Sequence[Scanned]) -> list[Indices]:
+    """The oracle decodes by the format's description: which of each tensor's drawn blocks so decode otherwise than
+    llama.cpp says. Those of a type are decoded at once."""
+    out: list[Indices] = [np.empty(0, np.int64)] * len(tensors)
+    for fmt in {t.type.name: t.type.format for t in tensors}.values():
+        if fmt is None:
+            continue
+        of = [i for i, t in enumerate(tensors) if t.type.format is fmt]
+        with np.errstate(invalid="ignore"):
+            ours = fmt.decode(np.concatenate([scanned[i].blocks for i in of]))
+        wrong = np.any(_unequal(ours, np.concatenate([scanned[i].theirs for i in of])), axis=1)
+        if not wrong.any():
+            continue
+        at = 0
+        for i in of:
+            out[i] = np.flatnonzero(wrong[at : at + len(scanned[i].blocks)])
+            at += len(scanned[i].blocks)
+    return out
 
 
 def _unequal(ours: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:

@@ -339,10 +339,10 @@ class Llama:
     def scans(
         self, tensors: Sequence[Tensor], scanners: Mapping[str, ScannerOf], threads: int = 1,
         on_bytes: Callable[[int], object] = lambda _n: None,
-    ) -> Generator[Scanned]:  # fmt: skip
+    ) -> Generator[list[Scanned]]:  # fmt: skip
         """Decode every block of tensors here and in llama.cpp, compare the bits, and tally what the blocks hold.
 
-        Results come in order, and all of them are to be taken: left in the middle, the process is ended.
+        Results come in order, some at a time, and all are to be taken: left in the middle, the process is ended.
 
         Args:
             scanners: by name, of each type that occurs.
@@ -367,7 +367,7 @@ class Llama:
             }
             for name, kind in types.items()
         ]  # fmt: skip
-        over = False
+        over, at = False, 0
         try:
             self._send(
                 "scans", {"tensors": table},
@@ -378,7 +378,10 @@ class Llama:
                 if header.get("event") == "bytes":
                     on_bytes(header["n"])
                 elif header.get("event") == "scan":
-                    yield Scanned(Scan(codes=arrays[0], **header["figures"]), *arrays[1:])
+                    figures = header["figures"]
+                    some = tensors[at : at + len(figures)]
+                    at += len(figures)
+                    yield _scanned(some, [scanners[t.type.name].drawn for t in some], figures, *arrays)
                 else:
                     over = True
                     self._result("scan", header)
@@ -605,3 +608,24 @@ class _Node:
                     raise KernelFault(f"an output of {y.shape} for {len(places)} rows of {out.shape[1]}")
                 out[places] = y
         return out
+
+
+def _scanned(
+    tensors: Sequence[Tensor], drawn: Sequence[int], figures: list[dict[str, Any]], codes: npt.NDArray[np.int64],
+    blocks: Bytes, theirs: Floats, theirs_differing: Floats,
+) -> list[Scanned]:  # fmt: skip
+    """Take apart what llama.cpp's process put together."""
+    out = []
+    for tensor, most, own, counts in zip(tensors, drawn, figures, codes, strict=True):
+        kind = tensor.type
+        some, bad = min(most, own["blocks"]), len(own["first_differing"])
+        nbytes, values, of_bad = some * kind.block_bytes, some * kind.block_size, bad * kind.block_size
+        scan = Scan(codes=counts, **own)
+        out.append(
+            Scanned(
+                scan, blocks[:nbytes].reshape(some, kind.block_bytes), theirs[:values].reshape(some, kind.block_size),
+                theirs_differing[:of_bad].reshape(bad, kind.block_size),
+            )
+        )  # fmt: skip
+        blocks, theirs, theirs_differing = blocks[nbytes:], theirs[values:], theirs_differing[of_bad:]
+    return out

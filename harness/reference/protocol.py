@@ -22,7 +22,8 @@ SMALL = 1 << 14
 def evenly(count: int, some: int) -> list[int]:
     """So many numbers below `count`, from the first to the last; all of them where there are no more."""
     some = min(count, some)
-    return [i * (count - 1) // max(1, some - 1) for i in range(some)]
+    gaps = max(1, some - 1)
+    return [i * (count - 1) // gaps for i in range(some)]
 
 
 def send(link: Connection, header: dict[str, Any], *arrays: Array) -> None:

@@ -22,6 +22,8 @@ import numpy.typing as npt
 from . import ggml, protocol
 
 Bytes = npt.NDArray[np.uint8]
+#: Figures by name, and arrays.
+Result = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
 #: Called with the number of bytes that were done since the last call.
 Progress = Callable[[int], object]
 
@@ -32,7 +34,7 @@ MAX_HASHED_ROWS = 1 << 23
 LONG_ROW = 1 << 23
 _MOST_THREADS = 16  # memory is what is left to gain beyond, and each takes some
 _CHUNK_BYTES = 1 << 19  # stays in the second cache
-_SHARE_BYTES = 1 << 23  # of a thread at a time
+_SHARE_BYTES = 1 << 22  # of a thread at a time
 _FLOATS = 1 << 20  # of a chunk that is quantized anew
 _AHEAD = 8  # pieces for each thread, so that none waits for what lies between tensors
 _TELL_BYTES = 1 << 26
@@ -125,7 +127,7 @@ class Sweeper:
                 held = self._files[path] = (identity, whole, os.dup(file.fileno()))
         return Part(held[1][start : start + nbytes], held[2], start)
 
-    def scans(self, jobs: Iterable[Job], threads: int) -> Iterator[tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]]:
+    def scans(self, jobs: Iterable[Job], threads: int) -> Iterator[Result]:
         """Tally the blocks of tensors, several at a time, and return them in order. Raises Unusable.
 
         Returns:
@@ -278,8 +280,9 @@ class _Scanning:
         self._by_row = self._hashes is not None and row_bytes <= LONG_ROW
         unit = row_bytes if self._by_row else job.block_bytes
         self._step = max(1, _CHUNK_BYTES // unit) * unit
-        share = min(_SHARE_BYTES, nbytes // (2 * threads)) if threads > 1 else nbytes
-        self._share = max(1, share // self._step) * self._step
+        # pieces of about the same size, so that a small tensor is one: each takes Python some 0.1 ms
+        pieces = max(1, round(nbytes / _SHARE_BYTES)) if threads > 1 else 1
+        self._share = -(-nbytes // (pieces * self._step)) * self._step
         self.starts = range(0, nbytes, self._share)
         numbers = protocol.evenly(nbytes // job.block_bytes, job.drawn)
         self._picked = np.asarray(numbers, np.int64)
@@ -330,7 +333,7 @@ class _Scanning:
         self._added += 1
         return self._added == len(self.starts)
 
-    def result(self) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]:
+    def result(self) -> Result:
         """What `Sweeper.scans` returns, once all is added."""
         duplicate_rows, duplicate = self._duplicates()
         size = self._job.block_bytes

@@ -23,6 +23,9 @@ from . import protocol
 #: Values of a type without blocks that are one block of `block_products`.
 _SLICE = 32
 
+#: Scans are told of so many at a time, or when they took so many bytes: a message takes longer than a small scan.
+_TOLD_AT_ONCE, _TOLD_BYTES = 16, 1 << 25
+
 #: More than any model has.
 _ALL_LAYERS = 1 << 20
 
@@ -252,7 +255,8 @@ class Worker:
         tensors: npt.NDArray[np.int64],
     ) -> Reply:  # fmt: skip
         """Decode every block, compare, tally: see `sweep.Sweeper.scans`. Tensors are int64[n, 5]: number of the file
-        and of the kind, offset, bytes, bytes of a row. An event for each."""
+        and of the kind, offset, bytes, bytes of a row. An event for some of them at a time: figures of each, codes,
+        and drawn blocks, their values, and those of the first that differ, one tensor's after the other."""
         from . import sweep
 
         def jobs() -> Iterator[sweep.Job]:
@@ -260,11 +264,31 @@ class Worker:
                 path, identity = files[file]
                 yield sweep.Job(self._part(path, identity, start, nbytes), row_bytes=row_bytes, **kinds[kind])
 
+        done: list[sweep.Result] = []
+
+        def tell() -> None:
+            if done:
+                codes, *others = zip(*(arrays for _, arrays in done), strict=True)
+                flat = [np.concatenate([a.reshape(-1) for a in of]) for of in others]
+                header = {"event": "scan", "figures": [figures for figures, _ in done]}
+                protocol.send(self.link, header, np.stack(codes), *flat)
+                done.clear()
+
         try:
-            for figures, arrays in self._sweep().scans(jobs(), threads):
-                protocol.send(self.link, {"event": "scan", "figures": figures}, *arrays)
+            nbytes = 0
+            for found, size in zip(self._sweep().scans(jobs(), threads), tensors[:, 3].tolist(), strict=True):
+                done.append(found)
+                nbytes += size
+                if len(done) >= _TOLD_AT_ONCE or nbytes >= _TOLD_BYTES:
+                    tell()
+                    nbytes = 0
         except (sweep.Unusable, OSError) as error:
+            tell()
             raise CallFailed(str(error)) from None
+        except CallFailed:
+            tell()
+            raise
+        tell()
         return {}, ()
 
     def requantize(
