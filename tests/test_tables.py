@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import gguf
 import numpy as np
 import pytest
 
@@ -111,7 +111,7 @@ def test_a_format_compiles_with_the_tables_that_it_needs(name: str, monkeypatch:
 @pytest.mark.parametrize("table", ["grid", "ksigns", "kvalues"])
 def test_a_gguf_package_without_the_tables_is_said(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quants = SimpleNamespace(IQ2_XXS=SimpleNamespace(), IQ4_NL=SimpleNamespace(kvalues=(1,)))
-    monkeypatch.setattr(gguf, "quants", quants)
+    monkeypatch.setitem(sys.modules, "gguf.quants", quants)
     with pytest.raises(EnvironmentFault, match="the installed gguf package does not hold"):
         getattr(grids, table).__wrapped__(*(["IQ2_XXS"] if table == "grid" else []))
 

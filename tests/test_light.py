@@ -1,0 +1,46 @@
+"""Imports of a part of a package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from harness.light import submodule
+
+from .tools import ROOT
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_rest_of_the_package_is_not_run() -> None:
+    """And is there for whoever imports it afterwards, with the same module."""
+    out = python(
+        "import sys; from harness.light import submodule\n"
+        "part = submodule('gguf.constants'); print('gguf' in sys.modules, 'gguf.metadata' in sys.modules)\n"
+        "assert submodule('gguf.constants') is part\n"
+        "import gguf; print(gguf.constants is part, gguf.GGUFReader.__name__, submodule('gguf.quants') is gguf.quants)\n"
+    )
+    assert out == "False False\nTrue GGUFReader True\n"
+
+
+def test_threads_may_import_at_once() -> None:
+    out = python(
+        "from concurrent.futures import ThreadPoolExecutor; from harness.light import submodule\n"
+        "with ThreadPoolExecutor(8) as pool:\n"
+        "    names = ['gguf.constants', 'gguf.quants', 'gguf.lazy', 'gguf.utility'] * 8\n"
+        "    print({m.__name__ for m in pool.map(submodule, names)} == set(names))\n"
+    )
+    assert out == "True\n"
+
+
+def test_what_is_not_installed_is_said() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        submodule("no_such_package.part")
+    with pytest.raises(ModuleNotFoundError, match=r"gguf\.no_such_part"):
+        submodule("gguf.no_such_part")
