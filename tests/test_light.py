@@ -19,14 +19,16 @@ def python(code: str) -> str:
 
 
 def test_the_rest_of_the_package_is_not_run() -> None:
-    """And is there for whoever imports it afterwards, with the same module."""
+    """And whoever imports it afterwards gets it as if nobody had."""
     out = python(
         "import sys; from harness.light import submodule\n"
-        "part = submodule('gguf.constants'); print('gguf' in sys.modules, 'gguf.metadata' in sys.modules)\n"
-        "assert submodule('gguf.constants') is part\n"
-        "import gguf; print(gguf.constants is part, gguf.GGUFReader.__name__, submodule('gguf.quants') is gguf.quants)\n"
+        "part, other = submodule('gguf.constants'), submodule('gguf.quants')\n"
+        "print([m for m in sys.modules if m.startswith('gguf') or m == 'yaml'], submodule('gguf.constants') is part)\n"
+        "assert other.GGMLQuantizationType is part.GGMLQuantizationType\n"
+        "import gguf; print(gguf.constants.GGUF_MAGIC == part.GGUF_MAGIC, gguf.quants.Q4_0, gguf.GGUFReader.__name__)\n"
+        "print(submodule('gguf.quants') is gguf.quants)\n"
     )
-    assert out == "False False\nTrue GGUFReader True\n"
+    assert out == "[] True\nTrue <class 'gguf.quants.Q4_0'> GGUFReader\nTrue\n"
 
 
 def test_threads_may_import_at_once() -> None:
