@@ -89,9 +89,9 @@ def q4_0_scale(s: Sources) -> Claim:
         (
             "Blocks of `ggml_quantize_chunk` with the scale, and with all the bytes, of a rule:",
             table(["weights", "rule", "same scale", "same bytes"], rows),
-            "ggml divides the value of largest magnitude, with its sign, by -8: that value becomes code 0 exactly, code "
-            f"15 is a step short of the other end, and d is negative in {negative[0]} of the Gaussian blocks. Max/7 "
-            "leaves code 0 to nobody and errs more: NMSE of the decoded weights "
+            "ggml divides the value of largest magnitude, with its sign, by -8: that value becomes code 0 exactly, "
+            f"code 15 is a step short of the other end, and d is negative in {negative[0]} of the Gaussian blocks. "
+            "Max/7 leaves code 0 to nobody and errs more: NMSE of the decoded weights "
             f"{a[0]:.2e} against {a[1]:.2e} (Gaussian), {b[0]:.2e} against {b[1]:.2e} (`tiny-F16`).",
         ),
         "tests/test_formats.py, `gguf-verify audit` (fingerprints)",
@@ -172,13 +172,13 @@ def scales_are_fp32(s: Sources) -> Claim:
         "The scales of Q8_0 and Q8_1 are float32.",
         verdict(holds),
         (
-            f"ggml's blocks are {size['Q8_0']} bytes (2 + 32) and {size['Q8_1']} (2 + 2 + 32): there is no room. `to_float` "
-            f"of Q8_0 blocks with every two bytes for d gives the half's value in {as_half:,} of {finite.sum():,} finite "
-            f"ones. `from_float` stores half(max|x|/127) in the first two bytes of {stored['Q8_0']:,} of {d.size:,} "
-            f"blocks of Q8_0 and {stored['Q8_1']:,} of Q8_1; the first four are max|x|/127 as a float32 in "
-            f"{wide['Q8_0']:,} and {wide['Q8_1']:,}.",
-            "MMQ's activations in the layout D4 are no `block_q8_1` and have a float32 scale: the outputs measured on an "
-            f"H200 (Q8_0, 64 tokens) are {'within' if many[0] else 'outside'} the bound with it, and "
+            f"ggml's blocks are {size['Q8_0']} bytes (2 + 32) and {size['Q8_1']} (2 + 2 + 32): there is no room. "
+            f"`to_float` of Q8_0 blocks with every two bytes for d gives the half's value in {as_half:,} of "
+            f"{finite.sum():,} finite ones. `from_float` stores half(max|x|/127) in the first two bytes of "
+            f"{stored['Q8_0']:,} of {d.size:,} blocks of Q8_0 and {stored['Q8_1']:,} of Q8_1; the first four are "
+            f"max|x|/127 as a float32 in {wide['Q8_0']:,} and {wide['Q8_1']:,}.",
+            "MMQ's activations in the layout D4 are no `block_q8_1` and have a float32 scale: the outputs measured "
+            f"on an H200 (Q8_0, 64 tokens) are {'within' if many[0] else 'outside'} the bound with it, and "
             f"{'within' if many[1] else 'outside'} it with the same scale rounded to half.",
         ),
         "tests/test_cuda_reference.py",
@@ -241,12 +241,13 @@ def bit_order(s: Sources) -> Claim:
         "nibbles (values 0..15) and bits 16..31 to the high ones (values 16..31), not to neighbours in turn.",
         verdict(moves),
         (
-            f"`to_float` of Q5_0 and Q5_1 blocks with one bit set: bit j of qh moves {'just value j' if q5 else 'others'}, "
-            f"by 16; the low nibble of qs[j] {'value j and the high one value j + 16' if q5 else 'and the high one others'}.",
+            "`to_float` of Q5_0 and Q5_1 blocks with one bit set: bit j of qh moves "
+            f"{'just value j' if q5 else 'others'}, by 16; the low nibble of qs[j] "
+            f"{'value j and the high one value j + 16' if q5 else 'and the high one others'}.",
             f"`from_float` of 32 blocks of a single 1 to Q8_1: the code of value j "
             f"{'is' if moves['Q8_1 of the CPU'] else 'is not'} byte 4 + j. "
-            "MMQ's blocks of four times 32 activations (layouts DS4 and D4) lie in memory that is not seen from outside: "
-            "not checked.",
+            "MMQ's blocks of four times 32 activations (layouts DS4 and D4) lie in memory that is not seen from "
+            "outside: not checked.",
         ),
         "docs/formats.md, tests/test_formats.py",
     )
@@ -307,27 +308,27 @@ def q8_0_misaligned(s: Sources) -> Claim:
         results = {n: pool.submit(_sanitized, s.kernels, [n], header) for n, header in _ALTERED.items()}
         by_memcpy = pool.submit(_sanitized, s.kernels, ["Q8_0"], _ALTERED["Q8_0"], True).result()
         as_shipped = clean.result()
-        said = {name: result.result() for name, result in results.items()}
+        words = {name: result.result() for name, result in results.items()}
     rows = [
-        [f.name, f.block_bytes, f.field_offset("qs"), _words(f), said.get(f.name, as_shipped), as_shipped] for f in FIVE
+        [f.name, f.block_bytes, f.field_offset("qs"), _words(f), words.get(f.name, as_shipped), as_shipped]
+        for f in FIVE
     ]
-    fails = {name: "misaligned" in text for name, text in said.items()}
-    word = "loads of 4 bytes from the file's blocks"
+    fails = {name: "misaligned" in text for name, text in words.items()}
+    others = [name for name, failed in fails.items() if failed and name != "Q8_0"]
+    said = verdict({"loads of 4 bytes from the file's blocks": fails["Q8_0"], "2 bytes": "misaligned" in as_shipped})
     return Claim(
         "Q8_0 fails with a misaligned address.",
-        f"true only for {word}; so do Q4_0 and Q5_0"
-        if all(fails.values()) and as_shipped == "clean"
-        else "false"
-        if not fails["Q8_0"]
-        else f"true only for {word}",
+        f"{said}; so do {listed(others)}" if others and fails["Q8_0"] else said,
         (
-            "`q8_1_dp4a` on the CPU host under `-fsanitize=address,undefined`, qs read as words of 4 bytes, and as shipped:",
+            "`q8_1_dp4a` on the CPU host under `-fsanitize=address,undefined`, qs read as words of 4 bytes, and as "
+            "shipped:",
             table(["type", "block", "qs at", "address of qs modulo 4", "4-byte words", "as shipped"], rows),
             "A block of 34 bytes (as one of 18 or 22) is aligned to 2 only: in an aligned row the codes of every other "
             "block, the first one included, lie at an odd multiple of 2. A GPU refuses such an access as a "
             "misaligned address; an x86 CPU does not, so there only a sanitizer sees it. Cures: two loads of 2 bytes "
-            f"(`load_word_2`, as shipped; Q4_1 and Q5_1 may load 4), `memcpy` (the same 4-byte words of Q8_0: {by_memcpy}), "
-            "or weights packed in another order (`kernels/pack/weights.cu`). Not run on a GPU for this page.",
+            "(`load_word_2`, as shipped; Q4_1 and Q5_1 may load 4), `memcpy` (the same 4-byte words of Q8_0: "
+            f"{by_memcpy}), or weights packed in another order (`kernels/pack/weights.cu`). Not run on a GPU for "
+            "this page.",
         ),
         "tests/test_kernels.py -k sanitizers",
     )

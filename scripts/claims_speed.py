@@ -91,9 +91,9 @@ def gains(s: Sources) -> Claim:
             f"Ratios of the TFLOP/s in the README's ladders ({card}; M = 512, Q4_0), which `scripts/bench_kernels.py` "
             "wrote from a run there; not run for this page. The write-ups' own figures are of a laptop card:",
             table(["step", "claimed", *shapes, "published, a laptop", "verdict here", "rungs"], rows),
-            f"A figure counts as true within {SLACK:.0%} of what is claimed, for both shapes. Loads of 16 bytes alone are "
-            "no rung here: that rung also holds its outputs in registers. A gain belongs to a card and to the kernel before "
-            "it, not to a technique.",
+            f"A figure counts as true within {SLACK:.0%} of what is claimed, for both shapes. Loads of 16 bytes "
+            "alone are no rung here: that rung also holds its outputs in registers. A gain belongs to a card and to "
+            "the kernel before it, not to a technique.",
         ),
         "scripts/bench_kernels.py, with a GPU",
     )
@@ -131,9 +131,9 @@ def q5_cost(s: Sources) -> Claim:
             "the ratio there times ours, so good to half a per cent):",
             table(["who", "type", *(f"N = {most}, M = {m}" for m in tokens), f"all {total // 4} shapes", "16 to 20 %"],
                   out),
-            "A block of Q5_0 is 22 bytes and one of Q5_1 24, of Q4_0 18: 22 % and 33 % more to read. That shows where reading "
-            "weights takes the time (few tokens) and fades for Q5_0 where arithmetic does; the cost of Q5_1 for many tokens is "
-            "mostly that of its minima, which Q4_1, here for comparison, has too.",
+            "A block of Q5_0 is 22 bytes and one of Q5_1 24, of Q4_0 18: 22 % and 33 % more to read. That shows "
+            "where reading weights takes the time (few tokens) and fades for Q5_0 where arithmetic does; the cost "
+            "of Q5_1 for many tokens is mostly that of its minima, which Q4_1, here for comparison, has too.",
         ),
         "scripts/bench_kernels.py, with a GPU",
     )  # fmt: skip
