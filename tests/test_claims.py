@@ -65,7 +65,8 @@ def test_the_page_states_what_the_check_gives(made: Callable[[str], Claim], name
 
 
 def test_the_page_is_current(made: Callable[[str], Claim]) -> None:
-    assert claims.PAGE.read_text() == claims.render({name: made(name) for name in claims.CHECKS})
+    expected = claims.render({name: made(name) for name in claims.CHECKS})
+    assert claims.PAGE.read_text() == expected, "run `python scripts/claims.py`"
 
 
 #: Whoever changes a verdict is to mean it.
