@@ -77,7 +77,7 @@ VERDICTS = {
     "s_is_the_raw_sum": "true only for CUDA",
     "bit_order": "true",
     "offset_formula": "true only for CUDA, 8 tokens (MMVQ)",
-    "leaving_out_s": "true only for products that use s",
+    "leaving_out_s": "true only for products that use s, minima away from 0 and activations whose blocks",
     "nmse_on_gaussian_data": "false",
     "raw_sums_are_more_accurate": "false",
     "one_figure_per_format": "false",
@@ -212,6 +212,15 @@ def test_another_formula_is_told(sources: Sources) -> None:
 def test_sums_that_stay_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "with_sums", lambda x, _s: x)
     assert products.leaving_out_s(sources).verdict == "false"
+
+
+def test_exceptions_of_leaving_out_s_are_measured(sources: Sources) -> None:
+    def shifted(type_id: int, x: Array) -> Array:
+        """Weights of which none is negative get minima far from 0."""
+        return sources.llama.quantize(type_id, x - 8 if x.min() >= 0 else x)
+
+    found = products.leaving_out_s(replace(sources, llama=Altered(sources.llama, quantize=shifted)))
+    assert found.verdict == "true only for products that use s and activations whose blocks do not sum to 0"
 
 
 def test_other_data_is_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
