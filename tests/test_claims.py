@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness.errors import EnvironmentFault
-from harness.formats import FORMATS, Q5_0, Q5_1, Q8_0, Q8_1, Q8_1_D4
+from harness.formats import FORMATS, Q5_0, Q5_1, Q8_0, Q8_1, Q8_1_D4, BlockFormat
 from harness.reference import Llama
 from harness.semantics import SEMANTICS, exact_result, product
 from harness.semantics.activations import encode_q8_1
@@ -26,7 +26,7 @@ import claims
 import claims_blocks as blocks
 import claims_products as products
 import claims_speed as speed
-from claims_common import Claim, Sources, figure, span, sum_of_codes, verdict, with_sums, written_up
+from claims_common import FIVE, Claim, Sources, figure, span, sum_of_codes, verdict, with_sums, written_up
 
 Array = np.ndarray[Any, Any]
 
@@ -331,6 +331,17 @@ def test_words_and_figures() -> None:
     assert [figure(v) for v in (221.4, 9.96, 0.00234, 10.2, 1.0)] == ["220", "10", "0.0023", "10", "1.0"]
     assert span([2.0, 1.0, 1.5], 2) == "1.0 to 2.0"
     assert span([0.00151, 0.00149], 2) == "0.0015"
+
+
+@pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
+def test_both_products_are_the_oracles(fmt: BlockFormat) -> None:
+    rng = np.random.default_rng(2)
+    w, x = (rng.standard_normal(shape, np.float32) for shape in ((7, 128), (3, 128)))
+    raw, taken = written_up(fmt, w), encode_q8_1(x)
+    for y, name, a in zip(
+        products.both_products(fmt, raw, x, taken), ("f32", "q8_1"), (x.view(np.uint8), taken), strict=True
+    ):
+        np.testing.assert_allclose(y, exact_result(SEMANTICS[name], fmt, raw, a), rtol=0, atol=1e-5)
 
 
 def test_sums_are_replaced() -> None:
