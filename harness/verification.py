@@ -28,7 +28,8 @@ from .families import DEFAULT_KERNEL, find_kernel
 from .formats import ELEMENTS, FORMATS, WeightFormat
 from .hosts import make_host
 from .hosts.base import Host
-from .kernels import ELEMENT_KERNELS, Kernel
+from .kernels import ELEMENT_KERNELS
+from .multiplier import Multiplier
 from .rungs import RUNGS, Options, Run, RungResult
 from .rungs.run import REFERENCES, may_be_matrix
 from .semantics.cuda import MMVQ_TOKENS, NoDefinition
@@ -73,7 +74,7 @@ class Report:
 
 def verify(
     path: Path | str,
-    kernel: Kernel | str = DEFAULT_KERNEL,
+    kernel: Multiplier | str = DEFAULT_KERNEL,
     host: Host | str = "auto",
     rungs: Sequence[str] = tuple(RUNGS),
     options: Options | None = None,
@@ -151,7 +152,7 @@ def _header(run: Run) -> dict[str, Any]:
         "llama.cpp build": versions["system"],
         "reference": _reference(run),
         "platform": f"{platform.system()} {platform.machine()}",
-        "host": run.kernel.host.describe(),
+        "host": run.kernel.describe(),
         "host chosen": run.kernel.host.chosen,
         "kernel": run.kernel.name,
         "semantics": run.kernel.semantics,
