@@ -48,6 +48,7 @@ class Options:
     repack: bool = False
     reference: str = "cpu"
     time_limit: float = 900.0
+    kernel_time_limit: float = 60.0
     verbose: bool = False
     progress: bool = True
 

@@ -1,0 +1,252 @@
+"""Kernels of others: taken as they are declared, and not trusted."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.errors import KernelFault, UsageError
+from harness.foreign import ForeignKernel, open_kernel
+from harness.formats import FORMATS
+from harness.hosts import CpuHost
+from harness.rungs import Options
+from harness.semantics import SEMANTICS, judge, product
+from harness.verification import Report, verify
+
+from . import foreign_kernels
+from .test_cli import assert_one_line, cli
+from .tools import FIXTURES, ROOT
+
+KERNELS = ROOT / "tests" / "foreign_kernels.py"
+EXAMPLES = ROOT / "examples"
+Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
+M, N, K = 5, 7, 96
+
+
+def opened(name: str, time_limit: float = 20.0) -> ForeignKernel:
+    return open_kernel(f"{KERNELS}:{name}", CpuHost(1), time_limit)
+
+
+def operands() -> tuple[np.ndarray, np.ndarray]:
+    """uint8[N, row bytes] of Q4_0, float32[M, K]."""
+    rng = np.random.default_rng(5)
+    rows = rng.integers(0, 256, (N, K // 32 * 18), np.uint8)
+    rows.reshape(N, -1, 18)[..., 1] = 0x2C  # d about 0.06
+    return rows, rng.standard_normal((M, K), np.float32)
+
+
+def multiplied(kernel: ForeignKernel) -> bool:
+    """Whether a product is right."""
+    rows, x = operands()
+    y = kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    semantics = SEMANTICS[kernel.semantics]
+    return judge(y, product(semantics, FORMATS["Q4_0"], rows, semantics.bytes_of(x))).passed
+
+
+def verified(kernel: Any, *rungs: str, tensor: str = "blk.0.attn_q", **options: Any) -> Report:
+    chosen = Options(prompt="The", n_predict=1, tensor=tensor, progress=False, **options)
+    return verify(Q4_0, kernel, CpuHost(1), rungs or ("blocks", "layers"), chosen)
+
+
+@pytest.mark.parametrize("name", ["right", "plain", "dlpack", "into_out", "prints", "float_activations"])
+def test_right(name: str) -> None:
+    kernel = opened(name)
+    assert multiplied(kernel)
+    assert multiplied(kernel)
+    kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", r"^the kernel raised ValueError: first line$"),
+        ("leaves", r"^the kernel raised SystemExit: goodbye$"),
+        ("transposed", r"returned float32\[7, 5\], expected float32\[5, 7\]"),
+        ("doubles", r"returned float64\[5, 7\], expected float32\[5, 7\]"),
+        ("nothing", r"returned NoneType, not an array"),
+        ("writes_weights", r"modified its weights: 1 bytes, the first at 3$"),
+        ("writes_activations", r"modified its activations: 1 bytes, the first at 539$"),
+        ("writes_outside", r"wrote outside its output: 0 bytes before, 8 after"),
+        ("random", r"not deterministic: .* changed 1 of 35 outputs, the first row 0 token 0"),
+        ("keeps", r"leaves outputs as they were: .*row 0 token 0 was never written"),
+        ("crashes", r"crashed: its process died of SIGSEGV"),
+        ("exits", r"crashed: its process ended with exit code 7; it said: last words"),
+    ],
+)
+def test_faults(name: str, said: str) -> None:
+    """Each is told in one line, and the next call finds a fresh process."""
+    kernel = opened(name)
+    rows, x = operands()
+    weights = kernel.upload(FORMATS["Q4_0"], rows)
+    for _ in range(2):
+        with pytest.raises(KernelFault, match=said) as caught:
+            kernel.product(weights, x)
+        assert len(str(caught.value).splitlines()) == 1
+    kernel.close()
+
+
+def test_an_endless_loop() -> None:
+    """Ends at the time limit; after three of them the kernel is not run again."""
+    kernel = opened("hangs")
+    kernel._time_limit = 1.0  # starting it is not what must be fast here
+    rows, x = operands()
+    weights = kernel.upload(FORMATS["Q4_0"], rows)
+    with pytest.raises(KernelFault, match="did not return within 1 s"):
+        kernel.product(weights, x)
+    kernel._hangs = 3
+    with pytest.raises(KernelFault, match="was not run: it ran into the time limit 3 times"):
+        kernel.product(weights, x)
+    kernel.close()
+
+
+def test_what_the_process_says_is_not_trusted(tmp_path: Path) -> None:
+    """A kernel that writes to the socket itself."""
+    (tmp_path / "k.py").write_text(
+        "import os, sys\nfrom harness.foreign import kernel\n@kernel(['Q4_0'], 'q8_1')\n"
+        "def k(w, x, shape):\n    os.write(int(sys.argv[1]), b'\\x7f\\xff\\xff\\xff' * 4)\n"
+    )
+    kernel = open_kernel(f"{tmp_path / 'k.py'}:k", CpuHost(1), 20.0)
+    rows, x = operands()
+    with pytest.raises(KernelFault, match=r"crashed|no answer"):
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    kernel.close()
+
+
+def test_a_crash_does_not_end_the_run() -> None:
+    """attn_k has 128 rows, attn_q 256: one fails and is named, the other is verified."""
+    report = verified(f"{KERNELS}:crashes_for_128_rows", "layers", tensor=r"blk\.0\.attn_[qk]\.")
+    (layers,) = report.rungs
+    assert report.exit_code == 1
+    assert [f.what for f in layers.failures] == ["blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"]
+    assert [d["tensor"] for d in layers.details] == ["blk.0.attn_q.weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nan", "the output is NaN"), ("partial", "row 255 .*the output was never written")]
+)
+def test_wrong_outputs(name: str, said: str) -> None:
+    report = verified(f"{KERNELS}:{name}", "layers")
+    assert report.exit_code == 1
+    of_kernel = [f.what for f in report.rungs[0].failures if f.what.startswith("kernel")]
+    assert of_kernel
+    assert all(re.search(said, what) for what in of_kernel)
+
+
+def test_a_function_of_this_process() -> None:
+    """The Python API, all rungs; what the kernel does, it does in a copy of this process."""
+    seen = []
+
+    def counting(*arguments: Any) -> Any:
+        seen.append(os.getpid())
+        return foreign_kernels.right(*arguments)
+
+    counting.formats, counting.semantics = ["Q4_0"], "q8_1"  # type: ignore[attr-defined]
+    report = verified(counting, "blocks", "layers", "tokens")
+    assert report.exit_code == 0, report
+    assert report.header["kernel"] == "counting"
+    assert seen == []
+
+
+class _Ordered(foreign_kernels.Plain):
+    ordered = True
+
+
+def test_a_declared_order_is_judged_by_its_bits() -> None:
+    """A BLAS has an order of its own."""
+    report = verified(_Ordered(), "layers")
+    assert report.exit_code == 1
+    assert any("does not have the bits of the declared order" in f.what for f in report.rungs[0].failures)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"formats": ["Q4_9"]}, "format 'Q4_9' is none of"),
+        ({"formats": []}, "declares no formats"),
+        ({"formats": "Q4_0"}, "formats is no list of strings"),
+        ({"semantics": "w4a8"}, "semantics 'w4a8' is none of f32, q8_1, "),
+        ({"semantics": "q8_1_half", "ordered": True}, "no order of q8_1_half is known"),
+        ({"pack": 3}, "its pack cannot be called"),
+    ],
+)
+def test_wrong_declarations(attributes: dict[str, Any], said: str) -> None:
+    wrong = type("Wrong", (foreign_kernels.Plain,), attributes)()
+    with pytest.raises(UsageError, match=said):
+        open_kernel(wrong, CpuHost(1))
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "said"),
+    [
+        (None, "gemm", r"foreign\.py is no file$"),
+        ("", "gemm", r"foreign\.py has no gemm$"),
+        ("gemm = 3", "gemm", "it is int, which cannot be called"),
+        ("import no_such_module", "gemm", "cannot be imported: ModuleNotFoundError: No module named"),
+        ("1 +", "gemm", "cannot be imported: SyntaxError"),
+        ("import sys; sys.exit(0)", "gemm", "cannot be imported: SystemExit"),
+        ("import os; os.abort()", "gemm", "cannot be started: the kernel crashed: its process died of SIGABRT"),
+        ("def gemm(): pass", "gemm", "it declares no formats"),
+        ("gemm = 3", "", r"is not FILE\.py:NAME$"),
+    ],
+)
+def test_what_is_no_kernel(tmp_path: Path, source: str | None, name: str, said: str) -> None:
+    if source is not None:
+        (tmp_path / "foreign.py").write_text(source)
+    with pytest.raises(UsageError, match=said) as caught:
+        open_kernel(f"{tmp_path / 'foreign.py'}:{name}", CpuHost(1), 20.0)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_import_that_does_not_end(tmp_path: Path) -> None:
+    (tmp_path / "foreign.py").write_text("while True: pass")
+    with pytest.raises(UsageError, match="did not start within 2 s"):
+        open_kernel(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 2.0)
+
+
+def test_command_line(tmp_path: Path) -> None:
+    assert_one_line(cli(Q4_0, "--kernel", tmp_path / "nope.py:gemm"), 2, r"nope\.py is no file")
+    arguments = (Q4_0, "--tensor", "blk.0.attn_k", "--rungs", "blocks", "--host", "cpu", "-t", 1)
+    done = cli(*arguments, "--kernel", f"{KERNELS}:raises")
+    assert done.returncode == 1
+    assert "blk.0.attn_k.weight: the kernel raised ValueError: first line" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("example", ["numpy_q4_0.py:gemm"])
+def test_examples(example: str) -> None:
+    report = verified(f"{EXAMPLES / example}", "blocks", "layers", "tokens")
+    assert report.exit_code == 0, report.rungs
+    assert [r.verdict for r in report.rungs] == ["passed"] * 3
+
+
+def altered(folder: Path, example: str, old: str, new: str) -> Path:
+    source = (EXAMPLES / example).read_text()
+    assert old in source
+    path = folder / example
+    path.write_text(source.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("example", "name", "old", "new"), [("numpy_q4_0.py", "gemm", "- 8 * s[:, None]", "- 7 * s[:, None]")]
+)
+def test_a_fault_in_an_example(tmp_path: Path, example: str, name: str, old: str, new: str) -> None:
+    report = verified(f"{altered(tmp_path, example, old, new)}:{name}")
+    assert [r.verdict for r in report.rungs] == ["failed", "failed"]
+    first = report.rungs[1].failures[0]
+    assert first.tensor == "blk.0.attn_q.weight"
+    assert first.block is not None
+    assert "is outside the bound" in first.what
+
+
+def test_no_process_is_left() -> None:
+    kernel = opened("right")
+    assert kernel._process is not None
+    pid = kernel._process.pid
+    kernel.close()
+    assert not Path(f"/proc/{pid}").exists()
