@@ -88,7 +88,7 @@ def verify(
     Args:
         path: the file, or the first part of a split one.
         kernel: the name of a shipped kernel or family; a foreign one, FILE.py:NAME or a function or object as
-            `harness.foreign.api` says; or a Multiplier.
+            `harness.foreign.api` says, FILE.cu:SYMBOL as `harness.foreign.cuda` does; or a Multiplier.
         host: where the kernel runs if it is no Multiplier: auto, gpu, cpu, or a Host.
         rungs: which rungs to climb.
         options: prompt, threads and the like.

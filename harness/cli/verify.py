@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--kernel",
         default=DEFAULT_KERNEL,
         metavar="NAME",
-        help="kernel or family to verify, or one of your own, FILE.py:NAME (default: %(default)s)",
+        help="kernel or family to verify, or one of your own, FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)",
     )
     add(
         "--kernel-time-limit",

@@ -15,6 +15,10 @@ def main() -> None:
     asked = json.loads(link.recv_bytes())
 
     def make() -> Runner:
+        if "root" in asked:
+            from .cuda import CudaRunner
+
+            return CudaRunner(Path(asked["root"]), asked["name"], asked["declared"], asked["host"], asked["threads"])
         return PythonRunner(import_kernel(Path(asked["path"]), asked["name"]))
 
     serve(link, make)

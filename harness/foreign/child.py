@@ -206,8 +206,6 @@ def serve(link: Connection, make: Callable[[], Runner]) -> None:
                     link.send_bytes(y.reshape(-1).view(np.uint8).data)
             except Fault as error:
                 _say(link, fault=str(error))
-            except EnvironmentFault as error:
-                _say(link, fault=str(error))
 
 
 def _say(link: Connection, **answer: Any) -> None:

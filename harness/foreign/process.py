@@ -30,25 +30,28 @@ import numpy.typing as npt
 from ..container import printable
 from ..errors import EnvironmentFault, KernelFault, UsageError
 from ..formats import BlockFormat, ElementFormat, WeightFormat
-from ..hosts.base import Host
+from ..hosts import CpuHost, Host
 from ..kernels import ELEMENT_KERNELS, Kernel
 from ..multiplier import Multiplier, Weights
 from ..reference import protocol
 from ..semantics import SEMANTICS
 from .api import Declaration, strings
 from .child import PythonRunner, serve
+from .cuda import CudaSource
 
 #: Seconds for a call, if nobody says otherwise.
 TIME_LIMIT = 60.0
 #: Calls that ran into the time limit after which the kernel is not called again: a run must come to its end.
 _MOST_HANGS = 3
 _MOST_MESSAGE = 1 << 14
-_PYTHON = re.compile(r"(?s)(.*\.py):([^:/]+)")
+_FILE = re.compile(r"(?s)(.*\.(py|cu)):([^:/]+)")
+#: Seconds in which a C++ compiler or NVRTC must be done with a kernel, for all of its types.
+_COMPILE_LIMIT = 600.0
 
 
 def names_foreign(kernel: str) -> bool:
-    """Whether this is to be FILE.py:NAME, not the name of a shipped kernel."""
-    return re.search(r"\.py(:|$)", kernel) is not None
+    """Whether this is to be FILE.py:NAME or FILE.cu:SYMBOL, not the name of a shipped kernel."""
+    return re.search(r"\.(py|cu)(:|$)", kernel) is not None
 
 
 @dataclass
@@ -73,16 +76,30 @@ class Source:
     #: Seconds for its first word; None: those of a call.
     start_limit: float | None = None
 
+    def close(self) -> None:
+        """Leave nothing behind, once it will not be started again."""
+
 
 class _Spawned(Source):
     """A file, run by a fresh Python.
 
     Args:
         asked: the first message to it.
+        start_limit: seconds for its first word, where that takes longer than a call.
+        close: called when it will not be started again.
     """
 
-    def __init__(self, name: str, asked: dict[str, Any], start_limit: float | None = None) -> None:
-        self.name, self._asked, self.start_limit = name, asked, start_limit
+    def __init__(
+        self,
+        name: str,
+        asked: dict[str, Any],
+        start_limit: float | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name, self._asked, self.start_limit, self._close = name, asked, start_limit, close
+
+    def close(self) -> None:
+        self._close()
 
     def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
         paths = [str(Path(__file__).resolve().parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
@@ -221,6 +238,7 @@ class ForeignKernel(Multiplier):
     def close(self) -> None:
         """End the process."""
         self._stop()
+        self._source.close()
         if self._log is not None:
             self._log.close()
 
@@ -324,17 +342,34 @@ class ForeignKernel(Multiplier):
 
 
 def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> ForeignKernel:
-    """A foreign kernel: FILE.py:NAME, or a function or callable object that declares what it is.
+    """A foreign kernel: FILE.py:NAME, FILE.cu:SYMBOL, or a function or callable object that declares what it is.
 
-    Raises UsageError where there is none such, or it declares nothing sensible; EnvironmentFault.
+    Args:
+        host: where CUDA C++ runs, and the shipped kernels of types that are not quantized.
+        time_limit, verbose: as `ForeignKernel`.
+
+    Raises UsageError where there is none such, it declares nothing sensible or does not compile; EnvironmentFault.
     """
     if not isinstance(kernel, str):
         return ForeignKernel(_Forked(kernel), host, time_limit, verbose)
-    python = _PYTHON.fullmatch(kernel)
-    if python is None:
-        raise UsageError(f"kernel {printable(kernel, 200)} is not FILE.py:NAME")
-    path, name = Path(python[1]), python[2]
+    found = _FILE.fullmatch(kernel)
+    if found is None:
+        raise UsageError(f"kernel {printable(kernel, 200)} is neither FILE.py:NAME nor FILE.cu:SYMBOL")
+    path, name = Path(found[1]), found[3]
+    shown = printable(f"{path.name}:{name}", 100)
     if not path.is_file():
-        raise UsageError(f"kernel {printable(kernel, 200)}: {printable(str(path), 200)} is no file")
-    asked = {"path": os.path.abspath(path), "name": name}
-    return ForeignKernel(_Spawned(printable(f"{path.name}:{name}", 100), asked), host, time_limit, verbose)
+        raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is no file")
+    if found[2] == "py":
+        source = _Spawned(shown, {"path": os.path.abspath(path), "name": name})
+        return ForeignKernel(source, host, time_limit, verbose)
+    try:
+        cuda = CudaSource(path, name)
+    except UsageError as error:
+        raise UsageError(f"kernel {shown}: {printable(str(error), 600)}") from None
+    threads = host.threads if isinstance(host, CpuHost) else 0
+    asked = {"root": str(cuda.root), "name": name, "declared": cuda.declared, "host": host.name, "threads": threads}
+    try:
+        return ForeignKernel(_Spawned(shown, asked, _COMPILE_LIMIT, cuda.close), host, time_limit, verbose)
+    except BaseException:
+        cuda.close()
+        raise

@@ -95,6 +95,10 @@ class Host(ABC):
         """A buffer with the array's bytes, at a multiple of 16."""
 
     @abstractmethod
+    def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
+        """The bytes of a buffer that `upload` made, as they are now."""
+
+    @abstractmethod
     def output(self, nbytes: int) -> Any:
         """A poisoned buffer of `nbytes` between guards."""
 
