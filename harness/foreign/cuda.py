@@ -52,7 +52,7 @@ _INTEGERS: dict[str, Any] = {"int32": np.int32, "uint32": np.uint32, "int64": np
 _MOST_TEXT, _MOST_FILES, _MOST_EXPRESSION = 1 << 22, 64, 200
 #: Threads in x, y, z and in all; blocks; bytes of shared memory (CUDA Programming Guide, compute capabilities).
 _MOST_THREADS, _MOST_IN_BLOCK, _MOST_BLOCKS, _MOST_SHARED = (1024, 1024, 64), 1024, (2**31 - 1, 65535, 65535), 232448
-_UNIT = "unit.cu"
+_UNIT = "foreign.cu"  # NVRTC's own is unit.cu
 
 
 class Expression:
