@@ -1,6 +1,6 @@
 """A kernel in NumPy: Q4_0 weights × Q8_1 activations.
 
-gguf-verify model-Q4_0.gguf --kernel examples/numpy_q4_0.py:gemm
+Run it by `gguf-verify model-Q4_0.gguf --kernel examples/numpy_q4_0.py:gemm`.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """A kernel in PyTorch, on a GPU where there is one: Q4_0 weights, dequantized once, × float32 activations.
 
-gguf-verify model-Q4_0.gguf --kernel examples/torch_q4_0.py:gemm
+Run it by `gguf-verify model-Q4_0.gguf --kernel examples/torch_q4_0.py:gemm`.
 """
 
 import torch
