@@ -310,7 +310,7 @@ class ForeignKernel(Multiplier):
         """Say how it ended."""
         assert self._process is not None
         code = self._process.wait(2.0)
-        how = "its process closed the connection"
+        how = "its process stopped answering"
         if code is not None:
             how = f"its process ended with exit code {code}"
             if code < 0:
