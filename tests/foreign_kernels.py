@@ -177,3 +177,15 @@ def drops_s(w, x, shape):
 @declare(semantics="f32")
 def float_activations(w, x, shape):
     return x @ plain.pack(w, "Q4_0").T
+
+
+def integer_offset(w, x, shape):
+    """As MMQ computes: the offset is subtracted from the codes."""
+    blocks, xs = w.view(numpy_q4_0.Q4_0), x.view(numpy_q4_0.Q8_1)
+    codes = np.concatenate([blocks["qs"] & 15, blocks["qs"] >> 4], axis=-1).astype(np.float32) - 8
+    products = np.einsum("mbj,nbj->mnb", xs["qs"].astype(np.float32), codes)
+    return np.einsum("mnb,mb,nb->mn", products, xs["d"].astype(np.float32), blocks["d"].astype(np.float32))
+
+
+as_mmq = declare(semantics="mmq")(lambda w, x, shape: integer_offset(w, x, shape))
+as_q8_1 = declare()(lambda w, x, shape: integer_offset(w, x, shape))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +157,12 @@ def test_a_function_of_this_process() -> None:
     assert seen == []
 
 
+@pytest.mark.parametrize(("name", "code"), [("as_mmq", 0), ("as_q8_1", 1)])
+def test_the_declared_semantics_is_the_one_that_judges(name: str, code: int) -> None:
+    """MMQ's arithmetic is right under its own name, and wrong under another."""
+    assert verified(f"{KERNELS}:{name}").exit_code == code
+
+
 class _Ordered(foreign_kernels.Plain):
     ordered = True
 
@@ -253,6 +262,29 @@ def test_a_fault_in_an_example(tmp_path: Path, example: str, name: str, old: str
     assert first.tensor == "blk.0.attn_q.weight"
     assert first.block is not None
     assert "is outside the bound" in first.what
+
+
+def test_an_endless_loop_dies_with_the_harness() -> None:
+    """Also where nobody is left to end it."""
+    code = f"""
+import numpy as np
+from harness.foreign import open_kernel
+from harness.formats import FORMATS
+from harness.hosts import CpuHost
+kernel = open_kernel({f"{KERNELS}:hangs"!r}, CpuHost(1))
+print(kernel._process.pid, flush=True)
+kernel.product(kernel.upload(FORMATS["Q4_0"], np.zeros((1, 18), np.uint8)), np.zeros((1, 32), np.float32))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True) as harness:
+        assert harness.stdout is not None
+        pid = int(harness.stdout.readline())
+        time.sleep(1)
+        assert Path(f"/proc/{pid}").exists()
+        harness.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_no_process_is_left() -> None:
