@@ -14,6 +14,7 @@ from .errors import UsageError
 from .formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from .hosts.base import Host, kernel_root
 from .launches import ANY_CARD, MAX_GRID, THREAD_AN_OUTPUT, Cards, Launch, Tiles
+from .multiplier import Multiplier, Weights
 from .packing import SPLIT, Gemv, SplitK, Wgmma
 
 _THREADS = 256
@@ -115,10 +116,11 @@ ELEMENT_KERNELS: dict[str, KernelSpec] = {
     for name in ELEMENTS
 }
 QUANTIZER = "quantize/q8_1.cu"
+__all__ = ["ELEMENT_KERNELS", "KERNELS", "LEGACY", "QUANTIZER", "Kernel", "KernelSpec", "Multiply", "Weights"]
 Multiply = Callable[["Kernel", "Weights", Any, Any, int], None]
 
 
-class Kernel:
+class Kernel(Multiplier):
     """A shipped kernel on a host.
 
     Args:
@@ -145,11 +147,8 @@ class Kernel:
         return self.spec.ordered
 
     @property
-    def order(self) -> str:
-        """Its declared order in words."""
-        if not self.ordered:
-            return "none"
-        return "ascending k" if self.ordered is True else f"ascending k, in parts of {self.ordered}"
+    def layout(self) -> str:
+        return self.spec.launch.layout
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
         """The kernel that multiplies [m, k] by such weights [n, k]: this one, or, beside it, that of weights that are
@@ -214,13 +213,3 @@ class Kernel:
         # a copy: a kernel that writes its input must not reach what it is judged by
         multiply(self, weights, self.host.upload(x.copy()), out, m)
         return self.host.download(out).view(np.float32).reshape(m, n)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A weight matrix on a host: N rows of K values."""
-
-    fmt: WeightFormat
-    n: int
-    k: int
-    buffer: Any

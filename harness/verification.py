@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -25,10 +26,12 @@ from .errors import (
     UsageError,
 )
 from .families import DEFAULT_KERNEL, find_kernel
+from .foreign import names_foreign, open_kernel
 from .formats import ELEMENTS, FORMATS, WeightFormat
 from .hosts import make_host
 from .hosts.base import Host
-from .kernels import ELEMENT_KERNELS, Kernel
+from .kernels import ELEMENT_KERNELS
+from .multiplier import Multiplier
 from .rungs import RUNGS, Options, Run, RungResult
 from .rungs.run import REFERENCES, may_be_matrix
 from .semantics.cuda import MMVQ_TOKENS, NoDefinition
@@ -73,7 +76,7 @@ class Report:
 
 def verify(
     path: Path | str,
-    kernel: Kernel | str = DEFAULT_KERNEL,
+    kernel: Multiplier | str | Callable[..., Any] = DEFAULT_KERNEL,
     host: Host | str = "auto",
     rungs: Sequence[str] = tuple(RUNGS),
     options: Options | None = None,
@@ -84,8 +87,9 @@ def verify(
 
     Args:
         path: the file, or the first part of a split one.
-        kernel: the name of a shipped kernel or family, or a Kernel.
-        host: where the kernel runs if it is given by name: auto, gpu, cpu, or a Host.
+        kernel: the name of a shipped kernel or family; a foreign one, FILE.py:NAME or a function or object as
+            `harness.foreign.api` says, FILE.cu:SYMBOL as `harness.foreign.cuda` does; or a Multiplier.
+        host: where the kernel runs if it is no Multiplier: auto, gpu, cpu, or a Host.
         rungs: which rungs to climb.
         options: prompt, threads and the like.
         command: for the report: what repeats it.
@@ -105,10 +109,15 @@ def verify(
         raise UsageError(f"no rung is called {', '.join(unknown) or '(none given)'}; there are: {', '.join(RUNGS)}")
     if options.reference not in REFERENCES:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
-    if isinstance(kernel, str):
-        spec = find_kernel(kernel)
-        kernel = spec.on(make_host(host, options.threads) if isinstance(host, str) else host)
-    with open_model(path) as model:
+    with ExitStack() as stack:
+        if not isinstance(kernel, Multiplier):
+            where = make_host(host, options.threads) if isinstance(host, str) else host
+            if isinstance(kernel, str) and not names_foreign(kernel):
+                kernel = find_kernel(kernel).on(where)
+            else:
+                kernel = open_kernel(kernel, where, options.kernel_time_limit, options.verbose)
+                stack.callback(kernel.close)
+        model = stack.enter_context(open_model(path))
         if not any(map(may_be_matrix, model.tensors.values())):
             held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
             raise NothingToVerify(f"nothing to verify in {Path(path).name}: {held}")
@@ -151,7 +160,7 @@ def _header(run: Run) -> dict[str, Any]:
         "llama.cpp build": versions["system"],
         "reference": _reference(run),
         "platform": f"{platform.system()} {platform.machine()}",
-        "host": run.kernel.host.describe(),
+        "host": run.kernel.describe(),
         "host chosen": run.kernel.host.chosen,
         "kernel": run.kernel.name,
         "semantics": run.kernel.semantics,

@@ -68,7 +68,19 @@ def _parser() -> argparse.ArgumentParser:
         default=REFERENCES[0],
         help="where llama.cpp runs; gpu takes a llama-cpp-python with the CUDA backend (default: %(default)s)",
     )
-    add("--kernel", default=DEFAULT_KERNEL, metavar="NAME", help="kernel or family to verify (default: %(default)s)")
+    add(
+        "--kernel",
+        default=DEFAULT_KERNEL,
+        metavar="NAME",
+        help="kernel or family to verify, or one of your own, FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)",
+    )
+    add(
+        "--kernel-time-limit",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds for a call of a kernel of your own (default: %(default)g)",
+    )
     add("--rungs", default=",".join(RUNGS), metavar="LIST", help="rungs to climb (default: %(default)s)")
     add("--tensor", metavar="REGEX", help="only tensors whose name matches")
     add(
@@ -94,6 +106,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
         verbose=args.verbose, progress=on_terminal(), reference=args.reference,
+        kernel_time_limit=args.kernel_time_limit,
     )  # fmt: skip
     rungs = [r.strip() for r in args.rungs.split(",") if r.strip()]
     report = verify(args.model, args.kernel, args.host, rungs, options, spell(argv))
@@ -105,7 +118,7 @@ def _check(args: argparse.Namespace) -> None:
     check_ranges(
         ("-n", args.n_predict, 1, _MOST_TOKENS), ("-c", args.ctx_size, 0, _MOST_TOKENS),
         ("-t", args.threads, 0, MOST_THREADS), ("-s", args.seed, 0, 2**63 - 1),
-        ("--time-limit", args.time_limit, 0.001, 10**6),
+        ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
     )  # fmt: skip
     check_output(args.json, args.model)
     if args.tensor is not None:

@@ -95,6 +95,10 @@ class Host(ABC):
         """A buffer with the array's bytes, at a multiple of 16."""
 
     @abstractmethod
+    def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
+        """The bytes of a buffer that `upload` made, as they are now."""
+
+    @abstractmethod
     def output(self, nbytes: int) -> Any:
         """A poisoned buffer of `nbytes` between guards."""
 
@@ -117,11 +121,17 @@ class Host(ABC):
     def download(self, output: Any) -> npt.NDArray[np.uint8]:
         """The output's bytes. Raises KernelFault where a guard was overwritten."""
         whole = self._read(output)
-        before, inside, after = whole[:GUARD_BYTES], whole[GUARD_BYTES:-GUARD_BYTES], whole[-GUARD_BYTES:]
-        touched = int((before != _GUARD_FILL).sum()), int((after != _GUARD_FILL).sum())
-        if any(touched):
-            raise KernelFault(f"the kernel wrote outside its output: {touched[0]} bytes before, {touched[1]} after")
-        return inside
+        if touched := outside(whole):
+            raise KernelFault(touched)
+        return whole[GUARD_BYTES:-GUARD_BYTES]
+
+
+def outside(whole: npt.NDArray[np.uint8]) -> str | None:
+    """What was written into the guards of an output that `poisoned` made, in words; None where nothing was."""
+    before, after = ((part != _GUARD_FILL).sum() for part in (whole[:GUARD_BYTES], whole[-GUARD_BYTES:]))
+    if before or after:
+        return f"the kernel wrote outside its output: {before} bytes before, {after} after"
+    return None
 
 
 def poisoned(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -68,6 +68,9 @@ class CpuHost(Host):
         buffer = _Buffer(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         return buffer if buffer.address % 16 == 0 else _Buffer(_aligned(buffer.array))
 
+    def contents(self, buffer: _Buffer) -> npt.NDArray[np.uint8]:
+        return buffer.array
+
     def output(self, nbytes: int) -> _Buffer:
         return _Buffer(poisoned(nbytes), GUARD_BYTES)
 

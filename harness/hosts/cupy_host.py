@@ -97,6 +97,10 @@ class CupyHost(Host):
         with self._faults():
             return self._cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
+    def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
+        with self._faults():
+            return np.asarray(self._cupy.asnumpy(buffer))
+
     def output(self, nbytes: int) -> _Output:
         with self._faults():
             return _Output(self._cupy.asarray(poisoned(nbytes)))

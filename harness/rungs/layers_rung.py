@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ..container import Tensor
 from ..errors import KernelFault
 from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, ElementFormat, WeightFormat
-from ..kernels import Kernel, Weights
+from ..multiplier import Multiplier, Weights
 from ..reference import Evaluation, Gemm, LlamaRefused
 from ..semantics import Product, Semantics, product
 from ..semantics.elements import round_to
@@ -269,13 +269,12 @@ class _Judged:
             kernel, weights = self._kernel_for(m)
             self.y_other[m] = kernel.product(weights, x[:m])
 
-    def _kernel_for(self, m: int) -> tuple[Kernel, Weights]:
+    def _kernel_for(self, m: int) -> tuple[Multiplier, Weights]:
         """What multiplies m tokens, and the weights as it takes them. Raises KernelFault."""
         kernel = self.run.kernel.of(self.fmt, m, len(self.rows), self.tensor.k)
-        layout = kernel.spec.launch.layout
-        if layout not in self._uploaded:
-            self._uploaded[layout] = kernel.upload(self.fmt, self.rows)
-        return kernel, self._uploaded[layout]
+        if kernel.layout not in self._uploaded:
+            self._uploaded[kernel.layout] = kernel.upload(self.fmt, self.rows)
+        return kernel, self._uploaded[kernel.layout]
 
     def _check_quantizer(self, x: npt.NDArray[np.float32], expected: npt.NDArray[np.uint8]) -> None:
         """The kernel's quantizer on x float32[M, K]; where a byte is not the expected one, that is recorded."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import KernelFault
-from ..kernels import Kernel, Weights
+from ..multiplier import Multiplier, Weights
 from ..semantics import SEMANTICS, judge, product
 
 _MOST_WORK = 1 << 33
@@ -23,7 +23,7 @@ _BLOCKS_AT_ONCE = 256
 
 
 def first_wrong_block(
-    kernel: Kernel, weights: Weights, rows: npt.NDArray[np.uint8], n: int, x: npt.NDArray[Any], m: int
+    kernel: Multiplier, weights: Weights, rows: npt.NDArray[np.uint8], n: int, x: npt.NDArray[Any], m: int
 ) -> int | None:
     """The first block of weight row n whose product alone is wrong, or None.
 

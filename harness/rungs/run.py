@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..container import Model, Tensor, printable
 from ..errors import EnvironmentFault, UsageError
 from ..formats import ElementFormat, WeightFormat
-from ..kernels import Kernel
+from ..multiplier import Multiplier
 from ..progress import progress_bar
 from ..reference import Gemm, Gpu, Llama, LlamaRefused
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
@@ -48,6 +48,7 @@ class Options:
     repack: bool = False
     reference: str = "cpu"
     time_limit: float = 900.0
+    kernel_time_limit: float = 60.0
     verbose: bool = False
     progress: bool = True
 
@@ -57,7 +58,7 @@ class Run:
     """One verification of one model with one kernel."""
 
     model: Model
-    kernel: Kernel
+    kernel: Multiplier
     options: Options = field(default_factory=Options)
     #: llama.cpp's, once `library` runs, where it is the reference.
     gpu: Gpu | None = field(default=None, init=False)

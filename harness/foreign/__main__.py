@@ -1,0 +1,28 @@
+"""`python -m harness.foreign FD`: the process of a kernel that is a file. What to run is the first message."""
+
+from __future__ import annotations
+
+import json
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from .child import PythonRunner, Runner, import_kernel, serve
+
+
+def main() -> None:
+    link = Connection(int(sys.argv[1]))
+    asked = json.loads(link.recv_bytes())
+
+    def make() -> Runner:
+        if "root" in asked:
+            from .cuda import CudaRunner
+
+            return CudaRunner(Path(asked["root"]), asked["name"], asked["declared"], asked["host"], asked["threads"])
+        return PythonRunner(import_kernel(Path(asked["path"]), asked["name"]))
+
+    serve(link, make)
+
+
+if __name__ == "__main__":
+    main()

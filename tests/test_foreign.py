@@ -1,0 +1,453 @@
+"""Kernels of others: taken as they are declared, and not trusted."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.errors import KernelFault, UsageError
+from harness.foreign import ForeignKernel, open_kernel
+from harness.foreign.cuda import CudaSource, Expression, parse
+from harness.formats import FORMATS
+from harness.hosts import CpuHost, nvrtc
+from harness.rungs import Options
+from harness.semantics import SEMANTICS, judge, product
+from harness.verification import Report, verify
+
+from . import foreign_kernels
+from .test_cli import assert_one_line, cli
+from .tools import FIXTURES, ROOT
+
+KERNELS = ROOT / "tests" / "foreign_kernels.py"
+EXAMPLES = ROOT / "examples"
+Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
+M, N, K = 5, 7, 96
+
+
+def opened(name: str, time_limit: float = 20.0) -> ForeignKernel:
+    return open_kernel(f"{KERNELS}:{name}", CpuHost(1), time_limit)
+
+
+def operands() -> tuple[np.ndarray, np.ndarray]:
+    """uint8[N, row bytes] of Q4_0, float32[M, K]."""
+    rng = np.random.default_rng(5)
+    rows = rng.integers(0, 256, (N, K // 32 * 18), np.uint8)
+    rows.reshape(N, -1, 18)[..., 1] = 0x2C  # d about 0.06
+    return rows, rng.standard_normal((M, K), np.float32)
+
+
+def multiplied(kernel: ForeignKernel) -> bool:
+    """Whether a product is right."""
+    rows, x = operands()
+    y = kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    semantics = SEMANTICS[kernel.semantics]
+    return judge(y, product(semantics, FORMATS["Q4_0"], rows, semantics.bytes_of(x))).passed
+
+
+def verified(kernel: Any, *rungs: str, tensor: str = "blk.0.attn_q", **options: Any) -> Report:
+    chosen = Options(prompt="The", n_predict=1, tensor=tensor, progress=False, **options)
+    return verify(Q4_0, kernel, CpuHost(1), rungs or ("blocks", "layers"), chosen)
+
+
+@pytest.mark.parametrize("name", ["right", "plain", "dlpack", "into_out", "prints", "float_activations"])
+def test_right(name: str) -> None:
+    kernel = opened(name)
+    assert multiplied(kernel)
+    assert multiplied(kernel)
+    kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", r"^the kernel raised ValueError: first line$"),
+        ("leaves", r"^the kernel raised SystemExit: goodbye$"),
+        ("transposed", r"returned float32\[7, 5\], expected float32\[5, 7\]"),
+        ("doubles", r"returned float64\[5, 7\], expected float32\[5, 7\]"),
+        ("nothing", r"returned NoneType, not an array"),
+        ("writes_weights", r"modified its weights: 1 bytes, the first at 3$"),
+        ("writes_activations", r"modified its activations: 1 bytes, the first at 539$"),
+        ("writes_outside", r"wrote outside its output: 0 bytes before, 8 after"),
+        ("random", r"not deterministic: .* changed 1 of 35 outputs, the first row 0 token 0"),
+        ("keeps", r"leaves outputs as they were: .*row 0 token 0 was never written"),
+        ("crashes", r"crashed: its process died of SIGSEGV"),
+        ("exits", r"crashed: its process ended with exit code 7; it said: last words"),
+    ],
+)
+def test_faults(name: str, said: str) -> None:
+    """Each is told in one line, and the next call finds a fresh process."""
+    kernel = opened(name)
+    rows, x = operands()
+    weights = kernel.upload(FORMATS["Q4_0"], rows)
+    for _ in range(2):
+        with pytest.raises(KernelFault, match=said) as caught:
+            kernel.product(weights, x)
+        assert len(str(caught.value).splitlines()) == 1
+    kernel.close()
+
+
+def test_an_endless_loop() -> None:
+    """Ends at the time limit; after three of them the kernel is not run again."""
+    kernel = opened("hangs")
+    kernel._time_limit = 1.0  # starting it is not what must be fast here
+    rows, x = operands()
+    weights = kernel.upload(FORMATS["Q4_0"], rows)
+    with pytest.raises(KernelFault, match="did not return within 1 s"):
+        kernel.product(weights, x)
+    kernel._hangs = 3
+    with pytest.raises(KernelFault, match="was not run: it ran into the time limit 3 times"):
+        kernel.product(weights, x)
+    kernel.close()
+
+
+def test_what_the_process_says_is_not_trusted(tmp_path: Path) -> None:
+    """A kernel that writes to the socket itself."""
+    (tmp_path / "k.py").write_text(
+        "import os, sys\nfrom harness.foreign import kernel\n@kernel(['Q4_0'], 'q8_1')\n"
+        "def k(w, x, shape):\n    os.write(int(sys.argv[1]), b'\\x7f\\xff\\xff\\xff' * 4)\n"
+    )
+    kernel = open_kernel(f"{tmp_path / 'k.py'}:k", CpuHost(1), 20.0)
+    rows, x = operands()
+    with pytest.raises(KernelFault, match=r"stopped answering$"):
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    kernel.close()
+
+
+def test_a_crash_does_not_end_the_run() -> None:
+    """attn_k has 128 rows, attn_q 256: one fails and is named, the other is verified."""
+    report = verified(f"{KERNELS}:crashes_for_128_rows", "layers", "tokens", tensor=r"blk\.0\.attn_[qk]\.")
+    layers, tokens = report.rungs
+    assert report.exit_code == 1
+    assert [f.what for f in layers.failures] == ["blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"]
+    assert [d["tensor"] for d in layers.details] == ["blk.0.attn_q.weight"]
+    assert [f.what for f in tokens.failures] == ["the kernel crashed: its process died of SIGSEGV"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nan", "the output is NaN"), ("partial", "row 255 .*the output was never written")]
+)
+def test_wrong_outputs(name: str, said: str) -> None:
+    report = verified(f"{KERNELS}:{name}", "layers")
+    assert report.exit_code == 1
+    of_kernel = [f.what for f in report.rungs[0].failures if f.what.startswith("kernel")]
+    assert of_kernel
+    assert all(re.search(said, what) for what in of_kernel)
+
+
+def test_a_function_of_this_process() -> None:
+    """The Python API, all rungs; what the kernel does, it does in a copy of this process."""
+    seen = []
+
+    def counting(*arguments: Any) -> Any:
+        seen.append(os.getpid())
+        return foreign_kernels.right(*arguments)
+
+    counting.formats, counting.semantics = ["Q4_0"], "q8_1"  # type: ignore[attr-defined]
+    report = verified(counting, "blocks", "layers", "tokens")
+    assert report.exit_code == 0, report
+    assert report.header["kernel"] == "counting"
+    assert seen == []
+
+
+@pytest.mark.parametrize(("name", "code"), [("as_mmq", 0), ("as_q8_1", 1)])
+def test_the_declared_semantics_is_the_one_that_judges(name: str, code: int) -> None:
+    """MMQ's arithmetic is right under its own name, and wrong under another."""
+    assert verified(f"{KERNELS}:{name}").exit_code == code
+
+
+class _Ordered(foreign_kernels.Plain):
+    ordered = True
+
+
+def test_a_declared_order_is_judged_by_its_bits() -> None:
+    """A BLAS has an order of its own."""
+    report = verified(_Ordered(), "layers")
+    assert report.exit_code == 1
+    assert any("does not have the bits of the declared order" in f.what for f in report.rungs[0].failures)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"formats": ["Q4_9"]}, "format 'Q4_9' is none of"),
+        ({"formats": []}, "declares no formats"),
+        ({"formats": "Q4_0"}, "formats is no list of strings"),
+        ({"semantics": "w4a8"}, "semantics 'w4a8' is none of f32, q8_1, "),
+        ({"semantics": "q8_1_half", "ordered": True}, "no order of q8_1_half is known"),
+        ({"pack": 3}, "its pack cannot be called"),
+    ],
+)
+def test_wrong_declarations(attributes: dict[str, Any], said: str) -> None:
+    wrong = type("Wrong", (foreign_kernels.Plain,), attributes)()
+    with pytest.raises(UsageError, match=said):
+        open_kernel(wrong, CpuHost(1))
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "said"),
+    [
+        (None, "gemm", r"foreign\.py is no file$"),
+        ("", "gemm", r"foreign\.py has no gemm$"),
+        ("gemm = 3", "gemm", "it is int, which cannot be called"),
+        ("import no_such_module", "gemm", "cannot be imported: ModuleNotFoundError: No module named"),
+        ("1 +", "gemm", "cannot be imported: SyntaxError"),
+        ("import sys; sys.exit(0)", "gemm", "cannot be imported: SystemExit"),
+        ("import os; os.abort()", "gemm", "cannot be started: the kernel crashed: its process died of SIGABRT"),
+        ("def gemm(): pass", "gemm", "it declares no formats"),
+        ("gemm = 3", "", r"is neither FILE\.py:NAME nor FILE\.cu:SYMBOL$"),
+    ],
+)
+def test_what_is_no_kernel(tmp_path: Path, source: str | None, name: str, said: str) -> None:
+    if source is not None:
+        (tmp_path / "foreign.py").write_text(source)
+    with pytest.raises(UsageError, match=said) as caught:
+        open_kernel(f"{tmp_path / 'foreign.py'}:{name}", CpuHost(1), 20.0)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_import_that_does_not_end(tmp_path: Path) -> None:
+    (tmp_path / "foreign.py").write_text("while True: pass")
+    with pytest.raises(UsageError, match="did not start within 2 s"):
+        open_kernel(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 2.0)
+
+
+def test_command_line(tmp_path: Path) -> None:
+    assert_one_line(cli(Q4_0, "--kernel", tmp_path / "nope.py:gemm"), 2, r"nope\.py is no file")
+    arguments = (Q4_0, "--tensor", "blk.0.attn_k", "--rungs", "blocks", "--host", "cpu", "-t", 1)
+    done = cli(*arguments, "--kernel", f"{KERNELS}:raises")
+    assert done.returncode == 1
+    assert "blk.0.attn_k.weight: the kernel raised ValueError: first line" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("example", ["numpy_q4_0.py:gemm", "cuda_q4_0.cu:gemm", "torch_q4_0.py:gemm"])
+def test_examples(example: str) -> None:
+    if example.startswith("torch"):
+        pytest.importorskip("torch")
+    report = verified(f"{EXAMPLES / example}", "blocks", "layers", "tokens")
+    assert report.exit_code == 0, report.rungs
+    assert [r.verdict for r in report.rungs] == ["passed"] * 3
+
+
+def altered(folder: Path, example: str, old: str, new: str) -> Path:
+    source = (EXAMPLES / example).read_text()
+    assert old in source
+    path = folder / example
+    path.write_text(source.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("example", "name", "old", "new"),
+    [
+        ("numpy_q4_0.py", "gemm", "- 8 * s[:, None]", "- 7 * s[:, None]"),
+        ("cuda_q4_0.cu", "gemm", "xb.qs[j + 16]", "xb.qs[j + 15]"),
+        ("torch_q4_0.py", "gemm", "[qs & 15, qs >> 4]", "[qs >> 4, qs & 15]"),
+    ],
+)
+def test_a_fault_in_an_example(tmp_path: Path, example: str, name: str, old: str, new: str) -> None:
+    if example.startswith("torch"):
+        pytest.importorskip("torch")
+    report = verified(f"{altered(tmp_path, example, old, new)}:{name}")
+    assert [r.verdict for r in report.rungs] == ["failed", "failed"]
+    first = report.rungs[1].failures[0]
+    assert first.tensor == "blk.0.attn_q.weight"
+    assert first.block is not None
+    assert "is outside the bound" in first.what
+
+
+def test_an_endless_loop_dies_with_the_harness() -> None:
+    """Also where nobody is left to end it."""
+    code = f"""
+import numpy as np
+from harness.foreign import open_kernel
+from harness.formats import FORMATS
+from harness.hosts import CpuHost
+kernel = open_kernel({f"{KERNELS}:hangs"!r}, CpuHost(1))
+print(kernel._process.pid, flush=True)
+kernel.product(kernel.upload(FORMATS["Q4_0"], np.zeros((1, 18), np.uint8)), np.zeros((1, 32), np.float32))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True) as harness:
+        assert harness.stdout is not None
+        pid = int(harness.stdout.readline())
+        time.sleep(1)
+        assert Path(f"/proc/{pid}").exists()
+        harness.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_no_process_is_left() -> None:
+    kernel = opened("right")
+    assert kernel._process is not None
+    pid = kernel._process.pid
+    kernel.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+DECLARED = """
+formats = ["Q4_0"]
+semantics = "q8_1"
+parameters = ["weights", "activations", "output", "int32 M", "int32 N", "int32 K"]
+block = 128
+grid = "ceil(M * N, 128)"
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        (7, 7),
+        ("M * (N + 2) - K / 32", 5 * 9 - 3),
+        ("ceil(M * N, 32)", 2),
+        ("min(M, N) + max(N, 4) * 2", 19),
+        ("K / 100", 0),
+    ],
+)
+def test_expressions(expression: str | int, value: int) -> None:
+    assert Expression(expression).value(M, N, K) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "M +",
+        "__import__('os')",
+        "M ** 9",
+        "L",
+        "M.real",
+        "ceil(M)",
+        "1.5",
+        "True",
+        True,
+        1.5,
+        "-M",
+        "(" * 150,
+        "1" * 201,
+    ],
+)
+def test_what_is_no_expression(expression: object) -> None:
+    with pytest.raises(UsageError, match="is no expression of M, N and K"):
+        Expression(expression)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("formats =", "formats", "is no TOML"),
+        ("formats =", "format =", "declares no formats"),
+        ("block = 128", "block = [1, 2, 3, 4]", "one to three dimensions"),
+        ("block = 128", 'block = "M ** 2"', "is no expression"),
+        ("int32 M", "float M", "parameter 'float M' is none of"),
+        ('"weights", ', "", "parameters must hold weights once"),
+        ("block", 'macros = { "A B" = 1 }\nblock', "macro 'A B' is no name"),
+        ("block", "macros = { Q5_0 = { A = 1 } }\nblock", "'Q5_0', which is not among its formats"),
+        ("block", "blocks = 3\nblock", "declares 'blocks', which means nothing"),
+        ("q8_1", "q8_9", "semantics 'q8_9' is none of"),
+    ],
+)
+def test_wrong_cuda_declarations(old: str, new: str, said: str) -> None:
+    assert old in DECLARED
+    with pytest.raises(UsageError, match=said):
+        parse(DECLARED.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("y[i] = acc;", "y[i + 1] = acc;", r"wrote outside its output: 0 bytes before, 4 after"),
+        ("y[i] = acc;", "y[i] = acc; ((Q8_1*)x)[m].d ^= 1;", r"modified its activations: 5 bytes, the first at 0$"),
+        ("y[i] = acc;", "y[i] = acc; *(float*)(long long)i = 1;", r"crashed: its process died of SIGSEGV"),
+        (
+            "y[i] = acc;",
+            "if (i & 1) __syncthreads(); else __syncwarp(); y[i] = acc;",
+            "wait at a barrier that the others never reach",
+        ),
+        ("block = 128", 'block = "M * 1000"', r"its block at M=5, N=7, K=96 is 5000 × 1 × 1, which CUDA does not"),
+        (
+            'grid = "ceil(M * N, 128)"',
+            'grid = "M - 5"',
+            r"its grid at M=5, N=7, K=96 is 0 × 1 × 1, which CUDA does not",
+        ),
+        ("block = 128", 'block = "1024 / (M - 5)"', r"divides by zero at M=5, N=7, K=96"),
+    ],
+)
+def test_faults_of_cuda(tmp_path: Path, old: str, new: str, said: str) -> None:
+    kernel = open_kernel(f"{altered(tmp_path, 'cuda_q4_0.cu', old, new)}:gemm", CpuHost(1), 20.0)
+    rows, x = operands()
+    with pytest.raises(KernelFault, match=said):
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    root = Path(kernel._source._asked["root"])  # type: ignore[attr-defined]
+    assert root.is_dir()
+    kernel.close()
+    assert not root.exists()
+
+
+def test_cuda_that_does_not_end(tmp_path: Path) -> None:
+    path = altered(tmp_path, "cuda_q4_0.cu", "y[i] = acc;", "while (*(volatile float*)y != 1.0f); y[i] = acc;")
+    kernel = open_kernel(f"{path}:gemm", CpuHost(1), 1.0)
+    rows, x = operands()
+    with pytest.raises(KernelFault, match="did not return within 1 s"):
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "said"),
+    [
+        (
+            "float acc = 0.0f;",
+            "float acc = zero;",
+            "gemm",
+            r"compile .*: cuda_q4_0\.cu:\d+:\d+: error: .*zero",
+        ),
+        ("int M, int N", "int M, long long N", "gemm", "the parameters of gemm are not those that are declared"),
+        ("[gguf-verify]", "[gguf]", "gemm", r"no // \[gguf-verify\] block, and there is no cuda_q4_0\.toml"),
+        ("q8_1", "q8_1", "gemv", "could not compile .*gemv"),
+        ("q8_1", "q8_1", "a-b", "'a-b' is no name of a function"),
+    ],
+)
+def test_what_is_no_cuda_kernel(tmp_path: Path, old: str, new: str, name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        open_kernel(f"{altered(tmp_path, 'cuda_q4_0.cu', old, new)}:{name}", CpuHost(1))
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(tmp_path) not in str(caught.value) or "block" in said
+
+
+def test_sidecar_headers_macros_and_shared_memory(tmp_path: Path) -> None:
+    """The declaration in FILE.toml, the formats' structs in a header; a header that changes is compiled anew."""
+    text = altered(tmp_path, "cuda_q4_0.cu", "[gguf-verify]", "[gguf]").read_text()
+    at = text.index("extern")
+    (tmp_path / "lib").mkdir()
+    header = tmp_path / "lib" / "blocks.h"
+    body = text[at:].replace(
+        "float acc = 0.0f;", "DYNAMIC_SHARED(room); float& acc = ((float*)room)[threadIdx.x]; acc = 0;"
+    )
+    body = body.replace("sum += (wb", "sum += STEP * (wb")
+    (tmp_path / "cuda_q4_0.cu").write_text('#include "lib/blocks.h"\n' + body)
+    declared = DECLARED + 'shared = "4 * 128"\nmacros.Q4_0 = { STEP = 1 }\n'
+    (tmp_path / "cuda_q4_0.toml").write_text(declared)
+    for alteration, right in (("", True), ("* 2", False)):
+        header.write_text(text[:at].replace("496329220096.0f;", f"496329220096.0f {alteration};"))
+        kernel = open_kernel(f"{tmp_path / 'cuda_q4_0.cu'}:gemm", CpuHost(1))
+        assert multiplied(kernel) == right
+        kernel.close()
+
+
+def test_the_cuda_example_compiles_for_gpus() -> None:
+    """By NVRTC, which needs no GPU; it has not run on one here."""
+    source = CudaSource(EXAMPLES / "cuda_q4_0.cu", "gemm")
+    for sm in ("75", "90"):
+        assert nvrtc.compile_cubin(source.root, "foreign.cu", sm, {})[:4] == b"\x7fELF"
+    source.close()
