@@ -121,6 +121,12 @@ def _share(share: float) -> str:
     return f"{int(share * 10000) / 100:g} %"  # never rounded up to all of it
 
 
+def most_rows(fmt: WeightFormat, rows: Bytes) -> int:
+    """How many rows of weights uint8[N, row bytes] are replayed."""
+    k = rows.shape[1] // fmt.block_bytes * fmt.block_size
+    return int(max(1, min(MOST_ROWS, MOST_WEIGHTS // max(1, k))))
+
+
 def diagnose(
     y: Floats, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], blocks: Sequence[int] = (),
     threads: int = 1,
@@ -131,7 +137,7 @@ def diagnose(
         semantics: the definition that the kernel declares.
         rows: weights uint8[N, row bytes].
         x: float32[M, K] that the kernel quantized itself, or uint8[M, row bytes] that it was given quantized.
-        blocks: blocks of K that were found wrong one by one, for the pattern.
+        blocks: the first wrong blocks of K of some outputs, for the pattern.
         threads: for the exact products.
 
     The first MOST_TOKENS tokens and MOST_ROWS rows are looked at, fewer rows where they are long. Raises ValueError for
@@ -140,8 +146,7 @@ def diagnose(
     if y.shape != (len(x), len(rows)):
         raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
     values = x if x.dtype == np.float32 else None
-    per_row = rows.shape[1] // fmt.block_bytes * fmt.block_size
-    most = max(1, min(MOST_ROWS, MOST_WEIGHTS // max(1, per_row)))
+    most = most_rows(fmt, rows)
     if len(rows) > most or len(x) > MOST_TOKENS:
         keep = slice(MOST_TOKENS)
         return diagnose(
@@ -229,8 +234,8 @@ def _fit(
     if int(looked.sum()) < max(FEWEST, KNOWN * int(bad.sum())):
         return None
     with np.errstate(all="ignore"):
-        finite = np.isfinite(y) & np.isfinite(predicted.exact)
-        both_not = ~np.isfinite(y) & ~np.isfinite(predicted.exact)
+        held = np.abs(predicted.exact) <= np.finfo(np.float32).max
+        finite, both_not = np.isfinite(y) & held, ~np.isfinite(y) & ~held
         if (looked & ~finite & ~both_not).any():
             return None
         difference = np.abs(y.astype(np.float64) - predicted.exact)

@@ -104,6 +104,9 @@ def _offset_twice(case: Case) -> Variants:
     p, fmt = case.parts, case.fmt
     if fmt.offset:
         yield "from the codes, and again", replace(p, q=p.q - fmt.offset)
+        first = np.arange(p.q.shape[2]) < 16
+        yield "again from the codes of the low nibbles", replace(p, q=p.q - fmt.offset * first)
+        yield "again from the codes of the high nibbles", replace(p, q=p.q - fmt.offset * ~first)
         if p.m.any():
             yield "twice through the sum", replace(p, m=2 * p.m)
     else:
@@ -248,6 +251,13 @@ def _shifted(values: Doubles, by: int) -> Doubles:
     return flat.reshape(values.shape)
 
 
+def _within_rows(values: Doubles, by: int, wrap: bool) -> Doubles:
+    """values[row, i + by], at the row's ends the value that is there, or that of the other end."""
+    terms = values.shape[1]
+    at = np.arange(terms) + by
+    return values[:, at % terms if wrap else np.where((at < 0) | (at >= terms), np.arange(terms), at)]
+
+
 def _neighbour(case: Case) -> Variants:
     p, fmt = case.parts, case.fmt
     steps = {1: "group", p.per_block: "block"} if fmt.groups > 1 else {p.per_block: "block"}
@@ -259,13 +269,23 @@ def _neighbour(case: Case) -> Variants:
         for by, which in ((step, f"next {unit}"), (-step, f"{unit} before")):
             d, m, rows = _shifted(p.d, by), _shifted(p.m, by), within(len(p.d), by)
             yield f"scale of the {which} of weights", replace(p, d=d, m=m if fmt.offset else p.m).limited(rows)
+            for wrap, ends in ((False, "itself at the row's end"), (True, "around the row's end")):
+                d, m = _within_rows(p.d, by, wrap), _within_rows(p.m, by, wrap)
+                yield f"scale of the {which} of weights, {ends}", replace(p, d=d, m=m if fmt.offset else p.m)
+                if fmt.has_min:
+                    yield f"scale and minimum of the {which} of weights, {ends}", replace(p, d=d, m=m)
             if fmt.has_min:
+                d, m = _shifted(p.d, by), _shifted(p.m, by)
                 yield f"scale and minimum of the {which} of weights", replace(p, d=d, m=m).limited(rows)
                 yield f"minimum of the {which} of weights", replace(p, m=m).limited(rows)
     if case.quantized and case.semantics.activations is not None:
         step = case.semantics.activations.block_size // p.q.shape[2]
         for by, which in ((step, "next block"), (-step, "block before")):
             e, tokens = _shifted(p.e, by), within(len(p.e), by)
+            yield (
+                f"scale of the {which} of activations in its row",
+                replace(p, e=_within_rows(p.e, by, False)).with_sums(),
+            )
             if len(p.e) == 1:  # one token: what lies beyond its ends counts for little, but is not known
                 continue
             yield f"scale of the {which} of activations", replace(p, e=e).with_sums().limited(tokens=tokens)
@@ -451,6 +471,8 @@ def _stale(case: Case) -> Variants:
 
         weights = replace(p, q=old(p.q), d=old(p.d), m=old(p.m))
         yield f"weights, of {tile}", weights
+        yield f"codes of weights, of {tile}", replace(p, q=old(p.q))
+        yield f"codes of activations, of {tile}", replace(p, a=old(p.a)).with_sums()
         for of, other in (("activations", p), ("both", weights)):
             yield f"{of}, of {tile}", replace(other, a=old(p.a), e=old(p.e), s=old(p.s))
 
@@ -479,8 +501,10 @@ def _narrow(case: Case, narrow: Callable[[Doubles], Doubles]) -> Variants:
         first, second = p.terms()
         total = np.zeros(right.exact.shape)
         for t, minimum in zip(first, second, strict=True):
-            total = narrow(total + (t + minimum))
+            wide = total + (t + minimum)
+            total = narrow(wide)
         yield "rounded after each block", Predicted(total, right.bound)
+        yield "rounded after each block but the last", Predicted(wide, right.bound)
         if second.any():
             total = np.zeros(right.exact.shape)
             for t, minimum in zip(first, second, strict=True):
@@ -488,10 +512,10 @@ def _narrow(case: Case, narrow: Callable[[Doubles], Doubles]) -> Variants:
             yield "rounded after each product", Predicted(total, right.bound)
     else:
         w = case.fmt.decode(case.rows.reshape(len(case.rows), -1, case.fmt.block_bytes)).reshape(len(case.rows), -1)
-        a, wide = p.a.reshape(len(p.a), -1), w.astype(np.float64)
+        a, values = p.a.reshape(len(p.a), -1), w.astype(np.float64)
         total = np.zeros(right.exact.shape)
-        for i in range(wide.shape[1]):
-            total = narrow(total + np.multiply.outer(a[:, i], wide[:, i]))
+        for i in range(values.shape[1]):
+            total = narrow(total + np.multiply.outer(a[:, i], values[:, i]))
         yield "rounded after each value", Predicted(total, right.bound)
 
 

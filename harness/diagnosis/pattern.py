@@ -33,7 +33,7 @@ def pattern(bad: Bools, blocks: Sequence[int] = ()) -> list[str]:
     """What the wrong outputs, bool[M, N], follow: rows, tokens, tiles, lanes of warps, K.
 
     Args:
-        blocks: blocks of K that were found wrong one by one.
+        blocks: the first wrong blocks of K of some outputs.
     """
     return list(_pattern(bad, blocks))
 
@@ -56,7 +56,7 @@ def _pattern(bad: Bools, blocks: Sequence[int]) -> Iterator[str]:
         yield f"{share}: scattered over {int(rows.sum())} rows and {int(tokens.sum())} tokens"
     if blocks:
         some = sorted(set(blocks))
-        yield f"along K: block{'s' * (len(some) > 1)} {_ranges(np.array(some))}"
+        yield f"along K, the first wrong block: {_ranges(np.array(some))}"
 
 
 def _which(wrong: Bools) -> str:
