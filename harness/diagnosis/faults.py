@@ -351,8 +351,12 @@ def _scale(case: Case, p: Parts, d: npt.NDArray[np.floating]) -> Parts:
 
 
 def _truncated(case: Case) -> Variants:
-    ratio, _ = _ratios(case)
+    ratio, d = _ratios(case)
+    assert case.values is not None
+    with np.errstate(all="ignore"):
+        by_inverse = case.values.reshape(ratio.shape) * (np.float32(1) / d)[..., None]
     yield "toward zero", _codes(case, np.trunc(ratio))
+    yield "x·(1/d) toward zero", _codes(case, np.trunc(by_inverse))
     yield "downward", _codes(case, np.floor(ratio))
     yield "x/d + 0.5 toward zero", _codes(case, np.trunc(ratio + np.float32(0.5)))
 
