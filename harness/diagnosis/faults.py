@@ -198,7 +198,12 @@ def _fifth_bits(case: Case) -> Variants:
 def _fifth_bits_missing(case: Case) -> Variants:
     p = case.parts
     offset = case.fmt.offset if case.fmt.name in case.semantics.integer_offset else 0
-    yield "", replace(p, q=np.mod(p.q + offset, 16) - offset)
+    low = np.mod(p.q + offset, 16) - offset
+    yield "", replace(p, q=low)
+    if case.fmt.name in _FIFTH_BITS:
+        first = np.arange(_QK) < 16
+        yield "of values 0 to 15", replace(p, q=np.where(first, low, p.q))
+        yield "of values 16 to 31", replace(p, q=np.where(first, p.q, low))
 
 
 def _nibbles_swapped(case: Case) -> Variants:
