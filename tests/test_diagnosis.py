@@ -300,13 +300,21 @@ def test_another_definition_is_no_fault(made: Callable[..., np.ndarray]) -> None
 def test_sums_that_overflow(made: Callable[..., np.ndarray]) -> None:
     fmt, rows = FORMATS["Q4_1"], made("Q4_1", 0)
     x = np.abs(activations(0)) * np.float32(4000)
+    x[0] /= 4000
     semantics = SEMANTICS["f32"]
     wrong = next(f for f in FAULTS if f.id == "sum-overflows")
     case = Case(semantics, fmt, rows, semantics.bytes_of(x), x)
     ((_, made_wrong),) = wrong.of(case)
     assert isinstance(made_wrong, Predicted)
-    found = diagnose(made_wrong.exact.astype(np.float32), fmt, semantics, rows, x)
-    assert [f.id for f in found.findings] == ["sum-overflows"]
+    y = made_wrong.exact.astype(np.float32)
+    assert [f.id for f in diagnose(y, fmt, semantics, rows, x).findings] == ["sum-overflows"]
+    assert diagnose(y[1:], fmt, semantics, rows, x[1:]).verdict == "unknown"  # infinities alone are no evidence
+
+
+def test_zeros_are_no_evidence(made: Callable[..., np.ndarray]) -> None:
+    """Halves flush such small results to zero, but so does a kernel that computes nothing."""
+    fmt, semantics, rows, x = FORMATS["Q4_0"], SEMANTICS["f32"], made("Q4_0", 0), activations(0) * np.float32(1e-12)
+    assert diagnose(np.zeros((6, 16), np.float32), fmt, semantics, rows, x).verdict == "unknown"
 
 
 def test_subnormal_scales(made: Callable[..., np.ndarray]) -> None:

@@ -121,10 +121,10 @@ def _share(share: float) -> str:
     return f"{int(share * 10000) / 100:g} %"  # never rounded up to all of it
 
 
-def most_rows(fmt: WeightFormat, rows: Bytes) -> int:
-    """How many rows of weights uint8[N, row bytes] are replayed."""
-    k = rows.shape[1] // fmt.block_bytes * fmt.block_size
-    return int(max(1, min(MOST_ROWS, MOST_WEIGHTS // max(1, k))))
+def most(fmt: WeightFormat, rows: Bytes) -> tuple[int, int]:
+    """How many tokens, and rows of weights uint8[N, row bytes], are replayed: fewer of long ones."""
+    k = max(1, rows.shape[1] // fmt.block_bytes * fmt.block_size)
+    return max(1, min(MOST_TOKENS, int(MOST_WEIGHTS // k))), max(1, min(MOST_ROWS, int(MOST_WEIGHTS // k)))
 
 
 def diagnose(
@@ -140,17 +140,17 @@ def diagnose(
         blocks: the first wrong blocks of K of some outputs, for the pattern.
         threads: for the exact products.
 
-    The first MOST_TOKENS tokens and MOST_ROWS rows are looked at, fewer rows where they are long. Raises ValueError for
+    The first MOST_TOKENS tokens and MOST_ROWS rows are looked at, fewer where they are long. Raises ValueError for
     shapes that do not fit.
     """
     if y.shape != (len(x), len(rows)):
         raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
     values = x if x.dtype == np.float32 else None
-    most = most_rows(fmt, rows)
-    if len(rows) > most or len(x) > MOST_TOKENS:
-        keep = slice(MOST_TOKENS)
+    tokens, few = most(fmt, rows)
+    if len(rows) > few or len(x) > tokens:
+        keep = slice(tokens)
         return diagnose(
-            np.ascontiguousarray(y[keep, :most]), fmt, semantics, rows[:most], x[keep], blocks, threads
+            np.ascontiguousarray(y[keep, :few]), fmt, semantics, rows[:few], x[keep], blocks, threads
         )  # fmt: skip
     if not y.size:
         return Diagnosis(0, 0)
@@ -242,6 +242,10 @@ def _fit(
         # one rounding of the result, where everything else was exact
         agrees = both_not | (difference <= predicted.bound + UNIT_ROUNDOFF * np.abs(y))
         at = looked & finite
+        # zeros, and infinities everywhere, fit too much: what predicts nothing else is no evidence
+        telling = int((at & (np.abs(predicted.exact) > 0)).sum())
+        if telling < FEWEST and not (both_not[looked].all() and finite[known].any() and agrees[known].all()):
+            return None
         residual = float((difference[at] ** 2).sum())
         error = float(((y[at].astype(np.float64) - exact[at]) ** 2).sum())
         share = 1 - residual / error if error else 1.0

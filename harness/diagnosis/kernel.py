@@ -12,7 +12,7 @@ from ..errors import KernelFault
 from ..formats import WeightFormat
 from ..kernels import Kernel
 from ..semantics import Semantics
-from .diagnose import MOST_TOKENS, Diagnosis, diagnose, most_rows
+from .diagnose import Diagnosis, diagnose, most
 from .parts import Bytes, Floats
 
 
@@ -31,9 +31,9 @@ def diagnose_kernel(
         rows, x: as `diagnose` takes them.
         blocks: likewise.
     """
-    most = most_rows(fmt, rows)
-    few_rows, few_x = np.ascontiguousarray(rows[:most]), np.ascontiguousarray(x[:MOST_TOKENS])
-    whole = len(rows) <= most and len(x) <= MOST_TOKENS
+    tokens, few = most(fmt, rows)
+    few_rows, few_x = np.ascontiguousarray(rows[:few]), np.ascontiguousarray(x[:tokens])
+    whole = len(rows) <= few and len(x) <= tokens
     try:
         weights = kernel.upload(fmt, few_rows)
         again = y if whole else (kernel.product if x.dtype == np.float32 else kernel.gemm)(weights, few_x)
@@ -43,6 +43,6 @@ def diagnose_kernel(
         found = diagnose(again, fmt, semantics, few_rows, few_x, blocks, threads)
         if found.wrong or whole:
             return found
-    m, n = (i // size * size for i, size in zip(at, (MOST_TOKENS, most), strict=True))
-    part = np.ascontiguousarray(y[m : m + MOST_TOKENS, n : n + most])
-    return diagnose(part, fmt, semantics, rows[n : n + most], x[m : m + MOST_TOKENS], blocks, threads)
+    m, n = (i // size * size for i, size in zip(at, (tokens, few), strict=True))
+    part = np.ascontiguousarray(y[m : m + tokens, n : n + few])
+    return diagnose(part, fmt, semantics, rows[n : n + few], x[m : m + tokens], blocks, threads)
