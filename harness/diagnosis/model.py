@@ -136,7 +136,7 @@ def _one_type(run: Run, report: IdentifyReport, kind: str, tensors: list[Tensor]
 
 def usable_rows(run: Run, tensor: Tensor, fmt: WeightFormat) -> npt.NDArray[np.uint8]:
     """The first rows that tell definitions apart, uint8[n, row bytes]: finite, and not of zeros."""
-    if not 0 < tensor.k <= MOST_K:
+    if not tensor.n_rows or not 0 < tensor.k <= MOST_K:
         return np.zeros((0, 0), np.uint8)
     most = max(1, min(MOST_ROWS, MOST_WEIGHTS // tensor.k))
     rows = run.row_bytes(tensor)[: 4 * most]
