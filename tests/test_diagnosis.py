@@ -190,6 +190,9 @@ def check_catalogue(name: str, rows: np.ndarray, x: np.ndarray, declared: list[S
                 found = diagnose(y, fmt, semantics, rows, x)
                 if found.wrong < FEWEST:
                     continue
+                if found.verdict == "unknown" and not np.isfinite(y).all():  # scales that are no scales: no evidence
+                    assert fault.id in ("row-stride", "block-stride")
+                    continue
                 assert fault.id in {f.id for f in found.findings}, (semantics.name, fault.id, which, found)
                 named += 1
     return named
