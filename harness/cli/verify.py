@@ -6,11 +6,12 @@ import argparse
 import re
 from pathlib import Path
 
+from ..diagnosis.model import identify_model
 from ..errors import UsageError
 from ..families import DEFAULT_KERNEL, FAMILIES, Family
 from ..hosts import HOSTS
 from ..kernels import KERNELS, KernelSpec
-from ..report import json_report, text
+from ..report import identify_report, json_report, text
 from ..rungs import RUNGS, Options
 from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT, REFERENCES
 from ..verification import verify
@@ -82,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds for a call of a kernel of your own (default: %(default)g)",
     )
     add("--rungs", default=",".join(RUNGS), metavar="LIST", help="rungs to climb (default: %(default)s)")
+    add(
+        "--identify",
+        action="store_true",
+        help="say which definition of the product the kernel and llama.cpp compute, instead of climbing rungs",
+    )
     add("--tensor", metavar="REGEX", help="only tensors whose name matches")
     add(
         "--repack",
@@ -108,6 +114,10 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
         verbose=args.verbose, progress=on_terminal(), reference=args.reference,
         kernel_time_limit=args.kernel_time_limit,
     )  # fmt: skip
+    if args.identify:
+        found = identify_model(args.model, args.kernel, args.host, options, spell(argv))
+        as_json = identify_report.to_json(found) if args.json is not None else None
+        return deliver(identify_report.render(found), args.json, as_json, found.exit_code)
     rungs = [r.strip() for r in args.rungs.split(",") if r.strip()]
     report = verify(args.model, args.kernel, args.host, rungs, options, spell(argv))
     rendered = json_report.render(report) if args.json is not None else None

@@ -15,6 +15,8 @@ Schema version 1, an object with
         unverified               list of {name, why}
         failures                 at most 20, with n_failures their total; see harness.rungs.result.Failure
         worst                    who → {utilisation, where};  score: who → number
+        diagnosis                null, or what explains the first wrong GEMM: {tensor, where, verdict, wrong, outputs,
+                                 definitions, findings, nearest, lines}; see harness.diagnosis.Diagnosis
         figures, notes, details  measured numbers, lines, one record a tensor, GEMM or token
 
 Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from the file are not escaped.

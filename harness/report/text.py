@@ -94,6 +94,11 @@ def _failures(report: Report) -> Iterator[str]:
         if f.block_hex is not None:
             part = f" of part {f.part + 1}" if f.part else ""
             yield f"       block at byte {f.byte_offset}{part}: {f.block_hex}"
+    for rung in report.rungs:
+        if rung.diagnosis is not None:
+            yield f"DIAGNOSIS of the first wrong GEMM, {printable(rung.diagnosis['tensor'], 64)}:"
+            for line in rung.diagnosis["lines"]:
+                yield f"       {printable(line, 300)}"
     if total > len(shown):
         yield f"… {len(shown)} of {total:,} failures shown"
 

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..container import Tensor
+from ..diagnosis.kernel import diagnose_kernel
 from ..errors import KernelFault
 from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, ElementFormat, WeightFormat
 from ..multiplier import Multiplier, Weights
@@ -209,6 +211,8 @@ def _one_gemm(
         tally.paths.setdefault(tensor.name, set()).add(PATHS[llama.name])
         tally.quantizers.check(result, llama, gemm.x, judged.llama_bytes, tensor, gemm.first_row)
     judged.judge()
+    if result.diagnosis is None:
+        result.diagnosis = judged.diagnosis()
     if judged.kernel.name != run.kernel.name and not isinstance(fmt, ElementFormat):  # one of a family
         chosen = f"GEMMs by {judged.kernel.name}"
         result.figures[chosen] = result.figures.get(chosen, 0) + 1
@@ -244,6 +248,8 @@ class _Judged:
         self.own_bytes = self.semantics.bytes_of(gemm.x)
         self.shared_bytes = llama_activations(self.semantics, fmt, gemm, self.llama)
         self.utilisation: dict[str, float] = {}
+        #: The kernel's first wrong output float32[M, N], the activations that it took, and (m, n) of a wrong element.
+        self.wrong: tuple[npt.NDArray[np.float32], npt.NDArray[Any], tuple[int, int]] | None = None
         self.gap = 0.0
         ours = round_to(fmt.name, gemm.x) if isinstance(fmt, ElementFormat) else gemm.x
         differing = self.differing = int((self.llama.bytes_of(ours) != self.llama_bytes).any(axis=1).sum())
@@ -340,7 +346,23 @@ class _Judged:
             self.result, who, self.tensor, part, expected, semantics, x, blame, self.gemm.first_row + span.start, None,
             detail,
         )  # fmt: skip
+        if blame is not None and not judgement.passed and self.wrong is None:
+            m, n = (int(i) for i in np.argwhere(judgement.bad)[0])
+            self.wrong = y, x if values is None else values[: len(y)], (m, span.start + n)
         self.utilisation[who] = max(self.utilisation.get(who, 0.0), judgement.utilisation)
+
+    def diagnosis(self) -> dict[str, Any] | None:
+        """What explains the first wrong output; None where there is none or it is wrong in its order alone."""
+        if self.wrong is None:
+            return None
+        y, x, at = self.wrong
+        found = diagnose_kernel(
+            self._kernel_for(len(y))[0], self.fmt, self.semantics, self.rows, x, y, at, self.run.options.threads,
+            [f.block for f in self.result.failures if f.tensor == self.tensor.name and f.block is not None],
+        )  # fmt: skip
+        if not found.wrong:
+            return None
+        return {"tensor": self.tensor.name, "where": where(self.tensor, self.gemm.first_row), **found.as_dict()}
 
     def _directly(self, span: slice, shared: Product, llama: Product) -> None:
         """Kernel against llama.cpp on the same activation bytes, without an oracle between them.

@@ -74,6 +74,7 @@ class RungResult:
         figures: measured numbers that nobody judges, by name.
         notes: what a reader should know, a line each.
         details: one record a tensor, GEMM or token.
+        diagnosis: what explains the first wrong GEMM, and where: `harness.diagnosis.Diagnosis.as_dict`.
         fault: why the environment broke the rung off (llama.cpp died, say), where it did.
         seconds: how long it took.
     """
@@ -89,6 +90,7 @@ class RungResult:
     figures: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     details: list[dict[str, Any]] = field(default_factory=list)
+    diagnosis: dict[str, Any] | None = None
     fault: str | None = None
     seconds: float = 0.0
 

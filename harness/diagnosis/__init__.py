@@ -1,0 +1,24 @@
+"""What a black box computes: which definition of the product, or which known fault, explains its outputs."""
+
+from .diagnose import Diagnosis, Finding, diagnose
+from .faults import FAULTS, LEFT_OUT, Fault
+from .identify import Candidate, Identification, definitions, identify, known_inputs
+from .pattern import heat_map, pattern, svg, utilisation
+
+__all__ = [
+    "FAULTS",
+    "LEFT_OUT",
+    "Candidate",
+    "Diagnosis",
+    "Fault",
+    "Finding",
+    "Identification",
+    "definitions",
+    "diagnose",
+    "heat_map",
+    "identify",
+    "known_inputs",
+    "pattern",
+    "svg",
+    "utilisation",
+]

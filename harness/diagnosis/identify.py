@@ -1,0 +1,162 @@
+"""Which definition of the product gave these outputs: the one within whose bound they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import ElementFormat, WeightFormat
+from ..formats.legacy import round_half_away
+from ..semantics import F32, Q8_1_RAW, SEMANTICS, Product, Semantics, judge, llama_cpu_semantics, product
+from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
+from ..semantics.elements import element_product
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+#: Exact results with less than this NMSE between them are one definition on such data: rounding alone makes 1e-14.
+COINCIDE = 1e-12
+_QK, _SEED = 32, 5
+
+
+def definitions(fmt: WeightFormat) -> list[Semantics]:
+    """The definitions of a product with such weights: those of this project's kernels and of llama.cpp.
+
+    Weights that are not quantized have one of their type, and that of activations that are not rounded.
+    """
+    if isinstance(fmt, ElementFormat):
+        return list(dict.fromkeys((F32, SEMANTICS[fmt.name.lower()])))
+    found = [F32, Q8_1_RAW]
+    for m in (1, MMVQ_TOKENS + 1):
+        try:
+            found.append(llama_cuda_semantics(fmt, m))
+        except NoDefinition:
+            continue
+    return list(dict.fromkeys([*found, llama_cpu_semantics(fmt)]))
+
+
+def expected(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, threads: int = 1) -> Product:
+    """What a definition says of weights uint8[N, row bytes] and activations float32[M, K]."""
+    if isinstance(fmt, ElementFormat):
+        if semantics is F32:
+            return element_product("F32", fmt.decode(rows).view(np.uint8), x, threads=threads)
+        return element_product(fmt.name, rows, x, threads=threads)
+    return product(semantics, fmt, rows, semantics.bytes_of(x), threads=threads)
+
+
+def known_inputs(m: int, k: int, seed: int = _SEED) -> Floats:
+    """Activations float32[M, K] on which all definitions differ.
+
+    Normal values, whose scales are no halves. Of every four blocks of 32, one lies on ties: its largest magnitude is
+    127 times a power of two and the others are odd halves of that, which rounding to even and away from zero part;
+    another lies where x/d and x·(127/max), in float32, are rounded to different codes.
+    """
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((m, k)).astype(np.float32)
+    blocks = x[:, : k // _QK * _QK].reshape(m, -1, _QK)
+    ties = blocks[:, ::4]
+    ties[:] = (rng.integers(-126, 126, ties.shape) + 0.5) / 64
+    ties[..., 0] = 127 / 64
+    apart = blocks[:, 1::4]
+    largest = np.abs(apart).max(axis=-1, keepdims=True) * np.float32(1.01)
+    d, inverse = largest / np.float32(127), np.float32(127) / largest
+    near = (rng.integers(-126, 126, apart.shape) + 0.5).astype(np.float32) * d
+    for step in range(-3, 4):
+        moved = (near.view(np.int32) + step).view(np.float32)
+        differs = round_half_away(moved / d) != round_half_away(moved * inverse)
+        apart[differs] = moved[differs]
+    apart[..., :1] = largest
+    x[:, : k // _QK * _QK] = blocks.reshape(m, -1)
+    return x
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Outputs beside one definition.
+
+    Args:
+        name: of the definition.
+        utilisation: |y - o| / bound of the worst output; infinite for NaN.
+        score: |y - o| / spread of the worst output.
+        nmse: Σ(y - o)² / Σ o².
+        within: every output passes the gates of `semantics.judge`.
+    """
+
+    name: str
+    utilisation: float
+    score: float
+    nmse: float
+    within: bool
+
+
+@dataclass(frozen=True)
+class Identification:
+    """All definitions, the nearest first.
+
+    Args:
+        candidates: every definition of the format; those within their bound come first, then by NMSE.
+        outputs: how many were judged.
+        coincide: the named ones differ by less than COINCIDE from each other.
+    """
+
+    candidates: tuple[Candidate, ...]
+    outputs: int
+    coincide: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The definitions within whose bound all outputs are."""
+        return tuple(c.name for c in self.candidates if c.within)
+
+    @property
+    def next(self) -> Candidate | None:
+        """The nearest definition that is not named."""
+        return next((c for c in self.candidates if not c.within), None)
+
+    @property
+    def words(self) -> str:
+        """The answer in a phrase."""
+        if not self.names:
+            return "none of the known definitions"
+        if len(self.names) > 1:
+            return " or ".join(self.names) + (" (the same on these data)" if self.coincide else "")
+        return self.names[0]
+
+
+def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1) -> Identification:
+    """Which definitions gave y.
+
+    Args:
+        rows: weights uint8[N, row bytes].
+        x: activations float32[M, K].
+        y: outputs float32[M, N].
+        threads: for the exact products.
+
+    Raises ValueError for shapes that do not fit, or nothing to judge.
+    """
+    if y.shape != (len(x), len(rows)) or not y.size:
+        raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
+    if not isinstance(fmt, ElementFormat) and rows.shape[1] != fmt.row_bytes(x.shape[1]):
+        raise ValueError(f"rows of {rows.shape[1]} bytes are not of {x.shape[1]} values of {fmt.name}")
+    y = np.ascontiguousarray(y, np.float32)
+    found = []
+    for semantics in definitions(fmt):
+        p = expected(semantics, fmt, rows, x, threads)
+        with np.errstate(all="ignore"):
+            judgement = judge(y, p)
+        # all zeros are every definition's answer, and say nothing
+        said = bool(np.any(p.exact)) and judgement.passed
+        found.append((Candidate(semantics.name, judgement.utilisation, judgement.score, judgement.nmse, said), p))
+    found.sort(key=lambda pair: (not pair[0].within, pair[0].nmse if np.isfinite(pair[0].nmse) else np.inf))
+    within = [p for c, p in found if c.within]
+    coincide = all(nmse(p.exact, within[0].exact) < COINCIDE for p in within[1:])
+    return Identification(tuple(c for c, _ in found), y.size, coincide)
+
+
+def nmse(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    """Σ(a - b)² / Σ b²; 0 where both are zero."""
+    with np.errstate(all="ignore"):
+        difference, energy = float(((a - b) ** 2).sum()), float((b**2).sum())
+    return difference / energy if energy else (0.0 if difference == 0 else np.inf)

@@ -1,0 +1,185 @@
+"""`--identify`: which definition the kernel and llama.cpp compute, for each type of a model's matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..container import Tensor, open_model
+from ..errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
+from ..families import DEFAULT_KERNEL, find_kernel
+from ..formats import WeightFormat
+from ..hosts import make_host
+from ..hosts.base import Host
+from ..kernels import Kernel
+from ..rungs import Options, Run
+from ..rungs.run import may_be_matrix
+from ..semantics import SEMANTICS
+from ..version import project_version
+from .diagnose import diagnose
+from .identify import Identification, identify, known_inputs
+
+#: Tokens: families of kernels and llama.cpp's backends choose by their number.
+TOKENS = (1, 8, 9, 64)
+#: The most rows of a matrix, its longest rows, and weights, that are multiplied.
+MOST_ROWS, MOST_K, MOST_WEIGHTS = 256, 1 << 18, 1 << 22
+
+
+@dataclass(frozen=True)
+class Identified:
+    """One product and its definition.
+
+    Args:
+        type, tensor: of the weights.
+        m, n, k: the product's shape.
+        who: the kernel's name, or "llama.cpp".
+        declared: the definition that is claimed.
+        found: what was identified; None where the kernel broke its contract, which `lines` say.
+        lines: what there is to say, where that is not what is declared.
+    """
+
+    type: str
+    tensor: str
+    m: int
+    n: int
+    k: int
+    who: str
+    declared: str
+    found: Identification | None
+    lines: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> bool:
+        """What is declared is what was identified, or cannot be told from it."""
+        return self.found is not None and self.declared in self.found.names
+
+
+@dataclass
+class IdentifyReport:
+    """All products, and the types that could not be looked at: (type, why)."""
+
+    header: dict[str, Any]
+    products: list[Identified] = field(default_factory=list)
+    unable: list[tuple[str, str]] = field(default_factory=list)
+    command: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something else than declared, or nothing, was identified; else 5 where a type was not looked at."""
+        if any(not p.right for p in self.products):
+            return EXIT_MISMATCH
+        return EXIT_VERIFIED if self.products and not self.unable else EXIT_UNVERIFIED
+
+
+def identify_model(
+    path: Path | str, kernel: Kernel | str = DEFAULT_KERNEL, host: Host | str = "auto", options: Options | None = None,
+    command: str = "",
+) -> IdentifyReport:  # fmt: skip
+    """Identify, on one matrix of each type of a GGUF model and known activations.
+
+    Args: as of `verification.verify`.
+
+    Raises MalformedFile, NothingToVerify, EnvironmentFault and UsageError, as that.
+    """
+    options = options or Options()
+    if options.reference != "cpu":
+        raise UsageError("--identify asks llama.cpp on the CPU: leave --reference out")
+    if isinstance(kernel, str):
+        spec = find_kernel(kernel)
+        kernel = spec.on(make_host(host, options.threads) if isinstance(host, str) else host)
+    with open_model(path) as model:
+        run = Run(model, kernel, options)
+        try:
+            matrices: dict[str, list[Tensor]] = {}
+            for tensor in run.selected():
+                if may_be_matrix(tensor):
+                    matrices.setdefault(tensor.type.name, []).append(tensor)
+            if not matrices:
+                raise NothingToVerify(f"nothing to identify in {Path(path).name}: it holds no matrix")
+            header = {
+                "gguf-verify": project_version(), "llama.cpp": run.versions["llama_cpp"], "file": str(model.path),
+                "kernel": kernel.name, "semantics": kernel.semantics, "host": kernel.host.describe(),
+            }  # fmt: skip
+            report = IdentifyReport(header, command=command)
+            for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
+                _one_type(run, report, kind, tensors)
+        finally:
+            run.close()
+    return report
+
+
+def _one_type(run: Run, report: IdentifyReport, kind: str, tensors: list[Tensor]) -> None:
+    why = run.uncovered(tensors[0])
+    if why is not None:
+        report.unable.append((kind, why))
+        return
+    for tensor in tensors:
+        fmt = tensor.type.weights
+        assert fmt is not None
+        rows = usable_rows(run, tensor, fmt)
+        if len(rows):
+            break
+    else:
+        report.unable.append((kind, "no matrix has rows of numbers that are finite, not all zero and not too long"))
+        return
+    for m in TOKENS:
+        x = known_inputs(m, tensor.k)
+        report.products.append(_kernel(run, tensor, fmt, rows, x))
+        y = run.library.multiply(fmt.type_id, rows, x, run.options.threads)
+        declared = run.llama_semantics(fmt, m).name
+        report.products.append(_product(run, tensor, fmt, rows, x, "llama.cpp", declared, y))
+
+
+def usable_rows(run: Run, tensor: Tensor, fmt: WeightFormat) -> npt.NDArray[np.uint8]:
+    """The first rows that tell definitions apart, uint8[n, row bytes]: finite, and not of zeros."""
+    if not tensor.n_rows or not 0 < tensor.k <= MOST_K:
+        return np.zeros((0, 0), np.uint8)
+    most = max(1, min(MOST_ROWS, MOST_WEIGHTS // tensor.k))
+    rows = run.row_bytes(tensor)[: 4 * most]
+    with np.errstate(all="ignore"):
+        decoded = fmt.decode(rows.reshape(len(rows), -1, fmt.block_bytes)).reshape(len(rows), -1)
+        sound = np.isfinite(decoded).all(axis=1) & (decoded != 0).any(axis=1)
+    return np.ascontiguousarray(rows[sound][:most])
+
+
+def _kernel(
+    run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
+) -> Identified:
+    kernel = run.kernel.of(fmt, len(x), len(rows), tensor.k)
+    declared = run.semantics(fmt).name
+    try:
+        y = kernel.product(kernel.upload(fmt, rows), x)
+    except KernelFault as error:
+        lines = (f"{kernel.name}, {fmt.name}, M={len(x)}: {error}",)
+        shape = (len(x), len(rows), tensor.k)
+        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared, None, lines)
+    return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
+
+
+def _product(
+    run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32], who: str,
+    declared: str, y: npt.NDArray[np.float32],
+) -> Identified:  # fmt: skip
+    threads = run.options.threads
+    found = identify(fmt, rows, x, y, threads)
+    lines: list[str] = []
+    place = f"{who}, {fmt.name}, M={len(x)}"
+    if not found.names:
+        nearest = min(found.candidates, key=lambda c: c.nmse if np.isfinite(c.nmse) else np.inf)
+        lines.append(
+            f"{place}: computes none of the known definitions (declared: {declared}; nearest: {nearest.name}, "
+            f"NMSE {nearest.nmse:.2g})"
+        )
+        lines += [f"  {line}" for line in diagnose(y, fmt, SEMANTICS[declared], rows, x, threads=threads).lines]
+    elif declared not in found.names:
+        lines.append(
+            f"{place}: computes {found.words}, not {declared} as declared: it is right as {found.names[0]}; compare it "
+            f"with that ({SEMANTICS[found.names[0]].source})"
+        )
+    return Identified(
+        fmt.name, tensor.name, len(x), len(rows), tensor.k, who, declared, found, tuple(lines)
+    )  # fmt: skip
