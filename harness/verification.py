@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -25,13 +24,12 @@ from .errors import (
     NothingToVerify,
     UsageError,
 )
-from .families import DEFAULT_KERNEL, find_kernel
-from .foreign import names_foreign, open_kernel
+from .families import DEFAULT_KERNEL
 from .formats import ELEMENTS, FORMATS, WeightFormat
-from .hosts import make_host
 from .hosts.base import Host
 from .kernels import ELEMENT_KERNELS
 from .multiplier import Multiplier
+from .opening import opened
 from .rungs import RUNGS, Options, Run, RungResult
 from .rungs.run import REFERENCES, may_be_matrix
 from .semantics.cuda import MMVQ_TOKENS, NoDefinition
@@ -109,19 +107,11 @@ def verify(
         raise UsageError(f"no rung is called {', '.join(unknown) or '(none given)'}; there are: {', '.join(RUNGS)}")
     if options.reference not in REFERENCES:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
-    with ExitStack() as stack:
-        if not isinstance(kernel, Multiplier):
-            where = make_host(host, options.threads) if isinstance(host, str) else host
-            if isinstance(kernel, str) and not names_foreign(kernel):
-                kernel = find_kernel(kernel).on(where)
-            else:
-                kernel = open_kernel(kernel, where, options.kernel_time_limit, options.verbose)
-                stack.callback(kernel.close)
-        model = stack.enter_context(open_model(path))
+    with opened(kernel, host, options) as multiplier, open_model(path) as model:
         if not any(map(may_be_matrix, model.tensors.values())):
             held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
             raise NothingToVerify(f"nothing to verify in {Path(path).name}: {held}")
-        run = Run(model, kernel, options)
+        run = Run(model, multiplier, options)
         try:
             run.selected()
             report = Report(_header(run), command=command)

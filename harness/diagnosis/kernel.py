@@ -10,21 +10,20 @@ import numpy.typing as npt
 
 from ..errors import KernelFault
 from ..formats import WeightFormat
-from ..kernels import Kernel
+from ..multiplier import Multiplier
 from ..semantics import Semantics
 from .diagnose import Diagnosis, diagnose, most
 from .parts import Bytes, Floats
 
 
 def diagnose_kernel(
-    kernel: Kernel, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], y: Floats,
+    kernel: Multiplier, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], y: Floats,
     at: tuple[int, int], threads: int = 1, blocks: Sequence[int] = (),
 ) -> Diagnosis:  # fmt: skip
     """What explains the kernel's outputs y float32[M, N].
 
     The first rows and tokens are multiplied again, so that strides and tiles are those of a whole product; where these
-    are right, the window of y around `at` is looked at, which knows nothing of its
-    surroundings.
+    are right, the window of y around `at` is looked at, which knows nothing of its surroundings.
 
     Args:
         at: (m, n) of an output that is wrong.

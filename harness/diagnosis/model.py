@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ import numpy.typing as npt
 
 from ..container import Tensor, open_model
 from ..errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
-from ..families import DEFAULT_KERNEL, find_kernel
+from ..families import DEFAULT_KERNEL
 from ..formats import WeightFormat
-from ..hosts import make_host
 from ..hosts.base import Host
-from ..kernels import Kernel
+from ..multiplier import Multiplier
+from ..opening import opened
 from ..rungs import Options, Run
 from ..rungs.run import may_be_matrix
 from ..semantics import SEMANTICS
@@ -76,8 +77,8 @@ class IdentifyReport:
 
 
 def identify_model(
-    path: Path | str, kernel: Kernel | str = DEFAULT_KERNEL, host: Host | str = "auto", options: Options | None = None,
-    command: str = "",
+    path: Path | str, kernel: Multiplier | str | Callable[..., Any] = DEFAULT_KERNEL, host: Host | str = "auto",
+    options: Options | None = None, command: str = "",
 ) -> IdentifyReport:  # fmt: skip
     """Identify, on one matrix of each type of a GGUF model and known activations.
 
@@ -88,11 +89,8 @@ def identify_model(
     options = options or Options()
     if options.reference != "cpu":
         raise UsageError("--identify asks llama.cpp on the CPU: leave --reference out")
-    if isinstance(kernel, str):
-        spec = find_kernel(kernel)
-        kernel = spec.on(make_host(host, options.threads) if isinstance(host, str) else host)
-    with open_model(path) as model:
-        run = Run(model, kernel, options)
+    with opened(kernel, host, options) as multiplier, open_model(path) as model:
+        run = Run(model, multiplier, options)
         try:
             matrices: dict[str, list[Tensor]] = {}
             for tensor in run.selected():
@@ -102,7 +100,7 @@ def identify_model(
                 raise NothingToVerify(f"nothing to identify in {Path(path).name}: it holds no matrix")
             header = {
                 "gguf-verify": project_version(), "llama.cpp": run.versions["llama_cpp"], "file": str(model.path),
-                "kernel": kernel.name, "semantics": kernel.semantics, "host": kernel.host.describe(),
+                "kernel": multiplier.name, "semantics": multiplier.semantics, "host": multiplier.describe(),
             }  # fmt: skip
             report = IdentifyReport(header, command=command)
             for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):

@@ -130,6 +130,8 @@ class _Tally:
     def __init__(self) -> None:
         self.gaps: dict[str, list[float]] = {}
         self.quantizers = Quantizers()
+        #: How often a diagnosis may still be tried: each takes seconds, and one of errors of order alone says nothing.
+        self.diagnoses = 3
         #: Name → the kernels of llama.cpp's CUDA backend that were judged with it.
         self.paths: dict[str, set[str]] = {}
 
@@ -211,7 +213,8 @@ def _one_gemm(
         tally.paths.setdefault(tensor.name, set()).add(PATHS[llama.name])
         tally.quantizers.check(result, llama, gemm.x, judged.llama_bytes, tensor, gemm.first_row)
     judged.judge()
-    if result.diagnosis is None:
+    if result.diagnosis is None and judged.wrong is not None and tally.diagnoses:
+        tally.diagnoses -= 1
         result.diagnosis = judged.diagnosis()
     if judged.kernel.name != run.kernel.name and not isinstance(fmt, ElementFormat):  # one of a family
         chosen = f"GEMMs by {judged.kernel.name}"
