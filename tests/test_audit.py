@@ -463,6 +463,48 @@ def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) 
     assert (row, piece) == (180, 36)
 
 
+def test_pieces_of_tensors_add_up(rng: np.random.Generator, tmp_path: Path) -> None:
+    """On one thread and on three. The sizes are lowered in a process of its own."""
+    sizes, rows = (41, 7, 1), rng.integers(0, 120, (49, 180), np.uint8)
+    rows[30], rows[44] = rows[3], rows[42]  # equal rows in pieces far apart
+    rows[[9, 25], 18:20] = 0x00, 0x7C  # an infinite scale in two of them
+    rows.tofile(tmp_path / "rows")
+    with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
+        library = content.scanner(model.tensors["w"].type)
+    script = (
+        "import json, os, sys; from harness.reference import ggml, sweep\n"
+        "ggml.ggml_cpu_init(); sweep._CHUNK_BYTES, sweep._SHARE_BYTES = 180, 360; now = os.stat(sys.argv[1])\n"
+        "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
+        "def scan(threads, whole):\n"
+        "    sweep._SHARE_BYTES, told = 1 << 20 if whole else 360, []\n"
+        "    sweep._TELL_BYTES, sweeper, start, jobs = 1, sweep.Sweeper(told.append), 0, []\n"
+        f"    for n in {sizes}:\n"
+        "        part = sweeper.part_of(sys.argv[1], identity, 180 * start, 180 * n)\n"
+        "        jobs.append(sweep.Job(part, 2, 18, 180, sys.argv[2], [(1, 0, 0)], 4))\n"
+        "        start += n\n"
+        "    return [[f, [a.tolist() for a in arrays]] for f, arrays in sweeper.scans(jobs, threads)], told\n"
+        "print(json.dumps([scan(1, True), scan(2, True), scan(3, False)]))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    (one, _), (two, _), (pieces, told) = json.loads(done.stdout)
+    assert len(told) == 14 + 4 + 1  # of three rows, two, and one
+    assert sum(told) == rows.nbytes
+    assert one == two == pieces
+    first, second, third = (figures for figures, _ in pieces)
+    assert [f["blocks"] for f in (first, second, third)] == [410, 70, 10]
+    assert (first["not_finite"], first["first_not_finite"]) == (2, [91, 251])
+    assert (first["duplicate_rows"], first["duplicate"]) == (1, [30, 3])
+    assert (second["duplicate_rows"], second["duplicate"]) == (1, [3, 1])
+    assert (third["duplicate_rows"], third["duplicate"]) == (0, None)
+    codes = np.sum([arrays[0] for _, arrays in pieces], axis=0)
+    nibbles = rows.reshape(-1, 18)[:, 2:]
+    assert codes[:16].tolist() == [int((nibbles % 16 == c).sum() + (nibbles // 16 == c).sum()) for c in range(16)]
+    drawn = [number * 409 // 3 for number in range(4)]
+    assert pieces[0][1][1] == rows.reshape(-1, 18)[drawn].tolist()
+
+
 def test_one_path_two_files(llama: Llama, tmp_path: Path) -> None:
     """A process that has mapped a file looks at the one that took its place."""
     good, bad = np.zeros((2, 18), np.uint8), np.zeros((2, 18), np.uint8)
