@@ -36,6 +36,7 @@ from . import corpus
 from .tools import FIXTURES, LEGACY, ROOT, patched, patched_block, split_model, write_model
 
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 TINY = {name: FIXTURES / f"tiny-{name}.gguf" for name in ("Q4_0", "Q5_1", "F16")}
 QUIET = AuditOptions(progress=False, threads=2)
 
@@ -312,6 +313,53 @@ def test_one_block_that_decodes_otherwise(
         assert found.start == model.tensors["w"].block_offset(2, 1)
     assert "1 block of 'w' (Q4_0)" in found.found
     assert "row 2 block 1" in found.found
+
+
+def three_tensors_of_two_types(path: Path, rng: np.random.Generator) -> tuple[Path, Bytes]:
+    """Q4_0, Q8_0 and Q4_0; the last one's blocks, of which 9 is the only one with a byte 0xEE."""
+    a, c = (FORMATS["Q4_0"].encode(rng.uniform(-1, 1, (40, 32)).astype(np.float32)) for _ in range(2))
+    a[a == 0xEE] = c[c == 0xEE] = 0xEF
+    c[9, 5] = 0xEE
+    b = FORMATS["Q8_0"].encode(rng.uniform(-1, 1, (24, 32)).astype(np.float32))
+    b[b == 0xEE] = 0xEF
+    rows = {"a": (a.reshape(4, -1), "Q4_0"), "b": (b.reshape(4, -1), "Q8_0"), "c": (c.reshape(4, -1), "Q4_0")}
+    return write_model(path, rows), c
+
+
+def test_the_description_is_held_against_each_tensor(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drawn blocks of several tensors are decoded at once: what differs belongs to the right one."""
+    path, blocks = three_tensors_of_two_types(tmp_path / "m.gguf", rng)
+    whole = BlockFormat.decode
+
+    def wrong(self: BlockFormat, blocks: Bytes) -> Floats:
+        values = whole(self, blocks)
+        values[(blocks == 0xEE).any(axis=-1), 7] += 1
+        return values
+
+    monkeypatch.setattr(BlockFormat, "decode", wrong)
+    contents = {c.tensor.name: c for c in run(path, readers=False).contents}
+    assert {name: c.described for name, c in contents.items()} == {"a": (), "b": (), "c": (9,)}
+    (bad,) = contents["c"].bad[1]
+    value = float(whole(FORMATS["Q4_0"], blocks[9])[7])
+    assert (bad.row, bad.block, bad.expected, bad.got) == (0, 9, value, pytest.approx(value + 1))
+
+
+def test_llamas_values_belong_to_the_block(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of blocks that differ in more than one tensor."""
+    path, blocks = three_tensors_of_two_types(tmp_path / "m.gguf", rng)
+    altered_kernels(monkeypatch, tmp_path, "formats/q4_0.cuh", "(float)(q - 8)", "(float)(q - 7)")
+    whole = BlockFormat.decode
+    # as the kernels do: else there is no value to name, since the description is right
+    monkeypatch.setattr(BlockFormat, "decode", lambda self, blocks: whole(self, blocks) + self.scales(blocks))
+    contents = {c.tensor.name: c for c in run(path, readers=False).contents}
+    assert contents["a"].n_differing == contents["c"].n_differing == 40
+    bad = contents["c"].bad[1]
+    assert [(b.row, b.block) for b in bad] == [divmod(i, 10) for i in range(len(bad))]
+    assert [b.expected for b in bad] == whole(FORMATS["Q4_0"], blocks[: len(bad)])[:, 0].tolist()
 
 
 @pytest.mark.parametrize(("at", "value", "slug"), [
