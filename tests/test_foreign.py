@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from harness.errors import KernelFault, UsageError
-from harness.foreign import ForeignKernel, open_kernel
+from harness.foreign import ForeignKernel, open_kernel, process
 from harness.foreign.cuda import CudaSource, Expression, parse
 from harness.formats import FORMATS
 from harness.hosts import CpuHost, nvrtc
@@ -95,9 +95,8 @@ def test_faults(name: str, said: str) -> None:
 
 
 def test_an_endless_loop() -> None:
-    """Ends at the time limit; after three of them the kernel is not run again."""
-    kernel = opened("hangs")
-    kernel._time_limit = 1.0  # starting it is not what must be fast here
+    """Ends at the time limit of a call, which is not that of starting; after three the kernel is not run again."""
+    kernel = opened("hangs", 1.0)
     rows, x = operands()
     weights = kernel.upload(FORMATS["Q4_0"], rows)
     with pytest.raises(KernelFault, match="did not return within 1 s"):
@@ -213,7 +212,8 @@ def test_what_is_no_kernel(tmp_path: Path, source: str | None, name: str, said: 
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_an_import_that_does_not_end(tmp_path: Path) -> None:
+def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "START_LIMIT", 2.0)
     (tmp_path / "foreign.py").write_text("while True: pass")
     with pytest.raises(UsageError, match="did not start within 2 s"):
         open_kernel(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 2.0)

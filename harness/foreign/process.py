@@ -47,6 +47,8 @@ _MOST_MESSAGE = 1 << 14
 _FILE = re.compile(r"(?s)(.*\.(py|cu)):([^:/]+)")
 #: Seconds in which a C++ compiler or NVRTC must be done with a kernel, for all of its types.
 _COMPILE_LIMIT = 600.0
+#: Seconds in which a kernel in Python must be imported, at least: with PyTorch that takes more than many a call.
+START_LIMIT = 60.0
 
 
 def names_foreign(kernel: str) -> bool:
@@ -73,8 +75,8 @@ class Source:
     def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
         raise NotImplementedError
 
-    #: Seconds for its first word; None: those of a call.
-    start_limit: float | None = None
+    #: Seconds for its first word; more where a call may take more.
+    start_limit: float = START_LIMIT
 
     def close(self) -> None:
         """Leave nothing behind, once it will not be started again."""
@@ -85,7 +87,7 @@ class _Spawned(Source):
 
     Args:
         asked: the first message to it.
-        start_limit: seconds for its first word, where that takes longer than a call.
+        start_limit: seconds for its first word, where no call may take longer.
         close: called when it will not be started again.
     """
 
@@ -96,7 +98,8 @@ class _Spawned(Source):
         start_limit: float | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        self.name, self._asked, self.start_limit, self._close = name, asked, start_limit, close
+        self.name, self._asked, self._close = name, asked, close
+        self.start_limit = START_LIMIT if start_limit is None else start_limit
 
     def close(self) -> None:
         self._close()
@@ -258,7 +261,7 @@ class ForeignKernel(Multiplier):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(rest * 1e6)))
         self._process = self._source.start(ours, theirs, self._log)
         theirs.close()
-        said = self._hear(self._source.start_limit or self._time_limit, "start")
+        said = self._hear(max(self._source.start_limit, self._time_limit), "start")
         try:
             if "environment" in said:
                 raise EnvironmentFault(f"kernel {self.name}: {printable(str(said['environment']), 600)}")
