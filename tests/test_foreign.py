@@ -8,17 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from harness.diagnosis.model import identify_model
 from harness.errors import KernelFault, UsageError
 from harness.foreign import ForeignKernel, open_kernel, process
 from harness.foreign.cuda import CudaSource, Expression, parse
 from harness.formats import FORMATS
 from harness.hosts import CpuHost, nvrtc
-from harness.rungs import Options
+from harness.rungs import RUNGS, Options
 from harness.semantics import SEMANTICS, judge, product
 from harness.verification import Report, verify
 
@@ -217,6 +219,42 @@ def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "foreign.py").write_text("while True: pass")
     with pytest.raises(UsageError, match="did not start within 2 s"):
         open_kernel(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 2.0)
+
+
+def test_an_import_may_take_longer_than_a_call(tmp_path: Path) -> None:
+    (tmp_path / "foreign.py").write_text(
+        "import time\ntime.sleep(1.5)\nfrom harness.foreign import kernel\n@kernel(['Q4_0'], 'f32')\n"
+        "def gemm(w, x, shape): ...\n"
+    )
+    open_kernel(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 0.5).close()
+
+
+def test_identified() -> None:
+    """A kernel that computes another definition than it declares."""
+    options = Options(progress=False, tensor="blk.0.attn_q")
+    found = identify_model(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), options)
+    assert found.exit_code == 1
+    kernels = [p for p in found.products if p.who != "llama.cpp"]
+    assert kernels
+    assert not any(p.right for p in kernels)
+    right = identify_model(Q4_0, f"{ROOT / 'examples' / 'numpy_q4_0.py'}:gemm", CpuHost(1), options)
+    assert right.exit_code == 0
+    assert all(p.right for p in right.products)
+
+
+def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that says nothing is tried three times in a run."""
+    tried: list[int] = []
+
+    def nothing(*_: object) -> object:
+        tried.append(1)
+        return SimpleNamespace(wrong=0)
+
+    monkeypatch.setattr(sys.modules[RUNGS["layers"].__module__], "diagnose_kernel", nothing)
+    options = Options(progress=False, tensor="attn_q|attn_k|attn_v", n_predict=1)
+    report = verify(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), ["layers"], options)
+    assert report.exit_code == 1
+    assert len(tried) == 3
 
 
 def test_command_line(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -67,18 +68,18 @@ class _Started:
     link: Connection
 
 
-class Source:
+class Source(ABC):
     """Where a kernel comes from: how its process is started."""
 
     name: str
-
-    def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
-        raise NotImplementedError
-
     #: Seconds for its first word; more where a call may take more.
     start_limit: float = START_LIMIT
 
-    def close(self) -> None:
+    @abstractmethod
+    def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
+        """Start it; `theirs` is its end of the socket, `log` where it prints."""
+
+    def close(self) -> None:  # noqa: B027 - most leave nothing
         """Leave nothing behind, once it will not be started again."""
 
 

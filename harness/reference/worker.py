@@ -283,12 +283,9 @@ class Worker:
                     tell()
                     nbytes = 0
         except (sweep.Unusable, OSError) as error:
-            tell()
             raise CallFailed(str(error)) from None
-        except CallFailed:
-            tell()
-            raise
-        tell()
+        finally:
+            tell()  # what was done before something broke it off, too
         return {}, ()
 
     def requantize(
