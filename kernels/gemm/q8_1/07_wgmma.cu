@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, CTAS)
     DYNAMIC_SHARED(ring);
     __shared__ MBarrier full[STAGES], empty[STAGES];
     if (threadIdx.x == 0)
-        for (int i = 0; i < STAGES; ++i) mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], CONSUMERS / 32);
+        for (int i = 0; i < STAGES; ++i) mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], CONSUMERS);
     mbarrier_init_done();
 
     // Blocks that run at a time share rows and tokens: eight tiles of rows by all tokens, then the next eight.
@@ -166,8 +166,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, CTAS)
                 finish(u);
             }
         }
-        __syncwarp();
-        if (thread % 32 == 0) mbarrier_arrive(&empty[slot]);
+        mbarrier_arrive(&empty[slot]);  // of every lane: one for its warp is no faster, and racecheck loses sight of it
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         parity ^= slot == 0;
         stage = ring + slot * SLOT;
