@@ -100,9 +100,9 @@ class Diagnosis:
         if len(ids) > 1:
             lines.append("these faults give the same on these data: one of them")
         if not lines:
-            near = (
-                "" if self.nearest is None else f" (nearest: {self.nearest[0]}, {_share(self.nearest[1])} of the error)"
-            )
+            near = ""
+            if self.nearest is not None and self.nearest[1] >= RIVAL:  # less would only mislead
+                near = f" (nearest: {self.nearest[0]}, {_share(self.nearest[1])} of the error)"
             lines.append(f"unknown: no fault of the catalogue explains the outputs{near}")
         return lines + list(self.pattern)
 

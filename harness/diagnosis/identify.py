@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,22 @@ COINCIDE = 1e-12
 _QK, _SEED = 32, 5
 
 
+def called(semantics: Semantics, fmt: WeightFormat) -> str:
+    """What authors call it: MMQ's Q4_0, the CPU's Q4_0."""
+    known = {"mmq": "MMQ", "mmq_d4": "MMQ", "q8_1": "MMVQ", "q8_1_half": "MMVQ", "f32": "exact arithmetic on float32"}
+    who = known.get(semantics.name, "llama.cpp's CPU backend")
+    return f"{who}'s {fmt.name}" if semantics is not F32 else f"{fmt.name} dequantized, activations not rounded"
+
+
+def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
+    """For a kernel that is right, but as another definition than it declares."""
+    which = " or ".join(f"{called(SEMANTICS[name], fmt)} ({name})" for name in names)
+    return (
+        f"it computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: it is right as that. Declare "
+        f"it, and compare with {SEMANTICS[names[0]].source}"
+    )
+
+
 def definitions(fmt: WeightFormat) -> list[Semantics]:
     """The definitions of a product with such weights: those of this project's kernels and of llama.cpp.
 
@@ -37,13 +54,20 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
     return list(dict.fromkeys([*found, llama_cpu_semantics(fmt)]))
 
 
-def expected(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, threads: int = 1) -> Product:
-    """What a definition says of weights uint8[N, row bytes] and activations float32[M, K]."""
+def expected(
+    semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, threads: int = 1, taken: Bytes | None = None
+) -> Product:
+    """What a definition says of weights uint8[N, row bytes] and activations float32[M, K].
+
+    Args:
+        taken: the activations as a product of it took them, uint8[M, row bytes], where they are known: its quantizer
+            may be built with approximate division, and x lie where that shows.
+    """
     if isinstance(fmt, ElementFormat):
         if semantics is F32:
             return element_product("F32", fmt.decode(rows).view(np.uint8), x, threads=threads)
         return element_product(fmt.name, rows, x, threads=threads)
-    return product(semantics, fmt, rows, semantics.bytes_of(x), threads=threads)
+    return product(semantics, fmt, rows, semantics.bytes_of(x) if taken is None else taken, threads=threads)
 
 
 def known_inputs(m: int, k: int, seed: int = _SEED) -> Floats:
@@ -125,7 +149,9 @@ class Identification:
         return self.names[0]
 
 
-def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1) -> Identification:
+def identify(
+    fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1, taken: Mapping[str, Bytes] | None = None
+) -> Identification:
     """Which definitions gave y.
 
     Args:
@@ -133,6 +159,7 @@ def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int 
         x: activations float32[M, K].
         y: outputs float32[M, N].
         threads: for the exact products.
+        taken: definition → x as its products took it, as `expected` says.
 
     Raises ValueError for shapes that do not fit, or nothing to judge.
     """
@@ -143,7 +170,7 @@ def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int 
     y = np.ascontiguousarray(y, np.float32)
     found = []
     for semantics in definitions(fmt):
-        p = expected(semantics, fmt, rows, x, threads)
+        p = expected(semantics, fmt, rows, x, threads, (taken or {}).get(semantics.name))
         with np.errstate(all="ignore"):
             judgement = judge(y, p)
         # all zeros are every definition's answer, and say nothing

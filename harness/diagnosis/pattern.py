@@ -70,7 +70,8 @@ def _which(wrong: Bools) -> str:
             and whole[0].any()
             and (wrong[len(whole) * period :] == whole[0][: n % period]).all()
         ):
-            return f"{_ranges(np.flatnonzero(whole[0]))} of every {period} (tiles of {period})"
+            kinds = "tiles or warps" if period == _WARP else "tiles"
+            return f"{_ranges(np.flatnonzero(whole[0]))} of every {period} ({kinds} of {period})"
         period *= 2
     first, last = int(at[0]), int(at[-1])
     if last == n - 1 and len(at) == n - first and first:

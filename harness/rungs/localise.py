@@ -57,8 +57,8 @@ class Blame:
                 "from which token they are read"
             )
         return (
-            f"no single block is wrong, the sum is from block {self.first} on: look at the accumulation over K, at tiles "
-            "and tails"
+            f"no single block is wrong, the sum is from block {self.first} on: look at the accumulation over K, at "
+            "tiles and tails"
         )
 
 
@@ -72,11 +72,11 @@ def along_k(blames: Iterable[Blame]) -> Iterator[str]:
         elif b.first is None:
             kind = "not K: wrong even where the token's activations are all zero"
         elif not b.alone:
-            kind = "along K: the sum, though no block alone is wrong, from block {} on"
+            kind = "along K: no block alone is wrong, the sum is from block {} on"
         elif not b.only:
-            kind = "along K: every part" if b.first == 0 else "along K: from block {} on"
+            kind = "along K: wrong from block {} on, with and without it"
         else:
-            kind = "along K: block {} alone, " + ("the last" if last else "no other")
+            kind = "along K: only block {} is wrong" + (", the last" if last else f" of {b.blocks}")
         kinds.setdefault(kind, set()).add(-1 if b.first is None else b.first)
     for kind, at in kinds.items():
         yield kind.format(" or ".join(map(str, sorted(at))))

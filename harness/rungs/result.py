@@ -75,7 +75,8 @@ class RungResult:
         notes: what a reader should know, a line each.
         details: one record a tensor, GEMM or token.
         diagnosis: what explains the first wrong GEMM, and where: `harness.diagnosis.Diagnosis.as_dict`.
-        heat_map: utilisation of the first wrong GEMM, on a grid: tensor, where, who, and `harness.diagnosis.Map.as_dict`.
+        heat_map: utilisation of the first wrong GEMM, on a grid: tensor, where, who, and what
+            `harness.diagnosis.Map.as_dict` holds.
         fault: why the environment broke the rung off (llama.cpp died, say), where it did.
         seconds: how long it took.
     """
