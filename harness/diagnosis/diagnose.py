@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ElementFormat, WeightFormat
+from ..formats import Q8_1, ElementFormat, WeightFormat
 from ..hosts.base import POISON
-from ..semantics import Semantics, judge, product
+from ..semantics import SEMANTICS, Semantics, judge, product
 from ..semantics.sums import UNIT_ROUNDOFF
 from .faults import FAULTS, Case
-from .identify import expected, identify
+from .identify import advice, expected, identify
 from .parts import Bytes, Floats, Predicted
 from .pattern import pattern
 
@@ -66,6 +66,7 @@ class Diagnosis:
         findings: the faults that explain them; several cannot be told apart on these data.
         nearest: (id, share of the error) of the best fault that was not named, where nothing was.
         pattern: where the wrong outputs are, in plain words.
+        advice: what to do about `definitions`, in a sentence.
     """
 
     wrong: int
@@ -74,6 +75,7 @@ class Diagnosis:
     findings: tuple[Finding, ...] = ()
     nearest: tuple[str, float] | None = None
     pattern: tuple[str, ...] = field(default=())
+    advice: str = ""
 
     @property
     def verdict(self) -> str:
@@ -91,12 +93,12 @@ class Diagnosis:
             return []
         lines = []
         if self.definitions:
-            names = " or ".join(self.definitions)
-            lines.append(f"it computes {names}, and is right as that: declare it, or compare with what does the same")
+            lines.append(f"it {self.advice}")
+        meant = "if what is declared is meant: " if self.definitions else ""
         ids = dict.fromkeys(f.id for f in self.findings)
         for f in self.findings:
             where = "" if f.everywhere else ", in part of the outputs"
-            lines.append(f"{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
+            lines.append(f"{meant}{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
         if len(ids) > 1:
             lines.append("these faults give the same on these data: one of them")
         if not lines:
@@ -168,11 +170,25 @@ def diagnose(
     wrong = int(bad.sum())
     if not wrong:
         return Diagnosis(0, y.size)
-    definitions: tuple[str, ...] = ()
-    if values is not None and wrong >= FEWEST:
-        definitions = tuple(n for n in identify(fmt, rows, values, y, threads).names if n != semantics.name)
+    definitions = _definitions(y, fmt, semantics, rows, values, threads) if wrong >= FEWEST else ()
+    said = advice(semantics, definitions, fmt) if definitions else ""
     findings, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
-    return Diagnosis(wrong, y.size, definitions, findings, nearest, tuple(pattern(bad, blocks)))
+    return Diagnosis(wrong, y.size, definitions, findings, nearest, tuple(pattern(bad, blocks)), said)
+
+
+def _definitions(
+    y: Floats, fmt: WeightFormat, semantics: Semantics, rows: Bytes, values: Floats | None, threads: int
+) -> tuple[str, ...]:
+    """Other definitions that gave y from activations float32[M, K]: by their own quantizer, or by that of the declared
+    one, as a kernel does which is handed its blocks."""
+    if values is None:
+        return ()
+    found = identify(fmt, rows, values, y, threads).names
+    if not found and semantics.activations is Q8_1:
+        taken = semantics.bytes_of(values)
+        same = {name: taken for name, other in SEMANTICS.items() if other.activations is Q8_1}
+        found = identify(fmt, rows, values, y, threads, same).names
+    return tuple(name for name in found if name != semantics.name)
 
 
 @dataclass(frozen=True)

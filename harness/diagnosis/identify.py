@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,18 +24,22 @@ _QK, _SEED = 32, 5
 
 
 def called(semantics: Semantics, fmt: WeightFormat) -> str:
-    """What authors call it: MMQ's Q4_0, the CPU's Q4_0."""
-    known = {"mmq": "MMQ", "mmq_d4": "MMQ", "q8_1": "MMVQ", "q8_1_half": "MMVQ", "f32": "exact arithmetic on float32"}
-    who = known.get(semantics.name, "llama.cpp's CPU backend")
-    return f"{who}'s {fmt.name}" if semantics is not F32 else f"{fmt.name} dequantized, activations not rounded"
+    """What authors call a definition: MMQ's Q4_0, the CPU's Q4_0."""
+    if semantics is F32:
+        return f"{fmt.name} with float32 activations"
+    known = {"the CPU's": llama_cpu_semantics(fmt)}
+    for who, m in (("MMQ's", MMVQ_TOKENS + 1), ("MMVQ's", 1)):
+        with contextlib.suppress(NoDefinition):
+            known[who] = llama_cuda_semantics(fmt, m)
+    return next((f"{who} {fmt.name}" for who, s in reversed(known.items()) if s is semantics), fmt.name)
 
 
 def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
-    """For a kernel that is right, but as another definition than it declares."""
+    """For a kernel that is right, but as other definitions, the nearest first, than it declares."""
     which = " or ".join(f"{called(SEMANTICS[name], fmt)} ({name})" for name in names)
     return (
-        f"it computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: it is right as that. Declare "
-        f"it, and compare with {SEMANTICS[names[0]].source}"
+        f"computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: it is right as that; declare "
+        f"{names[0]}, or compare it with {SEMANTICS[names[0]].source}"
     )
 
 

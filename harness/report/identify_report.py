@@ -20,7 +20,8 @@ def render(report: IdentifyReport) -> str:
     h = report.header
     lines = [
         f"gguf-verify {h['gguf-verify']} · llama.cpp {h['llama.cpp']} · {printable(h['file'], 200)}",
-        f"kernel {h['kernel']}, declares {h['semantics']} · {h['host']}", "",
+        f"kernel {h['kernel']}, declares {h['semantics']} · {h['host']}",
+        f"llama.cpp runs on: {h['reference']}", "",
         f"{'type':<9}{'M':>3}  {'who':<20}{'computes':<32}{'utilisation':>12}  next nearest",
     ]  # fmt: skip
     lines += [_line(p) for p in report.products]

@@ -11,6 +11,9 @@ from ..verification import Report
 from . import heat_map
 
 
+_WIDTH = 110
+
+
 def render(report: Report, verbose: bool = False, blocks: bool = False) -> str:
     """The whole report.
 
@@ -39,11 +42,13 @@ def _header(h: dict[str, Any]) -> Iterator[str]:
     yield f"{'file':12}{printable(h['file'], 200)} · {h['size']:,} bytes · {architecture} · {types}"
     for digest in h["sha256"]:
         yield f"{'sha256':12}{digest}"
-    yield f"{'host':12}{h['host']} (chosen {h['host chosen']})"
+    host, chosen = f"{'host':12}{h['host']}", f"chosen {h['host chosen']}"
+    yield from [f"{host} ({chosen})"] if len(host + chosen) < _WIDTH else [host, f"{'':12}{chosen}"]
     yield f"{'kernel':12}{h['kernel']} · semantics {h['semantics']} · declared order: {h['declared order']}"
     if others := h["kernels of other types"]:
         kernels = ", ".join(f"{kind} {name}" for kind, name in others.items())
-        yield f"{'':12}matrices that are not quantized: {kernels} · declared order: ascending k"
+        on = "" if h["host"] == h["host of other types"] else f" on {h['host of other types']}"
+        yield f"{'':12}matrices that are not quantized: {kernels} · declared order: ascending k{on}"
     judged = ", ".join(f"{kind} {names}" for kind, names in h["semantics of llama.cpp"].items())
     yield f"{'reference':12}llama.cpp, {h['reference']} · its semantics: {judged}"
     prompt = printable(h["prompt"], 60)
