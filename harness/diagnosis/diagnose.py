@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Q8_1, ElementFormat, WeightFormat
+from ..formats import ElementFormat, WeightFormat
 from ..hosts.base import POISON
-from ..semantics import SEMANTICS, Semantics, judge, product
+from ..semantics import Semantics, judge, product
 from ..semantics.sums import UNIT_ROUNDOFF
 from .faults import FAULTS, Case
-from .identify import advice, expected, identify
+from .identify import advice, expected, identify_kernel
 from .parts import Bytes, Floats, Predicted
 from .pattern import pattern
 
@@ -170,25 +170,13 @@ def diagnose(
     wrong = int(bad.sum())
     if not wrong:
         return Diagnosis(0, y.size)
-    definitions = _definitions(y, fmt, semantics, rows, values, threads) if wrong >= FEWEST else ()
+    definitions: tuple[str, ...] = ()
+    if values is not None and wrong >= FEWEST:
+        found = identify_kernel(semantics, fmt, rows, values, y, threads)
+        definitions = tuple(name for name in found.names if name != semantics.name)
     said = advice(semantics, definitions, fmt) if definitions else ""
     findings, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
     return Diagnosis(wrong, y.size, definitions, findings, nearest, tuple(pattern(bad, blocks)), said)
-
-
-def _definitions(
-    y: Floats, fmt: WeightFormat, semantics: Semantics, rows: Bytes, values: Floats | None, threads: int
-) -> tuple[str, ...]:
-    """Other definitions that gave y from activations float32[M, K]: by their own quantizer, or by that of the declared
-    one, as a kernel does which is handed its blocks."""
-    if values is None:
-        return ()
-    found = identify(fmt, rows, values, y, threads).names
-    if not found and semantics.activations is Q8_1:
-        taken = semantics.bytes_of(values)
-        same = {name: taken for name, other in SEMANTICS.items() if other.activations is Q8_1}
-        found = identify(fmt, rows, values, y, threads, same).names
-    return tuple(name for name in found if name != semantics.name)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ElementFormat, WeightFormat
+from ..formats import Q8_1, ElementFormat, WeightFormat
 from ..formats.legacy import round_half_away
 from ..semantics import F32, Q8_1_RAW, SEMANTICS, Product, Semantics, judge, llama_cpu_semantics, product
 from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
@@ -34,12 +34,28 @@ def called(semantics: Semantics, fmt: WeightFormat) -> str:
     return next((f"{who} {fmt.name}" for who, s in reversed(known.items()) if s is semantics), fmt.name)
 
 
+def identify_kernel(
+    declared: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1
+) -> Identification:
+    """`identify`, and where no definition fits by its own quantizer, by that of the declared one.
+
+    For a kernel may be handed blocks of Q8_1, and then do with them what another definition does.
+    """
+    found = identify(fmt, rows, x, y, threads)
+    if found.names or declared.activations is not Q8_1:
+        return found
+    taken = declared.bytes_of(x)
+    handed = identify(fmt, rows, x, y, threads, {name: taken for name, s in SEMANTICS.items() if s.activations is Q8_1})
+    return handed if handed.names else found
+
+
 def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
     """For a kernel that is right, but as other definitions, the nearest first, than it declares."""
     which = " or ".join(f"{called(SEMANTICS[name], fmt)} ({name})" for name in names)
+    source = SEMANTICS[names[0]].source.split(" (")[0].split(" for ")[0]
     return (
         f"computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: it is right as that; declare "
-        f"{names[0]}, or compare it with {SEMANTICS[names[0]].source}"
+        f"{names[0]}, or compare it with {source}"
     )
 
 

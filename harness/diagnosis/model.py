@@ -23,7 +23,7 @@ from ..semantics import SEMANTICS
 from ..semantics.cuda import NoDefinition
 from ..version import project_version
 from .diagnose import diagnose
-from .identify import Identification, advice, definitions, identify, known_inputs
+from .identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
 
 #: Definitions whose activations llama.cpp's CUDA backend gives away: `reference.device`.
 ON_GPU = ("q8_1", "q8_1_half", "mmq", "mmq_d4")
@@ -171,9 +171,8 @@ def _kernel(
     try:
         y = kernel.product(kernel.upload(fmt, rows), x)
     except KernelFault as error:
-        lines = (f"{kernel.name}, {fmt.name}, M={len(x)}: {error}",)
         shape = (len(x), len(rows), tensor.k)
-        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared, None, lines)
+        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared, None, (str(error),))
     return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
 
 
@@ -182,18 +181,21 @@ def _product(
     declared: str, y: npt.NDArray[np.float32], taken: Mapping[str, npt.NDArray[np.uint8]] | None = None,
 ) -> Identified:  # fmt: skip
     threads = run.options.threads
-    found = identify(fmt, rows, x, y, threads, taken)
+    claimed = SEMANTICS[declared]
+    if taken is None:
+        found = identify_kernel(claimed, fmt, rows, x, y, threads)
+    else:
+        found = identify(fmt, rows, x, y, threads, taken)
     lines: list[str] = []
-    place = f"{who}, {fmt.name}, M={len(x)}"
     if not found.names:
         nearest = min(found.candidates, key=lambda c: c.nmse if np.isfinite(c.nmse) else np.inf)
         lines.append(
-            f"{place}: computes none of the known definitions (declared: {declared}; nearest: {nearest.name}, "
+            f"computes none of the known definitions (declared: {declared}; nearest: {nearest.name}, "
             f"NMSE {nearest.nmse:.2g})"
         )
-        lines += [f"  {line}" for line in diagnose(y, fmt, SEMANTICS[declared], rows, x, threads=threads).lines]
+        lines += [f"  {line}" for line in diagnose(y, fmt, claimed, rows, x, threads=threads).lines]
     elif declared not in found.names:
-        lines.append(f"{place}: {advice(SEMANTICS[declared], found.names, fmt)}")
+        lines.append(advice(claimed, found.names, fmt))
     return Identified(
         fmt.name, tensor.name, len(x), len(rows), tensor.k, who, declared, found, tuple(lines)
     )  # fmt: skip

@@ -10,7 +10,6 @@ from ..rungs import RungResult
 from ..verification import Report
 from . import heat_map
 
-
 _WIDTH = 110
 
 
