@@ -134,8 +134,8 @@ def test_a_kernel_that_computes_another_definition_is_told_which() -> None:
     assert all(p.right for p in report.products if p.who == "llama.cpp")
     shown = identify_report.render(report)
     said = (
-        "q8_1_naive, Q4_0, M=1, 8, 9, 64: computes MMQ's Q4_0 (mmq), not MMVQ's Q4_0 (q8_1) as declared: it is right as "
-        "that; declare mmq, or compare it with llama.cpp CUDA MMQ on tensor cores\n"
+        "q8_1_naive, Q4_0, M=1, 8, 9, 64: computes MMQ's Q4_0 (mmq), not MMVQ's Q4_0 (q8_1) as declared: it is right "
+        "as that; declare mmq, or compare it with llama.cpp CUDA MMQ on tensor cores\n"
     )
     assert said in shown
 

@@ -418,7 +418,7 @@ class _Judged:
         return {**place, **grid.as_dict()}
 
     def diagnosis(self) -> dict[str, Any] | None:
-        """What explains the first wrong output; None where it has no finite exact value."""
+        """What explains the first wrong output; None where nothing can be replayed, as without finite exact values."""
         assert self.wrong is not None
         _, y, x, _, _, m, n = self.wrong
         if not self.bad.size:
@@ -428,6 +428,8 @@ class _Judged:
             at_n, at_m = (int(i) for i in np.argwhere(self.outside.T)[0])
             kernel, threads = self._kernel_for(len(y))[0], self.run.options.threads
             found = diagnose_kernel(kernel, self.fmt, self.semantics, self.rows, x, y, (at_m, at_n), threads)
+            if not found.wrong:
+                return None
             found = replace(found, wrong=int(self.bad.sum()), outputs=self.bad.size, pattern=tuple(words))
             said = found.as_dict()
         elif self.wrong.ordered:
