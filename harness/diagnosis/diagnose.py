@@ -93,7 +93,7 @@ class Diagnosis:
             return []
         lines = []
         if self.definitions:
-            lines.append(f"it {self.advice}")
+            lines.append(f"it {self.advice or 'computes ' + ' or '.join(self.definitions)}")
         meant = "if what is declared is meant: " if self.definitions else ""
         ids = dict.fromkeys(f.id for f in self.findings)
         for f in self.findings:
