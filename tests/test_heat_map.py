@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 
 from harness.cli import main
+from harness.cli.common import shows_blocks
 from harness.report import heat_map, json_report, text
 from harness.report.heat_map import Cell, Grid, as_text, grids, of_gemm, of_layers, png, svg
 from harness.rungs import Options, RungResult
 from harness.verification import Report, verify
 
-from .tools import FIXTURES, altered_kernel
+from .tools import FIXTURES, altered_kernel, write_model
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
 NAIVE = "gemm/q8_1/01_naive.cu"
@@ -337,3 +339,30 @@ def test_what_cannot_be_written_is_said_before_the_run(
     captured = capsys.readouterr()
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """llama.cpp cannot run such a model: there is no picture, which is said, and the verdict stands."""
+    path = write_model(tmp_path / "none.gguf", {"w": (np.ones((4, 18), np.uint8), "Q4_0")})
+    drawn = tmp_path / "map.svg"
+    assert main([str(path), "--host", "cpu", "--rungs", "layers", "--heat-map", str(drawn)]) == 5
+    assert capsys.readouterr().err == "gguf-verify: no heat map: the layers rung judged nothing\n"
+    assert not drawn.exists()
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_blocks_only_where_they_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for stdout, shown in (
+        (Terminal(io.BytesIO(), "utf-8"), True), (Terminal(io.BytesIO(), "ascii"), False),
+        (io.TextIOWrapper(io.BytesIO(), "utf-8"), False), (None, False),
+    ):  # fmt: skip
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert shows_blocks() == shown
+    monkeypatch.setattr("sys.stdout", Terminal(io.BytesIO(), "utf-8"))
+    monkeypatch.setenv("TERM", "dumb")
+    assert not shows_blocks()
