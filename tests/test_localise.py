@@ -207,8 +207,10 @@ def test_reports(
     assert len(below) <= 24
 
 
-def test_an_order_does_not_hide_a_fault(tmp_path: Path) -> None:
-    """Outputs that lack only the bits of the order come first; what is outside the bound is what is diagnosed."""
+def test_an_order_does_not_hide_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs that lack only the bits of the order come first; what is outside the bound is what is diagnosed, also
+    where it is not among the rows that are replayed first."""
+    monkeypatch.setattr("harness.diagnosis.diagnose.MOST_ROWS", 16)
     new = "acc = i % N < 20 ? acc + accumulate(0.0f, wb[b], s, half_to_float(xb->d), half_to_float(xb->s), sum, codes)"
     new += " : accumulate(i % N == 30 ? 2 * acc : acc, "
     _, said, shown = report_of(tmp_path, "acc = accumulate(acc, ", new)
