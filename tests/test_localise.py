@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -210,7 +211,7 @@ def test_reports(
 def test_an_order_does_not_hide_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs that lack only the bits of the order come first; what is outside the bound is what is diagnosed, also
     where it is not among the rows that are replayed first."""
-    monkeypatch.setattr("harness.diagnosis.diagnose.MOST_ROWS", 16)
+    monkeypatch.setattr(sys.modules["harness.diagnosis.diagnose"], "MOST_ROWS", 16)
     new = "acc = i % N < 20 ? acc + accumulate(0.0f, wb[b], s, half_to_float(xb->d), half_to_float(xb->s), sum, codes)"
     new += " : accumulate(i % N == 30 ? 2 * acc : acc, "
     _, said, shown = report_of(tmp_path, "acc = accumulate(acc, ", new)
