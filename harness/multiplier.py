@@ -63,6 +63,11 @@ class Multiplier(ABC):
         """Where it runs, in one line."""
         return self.host.describe()
 
+    @property
+    def chosen(self) -> str:
+        """Who decided that it runs there."""
+        return self.host.chosen
+
     @abstractmethod
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Multiplier:
         """The kernel that multiplies [m, k] by such weights [n, k]: this one, or the one beside it."""

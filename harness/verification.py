@@ -148,14 +148,16 @@ def _header(run: Run) -> dict[str, Any]:
         "llama.cpp": versions["llama_cpp"],
         "ggml": versions["ggml"],
         "llama.cpp build": versions["system"],
-        "reference": _reference(run),
+        "reference": run.reference,
         "platform": f"{platform.system()} {platform.machine()}",
         "host": run.kernel.describe(),
-        "host chosen": run.kernel.host.chosen,
+        "host chosen": run.kernel.chosen,
         "kernel": run.kernel.name,
         "semantics": run.kernel.semantics,
         "declared order": run.kernel.order,
+        "kernel_time_limit": run.options.kernel_time_limit,
         "kernels of other types": _element_kernels(run),
+        "host of other types": run.kernel.host.describe(),
         "file": str(model.path),
         "size": model.size,
         "sha256": _digests(model),
@@ -170,13 +172,6 @@ def _header(run: Run) -> dict[str, Any]:
         "semantics of llama.cpp": _llama_semantics(run),
         "byte order": sys.byteorder,
     }
-
-
-def _reference(run: Run) -> str:
-    """Where llama.cpp runs."""
-    if run.gpu is None:
-        return "CPU"
-    return f"CUDA on {run.gpu.name}, compute capability {run.gpu.sm / 10:.1f}, all layers, fusion off"
 
 
 def _llama_semantics(run: Run) -> dict[str, str]:

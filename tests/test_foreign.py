@@ -20,6 +20,7 @@ from harness.foreign import ForeignKernel, open_kernel, process
 from harness.foreign.cuda import CudaSource, Expression, parse
 from harness.formats import FORMATS
 from harness.hosts import CpuHost, nvrtc
+from harness.report import text
 from harness.rungs import RUNGS, Options
 from harness.semantics import SEMANTICS, judge, product
 from harness.verification import Report, verify
@@ -264,6 +265,22 @@ def test_command_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "blk.0.attn_k.weight: the kernel raised ValueError: first line" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("example", ["numpy_q4_0.py:gemm", "cuda_q4_0.cu:gemm"])
+def test_the_header_says_where_it_runs(example: str) -> None:
+    """By its file and symbol, and in lines that fit a terminal."""
+    options = Options(progress=False, tensor="blk.0.attn_k")
+    report = verify(Q4_0, f"{EXAMPLES / example}", CpuHost(1), ["blocks"], options)
+    header = text.render(report).split("\n\n")[0].splitlines()
+    host = next(line for line in header if line.startswith("host"))
+    assert any(line.startswith(f"kernel      {example} · ") for line in header)
+    assert str(EXAMPLES) not in "\n".join(header)
+    assert "in its own process" in host
+    assert ("cpu:" in host) == example.startswith("cuda")
+    assert ("(chosen by the kernel)" in host) == example.startswith("numpy")
+    assert all(len(line) <= 130 for line in header)
+    assert report.header["kernel_time_limit"] == 60
 
 
 @pytest.mark.parametrize("example", ["numpy_q4_0.py:gemm", "cuda_q4_0.cu:gemm", "torch_q4_0.py:gemm"])

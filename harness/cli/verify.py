@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from ..diagnosis.model import identify_model
-from ..errors import UsageError
+from ..errors import EXIT_ENVIRONMENT, UsageError, say
 from ..families import DEFAULT_KERNEL, FAMILIES, Family
 from ..hosts import HOSTS
 from ..kernels import KERNELS, KernelSpec
-from ..report import identify_report, json_report, text
+from ..report import heat_map, identify_report, json_report, text
 from ..rungs import RUNGS, Options
 from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT, REFERENCES
 from ..verification import verify
@@ -24,6 +24,8 @@ from .common import (
     deliver,
     internal_errors,
     on_terminal,
+    save,
+    shows_blocks,
     spell,
 )  # fmt: skip
 
@@ -90,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--tensor", metavar="REGEX", help="only tensors whose name matches")
     add(
+        "--heat-map",
+        type=Path,
+        metavar="FILE",
+        help="also draw the utilisation of each matrix, and of the first wrong GEMM, as FILE.svg or FILE.png",
+    )
+    add(
         "--repack",
         action="store_true",
         help="let llama.cpp repack its weights (its default; it crashes on some machines)",
@@ -118,10 +126,22 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
         found = identify_model(args.model, args.kernel, args.host, options, spell(argv))
         as_json = identify_report.to_json(found) if args.json is not None else None
         return deliver(identify_report.render(found), args.json, as_json, found.exit_code)
-    rungs = [r.strip() for r in args.rungs.split(",") if r.strip()]
+    rungs = _rungs(args)
     report = verify(args.model, args.kernel, args.host, rungs, options, spell(argv))
     rendered = json_report.render(report) if args.json is not None else None
-    return deliver(text.render(report, args.verbose), args.json, rendered, report.exit_code)
+    exit_code = deliver(text.render(report, args.verbose, shows_blocks()), args.json, rendered, report.exit_code)
+    if args.heat_map is None:
+        return exit_code
+    maps = heat_map.grids(report.rungs)
+    if not maps:
+        say("no heat map: the layers rung judged nothing")
+        return exit_code or EXIT_ENVIRONMENT
+    drawn = heat_map.png(maps) if args.heat_map.suffix == ".png" else heat_map.svg(maps).encode()
+    return save(args.heat_map, drawn, exit_code)
+
+
+def _rungs(args: argparse.Namespace) -> list[str]:
+    return [r.strip() for r in args.rungs.split(",") if r.strip()]
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -131,6 +151,14 @@ def _check(args: argparse.Namespace) -> None:
         ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
     )  # fmt: skip
     check_output(args.json, args.model)
+    check_output(args.heat_map, args.model, flag="--heat-map")
+    if args.heat_map is not None:
+        if args.heat_map.suffix not in (".svg", ".png"):
+            raise UsageError("--heat-map writes FILE.svg or FILE.png")
+        if args.identify or "layers" not in _rungs(args):
+            raise UsageError("--heat-map draws what the layers rung finds")
+        if args.json is not None and args.json.absolute() == args.heat_map.absolute():
+            raise UsageError("--json and --heat-map name the same file")
     if args.tensor is not None:
         try:
             re.compile(args.tensor)

@@ -21,7 +21,7 @@ from ..hosts.base import POISON
 from ..semantics import Semantics, judge, product
 from ..semantics.sums import UNIT_ROUNDOFF
 from .faults import FAULTS, Case
-from .identify import expected, identify
+from .identify import advice, expected, identify_kernel
 from .parts import Bytes, Floats, Predicted
 from .pattern import pattern
 
@@ -66,6 +66,7 @@ class Diagnosis:
         findings: the faults that explain them; several cannot be told apart on these data.
         nearest: (id, share of the error) of the best fault that was not named, where nothing was.
         pattern: where the wrong outputs are, in plain words.
+        advice: what to do about `definitions`, in a sentence.
     """
 
     wrong: int
@@ -74,6 +75,7 @@ class Diagnosis:
     findings: tuple[Finding, ...] = ()
     nearest: tuple[str, float] | None = None
     pattern: tuple[str, ...] = field(default=())
+    advice: str = ""
 
     @property
     def verdict(self) -> str:
@@ -91,18 +93,18 @@ class Diagnosis:
             return []
         lines = []
         if self.definitions:
-            names = " or ".join(self.definitions)
-            lines.append(f"it computes {names}, and is right as that: declare it, or compare with what does the same")
+            lines.append(f"it {self.advice or 'computes ' + ' or '.join(self.definitions)}")
+        meant = "if what is declared is meant: " if self.definitions else ""
         ids = dict.fromkeys(f.id for f in self.findings)
         for f in self.findings:
             where = "" if f.everywhere else ", in part of the outputs"
-            lines.append(f"{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
+            lines.append(f"{meant}{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
         if len(ids) > 1:
             lines.append("these faults give the same on these data: one of them")
         if not lines:
-            near = (
-                "" if self.nearest is None else f" (nearest: {self.nearest[0]}, {_share(self.nearest[1])} of the error)"
-            )
+            near = ""
+            if self.nearest is not None and self.nearest[1] >= RIVAL:  # less would only mislead
+                near = f" (nearest: {self.nearest[0]}, {_share(self.nearest[1])} of the error)"
             lines.append(f"unknown: no fault of the catalogue explains the outputs{near}")
         return lines + list(self.pattern)
 
@@ -170,9 +172,11 @@ def diagnose(
         return Diagnosis(0, y.size)
     definitions: tuple[str, ...] = ()
     if values is not None and wrong >= FEWEST:
-        definitions = tuple(n for n in identify(fmt, rows, values, y, threads).names if n != semantics.name)
+        found = identify_kernel(semantics, fmt, rows, values, y, threads)
+        definitions = tuple(name for name in found.names if name != semantics.name)
+    said = advice(semantics, definitions, fmt) if definitions else ""
     findings, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
-    return Diagnosis(wrong, y.size, definitions, findings, nearest, tuple(pattern(bad, blocks)))
+    return Diagnosis(wrong, y.size, definitions, findings, nearest, tuple(pattern(bad, blocks)), said)
 
 
 @dataclass(frozen=True)

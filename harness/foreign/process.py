@@ -10,6 +10,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import platform
 import re
 import select
 import signal
@@ -72,6 +73,8 @@ class Source(ABC):
     """Where a kernel comes from: how its process is started."""
 
     name: str
+    #: It runs on the run's host, not wherever its own code takes it.
+    on_host: bool = False
     #: Seconds for its first word; more where a call may take more.
     start_limit: float = START_LIMIT
 
@@ -89,6 +92,7 @@ class _Spawned(Source):
     Args:
         asked: the first message to it.
         start_limit: seconds for its first word, where no call may take longer.
+        on_host: as of `Source`.
         close: called when it will not be started again.
     """
 
@@ -98,8 +102,9 @@ class _Spawned(Source):
         asked: dict[str, Any],
         start_limit: float | None = None,
         close: Callable[[], None] = lambda: None,
+        on_host: bool = False,
     ) -> None:
-        self.name, self._asked, self._close = name, asked, close
+        self.name, self._asked, self._close, self.on_host = name, asked, close, on_host
         self.start_limit = START_LIMIT if start_limit is None else start_limit
 
     def close(self) -> None:
@@ -196,7 +201,12 @@ class ForeignKernel(Multiplier):
         return self.declaration.ordered
 
     def describe(self) -> str:
-        return f"a process of its own, {self._time_limit:g} s a call, each call run twice; {self.host.describe()}"
+        where = self.host.describe() if self._source.on_host else f"python {platform.python_version()}"
+        return f"{where}, in its own process"
+
+    @property
+    def chosen(self) -> str:
+        return self.host.chosen if self._source.on_host else "by the kernel"
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Multiplier:
         return self if isinstance(fmt, BlockFormat) else Kernel(ELEMENT_KERNELS[fmt.name], self.host)
@@ -373,7 +383,9 @@ def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose
     threads = host.threads if isinstance(host, CpuHost) else 0
     asked = {"root": str(cuda.root), "name": name, "declared": cuda.declared, "host": host.name, "threads": threads}
     try:
-        return ForeignKernel(_Spawned(shown, asked, _COMPILE_LIMIT, cuda.close), host, time_limit, verbose)
+        return ForeignKernel(
+            _Spawned(shown, asked, _COMPILE_LIMIT, cuda.close, on_host=True), host, time_limit, verbose
+        )
     except BaseException:
         cuda.close()
         raise

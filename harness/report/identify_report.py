@@ -20,13 +20,19 @@ def render(report: IdentifyReport) -> str:
     h = report.header
     lines = [
         f"gguf-verify {h['gguf-verify']} · llama.cpp {h['llama.cpp']} · {printable(h['file'], 200)}",
-        f"kernel {h['kernel']}, declares {h['semantics']} · {h['host']}", "",
+        f"kernel {h['kernel']}, declares {h['semantics']} · {h['host']}",
+        f"llama.cpp runs on: {h['reference']}", "",
         f"{'type':<9}{'M':>3}  {'who':<20}{'computes':<32}{'utilisation':>12}  next nearest",
     ]  # fmt: skip
     lines += [_line(p) for p in report.products]
     lines.append("")
-    said = dict.fromkeys(line for p in report.products for line in p.lines)
-    lines += [printable(line, 400) for line in said]
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for p in report.products:
+        for line in p.lines:
+            said.setdefault((p.who, p.type, line), []).append(str(p.m))
+    for (who, kind, line), tokens in said.items():
+        more = line.startswith(" ")  # about the line before
+        lines.append(printable(line if more else f"{who}, {kind}, M={', '.join(tokens)}: {line}", 400))
     lines += [f"NOT IDENTIFIED {printable(kind)}: {printable(why)}" for kind, why in report.unable]
     verdict = {0: "IDENTIFIED: each computes what it declares", 1: "NOT WHAT IS DECLARED"}
     lines.append(verdict.get(report.exit_code, "NOT EVERYTHING IDENTIFIED"))

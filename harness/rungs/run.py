@@ -79,6 +79,13 @@ class Run:
     def versions(self) -> dict[str, Any]:
         return self.library.versions()
 
+    @property
+    def reference(self) -> str:
+        """Where llama.cpp runs, in words, once `library` does."""
+        if self.gpu is None:
+            return "CPU"
+        return f"CUDA on {self.gpu.name}, compute capability {self.gpu.sm / 10:.1f}, all layers, fusion off"
+
     @cached_property
     def session(self) -> Session:
         """A llama.cpp process with the model. Raises LlamaRefused."""
