@@ -12,18 +12,12 @@ import multiprocessing
 import os
 import re
 import select
-import signal
 import socket
-import struct
-import subprocess
-import sys
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +28,7 @@ from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..hosts import CpuHost, Host
 from ..kernels import ELEMENT_KERNELS, Kernel
 from ..multiplier import Multiplier, Weights
+from ..processes import ChildProcess, Spawned, signal_name
 from ..reference import protocol
 from ..semantics import SEMANTICS
 from .api import Declaration, strings
@@ -57,17 +52,6 @@ def names_foreign(kernel: str) -> bool:
     return re.search(r"\.(py|cu)(:|$)", kernel) is not None
 
 
-@dataclass
-class _Started:
-    """A process: how to end it and how it ended."""
-
-    pid: int
-    kill: Callable[[], None]
-    #: (seconds) → its exit code, minus the signal's number; None while it runs.
-    wait: Callable[[float], int | None]
-    link: Connection
-
-
 class Source(ABC):
     """Where a kernel comes from: how its process is started."""
 
@@ -76,14 +60,14 @@ class Source(ABC):
     start_limit: float = START_LIMIT
 
     @abstractmethod
-    def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
-        """Start it; `theirs` is its end of the socket, `log` where it prints."""
+    def start(self, verbose: bool, stall: float) -> ChildProcess:
+        """Start it; the arguments are those of `ChildProcess`."""
 
     def close(self) -> None:  # noqa: B027 - most leave nothing
         """Leave nothing behind, once it will not be started again."""
 
 
-class _Spawned(Source):
+class _File(Source):
     """A file, run by a fresh Python.
 
     Args:
@@ -105,28 +89,14 @@ class _Spawned(Source):
     def close(self) -> None:
         self._close()
 
-    def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
-        paths = [str(Path(__file__).resolve().parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
-        output = sys.stderr if log is None else log
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "harness.foreign", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            env={**os.environ, "PYTHONPATH": ":".join(paths)},
-        )  # fmt: skip
-
-        def wait(seconds: float) -> int | None:
-            try:
-                return process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return None
-
-        connection = Connection(link.detach())
+    def start(self, verbose: bool, stall: float) -> ChildProcess:
+        process = Spawned("harness.foreign", verbose=verbose, stall=stall)
         with contextlib.suppress(OSError):
-            connection.send_bytes(json.dumps(self._asked).encode())
-        return _Started(process.pid, process.kill, wait, connection)
+            process.link.send_bytes(json.dumps(self._asked).encode())
+        return process
 
 
-class _Forked(Source):
+class _Object(Source):
     """An object of this process, in a copy of it. A kernel that uses CUDA must be given as a file: CUDA's state does
     not survive a fork."""
 
@@ -134,25 +104,41 @@ class _Forked(Source):
         self.name = printable(str(getattr(kernel, "__name__", type(kernel).__name__)), 64)
         self._kernel = kernel
 
-    def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
-        output = None if log is None else log.fileno()
+    def start(self, verbose: bool, stall: float) -> ChildProcess:
+        return _Forked(lambda link: serve(link, lambda: PythonRunner(self._kernel)), verbose, stall)
+
+
+class _Forked(ChildProcess):
+    """A copy of this process that runs a function of its end of the socket."""
+
+    def __init__(self, run: Callable[[Connection], None], verbose: bool, stall: float) -> None:
+        self._run = run
+        super().__init__(verbose, stall)
+
+    def _start(self, theirs: socket.socket) -> None:
+        output = None if self.log is None else self.log.fileno()
 
         def child() -> None:
-            link.close()
+            self._ours.close()
             if output is not None:
                 os.dup2(output, 1)
                 os.dup2(output, 2)
-            serve(Connection(theirs.detach()), lambda: PythonRunner(self._kernel))
+            self._run(Connection(theirs.detach()))
 
-        process = multiprocessing.get_context("fork").Process(target=child, daemon=True)
-        process.start()
+        self._process = multiprocessing.get_context("fork").Process(target=child, daemon=True)
+        self._process.start()
 
-        def wait(seconds: float) -> int | None:
-            process.join(seconds)
-            return process.exitcode
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
 
-        assert process.pid is not None
-        return _Started(process.pid, process.kill, wait, Connection(link.detach()))
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        self._process.join(seconds)
+        return self._process.exitcode
 
 
 class ForeignKernel(Multiplier):
@@ -170,8 +156,8 @@ class ForeignKernel(Multiplier):
     def __init__(self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> None:
         self.host = host
         self._source, self._time_limit = source, time_limit
-        self._log = None if verbose else tempfile.TemporaryFile(prefix="gguf-verify-")  # noqa: SIM115 - lives with us
-        self._process: _Started | None = None
+        self._verbose = verbose
+        self._process: ChildProcess | None = None
         self._held: Weights | None = None
         self._hangs = 0
         try:
@@ -243,8 +229,6 @@ class ForeignKernel(Multiplier):
         """End the process."""
         self._stop()
         self._source.close()
-        if self._log is not None:
-            self._log.close()
 
     # ---- the process ------------------------------------------------------------------------------------------------
 
@@ -255,13 +239,8 @@ class ForeignKernel(Multiplier):
 
     def _start(self) -> Declaration:
         """Start it and hear what it declares. Raises UsageError, EnvironmentFault, KernelFault."""
-        ours, theirs = socket.socketpair()
         # a side that stops in the middle of a message must not hold up the other
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            seconds, rest = divmod(max(self._time_limit, 1.0), 1)
-            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(rest * 1e6)))
-        self._process = self._source.start(ours, theirs, self._log)
-        theirs.close()
+        self._process = self._source.start(self._verbose, max(self._time_limit, 1.0))
         said = self._hear(max(self._source.start_limit, self._time_limit), "start")
         try:
             if "environment" in said:
@@ -316,33 +295,17 @@ class ForeignKernel(Multiplier):
         code = self._process.wait(2.0)
         how = "its process stopped answering"
         if code is not None:
-            how = f"its process ended with exit code {code}"
-            if code < 0:
-                with contextlib.suppress(ValueError):
-                    how = f"its process died of {signal.Signals(-code).name}"
-        said = self._last_words()
+            died = signal_name(code)
+            how = f"its process died of {died}" if died else f"its process ended with exit code {code}"
+        lines = self._process.last_lines(4096)
+        said = f"; it said: {printable(lines[-1], 200)}" if lines else ""
         self._stop()
         raise KernelFault(f"the kernel crashed: {how}{said}")
 
-    def _last_words(self) -> str:
-        if self._log is None or self._log.closed:
-            return ""
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - 4096))
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        self._log.seek(0, os.SEEK_END)
-        return f"; it said: {printable(lines[-1], 200)}" if lines else ""
-
     def _stop(self) -> None:
         process, self._process, self._held = self._process, None, None
-        if process is None:
-            return
-        process.link.close()
-        process.kill()
-        process.wait(60.0)
-        if self._log is not None:  # what one process said is not another's last word
-            self._log.seek(0)
-            self._log.truncate()
+        if process is not None:
+            process.close(60.0)
 
 
 def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> ForeignKernel:
@@ -355,7 +318,7 @@ def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose
     Raises UsageError where there is none such, it declares nothing sensible or does not compile; EnvironmentFault.
     """
     if not isinstance(kernel, str):
-        return ForeignKernel(_Forked(kernel), host, time_limit, verbose)
+        return ForeignKernel(_Object(kernel), host, time_limit, verbose)
     found = _FILE.fullmatch(kernel)
     if found is None:
         raise UsageError(f"kernel {printable(kernel, 200)} is neither FILE.py:NAME nor FILE.cu:SYMBOL")
@@ -364,7 +327,7 @@ def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose
     if not path.is_file():
         raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is no file")
     if found[2] == "py":
-        source = _Spawned(shown, {"path": os.path.abspath(path), "name": name})
+        source = _File(shown, {"path": os.path.abspath(path), "name": name})
         return ForeignKernel(source, host, time_limit, verbose)
     try:
         cuda = CudaSource(path, name)
@@ -373,7 +336,7 @@ def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose
     threads = host.threads if isinstance(host, CpuHost) else 0
     asked = {"root": str(cuda.root), "name": name, "declared": cuda.declared, "host": host.name, "threads": threads}
     try:
-        return ForeignKernel(_Spawned(shown, asked, _COMPILE_LIMIT, cuda.close), host, time_limit, verbose)
+        return ForeignKernel(_File(shown, asked, _COMPILE_LIMIT, cuda.close), host, time_limit, verbose)
     except BaseException:
         cuda.close()
         raise
