@@ -125,7 +125,9 @@ class Identification:
         return self.names[0]
 
 
-def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1) -> Identification:
+def identify(
+    fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1, own: Semantics | None = None
+) -> Identification:
     """Which definitions gave y.
 
     Args:
@@ -133,8 +135,9 @@ def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int 
         x: activations float32[M, K].
         y: outputs float32[M, N].
         threads: for the exact products.
+        own: a definition beside the known ones, or in place of the one of its name: that which a kernel declares.
 
-    Raises ValueError for shapes that do not fit, or nothing to judge.
+    Raises ValueError for shapes that do not fit, or nothing to judge; KernelFault of that oracle.
     """
     if y.shape != (len(x), len(rows)) or not y.size:
         raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
@@ -142,7 +145,8 @@ def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int 
         raise ValueError(f"rows of {rows.shape[1]} bytes are not of {x.shape[1]} values of {fmt.name}")
     y = np.ascontiguousarray(y, np.float32)
     found = []
-    for semantics in definitions(fmt):
+    looked_at = {s.name: s for s in [*definitions(fmt), *([] if own is None else [own])]}
+    for semantics in looked_at.values():
         p = expected(semantics, fmt, rows, x, threads)
         with np.errstate(all="ignore"):
             judgement = judge(y, p)

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from ..container import Tensor, open_model
 from ..errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
 from ..families import DEFAULT_KERNEL
-from ..formats import WeightFormat
+from ..formats import ElementFormat, WeightFormat
 from ..hosts.base import Host
 from ..multiplier import Multiplier
 from ..opening import opened
 from ..rungs import Options, Run
 from ..rungs.run import may_be_matrix
-from ..semantics import SEMANTICS
+from ..semantics import SEMANTICS, Semantics
 from ..version import project_version
 from .diagnose import diagnose
 from .identify import Identification, identify, known_inputs
@@ -128,7 +128,7 @@ def _one_type(run: Run, report: IdentifyReport, kind: str, tensors: list[Tensor]
         x = known_inputs(m, tensor.k)
         report.products.append(_kernel(run, tensor, fmt, rows, x))
         y = run.library.multiply(fmt.type_id, rows, x, run.options.threads)
-        declared = run.llama_semantics(fmt, m).name
+        declared = run.llama_semantics(fmt, m)
         report.products.append(_product(run, tensor, fmt, rows, x, "llama.cpp", declared, y))
 
 
@@ -148,22 +148,23 @@ def _kernel(
     run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
 ) -> Identified:
     kernel = run.kernel.of(fmt, len(x), len(rows), tensor.k)
-    declared = run.semantics(fmt).name
+    declared = run.semantics(fmt)
     try:
         y = kernel.product(kernel.upload(fmt, rows), x)
-    except KernelFault as error:
+        return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
+    except KernelFault as error:  # also of its author's oracle
         lines = (f"{kernel.name}, {fmt.name}, M={len(x)}: {error}",)
         shape = (len(x), len(rows), tensor.k)
-        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared, None, lines)
-    return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
+        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared.name, None, lines)
 
 
 def _product(
     run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32], who: str,
-    declared: str, y: npt.NDArray[np.float32],
+    semantics: Semantics, y: npt.NDArray[np.float32],
 ) -> Identified:  # fmt: skip
     threads = run.options.threads
-    found = identify(fmt, rows, x, y, threads)
+    declared = semantics.name
+    found = identify(fmt, rows, x, y, threads, None if isinstance(fmt, ElementFormat) else semantics)
     lines: list[str] = []
     place = f"{who}, {fmt.name}, M={len(x)}"
     if not found.names:
@@ -172,7 +173,7 @@ def _product(
             f"{place}: computes none of the known definitions (declared: {declared}; nearest: {nearest.name}, "
             f"NMSE {nearest.nmse:.2g})"
         )
-        lines += [f"  {line}" for line in diagnose(y, fmt, SEMANTICS[declared], rows, x, threads=threads).lines]
+        lines += [f"  {line}" for line in diagnose(y, fmt, semantics, rows, x, threads=threads).lines]
     elif declared not in found.names:
         lines.append(
             f"{place}: computes {found.words}, not {declared} as declared: it is right as {found.names[0]}; compare it "

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..errors import KernelFault
 from ..multiplier import Multiplier, Weights
-from ..semantics import SEMANTICS, judge, product
+from ..semantics import judge, product
 
 _MOST_WORK = 1 << 33
 _WINDOW = 256
@@ -33,7 +33,7 @@ def first_wrong_block(
         x: the activation row as the kernel took it: uint8[row bytes], or float32[K] that it quantized on the way.
         m: how many such rows it took at a time.
     """
-    fmt, semantics, values = weights.fmt, SEMANTICS[kernel.semantics], x.dtype == np.float32
+    fmt, semantics, values = weights.fmt, kernel.definition, x.dtype == np.float32
     nb = -(-weights.k // fmt.unit)
     width = x.size * fmt.unit // weights.k
     low, high = 0, len(rows)
@@ -49,10 +49,10 @@ def first_wrong_block(
             row[b * width : (b + 1) * width] = x[b * width : (b + 1) * width]
         try:
             y = kernel.product(weights, masked) if values else kernel.gemm(weights, masked)
+            taken = semantics.bytes_of(masked) if values else masked
+            expected = product(semantics, fmt, rows[n : n + 1], taken, ordered=kernel.ordered)
         except KernelFault:
             return None
-        taken = semantics.bytes_of(masked) if values else masked
-        expected = product(semantics, fmt, rows[n : n + 1], taken, ordered=kernel.ordered)
         bad = judge(np.ascontiguousarray(y[:, n - low : n - low + 1]), expected).bad
         if bad[: len(blocks)].any():
             return int(blocks[np.argmax(bad[: len(blocks), 0])])
