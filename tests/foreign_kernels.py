@@ -402,3 +402,31 @@ oracle_drops_a_weight = by(
     Oracle(_without_the_last_code, halves),
     lambda w, x, shape: of_halves(w, np.where(np.arange(shape.k) % 256 != 255, x, 0), shape),
 )
+
+
+# -- as if on a GPU ----------------------------------------------------------------------------------------------------
+
+
+class Device:
+    """An array as CuPy has them, in memory of its own."""
+
+    __cuda_array_interface__: dict = {}
+
+    def __init__(self, y):
+        self._y = y
+
+    def get(self):
+        return self._y.copy()
+
+    def view(self, dtype):
+        return self._y.view(dtype)
+
+
+@declare()
+def on_device(w, x, shape):
+    return Device(right(w, x, shape))
+
+
+@declare()
+def keeps_on_device(w, x, shape):
+    return Device(keeps(w, x, shape))

@@ -61,7 +61,7 @@ def verified(kernel: Any, *rungs: str, tensor: str = "blk.0.attn_q", **options: 
     return verify(Q4_0, kernel, CpuHost(1), rungs or ("blocks", "layers"), chosen)
 
 
-@pytest.mark.parametrize("name", ["right", "plain", "dlpack", "into_out", "prints", "float_activations"])
+@pytest.mark.parametrize("name", ["right", "plain", "dlpack", "into_out", "prints", "float_activations", "on_device"])
 def test_right(name: str) -> None:
     kernel = opened(name)
     assert multiplied(kernel)
@@ -82,6 +82,7 @@ def test_right(name: str) -> None:
         ("writes_outside", r"wrote outside its output: 0 bytes before, 8 after"),
         ("random", r"not deterministic: .* changed 1 of 35 outputs, the first row 0 token 0"),
         ("keeps", r"leaves outputs as they were: .*row 0 token 0 was never written"),
+        ("keeps_on_device", r"leaves outputs as they were: .*row 0 token 0 was never written"),
         ("crashes", r"crashed: its process died of SIGSEGV"),
         ("exits", r"crashed: its process ended with exit code 7; it said: last words"),
     ],

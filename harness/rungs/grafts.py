@@ -104,11 +104,11 @@ class Grafts:
         return replace
 
     def oracle(self, shared: bool) -> Replace:
-        """Exact results of the kernel's semantics, rounded once."""
+        """Exact results of the kernel's semantics, rounded once; as in the kernel's passes, none of faulty tensors."""
 
         def replace(gemm: Gemm) -> Floats | None:
             matrix = self.run.matrix(self.result, gemm)
-            if matrix is None:
+            if matrix is None or gemm.tensor in self.faulty:
                 return None
             x, semantics = self._activations(gemm, matrix.fmt, shared), self.run.semantics(matrix.fmt)
             exact = exact_result(semantics, matrix.fmt, matrix.rows, x, self.run.options.threads)
