@@ -410,10 +410,9 @@ oracle_drops_a_weight = by(
 class Device:
     """An array as CuPy has them, in memory of its own."""
 
-    __cuda_array_interface__: dict = {}
-
     def __init__(self, y):
         self._y = y
+        self.__cuda_array_interface__ = {}
 
     def get(self):
         return self._y.copy()
