@@ -18,12 +18,14 @@ from harness.diagnosis.model import identify_model
 from harness.errors import KernelFault, UsageError
 from harness.foreign import ForeignKernel, Oracle, open_kernel, sources
 from harness.foreign.cuda import CudaSource, Expression, parse
-from harness.formats import FORMATS, Q8_1
+from harness.formats import FORMATS, Q8_0, Q8_1
 from harness.hosts import CpuHost, nvrtc
+from harness.reference import Gemm
 from harness.report import json_report, text
 from harness.rungs import RUNGS, Options
-from harness.semantics import SEMANTICS, judge, product
-from harness.semantics.activations import encode_q8_1, encode_q8_1_cpu
+from harness.rungs.layers_rung import llama_activations
+from harness.semantics import SEMANTICS, judge, product, quantized_inside
+from harness.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
 from harness.verification import Report, verify
 
 from . import foreign_kernels
@@ -548,9 +550,12 @@ def test_sums_in_any_order() -> None:
 
 def test_llama_cpps_blocks_as_values() -> None:
     """What such a kernel is fed on llama.cpp's activation bytes has these codes and scales again."""
-    x = np.random.default_rng(4).standard_normal((64, 256), np.float32)
+    x, fmt = np.random.default_rng(4).standard_normal((64, 256), np.float32), FORMATS["Q4_0"]
     blocks = encode_q8_1_cpu(x).reshape(64, -1, 36)
-    again = encode_q8_1(Q8_1.decode(blocks).reshape(64, 256)).reshape(64, -1, 36)
+    quantized = {Q8_1.type_id: blocks.reshape(64, -1), Q8_0.type_id: encode_q8_0_cpu(x)}
+    gemm = Gemm("w", "y", fmt.type_id, x, np.zeros((64, 8), np.float32), quantized, None)
+    fed = llama_activations(quantized_inside(SEMANTICS["q8_1"]), fmt, gemm, SEMANTICS["q8_0_cpu"])
+    again = encode_q8_1(fed.view(np.float32)).reshape(64, -1, 36)
     assert (Q8_1.codes(again) == Q8_1.codes(blocks)).all()
     assert (Q8_1.scale(again) == Q8_1.scale(blocks)).all()
 
