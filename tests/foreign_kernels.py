@@ -296,6 +296,9 @@ def codes_and_minima(rows, fmt):
 own_blocks = by(Oracle(codes_and_minima, codes_and_sums), right, takes="q8_1")
 
 
+own_values = by(Oracle(), lambda w, x, shape: x @ plain.pack(w, "Q4_0").T)
+own_codes = by(Oracle(), lambda w, x, shape: integer_offset(w, x, shape), takes="mmq")
+
 # -- oracles that are none ---------------------------------------------------------------------------------------------
 
 _calls = [0]

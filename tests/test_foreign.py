@@ -24,7 +24,7 @@ from harness.reference import Gemm
 from harness.report import json_report, text
 from harness.rungs import RUNGS, Options
 from harness.rungs.layers_rung import llama_activations
-from harness.semantics import SEMANTICS, judge, product, quantized_inside
+from harness.semantics import SEMANTICS, exact_result, judge, product, quantized_inside
 from harness.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
 from harness.verification import Report, verify
 
@@ -579,6 +579,22 @@ def test_an_oracle_of_its_author(name: str) -> None:
         assert all(v < 1e-3 for v in distances.values())
         assert sum(v < 1e-6 for v in distances.values()) == 1  # half activations are near f32; own_blocks is q8_1
     assert json_report.to_dict(report)["header"]["judged by"] == report.header["judged by"]
+
+
+@pytest.mark.parametrize(("name", "like"), [("own_values", "f32"), ("own_codes", "mmq")])
+def test_what_an_oracle_leaves_out(name: str, like: str) -> None:
+    """Is the file's weights, and the values of the activations as the kernel takes them."""
+    kernel, fmt = opened(name), FORMATS["Q4_0"]
+    rows, x = operands()
+    y = kernel.product(kernel.upload(fmt, rows), x)
+    ours = product(kernel.definition, fmt, rows, kernel.quantize(x))
+    known = product(SEMANTICS[like], fmt, rows, SEMANTICS[like].bytes_of(x))
+    alone = exact_result(kernel.definition, fmt, rows, kernel.quantize(x))
+    kernel.close()
+    np.testing.assert_allclose(alone, ours.exact, rtol=1e-12)
+    assert judge(y, ours).passed
+    np.testing.assert_allclose(ours.exact, known.exact, rtol=1e-12)
+    assert (ours.bound >= known.bound).all()
 
 
 def test_no_other_report_speaks_of_oracles() -> None:

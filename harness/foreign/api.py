@@ -63,8 +63,9 @@ class Oracle:
 
     L is K, or up to 2·K: further columns are further terms, such as a minimum times a sum. Both must be finite and the
     same in a second call; they are called in a process of their own, which sees nothing of what the kernel gives. So a
-    kernel is "verified" as what its author says; how far that is from every definition of `harness.semantics` is
-    reported with it, and what is far from all of them (NMSE above 0.01) is a mismatch.
+    kernel is "verified" as what its author says; how far that is from every definition of `harness.semantics`, on the
+    activations that the kernel takes, is reported with it. To be far from all of them (NMSE above 0.01), to have terms
+    that cancel and so widen the bound, or a few weights that are not the file's, is a mismatch.
     """
 
     weights: Function | None = None

@@ -96,6 +96,7 @@ class Grafts:
                     self.result, "kernel", matrix, gemm.first_row, y, semantics, x, kernel.ordered, threads, self.near
                 )
             except KernelFault as error:
+                self.near.forget()
                 self.faulty.add(gemm.tensor)
                 self.result.fail(Failure(f"{label(matrix.tensor, gemm.first_row)}: {error}", gemm.tensor))
                 return None

@@ -224,6 +224,7 @@ def _one_gemm(
             tally.diagnoses -= 1
             result.diagnosis = judged.diagnosis()
     except KernelFault as error:  # also of its author's oracle
+        tally.near.forget()
         result.fail(Failure(f"{name}: {error}", tensor.name, matrix=matrix))
         return
     if judged.kernel.name != run.kernel.name and not isinstance(fmt, ElementFormat):  # one of a family

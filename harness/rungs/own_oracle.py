@@ -118,13 +118,18 @@ class Nearness:
                 continue
         return names
 
+    def forget(self) -> None:
+        """Leave out what was added since the last `judge`: the product was broken off."""
+        self._sums, self._excused, self._few = {}, 0.0, None
+
     def judge(self, tensor: Tensor) -> None:
         """Record where the products since the last call are far from every definition, or excused from everything."""
         nmse = {}
         for name, (difference, energy) in self._sums.items():
             nmse[name] = difference / energy if energy else (np.inf if difference else 0.0)
             self._worst[name] = max(self._worst.get(name, 0.0), nmse[name])
-        excused, self._sums, self._excused = self._excused, {}, 0.0
+        excused, few = self._excused, self._few
+        self.forget()
         label = printable(tensor.name, 64)
         if nmse and not min(nmse.values()) <= FAR:
             nearest = min(nmse, key=lambda name: nmse[name])
@@ -134,7 +139,6 @@ class Nearness:
                     f"{nearest}, the nearest definition, more than {FAR:g}", tensor.name,
                 )
             )  # fmt: skip
-        few, self._few = self._few, None
         if few is not None:
             n, i, share = few
             self._result.fail(
