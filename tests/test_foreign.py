@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -281,6 +282,23 @@ def test_examples(example: str) -> None:
     assert [r.verdict for r in report.rungs] == ["passed"] * 3
 
 
+def test_the_triton_example_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which runs it on the CPU, too slowly for a whole run."""
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    kernel = open_kernel(f"{EXAMPLES / 'triton_q4_0.py'}:gemm", CpuHost(1))
+    assert multiplied(kernel)
+    kernel.close()
+
+
+def test_an_example_without_its_library() -> None:
+    if importlib.util.find_spec("torch") is not None:
+        pytest.skip("PyTorch is installed")
+    done = cli(Q4_0, "--kernel", f"{EXAMPLES / 'triton_q4_0.py'}:gemm")
+    assert_one_line(done, 2, r"triton_q4_0\.py cannot be imported: ModuleNotFoundError: No module named 'torch'$")
+
+
 def altered(folder: Path, example: str, old: str, new: str) -> Path:
     source = (EXAMPLES / example).read_text()
     assert old in source
@@ -551,8 +569,9 @@ def test_sums_in_any_order() -> None:
 def test_llama_cpps_blocks_as_values() -> None:
     """What such a kernel is fed on llama.cpp's activation bytes has these codes and scales again."""
     x, fmt = np.random.default_rng(4).standard_normal((64, 256), np.float32), FORMATS["Q4_0"]
-    blocks = encode_q8_1_cpu(x).reshape(64, -1, 36)
-    quantized = {Q8_1.type_id: blocks.reshape(64, -1), Q8_0.type_id: encode_q8_0_cpu(x)}
+    theirs = np.ascontiguousarray(x[::-1])  # so that none of it can come from the values
+    blocks = encode_q8_1_cpu(theirs).reshape(64, -1, 36)
+    quantized = {Q8_1.type_id: blocks.reshape(64, -1), Q8_0.type_id: encode_q8_0_cpu(theirs)}
     gemm = Gemm("w", "y", fmt.type_id, x, np.zeros((64, 8), np.float32), quantized, None)
     fed = llama_activations(quantized_inside(SEMANTICS["q8_1"]), fmt, gemm, SEMANTICS["q8_0_cpu"])
     again = encode_q8_1(fed.view(np.float32)).reshape(64, -1, 36)
