@@ -22,7 +22,7 @@ from harness.foreign.cuda import CudaSource, Expression, parse
 from harness.formats import FORMATS, Q8_0, Q8_1
 from harness.hosts import CpuHost, nvrtc
 from harness.reference import Gemm
-from harness.report import json_report, text
+from harness.report import identify_report, json_report, text
 from harness.rungs import RUNGS, Options
 from harness.rungs.layers_rung import llama_activations
 from harness.semantics import SEMANTICS, exact_result, judge, product, quantized_inside
@@ -712,6 +712,9 @@ def test_identified_beside_its_oracle() -> None:
         assert all(p.right == (code == 0) for p in kernels)
         if name == "own":
             assert {p.found.names for p in kernels if p.found is not None} == {("own",)}
+            shown = identify_report.render(found)
+            assert "declares own (an oracle of its author (its own: activations))" in shown
+            assert "foreign_kernels.py:own  own " in shown
 
 
 @pytest.mark.parametrize(

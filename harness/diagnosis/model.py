@@ -101,6 +101,7 @@ def identify_model(
             header = {
                 "gguf-verify": project_version(), "llama.cpp": run.versions["llama_cpp"], "file": str(model.path),
                 "kernel": multiplier.name, "semantics": multiplier.semantics, "host": multiplier.describe(),
+                "judged by": multiplier.judged_by,
             }  # fmt: skip
             report = IdentifyReport(header, command=command)
             for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
