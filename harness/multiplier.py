@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .formats import WeightFormat
 from .hosts.base import Host
+from .semantics import SEMANTICS, Semantics
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ class Multiplier(ABC):
     @abstractmethod
     def semantics(self) -> str:
         """The definition of the product that it declares, a name of `harness.semantics.SEMANTICS`."""
+
+    @property
+    def definition(self) -> Semantics:
+        """That definition; of a kernel of somebody else's also what activations it takes, or its author's oracle."""
+        return SEMANTICS[self.semantics]
+
+    @property
+    def judged_by(self) -> str | None:
+        """What judges it, in words, where it is no definition of this project."""
+        return None
 
     @property
     @abstractmethod

@@ -35,6 +35,12 @@ from .rungs.run import REFERENCES, may_be_matrix
 from .semantics.cuda import MMVQ_TOKENS, NoDefinition
 from .version import project_version
 
+#: What a pass of a kernel says that is judged by an oracle of its author.
+VERIFIED_BY_ITS_ORACLE = (
+    "the kernel computes what an oracle of its author says; that it is llama.cpp's product is said no further than by "
+    "the oracle's distances to the known definitions above"
+)
+
 
 @dataclass
 class Report:
@@ -154,6 +160,8 @@ def _header(run: Run) -> dict[str, Any]:
         "host chosen": run.kernel.chosen,
         "kernel": run.kernel.name,
         "semantics": run.kernel.semantics,
+        "judged by": run.kernel.judged_by,
+        "verified means": VERIFIED_BY_ITS_ORACLE if run.kernel.definition.oracle is not None else None,
         "declared order": run.kernel.order,
         "kernel_time_limit": run.options.kernel_time_limit,
         "kernels of other types": _element_kernels(run),

@@ -136,18 +136,21 @@ def diagnose(
     """What explains outputs float32[M, N], if they are wrong.
 
     Args:
-        semantics: the definition that the kernel declares.
+        semantics: the definition that the kernel declares. Of an oracle of its author no fault is replayed.
         rows: weights uint8[N, row bytes].
-        x: float32[M, K] that the kernel quantized itself, or uint8[M, row bytes] that it was given quantized.
+        x: float32[M, K] that the kernel quantized itself, or uint8[M, row bytes] as it was given them.
         blocks: the first wrong blocks of K of some outputs, for the pattern.
         threads: for the exact products.
 
     The first MOST_TOKENS tokens and MOST_ROWS rows are looked at, fewer where they are long. Raises ValueError for
-    shapes that do not fit.
+    shapes that do not fit, KernelFault of an oracle.
     """
     if y.shape != (len(x), len(rows)):
         raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
     values = x if x.dtype == np.float32 else None
+    if values is None and semantics.activations is None and (semantics.inside or semantics.oracle):
+        values = x = np.ascontiguousarray(x).view(np.float32)
+    semantics = semantics.inside or semantics
     tokens, few = most(fmt, rows)
     if len(rows) > few or len(x) > tokens:
         keep = slice(tokens)
@@ -166,7 +169,7 @@ def diagnose(
         taken = semantics.bytes_of(values) if values is not None else x
         right = product(semantics, fmt, rows, taken, threads=threads)
         bad = judge(y, right).bad & np.isfinite(right.exact)
-        case = Case(semantics, fmt, rows, taken, values)
+        case = Case(semantics, fmt, rows, taken, values) if semantics.oracle is None else None
     wrong = int(bad.sum())
     if not wrong:
         return Diagnosis(0, y.size)

@@ -35,13 +35,14 @@ def called(semantics: Semantics, fmt: WeightFormat) -> str:
 
 
 def identify_kernel(
-    declared: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1
-) -> Identification:
+    declared: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1,
+    own: Semantics | None = None,
+) -> Identification:  # fmt: skip
     """`identify`, and where no definition fits by its own quantizer, by that of the declared one.
 
     For a kernel may be handed blocks of Q8_1, and then do with them what another definition does.
     """
-    found = identify(fmt, rows, x, y, threads)
+    found = identify(fmt, rows, x, y, threads, own=own)
     if found.names or declared.activations is not Q8_1:
         return found
     taken = declared.bytes_of(x)
@@ -171,7 +172,13 @@ class Identification:
 
 
 def identify(
-    fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1, taken: Mapping[str, Bytes] | None = None
+    fmt: WeightFormat,
+    rows: Bytes,
+    x: Floats,
+    y: Floats,
+    threads: int = 1,
+    taken: Mapping[str, Bytes] | None = None,
+    own: Semantics | None = None,
 ) -> Identification:
     """Which definitions gave y.
 
@@ -181,8 +188,9 @@ def identify(
         y: outputs float32[M, N].
         threads: for the exact products.
         taken: definition → x as its products took it, as `expected` says.
+        own: a definition beside the known ones, or in place of the one of its name: that which a kernel declares.
 
-    Raises ValueError for shapes that do not fit, or nothing to judge.
+    Raises ValueError for shapes that do not fit, or nothing to judge; KernelFault of that oracle.
     """
     if y.shape != (len(x), len(rows)) or not y.size:
         raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
@@ -190,7 +198,8 @@ def identify(
         raise ValueError(f"rows of {rows.shape[1]} bytes are not of {x.shape[1]} values of {fmt.name}")
     y = np.ascontiguousarray(y, np.float32)
     found = []
-    for semantics in definitions(fmt):
+    looked_at = {s.name: s for s in [*definitions(fmt), *([] if own is None else [own])]}
+    for semantics in looked_at.values():
         p = expected(semantics, fmt, rows, x, threads, (taken or {}).get(semantics.name))
         with np.errstate(all="ignore"):
             judgement = judge(y, p)

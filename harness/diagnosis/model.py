@@ -13,13 +13,13 @@ import numpy.typing as npt
 from ..container import Tensor, open_model
 from ..errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
 from ..families import DEFAULT_KERNEL
-from ..formats import WeightFormat
+from ..formats import ElementFormat, WeightFormat
 from ..hosts.base import Host
 from ..multiplier import Multiplier
 from ..opening import opened
 from ..rungs import Options, Run
 from ..rungs.run import REFERENCES, may_be_matrix
-from ..semantics import SEMANTICS
+from ..semantics import Semantics
 from ..semantics.cuda import NoDefinition
 from ..version import project_version
 from .diagnose import diagnose
@@ -104,7 +104,7 @@ def identify_model(
             header = {
                 "gguf-verify": project_version(), "llama.cpp": run.versions["llama_cpp"], "file": str(model.path),
                 "kernel": multiplier.name, "semantics": multiplier.semantics, "host": multiplier.describe(),
-                "reference": run.reference,
+                "reference": run.reference, "judged by": multiplier.judged_by,
             }  # fmt: skip
             report = IdentifyReport(header, command=command)
             for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
@@ -140,7 +140,7 @@ def _llama(
 ) -> None:  # fmt: skip
     """llama.cpp's product, on the GPU judged on the activations as its quantizers made them."""
     try:
-        declared = run.llama_semantics(fmt, len(x)).name
+        declared = run.llama_semantics(fmt, len(x))
     except NoDefinition as error:
         report.unable.append((f"{fmt.name}, M={len(x)}", f"with --reference gpu: {error}"))
         return
@@ -167,25 +167,26 @@ def _kernel(
     run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
 ) -> Identified:
     kernel = run.kernel.of(fmt, len(x), len(rows), tensor.k)
-    declared = run.semantics(fmt).name
+    declared = run.semantics(fmt)
     try:
         y = kernel.product(kernel.upload(fmt, rows), x)
-    except KernelFault as error:
+        return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
+    except KernelFault as error:  # also of its author's oracle
         shape = (len(x), len(rows), tensor.k)
-        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared, None, (str(error),))
-    return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
+        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared.name, None, (str(error),))
 
 
 def _product(
     run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32], who: str,
-    declared: str, y: npt.NDArray[np.float32], taken: Mapping[str, npt.NDArray[np.uint8]] | None = None,
+    semantics: Semantics, y: npt.NDArray[np.float32], taken: Mapping[str, npt.NDArray[np.uint8]] | None = None,
 ) -> Identified:  # fmt: skip
     threads = run.options.threads
-    claimed = SEMANTICS[declared]
+    declared = semantics.name
+    own = None if isinstance(fmt, ElementFormat) else semantics
     if taken is None:
-        found = identify_kernel(claimed, fmt, rows, x, y, threads)
+        found = identify_kernel(semantics, fmt, rows, x, y, threads, own)
     else:
-        found = identify(fmt, rows, x, y, threads, taken)
+        found = identify(fmt, rows, x, y, threads, taken, own)
     lines: list[str] = []
     if not found.names:
         nearest = min(found.candidates, key=lambda c: c.nmse if np.isfinite(c.nmse) else np.inf)
@@ -193,9 +194,9 @@ def _product(
             f"computes none of the known definitions (declared: {declared}; nearest: {nearest.name}, "
             f"NMSE {nearest.nmse:.2g})"
         )
-        lines += [f"  {line}" for line in diagnose(y, fmt, claimed, rows, x, threads=threads).lines]
+        lines += [f"  {line}" for line in diagnose(y, fmt, semantics, rows, x, threads=threads).lines]
     elif declared not in found.names:
-        lines.append(advice(claimed, found.names, fmt))
+        lines.append(advice(semantics, found.names, fmt))
     return Identified(
         fmt.name, tensor.name, len(x), len(rows), tensor.k, who, declared, found, tuple(lines)
     )  # fmt: skip

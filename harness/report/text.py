@@ -44,6 +44,8 @@ def _header(h: dict[str, Any]) -> Iterator[str]:
     host, chosen = f"{'host':12}{h['host']}", f"chosen {h['host chosen']}"
     yield from [f"{host} ({chosen})"] if len(host + chosen) < _WIDTH else [host, f"{'':12}{chosen}"]
     yield f"{'kernel':12}{h['kernel']} · semantics {h['semantics']} · declared order: {h['declared order']}"
+    if h["judged by"]:
+        yield f"{'':12}judged by {printable(h['judged by'], 200)}"
     if others := h["kernels of other types"]:
         kernels = ", ".join(f"{kind} {name}" for kind, name in others.items())
         on = "" if h["host"] == h["host of other types"] else f" on {h['host of other types']}"
@@ -141,5 +143,7 @@ def _unverified(report: Report) -> Iterator[str]:
 def _verdict(report: Report) -> Iterator[str]:
     passed = [r.name for r in report.rungs if r.verdict == "passed"]
     yield f"{report.verdict.upper()} in {report.seconds:.1f} s: {len(passed)} of {len(report.rungs)} rungs passed"
+    if means := report.header["verified means"]:
+        yield f"verified here means: {means}"
     if report.exit_code and report.command:
         yield f"repeat with: {printable(report.command)}"

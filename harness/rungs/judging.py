@@ -12,9 +12,15 @@ from ..hosts.base import POISON
 from ..semantics import Judgement, Product, Semantics, judge, product
 from ..semantics.overflow import overflow_reason
 from .localise import Blame
+from .own_oracle import Nearness
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
 from .run import Matrix, matrix_of, where
 
+OUTSIDE = "is outside the bound"
+#: What is said of a kernel that quantizes activations itself.
+INSIDE = (
+    " of what IEEE arithmetic makes of its activations (its quantizer may differ: fast math, another rounding or scale)"
+)
 #: Of one output matrix, so many wrong elements are looked at one by one; the rest is counted.
 _PER_MATRIX = 3
 #: Elements of an output that are judged at a time.
@@ -31,7 +37,7 @@ def describe(value: np.float32, expected: float, differs_only_in_bits: bool, why
         return "is NaN"
     if differs_only_in_bits:
         return "is within the bound but does not have the bits of the declared order"
-    return "is outside the bound"
+    return OUTSIDE
 
 
 def judge_output(
@@ -70,6 +76,8 @@ def judge_output(
         raw = None if block is None else block_of_row(tensor, row, block).tobytes()[:MAX_HEX_BYTES].hex()
         what = describe(got, exact, difference <= bound, _reason(tensor, semantics, row, at_block, x[m]))
         place = where(tensor, row, int(m), block)
+        if semantics.inside is not None and what == OUTSIDE:
+            what += INSIDE
         if block is None and blamed is not None:
             place += f" ({blamed.advice})"
         result.fail(
@@ -96,15 +104,17 @@ def _reason(
 
 def judge_whole(
     result: RungResult, who: str, matrix: Matrix, first_row: int, y: npt.NDArray[np.float32], semantics: Semantics,
-    x: npt.NDArray[np.uint8], ordered: int, threads: int,
+    x: npt.NDArray[np.uint8], ordered: int, threads: int, near: Nearness,
 ) -> None:  # fmt: skip
     """Judge a whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`."""
     step = max(1, CHUNK_OUTPUTS // len(y))
     for start in range(0, len(matrix.rows), step):
         span = slice(start, start + step)
         expected = product(semantics, matrix.fmt, matrix.rows[span], x, ordered, threads)
+        near.add(semantics, matrix.fmt, matrix.rows[span], x, expected)
         part = np.ascontiguousarray(y[:, span])
         judge_output(result, who, matrix.tensor, part, expected, semantics, x, None, first_row + start)
+    near.judge(matrix.tensor)
 
 
 def _unit(tensor: Tensor) -> int:

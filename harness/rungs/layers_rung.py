@@ -38,6 +38,7 @@ from ..semantics.fast_math import as_q8_1
 from .drawn import drawn
 from .judging import CHUNK_OUTPUTS, judge_output
 from .localise import Blame, along_k, blame
+from .own_oracle import Nearness
 from .quantizers import PATHS, Quantizers
 from .result import Failure, RungResult
 from .run import Run, label, matrix_of, may_be_matrix, where
@@ -68,9 +69,16 @@ def llama_bytes(fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> npt.NDArray[
 
 
 def llama_activations(semantics: Semantics, fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> npt.NDArray[np.uint8]:
-    """llama.cpp's own activation bytes in the layout that a kernel of this semantics takes."""
+    """llama.cpp's own activation bytes in the layout that a kernel of this semantics takes.
+
+    One that quantizes itself gets the float32 values of the blocks that one of blocks gets: quantized again they have
+    the same codes and scale, since the largest code of a block is 127.
+    """
     if isinstance(fmt, ElementFormat):
         return llama_bytes(fmt, gemm, llama)
+    if semantics.inside is not None:
+        blocks = llama_activations(semantics.inside, fmt, gemm, llama).reshape(len(gemm.x), -1, Q8_1.block_bytes)
+        return Q8_1.decode(blocks).reshape(gemm.x.shape).view(np.uint8)
     if semantics.activations is Q8_1:
         if llama.activations is Q8_1_D4:
             return as_q8_1(gemm.quantized[Q8_1_D4.type_id], gemm.x)
@@ -101,7 +109,7 @@ def _check(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[
     session = run.session
     if session.note:
         result.notes.append(session.note)
-    tally = _Tally()
+    tally = _Tally(Nearness(run, result))
     shapes: set[tuple[str, int, int]] = set()
     covered = {name: np.zeros(t.n_rows, bool) for name, t in matrices.items()}
     idle = 0
@@ -123,6 +131,7 @@ def _check(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[
                 covered[gemm.tensor][gemm.first_row : gemm.first_row + gemm.y.shape[1]] = True
             idle += gemm.idle
             _one_gemm(run, result, gemm, shapes, tally, first)
+    tally.near.report()
     for name, rows in covered.items():
         if name in seen and rows.any() and not rows.all():
             result.leave(name, f"no product of this graph uses {int((~rows).sum())} of its {len(rows)} rows")
@@ -137,7 +146,8 @@ def _check(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[
 class _Tally:
     """What is counted over all GEMMs: the gap between the definitions, by llama.cpp's, and its quantizers on a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, near: Nearness) -> None:
+        self.near = near
         self.gaps: dict[str, list[float]] = {}
         self.quantizers = Quantizers()
         #: How often a diagnosis may still be tried: each takes seconds, and one of errors of order alone says nothing.
@@ -216,21 +226,22 @@ def _one_gemm(
         new_shape = (fmt.name, len(rows), tensor.k) not in shapes
         shapes.add((fmt.name, len(rows), tensor.k))
         judged.kernel_outputs(OTHER_M if new_shape else (1,))
-    except KernelFault as error:
+        if run.gpu is not None:
+            tally.paths.setdefault(tensor.name, set()).add(PATHS[llama.name])
+            tally.quantizers.check(result, llama, gemm.x, judged.llama_bytes, tensor, gemm.first_row)
+        judged.judge(tally.near)
+        if judged.wrong is not None:
+            if result.heat_map is None:
+                result.heat_map = judged.heat_map()
+            if (result.diagnosis is None or result.diagnosis["verdict"] == ORDER) and tally.diagnoses:
+                tally.diagnoses -= 1
+                diagnosis = judged.diagnosis()
+                if result.diagnosis is None or (diagnosis is not None and diagnosis["verdict"] != ORDER):
+                    result.diagnosis = diagnosis
+    except KernelFault as error:  # also of its author's oracle
+        tally.near.forget()
         result.fail(Failure(f"{name}: {error}", tensor.name, matrix=matrix))
         return
-    if run.gpu is not None:
-        tally.paths.setdefault(tensor.name, set()).add(PATHS[llama.name])
-        tally.quantizers.check(result, llama, gemm.x, judged.llama_bytes, tensor, gemm.first_row)
-    judged.judge()
-    if judged.wrong is not None:
-        if result.heat_map is None:
-            result.heat_map = judged.heat_map()
-        if (result.diagnosis is None or result.diagnosis["verdict"] == ORDER) and tally.diagnoses:
-            tally.diagnoses -= 1
-            diagnosis = judged.diagnosis()
-            if result.diagnosis is None or (diagnosis is not None and diagnosis["verdict"] != ORDER):
-                result.diagnosis = diagnosis
     if judged.kernel.name != run.kernel.name and not isinstance(fmt, ElementFormat):  # one of a family
         chosen = f"GEMMs by {judged.kernel.name}"
         result.figures[chosen] = result.figures.get(chosen, 0) + 1
@@ -339,13 +350,15 @@ class _Judged:
                 )
             )  # fmt: skip
 
-    def judge(self) -> None:
+    def judge(self, near: Nearness) -> None:
+        """Raises KernelFault of an oracle."""
         step = max(1, CHUNK_OUTPUTS // len(self.gemm.x))
         gap, energy = 0.0, 0.0
         own = self.semantics
         for start in range(0, len(self.rows), step):
             span = slice(start, start + step)
             exact_own = self._product(own, span, self.own_bytes, self.kernel.ordered)
+            near.add(own, self.fmt, self.rows[span], self.own_bytes, exact_own)
             if self.llama is own and not self.differing:  # one definition, the same activations
                 exact_llama = exact_shared = replace(exact_own, ordered=None)
             else:
@@ -366,6 +379,7 @@ class _Judged:
             gap += float(((exact_own.exact - exact_llama.exact) ** 2).sum())
             energy += float((exact_llama.exact**2).sum())
         self.gap = gap / energy if energy else 0.0
+        near.judge(self.tensor)
 
     def _product(self, semantics: Semantics, span: slice, x: npt.NDArray[np.uint8], ordered: int) -> Product:
         return product(semantics, self.fmt, self.rows[span], x, ordered, self.run.options.threads)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..errors import KernelFault
 from ..multiplier import Multiplier, Weights
-from ..semantics import SEMANTICS, judge, product
+from ..semantics import judge, product
 
 _MOST_WORK = 1 << 33
 _WINDOW = 256
@@ -95,7 +95,7 @@ def blame(
             on the way.
         ordered: the order whose bits are required, too.
     """
-    fmt, semantics, values = weights.fmt, SEMANTICS[kernel.semantics], x.dtype == np.float32
+    fmt, semantics, values = weights.fmt, kernel.definition, x.dtype == np.float32
     nb = -(-weights.k // fmt.unit)
     width = x.shape[1] * fmt.unit // weights.k
     whole, low = rows, 0

@@ -100,7 +100,7 @@ class Run:
     def semantics(self, fmt: WeightFormat) -> Semantics:
         """The declared semantics of what multiplies such weights: the run's kernel, or, where they are not quantized,
         that of their type."""
-        return SEMANTICS[fmt.name.lower() if isinstance(fmt, ElementFormat) else self.kernel.semantics]
+        return SEMANTICS[fmt.name.lower()] if isinstance(fmt, ElementFormat) else self.kernel.definition
 
     def uncovered(self, tensor: Tensor) -> str | None:
         """Why a matrix cannot be multiplied, or None where it can."""

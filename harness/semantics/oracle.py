@@ -23,14 +23,16 @@ least a[b]²/32 a block, where a[b] is the block's term of the bound.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import KernelFault
 from ..formats import BlockFormat, ElementFormat, WeightFormat
-from .definitions import Semantics
+from .definitions import RAW_SUMS, Oracle, Semantics
 from .elements import element_product, exact_elements
 from .rounding import add_rounded, chain_rounded
 from .sums import EXTRA_ROUNDINGS, UNIT_ROUNDOFF, Doubles, Floats, Product, concatenated, gamma, spread_of, walk
@@ -41,6 +43,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Elements of one (nb, M, n) working array (measured: smaller ones cost calls, larger ones leave the cache).
 _TILE = 1 << 17
+#: Values of a term of an oracle that is the kernel's own; values of its weights that are held at a time.
+_OWN_TERM, _OWN_VALUES = 32, 1 << 24
 
 
 def product(
@@ -62,9 +66,17 @@ def product(
 
     Returns:
         a Product of `[M, N]` arrays.
+
+    Raises KernelFault where the definition is an oracle of the kernel's author, and that breaks its contract.
     """
     if isinstance(fmt, ElementFormat):
         return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), bool(ordered), threads)
+    if semantics.inside is not None:
+        of_blocks = product(semantics.inside, fmt, w, _encoded(semantics, x), ordered, threads)
+        slack = _of_sums(semantics.inside, fmt, w, x)
+        return replace(of_blocks, bound=of_blocks.bound + slack, spread=of_blocks.spread + slack)
+    if semantics.oracle is not None:
+        return _own_product(semantics.oracle, fmt, w, x, threads)
     tile = _f32_tile if semantics.activations is None else _block_tile
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
@@ -186,17 +198,75 @@ def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered
         result = np.zeros((len(a), n), np.float32)
         for i in range(k):
             result = add_rounded(np.multiply.outer(a[:, i], values[:, i]), result)
-    size = term_values(fmt)
+    return _of_values(a, values, term_values(fmt), result)
+
+
+def _of_values(a: Doubles, w: Doubles, size: int, ordered: Floats | None = None) -> Product:
+    """The product of values float64[M, K] and float64[n, K], in terms of so many."""
     by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
-    w_by_block = values.reshape(n, -1, size).transpose(1, 2, 0)
+    w_by_block = w.reshape(len(w), -1, size).transpose(1, 2, 0)
     term = np.matmul(by_block, w_by_block)
     exact, carried = walk(term)
     spread = spread_of(term, carried, np.matmul(by_block**2, w_by_block**2), size)
-    bound = gamma(k + EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(values).T)
-    return Product(exact, bound, spread, result)
+    bound = gamma(a.shape[1] + EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(w).T)
+    return Product(exact, bound, spread, ordered)
 
 
-def _exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
+def _encoded(semantics: Semantics, x: Bytes) -> Bytes:
+    """What the kernel is to make of float32 bytes uint8[M, 4·K]."""
+    assert semantics.inside is not None
+    return semantics.inside.bytes_of(np.ascontiguousarray(x).view(np.float32))
+
+
+def _of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Doubles | float:
+    """What a kernel's own sums s may move the result by, float64[M, N], x being float32 bytes: where Σx of a block is
+    so near the middle of two halves that the order of its float32 additions decides which one s is."""
+    if semantics.name not in RAW_SUMS or not semantics.uses_sum(fmt):
+        return 0.0
+    values = np.ascontiguousarray(x).view(np.float32).reshape(len(x), -1, 32).astype(np.float64)
+    total, error = values.sum(axis=-1), gamma(32) * np.abs(values).sum(axis=-1)
+    with np.errstate(all="ignore"):
+        low, high = ((total + sign * error).astype(np.float16).astype(np.float64) for sign in (-1, 1))
+        apart = np.nan_to_num(high - low, posinf=0.0)  # [M, nb]; what overflows is not finite anyway
+        if not apart.any():
+            return 0.0
+        least = _by_term(fmt, fmt.minima(w.reshape(len(w), -1, fmt.block_bytes)))[:, 0]  # [nb, N]
+        if fmt.name in semantics.half_scales:
+            least = least.astype(np.float16).astype(np.float64)
+        return np.asarray(apart @ np.abs(np.nan_to_num(least)))
+
+
+def _own_product(oracle: Oracle, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int) -> Product:
+    """By the rule of `f32`, which holds for any order of L products. Raises KernelFault."""
+    given = oracle.activations(x)
+    a = _padded(given)
+    step = max(1, _TILE // max(1, len(a) * a.shape[1] // _OWN_TERM))
+    parts: list[Product] = []
+    for values in map(_padded, _own_weights(oracle, fmt, w, given.shape[1])):
+        tiles = [values[start : start + step] for start in range(0, len(values), step)]
+        with np.errstate(all="ignore"), ThreadPoolExecutor(threads) as pool:
+            parts += pool.map(lambda tile: _of_values(a, tile, _OWN_TERM), tiles)
+    return concatenated(parts)
+
+
+def _own_weights(oracle: Oracle, fmt: BlockFormat, w: Bytes, columns: int) -> Iterator[Doubles]:
+    """Some rows after the other, float64[n, L], L being that of the activations. Raises KernelFault."""
+    rows = max(1, _OWN_VALUES // columns)
+    for start in range(0, len(w), rows):
+        values = oracle.weights(fmt, w[start : start + rows])
+        if values.shape[1] != columns:
+            raise KernelFault(
+                f"the kernel's oracle gives weights of {values.shape[1]} columns and activations of {columns}"
+            )
+        yield values
+
+
+def _padded(values: Doubles) -> Doubles:
+    """Columns of zeros up to whole terms."""
+    return np.pad(values, ((0, 0), (0, -values.shape[1] % _OWN_TERM)))
+
+
+def exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
     """d·q + m of uint8[..., block_bytes], float64[..., block_size], without the rounding of a decoded value."""
     q = fmt.codes(blocks).astype(np.float64)
     q = q.reshape(*q.shape[:-1], fmt.groups, fmt.group)
@@ -209,6 +279,11 @@ def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, th
     """Only the exact result of `product`, float64[M, N], by two matrix products: for passes that judge nothing."""
     if isinstance(fmt, ElementFormat):
         return exact_elements(fmt.name, w, np.ascontiguousarray(x).view(np.float32), threads)
+    if semantics.inside is not None:
+        return exact_result(semantics.inside, fmt, w, _encoded(semantics, x), threads)
+    if semantics.oracle is not None:
+        own = semantics.oracle.activations(x)
+        return np.concatenate([own @ v.T for v in _own_weights(semantics.oracle, fmt, w, own.shape[1])], axis=1)
     if semantics.half_products or semantics.half_scales:  # rounded inside a block: no matrix product gives it
         return product(semantics, fmt, w, x, threads=threads).exact
     n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size
@@ -229,7 +304,7 @@ def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, th
             if semantics.activations is None:
                 return np.asarray(a @ fmt.decode(blocks).reshape(len(blocks), k).astype(np.float64).T)
             if s is None:
-                return np.asarray(a @ _exact_weights(fmt, blocks).reshape(len(blocks), k).T)
+                return np.asarray(a @ exact_weights(fmt, blocks).reshape(len(blocks), k).T)
             values = fmt.codes(blocks) * fmt.scale(blocks).astype(np.float64)[..., None]
             minimum = fmt.minimum(blocks).astype(np.float64)
             return np.asarray(a @ values.reshape(len(blocks), k).T + s @ minimum.T)
