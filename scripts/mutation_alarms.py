@@ -196,7 +196,7 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
                 for of in definitions:
                     shape = (matrix.fmt.name, n, k, of)
                     m = (TOKENS if of == "q8_1" else 192) if short else (48 if k <= 4096 and of == "q8_1" else 8)
-                    jobs.append(Job(i, of, m, seed, kind, every=short and shape not in seen))
+                    jobs.append(Job(i, of, m, seed, kind, every=n * k <= 1 << 16 and shape not in seen))
                     seen.add(shape)
                 if short or kind == "random":
                     jobs.append(Job(i, "llama.cpp", 256 if short else 8, seed, kind))
@@ -212,7 +212,8 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
         jobs.append(Job(i, "q8_1", MANY, 1000 + number, kind, fill=True))
         left -= planned(jobs[-1], matrices[i], host)
         number += 1
-    return jobs
+    # shuffled, so that what a time limit leaves is of all kinds
+    return [jobs[i] for i in np.random.default_rng(len(jobs)).permutation(len(jobs))]
 
 
 #: Types whose products a NumPy oracle computes soonest.
@@ -510,6 +511,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--outputs", type=lambda s: int(float(s)), default=10**9, help="judge at least so many")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts and drawn values")
     parser.add_argument("-j", "--jobs", type=int, default=0, help="processes; 0: one for each core")
+    parser.add_argument("--time-limit", type=float, default=0, metavar="S", help="stop after S seconds of the clock")
     parser.add_argument("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), help="of weights")
     parser.add_argument("--small", action="store_true", help="short rows and texts alone, to try it")
 
@@ -528,6 +530,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             start = said = now
             print(f"prepared and compiled in {now - began:.0f} s: {len(jobs)} jobs", file=sys.stderr)
         total.add(tally)
+        if options.time_limit and now - start > options.time_limit:
+            break
         if now - said > 20:
             said = now
             rate = total.outputs / (now - start)

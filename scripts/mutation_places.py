@@ -1,7 +1,7 @@
 """Localisation: does a report name tensor, row and block of a fault that is confined to one block of weights?
 
-The rungs `blocks` and `layers` run as they are, on a kernel that gets one block altered (or whose outputs are altered as
-if); llama.cpp's graph is captured once a model and played back.
+The rungs `blocks` and `layers` run as they are, on a kernel that gets one block altered (or whose outputs are altered
+as if); llama.cpp's graph is captured once a model and played back.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def planned(model: Model, tensor_name: str, quantized: bool, rng: np.random.Gene
     row, block = int(rng.integers(len(rows))), int(rng.integers(rows.shape[1] // size))
     blocks = rows.reshape(-1, size)
     number = row * (rows.shape[1] // size) + block
-    original, other = blocks[number], blocks[number + (1 if block == 0 else -1)]
+    original, other = blocks[number], blocks[number - 1 if number else 1]
     if (blocks == original).all(axis=1).sum() != 1:
         return None
     made = altered(fmt, original, other, rng)
@@ -488,7 +488,7 @@ def _one(bench: Bench, kernel: Kernel, plan: Plan, rung: str, declares: bool, di
     if diagnoses:
         return bench.run(faulty, plan.tensor, rung)
     # a diagnosis takes longer than all the rest, and says nothing of the place
-    with mock.patch.object(_Judged, "diagnosis", lambda _: None):
+    with mock.patch.object(_Judged, "diagnosis", return_value=None):
         return bench.run(faulty, plan.tensor, rung)
 
 
