@@ -189,10 +189,8 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
             kinds = ["random"] if not matrix.own and not matrix.x.any() else ["real", "random"]
             short = k <= 768
             for kind in kinds:
-                if isinstance(matrix.fmt, ElementFormat):
-                    definitions = [matrix.fmt.name.lower()]
-                else:
-                    definitions = ["q8_1", "f32"]
+                element = isinstance(matrix.fmt, ElementFormat)
+                definitions = [matrix.fmt.name.lower()] if element else ["q8_1", "f32"]
                 for of in definitions:
                     shape = (matrix.fmt.name, n, k, of)
                     m = (TOKENS if of == "q8_1" else 192) if short else (48 if k <= 4096 and of == "q8_1" else 8)
@@ -427,19 +425,22 @@ _worker: Worker | None = None
 
 
 def save(matrices: Sequence[Matrix], folder: Path) -> None:
-    """For `load`, in files of arrays."""
+    """For `load`, in files of arrays; activations that several matrices share, once."""
+    first = {id(matrix.x): i for i, matrix in reversed(list(enumerate(matrices)))}
     for i, matrix in enumerate(matrices):
-        np.savez(folder / f"{i}.npz", rows=matrix.rows, x=matrix.x)
-    named = [(m.source, m.tensor, m.fmt.name, m.own) for m in matrices]
+        np.save(folder / f"rows{i}.npy", matrix.rows)
+    for i in first.values():
+        np.save(folder / f"x{i}.npy", matrices[i].x)
+    named = [(m.source, m.tensor, m.fmt.name, m.own, first[id(m.x)]) for m in matrices]
     (folder / "matrices.json").write_text(json.dumps(named))
 
 
 def load(folder: Path) -> list[Matrix]:
-    """What `save` saved."""
+    """What `save` saved, mapped: the processes share it."""
     found = []
-    for i, (source, tensor, kind, own) in enumerate(json.loads((folder / "matrices.json").read_text())):
-        with np.load(folder / f"{i}.npz") as file:
-            found.append(Matrix(source, tensor, WEIGHTS[kind], file["rows"], file["x"], own))
+    for i, (source, tensor, kind, own, of_x) in enumerate(json.loads((folder / "matrices.json").read_text())):
+        rows, x = (np.load(folder / name, mmap_mode="r") for name in (f"rows{i}.npy", f"x{of_x}.npy"))
+        found.append(Matrix(source, tensor, WEIGHTS[kind], rows, x, own))
     return found
 
 

@@ -210,7 +210,8 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
             }
             if semantics.activations is not None:
                 made["0.01 per cent"] = replace(p, e=1.0001 * p.e, s=1.0001 * p.s)
-                made["scales of the next token"] = replace(p, e=np.roll(p.e, 1, axis=0))
+                if semantics.activations.block_size < matrix.k:  # else it is the neighbouring block's, which is known
+                    made["scales of the next token"] = replace(p, e=np.roll(p.e, 1, axis=0))
             for which, parts in made.items():
                 y = parts.predicted().exact.astype(np.float32)
                 found = diagnose_by(y, fmt, semantics, rows, matrix.x)
