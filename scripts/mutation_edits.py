@@ -272,13 +272,12 @@ def _edits() -> Iterator[Edit]:
     yield naive("row-stride", "activations a block shorter", "x + i / N * nb * SLICES", "x + i / N * (nb * SLICES - 1)")
     yield naive("row-stride", "every token is token 0", "x + i / N * nb * SLICES", "x")
     for name, size, padded in (("Q4_0", 18, 20), ("Q5_0", 22, 24), ("Q8_0", 34, 36), ("IQ4_NL", 18, 20)):
-        yield of(
-            "block-stride",
-            "a padded struct",
-            (name,),
-            (f"struct {name} {{", f"struct alignas(4) {name} {{"),
-            (f"sizeof({name}) == {size}", f"sizeof({name}) == {padded}"),
+        changes = (
+            (FILE, f"struct {name} {{", f"struct alignas(4) {name} {{"),
+            (FILE, f"sizeof({name}) == {size}", f"sizeof({name}) == {padded}"),
+            ("formats/all.cuh", "sizeof(FORMAT) == BLOCK_BYTES", "sizeof(FORMAT) > BLOCK_BYTES"),
         )
+        yield Edit("block-stride", "a padded struct", (name,), "q8_1_naive", changes)
     for make in (naive, f32):
         yield make("transposed", "written transposed", "y[i] = acc", "y[i % N * M + i / N] = acc")
         yield make("end-of-k-dropped", "the last block", "b < nb; ++b", "b < nb - 1; ++b")
