@@ -427,6 +427,7 @@ LOOP = "\n        for (int j = 0; j < 16; ++j)"
         (Q4_0, NAIVE, "y[i] = acc", "y[i] = half_to_float(float_to_half(acc))", "half-accumulator"),
         (Q4_0, NAIVE, "accumulate(acc, wb[b], s,", "accumulate(acc, wb[b ? b - 1 : b], s,", "neighbouring-scale"),
         (Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = truncf(__fmul_rn(v[i], over_d))", "quantizer-truncates"),
+        (Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = floorf(__fmul_rn(v[i], over_d))", "quantizer-truncates"),
         (Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", ""),
         (Q4_0, Q4_0_CUH, "qs[j] >> 4", "(qs[j] >> 3) & 15", ""),
         (Q4_0, "common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", ""),
