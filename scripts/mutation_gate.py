@@ -2,9 +2,9 @@
 
 A subject is a kernel and a type of weights. `verify_model.py` is run on a real model of that type with the shipped
 kernel, and every call that the blocks and layers rungs make of it is written down: weights, activations, output. A
-mutant gets the same calls. Its outputs are judged by `harness.semantics.judge` against the exact product of the declared
-semantics, its quantizer's bytes and packed weights are compared as the rungs do, its writes outside and what it left
-unwritten are seen by the host's guards.
+mutant gets the same calls. Its outputs are judged by `harness.semantics.judge` against the exact product of the
+declared semantics, its quantizer's bytes and packed weights are compared as the rungs do, its writes outside and what
+it left unwritten are seen by the host's guards.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class Subject:
     @property
     def weights(self) -> WeightFormat:
         return FORMATS.get(self.fmt) or ELEMENTS[self.fmt]
+
+    @property
+    def on_semantics(self) -> str:
+        """The definition that the kernel declares."""
+        return self.fmt.lower() if self.kernel == ELEMENTS_KERNEL else KERNELS[self.kernel].semantics
 
     def on(self, host: CpuHost) -> Kernel:
         spec = ELEMENT_KERNELS[self.fmt] if self.kernel == ELEMENTS_KERNEL else KERNELS[self.kernel]

@@ -25,22 +25,23 @@ from mutation_mutator import Mutant, mutants, sources
 from mutation_units import Unit, assembly, closure, compiled, header_of
 
 from harness.errors import EnvironmentFault
-from harness.formats import ELEMENTS, FORMATS
+from harness.formats import FORMATS
 from harness.hosts.base import cache_dir, kernel_root, tree_hash
-from harness.kernels import KERNELS, LEGACY
+from harness.kernels import KERNELS
 
 Record = dict[str, Any]
 
 #: Seconds of the processor that a mutant gets: so many, and so many times what the unmutated source takes.
-LEAST_SECONDS, TIMES = 2.0, 4.0
+LEAST_SECONDS, TIMES = 1.5, 3.0
 _MEMORY = 6 << 30
 BATCH = 32
+WORK, LINES = cache_dir() / "mutation", cache_dir() / "mutation.jsonl"
 
 
 # -- which kernels show a mutant --------------------------------------------------------------------------------------
 
-#: Of each kind of minimum and group, and with fifth bits: what the sources of kernels distinguish.
-_KINDS = ("Q4_0", "Q2_K", "Q5_1", "Q6_K")
+#: Types that differ in what the sources of kernels distinguish: the kind of minimum, groups of 16, fifth bits, 8 bits.
+_KINDS = ("Q4_0", "Q2_K", "Q5_1")
 _PACKED_KINDS = ("Q4_0", "Q5_1", "Q8_0")
 _PLAIN = ("q8_1_naive", "q8_1_dp4a", "f32_naive")
 
@@ -52,26 +53,25 @@ def subjects(root: Path, file: str) -> list[Subject]:
     if of_file:
         kinds = _PACKED_KINDS if of_file[0].formats is not None else _KINDS
         return [Subject(spec.name, fmt) for spec in of_file for fmt in kinds]
-    if file == "gemm/elements/01_naive.cu" or file == "formats/elements.cuh":
+    if file in ("gemm/elements/01_naive.cu", "formats/elements.cuh"):
         return [Subject(ELEMENTS_KERNEL, fmt) for fmt in ("F16", "BF16", "F32")]
     if file.startswith("formats/"):
         users = [f for f in FORMATS if file in closure(root, Unit("formats/all.cuh", (("FORMAT", f),)))]
         own = [f for f in users if header_of(root, f) == file]
-        return [Subject(kernel, fmt) for fmt in (own or users) for kernel in _PLAIN]
-    packed = [Subject(k, f) for k in ("q8_1_gemv", "q8_1_wgmma") for f in _PACKED_KINDS]
+        # of words.cuh, the types that use each of its functions
+        some = own or [f for f in users if f in ("Q4_0", "Q5_0", "Q3_K", "Q1_0", "Q2_K")] or users[:2]
+        return [Subject(kernel, fmt) for kernel in _PLAIN for fmt in some]
     by_hand = {
-        "common.cuh": [
-            *(Subject("q8_1_naive", f) for f in _KINDS),
-            *(Subject(k, f) for k in ("q8_1_dp4a_tiled", "q8_1_tiled") for f in ("Q4_0", "Q2_K", "Q5_1")),
-        ],
-        "packed.cuh": packed,
-        "quantize/q8_1.cu": [Subject("q8_1_naive", "Q4_0")],
-        "quantize/q8_1.cuh": [Subject("q8_1_naive", "Q4_0"), Subject("q8_1_wgmma", "Q4_0")],
-        "pack/activations.cu": [Subject("q8_1_wgmma", f) for f in _PACKED_KINDS],
-        "pack/weights.cu": [Subject("q8_1_wgmma", "Q4_0"), Subject("q8_1_gemv", "Q5_1"), Subject("q8_1_wgmma", "Q8_0"),
-                            Subject("q8_1_wgmma", "Q5_1")],
+        "common.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_naive", "Q2_K"), ("q8_1_naive", "Q5_1"),
+                       ("q8_1_dp4a_tiled", "Q4_0"), ("q8_1_tiled", "Q2_K"), ("q8_1_tiled", "Q5_1")],
+        "packed.cuh": [("q8_1_gemv", "Q4_0"), ("q8_1_gemv", "Q5_1"), ("q8_1_wgmma", "Q4_0"), ("q8_1_wgmma", "Q8_0"),
+                       ("q8_1_wgmma", "Q5_1")],
+        "quantize/q8_1.cu": [("q8_1_naive", "Q4_0")],
+        "quantize/q8_1.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_wgmma", "Q4_0")],
+        "pack/activations.cu": [("q8_1_wgmma", "Q4_0"), ("q8_1_wgmma", "Q8_0")],
+        "pack/weights.cu": [("q8_1_wgmma", "Q4_0"), ("q8_1_gemv", "Q5_1"), ("q8_1_wgmma", "Q8_0")],
     }  # fmt: skip
-    return by_hand.get(file, [])
+    return [Subject(kernel, fmt) for kernel, fmt in by_hand.get(file, [])]
 
 
 def row_of(file: str) -> str:
@@ -413,8 +413,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--equivalence", action="store_true", help="compare survivors' object code with the original's")
     parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long; the next run goes on")
-    parser.add_argument("--lines", type=Path, default=Path("mutation.jsonl"), help="results, a line a mutant; resumed")
-    parser.add_argument("--work", type=Path, default=cache_dir() / "mutation", help="models and recorded calls")
+    parser.add_argument("--lines", type=Path, default=LINES, help="results, a line a mutant; resumed")
+    parser.add_argument("--work", type=Path, default=WORK, help="models and recorded calls")
 
 
-__all__ = ["ELEMENTS", "LEGACY", "Bench", "add_arguments", "finished", "population", "row_of", "run", "sampled"]
+__all__ = ["Bench", "add_arguments", "finished", "population", "row_of", "run", "sampled"]

@@ -57,10 +57,11 @@ _LEXEME = re.compile(
     | (?P<comment>//[^\n]*|/\*.*?\*/)
     | (?P<directive>\#(?:[^\n\\]|\\\n|\\.)*)
     | (?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
-    | (?P<float>0[xX][0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?[pP][+-]?\d+[fF]?|(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?[fF]?|\d+[eE][+-]?\d+[fF]?)
+    | (?P<float>0[xX][0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?[pP][+-]?\d+[fF]?
+        | (?:(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)[fF]?)
     | (?P<int>0[xX][0-9a-fA-F]+[uUlL]*|\d+[uUlL]*)
     | (?P<name>[A-Za-z_]\w*)
-    | (?P<op><<=|>>=|\.\.\.|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||\+=|-=|\*=|/=|%=|&=|\|=|\^=|::|[-+*/%&|^~!<>=?:;,.()\[\]{}])
+    | (?P<op><<=|>>=|\.\.\.|->|\+\+|--|<<|>>|[-<>=!+*/%&|^]=|&&|\|\||::|[-+*/%&|^~!<>=?:;,.()\[\]{}])
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -180,14 +181,17 @@ _EXCHANGED = {
 _MEMBERS = {"d": ("s", "m"), "s": ("d",), "m": ("d",), "x": ("y",), "y": ("x",), "z": ("w",), "w": ("z",)}
 _INTRINSICS = {
     "__fadd_rn": ("__fsub_rn",), "__fmul_rn": ("__fadd_rn",), "__fmaf_rn": ("UNFUSED",), "__dp4a": ("DP4A_UNSIGNED",),
-    "__fdiv_rn": ("__fmul_rn",), "roundf": ("truncf", "rintf"), "fabsf": ("IDENTITY",), "__byte_perm": ("DP4A_UNSIGNED",),
-    "half_to_float": ("(float)",),
+    "__fdiv_rn": ("__fmul_rn",), "roundf": ("truncf", "rintf"), "fabsf": ("IDENTITY",),
+    "__byte_perm": ("DP4A_UNSIGNED",), "half_to_float": ("(float)",),
 }  # fmt: skip
 _BARRIERS = frozenset({"__syncthreads", "__syncwarp", "barrier_sync", "mbarrier_wait", "barrier_arrive"})
 _NO_STATEMENT = frozenset(
-    "return if for while do else switch case struct class enum using namespace template typedef static_assert const "
-    "constexpr static auto public private extern inline default __device__ __global__ __shared__".split()
-)
+    {
+        "return", "if", "for", "while", "do", "else", "switch", "case", "struct", "class", "enum", "using", "namespace",
+        "template", "typedef", "static_assert", "const", "constexpr", "static", "auto", "public", "private", "extern",
+        "inline", "default", "__device__", "__global__", "__shared__",
+    }
+)  # fmt: skip
 
 
 def _hex(value: int, like: str) -> str:

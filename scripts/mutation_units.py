@@ -3,6 +3,7 @@ the host's are read once."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from mutation_mutator import PRELUDE
 
 from harness.errors import EnvironmentFault
+from harness.hosts.base import tree_hash
 from harness.hosts.compiler import FLAGS, compiler
 from harness.hosts.tables import headers
 
@@ -132,9 +134,29 @@ def lines_alive(root: Path, unit: Unit) -> dict[str, frozenset[int]]:
     return {f: frozenset(lines) for f, lines in alive.items()}
 
 
-def _whole(root: Path, bodies: Sequence[tuple[str, str]], entries: Sequence[str]) -> str:
+@cache
+def _common(root: Path) -> str:
+    """What all units begin with: the host's headers, and the tables that any source includes."""
     tables = [text for name, text in headers().items() if any(name in _read(p) for p in _sources(root))]
-    parts = [PRELUDE, _PREAMBLE, *(t.replace("#pragma once", "") for t in tables)]
+    return "\n".join([PRELUDE, _PREAMBLE, *tables])
+
+
+def precompiled(root: Path, folder: Path) -> Path:
+    """The header of what all units begin with, in `folder`, compiled; it is made once."""
+    digest = hashlib.sha256("\0".join([_common(root), tree_hash(root), *MUTANT_FLAGS, str(root)]).encode()).hexdigest()
+    header = folder / f"common-{digest[:16]}.hpp"
+    made = header.with_suffix(".hpp.gch")
+    if not made.exists():
+        header.write_text(_common(root))
+        part = folder / f"common-{os.getpid()}.part"
+        flags = [f for f in MUTANT_FLAGS if f != "-shared"]
+        subprocess.run([compiler(), *flags, f"-I{root}", "-x", "c++-header", str(header), "-o", str(part)], check=True)
+        part.replace(made)
+    return header
+
+
+def _whole(root: Path, bodies: Sequence[tuple[str, str]], entries: Sequence[str], common: bool = True) -> str:
+    parts = [_common(root)] if common else []
     for name, text in bodies:
         launches = "".join(
             f'extern "C" int {name}_{entry}_launch(const unsigned* g, const unsigned* b, void** a, int t) {{ '
@@ -168,8 +190,9 @@ def compiled(
     try:
         while steps and left:
             bodies = [(name, flattened(root, unit, changed, f"{name}/")) for name, changed in left.items()]
-            source.write_text(_whole(root, bodies, entries))
-            command = [compiler(), *MUTANT_FLAGS, f"-I{root}", str(source), *steps[0]]
+            source.write_text(_whole(root, bodies, entries, common=False))
+            header = precompiled(root, library.parent)
+            command = [compiler(), *MUTANT_FLAGS, f"-I{root}", "-include", str(header), str(source), *steps[0]]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
             if done.returncode == 0:
                 steps.pop(0)
