@@ -10,6 +10,7 @@ it left unwritten are seen by the host's guards.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -377,6 +378,37 @@ def _probes(subject: Subject, host: CpuHost) -> Calls:
     return calls
 
 
+def proposed(gate: Gate) -> Calls:
+    """What the layers rung might ask beside: the real matrices with a row fewer, and with a block of each row fewer, at 3
+    tokens; so that no tile is full, in any direction. Outputs are the shipped kernel's."""
+    kernel, fmt, calls = gate.subject.on(CpuHost(1)), gate.rungs.fmt, Calls(gate.rungs.fmt)
+    unit, size = (fmt.block_size, fmt.block_bytes) if isinstance(fmt, BlockFormat) else (37, 37 * fmt.block_bytes)
+    seen: set[int] = set()
+    for call in gate.rungs.calls:
+        if call.kind != "product" or call.weights in seen or len(call.x) < 3 or call.x.shape[1] == 32:
+            continue
+        seen.add(call.weights)
+        rows, x = gate.rungs.matrices[call.weights], call.x[:3]
+        blocks = max(1, rows.shape[1] // size - 1)
+        for what, some, values in (
+            ("a row fewer", rows[:-1], x),
+            (
+                "a block fewer",
+                np.ascontiguousarray(rows[:, : blocks * size]),
+                np.ascontiguousarray(x[:, : blocks * unit]),
+            ),
+        ):
+            calls.matrices.append(some)
+            y = kernel.product(kernel.upload(fmt, some), values)
+            calls.calls.append(Call("product", len(calls.matrices) - 1, values, y, what=what))
+            if kernel.semantics == "q8_1":
+                calls.calls.append(Call("quantize", -1, values, kernel.quantize(values), what=what))
+    if kernel.semantics == "q8_1":
+        x = np.ascontiguousarray(next(c for c in reversed(gate.rungs.calls) if c.kind == "product").x[:3, :32])
+        calls.calls.append(Call("quantize", -1, x, kernel.quantize(x), what="three blocks"))
+    return calls
+
+
 # -- mutants ----------------------------------------------------------------------------------------------------------
 
 
@@ -388,6 +420,8 @@ class MutantHost(CpuHost):
         super().__init__(1)
         self._changed = changed
         self.noted: list[str] = []
+        #: Whether inputs end where memory does, so that reading on is a crash.
+        self.guarded = False
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         unit = Unit(file, tuple(defines.items()))
@@ -398,11 +432,33 @@ class MutantHost(CpuHost):
         function.restype = ctypes.c_int
         return function
 
+    def upload(self, array: npt.NDArray[Any]) -> Any:
+        if not self.guarded:
+            return super().upload(array)
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return super().upload(_before_a_wall(raw))
+
     def download(self, output: Any) -> Bytes:
         whole = self._read(output)
         if touched := outside(whole):
             self.noted.append(touched)
         return whole[GUARD_BYTES:-GUARD_BYTES]
+
+
+def _before_a_wall(raw: Bytes) -> Bytes:
+    """A copy that begins at a multiple of 16 and ends less than 16 bytes before a page that nobody may read. It is not
+    given back: a mutant's process is short."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    room, page = -(-raw.size // 16) * 16, mmap.PAGESIZE
+    size = -(-room // page) * page
+    start = libc.mmap(None, size + page, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    libc.mprotect(start + size, page, 0)
+    copy = np.ctypeslib.as_array((ctypes.c_uint8 * raw.size).from_address(start + size - room))
+    copy[:] = raw
+    return copy
 
 
 def _differs(y: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
@@ -448,7 +504,8 @@ def _outputs(subject: Subject, host: MutantHost, calls: Calls) -> Iterator[tuple
 def judged(gate: Gate, host: MutantHost, phase: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """What becomes of a mutant: `outcome` killed (by what: `by`), missed (a bit differs on a valid input, none where a
     rung looks), passed (a rung looked at it and let it pass) or same; `gates`, of a killed one, says which other gates
-    would have caught it. `phase` is told when the rungs' calls are over."""
+    would have caught it. `phase` is told when the rungs' calls are over, and when the probes are asked again with
+    inputs that end where memory does."""
     by = ""
     caught: dict[str, bool] = dict.fromkeys(GATES, False)
     changed = False  # a bit of an output, not only a byte outside
@@ -472,13 +529,17 @@ def judged(gate: Gate, host: MutantHost, phase: Callable[[str], None] = lambda _
         return {"outcome": "killed", "by": by, "gates": caught}
     if changed:
         return {"outcome": "passed", "by": "", "gates": caught}
-    phase("probes")
     try:
-        for call, y, noted in _outputs(gate.subject, host, gate.probes):
-            if noted or _differs(y, call.y):
-                return {"outcome": "missed", "by": f"{call.kind} {call.what}" + (f": {noted}" if noted else "")}
+        for name in ("proposed", "probes", "walls"):
+            phase(name)
+            host.guarded = name == "walls"
+            asked = proposed(gate) if name == "proposed" else gate.probes
+            for call, y, noted in _outputs(gate.subject, host, asked):
+                if noted or _differs(y, call.y):
+                    said = f"{call.kind} {call.what}" + (f": {noted}" if noted else "")
+                    return {"outcome": "missed", "by": said, "proposed": name == "proposed"}
     except KernelFault as error:
-        return {"outcome": "missed", "by": str(error)}
+        return {"outcome": "missed", "by": str(error), "proposed": name == "proposed"}
     return {"outcome": "same", "by": ""}
 
 

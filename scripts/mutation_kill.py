@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import hashlib
 import json
 import multiprocessing
@@ -84,22 +85,32 @@ def row_of(file: str) -> str:
 # -- one mutant, in a process of its own ------------------------------------------------------------------------------
 
 
+def _die_with_parent() -> None:
+    """Linux: SIGKILL once the process that started this one has ended, which cannot tell us itself any more."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def in_child(work: Callable[[Callable[[str], None]], Record], seconds: float) -> Record:
     """What `work` returns, from a forked process. It is given a function that says which phase has begun; a death or
-    the time limit is told with the phase: {"outcome": "died", "by": …, "phase": …}."""
+    the time limit is told with the phase: {"outcome": "died", "by": …, "phase": …}. Raises EnvironmentFault where
+    `work` itself fails."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             os.close(read)
+            _die_with_parent()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
             cpu = int(seconds) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
             with open(os.devnull, "w") as null:
                 os.dup2(null.fileno(), 2)
-            answer = work(lambda phase: os.write(write, json.dumps({"phase": phase}).encode() + b"\n") and None)
+            try:
+                answer = work(lambda phase: os.write(write, json.dumps({"phase": phase}).encode() + b"\n") and None)
+            except Exception as error:  # ours, not the mutant's: a kernel throws nothing
+                answer = {"outcome": "error", "by": repr(error)}
             os.write(write, json.dumps(answer).encode() + b"\n")
             code = 0
         finally:
@@ -124,6 +135,8 @@ def in_child(work: Callable[[Callable[[str], None]], Record], seconds: float) ->
     for line in said.splitlines():
         with contextlib.suppress(ValueError):
             answer = json.loads(line)
+            if answer.get("outcome") == "error":
+                raise EnvironmentFault(f"judging failed: {answer['by']}")
             if "outcome" in answer:
                 return {**answer, "spent": spent}
             phase = answer.get("phase", phase)
@@ -143,8 +156,10 @@ def judge_one(gate: Gate, changed: Sequence[tuple[Unit, Path, str]], seconds: fl
     found = in_child(work, seconds)
     if found["outcome"] != "died":
         return found
-    if found["phase"] == "probes":
-        return {"outcome": "missed", "by": found["by"]}
+    if found["phase"] == "walls" and found["by"] in ("SIGSEGV", "SIGBUS"):  # no output tells
+        return {"outcome": "same", "by": "", "overreads": True}
+    if found["phase"]:
+        return {"outcome": "missed", "by": found["by"], "proposed": found["phase"] == "proposed"}
     return {"outcome": "killed", "by": found["by"], "gates": dict.fromkeys(GATES, True)}
 
 
@@ -243,7 +258,9 @@ class Bench:
         if not tried:
             found = {"outcome": "unobservable", "by": "no unit that runs on a CPU holds the line"}
             return _record(mutant, source, found, None, time.monotonic() - started)
-        return _record(mutant, source, {"outcome": "same", "by": ""}, None, time.monotonic() - started)
+        overreads = next((s for s, found in tried if found.get("overreads")), None)
+        entry = _record(mutant, source, {"outcome": "same", "by": ""}, overreads, time.monotonic() - started)
+        return {**entry, "overreads": True} if overreads else entry
 
     def same_code(self, mutant: Mutant, source: str) -> bool:
         """Whether every unit that holds the mutant has the object code of the original."""
@@ -269,7 +286,7 @@ class Bench:
         path = self.folder / f"original-{key[:24]}"
         if not path.exists():
             found = judge_one(self.gate(subject), [(unit, where, "m0") for unit, where in libraries.items()], 300)
-            if found["outcome"] != "same":
+            if found["outcome"] != "same" or found.get("overreads"):
                 raise EnvironmentFault(f"{subject}: compiled as mutants are, the source itself is {found}")
             path.write_text(repr(found["spent"]))
         with contextlib.suppress(ValueError):
@@ -283,6 +300,8 @@ def _record(mutant: Mutant, source: str, found: Record, subject: Subject | None,
     out: Record = {"id": mutant.id, "outcome": found["outcome"], "by": found["by"], "diff": mutant.diff(source)}
     if subject is not None:
         out["subject"] = str(subject)
+    if found.get("proposed"):
+        out["proposed"] = True
     if "gates" in found:
         out["gates"] = [name for name, caught in found["gates"].items() if caught]
     return out | {"seconds": round(seconds, 2)}
@@ -317,6 +336,13 @@ def finished(path: Path) -> dict[str, Record]:
     return found
 
 
+def _mend(path: Path) -> None:
+    """End the last line of a file that was cut off within it."""
+    if path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n"):
+        with path.open("a") as f:
+            f.write("\n")
+
+
 def _append(path: Path, entry: Record) -> None:
     with path.open("a") as f:  # one write each: two workers do not mix
         f.write(json.dumps(entry, ensure_ascii=False) + "\n")
@@ -328,6 +354,7 @@ _BENCH: Bench | None = None
 def _start(folder: str) -> None:
     global _BENCH
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
     _BENCH = Bench(Path(folder))
 
 
@@ -364,6 +391,7 @@ def run(options: argparse.Namespace) -> int:
     if options.mutant:
         return _one(everything, options)
     chosen = sampled(everything, options.sample, options.seed)
+    _mend(options.lines)
     known = finished(options.lines)
     tasks = []
     for file, some in chosen.items():
@@ -371,6 +399,10 @@ def run(options: argparse.Namespace) -> int:
             continue
         left = [m for m in some if m.id not in known]
         tasks += [(left[i : i + BATCH], str(options.lines)) for i in range(0, len(left), BATCH)]
+    if options.again:
+        names = {i for i, r in known.items() if r["outcome"] in ("same", "missed", "passed") and "again" not in r}
+        some_of = [[m for m in some if m.id in names] for some in everything.values()]
+        tasks = [(s[i : i + BATCH], str(options.lines)) for s in some_of for i in range(0, len(s), BATCH)]
     if options.equivalence:
         open_ = [m for some in everything.values() for m in some if known.get(m.id, {}).get("outcome") == "same"]
         tasks = [([m], str(options.lines)) for m in open_ if not known[m.id]["by"] and "compared" not in known[m.id]]
@@ -410,6 +442,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=float, default=1.0, metavar="FRACTION", help="a random part of each file's")
     parser.add_argument("-s", "--seed", type=int, default=0)
     parser.add_argument("--only", action="append", metavar="PART", help="files whose path holds this; may be repeated")
+    parser.add_argument("--again", action="store_true", help="judge the survivors once more")
     parser.add_argument("--equivalence", action="store_true", help="compare survivors' object code with the original's")
     parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long; the next run goes on")

@@ -61,7 +61,13 @@ def collected(records: Mapping[str, Record], population: Mapping[str, int], sour
         file, place = entry["id"].split(":", 1)
         found.setdefault(file, {})[place] = encoded(entry["outcome"], entry.get("gates", ()))
         if entry["outcome"] in ("same", "missed", "passed"):
-            survivors.append({k: entry[k] for k in ("id", "outcome", "by", "diff", "subject") if entry.get(k)})
+            survivors.append(
+                {
+                    k: entry[k]
+                    for k in ("id", "outcome", "by", "diff", "subject", "proposed", "overreads")
+                    if entry.get(k)
+                }
+            )
     return {"population": dict(population), "sources": sources, "mutants": found, "survivors": survivors}
 
 
@@ -182,6 +188,8 @@ def reason(survivor: Record, known: Sequence[Mapping[str, str]]) -> str:
     """Why a survivor that changes no bit is equivalent; "" where nobody has said."""
     if survivor.get("by"):
         return str(survivor["by"])
+    if survivor.get("overreads"):
+        return "reads past the end of an input, and uses nothing of that: no output tells, a sanitizer does"
     file = survivor["id"].split(":")[0]
     for entry in known:
         fits = re.fullmatch(entry["file"], file) and re.search(entry["diff"], survivor["diff"])
@@ -223,6 +231,12 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
     missed = [s for s in kill["survivors"] if s["outcome"] in ("missed", "passed")]
     lines += ["", "## Missed", "", "They change a bit of the input that is named, and no rung saw it.", ""]
     lines += [f"- {_line(s)}: {_code(s.get('by', ''))} ({s.get('subject', '')})" for s in missed] or ["None."]
+    if beside := sum(bool(s.get("proposed")) for s in missed):
+        lines += [
+            "",
+            f"{beside} of these {len(missed)} show on the model's own matrices with a row fewer, or with a block of each "
+            "row fewer, or where three blocks are quantized: calls that the rungs do not make yet.",
+        ]
     for title, wanted in (("Equivalent", True), ("Unexplained", False)):
         told = {
             "Equivalent": "No output changes: the same object code, or for the reason given.",
