@@ -379,8 +379,8 @@ def _probes(subject: Subject, host: CpuHost) -> Calls:
 
 
 def proposed(gate: Gate) -> Calls:
-    """What the layers rung might ask beside: the real matrices with a row fewer, and with a block of each row fewer, at 3
-    tokens; so that no tile is full, in any direction. Outputs are the shipped kernel's."""
+    """What the layers rung might ask beside: the real matrices with a row fewer, and with a block of each row fewer, at
+    3 tokens; so that no tile is full, in any direction. Outputs are the shipped kernel's."""
     kernel, fmt, calls = gate.subject.on(CpuHost(1)), gate.rungs.fmt, Calls(gate.rungs.fmt)
     unit, size = (fmt.block_size, fmt.block_bytes) if isinstance(fmt, BlockFormat) else (37, 37 * fmt.block_bytes)
     seen: set[int] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import faulthandler
 import hashlib
 import json
 import multiprocessing
@@ -101,6 +102,7 @@ def in_child(work: Callable[[Callable[[str], None]], Record], seconds: float) ->
         try:
             os.close(read)
             _die_with_parent()
+            faulthandler.disable()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
             cpu = int(seconds) + 1
@@ -212,34 +214,14 @@ class Bench:
         for subject in subjects(self.root, file):
             if not left:
                 break
-            gate = self.gate(subject)
             within = {name: self.units(subject, m) for name, m in left.items()}
             here = {name: m for name, m in left.items() if within[name]}
             if not here:
                 continue
-            libraries: dict[Unit, Path] = {}
-            for number, unit in enumerate(u for u in gate.units if any(u in units for units in within.values())):
-                variants: dict[str, Mapping[str, str]] = {"m0": {}}
-                variants |= {n: {file: m.applied(source)} for n, m in here.items() if unit in within[n]}
-                path = self.folder / f"batch-{os.getpid()}-{number}.so"
-                bad = compiled(self.root, unit, gate.units[unit], variants, path)
-                if "m0" in bad:
-                    raise EnvironmentFault(f"{file} itself does not compile: {unit}")
-                uncompilable |= bad
-                libraries[unit] = path
-            try:
-                self._check_original(subject, libraries)
-                for name, mutant in here.items():
-                    if name in uncompilable:
-                        continue
-                    changed = [(unit, libraries[unit], name) for unit in within[name]]
-                    found = judge_one(gate, changed, self._limit(subject))
-                    tried[name].append((subject, found))
-                    if found["outcome"] == "killed":
-                        yield _record(mutant, source, found, subject, time.monotonic() - started)
-            finally:
-                for path in libraries.values():
-                    path.unlink(missing_ok=True)
+            for name, found in self._of_subject(subject, here, within, source, uncompilable):
+                tried[name].append((subject, found))
+                if found["outcome"] == "killed":
+                    yield _record(here[name], source, found, subject, time.monotonic() - started)
             done = {n for n in here if n in uncompilable or (tried[n] and tried[n][-1][1]["outcome"] == "killed")}
             left = {n: m for n, m in left.items() if n not in done}
         for name, mutant in ((f"m{i}", m) for i, m in enumerate(some, 1)):
@@ -249,6 +231,43 @@ class Bench:
                 yield _record(mutant, source, {"outcome": "uncompilable", "by": ""}, None, 0.0)
             elif name in left:
                 yield self._survivor(mutant, source, tried[name], started)
+
+    def _of_subject(
+        self, subject: Subject, here: Mapping[str, Mutant], within: Mapping[str, list[Unit]], source: str,
+        uncompilable: set[str],
+    ) -> Iterator[tuple[str, Record]]:  # fmt: skip
+        """What a subject makes of mutants, by name. Units are compiled one after the other: a mutant that is killed, by
+        every other gate too, with some of its units is not compiled into the rest. `uncompilable` gets names."""
+        gate = self.gate(subject)
+        libraries: dict[Unit, Path] = {}
+        left = dict(here)
+        try:
+            for number, unit in enumerate(u for u in gate.units if any(u in within[name] for name in here)):
+                some = {name: m for name, m in left.items() if unit in within[name]}
+                if not some:
+                    continue
+                variants: dict[str, Mapping[str, str]] = {"m0": {}}
+                variants |= {name: {m.file: m.applied(source)} for name, m in some.items()}
+                path = self.folder / f"batch-{os.getpid()}-{number}.so"
+                bad = compiled(self.root, unit, gate.units[unit], variants, path)
+                if "m0" in bad:
+                    raise EnvironmentFault(f"{unit} itself does not compile")
+                uncompilable |= bad
+                libraries[unit] = path
+                self._check_original(subject, unit, path)
+                for name in some:
+                    if name in bad:
+                        left.pop(name)
+                        continue
+                    known = [u for u in within[name] if u in libraries]
+                    found = judge_one(gate, [(u, libraries[u], name) for u in known], self._limit(subject))
+                    sure = found["outcome"] == "killed" and all(found["gates"].values())
+                    if sure or len(known) == len(within[name]):
+                        left.pop(name)
+                        yield name, found
+        finally:
+            for path in libraries.values():
+                path.unlink(missing_ok=True)
 
     def _survivor(self, mutant: Mutant, source: str, tried: list[tuple[Subject, Record]], started: float) -> Record:
         for outcome in ("passed", "missed"):
@@ -277,20 +296,18 @@ class Bench:
             self._assembly[unit] = assembly(self.root, unit, entries, {})
         return assembly(self.root, unit, entries, {mutant.file: mutant.applied(source)}) == self._assembly[unit]
 
-    def _check_original(self, subject: Subject, libraries: Mapping[Unit, Path]) -> None:
-        """The unmutated source, compiled as mutants are, has the bits of the shipped kernel; and its time."""
-        if subject in self._seconds:
-            return
-        # once a subject and set of units, whoever of the workers
-        key = hashlib.sha256(repr((subject, sorted(map(repr, libraries)), tree_hash(self.root))).encode()).hexdigest()
+    def _check_original(self, subject: Subject, unit: Unit, library: Path) -> None:
+        """The unmutated source, compiled as mutants are, has the bits of the shipped kernel; and its time. Once a
+        subject and unit, whoever of the workers."""
+        key = hashlib.sha256(repr((subject, unit, tree_hash(self.root))).encode()).hexdigest()
         path = self.folder / f"original-{key[:24]}"
         if not path.exists():
-            found = judge_one(self.gate(subject), [(unit, where, "m0") for unit, where in libraries.items()], 300)
+            found = judge_one(self.gate(subject), [(unit, library, "m0")], 300)
             if found["outcome"] != "same" or found.get("overreads"):
                 raise EnvironmentFault(f"{subject}: compiled as mutants are, the source itself is {found}")
             path.write_text(repr(found["spent"]))
         with contextlib.suppress(ValueError):
-            self._seconds[subject] = float(path.read_text())
+            self._seconds[subject] = max(self._seconds.get(subject, 0.0), float(path.read_text()))
 
     def _limit(self, subject: Subject) -> float:
         return LEAST_SECONDS + TIMES * self._seconds.get(subject, 1.0)

@@ -234,8 +234,8 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
     if beside := sum(bool(s.get("proposed")) for s in missed):
         lines += [
             "",
-            f"{beside} of these {len(missed)} show on the model's own matrices with a row fewer, or with a block of each "
-            "row fewer, or where three blocks are quantized: calls that the rungs do not make yet.",
+            f"{beside} of these {len(missed)} show on the model's own matrices with a row fewer, or with a block of "
+            "each row fewer, or where three blocks are quantized: calls that the rungs do not make yet.",
         ]
     for title, wanted in (("Equivalent", True), ("Unexplained", False)):
         told = {

@@ -190,7 +190,7 @@ def test_what_becomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     some = chosen(
         ("+= → -=", "xb->qs[k]"),  # wrong
         ("s → d", "half_to_float"),  # wrong in what a sum over many hides least
-        ("++ → --", "< nb; "),  # reads far outside
+        ("+= → -=", "stride"),  # writes far outside
         ("] → + 1]", "int8_t q[QK"),  # the same
         ("h → s", "++"),  # loops
         ("i → j", "y["),  # does not compile
