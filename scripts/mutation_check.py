@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `mutation_score.py check`."""
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("-s", "--seed", type=int, default=0)
+    parser.add_argument("-j", "--jobs", type=int, default=1)
     parser.add_argument("--lines", type=Path, default=LINES, help="results of `kill`")
     parser.add_argument("--work", type=Path, default=WORK, help="models and recorded calls")
 
@@ -65,14 +67,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     mutants = {m.id: m for some in population(kernel_root()).values() for m in some}
     random.Random(options.seed).shuffle(records)
     chosen: list[Record] = records[: options.count]
-    differing = []
-    for number, entry in enumerate(chosen, 1):
+
+    def one(entry: Record) -> tuple[Record, str]:
         mutant = mutants[entry["id"]]
         subject = Subject(*entry["subject"].split()) if "subject" in entry else _first(mutant)
         said = verdict(mutant, subject, options.work)
-        if not agrees(entry["outcome"], said):
-            differing.append({"id": entry["id"], "said": f"{entry['outcome']}, verify_model.py: {said}"})
-        print(f"{number}/{len(chosen)} {entry['id']}: {entry['outcome']}, {said}", file=sys.stderr)
+        print(f"{entry['id']}: {entry['outcome']}, {said}", file=sys.stderr, flush=True)
+        return entry, said
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        answers = list(pool.map(one, chosen))
+    differing = [
+        {"id": entry["id"], "said": f"{entry['outcome']}, verify_model.py: {said}"}
+        for entry, said in answers
+        if not agrees(entry["outcome"], said)
+    ]
     return {"mutants": len(chosen), "same": len(chosen) - len(differing), "differing": differing}
 
 

@@ -283,11 +283,8 @@ class Bench:
 
     def same_code(self, mutant: Mutant, source: str) -> bool:
         """Whether every unit that holds the mutant has the object code of the original."""
-        return all(
-            self._same_code(unit, subject, mutant, source)
-            for subject in subjects(self.root, mutant.file)
-            for unit in self.units(subject, mutant)
-        )
+        found = [(s, unit) for s in subjects(self.root, mutant.file) for unit in self.units(s, mutant)]
+        return all(self._same_code(unit, subject, mutant, source) for subject, unit in found)
 
     def _same_code(self, unit: Unit, subject: Subject, mutant: Mutant, source: str) -> bool:
         """Trivial compiler equivalence (Papadakis et al., ICSE 2015)."""
@@ -416,10 +413,6 @@ def run(options: argparse.Namespace) -> int:
             continue
         left = [m for m in some if m.id not in known]
         tasks += [(left[i : i + BATCH], str(options.lines)) for i in range(0, len(left), BATCH)]
-    if options.again:
-        names = {i for i, r in known.items() if r["outcome"] in ("same", "missed", "passed") and "again" not in r}
-        some_of = [[m for m in some if m.id in names] for some in everything.values()]
-        tasks = [(s[i : i + BATCH], str(options.lines)) for s in some_of for i in range(0, len(s), BATCH)]
     if options.equivalence:
         open_ = [m for some in everything.values() for m in some if known.get(m.id, {}).get("outcome") == "same"]
         tasks = [([m], str(options.lines)) for m in open_ if not known[m.id]["by"] and "compared" not in known[m.id]]
@@ -459,7 +452,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=float, default=1.0, metavar="FRACTION", help="a random part of each file's")
     parser.add_argument("-s", "--seed", type=int, default=0)
     parser.add_argument("--only", action="append", metavar="PART", help="files whose path holds this; may be repeated")
-    parser.add_argument("--again", action="store_true", help="judge the survivors once more")
     parser.add_argument("--equivalence", action="store_true", help="compare survivors' object code with the original's")
     parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long; the next run goes on")

@@ -36,6 +36,9 @@ _COLUMNS = {
     "cosine ≥ 0.98": "cosine definition",
 }
 
+#: What a reason begins with, of a mutant that is wrong, or may be, where it does not run here.
+UNSEEN = "not observable on this host"
+
 Data = dict[str, Any]
 
 
@@ -189,13 +192,20 @@ def reason(survivor: Record, known: Sequence[Mapping[str, str]]) -> str:
     if survivor.get("by"):
         return str(survivor["by"])
     if survivor.get("overreads"):
-        return "reads past the end of an input, and uses nothing of that: no output tells, a sanitizer does"
+        return f"{UNSEEN}: reads past the end of an input and uses nothing of it; a sanitizer tells"
     file = survivor["id"].split(":")[0]
     for entry in known:
         fits = re.fullmatch(entry["file"], file) and re.search(entry["diff"], survivor["diff"])
         if fits and re.search(entry.get("operator", ""), survivor["id"].split(":", 3)[3]):
             return entry["why"]
     return ""
+
+
+_ABOUT = {
+    UNSEEN.capitalize(): "Wrong on a GPU or to a sanitizer, or perhaps: neither was asked, and no output tells here.",
+    "Equivalent": "No output changes: the same object code, or for the reason given.",
+    "Unexplained": "No input was found at which they change a bit, and nobody has said why there is none.",
+}
 
 
 def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
@@ -237,14 +247,14 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
             f"{beside} of these {len(missed)} show on the model's own matrices with a row fewer, or with a block of "
             "each row fewer, or where three blocks are quantized: calls that the rungs do not make yet.",
         ]
-    for title, wanted in (("Equivalent", True), ("Unexplained", False)):
-        told = {
-            "Equivalent": "No output changes: the same object code, or for the reason given.",
-            "Unexplained": "No input was found at which they change a bit, and nobody has said why there is none.",
-        }[title]
-        of_title = [(s, reason(s, known)) for s in kill["survivors"] if s["outcome"] == "same"]
-        shown = [f"- {_line(s)}" + (f": {why}" if why else "") for s, why in of_title if bool(why) == wanted]
-        lines += ["", f"## {title}", "", told, "", *(shown or ["None."])]
+    told: dict[str, list[str]] = {UNSEEN.capitalize(): [], "Equivalent": [], "Unexplained": []}
+    for survivor in (s for s in kill["survivors"] if s["outcome"] == "same"):
+        why = reason(survivor, known)
+        title = "Unexplained" if not why else UNSEEN.capitalize() if why.startswith(UNSEEN) else "Equivalent"
+        said = why.removeprefix(f"{UNSEEN}: ")
+        told[title].append(f"- {_line(survivor)}" + (f": {said}" if said else ""))
+    for title, shown in told.items():
+        lines += ["", f"## {title}", "", _ABOUT[title], "", *(shown or ["None."])]
     return "\n".join(lines) + "\n"
 
 

@@ -75,39 +75,38 @@ def tables(data: dict[str, Any]) -> dict[str, str]:
     return {name: "\n".join(lines) for name, lines in made.items()}
 
 
-def _measure(options: argparse.Namespace, data: dict[str, Any]) -> int:
-    """Measure a part into `data`; the exit code."""
+def _measure(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
+    """The exit code, and the parts of the results that were measured."""
     if options.command == "kill":
         code = mutation_kill.run(options)
-        if not options.mutant:
-            records = mutation_kill.finished(options.lines)
-            everything = {f: len(some) for f, some in mutation_kill.population(kernel_root()).items()}
-            data["kill"] = report.collected(records, everything, tree_hash(kernel_root())[:16])
-        return code
+        if options.mutant:
+            return code, {}
+        records = mutation_kill.finished(options.lines)
+        everything = {f: len(some) for f, some in mutation_kill.population(kernel_root()).items()}
+        return code, {"kill": report.collected(records, everything, tree_hash(kernel_root())[:16])}
     if options.command == "check":
-        data["checked"] = mutation_check.measure(options)
-    elif options.command == "catalogue":
+        return 0, {"checked": mutation_check.measure(options)}
+    if options.command == "catalogue":
         options.work.mkdir(parents=True, exist_ok=True)
-        data["catalogue"] = mutation_catalogue.measure(options.work)
-    else:
-        module = part(options.command)
-        assert module is not None
-        data[options.command] = module.measure(options)
-    return 0
+        return 0, {"catalogue": mutation_catalogue.measure(options.work)}
+    module = part(options.command)
+    assert module is not None
+    return 0, {options.command: module.measure(options)}
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    report.load(options.results)  # before hours of work: it is no other file
+    if options.command != "report":
+        try:
+            code, parts = _measure(options)
+        except EnvironmentFault as error:
+            print(f"mutation_score.py: {error}", file=sys.stderr)
+            return 3
+        if parts:
+            report.save(options.results, report.load(options.results) | parts)
+        return code
     data = report.load(options.results)
-    try:
-        if options.command != "report":
-            code = _measure(options, data)
-            if not getattr(options, "mutant", None):
-                report.save(options.results, data)
-            return code
-    except EnvironmentFault as error:
-        print(f"mutation_score.py: {error}", file=sys.stderr)
-        return 3
     if "kill" not in data:
         print(f"mutation_score.py: {options.results} has no results of `kill`", file=sys.stderr)
         return 2

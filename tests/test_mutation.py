@@ -174,12 +174,12 @@ def test_a_process_tells_its_answer_death_and_time(capfd: pytest.CaptureFixture[
 # -- some mutants -----------------------------------------------------------------------------------------------------
 
 
-def chosen(*edits: tuple[str, str]) -> list[mutator.Mutant]:
-    """The mutants of the naive kernel with these lines of difference."""
-    everything = mutator.mutants(NAIVE, TEXTS[NAIVE])
+def chosen(*edits: tuple[str, str], file: str = NAIVE) -> list[mutator.Mutant]:
+    """The mutants of a source with these differences in lines that hold these texts."""
+    everything = mutator.mutants(file, TEXTS[file])
     found = []
     for old_new, within in edits:
-        of = [m for m in everything if f"⟦{old_new}⟧" in m.diff(TEXTS[NAIVE]) and within in m.diff(TEXTS[NAIVE])]
+        of = [m for m in everything if f"⟦{old_new}⟧" in m.diff(TEXTS[file]) and within in m.diff(TEXTS[file])]
         assert of, (old_new, within)
         found.append(of[0])
     return found
@@ -212,6 +212,17 @@ def test_what_becomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert bench.same_code(some[3], source)
     assert not bench.same_code(some[0], source)
     assert list(tmp_path.glob("batch-*")) == []
+
+
+def test_what_no_rung_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tail that the model's shapes never have, and a read past the end that is not used."""
+    file = "quantize/q8_1.cu"
+    monkeypatch.setattr(kill, "subjects", lambda root, file: [gate.Subject("q8_1_naive", "Q4_0")])
+    some = chosen(("+ → -", "8 <= n_blocks"), ("< → <=", "if (b "), file=file)
+    tail, beyond = kill.Bench(tmp_path).batch(some)
+    assert (tail["outcome"], tail["proposed"]) == ("missed", True)
+    assert "wrote outside its output" in tail["by"]
+    assert (beyond["outcome"], beyond["overreads"]) == ("same", True)
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------
@@ -304,6 +315,7 @@ RECORDS = {
         {"id": "pack/b.cu:1:1:x", "outcome": "unobservable", "by": "", "diff": "d"},
         {"id": "pack/b.cu:1:2:y", "outcome": "same", "by": "the same object code", "diff": "d"},
         {"id": "pack/b.cu:1:3:y", "outcome": "same", "by": "", "diff": "mystery"},
+        {"id": "pack/b.cu:1:4:y", "outcome": "same", "by": "", "diff": "further", "overreads": True},
     )
 }
 
@@ -325,15 +337,16 @@ def test_table_and_page(tmp_path: Path) -> None:
     assert report.load(path) == data
     lines = report.table(data)
     assert lines[2].split(" | ")[:5] == ["| GEMM sources", "4", "3", "2 (66.7 %)", "2 (66.7 %)"]
-    assert lines[3].split(" | ")[:4] == ["| packing", "2", "0", ""]
+    assert lines[3].split(" | ")[:4] == ["| packing", "3", "0", ""]
     assert lines[4].split(" | ")[:5] == ["| catalogue faults", "1", "1", "1 (100 %)", "1 (100 %)"]
-    assert "Of 45 mutants, a random part, 8 were run: 1 do not compile, 1 mean nothing" in report.summary(data)
+    assert "Of 45 mutants, a random part, 9 were run: 1 do not compile, 1 mean nothing" in report.summary(data)
     text = report.page(data, [{"file": "gemm/.*", "diff": "why not", "why": "because"}])
     missed, equivalent, unexplained = (text.split(f"## {t}")[1] for t in ("Missed", "Equivalent", "Unexplained"))
     assert "`gemm/a.cu:9:3:x` `d|e`: `M=1` (k Q4_0)" in missed
     assert "`gemm/a.cu:9:4:x` `why not`: because" in equivalent
     assert "the same object code" in equivalent.split("## ")[0]
     assert "mystery" in unexplained
+    assert "`further`: reads past the end" in text.split("## Not observable on this host")[1].split("## ")[0]
     assert "mystery" not in equivalent.split("## ")[0]
     path.write_text('{"kill": {"mutants": {"a": {"1:1:x": "X"}}}}')
     with pytest.raises(SystemExit, match="holds no results"):
