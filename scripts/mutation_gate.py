@@ -234,7 +234,7 @@ def record(subject: Subject, folder: Path, threads: int = 1, probes: bool = True
     options = Options(tensor=TENSORS, threads=threads, progress=False)
     report = verify(model_of(subject.fmt, folder), recorder, rungs=["blocks", "layers"], options=options)
     if report.exit_code:
-        said = [f.message for r in report.rungs for f in r.failures] + [str(r.fault) for r in report.rungs if r.fault]
+        said = [f.what for r in report.rungs for f in r.failures] + [str(r.fault) for r in report.rungs if r.fault]
         raise KernelFault(f"{subject}: the shipped kernel is not verified: {report.verdict}; {said[:2]}")
     _exact(recorder, calls)
     calls.calls.sort(key=lambda c: c.work)
@@ -310,7 +310,7 @@ def _halves(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.
     """Finite halves of every kind: usual, any, subnormal, large."""
     low, high = np.array([(0x1000, 0x2C00), (0, 0x7C00), (0, 0x0400), (0x7000, 0x7C00)])[rng.integers(0, 4, shape)].T
     bits = rng.integers(low.T, high.T) | rng.integers(0, 2, shape) << 15
-    return bits.astype("<u2").view("<f2")
+    return np.asarray(bits.astype("<u2").view("<f2"))
 
 
 def probe_weights(rng: np.random.Generator, fmt: WeightFormat, n: int, k: int) -> Bytes:

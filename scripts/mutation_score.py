@@ -78,7 +78,8 @@ def tables(data: dict[str, Any]) -> dict[str, str]:
 def _measure(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     """The exit code, and the parts of the results that were measured."""
     if options.command == "kill":
-        code = mutation_kill.run(options)
+        reasons = report.reasons()
+        code = mutation_kill.run(options, lambda survivor: bool(report.reason(survivor, reasons)))
         if options.mutant:
             return code, {}
         records = mutation_kill.finished(options.lines)
