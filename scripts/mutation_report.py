@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mutation_gate import GATES
-from mutation_kill import Record, row_of
+from mutation_kill import Record, row_of, sampled
+from mutation_mutator import Mutant
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE, README = ROOT / "docs" / "mutation.json", ROOT / "docs" / "mutation.md", ROOT / "README.md"
@@ -56,8 +57,25 @@ def decoded(code: str) -> tuple[str, frozenset[str]]:
     return _NAMES[code[0]], frozenset(g for i, g in enumerate(GATES) if mask >> i & 1)
 
 
-def collected(records: Mapping[str, Record], population: Mapping[str, int], sources: str) -> Data:
-    """The part `kill` of the results file."""
+#: Parts of a file's mutants that count: the largest of these of which all were judged. What was judged beyond is left
+#: out: of a batch that was cut off, those that die early are known and those that survive are not.
+LEVELS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
+
+
+def whole_part(records: Mapping[str, Record], everything: Mapping[str, list[Mutant]], seed: int) -> dict[str, Record]:
+    """The records that count, of runs with this seed."""
+    out: dict[str, Record] = {}
+    for level in LEVELS:
+        for of_file in sampled(everything, level, seed).values():
+            if all(m.id in records for m in of_file):
+                out |= {m.id: records[m.id] for m in of_file}
+    return out
+
+
+def collected(
+    records: Mapping[str, Record], population: Mapping[str, int], sources: str, beside: Iterable[Record] = ()
+) -> Data:
+    """The part `kill` of the results file. Of what was judged `beside` those that count, the missed ones are kept."""
     found: dict[str, dict[str, str]] = {}
     survivors = []
     for entry in sorted(records.values(), key=lambda r: _order(r["id"])):
@@ -71,7 +89,15 @@ def collected(records: Mapping[str, Record], population: Mapping[str, int], sour
                     if entry.get(k)
                 }
             )
-    return {"population": dict(population), "sources": sources, "mutants": found, "survivors": survivors}
+    more = [_kept(r) for r in sorted(beside, key=lambda r: _order(r["id"])) if r["outcome"] in ("missed", "passed")]
+    return {
+        "population": dict(population), "sources": sources, "mutants": found, "survivors": survivors, "beside": more,
+    }  # fmt: skip
+
+
+def _kept(entry: Record) -> Record:
+    wanted = ("id", "outcome", "by", "diff", "subject", "proposed", "overreads")
+    return {k: entry[k] for k in wanted if entry.get(k)}
 
 
 def _order(name: str) -> tuple[str, int, int, str]:
@@ -239,13 +265,16 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
         ]
         lines += [f"- `{entry['id']}`: {entry['said']}" for entry in checked.get("differing", ())]
     missed = [s for s in kill["survivors"] if s["outcome"] in ("missed", "passed")]
+    beside = kill.get("beside", [])
     lines += ["", "## Missed", "", "They change a bit of the input that is named, and no rung saw it.", ""]
-    lines += [f"- {_line(s)}: {_code(s.get('by', ''))} ({s.get('subject', '')})" for s in missed] or ["None."]
-    if beside := sum(bool(s.get("proposed")) for s in missed):
+    lines += [_missed(s) for s in missed] or ["None."]
+    if beside:
+        lines += ["", "And of mutants that were judged beside those that count:", "", *map(_missed, beside)]
+    if more := sum(bool(s.get("proposed")) for s in (*missed, *beside)):
         lines += [
             "",
-            f"{beside} of these {len(missed)} show on the model's own matrices with a row fewer, or with a block of "
-            "each row fewer, or where three blocks are quantized: calls that the rungs do not make yet.",
+            f"{more} of these {len(missed) + len(beside)} show on the model's own matrices with a row fewer, or with a "
+            "block of each row fewer, or where three blocks are quantized: calls that the rungs do not make yet.",
         ]
     told: dict[str, list[str]] = {UNSEEN.capitalize(): [], "Equivalent": [], "Unexplained": []}
     for survivor in (s for s in kill["survivors"] if s["outcome"] == "same"):
@@ -256,6 +285,10 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
     for title, shown in told.items():
         lines += ["", f"## {title}", "", _ABOUT[title], "", *(shown or ["None."])]
     return "\n".join(lines) + "\n"
+
+
+def _missed(survivor: Record) -> str:
+    return f"- {_line(survivor)}: {_code(survivor.get('by', ''))} ({survivor.get('subject', '')})"
 
 
 def _code(text: str) -> str:

@@ -82,9 +82,12 @@ def _measure(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
         code = mutation_kill.run(options, lambda survivor: bool(report.reason(survivor, reasons)))
         if options.mutant:
             return code, {}
-        records = mutation_kill.finished(options.lines)
-        everything = {f: len(some) for f, some in mutation_kill.population(kernel_root()).items()}
-        return code, {"kill": report.collected(records, everything, tree_hash(kernel_root())[:16])}
+        everything = mutation_kill.population(kernel_root())
+        judged = mutation_kill.finished(options.lines)
+        records = report.whole_part(judged, everything, options.seed)
+        beside = [r for i, r in judged.items() if i not in records]
+        counts = {file: len(some) for file, some in everything.items()}
+        return code, {"kill": report.collected(records, counts, tree_hash(kernel_root())[:16], beside)}
     if options.command == "check":
         return 0, {"checked": mutation_check.measure(options)}
     if options.command == "catalogue":

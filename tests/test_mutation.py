@@ -331,7 +331,9 @@ def test_outcomes_and_gates_as_codes() -> None:
 
 
 def test_table_and_page(tmp_path: Path) -> None:
-    data = {"kill": report.collected(RECORDS, {"gemm/a.cu": 40, "pack/b.cu": 5}, "0"), "catalogue": {"k": {"f": "K01"}}}
+    beside = [{"id": "gemm/a.cu:1:1:x", "outcome": "missed", "by": "M=7", "diff": "seen", "proposed": True}]
+    kill_part = report.collected(RECORDS, {"gemm/a.cu": 40, "pack/b.cu": 5}, "0", beside)
+    data = {"kill": kill_part, "catalogue": {"k": {"f": "K01"}}}
     path = tmp_path / "results.json"
     report.save(path, data)
     assert report.load(path) == data
@@ -343,6 +345,8 @@ def test_table_and_page(tmp_path: Path) -> None:
     text = report.page(data, [{"file": "gemm/.*", "diff": "why not", "why": "because"}])
     missed, equivalent, unexplained = (text.split(f"## {t}")[1] for t in ("Missed", "Equivalent", "Unexplained"))
     assert "`gemm/a.cu:9:3:x` `d|e`: `M=1` (k Q4_0)" in missed
+    assert "`gemm/a.cu:1:1:x` `seen`: `M=7`" in missed.split("beside those that count")[1]
+    assert "1 of these 2 show on the model's own matrices" in missed
     assert "`gemm/a.cu:9:4:x` `why not`: because" in equivalent
     assert "the same object code" in equivalent.split("## ")[0]
     assert "mystery" in unexplained
@@ -352,6 +356,17 @@ def test_table_and_page(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="holds no results"):
         report.load(path)
     assert report.load(tmp_path / "none.json") == {}
+
+
+def test_what_was_cut_off_does_not_count() -> None:
+    """Of a file, the largest part counts of which all were judged."""
+    everything = {file: mutator.mutants(file, TEXTS[file]) for file in (NAIVE, "common.cuh")}
+    few, more = (kill.sampled(everything, part, 0) for part in (0.05, 0.1))
+    records: dict[str, Any] = {m.id: {"id": m.id} for m in (*more[NAIVE], *few["common.cuh"], *more["common.cuh"][:-1])}
+    counted = report.whole_part(records, everything, 0)
+    assert {i for i in counted if i.startswith(NAIVE)} == {m.id for m in more[NAIVE]}
+    of_common = {m.id for m in kill.sampled(everything, 0.07, 0)["common.cuh"]}
+    assert {i for i in counted if i.startswith("common.cuh")} == of_common
 
 
 def test_a_share_is_never_rounded_to_all() -> None:
