@@ -60,8 +60,8 @@ def subjects(root: Path, file: str) -> list[Subject]:
     if file.startswith("formats/"):
         users = [f for f in FORMATS if file in closure(root, Unit("formats/all.cuh", (("FORMAT", f),)))]
         own = [f for f in users if header_of(root, f) == file]
-        # of words.cuh, the types that use each of its functions
-        some = own or [f for f in users if f in ("Q4_0", "Q5_0", "Q3_K", "Q1_0", "Q2_K")] or users[:2]
+        # of words.cuh and grid.cuh, types that use each of their functions
+        some = own or [f for f in users if f in ("Q4_0", "Q5_0", "Q3_K", "Q1_0", "Q2_K", "IQ2_XXS")] or users[:2]
         return [Subject(kernel, fmt) for kernel in _PLAIN for fmt in some]
     by_hand = {
         "common.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_naive", "Q2_K"), ("q8_1_naive", "Q5_1"),

@@ -43,17 +43,17 @@ UNSEEN = "not observable on this host"
 Data = dict[str, Any]
 
 
-def encoded(outcome: str, gates: Iterable[str] = ()) -> str:
-    """A letter, and which of GATES catch it."""
+def encoded(outcome: str, gates: Iterable[str] = (), late: bool = False) -> str:
+    """A letter, and which of GATES catch it; a t where it was the time limit that killed it."""
     letter = LETTERS[outcome]
-    return letter + (f"{sum(1 << GATES.index(g) for g in gates):02x}" if letter in "KP" else "")
+    return letter + (f"{sum(1 << GATES.index(g) for g in gates):02x}" if letter in "KP" else "") + "t" * late
 
 
 def decoded(code: str) -> tuple[str, frozenset[str]]:
     """Of `encoded`: the outcome, and the other gates that catch it. Raises ValueError for what is no code."""
     if code[:1] not in _NAMES:
         raise ValueError(f"{code!r} is no outcome")
-    mask = int(code[1:] or "0", 16)
+    mask = int(code[1:].removesuffix("t") or "0", 16)
     return _NAMES[code[0]], frozenset(g for i, g in enumerate(GATES) if mask >> i & 1)
 
 
@@ -80,7 +80,9 @@ def collected(
     survivors = []
     for entry in sorted(records.values(), key=lambda r: _order(r["id"])):
         file, place = entry["id"].split(":", 1)
-        found.setdefault(file, {})[place] = encoded(entry["outcome"], entry.get("gates", ()))
+        found.setdefault(file, {})[place] = encoded(
+            entry["outcome"], entry.get("gates", ()), entry["by"] == "time limit"
+        )
         if entry["outcome"] in ("same", "missed", "passed"):
             survivors.append(
                 {
@@ -187,14 +189,15 @@ def summary(data: Data) -> str:
     """What was run, in a sentence or two."""
     kill = data["kill"]
     whole = sum(kill["population"].values())
-    outcomes = [decoded(code)[0] for of_file in kill["mutants"].values() for code in of_file.values()]
+    codes = [code for of_file in kill["mutants"].values() for code in of_file.values()]
+    outcomes, late = [decoded(code)[0] for code in codes], sum(code.endswith("t") for code in codes)
     count = {name: outcomes.count(name) for name in LETTERS}
     judged = len(outcomes) - count["uncompilable"] - count["unobservable"]
     part = "all" if len(outcomes) == whole else f"a random part, {len(outcomes):,}"
     return (
         f"Of {whole:,} mutants, {part} were run: {count['uncompilable']:,} do not compile, "
         f"{count['unobservable']:,} mean nothing on a CPU, {judged:,} were judged. Of these "
-        f"{count['killed']:,} were killed, "
+        f"{count['killed']:,} were killed ({late:,} by a time limit), "
         f"{count['missed'] + count['passed']:,} changed a bit of some valid input and were not, and {count['same']:,} "
         f"changed none that was found."
     )

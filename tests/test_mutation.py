@@ -308,7 +308,7 @@ RECORDS = {
     r["id"]: r
     for r in (
         {"id": "gemm/a.cu:10:2:x", "outcome": "killed", "by": "bound", "gates": list(gate.GATES), "diff": "d"},
-        {"id": "gemm/a.cu:9:2:x", "outcome": "killed", "by": "bits", "gates": ["nmse values"], "diff": "d"},
+        {"id": "gemm/a.cu:9:2:x", "outcome": "killed", "by": "time limit", "gates": ["nmse values"], "diff": "d"},
         {"id": "gemm/a.cu:9:3:x", "outcome": "missed", "by": "M=1", "diff": "d|`e", "subject": "k Q4_0"},
         {"id": "gemm/a.cu:9:4:x", "outcome": "same", "by": "", "diff": "why not"},
         {"id": "gemm/a.cu:9:5:x", "outcome": "uncompilable", "by": "", "diff": "d"},
@@ -342,6 +342,7 @@ def test_table_and_page(tmp_path: Path) -> None:
     assert lines[3].split(" | ")[:4] == ["| packing", "3", "0", ""]
     assert lines[4].split(" | ")[:5] == ["| catalogue faults", "1", "1", "1 (100 %)", "1 (100 %)"]
     assert "Of 45 mutants, a random part, 9 were run: 1 do not compile, 1 mean nothing" in report.summary(data)
+    assert "2 were killed (1 by a time limit), 1 changed a bit of some valid input and were not" in report.summary(data)
     text = report.page(data, [{"file": "gemm/.*", "diff": "why not", "why": "because"}])
     missed, equivalent, unexplained = (text.split(f"## {t}")[1] for t in ("Missed", "Equivalent", "Unexplained"))
     assert "`gemm/a.cu:9:3:x` `d|e`: `M=1` (k Q4_0)" in missed
