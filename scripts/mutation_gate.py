@@ -374,6 +374,10 @@ def _probes(subject: Subject, host: CpuHost) -> Calls:
         x = (rng.integers(-254, 255, (64, 96)) / 2).astype(np.float32)
         x[:, ::32] = 127
         calls.calls.append(Call("quantize", -1, x, kernel.quantize(x), what="ties"))
+        # where 1/d is no float, and x·(1/d) falls below the half that x/d is
+        x = np.float32(rng.integers(0, 126, (64, 96)) + 0.5) * np.arange(40, 104, dtype=np.float32)[:, None]
+        x[:, ::32] = 127 * np.arange(40, 104, dtype=np.float32)[:, None]
+        calls.calls.append(Call("quantize", -1, x, kernel.quantize(x), what="ties of d = 40 … 103"))
     calls.calls.sort(key=lambda c: c.work)
     return calls
 

@@ -190,7 +190,9 @@ class Bench:
     def gate(self, subject: Subject) -> Gate:
         """The subject's gate. Raises KernelFault where the shipped kernel itself fails."""
         if subject not in self._gates:
-            path = self.folder / f"gate-{subject.kernel}-{subject.fmt}-{tree_hash(self.root)[:16]}.pickle"
+            made_by = Path(__file__).with_name("mutation_gate.py").read_bytes()
+            key = hashlib.sha256(tree_hash(self.root).encode() + made_by).hexdigest()[:16]
+            path = self.folder / f"gate-{subject.kernel}-{subject.fmt}-{key}.pickle"
             if path.exists():
                 self._gates[subject] = pickle.loads(path.read_bytes())
             else:

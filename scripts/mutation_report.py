@@ -199,8 +199,14 @@ def summary(data: Data) -> str:
         f"{count['unobservable']:,} mean nothing on a CPU, {judged:,} were judged. Of these "
         f"{count['killed']:,} were killed ({late:,} by a time limit), "
         f"{count['missed'] + count['passed']:,} changed a bit of some valid input and were not, and {count['same']:,} "
-        f"changed none that was found."
+        f"changed none that was found.{_without(kill)}"
     )
+
+
+def _without(kill: Data) -> str:
+    """Which sources have none that counts."""
+    none = [f"`{f}`" for f, whole in sorted(kill["population"].items()) if whole and f not in kill["mutants"]]
+    return f" None yet of {', '.join(none)}." if none else ""
 
 
 def reasons(path: Path = EQUIVALENT) -> list[dict[str, str]]:

@@ -341,6 +341,11 @@ def test_table_and_page(tmp_path: Path) -> None:
     assert lines[2].split(" | ")[:5] == ["| GEMM sources", "4", "3", "2 (66.7 %)", "2 (66.7 %)"]
     assert lines[3].split(" | ")[:4] == ["| packing", "3", "0", ""]
     assert lines[4].split(" | ")[:5] == ["| catalogue faults", "1", "1", "1 (100 %)", "1 (100 %)"]
+    kill_part["population"]["gemm/c.cu"] = 0
+    assert "None yet" not in report.summary(data)
+    kill_part["population"]["gemm/c.cu"] = 1
+    assert report.summary(data).endswith("None yet of `gemm/c.cu`.")
+    del kill_part["population"]["gemm/c.cu"]
     assert "Of 45 mutants, a random part, 9 were run: 1 do not compile, 1 mean nothing" in report.summary(data)
     assert "2 were killed (1 by a time limit), 1 changed a bit of some valid input and were not" in report.summary(data)
     text = report.page(data, [{"file": "gemm/.*", "diff": "why not", "why": "because"}])
