@@ -11,9 +11,11 @@ groups of 16 where these have a scale of their own), in float64:
             where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S)
 
 z is the zero point of formats whose codes have one, where a definition lets it be multiplied apart, else 0:
-|q_w + z| + z is at most |q_w| + 2z. The bound holds for any order of summation (Higham, "Accuracy and Stability of
-Numerical Algorithms", 2nd ed., §3.1 and §4.2); its inner sum is per element because SIMD code splits a block over lanes
-which cancel only later.
+|q_w + z| + z is at most |q_w| + 2z. A product that underflows loses up to η = 2^-150 beside, times what it is then
+multiplied by: where 0 < |d_w·d_a| < 2^-126 (scales that are no halves), η·(Σ(|q_w| + 2z)·|q_a| + |d_w| + |d_a| + 64)
+for the term in any order of its factors; of values, η each. The bound holds for any order of summation (Higham,
+"Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.1 and §4.2); its inner sum is per element because SIMD
+code splits a block over lanes which cancel only later.
 The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
 within half an ulp: a score against it stays small at any row length, where the bound grows loose. L[b] stands for what
 correct code carries that cancels only later: the integer products and the m·s terms may be summed apart, so the squares
@@ -34,8 +36,19 @@ from ..errors import KernelFault
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from .definitions import RAW_SUMS, Oracle, Semantics
 from .elements import element_product, exact_elements
-from .rounding import add_rounded, chain_rounded
-from .sums import EXTRA_ROUNDINGS, UNIT_ROUNDOFF, Doubles, Floats, Product, concatenated, gamma, spread_of, walk
+from .rounding import SMALLEST_NORMAL, add_rounded, chain_rounded
+from .sums import (
+    EXTRA_ROUNDINGS,
+    UNDERFLOW,
+    UNIT_ROUNDOFF,
+    Doubles,
+    Floats,
+    Product,
+    concatenated,
+    gamma,
+    spread_of,
+    walk,
+)
 
 __all__ = ["UNIT_ROUNDOFF", "Product", "exact_result", "gamma", "product"]
 
@@ -142,7 +155,9 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     if fmt.name in semantics.half_products:
         scale = scale.astype(np.float16).astype(np.float64)
     first = scale * sums
-    magnitude = np.abs(scale) * np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if semantics.zero_apart else 0))
+    codes = np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if semantics.zero_apart else 0))
+    magnitude = np.abs(scale) * codes
+    lost = _lost(scale, codes, d, x.d)
     second: Doubles | None = None
     factor: Doubles | None = None
     total: Doubles | None = None
@@ -154,7 +169,9 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     elif fmt.has_min:
         factor, total = x.d * least, x.q.sum(axis=-1, keepdims=True).astype(np.float64)
         second = factor * total
-        magnitude += np.abs(factor) * x.q_abs.sum(axis=-1, keepdims=True)
+        codes = x.q_abs.sum(axis=-1, keepdims=True)
+        magnitude += np.abs(factor) * codes
+        lost = lost + _lost(factor, codes, least, x.d)
     result = None
     if ordered:
         if second is not None and fmt.offset and fmt.name not in semantics.half_products:
@@ -174,8 +191,16 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     if second is not None:
         carried += walk(first)[1] + walk(second)[1]
     added = nb if second is None else 2 * nb
-    bound = gamma(added + EXTRA_ROUNDINGS) * magnitude.sum(axis=0)
-    return Product(exact, bound, spread_of(term, carried, magnitude**2 / values, 1), result)
+    bound = gamma(added + EXTRA_ROUNDINGS) * magnitude.sum(axis=0) + lost
+    return Product(exact, bound, spread_of(term, carried, magnitude**2 / values, 1) + lost, result)
+
+
+def _lost(scale: Doubles, codes: Floats, d_w: Doubles, d_a: Doubles) -> Doubles | float:
+    """What products of d_w, d_a and sums of codes that underflow may lose, [M, n] of [nb, M, n]."""
+    tiny = (scale != 0) & (np.abs(scale) < SMALLEST_NORMAL)
+    if not tiny.any():
+        return 0.0
+    return np.asarray((tiny * UNDERFLOW * (codes + np.abs(d_w) + np.abs(d_a) + 64)).sum(axis=0))
 
 
 def _by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
@@ -208,8 +233,10 @@ def _of_values(a: Doubles, w: Doubles, size: int, ordered: Floats | None = None)
     term = np.matmul(by_block, w_by_block)
     exact, carried = walk(term)
     spread = spread_of(term, carried, np.matmul(by_block**2, w_by_block**2), size)
-    bound = gamma(a.shape[1] + EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(w).T)
-    return Product(exact, bound, spread, ordered)
+    magnitude = np.abs(a) @ np.abs(w).T
+    lost = (magnitude > 0) * UNDERFLOW * a.shape[1]
+    bound = gamma(a.shape[1] + EXTRA_ROUNDINGS) * magnitude + lost
+    return Product(exact, bound, spread + lost, ordered)
 
 
 def _encoded(semantics: Semantics, x: Bytes) -> Bytes:
