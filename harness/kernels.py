@@ -147,6 +147,10 @@ class Kernel(Multiplier):
         return self.spec.ordered
 
     @property
+    def any_shape(self) -> bool:
+        return True
+
+    @property
     def layout(self) -> str:
         return self.spec.launch.layout
 

@@ -66,6 +66,11 @@ class Multiplier(ABC):
         return "ascending k" if self.ordered is True else f"ascending k, in parts of {self.ordered}"
 
     @property
+    def any_shape(self) -> bool:
+        """It promises any M and N, and any K of whole blocks, not only the shapes of a model."""
+        return False
+
+    @property
     def layout(self) -> str:
         """What `upload` makes: kernels that `of` gives for one matrix share the weights of one layout."""
         return "file"

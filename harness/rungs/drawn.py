@@ -19,6 +19,23 @@ def drawn(shape: tuple[int, int], like: Floats, seed: int) -> Floats:
     return np.asarray(values, np.float32)
 
 
+#: Odd integers d such that d/2, multiplied by 1/d in float32, is less than a half.
+_UNEVEN = np.array([41, 47, 55, 61, 83, 97, 107, 109], np.float32)
+
+
+def ties_of_codes(k: int) -> Floats:
+    """float32[1, K] of which, over d = max|x|/127, four values of 32 are halves and the others integers.
+
+    A half decides how all that are rounded with it are; multiplied by 1/d it is less than one, so a quantizer that
+    does so, or rounds halves otherwise, gives another code. Sums stay finite halves.
+    """
+    at = np.arange(k)
+    codes = np.where(at % 32 == 0, 127, at * 7 % 127 - 63).astype(np.float32)
+    codes[1::4] = np.where(at[1::4] % 8 == 1, 0.5, -0.5)
+    codes[17::32], codes[21::32], codes[25::32], codes[29::32] = 3, -5, 7, -9  # one of eight, in each lane of ours
+    return np.asarray(codes * _UNEVEN[at // 32 % 8] / np.float32(64))[None]
+
+
 def on_ties(kind: str, like: Floats) -> Floats:
     """float32[1, K] about as large as the largest of `like`: each lies midway between two F16 or BF16, of which the
     even one is above and below in turn. Rounding in another way, or not at all, shows in every product."""

@@ -35,7 +35,7 @@ from ..reference import Evaluation, Gemm, LlamaRefused
 from ..semantics import Product, Semantics, judge, product
 from ..semantics.elements import round_to
 from ..semantics.fast_math import as_q8_1
-from .drawn import drawn
+from .drawn import drawn, ties_of_codes
 from .judging import CHUNK_OUTPUTS, judge_output
 from .localise import Blame, along_k, blame
 from .own_oracle import Nearness
@@ -47,6 +47,10 @@ from .uses import not_multiplied, why_not_checked
 #: Once a shape, the kernel also runs with so many tokens: the prompt's and then drawn ones, all different. Kernels
 #: choose their code by M, so small M one by one, whole tiles, and an M past tiles of 128 that is no multiple of any.
 OTHER_M = (1, 2, 3, 4, 5, 6, 7, 8, 64, 128, 131)
+#: And, where it promises any shape, with a row and a block fewer: models have round N and K, behind which the bounds
+#: of a last tile, of a quantizer's last block or of an odd number of blocks hide. 5·(N - 1) is then three more than a
+#: multiple of 4, and the last token's codes are ties.
+CUT_M = 5
 
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
 ORDER = "another order"
@@ -230,6 +234,8 @@ def _one_gemm(
             tally.paths.setdefault(tensor.name, set()).add(PATHS[llama.name])
             tally.quantizers.check(result, llama, gemm.x, judged.llama_bytes, tensor, gemm.first_row)
         judged.judge(tally.near)
+        if new_shape and run.kernel.any_shape and result.n_failures == failed:  # what is wrong has a place by now
+            judged.cut_shape()
         if judged.wrong is not None:
             if result.heat_map is None:
                 result.heat_map = judged.heat_map()
@@ -249,7 +255,7 @@ def _one_gemm(
         result.leave(name, "its activations are all zero")
     result.count("GEMMs")
     result.count("outputs", gemm.y.size)
-    result.count("outputs at other M", sum(y.size for y in judged.y_other.values()))
+    result.count("outputs at other shapes", sum(y.size for y in judged.y_other.values()) + judged.n_cut)
     result.details.append(
         {"tensor": tensor.name, **({} if matrix is None else {"matrix": matrix}), "node": gemm.node, "type": fmt.name,
          "M": len(gemm.x), "N": len(rows), "K": tensor.k, "by": judged.kernel.name,
@@ -303,6 +309,7 @@ class _Judged:
         self.blames: list[Blame] = []
         self.bad = self.outside = np.zeros((0, 0), bool)
         self.gap = 0.0
+        self.n_cut = 0
         ours = round_to(fmt.name, gemm.x) if isinstance(fmt, ElementFormat) else gemm.x
         differing = self.differing = int((self.llama.bytes_of(ours) != self.llama_bytes).any(axis=1).sum())
         if differing and run.gpu is None:
@@ -326,6 +333,25 @@ class _Judged:
             self._check_quantizer(x[:m], self.other_bytes[:m])
             kernel, weights = self._kernel_for(m)
             self.y_other[m] = kernel.product(weights, x[:m])
+
+    def cut_shape(self) -> None:
+        """Run and judge the kernel with a row and a block fewer, where there are more. Raises KernelFault."""
+        n, k = max(1, len(self.rows) - 1), self.tensor.k
+        k -= self.fmt.unit if k > self.fmt.unit else 0
+        rows = np.ascontiguousarray(self.rows[:n, : self.rows.shape[1] * k // self.tensor.k])
+        x = np.concatenate([self.other_x[: CUT_M - 1, :k], ties_of_codes(k)])
+        taken = self.semantics.bytes_of(x)
+        kernel = self.run.kernel.of(self.fmt, len(x), n, k)
+        self._check_quantizer(x, taken)
+        weights = kernel.upload(self.fmt, rows)
+        expected = product(self.semantics, self.fmt, rows, taken, kernel.ordered, self.run.options.threads)
+        for y, how in ((kernel.product(weights, x), ""), (kernel.gemm(weights, taken), ", on their bytes")):
+            judgement = judge_output(
+                self.result, "kernel at other N and K", self.tensor, y, expected, self.semantics, taken, None,
+                self.gemm.first_row, None, f" of {n} rows and K = {k}, {len(x)} tokens{how}",
+            )  # fmt: skip
+            self.utilisation["kernel"] = max(self.utilisation.get("kernel", 0.0), judgement.utilisation)
+            self.n_cut += y.size
 
     def _kernel_for(self, m: int) -> tuple[Multiplier, Weights]:
         """What multiplies m tokens, and the weights as it takes them. Raises KernelFault."""
