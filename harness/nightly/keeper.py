@@ -1,9 +1,9 @@
 """Runs one command and leaves nothing of it behind: `python -I -S keeper.py LIFELINE COMMAND …`. Standard library.
 
 The command, and whatever it starts, ends when it is done, when the other end of the pipe LIFELINE is closed, or when
-the nightly dies of whatever (which closes it). Descendants in sessions of their own are found too, for orphans among them
-become this process's children (PR_SET_CHILD_SUBREAPER). The exit status is the command's; of one that a signal ended,
-this process ends by the same.
+the nightly dies of whatever (which closes it). Descendants in sessions of their own are found too, for orphans among
+them become this process's children (PR_SET_CHILD_SUBREAPER). The exit status is the command's; of one that a signal
+ended, this process ends by the same.
 """
 
 from __future__ import annotations

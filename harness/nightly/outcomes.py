@@ -24,6 +24,8 @@ from .records import Cell, Key, Measure, Outcome
 #: Bytes of JSON that are read.
 MOST_REPORT = 1 << 28
 _WORDS = 400
+#: How `harness.errors.say` begins a line.
+_OURS = "gguf-verify: "
 
 _BY_EXIT = {
     EXIT_MISMATCH: Outcome.MISMATCH, EXIT_ENVIRONMENT: Outcome.BROKEN_OFF, EXIT_MALFORMED: Outcome.MALFORMED,
@@ -70,7 +72,7 @@ def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str 
 
 def _judge(ended: Ended, report: dict[str, Any] | None, flaw: str, time_limit: float) -> tuple[Outcome, str]:
     code = ended.exit_code
-    last = f": {ended.last_line.removeprefix('gguf-verify: ')}" if ended.last_line else ""
+    last = f": {ended.last_line.removeprefix(_OURS)}" if ended.last_line else ""
     if code is None:
         return Outcome.TIMED_OUT, f"not done within {time_limit:g} s{last}"
     if code < 0:
@@ -80,6 +82,8 @@ def _judge(ended: Ended, report: dict[str, Any] | None, flaw: str, time_limit: f
     if report is None:
         if code == EXIT_VERIFIED:
             return Outcome.UNVERIFIED, f"exit code 0, but {flaw}"
+        if code == EXIT_MISMATCH and not ended.last_line.startswith(_OURS):  # Python's own exit code for any error
+            return Outcome.BROKEN_OFF, f"exit code 1 and no report{last}"
         return _BY_EXIT[code], last.removeprefix(": ") or f"exit code {code} and not a word"
     verdict = report["verdict"]
     if code != EXIT_VERIFIED:
