@@ -641,6 +641,27 @@ def test_what_is_no_history(
         assert len(err.splitlines()) == 1
 
 
+def test_many_begin_in_one_history_that_is_not_there_yet(tmp_path: Path) -> None:
+    pids = []
+    for _ in range(8):
+        pid = os.fork()
+        if not pid:
+            code = 77
+            try:
+                with History(tmp_path / "h") as history:
+                    night = history.begin("c", [KEY], {}, "1")
+                    history.record(night.number, cell_for())
+                    history.finish(night.number)
+                code = 0
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 8
+    with History(tmp_path / "h") as history:
+        assert [n.number for n in history.nights()] == list(range(8, 0, -1))
+        assert all(len(n.cells) == 1 and n.finished for n in history.nights())
+
+
 def test_no_history_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nightly", "compare", "--history", str(tmp_path / "no")]) == 2
     assert "there is no history" in capsys.readouterr().err

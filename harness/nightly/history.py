@@ -17,6 +17,7 @@ import json
 import math
 import os
 import sqlite3
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -137,7 +138,7 @@ class History:
                 f"the history {self._shown} has version {version}, this gguf-verify knows {len(MIGRATIONS)} at most: "
                 "use a newer one"
             )
-        self._db.execute("PRAGMA journal_mode = WAL")
+        self._write_ahead()
         self._db.execute("PRAGMA synchronous = FULL")  # a cell that was recorded is not lost with the power
         if version < len(MIGRATIONS):
             with self._transaction():
@@ -146,6 +147,18 @@ class History:
                 for number in range(self._version(), len(MIGRATIONS)):  # again: another may have been faster
                     MIGRATIONS[number](self._db)
                     self._db.execute(f"PRAGMA user_version = {number + 1}")
+
+    def _write_ahead(self) -> None:
+        """Turn the write-ahead log on. SQLite does not wait for others there, of whom one may just do the same."""
+        deadline = time.monotonic() + BUSY
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def _version(self) -> int:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])

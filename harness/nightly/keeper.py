@@ -47,14 +47,15 @@ def _kill_all(group: int | None) -> None:
             os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
         for pid in _children():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.002)
-        except ChildProcessError:
-            return
+        time.sleep(0.002)
 
 
 def _start(command: list[str]) -> int:

@@ -130,7 +130,8 @@ def _processes(history: History, config: Config) -> Iterator[Processes]:
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
+        heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores one
+        before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield processes
     finally:
