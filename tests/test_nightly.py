@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -784,6 +785,9 @@ def test_drift_is_what_the_history_does_not_show() -> None:
     assert not found(noisy, 0.112).drift
     assert found(noisy, 0.3).drift
     assert drifts([1.0, 2.0, 3.0], 2.0 + 1e-12) is False
+    assert (
+        "DRIFT m.gguf · Q4_0 · q8_1 · cpu · p · installed, layers, kernel: utilisation 0.1 → 0.2, 0.1 in 3 nights"
+    ) in comparison_lines(found([0.1, 0.1, 0.1], 0.2))
 
 
 def test_other_machines_are_not_compared() -> None:
@@ -847,6 +851,28 @@ def test_a_planted_time_regression_is_found_alone(nights: int, factor: float) ->
         new[bad] /= factor * factor
         times = judge_times(history, new)
         assert (list(times.slower), list(times.faster)) == ([], [bad])
+
+
+def test_a_slower_cell_is_told_by_the_comparison(nights: int = 8) -> None:
+    rng = random.Random(1)
+    keys = [KEY._replace(prompt=f"p{i}") for i in range(20)]
+
+    def night(number: int, slow: Key | None = None) -> Night:
+        pace = math.exp(rng.gauss(0, 0.3))
+        times = {key: 10 * pace * math.exp(rng.gauss(0, 0.02)) * (3 if key == slow else 1) for key in keys}
+        return night_of(number, [cell_for(key, seconds=t) for key, t in times.items()])
+
+    history = [night(i) for i in range(1, nights + 1)]
+    found = compare(history[::-1], history[-1], night(nights + 1, keys[4]))
+    assert keys_of(found.slower) == ["p4"]
+    assert (found.exit_code(), found.exit_code(strict=True)) == (0, 1)
+    assert found.times_judged == 20
+    (line,) = [line for line in comparison_lines(found) if line.startswith("SLOWER")]
+    assert re.fullmatch(
+        r"SLOWER m.gguf .* p4 .*: [0-9.]+ s, [0-9.]+ s expected of 8 nights, \+[0-9.]+ σ \(limit .*\)", line
+    )
+    later = [night(i) for i in range(50, 60)]  # nights after the new one are no history
+    assert compare(later, history[-1], night(nights + 1, keys[4])).times_not_judged == {1: 20}
 
 
 def test_what_is_noise_in_one_history_is_a_regression_in_another() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..container import printable
 from ..errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
 from .hardware import SAME_MACHINE
 from .noise import Slow, drifts, judge_times
@@ -46,6 +47,15 @@ class Drift:
     most: float
     nights: int
 
+    @property
+    def words(self) -> str:
+        """One line, without the key."""
+        span = f"{self.least:.6g}" if self.least == self.most else f"{self.least:.6g} to {self.most:.6g}"
+        return (
+            f"{self.rung}, {printable(self.who, 60)}: utilisation {self.old:.6g} → {self.new:.6g}, {span} in "
+            f"{self.nights} nights"
+        )
+
 
 @dataclass(frozen=True)
 class Slower:
@@ -53,6 +63,15 @@ class Slower:
 
     key: Key
     time: Slow
+
+    @property
+    def words(self) -> str:
+        """One line, without the key."""
+        t = self.time
+        return (
+            f"{t.seconds:.3g} s, {t.expected:.3g} s expected of {t.nights} nights, {t.sigmas:+.1f} σ "
+            f"(limit {t.limit:.1f})"
+        )
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,11 @@ class Comparison:
     project: tuple[str, str] | None = None
     hardware: Mapping[str, tuple[str, str]] | None = None
     other_machine: bool = False
+
+    @property
+    def against(self) -> str:
+        """The older night in words."""
+        return f"night {self.old}"
 
     def exit_code(self, strict: bool = False) -> int:
         """1 for new failures and vanished cells, `strict` also for drift and slower cells; 5 where no cell could be

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..container import printable
-from ..nightly.compare import Change, Comparison, Drift, Slower
+from ..nightly.compare import Change, Comparison
 from ..nightly.noise import LEAST
 from ..nightly.records import Key, Night, Outcome
 
@@ -50,9 +50,13 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     for name, changes in kinds:
         yield from _capped([_change(name, c) for c in changes], f"{name} in all: {len(changes)}")
     yield from _capped([f"NOT RUN {_name(key)}" for key in found.not_run], f"NOT RUN in all: {len(found.not_run)}")
-    yield from _capped([_drift(d) for d in found.drift], f"DRIFT in all: {len(found.drift)}")
-    yield from _capped([_slower("SLOWER", s) for s in found.slower], f"SLOWER in all: {len(found.slower)}")
-    yield from _capped([_slower("FASTER", s) for s in found.faster], f"FASTER in all: {len(found.faster)}")
+    yield from _capped([f"DRIFT {_name(d.key)}, {d.words}" for d in found.drift], f"DRIFT in all: {len(found.drift)}")
+    yield from _capped(
+        [f"SLOWER {_name(s.key)}: {s.words}" for s in found.slower], f"SLOWER in all: {len(found.slower)}"
+    )
+    yield from _capped(
+        [f"FASTER {_name(s.key)}: {s.words}" for s in found.faster], f"FASTER in all: {len(found.faster)}"
+    )
     yield from _changed(found)
     counts = [
         (len(found.new_failures), "new failures"), (len(found.vanished), "vanished"), (len(found.fixed), "fixed"),
@@ -82,19 +86,6 @@ def _changed(found: Comparison) -> Iterator[str]:
 def _change(name: str, change: Change) -> str:
     outcomes = f"{change.old or '-'} → {change.new or '-'}" if change.old != change.new else f"{change.new}"
     return f"{name} {_name(change.key)}: {outcomes}{f': {change.words}' if change.words else ''}"
-
-
-def _drift(d: Drift) -> str:
-    span = f"{d.least:.6g}" if d.least == d.most else f"{d.least:.6g} to {d.most:.6g}"
-    return f"DRIFT {_name(d.key)}, {d.rung}, {printable(d.who, 60)}: utilisation {d.new:.6g}, {d.nights} nights {span}"
-
-
-def _slower(name: str, s: Slower) -> str:
-    t = s.time
-    return (
-        f"{name} {_name(s.key)}: {t.seconds:.3g} s, {t.expected:.3g} s expected of {t.nights} nights, "
-        f"{t.sigmas:+.1f} σ (limit {t.limit:.1f})"
-    )
 
 
 def _capped(lines: Sequence[str], rest: str) -> Iterator[str]:
