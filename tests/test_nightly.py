@@ -370,7 +370,7 @@ def killed_and_resumed(
 
 def test_killed_ten_times_and_resumed(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    prompts = {f"p{i}": "pass 0.05" for i in range(12)} | {"bad": "mismatch", "dead": "segv"}
+    prompts = {f"p{i}": "pass 0.05" for i in range(18)} | {"bad": "mismatch", "dead": "segv"}
     for folder in (whole, killed):
         folder.mkdir()
         write_config(folder, "jobs = 2\nkernels = ['q8_1', 'f32']", **prompts)
@@ -380,12 +380,13 @@ def test_killed_ten_times_and_resumed(tmp_path: Path) -> None:
         expected = history.night(1)
     log = killed / "log"
     night, met = killed_and_resumed(
-        killed, killed / "night.toml", lambda: fork_night(killed / "night.toml", log), 10, 7, 0.4
+        killed, killed / "night.toml", lambda: fork_night(killed / "night.toml", log), 10, 7, 0.35
     )
     assert plain(night) == plain(expected)
     assert night.planned == expected.planned
     assert night.finished
-    assert met >= 3  # else this has tested little
+    print(f"{met} kills met the night at work")
+    assert met >= 5  # else this has tested little
     ran = log.read_text().splitlines()
     assert len(ran) <= len(night.planned) + 2 * met  # what was recorded was not run again
 
