@@ -884,6 +884,27 @@ def test_a_slower_cell_is_told_by_the_comparison() -> None:
     assert compare(later, history[-1], night(nights + 1, keys[4])).times_not_judged == {1: 20}
 
 
+@pytest.mark.parametrize("cells", [1, 2, 3])
+def test_few_cells_hide_no_regression_as_the_nights_pace(cells: int) -> None:
+    rng = random.Random(cells)
+    base = dict.fromkeys(range(cells), 10.0)
+    history = [noisy_night(rng, base, dict.fromkeys(base, 0.02), 0.01) for _ in range(10)]
+    assert list(judge_times(history, base | {0: 30.0}).slower) == [0]
+    assert not judge_times(history, base).slower
+
+
+def test_what_slows_every_cell_shows_in_the_pace() -> None:
+    rng = random.Random(1)
+    base = dict.fromkeys(range(20), 10.0)
+    sigma = dict.fromkeys(base, 0.02)
+    history = [noisy_night(rng, base, sigma, 0.03) for _ in range(10)]
+    times = judge_times(history, {k: 2 * t for k, t in noisy_night(rng, base, sigma, 0.03).items()})
+    assert not times.slower
+    assert 1.7 < times.pace < 2.3
+    assert times.pace_sigmas > 10
+    assert abs(judge_times(history, noisy_night(rng, base, sigma, 0.03)).pace_sigmas) < 5
+
+
 def test_what_is_noise_in_one_history_is_a_regression_in_another() -> None:
     """The same 30 % in a quiet and in a noisy history: no percentage decides."""
     rng = random.Random(3)

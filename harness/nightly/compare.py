@@ -92,7 +92,8 @@ class Comparison:
         drift: utilisations.
         drift_not_judged: measures whose history varies and is too short to judge them.
         slower, faster: times.
-        pace: the new night's times over what is usual; 1 is as ever.
+        pace: the new night's times over what is usual; 1 is as ever. `pace_sigmas` is how far off that is, in σ of the
+            earlier nights' paces.
         times_judged: how many times were.
         times_not_judged: nights in the history → how many cells were not judged for want of more.
         versions: name → (old, new) → cells.
@@ -116,6 +117,7 @@ class Comparison:
     slower: tuple[Slower, ...] = ()
     faster: tuple[Slower, ...] = ()
     pace: float = 1.0
+    pace_sigmas: float = 0.0
     times_judged: int = 0
     times_not_judged: Mapping[int, int] | None = None
     versions: Mapping[str, Mapping[tuple[str, str], int]] | None = None
@@ -160,7 +162,7 @@ def compare(earlier: Sequence[Night], old: Night, new: Night) -> Comparison:
         drift=drift, drift_not_judged=vague,
         slower=tuple(Slower(key, times.slower[key]) for key in new.planned if key in times.slower),
         faster=tuple(Slower(key, times.faster[key]) for key in new.planned if key in times.faster),
-        pace=times.pace, times_judged=times.judged, times_not_judged=times.not_judged,
+        pace=times.pace, pace_sigmas=times.pace_sigmas, times_judged=times.judged, times_not_judged=times.not_judged,
         versions=_versions([(old.cells[key], new.cells[key]) for key in both]),
         project=(old.project, new.project) if old.project != new.project else None,
         hardware={

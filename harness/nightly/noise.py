@@ -23,6 +23,8 @@ _SIGMAS = 6.0
 #: A time must also be off by so many times what the history's own outliers are, so that noise with long tails (a
 #: machine that others use) sets its limit itself.
 _TAIL = 1.5
+#: Cells that tell a night's pace.
+_FEW = 3
 #: What a clock and a scheduler make of any time, relative: a history of equal times proves no less noise.
 _LEAST_SIGMA = 1e-3
 
@@ -55,13 +57,16 @@ class Times(Generic[K]):
     """The judgement of a night's times.
 
     Args:
-        pace: the night's common factor: the median of its times over what the history expects; 1 is as ever.
+        pace: the night's common factor: the median of its times over what the history expects; 1 is as ever, or not
+            judged.
+        pace_sigmas: by how many σ of the earlier nights' paces that is off: what slows every cell shows here alone.
         slower, faster: what is beyond the noise.
         judged: how many cells were.
         not_judged: nights in the history → how many cells have too few.
     """
 
     pace: float
+    pace_sigmas: float
     slower: Mapping[K, Slow]
     faster: Mapping[K, Slow]
     judged: int
@@ -74,7 +79,8 @@ def judge_times(history: Sequence[Mapping[K, float]], new: Mapping[K, float]) ->
     log t(night, cell) = pace(night) + level(cell) + noise: pace and level by medians, in turn (Tukey's median polish),
     so that a slow machine moves the pace and not a thousand cells. A cell's σ is that of its own residuals, or of all
     cells' where that is larger, since a few nights may by chance lie close together; and neither what a cell did
-    before, in any night, nor an outlier such as other cells had (19 of 20 of them at most) is a regression.
+    before, in any night, nor an outlier such as other cells had (19 of 20 of them at most) is a regression. Of fewer
+    than three cells the median would follow a regression: there the pace is part of the noise.
 
     Args:
         history: earlier nights on the same machine, oldest first: cell → seconds > 0.
@@ -89,7 +95,7 @@ def judge_times(history: Sequence[Mapping[K, float]], new: Mapping[K, float]) ->
         if n < LEAST:
             too_few[n] = too_few.get(n, 0) + 1
     if not judged:
-        return Times(1.0, {}, {}, 0, too_few)
+        return Times(1.0, 0.0, {}, {}, 0, too_few)
     nights = [{k: night[k] for k in judged if k in night} for night in nights]
     nights = [night for night in nights if night]
     level, pace = _polish(nights)
@@ -101,7 +107,8 @@ def judge_times(history: Sequence[Mapping[K, float]], new: Mapping[K, float]) ->
     sigma = {k: max(own[k], common) for k in judged}
     up = _TAIL * _most(max(rs) / sigma[k] for k, rs in residuals.items())
     down = _TAIL * _most(-min(rs) / sigma[k] for k, rs in residuals.items())
-    now_pace = median(now[k] - level[k] for k in judged)
+    now_pace = median(now[k] - level[k] for k in judged) if len(judged) >= _FEW else 0.0
+    pace_sigma = max(_TO_SIGMA * median(abs(p) for p in pace), _LEAST_SIGMA)
     slower, faster = {}, {}
     for k in judged:
         off, rs = now[k] - level[k] - now_pace, residuals[k]
@@ -115,7 +122,7 @@ def judge_times(history: Sequence[Mapping[K, float]], new: Mapping[K, float]) ->
             slower[k] = found(max(least, up))
         elif -off > max(least, down) * sigma[k] and off < min(rs) - margin:
             faster[k] = found(-max(least, down))
-    return Times(math.exp(now_pace), slower, faster, len(judged), too_few)
+    return Times(math.exp(now_pace), now_pace / pace_sigma, slower, faster, len(judged), too_few)
 
 
 def _most(values: Iterable[float]) -> float:
@@ -131,7 +138,8 @@ def _polish(nights: Sequence[Mapping[K, float]]) -> tuple[dict[K, float], list[f
     level: dict[K, float] = {}
     for _ in range(4):
         level = {k: median(night[k] - p for night, p in zip(nights, pace, strict=True) if k in night) for k in cells}
-        pace = [median(t - level[k] for k, t in night.items()) for night in nights]
+        if len(cells) >= _FEW:
+            pace = [median(t - level[k] for k, t in night.items()) for night in nights]
     middle = median(pace)
     return {k: v + middle for k, v in level.items()}, [p - middle for p in pace]
 

@@ -67,7 +67,8 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     for nights, cells in sorted((found.times_not_judged or {}).items()):
         yield f"times of {cells} cells not judged: {nights} of {LEAST} nights"
     if found.times_judged:
-        yield f"times of {found.times_judged} cells judged; the night's pace is {found.pace:.3g} of what is usual"
+        pace = f"the night's pace is {found.pace:.3g} of what is usual, {found.pace_sigmas:+.1f} σ"
+        yield f"times of {found.times_judged} cells judged; {pace}"
     if found.drift_not_judged:
         yield f"utilisations not judged, of varying and short history: {found.drift_not_judged}"
 
