@@ -388,7 +388,7 @@ def test_killed_ten_times_and_resumed(tmp_path: Path) -> None:
     print(f"{met} kills met the night at work")
     assert met >= 5  # else this has tested little
     ran = log.read_text().splitlines()
-    assert len(ran) <= len(night.planned) + 2 * met  # what was recorded was not run again
+    assert len(ran) <= len(night.planned) + 4 * met  # two ran, two waited to be recorded: the rest was not run again
 
 
 def test_sigterm_ends_all_and_the_same_command_resumes(tmp_path: Path) -> None:
