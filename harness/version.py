@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def project_version() -> str:
-    """As installed; "unknown" in a bare checkout."""
+    """As installed, or as the checkout that the code runs from says; "unknown" where neither does."""
     from importlib import metadata  # slow to import, and rarely needed at once
 
     try:
         return metadata.version("gguf-verify")
     except metadata.PackageNotFoundError:
-        return "unknown"
+        import tomllib
+
+        try:
+            project = Path(__file__).resolve().parents[1] / "pyproject.toml"
+            return str(tomllib.loads(project.read_text())["project"]["version"])
+        except (OSError, KeyError, ValueError):
+            return "unknown"

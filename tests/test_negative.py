@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,25 @@ def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> No
     report = run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", fault), "layers")
     assert report.exit_code == 1
     assert all(f.what.startswith("kernel at other M at M=") for f in report.rungs[0].failures)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        ("q8_1_tiled", "gemm/q8_1/02_tiled.cu", "n0 + row < N) y[", "n0 + row <= N) y["),
+        ("f32_tiled", "gemm/f32/02_tiled.cu", "count = K - first <", "count = K + first <"),
+        ("q8_1_naive", "quantize/q8_1.cu", "first + 8 <= n_blocks", "first - 8 <= n_blocks"),
+        ("q8_1_naive", "quantize/q8_1.cuh", "0.5f - 0x1p-15f", "0.5f - 0.0f"),
+        ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "j < 3", "j < 2"),
+        ("q8_1_wgmma", "pack/activations.cu", "at.there ? b->s : 0", "at.there ? b->s : -1"),
+    ],
+)  # fmt: skip
+def test_wrong_past_the_round_shapes_of_models(tmp_path: Path, name: str, file: str, old: str, new: str) -> None:
+    """Mutants that no product of a model's own shape shows."""
+    kernel = altered_kernel(tmp_path, name, file, old, new)
+    report = run(Q4_0, kernel, "layers", tensor="blk.0.attn_k")
+    assert report.exit_code == 1
+    assert all(re.search(r"N and K|quantizer|outside its output", f.what) for f in report.rungs[0].failures)
 
 
 def test_forgotten_base_of_a_tile_of_tokens(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def llama_cpp() -> tuple[str, Read]:
             tensors = [
                 [
                     _text(ggml.gguf_get_tensor_name(file, i)), ggml.gguf_get_tensor_type(file, i),
-                    ggml.gguf_get_tensor_ne(file, i)[:4], start + ggml.gguf_get_tensor_offset(file, i),
+                    ggml.gguf_shape(file, context, i), start + ggml.gguf_get_tensor_offset(file, i),
                     ggml.gguf_get_tensor_size(file, i),
                 ]
                 for i in range(ggml.gguf_get_n_tensors(file))

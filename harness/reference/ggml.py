@@ -148,12 +148,19 @@ gguf_get_data_offset = _declare(base, "gguf_get_data_offset", c.c_size_t, c.c_vo
 gguf_get_n_tensors = _declare(base, "gguf_get_n_tensors", c.c_int64, c.c_void_p)
 gguf_get_tensor_name = _declare(base, "gguf_get_tensor_name", c.c_char_p, c.c_void_p, c.c_int64)
 gguf_get_tensor_type = _declare(base, "gguf_get_tensor_type", c.c_int, c.c_void_p, c.c_int64)
-gguf_get_tensor_ne = _declare(base, "gguf_get_tensor_ne", c.POINTER(c.c_int64), c.c_void_p, c.c_int64)
+ggml_get_tensor = _declare(base, "ggml_get_tensor", TensorP, c.c_void_p, c.c_char_p)
 gguf_get_tensor_offset = _declare(base, "gguf_get_tensor_offset", c.c_size_t, c.c_void_p, c.c_int64)
 gguf_get_tensor_size = _declare(base, "gguf_get_tensor_size", c.c_size_t, c.c_void_p, c.c_int64)
 ggml_cpu_init = _declare(cpu, "ggml_cpu_init", None)
 ggml_get_type_traits_cpu = _declare(cpu, "ggml_get_type_traits_cpu", c.POINTER(CpuTypeTraits), c.c_int)
 ggml_graph_compute_with_ctx = _declare(cpu, "ggml_graph_compute_with_ctx", c.c_int, c.c_void_p, c.c_void_p, c.c_int)
+
+#: llama-cpp-python 0.3.33 has no such function yet.
+_gguf_get_tensor_ne = (
+    _declare(base, "gguf_get_tensor_ne", c.POINTER(c.c_int64), c.c_void_p, c.c_int64)
+    if hasattr(base, "gguf_get_tensor_ne")
+    else None
+)
 
 F32, F16, BF16 = 0, 1, 30
 DEVICE_CPU, DEVICE_GPU = 0, 1  # enum ggml_backend_dev_type
@@ -221,6 +228,13 @@ def type_ids(stop: int = 256) -> list[int]:
             known.append(t)
             gguf_free(context)
     return known
+
+
+def gguf_shape(file: Any, context: Any, i: int) -> list[int]:
+    """ne of tensor i of a file that was opened with a context for its tensors."""
+    if _gguf_get_tensor_ne is not None:
+        return list(_gguf_get_tensor_ne(file, i)[:MAX_DIMS])
+    return list(ggml_get_tensor(context, gguf_get_tensor_name(file, i)).contents.ne)
 
 
 def pointer(array: npt.NDArray[Any]) -> int:
