@@ -79,17 +79,18 @@ def check_ranges(*limits: tuple[str, float, float, float]) -> None:
             raise UsageError(f"{flag} must be from {low} to {high}")
 
 
-def check_output(path: Path | None, *inputs: Path) -> None:
-    """That a JSON file can be written, and would not overwrite a model. Raises UsageError."""
+def check_output(path: Path | None, *inputs: Path, flag: str = "--json") -> None:
+    """That a file can be written, and would not overwrite a model. Raises UsageError."""
     if path is None:
         return
     folder = path.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or path.is_dir():
+    held = path.exists() and not os.access(path, os.W_OK)
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or path.is_dir() or held:
         raise UsageError(f"cannot write {_shown(path)}")
     if path.suffix == ".gguf":
-        raise UsageError("--json would overwrite a model: give it another name than .gguf")
+        raise UsageError(f"{flag} would overwrite a model: give it another name than .gguf")
     if path.exists() and any(model.exists() and path.samefile(model) for model in inputs):
-        raise UsageError("--json would overwrite the model")
+        raise UsageError(f"{flag} would overwrite the model")
 
 
 def deliver(text: str, path: Path | None, rendered: str | None, exit_code: int) -> int:
@@ -100,10 +101,21 @@ def deliver(text: str, path: Path | None, rendered: str | None, exit_code: int) 
             sys.stdout.flush()
     except OSError:  # nobody reads, or the disk is full: the verdict stands, and is the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if path is not None and rendered is not None:
-        try:
-            path.write_text(rendered)
-        except OSError as error:
-            say(f"cannot write {_shown(path)}: {error.strerror}")
-            return exit_code or EXIT_ENVIRONMENT
+    return exit_code if path is None or rendered is None else save(path, rendered.encode(), exit_code)
+
+
+def save(path: Path, content: bytes, exit_code: int) -> int:
+    """Write a file beside the result; returns the exit code, which says if that fails and all else went well."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        say(f"cannot write {_shown(path)}: {error.strerror}")
+        return exit_code or EXIT_ENVIRONMENT
     return exit_code
+
+
+def shows_blocks() -> bool:
+    """Whether standard output is a terminal that can show block characters."""
+    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "linux"):
+        return False
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

@@ -10,6 +10,7 @@ from ..rungs import RungResult
 from ..verification import Report
 
 _WIDTH = 100
+_HEX_DIGITS = 128
 
 
 def render(report: Report, verbose: bool = False) -> str:
@@ -93,7 +94,7 @@ def _failures(report: Report) -> Iterator[str]:
             yield f"       {numbers}"
         if f.block_hex is not None:
             part = f" of part {f.part + 1}" if f.part else ""
-            yield f"       block at byte {f.byte_offset}{part}: {f.block_hex}"
+            yield f"       block at byte {f.byte_offset}{part}: {_shortened(f.block_hex)}"
     for rung in report.rungs:
         if rung.diagnosis is not None:
             yield f"DIAGNOSIS of the first wrong GEMM, {printable(rung.diagnosis['tensor'], 64)}:"
@@ -101,6 +102,10 @@ def _failures(report: Report) -> Iterator[str]:
                 yield f"       {printable(line, 300)}"
     if total > len(shown):
         yield f"… {len(shown)} of {total:,} failures shown"
+
+
+def _shortened(digits: str) -> str:
+    return digits if len(digits) <= _HEX_DIGITS else f"{digits[:_HEX_DIGITS]}… ({len(digits) // 2} bytes)"
 
 
 def _unverified(report: Report) -> Iterator[str]:
