@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-
 from harness.formats import FORMATS
 from harness.nightly.records import Cell, Key, Measure, Night, Outcome
 from harness.report import json_report
@@ -105,8 +104,12 @@ def history(nights: int = 20, gemms: int = 21) -> list[Night]:
     for n in range(1, nights + 1):
         cells = {key: cell(key, n, gemms=gemms) for key in planned}
         if n == nights:
-            cells[planned[2]] = cell(planned[2], n, Outcome.MISMATCH, gemms, "layers: blk.1.attn_k.weight row 17 block 3")
-            cells[planned[7]] = cell(planned[7], n, Outcome.CRASHED, gemms, "llama.cpp died of SIGSEGV while it evaluated")
+            cells[planned[2]] = cell(
+                planned[2], n, Outcome.MISMATCH, gemms, "layers: blk.1.attn_k.weight row 17 block 3"
+            )
+            cells[planned[7]] = cell(
+                planned[7], n, Outcome.CRASHED, gemms, "llama.cpp died of SIGSEGV while it evaluated"
+            )
             del cells[planned[-1]]
         day = f"2026-10-{n:02}"
         out.append(Night(n, f"{day}T01:30:00+00:00", f"{day}T02:00:00+00:00", "nightly.toml", planned, cells,

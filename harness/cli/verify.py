@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..families import DEFAULT_KERNEL, FAMILIES, Family
 from ..hosts import HOSTS
 from ..kernels import KERNELS, KernelSpec
-from ..report import identify_report, json_report, text
+from ..report import html, identify_report, json_report, text
 from ..rungs import RUNGS, Options
 from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT, REFERENCES
 from ..verification import verify
@@ -24,6 +24,7 @@ from .common import (
     deliver,
     internal_errors,
     on_terminal,
+    save,
     spell,
 )  # fmt: skip
 
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let llama.cpp repack its weights (its default; it crashes on some machines)",
     )
+    add("--html", type=Path, metavar="FILE", help="also write the report as one HTML file that needs no other")
     add("-v", "--verbose", action="store_true", help="one line a tensor, GEMM and token; llama.cpp's log on stderr")
     add_common(parser)
     return parser
@@ -121,7 +123,10 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
     rungs = [r.strip() for r in args.rungs.split(",") if r.strip()]
     report = verify(args.model, args.kernel, args.host, rungs, options, spell(argv))
     rendered = json_report.render(report) if args.json is not None else None
-    return deliver(text.render(report, args.verbose), args.json, rendered, report.exit_code)
+    exit_code = deliver(text.render(report, args.verbose), args.json, rendered, report.exit_code)
+    if args.html is None:
+        return exit_code
+    return save(args.html, html.render_run(json_report.to_dict(report)).encode(), exit_code)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -131,6 +136,11 @@ def _check(args: argparse.Namespace) -> None:
         ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
     )  # fmt: skip
     check_output(args.json, args.model)
+    check_output(args.html, args.model, flag="--html")
+    if args.html is not None and args.identify:
+        raise UsageError("--html shows the rungs, and --identify climbs none")
+    if args.html is not None and args.json is not None and args.html.absolute() == args.json.absolute():
+        raise UsageError("--json and --html name the same file")
     if args.tensor is not None:
         try:
             re.compile(args.tensor)

@@ -51,6 +51,7 @@ def _environment() -> Environment:
     }  # fmt: skip
     made.filters |= {
         "name": _name, "figure": charts.short, "rank": charts.rank, "worst": worst, "basename": _basename,
+        "when": _when,
         "heading": lambda name: (name, "n"),
     }  # fmt: skip
     return made
@@ -68,6 +69,11 @@ def _shown(value: Any) -> Any:
 def _name(text: object, limit: int = 120) -> Markup:
     """A name that may be long, cut."""
     return escape(printable(str(text), limit))
+
+
+def _when(at: str) -> str:
+    """A time of a record, ISO 8601, as people write it; in UTC."""
+    return at[:16].replace("T", " ") + " UTC"
 
 
 def _basename(path: object) -> str:

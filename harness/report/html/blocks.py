@@ -22,9 +22,9 @@ class Part(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A value: index in the block, its code as stored, decoded."""
+    """A value: its place in the block, its code as stored, decoded."""
 
-    index: int
+    at: int
     code: str
     value: str
 
@@ -58,12 +58,9 @@ def block(kind: str, digits: str) -> Block | None:
         read = read_block(kind, raw)
     except ValueError as error:
         return Block(kind, len(raw), parts=[unread], why=f"not decoded: {error}")
-    return Block(
-        kind, len(raw), read.rule, [_part(f) for f in read.fields], _scales(read),
-        [] if read.values is None else [
-            Value(i, str(code), number(x)) for i, (code, x) in enumerate(zip(read.codes, read.values.tolist(), strict=True))
-        ],
-    )  # fmt: skip
+    decoded = [] if read.values is None else read.values.tolist()
+    values = [Value(i, str(code), number(x)) for i, (code, x) in enumerate(zip(read.codes, decoded, strict=True))]
+    return Block(kind, len(raw), read.rule, [_part(f) for f in read.fields], _scales(read), values)
 
 
 def number(value: float) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from ...container.text import printable
 from ...nightly.records import Cell, Key, Night
 from ..nightly import summary
 from ..nightly.summary import Changed, Comparison, Kind, Standing, Verdict
@@ -150,7 +151,8 @@ def _heats(cells: Sequence[Cell]) -> list[tuple[str, Markup]]:
     for cell in cells:
         name = " · ".join(part for part in (cell.key.model, cell.key.type) if part)
         of.setdefault(name, []).extend(charts.Gemm(t, u) for t, u in cell.gemms.items())
-    drawn = [(name, charts.heat_map(gemms, f"Worst utilisation by layer and matrix: {name[:80]}")) for name, gemms in of.items()]
+    title = "Worst utilisation by layer and matrix: "
+    drawn = [(name, charts.heat_map(gemms, title + printable(name, 80))) for name, gemms in of.items()]
     return [(name, made) for name, made in drawn if made is not None]
 
 
@@ -173,9 +175,12 @@ def _charts(past: Sequence[Past]) -> list[Markup]:
 def _trends(nights: Sequence[Night], standings: Sequence[Standing]) -> list[Trend]:
     out = []
     for standing in standings:
-        then = [(n.number, n.cells.get(standing.key)) for n in nights]
-        worst = [Point(at, None if c is None else summary.worst(c), Standing(standing.key, c).verified) for at, c in then]
-        spent = [Point(at, None if c is None else c.seconds, Standing(standing.key, c).verified) for at, c in then]
+        worst, spent = [], []
+        for n in nights:
+            then = Standing(standing.key, n.cells.get(standing.key))
+            used = None if then.cell is None else summary.worst(then.cell)
+            worst.append(Point(n.number, used, then.verified))
+            spent.append(Point(n.number, None if then.cell is None else then.cell.seconds, then.verified))
         out.append(
             Trend(
                 standing, charts.sparkline(worst, "Worst utilisation over the nights, logarithmic", log=True),

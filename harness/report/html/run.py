@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -136,10 +135,14 @@ def _figure(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+_FACTS = (
+    "tensor", "matrix", "row", "block", "token", "part", "byte_offset", "got", "expected", "bound", "utilisation",
+)  # fmt: skip
+
+
 def _failed(rung: str, failure: Mapping[str, Any], kinds: Mapping[str, str]) -> Failed:
     facts = []
-    names = ("tensor", "matrix", "row", "block", "token", "part", "byte_offset", "got", "expected", "bound", "utilisation")
-    for name in names:
+    for name in _FACTS:
         value = failure.get(name)
         if value is None or value == "" or (name == "part" and value == 0):
             continue
@@ -202,15 +205,19 @@ def _tensors(rungs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _tokens(details: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Token]]:
     """Columns besides llama.cpp's, and the positions. An encoder's records have cosines instead of tokens."""
-    heads = list(dict.fromkeys(name for record in details for name in record if name not in ("position", "text", "llama.cpp")))
+    known = ("position", "text", "llama.cpp")
+    heads = [name for name in dict.fromkeys(name for record in details for name in record) if name not in known]
     out = []
     for record in details:
         reference = record.get("llama.cpp")
-        others = []
-        for name in heads:
-            value = record.get(name)
-            x = number(value)
-            shown = f"{value:.6g}" if isinstance(value, float) and isfinite(value) else "–" if value is None else str(value)
-            others.append((shown, reference is None or x is None or value == reference))
+        others = [
+            (_token(value), reference is None or value is None or value == reference)
+            for value in (record.get(name) for name in heads)
+        ]
         out.append(Token(record["position"], record["text"], "" if reference is None else str(reference), others))
     return heads, out
+
+
+def _token(value: Any) -> str:
+    """A token, or the cosine that an encoder has instead."""
+    return "–" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -30,7 +30,9 @@ def write_reports(
         OSError: a file cannot be written.
     """
     from .. import html as page  # late: a run that writes none of them needs no templates
-    from . import as_json, junit as as_junit, markdown as as_markdown
+    from . import as_json
+    from . import junit as as_junit
+    from . import markdown as as_markdown
 
     for path, render in (
         (html, page.render), (junit, as_junit.render), (markdown, as_markdown.render), (json, as_json.render),

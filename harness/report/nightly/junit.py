@@ -1,9 +1,9 @@
-"""A night as JUnit XML: one test case a cell, a suite a variant of llama.cpp. Schema: `harness/report/schemas/junit.xsd`.
+"""A night as JUnit XML, one test case a cell, a suite a variant of llama.cpp: `harness/report/schemas/junit.xsd`.
 
 There is no one schema; this is what the dialects of Ant, Maven Surefire, Jenkins and GitLab have in common. A cell that
-was shown to be wrong is a failure; one that could not be judged, was not run or vanished is an error. None is `skipped`,
-which continuous integration takes for a pass. Characters that XML cannot hold, and those that do not print, are escaped
-as at the terminal.
+was shown to be wrong is a failure; one that could not be judged, was not run or vanished is an error. None is
+`skipped`, which continuous integration takes for a pass. Characters that XML cannot hold, and those that do not print,
+are escaped as at the terminal.
 """
 
 from __future__ import annotations

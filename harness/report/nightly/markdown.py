@@ -20,7 +20,7 @@ _MARKUP = re.compile(r"[\\`*_\[\]()#!|<>&~$@:]|(?<=[wW])\.")
 
 
 def escaped(text: str, limit: int = 300) -> str:
-    """Text that stays text: no markup, HTML, table cell, link, @mention or #reference. At most `limit` characters shown.
+    """Text that stays text: no markup, HTML, table cell, link, @mention or #reference; cut after `limit` characters.
 
     Punctuation becomes character references, which Markdown never takes for markup; the empty comment keeps GitHub from
     a mention, which it looks for in what is already rendered.
@@ -64,28 +64,27 @@ def render(nights: Sequence[Night], comparison: Comparison | None = None, limit:
     page.add(f"## {_MARKS[found.level]} {found.word[0].upper()}{found.word[1:]}", "")
     page.add(f"{escaped(title(night))}: {escaped(found.sentence)}.", "")
     if comparison is not None:
-        rows = [(kind, change) for kind, listed in changes(comparison) for change in listed]
-        page.add(f"### {'What changed' if rows else 'Nothing changed'} against {escaped(comparison.against)}", "")
-        if rows:
-            page.table(
-                ("", "cell", "how"),
-                ((f"{_MARKS[kind.level]} {kind.title}", escaped(str(c.key)), escaped(c.words)) for kind, c in rows),
-                limit // 3,
+        changed = [(kind, change) for kind, listed in changes(comparison) for change in listed]
+        page.add(f"### {'What changed' if changed else 'Nothing changed'} against {escaped(comparison.against)}", "")
+        if changed:
+            told = (
+                (f"{_MARKS[kind.level]} {kind.title}", escaped(str(c.key)), escaped(c.words)) for kind, c in changed
             )
-    if wrong := [s for s in standings(night) if not s.verified]:
-        _fold(page, f"{len(wrong):,} not verified", ("cell", "outcome", "why"),
-              [(escaped(str(s.key)), f"{_MARKS[s.level]} {s.outcome}", escaped(s.words)) for s in wrong], _SPARE)  # fmt: skip
-    cells = [s for s in standings(night) if s.verified and s.cell is not None]
-    if cells:
-        _fold(page, f"{len(cells):,} verified", ("cell", "seconds"),
-              [(escaped(str(s.key)), f"{s.cell.seconds:.1f}") for s in cells if s.cell is not None], _SPARE)  # fmt: skip
+            page.table(("", "cell", "how"), told, limit // 3)
+    cells = standings(night)
+    if wrong := [s for s in cells if not s.verified]:
+        rows = [(escaped(str(s.key)), f"{_MARKS[s.level]} {s.outcome}", escaped(s.words)) for s in wrong]
+        _fold(page, f"{len(wrong):,} not verified", ("cell", "outcome", "why"), rows)
+    if right := [s.cell for s in cells if s.verified and s.cell is not None]:
+        times = [(escaped(str(cell.key)), f"{cell.seconds:.1f}") for cell in right]
+        _fold(page, f"{len(right):,} verified", ("cell", "seconds"), times)
     page.add(*_origin(night))
     return "\n".join(page.lines) + "\n"
 
 
-def _fold(page: _Page, name: str, head: Sequence[str], rows: Sequence[Sequence[str]], spare: int) -> None:
+def _fold(page: _Page, name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     page.add(f"<details><summary>{name}</summary>", "")
-    page.table(head, rows, spare)
+    page.table(head, rows, _SPARE)
     page.add("</details>", "")
 
 
