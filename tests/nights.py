@@ -17,7 +17,8 @@ SCRIPT = "<script>alert(1)</script>"
 #: Names that a file may hold: markup, quotes, marks that turn the text around, what XML cannot hold, and a long one.
 HOSTILE = (
     SCRIPT, "\"'><img src=x onerror=alert(1)>", "abc\u202eweight\u2066", "nul\x00esc\x1b[31m\ufffe\udc80", "n" * 10_000,
-    "| pipe | `code` [link](https://example.invalid) @someone #1 **bold**", "{{ 7*7 }}{% raw %}", "]]>&amp;<!--", "=cmd",
+    "| pipe | `code` [link](https://example.invalid) @someone #1 **bold**", "{{ 7*7 }}{% raw %}",
+    "]]>&amp;<!--", "=cmd",
 )  # fmt: skip
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 
@@ -45,16 +46,16 @@ def run_report(names: list[str] | None = None, wrong: str | None = None, kind: s
              "gap NMSE": drawn.uniform(1e-5, 4e-4), "failures": bad}
         )  # fmt: skip
         if bad:
-            failure = Failure("kernel: " + name + " row 17 block 3 token 0: the output is outside the bound", name, 17, 3, 0,
-                              4150, block.hex(), -0.0018, -0.0077, 7.9e-7, 57.0)  # fmt: skip
+            what = f"kernel: {name} row 17 block 3 token 0: the output is outside the bound"
+            failure = Failure(what, name, 17, 3, 0, 4150, block.hex(), -0.0018, -0.0077, 7.9e-7, 57.0)  # fmt: skip
             rungs[1].fail(failure)
             rungs[2].fail(failure)
             rungs[2].diagnosis = {"tensor": name, "lines": ["unknown: no fault of the catalogue explains the outputs"]}
     for i, text in enumerate(["Once", " upon", "\n", SCRIPT, " a", " time"]):
         same = i != 4 or wrong is None
         rungs[3].details.append(
-            {"position": i, "text": text, "llama.cpp": 13 + i, "kernel (a)": 13 + i, "kernel (b)": 13 + i if same else 99,
-             "oracle (b)": 13 + i}
+            {"position": i, "text": text, "llama.cpp": 13 + i, "kernel (a)": 13 + i,
+             "kernel (b)": 13 + i if same else 99, "oracle (b)": 13 + i}
         )  # fmt: skip
     for rung in rungs:
         rung.checked = {"tensors": len(names), "blocks": 2048 * len(names), "outputs": 9, "tokens": 6}
@@ -64,7 +65,8 @@ def run_report(names: list[str] | None = None, wrong: str | None = None, kind: s
     rungs[2].figures = {"gap to llama.cpp, worst NMSE": 4e-4, "GEMMs by q8_1_dp4a": len(names)}
     rungs[3].notes = ["a tie, margin 0.055"]
     header = {
-        "gguf-verify": "0.1.0", "python": "3.11.7", "llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0", "host": "cpu: a CPU",
+        "gguf-verify": "0.1.0", "python": "3.11.7", "llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0",
+        "host": "cpu: a CPU",
         "kernel": "q8_1", "semantics": "q8_1", "file": "/models/tiny-Q4_0.gguf", "sha256": ["2f96a0a1" * 8],
         "tensor types": {kind: len(names)}, "seed": 0, "prompt": "Once upon a time",
     }  # fmt: skip
@@ -89,7 +91,8 @@ def cell(key: Key, n: int, outcome: Outcome = Outcome.VERIFIED, gemms: int = 21,
     return Cell(
         key, outcome, words, {Outcome.VERIFIED: 0, Outcome.MISMATCH: 1}.get(outcome), drawn.gauss(20, 1),
         {rung: drawn.gauss(5, 0.2) for rung in ("bytes", "blocks", "layers", "tokens")} if told else {},
-        {"llama-cpp-python": "0.3.36" if key.variant == "installed" else key.variant, "gguf-verify": "0.1.0"}, "cpu: a CPU",
+        {"llama-cpp-python": "0.3.36" if key.variant == "installed" else key.variant, "gguf-verify": "0.1.0"},
+        "cpu: a CPU",
         (Measure("layers", "kernel", max(used.values()), 2.0, f"{names[8]} row 17 token 0"),
          Measure("layers", "llama.cpp as q8_0_cpu", 0.1, 5.0, f"{names[0]} row 3 token 1")) if told else (),
         {"layers: gap to llama.cpp, worst NMSE": 4e-4}, used if told else {},
@@ -104,9 +107,7 @@ def history(nights: int = 20, gemms: int = 21) -> list[Night]:
     for n in range(1, nights + 1):
         cells = {key: cell(key, n, gemms=gemms) for key in planned}
         if n == nights:
-            cells[planned[2]] = cell(
-                planned[2], n, Outcome.MISMATCH, gemms, "layers: blk.1.attn_k.weight row 17 block 3"
-            )
+            cells[planned[2]] = cell(planned[2], n, Outcome.MISMATCH, gemms, "layers: blk.1.attn_k.weight row 17")
             cells[planned[7]] = cell(
                 planned[7], n, Outcome.CRASHED, gemms, "llama.cpp died of SIGSEGV while it evaluated"
             )

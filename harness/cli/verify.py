@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..families import DEFAULT_KERNEL, FAMILIES, Family
 from ..hosts import HOSTS
 from ..kernels import KERNELS, KernelSpec
-from ..report import html, identify_report, json_report, text
+from ..report import identify_report, json_report, text
 from ..rungs import RUNGS, Options
 from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT, REFERENCES
 from ..verification import verify
@@ -126,6 +126,8 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
     exit_code = deliver(text.render(report, args.verbose), args.json, rendered, report.exit_code)
     if args.html is None:
         return exit_code
+    from ..report import html  # late: no other run needs templates
+
     return save(args.html, html.render_run(json_report.to_dict(report)).encode(), exit_code)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ...container.text import printable
 from ...nightly.records import Night
-from .summary import Comparison, changes, last, standings, title, verdict
+from .summary import Changed, Comparison, Kind, changes, last, standings, title, verdict
 
 #: Bytes of UTF-8. GitHub takes 1 MiB as a job's summary, and 65,536 characters as an issue.
 LIMIT = 60_000
@@ -80,6 +80,10 @@ def render(nights: Sequence[Night], comparison: Comparison | None = None, limit:
         _fold(page, f"{len(right):,} verified", ("cell", "seconds"), times)
     page.add(*_origin(night))
     return "\n".join(page.lines) + "\n"
+
+
+def _change(kind: Kind, change: Changed) -> tuple[str, str, str]:
+    return f"{_MARKS[kind.level]} {kind.title}", escaped(str(change.key)), escaped(change.words)
 
 
 def _fold(page: _Page, name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
