@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 from harness.formats import FORMATS
@@ -82,7 +83,7 @@ def keys() -> list[Key]:
 
 
 def cell(key: Key, n: int, outcome: Outcome = Outcome.VERIFIED, gemms: int = 21, words: str = "") -> Cell:
-    drawn = random.Random(f"{key}{n}")
+    drawn = random.Random(f"{key!r}{n}")
     names, bad = gemm_names(gemms), outcome is Outcome.MISMATCH
     used = {name: drawn.uniform(0.004, 0.09) for name in names}
     if bad:
@@ -100,6 +101,7 @@ def cell(key: Key, n: int, outcome: Outcome = Outcome.VERIFIED, gemms: int = 21,
     )  # fmt: skip
 
 
+@cache
 def history(nights: int = 20, gemms: int = 21) -> list[Night]:
     """Quiet nights, then one in which a kernel is wrong, llama.cpp crashed, and a cell was not run."""
     planned = tuple(keys())

@@ -93,9 +93,7 @@ def heat_map(gemms: Iterable[Gemm], title: str) -> Markup | None:
 def _worse(a: Gemm | None, b: Gemm) -> Gemm:
     if a is None:
         return b
-    values = [v for v in (a.utilisation, b.utilisation) if v is not None]
-    worst = next((v for v in values if v != v), max(values, default=None))
-    return Gemm(a.tensor, worst, a.wrong + b.wrong)
+    return max(a, b, key=lambda gemm: rank(gemm.utilisation))._replace(wrong=a.wrong + b.wrong)
 
 
 _WIDE, _TALL, _CHAR = 62, 26, 7.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from ...container.text import printable
@@ -68,7 +69,7 @@ def _more(n: int) -> Iterator[str]:
 def _end(night: Night, comparison: Comparison | None) -> Iterator[str]:
     found = verdict(night, comparison)
     spent = sum(cell.seconds for cell in night.cells.values())
-    yield f"{found.word.upper()}: {found.sentence} · {spent:,.1f} s in cells"
+    yield from textwrap.wrap(f"{found.word.upper()}: {found.sentence} · {spent:,.1f} s in cells", _WIDTH)
 
 
 def _cut(line: str) -> str:
