@@ -101,10 +101,10 @@ def test_tables_sort(opened: Opener) -> None:
     button.click()
     assert head.get_attribute("aria-sort") == "ascending"
     assert column(browser, "t-cells", 7)[-1] == "✕ 57"
-    names = browser.find_element(By.CSS_SELECTOR, "#t-cells th:nth-child(3)")
+    names = browser.find_element(By.CSS_SELECTOR, "#t-cells th:nth-child(2)")
     names.find_element(By.TAG_NAME, "button").click()
     assert head.get_attribute("aria-sort") is None
-    assert column(browser, "t-cells", 2) == sorted(column(browser, "t-cells", 2))
+    assert column(browser, "t-cells", 1) == sorted(column(browser, "t-cells", 1))
     told = browser.find_element(By.CSS_SELECTOR, '[data-for="t-cells"] .told')
     assert told.text == "24 of 24 rows, sorted by type, ascending"
 
@@ -114,13 +114,13 @@ def test_tables_filter(opened: Opener) -> None:
     controls = browser.find_element(By.CSS_SELECTOR, '[data-for="t-cells"]')
     field = controls.find_element(By.TAG_NAME, "input")
     field.send_keys("q5_1 F32")
-    assert column(browser, "t-cells", 2) == ["Q5_1", "Q5_1"]
+    assert column(browser, "t-cells", 1) == ["Q5_1", "Q5_1"]
     assert controls.find_element(By.CSS_SELECTOR, ".told").text == "2 of 24 rows"
     field.clear()
     field.send_keys(" ")
     assert len(column(browser, "t-cells", 0)) == 24
     Select(controls.find_element(By.TAG_NAME, "select")).select_by_visible_text("crashed")
-    assert column(browser, "t-cells", 1) == ["! crashed"]
+    assert column(browser, "t-cells", 3) == ["! crashed"]
 
 
 def test_keyboard(opened: Opener) -> None:
@@ -233,5 +233,5 @@ def test_a_large_page_loads_quickly(opened: Opener, which: str) -> None:
     loaded = browser.execute_script("const [n] = performance.getEntriesByType('navigation'); return n.loadEventEnd")
     print(f"{which}: {len(page.encode()):,} bytes, loaded in {loaded:.0f} ms, {spent:.2f} s with the driver")
     assert loaded < 2000
-    sort = "const t = performance.now(); document.querySelector('#t-gemms th button').click(); return performance.now() - t"
-    assert browser.execute_script(sort) < 1000
+    sort = "const t = performance.now(); document.querySelector(arguments[0]).click(); return performance.now() - t"
+    assert browser.execute_script(sort, "#t-gemms th button") < 1000
