@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+import referencing
+from jsonschema import Draft202012Validator
 
 from harness.formats import FORMATS
 from harness.nightly.records import Cell, Key, Measure, Night, Outcome
-from harness.report import json_report
+from harness.report import html, json_report
 from harness.report.nightly import Change, Changes
 from harness.rungs import RungResult
 from harness.rungs.result import Failure
 from harness.verification import Report
 
+SCHEMAS = Path(html.__file__).parents[1] / "schemas"
 SCRIPT = "<script>alert(1)</script>"
 #: Names that a file may hold: markup, quotes, marks that turn the text around, what XML cannot hold, and a long one.
 HOSTILE = (
@@ -129,3 +135,13 @@ def changes() -> Changes:
         [Change(planned[0], "layers, kernel: utilisation 0.02, now 0.08")],
         [Change(planned[1], "20 s, now 31 s; usual are 19 to 21 s")],
     )  # fmt: skip
+
+
+@cache
+def validator(name: str) -> Draft202012Validator:
+    """Of the JSON schema "run" or "nightly"."""
+    found = {n: json.loads((SCHEMAS / f"{n}.schema.json").read_text()) for n in ("run", "nightly")}
+    for schema in found.values():
+        Draft202012Validator.check_schema(schema)
+    resources = [(schema["$id"], referencing.Resource.from_contents(schema)) for schema in found.values()]
+    return Draft202012Validator(found[name], registry=referencing.Registry().with_resources(resources))

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import referencing
 import xmlschema
-from jsonschema import Draft202012Validator
 
 from harness.formats import FORMATS
 from harness.nightly.records import Key, Night, Outcome
@@ -23,19 +21,9 @@ from harness.report import html
 from harness.report.html import blocks, charts
 from harness.report.nightly import Change, Changes, as_json, junit, markdown, text, verdict, write_reports
 from tests import nights
-from tests.nights import HOSTILE, SCRIPT, cell, changes, history, keys, run_report
+from tests.nights import HOSTILE, SCHEMAS, SCRIPT, cell, changes, history, keys, run_report, validator
 
-SCHEMAS = Path(html.__file__).parents[1] / "schemas"
 TEMPLATES = Path(html.__file__).parent / "templates"
-
-
-@cache
-def validator(name: str) -> Draft202012Validator:
-    found = {n: json.loads((SCHEMAS / f"{n}.schema.json").read_text()) for n in ("run", "nightly")}
-    for schema in found.values():
-        Draft202012Validator.check_schema(schema)
-    resources = [(schema["$id"], referencing.Resource.from_contents(schema)) for schema in found.values()]
-    return Draft202012Validator(found[name], registry=referencing.Registry().with_resources(resources))
 
 
 @cache

@@ -89,15 +89,18 @@ def test_the_matrix_of_the_night() -> None:
     assert len(versions) >= 3
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["check-jsonschema --builtin-schema vendor.github-workflows", "zizmor --offline --no-progress --persona pedantic", "actionlint"],
-)  # fmt: skip
+LINTERS = (
+    "check-jsonschema --builtin-schema vendor.github-workflows",
+    "zizmor --offline --no-progress --persona pedantic",
+    "actionlint",
+)
+
+
+@pytest.mark.parametrize("command", LINTERS)
 def test_linters(command: str) -> None:
     program, *arguments = command.split()
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
-    done = subprocess.run(
-        [program, *arguments, *map(str, WORKFLOWS)], capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    line = [program, *arguments, *map(str, WORKFLOWS)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
