@@ -295,6 +295,11 @@ def test_html_of_a_script() -> None:
         assert "n" * 2000 not in made
 
 
+def test_templates_show_what_does_not_print() -> None:
+    template = html._environment().from_string("{{ x }}{{ x|name }}")
+    assert template.render(x="a\u202e<b>\udc80") == 2 * "a\\u202e&lt;b&gt;\\x80"
+
+
 def test_html_says_the_verdict_first() -> None:
     made = html.render(history(), changes())
     assert made.index('<h1 id="verdict">Regression</h1>') < made.index("What changed") < made.index(">Rungs</h2>")
