@@ -35,6 +35,11 @@ def gemm_names(n: int) -> list[str]:
 
 
 def run_report(names: list[str] | None = None, wrong: str | None = None, kind: str = "Q4_0") -> dict[str, Any]:
+    """`run_result` as JSON."""
+    return json_report.to_dict(run_result(names, wrong, kind))
+
+
+def run_result(names: list[str] | None = None, wrong: str | None = None, kind: str = "Q4_0") -> Report:
     """A run over these tensors; the kernel is wrong in one of them, if it is among them."""
     drawn = random.Random(1)
     names = names or gemm_names(21)
@@ -75,9 +80,12 @@ def run_report(names: list[str] | None = None, wrong: str | None = None, kind: s
         "gguf-verify": "0.1.0", "python": "3.11.7", "llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0",
         "host": "cpu: a CPU",
         "kernel": "q8_1", "semantics": "q8_1", "file": "/models/tiny-Q4_0.gguf", "sha256": ["2f96a0a1" * 8],
-        "tensor types": {kind: len(names)}, "seed": 0, "prompt": "Once upon a time",
+        "tensor types": {kind: len(names)}, "seed": 0, "ggml": "0.25.3", "numpy": "2.4.6", "gguf": "0.19.0",
+        "platform": "Linux x86_64", "size": 1495200, "architecture": "llama", "host chosen": "as asked for",
+        "declared order": "ascending k", "kernels of other types": {}, "semantics of llama.cpp": {kind: "q8_0_cpu"},
+        "reference": "CPU", "threads": 2, "n_predict": 6, "prompt": "Once upon a time",
     }  # fmt: skip
-    return json_report.to_dict(Report(header, rungs, "verify_model.py tiny-Q4_0.gguf --host cpu", 6.0))
+    return Report(header, rungs, "verify_model.py tiny-Q4_0.gguf --host cpu", 6.0)
 
 
 def keys() -> list[Key]:

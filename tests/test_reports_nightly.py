@@ -18,6 +18,7 @@ import xmlschema
 from harness.formats import FORMATS
 from harness.nightly.records import Key, Night, Outcome
 from harness.report import html
+from harness.report import text as run_text
 from harness.report.html import blocks, charts
 from harness.report.nightly import Change, Changes, as_json, junit, markdown, text, verdict, write_reports
 from tests import nights
@@ -116,6 +117,7 @@ def test_json_of_hostile_names_and_numbers() -> None:
     made = json.loads(as_json.render(found, compared).encode())
     validator("nightly").validate(made)
     assert made["night"]["cells"][0]["gemms"] == {"x": "NaN", "y": "Infinity"}
+    json.dumps(made, ensure_ascii=False).encode()  # no surrogate is left, in keys neither
 
 
 def test_run_report_validates() -> None:
@@ -183,6 +185,15 @@ def test_text() -> None:
     assert made.splitlines()[-2].startswith("REGRESSION: 21 of 24 cells verified; 1 mismatch; 1 crashed; 1 not run;")
     found, compared = hostile_nights()
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e\u2066\ufffe\udc80]", text.render(found, compared))
+
+
+def test_text_of_a_run_shows_the_first_bytes_of_a_long_block() -> None:
+    report = nights.run_result(wrong=nights.gemm_names(21)[8], kind="Q6_K")
+    digits = report.rungs[1].failures[0].block_hex
+    assert digits
+    assert len(digits) == 420
+    assert f"block at byte 4150: {digits[:128]}… (210 bytes)\n" in run_text.render(report)
+    assert digits in json.dumps(nights.run_report(wrong=nights.gemm_names(21)[8], kind="Q6_K"))
 
 
 def test_text_counts_what_it_leaves_out() -> None:
