@@ -76,7 +76,7 @@ def test_a_failure_says_how_to_repeat_it(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "blk.0.attn_q.weight row 9 block 3" in done.stdout
     validator("run").validate(json.loads(out.read_text()))
-    assert "<span>00</span><span>7e</span>" in page.read_text()
+    assert "<code>00 7e</code>" in page.read_text()
     assert "<b>nan</b>" in page.read_text()
     assert "block at byte" in done.stdout
     assert f"repeat with: verify_model.py {path} --rungs bytes" in done.stdout

@@ -385,6 +385,41 @@ def test_html_of_a_large_history() -> None:
     assert large.count('data-outcome="right"') == 999 * 2
 
 
+def test_html_of_a_night_in_which_everything_is_wrong() -> None:
+    listed = [keys()[0]._replace(prompt=f"prompt {i}") for i in range(1000)]
+    wrong = nights.gemm_names(21)[8]
+    report = run_report(wrong=wrong, kind="Q6_K")
+    for rung in report["rungs"]:
+        wide = [bytes([len(rung["name"]), i] * 105).hex() for i in range(20)]
+        rung["failures"] = [{**report["rungs"][1]["failures"][0], "block_hex": digits} for digits in wide]
+    made = replace(cell(keys()[0], 1, Outcome.MISMATCH), report=report)
+    cells = {key: replace(made, key=key) for key in listed}
+    found = [replace(history(1)[0], number=n, planned=tuple(listed), cells=cells) for n in range(1, 21)]
+    page = html.render(found, Changes("night 19", [Change(key, "x" * 400) for key in listed]))
+    assert len(page.encode()) < 5_000_000
+    assert page.count("X-ray of the block<") + page.count("X-ray of the block <") == 25 * 4
+    assert "… and 500 more" in page
+
+
+def test_html_of_a_run_that_broke_off() -> None:
+    report = run_report()
+    report["rungs"][2] |= {
+        "fault": "llama.cpp died",
+        "verdict": "unverified",
+        "details": [],
+        "checked": {},
+        "worst": {},
+    }
+    report["rungs"][1] |= {"unverified": [{"name": SCRIPT, "why": "no decode"}], "verdict": "unverified"}
+    cosines = {"kernel (a) cosine": 1.0, "kernel (b) cosine": "NaN"}
+    report["rungs"][3]["details"] = [{"position": 0, "text": "Once", **cosines}]
+    made = html.render_run({**report, "verdict": "broken off", "exit_code": 3})
+    assert ">Broken off</h1>" in made
+    assert "llama.cpp died" in made
+    assert "1 thing could not be checked" in made
+    assert "kernel (a) cosine" in made
+
+
 # ---- colours ---------------------------------------------------------------------------------------------------------
 
 #: Text and what it stands on, as the style sheet has them.

@@ -140,8 +140,8 @@ def rank(value: float | None) -> float:
 
 def _svg(kind: str, width: int, height: int, title: str, told: str, parts: Sequence[str]) -> Markup:
     return Markup(
-        f'<svg class="{kind}" role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'aria-label="{escape(title)}. {escape(told)}"><title>{escape(title)}</title><desc>{escape(told)}</desc>'
+        f'<svg class="{kind}" role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
+        f"<title>{escape(title)}</title><desc>{escape(told)}</desc>"
         + "".join(parts) + "</svg>"
     )  # fmt: skip
 
@@ -231,7 +231,7 @@ def _curve(points: Sequence[Point], wide: int, tall: int, log: bool) -> tuple[st
         least = min(0.0, least)
     scaled = (lambda v: log10(max(v, 1e-12))) if log else (lambda v: v)
     low, high = scaled(least), scaled(most)
-    path, marks, pen = [], [], "M"
+    path, marks, crosses, pen = [], [], [], "M"
     for i, p in enumerate(points):
         if p.value is None:
             pen = "M"
@@ -243,9 +243,11 @@ def _curve(points: Sequence[Point], wide: int, tall: int, log: bool) -> tuple[st
         path.append(f"{pen}{x:.1f} {y:.1f}")
         pen = "L"
         if not p.good or over:
-            marks.append(f'<path class="cross" d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"/>')
+            crosses.append(f"M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6")
         elif wide > 200 or i == len(points) - 1:
             marks.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
+    if crosses:
+        marks.append(f'<path class="cross" d="{"".join(crosses)}"/>')
     return "".join(path), "".join(marks), least, most
 
 

@@ -16,8 +16,8 @@ from . import charts, run
 from .charts import Point
 from .run import Run
 
-#: Runs shown whole, with x-rays; rows of the table of GEMMs; heat maps; trends of single cells. More are counted.
-MOST_RUNS, MOST_GEMMS, MOST_MAPS, MOST_TRENDS = 40, 5000, 12, 200
+#: Runs shown whole; failures and x-rays of each; rows of GEMMs; heat maps; trends of cells. More are counted.
+MOST_RUNS, MOST_FAILURES, MOST_XRAYS, MOST_GEMMS, MOST_MAPS, MOST_TRENDS = 25, 20, 4, 3000, 12, 200
 
 
 class RungOfNight(NamedTuple):
@@ -123,7 +123,7 @@ def _troubled(standings: Sequence[Standing]) -> list[Troubled]:
         kept = None if standing.cell is None else standing.cell.report
         made = None
         if kept is not None and shown < MOST_RUNS and kept.get("schema") == 1:
-            made, shown = run.of(kept), shown + 1
+            made, shown = run.of(kept, MOST_FAILURES, MOST_XRAYS), shown + 1
         out.append(Troubled(standing, made))
     return out
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -40,12 +40,14 @@ class Rung(NamedTuple):
 
 @dataclass(frozen=True)
 class Failed:
-    """A failure, with its block where there are bytes of one."""
+    """A failure; of its block the x-ray, or the bytes where there were x-rays enough. `again`: it is shown above."""
 
     rung: str
     what: str
     facts: Sequence[tuple[str, str]]
-    block: Block | None
+    block: Block | None = None
+    digits: str = ""
+    again: bool = False
 
 
 class Token(NamedTuple):
@@ -90,8 +92,8 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def of(report: Mapping[str, Any]) -> Run:
-    """Of a run's JSON report, schema 1. Raises ValueError for another schema."""
+def of(report: Mapping[str, Any], failures: int = 80, xrays: int = 40) -> Run:
+    """Of a run's JSON report, with at most so many failures and x-rays. Raises ValueError for another schema."""
     if report.get("schema") != 1:
         raise ValueError(f"a run's report of schema {report.get('schema')}, not 1")
     rungs: Sequence[Mapping[str, Any]] = report["rungs"]
@@ -110,7 +112,7 @@ def of(report: Mapping[str, Any]) -> Run:
         verdict=report["verdict"], level=_LEVELS.get(report["verdict"], "warn"), sentence=sentence,
         command=report["command"], seconds=report["seconds"], header=report["header"],
         rungs=[_rung(r) for r in rungs],
-        failures=[_failed(r["name"], f, kinds) for r in rungs for f in r["failures"]], n_failures=total,
+        failures=_failures(rungs, kinds, xrays)[:failures], n_failures=total,
         unverified=[(r["name"], u["name"], u["why"]) for r in rungs for u in r["unverified"]],
         diagnoses=[(r["diagnosis"]["tensor"], r["diagnosis"]["lines"]) for r in rungs if r.get("diagnosis")],
         heat=charts.heat_map(_heat(gemms, layers), "Worst utilisation of the kernel by layer and matrix"),
@@ -140,7 +142,24 @@ _FACTS = (
 )  # fmt: skip
 
 
-def _failed(rung: str, failure: Mapping[str, Any], kinds: Mapping[str, str]) -> Failed:
+def _failures(rungs: Sequence[Mapping[str, Any]], kinds: Mapping[str, str], xrays: int) -> list[Failed]:
+    out: list[Failed] = []
+    shown: set[tuple[str, str]] = set()
+    for rung in rungs:
+        for failure in rung["failures"]:
+            made, digits = Failed(rung["name"], failure["what"], _facts(failure)), failure.get("block_hex")
+            if digits:
+                kind = kinds.get(failure.get("tensor") or "", "")
+                again = (kind, digits) in shown
+                made = replace(made, digits=digits, again=again)
+                if not again and len(shown) < xrays:
+                    shown.add((kind, digits))
+                    made = replace(made, block=blocks.block(kind, digits))
+            out.append(made)
+    return out
+
+
+def _facts(failure: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = []
     for name in _FACTS:
         value = failure.get(name)
@@ -148,9 +167,7 @@ def _failed(rung: str, failure: Mapping[str, Any], kinds: Mapping[str, str]) -> 
             continue
         shown = value if isinstance(value, str) else f"{value:.9g}" if isinstance(value, float) else f"{value:,}"
         facts.append((name.replace("_", " "), shown))
-    kind = kinds.get(failure.get("tensor") or "", "")
-    digits = failure.get("block_hex")
-    return Failed(rung, failure["what"], facts, blocks.block(kind, digits) if digits else None)
+    return facts
 
 
 def _gemm(record: Mapping[str, Any]) -> dict[str, Any]:
