@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .formats import WeightFormat
 from .hosts.base import Host
+from .semantics import SEMANTICS, Semantics
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,16 @@ class Multiplier(ABC):
         """The definition of the product that it declares, a name of `harness.semantics.SEMANTICS`."""
 
     @property
+    def definition(self) -> Semantics:
+        """That definition; of a kernel of somebody else's also what activations it takes, or its author's oracle."""
+        return SEMANTICS[self.semantics]
+
+    @property
+    def judged_by(self) -> str | None:
+        """What judges it, in words, where it is no definition of this project."""
+        return None
+
+    @property
     @abstractmethod
     def ordered(self) -> int:
         """Whether it declares the order of that definition; above 1: in parts of so many values."""
@@ -62,6 +73,11 @@ class Multiplier(ABC):
     def describe(self) -> str:
         """Where it runs, in one line."""
         return self.host.describe()
+
+    @property
+    def chosen(self) -> str:
+        """Who decided that it runs there."""
+        return self.host.chosen
 
     @abstractmethod
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Multiplier:

@@ -35,6 +35,12 @@ from .rungs.run import REFERENCES, may_be_matrix
 from .semantics.cuda import MMVQ_TOKENS, NoDefinition
 from .version import project_version
 
+#: What a pass of a kernel says that is judged by an oracle of its author.
+VERIFIED_BY_ITS_ORACLE = (
+    "the kernel computes what an oracle of its author says; that it is llama.cpp's product is said no further than by "
+    "the oracle's distances to the known definitions above"
+)
+
 
 @dataclass
 class Report:
@@ -148,14 +154,18 @@ def _header(run: Run) -> dict[str, Any]:
         "llama.cpp": versions["llama_cpp"],
         "ggml": versions["ggml"],
         "llama.cpp build": versions["system"],
-        "reference": _reference(run),
+        "reference": run.reference,
         "platform": f"{platform.system()} {platform.machine()}",
         "host": run.kernel.describe(),
-        "host chosen": run.kernel.host.chosen,
+        "host chosen": run.kernel.chosen,
         "kernel": run.kernel.name,
         "semantics": run.kernel.semantics,
+        "judged by": run.kernel.judged_by,
+        "verified means": VERIFIED_BY_ITS_ORACLE if run.kernel.definition.oracle is not None else None,
         "declared order": run.kernel.order,
+        "kernel_time_limit": run.options.kernel_time_limit,
         "kernels of other types": _element_kernels(run),
+        "host of other types": run.kernel.host.describe(),
         "file": str(model.path),
         "size": model.size,
         "sha256": _digests(model),
@@ -170,13 +180,6 @@ def _header(run: Run) -> dict[str, Any]:
         "semantics of llama.cpp": _llama_semantics(run),
         "byte order": sys.byteorder,
     }
-
-
-def _reference(run: Run) -> str:
-    """Where llama.cpp runs."""
-    if run.gpu is None:
-        return "CPU"
-    return f"CUDA on {run.gpu.name}, compute capability {run.gpu.sm / 10:.1f}, all layers, fusion off"
 
 
 def _llama_semantics(run: Run) -> dict[str, str]:

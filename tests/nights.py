@@ -62,7 +62,14 @@ def run_result(names: list[str] | None = None, wrong: str | None = None, kind: s
             failure = Failure(what, name, 17, 3, 0, 4150, block.hex(), -0.0018, -0.0077, 7.9e-7, 57.0)  # fmt: skip
             rungs[1].fail(failure)
             rungs[2].fail(failure)
-            rungs[2].diagnosis = {"tensor": name, "lines": ["unknown: no fault of the catalogue explains the outputs"]}
+            place = {"tensor": name, "who": "kernel"}
+            told = ["unknown: no fault of the catalogue explains the outputs"]
+            rungs[2].diagnosis = {**place, "row": 17, "token": 0, "block": 3, "lines": told}
+            rungs[2].heat_map = {
+                **place, "where": name, "M": 12, "N": 256, "tokens_per_cell": 1, "rows_per_cell": 8,
+                "utilisation": [[57.0 if j == 2 else 0.01 for j in range(32)] for _ in range(12)],
+                "wrong": [[int(j == 2) for j in range(32)] for _ in range(12)],
+            }  # fmt: skip
     for i, text in enumerate(["Once", " upon", "\n", SCRIPT, " a", " time"]):
         same = i != 4 or wrong is None
         rungs[3].details.append(
@@ -82,7 +89,9 @@ def run_result(names: list[str] | None = None, wrong: str | None = None, kind: s
         "kernel": "q8_1", "semantics": "q8_1", "file": "/models/tiny-Q4_0.gguf", "sha256": ["2f96a0a1" * 8],
         "tensor types": {kind: len(names)}, "seed": 0, "ggml": "0.25.3", "numpy": "2.4.6", "gguf": "0.19.0",
         "platform": "Linux x86_64", "size": 1495200, "architecture": "llama", "host chosen": "as asked for",
-        "declared order": "ascending k", "kernels of other types": {}, "semantics of llama.cpp": {kind: "q8_0_cpu"},
+        "declared order": "ascending k", "kernels of other types": {}, "judged by": "", "verified means": "",
+        "host of other types": "cpu: a CPU",
+        "semantics of llama.cpp": {kind: "q8_0_cpu"},
         "reference": "CPU", "threads": 2, "n_predict": 6, "prompt": "Once upon a time",
     }  # fmt: skip
     return Report(header, rungs, "verify_model.py tiny-Q4_0.gguf --host cpu", 6.0)

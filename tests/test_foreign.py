@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -16,12 +17,16 @@ import pytest
 
 from harness.diagnosis.model import identify_model
 from harness.errors import KernelFault, UsageError
-from harness.foreign import ForeignKernel, open_kernel, process
+from harness.foreign import ForeignKernel, Oracle, open_kernel, sources
 from harness.foreign.cuda import CudaSource, Expression, parse
-from harness.formats import FORMATS
+from harness.formats import FORMATS, Q8_0, Q8_1
 from harness.hosts import CpuHost, nvrtc
+from harness.reference import Gemm
+from harness.report import identify_report, json_report, text
 from harness.rungs import RUNGS, Options
-from harness.semantics import SEMANTICS, judge, product
+from harness.rungs.layers_rung import llama_activations
+from harness.semantics import SEMANTICS, exact_result, judge, product, quantized_inside
+from harness.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
 from harness.verification import Report, verify
 
 from . import foreign_kernels
@@ -59,7 +64,7 @@ def verified(kernel: Any, *rungs: str, tensor: str = "blk.0.attn_q", **options: 
     return verify(Q4_0, kernel, CpuHost(1), rungs or ("blocks", "layers"), chosen)
 
 
-@pytest.mark.parametrize("name", ["right", "plain", "dlpack", "into_out", "prints", "float_activations"])
+@pytest.mark.parametrize("name", ["right", "plain", "dlpack", "into_out", "prints", "float_activations", "on_device"])
 def test_right(name: str) -> None:
     kernel = opened(name)
     assert multiplied(kernel)
@@ -80,6 +85,7 @@ def test_right(name: str) -> None:
         ("writes_outside", r"wrote outside its output: 0 bytes before, 8 after"),
         ("random", r"not deterministic: .* changed 1 of 35 outputs, the first row 0 token 0"),
         ("keeps", r"leaves outputs as they were: .*row 0 token 0 was never written"),
+        ("keeps_on_device", r"leaves outputs as they were: .*row 0 token 0 was never written"),
         ("crashes", r"crashed: its process died of SIGSEGV"),
         ("exits", r"crashed: its process ended with exit code 7; it said: last words"),
     ],
@@ -103,7 +109,7 @@ def test_an_endless_loop() -> None:
     weights = kernel.upload(FORMATS["Q4_0"], rows)
     with pytest.raises(KernelFault, match="did not return within 1 s"):
         kernel.product(weights, x)
-    kernel._hangs = 3
+    kernel._talk.hangs = 3
     with pytest.raises(KernelFault, match="was not run: it ran into the time limit 3 times"):
         kernel.product(weights, x)
     kernel.close()
@@ -129,7 +135,8 @@ def test_a_crash_does_not_end_the_run() -> None:
     assert report.exit_code == 1
     assert [f.what for f in layers.failures] == ["blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"]
     assert [d["tensor"] for d in layers.details] == ["blk.0.attn_q.weight"]
-    assert [f.what for f in tokens.failures] == ["the kernel crashed: its process died of SIGSEGV"]
+    assert [f.what for f in tokens.failures] == [f.what for f in layers.failures]
+    assert tokens.checked["GEMMs grafted"] == 1
 
 
 @pytest.mark.parametrize(
@@ -215,7 +222,7 @@ def test_what_is_no_kernel(tmp_path: Path, source: str | None, name: str, said: 
 
 
 def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "START_LIMIT", 2.0)
+    monkeypatch.setattr(sources, "START_LIMIT", 2.0)
     (tmp_path / "foreign.py").write_text("while True: pass")
     with pytest.raises(UsageError, match="did not start within 2 s"):
         open_kernel(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 2.0)
@@ -266,6 +273,22 @@ def test_command_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("example", ["numpy_q4_0.py:gemm", "cuda_q4_0.cu:gemm"])
+def test_the_header_says_where_it_runs(example: str) -> None:
+    """By its file and symbol, and in lines that fit a terminal."""
+    options = Options(progress=False, tensor="blk.0.attn_k")
+    report = verify(Q4_0, f"{EXAMPLES / example}", CpuHost(1), ["blocks"], options)
+    header = text.render(report).split("\n\n")[0].splitlines()
+    host = next(line for line in header if line.startswith("host"))
+    assert any(line.startswith(f"kernel      {example} · ") for line in header)
+    assert str(EXAMPLES) not in "\n".join(header)
+    assert "in its own process" in host
+    assert ("cpu:" in host) == example.startswith("cuda")
+    assert ("(chosen by the kernel)" in host) == example.startswith("numpy")
+    assert all(len(line) <= 130 for line in header)
+    assert report.header["kernel_time_limit"] == 60
+
+
 @pytest.mark.parametrize("example", ["numpy_q4_0.py:gemm", "cuda_q4_0.cu:gemm", "torch_q4_0.py:gemm"])
 def test_examples(example: str) -> None:
     if example.startswith("torch"):
@@ -273,6 +296,23 @@ def test_examples(example: str) -> None:
     report = verified(f"{EXAMPLES / example}", "blocks", "layers", "tokens")
     assert report.exit_code == 0, report.rungs
     assert [r.verdict for r in report.rungs] == ["passed"] * 3
+
+
+def test_the_triton_example_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which runs it on the CPU, too slowly for a whole run."""
+    pytest.importorskip("triton")
+    pytest.importorskip("torch")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    kernel = open_kernel(f"{EXAMPLES / 'triton_q4_0.py'}:gemm", CpuHost(1))
+    assert multiplied(kernel)
+    kernel.close()
+
+
+def test_an_example_without_its_library() -> None:
+    if importlib.util.find_spec("torch") is not None:
+        pytest.skip("PyTorch is installed")
+    done = cli(Q4_0, "--kernel", f"{EXAMPLES / 'triton_q4_0.py'}:gemm")
+    assert_one_line(done, 2, r"triton_q4_0\.py cannot be imported: ModuleNotFoundError: No module named 'torch'$")
 
 
 def altered(folder: Path, example: str, old: str, new: str) -> Path:
@@ -310,7 +350,7 @@ from harness.foreign import open_kernel
 from harness.formats import FORMATS
 from harness.hosts import CpuHost
 kernel = open_kernel({f"{KERNELS}:hangs"!r}, CpuHost(1))
-print(kernel._process.pid, flush=True)
+print(kernel._talk.process.pid, flush=True)
 kernel.product(kernel.upload(FORMATS["Q4_0"], np.zeros((1, 18), np.uint8)), np.zeros((1, 32), np.float32))
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True) as harness:
@@ -327,8 +367,8 @@ kernel.product(kernel.upload(FORMATS["Q4_0"], np.zeros((1, 18), np.uint8)), np.z
 
 def test_no_process_is_left() -> None:
     kernel = opened("right")
-    assert kernel._process is not None
-    pid = kernel._process.pid
+    assert kernel._talk.process is not None
+    pid = kernel._talk.process.pid
     kernel.close()
     assert not Path(f"/proc/{pid}").exists()
 
@@ -489,3 +529,328 @@ def test_the_cuda_example_compiles_for_gpus() -> None:
     for sm in ("75", "90"):
         assert nvrtc.compile_cubin(source.root, "foreign.cu", sm, {})[:4] == b"\x7fELF"
     source.close()
+
+
+# -- activations that the kernel quantizes itself ----------------------------------------------------------------------
+
+
+def test_quantizes_itself() -> None:
+    """All rungs, and what the report says of it."""
+    report = verified(f"{KERNELS}:quantizes", "blocks", "layers", "tokens")
+    assert report.exit_code == 0, report.rungs
+    assert [r.verdict for r in report.rungs] == ["passed"] * 3
+    assert "judged by q8_1 of the float32 activations that it takes" in text.render(report)
+
+
+@pytest.mark.parametrize("name", ["truncates", "off_by_ulps", "sums_off"])
+def test_another_quantizer_inside(name: str) -> None:
+    report = verified(f"{KERNELS}:{name}", "layers")
+    assert report.exit_code == 1
+    of_kernel = [f.what for f in report.rungs[0].failures if f.what.startswith("kernel")]
+    assert of_kernel
+    assert all("its quantizer may differ" in what for what in of_kernel)
+
+
+def test_the_diagnosis_of_a_quantizer_inside() -> None:
+    report = verified(f"{KERNELS}:truncates", "layers")
+    assert report.rungs[0].diagnosis is not None
+    assert "quantizer of activations truncates" in " ".join(report.rungs[0].diagnosis["lines"])
+
+
+def test_a_kernel_given_blocks_is_not_said_to_quantize() -> None:
+    report = verified(f"{KERNELS}:drops_s", "layers")
+    assert not any("its quantizer may differ" in f.what for f in report.rungs[0].failures)
+
+
+def test_sums_in_any_order() -> None:
+    """s may be either half where the order of the additions decides; nowhere else."""
+    x = np.random.default_rng(3).standard_normal((4096, 96), np.float32)
+    ours = Q8_1.view(encode_q8_1(x).reshape(len(x), -1, 36))["s"]
+    in_order = foreign_kernels.quantized_in_order(x).view(foreign_kernels.numpy_q4_0.Q8_1)["s"]
+    assert (foreign_kernels.quantized(x) == encode_q8_1(x)).all()
+    moved = (ours != in_order).any(axis=1)
+    assert 0 < moved.sum() < 100
+    x = np.ascontiguousarray(x[moved][:8])
+    rows, fmt = operands()[0], FORMATS["Q4_0"]
+    for name, passes in (("sums_in_order", True), ("sums_off", False)):
+        kernel = opened(name)
+        y = kernel.product(kernel.upload(fmt, rows), x)
+        kernel.close()
+        judged = judge(y, product(kernel.definition, fmt, rows, kernel.quantize(x)))
+        assert judged.passed == passes
+        strict = judge(y, product(SEMANTICS["q8_1"], fmt, rows, encode_q8_1(x)))
+        assert not strict.passed
+
+
+def test_llama_cpps_blocks_as_values() -> None:
+    """What such a kernel is fed on llama.cpp's activation bytes has these codes and scales again."""
+    x, fmt = np.random.default_rng(4).standard_normal((64, 256), np.float32), FORMATS["Q4_0"]
+    theirs = np.ascontiguousarray(x[::-1])  # so that none of it can come from the values
+    blocks = encode_q8_1_cpu(theirs).reshape(64, -1, 36)
+    quantized = {Q8_1.type_id: blocks.reshape(64, -1), Q8_0.type_id: encode_q8_0_cpu(theirs)}
+    gemm = Gemm("w", "y", fmt.type_id, x, np.zeros((64, 8), np.float32), quantized, None)
+    fed = llama_activations(quantized_inside(SEMANTICS["q8_1"]), fmt, gemm, SEMANTICS["q8_0_cpu"])
+    again = encode_q8_1(fed.view(np.float32)).reshape(64, -1, 36)
+    assert (Q8_1.codes(again) == Q8_1.codes(blocks)).all()
+    assert (Q8_1.scale(again) == Q8_1.scale(blocks)).all()
+
+
+# -- oracles of a kernel's author --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["own", "own_both", "own_blocks"])
+def test_an_oracle_of_its_author(name: str) -> None:
+    """Every rung; the report says so, what a pass means, and how far each definition is."""
+    report = verified(f"{KERNELS}:{name}", "blocks", "layers", "tokens")
+    assert report.exit_code == 0, report.rungs
+    shown = text.render(report)
+    assert "semantics own" in shown
+    assert "judged by an oracle of its author (its own: " in shown
+    assert "verified here means: the kernel computes what an oracle of its author says" in shown
+    for rung in report.rungs:
+        distances = {k: v for k, v in rung.figures.items() if k.startswith("the author's oracle to ")}
+        assert [k.split(" ")[4].rstrip(",") for k in distances] == ["f32", "q8_1", "mmq", "q8_0_cpu"]
+        assert any("(llama.cpp)" in k for k in distances)
+        assert all(v < 1e-3 for v in distances.values())
+        assert sum(v < 1e-6 for v in distances.values()) == 1  # half activations are near f32; own_blocks is q8_1
+    assert json_report.to_dict(report)["header"]["judged by"] == report.header["judged by"]
+
+
+@pytest.mark.parametrize(("name", "like"), [("own_values", "f32"), ("own_codes", "mmq")])
+def test_what_an_oracle_leaves_out(name: str, like: str) -> None:
+    """Is the file's weights, and the values of the activations as the kernel takes them."""
+    kernel, fmt = opened(name), FORMATS["Q4_0"]
+    rows, x = operands()
+    y = kernel.product(kernel.upload(fmt, rows), x)
+    ours = product(kernel.definition, fmt, rows, kernel.quantize(x))
+    known = product(SEMANTICS[like], fmt, rows, SEMANTICS[like].bytes_of(x))
+    alone = exact_result(kernel.definition, fmt, rows, kernel.quantize(x))
+    kernel.close()
+    np.testing.assert_allclose(alone, ours.exact, rtol=1e-12)
+    assert judge(y, ours).passed
+    np.testing.assert_allclose(ours.exact, known.exact, rtol=1e-12)
+    assert (ours.bound >= known.bound).all()
+
+
+def test_no_other_report_speaks_of_oracles() -> None:
+    report = verified(f"{KERNELS}:right", "blocks")
+    assert report.header["judged by"] is None
+    assert "author" not in text.render(report)
+
+
+@pytest.mark.parametrize("name", ["own_wrong"])
+def test_wrong_by_its_own_oracle(name: str) -> None:
+    report = verified(f"{KERNELS}:{name}", "blocks", "layers", "tokens")
+    assert [r.verdict for r in report.rungs] == ["failed"] * 3
+    assert report.rungs[1].failures[0].block == 0
+    assert report.rungs[1].diagnosis is not None
+    assert "it computes f32, and is right as that" in report.rungs[1].diagnosis["lines"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("oracle_raises", "the kernel's oracle raised ValueError: no idea in its activations$"),
+        ("oracle_random", "the kernel's oracle is not deterministic: a second call of its activations gave other"),
+        ("oracle_changes_inputs", "the kernel's oracle modified its activations' inputs: . bytes, the first at"),
+        ("oracle_nan", "the kernel's oracle gives activations that are not finite, the first in row 0$"),
+        ("oracle_infinite", "the kernel's oracle gives weights that are not finite, the first in row 0$"),
+        ("oracle_transposed", r"gives float64\[32, 3\] as its activations, expected float64\[3, 32\]$"),
+        ("oracle_floats", r"gives float32\[3, 32\] as its activations, expected float64\[3, 32\]$"),
+        ("oracle_nothing", "the kernel's oracle gives no array as its activations$"),
+        ("oracle_wide", r"gives float64\[3, 288\] as its activations, expected float64\[3, 32\]$"),
+        ("oracle_unlike", "the kernel's oracle gives weights of 33 columns and activations of 32$"),
+        ("oracle_crashes", "the kernel's oracle crashed: its process died of SIGSEGV$"),
+        ("oracle_is_own_output", "the kernel's oracle raised KeyError: 'y' in its weights$"),
+    ],
+)
+def test_what_is_no_oracle(name: str, said: str) -> None:
+    """One line a rung, nothing is judged by it, and the next rung finds a fresh process."""
+    report = verified(f"{KERNELS}:{name}", "blocks", "layers", "tokens", tensor=r"blk\.0\.attn_k\.")
+    assert report.exit_code == 1
+    for rung in report.rungs:
+        assert len(rung.failures) == 1, rung.failures
+        what = rung.failures[0].what
+        assert what.startswith("blk.0.attn_k.weight: ")
+        if rung.name == "blocks":  # the shapes are those of blocks
+            assert re.search(said, what)
+        else:
+            assert "the kernel's oracle " in what
+
+
+def test_an_oracle_that_hangs() -> None:
+    options = {"tensor": r"blk\.0\.attn_k\.", "kernel_time_limit": 0.5}
+    report = verified(f"{KERNELS}:oracle_hangs", "blocks", "layers", "tokens", **options)
+    assert report.exit_code == 1
+    assert [f.what for r in report.rungs for f in r.failures] == [
+        "blk.0.attn_k.weight: the kernel's oracle did not return within 0.5 s"
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("oracle_huge", r"has terms that cancel: its bound is .* as that of any definition, and excuses anything$"),
+        ("oracle_of_another_product", r"is another product: NMSE \d.* to \w+, the nearest definition, more than 0.01$"),
+        ("oracle_is_the_kernel", r"is another product: NMSE \d"),
+    ],
+)
+@pytest.mark.parametrize("rung", ["blocks", "layers", "tokens"])
+def test_oracles_of_something_else(name: str, said: str, rung: str) -> None:
+    """Each kernel is within the bound of its oracle, and each rung sees by itself what that is."""
+    report = verified(f"{KERNELS}:{name}", rung, tensor=r"blk\.0\.attn_k\.")
+    assert report.exit_code == 1
+    whats = {f.what for f in report.rungs[0].failures}
+    assert all(what.startswith("blk.0.attn_k.weight: the oracle of the kernel's author ") for what in whats)
+    assert all(re.search(said, what) for what in whats)
+    assert whats
+
+
+def test_an_oracle_that_leaves_out_a_few_weights() -> None:
+    """Which no distance of the products would tell."""
+    report = verified(f"{KERNELS}:oracle_drops_a_weight", "layers", tensor=r"blk\.0\.attn_k\.")
+    [failure] = report.rungs[0].failures
+    assert "has other weights than the file: 0.0031 of them, the first in row 0 of a product, value 255" in failure.what
+    assert all(v < 2e-3 for k, v in report.rungs[0].figures.items() if k.startswith("the author's oracle to "))
+
+
+def test_an_oracle_given_as_an_object() -> None:
+    report = verified(foreign_kernels.own, "blocks", "layers")
+    assert report.exit_code == 0, report.rungs
+
+
+def test_identified_beside_its_oracle() -> None:
+    options = Options(progress=False, tensor="blk.0.attn_q")
+    for name, code in (("own", 0), ("own_wrong", 1), ("quantizes", 0), ("oracle_raises", 1)):
+        found = identify_model(Q4_0, f"{KERNELS}:{name}", CpuHost(1), options)
+        assert found.exit_code == code, name
+        kernels = [p for p in found.products if p.who != "llama.cpp"]
+        assert all(p.right == (code == 0) for p in kernels)
+        if name == "own":
+            assert {p.found.names for p in kernels if p.found is not None} == {("own",)}
+            shown = identify_report.render(found)
+            assert "declares own (an oracle of its author (its own: activations))" in shown
+            assert "foreign_kernels.py:own  own " in shown
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"semantics": "own"}, "semantics 'own without an Oracle' is none of f32, q8_1, "),
+        ({"semantics": foreign_kernels.half_activations, "ordered": True}, "no order of an oracle is known"),
+        ({"takes": "q8_1"}, "takes 'q8_1' is none of float32, f32"),
+        ({"semantics": "q8_1", "takes": "mmq"}, "takes 'mmq' is none of float32, q8_1"),
+        (
+            {"semantics": foreign_kernels.half_activations, "takes": "q8_0_cpu"},
+            "takes 'q8_0_cpu' is none of float32, q",
+        ),
+    ],
+)
+def test_wrong_declarations_of_oracles(attributes: dict[str, Any], said: str) -> None:
+    wrong = type("Wrong", (foreign_kernels.Plain,), attributes)()
+    with pytest.raises(UsageError, match=said):
+        open_kernel(wrong, CpuHost(1))
+    with pytest.raises(UsageError, match="the oracle's weights cannot be called"):
+        Oracle(weights=3)  # type: ignore[arg-type]
+
+
+ORACLE = """
+import numpy as np
+from harness.foreign import Oracle
+
+def halves(x):
+    return x.astype(np.float16).astype(np.float64)
+
+oracle = Oracle(activations=halves)
+half = 3
+"""
+#: The example of float32 activations.
+OF_FLOATS = [
+    ("const Q8_1* x", "const float* x"),
+    ("        const Q8_1& xb = x[m * blocks + b];\n        int sum = 0;\n", "        float sum = 0.0f;\n"),
+    ("xb.qs[j];", "x[m * K + b * 32 + j];"),
+    ("xb.qs[j + 16];", "x[m * K + b * 32 + j + 16];"),
+    ("(wb.qs[j] & 15)", "float((wb.qs[j] & 15) - 8)"),
+    ("(wb.qs[j] >> 4)", "float((wb.qs[j] >> 4) - 8)"),
+    ("from_half(wb.d) * (from_half(xb.d) * sum - 8.0f * from_half(xb.s))", "from_half(wb.d) * sum"),
+]
+#: It quantizes: each thread the blocks that it needs.
+QUANTIZES = [
+    ("const Q8_1* x", "const float* x"),
+    (
+        "        const Q8_1& xb = x[m * blocks + b];\n",
+        """        const float* v = x + m * K + b * 32;
+        float most = 0.0f, part[32], s = 0.0f;
+        for (int j = 0; j < 32; ++j) most = fmaxf(most, fabsf(v[j])), part[j] = v[j], s += v[j];
+        const float d = most / 127.0f;
+        int q[32];
+        for (int j = 0; j < 32; ++j) q[j] = d > 0.0f ? int(roundf(v[j] / d)) : 0;
+""",
+    ),
+    ("xb.qs[j]", "q[j]"),
+    ("xb.qs[j + 16]", "q[j + 16]"),
+    ("from_half(xb.d)", "rounded(d)"),
+    ("from_half(xb.s)", "rounded(s)"),
+    (
+        'extern "C"',
+        """__device__ float rounded(float x) {  // to half and back; no subnormal halves here
+    const unsigned bits = __float_as_uint(x), kept = bits + 0x0FFFu + (bits >> 13 & 1u) & 0xFFFFE000u;
+    return __uint_as_float(kept);
+}
+
+extern "C\"""",
+    ),
+    ('semantics = "q8_1"', 'semantics = "q8_1"\n// takes = "float32"'),
+]
+
+
+def cuda(folder: Path, changes: list[tuple[str, str]]) -> Path:
+    path = EXAMPLES / "cuda_q4_0.cu"
+    source = path.read_text()
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    path = folder / "kernel.cu"
+    path.write_text(source)
+    (folder / "my_oracle.py").write_text(ORACLE)
+    return path
+
+
+BY_ORACLE = ('semantics = "q8_1"', 'oracle = "my_oracle.py:oracle"')
+ROUNDS = ("x[m * K + b * 32 + j", "rounded(x[m * K + b * 32 + j")
+
+
+def test_cuda_with_an_oracle(tmp_path: Path) -> None:
+    """Right only where it rounds its activations, as its oracle does."""
+    exact = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE])}:gemm", "layers")
+    assert exact.exit_code == 1
+    rounding = [QUANTIZES[-2], ("+ j];", "+ j]);"), ("+ j + 16];", "+ j + 16]);"), ROUNDS]
+    report = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE, *rounding])}:gemm", "blocks", "layers", "tokens")
+    assert report.exit_code == 0, report.rungs
+    assert "judged by an oracle of its author (its own: activations)" in text.render(report)
+
+
+def test_cuda_that_quantizes_itself(tmp_path: Path) -> None:
+    report = verified(f"{cuda(tmp_path, QUANTIZES)}:gemm", "blocks", "layers", "tokens")
+    assert report.exit_code == 0, report.rungs
+    wrong = verified(f"{cuda(tmp_path, [*QUANTIZES, ('roundf(v[j] / d)', '(v[j] / d)')])}:gemm", "layers")
+    assert wrong.exit_code == 1
+    assert "its quantizer may differ" in wrong.rungs[0].failures[0].what
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([('semantics = "q8_1"', 'semantics = "own"')], "semantics 'own' is none: it goes with an oracle"),
+        ([('semantics = "q8_1"', 'semantics = "q8_1"\n// oracle = "o.py:o"')], "in place of semantics"),
+        ([('semantics = "q8_1"', 'oracle = "my_oracle.py"')], 'oracle is "FILE.py:NAME"'),
+        ([('semantics = "q8_1"', 'oracle = "none.py:oracle"')], "none.py is no file"),
+        ([('semantics = "q8_1"', 'oracle = "my_oracle.py:none"')], "my_oracle.py has no none"),
+        ([('semantics = "q8_1"', 'oracle = "my_oracle.py:half"')], "its oracle is no harness.foreign.Oracle"),
+        ([('semantics = "q8_1"', 'semantics = "q8_1"\n// takes = "f32"')], "takes 'f32' is none of float32, q8_1"),
+    ],
+)
+def test_wrong_oracles_of_cuda(tmp_path: Path, changes: list[tuple[str, str]], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as caught:
+        open_kernel(f"{cuda(tmp_path, changes)}:gemm", CpuHost(1))
+    assert len(str(caught.value).splitlines()) == 1

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import main
+from harness.diagnosis.model import identify_model
 from harness.errors import EnvironmentFault
 from harness.formats import FORMATS, BlockFormat, WeightFormat
 from harness.hosts import CpuHost, gpu_fault, make_host
@@ -157,3 +159,31 @@ def test_a_short_prompt_is_repeated_for_mmq(host: Host) -> None:
     report = verify(FIXTURES / "tiny-Q5_1.gguf", "q8_1_dp4a", host, ["layers"], replace(OPTIONS, prompt="a"))
     assert report.verdict == "verified"
     assert report.rungs[0].figures["llama.cpp's GEMMs by MMQ, mmq"] == 22
+
+
+@pytest.mark.parametrize("fmt", [*LEGACY.values(), *OTHERS], ids=lambda f: f.name)
+def test_identify(host: Host, folder: Path, llama: Llama, fmt: BlockFormat) -> None:
+    """MMVQ and MMQ are told apart by their outputs, on the activations that they give away."""
+    report = identify_model(model_of(fmt, folder, llama), "q8_1_dp4a", host, OPTIONS)
+    theirs = {p.m: p for p in report.products if p.who == "llama.cpp on the GPU" and p.type == fmt.name}
+    for m in (1, 8, 9, 64):
+        try:
+            expected = llama_cuda_semantics(fmt, m).name
+        except NoDefinition:
+            assert m not in theirs
+            assert f"{fmt.name}, M={m}" in [kind for kind, _ in report.unable]
+            continue
+        assert theirs[m].declared == expected
+        found = theirs[m].found
+        assert found is not None
+        assert expected in found.names, found
+        assert "q8_0_cpu" not in found.names
+    assert report.exit_code in (0, 5)
+
+
+def test_identify_at_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(FIXTURES / "tiny-Q4_0.gguf"), "--identify", "--reference", "gpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "llama.cpp runs on: CUDA on " in shown
+    computes = [line.split()[6] for line in shown.splitlines() if "llama.cpp on the GPU" in line]
+    assert computes == ["q8_1", "q8_1", "mmq", "mmq"]

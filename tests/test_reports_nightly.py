@@ -315,7 +315,11 @@ def test_html_says_the_verdict_first() -> None:
     made = html.render(history(), changes())
     assert made.index('<h1 id="verdict">Regression</h1>') < made.index("What changed") < made.index(">Rungs</h2>")
     assert ">Mismatch</h1>" in html.render_run(run_report(wrong=nights.gemm_names(21)[8]))
-    assert ">Verified</h1>" in html.render_run(run_report())
+    passed = run_report()
+    assert ">Verified</h1>" in html.render_run(passed)
+    assert "Verified here means" not in html.render_run(passed)
+    passed["header"]["verified means"] = f"less than {SCRIPT}"
+    assert "Verified here means: less than &lt;script&gt;" in html.render_run(passed)
     with pytest.raises(ValueError, match="schema 2"):
         html.render_run({**run_report(), "schema": 2})
 
@@ -363,6 +367,19 @@ def test_heat_map_keeps_the_worst_of_what_it_puts_together() -> None:
     assert 'class="ux"' in over
 
 
+def test_map_of_a_wrong_gemm() -> None:
+    report = run_report(wrong=nights.gemm_names(21)[8])
+    made = html.render_run(report)
+    assert "12 tokens by 256 rows, a cell 1 × 8 outputs (tokens × rows); 12 of 384 cells are wrong." in made
+    assert "<title>token 3, row 16: 57</title>" in made
+    report["rungs"][2]["heat_map"]["utilisation"][0][5] = "Infinity"
+    assert html.render_run(report).count("M119 26h10v10h-10z") == 1
+    assert re.search('class="ux" d="[^"]*M119 26h10v10h-10z', html.render_run(report))
+    assert not re.search('class="ux" d="[^"]*M119 26h10v10h-10z', made)
+    report["rungs"][2]["heat_map"]["where"] = SCRIPT
+    assert SCRIPT not in html.render_run(report)
+
+
 def test_histogram_and_lines() -> None:
     made = charts.histogram([0.02, 0.02, 5.0, float("nan"), 0.0], "x")
     assert made
@@ -397,7 +414,7 @@ def test_html_of_a_night_in_which_everything_is_wrong() -> None:
     found = [replace(history(1)[0], number=n, planned=tuple(listed), cells=cells) for n in range(1, 21)]
     page = html.render(found, Changes("night 19", [Change(key, "x" * 400) for key in listed]))
     assert len(page.encode()) < 5_000_000
-    assert page.count("X-ray of the block<") + page.count("X-ray of the block <") == 25 * 4
+    assert page.count("X-ray of the block<") + page.count("X-ray of the block <") == 20 * 4
     assert "… and 500 more" in page
 
 

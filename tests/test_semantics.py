@@ -993,6 +993,49 @@ def test_correct_sums_in_any_order_pass(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("semantics", [F32, Q8_1_RAW, Q8_0_CPU], ids=lambda s: s.name)
+def test_products_that_underflow_pass(semantics: Semantics) -> None:
+    """MXFP4's scales go down to 2^-128, where float32 no longer holds d_w·d_a: right in any order of the factors, and
+    an error beyond what underflows is still seen."""
+    m, n, k = 40, 60, 64
+    w = real_weights(MXFP4, n, k, "tiny")
+    x = semantics.bytes_of(np.random.default_rng(6).standard_normal((m, k)).astype(np.float32) / np.float32(512))
+    blocks = MXFP4.view(w.reshape(n, -1, MXFP4.block_bytes))
+    blocks["e"] = np.random.default_rng(5).integers(0, 2, blocks["e"].shape)
+    w = blocks.view(np.uint8).reshape(n, -1)
+    p = product(semantics, MXFP4, w, x)
+    assert (np.abs(p.exact) < 2.0**-110).all()
+    values = MXFP4.decode(w.reshape(n, -1, MXFP4.block_bytes)).reshape(n, k)
+    if semantics is F32:
+        outputs = [forward((x.view(np.float32)[:, None] * values).transpose(2, 0, 1))]
+    else:
+        sums = np.matmul(*(v.astype(np.float32) for v in codes_of(semantics, w, x)))  # [nb, m, n]
+        d_w, d_a = scales_of(semantics, w, x)
+        outputs = [forward(d_w * d_a * sums), forward(d_w * (d_a * sums)), forward(d_w * sums * d_a)]
+    for y in outputs:
+        assert judge(y, p).passed
+    assert not judge(outputs[0] * np.float32(1.01), p).passed
+    w[:] = 0
+    nothing = product(semantics, MXFP4, w, np.zeros_like(x))
+    assert not judge(np.full((m, n), 1e-45, np.float32), nothing).passed
+
+
+def codes_of(semantics: Semantics, w: Bytes, x: Bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """[nb, M, 32] and [nb, 32, N] of MXFP4."""
+    assert semantics.activations is not None
+    q_w = MXFP4.codes(w.reshape(len(w), -1, MXFP4.block_bytes)).reshape(len(w), -1, 32)
+    q_a = semantics.activations.codes(x.reshape(len(x), -1, semantics.activations.block_bytes))
+    return q_a.reshape(len(x), -1, 32).transpose(1, 0, 2), q_w.transpose(1, 2, 0)
+
+
+def scales_of(semantics: Semantics, w: Bytes, x: Bytes) -> tuple[Floats, Floats]:
+    """float32[nb, 1, N] and [nb, M, 1] of MXFP4."""
+    assert semantics.activations is not None
+    d_w = MXFP4.scales(w.reshape(len(w), -1, MXFP4.block_bytes)).reshape(len(w), -1)
+    d_a = semantics.activations.scale(x.reshape(len(x), -1, semantics.activations.block_bytes)).reshape(len(x), -1)
+    return d_w.astype(np.float32).T[:, None, :], d_a.astype(np.float32).T[:, :, None]
+
+
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_a_float32_matrix_product_passes_as_f32(fmt: BlockFormat) -> None:
     """Whatever order this machine's BLAS adds in."""

@@ -9,15 +9,10 @@ import contextlib
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
-from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +23,7 @@ from ..container.records import finding
 from ..container.text import printable, quoted
 from ..errors import EnvironmentFault
 from ..formats import tensor_type
+from ..processes import Spawned, signal_name
 
 #: Who reads beside us, in the order of every report.
 READERS = ("gguf-py", "llama.cpp")
@@ -181,7 +177,7 @@ class Readers:
         return children
 
 
-class _Child:
+class _Child(Spawned):
     """One reader's process, and the request that it is at."""
 
     def __init__(self, name: str) -> None:
@@ -190,34 +186,15 @@ class _Child:
         self._timer: threading.Timer | None = None
         self._time_limit = 0.0
         self._hung = threading.Event()
-        self._log = tempfile.TemporaryFile(prefix="gguf-verify-")  # noqa: SIM115 - lives with us
-        self.link, theirs = Pipe()
-        package_parent = str(Path(__file__).resolve().parents[2])
-        paths = [package_parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        with theirs:
-            self._process = subprocess.Popen(
-                # -P: the folder where the command runs may come from anywhere, and must not be imported from
-                [sys.executable, "-P", "-m", "harness.audit.reader_process", name, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "GGML_NO_BACKTRACE": "1"},
-            )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        super().__init__("harness.audit.reader_process", name, environment={"GGML_NO_BACKTRACE": "1"})
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None and not self._hung.is_set()
+        return super().alive and not self._hung.is_set()
 
-    def close(self) -> None:
-        """End it; first the process, so that a thread that waits for it is woken."""
+    def close(self, seconds: float | None = None) -> None:
         self._disarm()
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        self.link.close()
-        self._log.close()
+        super().close(seconds)
 
     def greet(self) -> None:
         """Wait until it is ready, once. Raises EnvironmentFault where it does not get so far."""
@@ -279,36 +256,29 @@ class _Child:
 
     def _expire(self) -> None:
         self._hung.set()
-        self._process.kill()
+        self.kill()
 
     def _death(self) -> str:
         """How it ended, and its last words."""
         self.link.close()  # where it lives on, it ends now
         if not self._hung.is_set():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)
-        if self._process.poll() is None:
-            self._process.kill()
-        code = self._process.wait()
+            self.wait(5)
+        self.kill()
+        code = self.wait()
+        assert code is not None
         if self._hung.is_set():
             return f"hung: no answer in {self._time_limit:g} s"
         words = self._last_words()
         how = f"ended (exit code {code})"
         if code < 0:
-            name = f"signal {-code}"
-            with contextlib.suppress(ValueError):
-                name = signal.Signals(-code).name
+            name = signal_name(code) or f"signal {-code}"
             starved = "insufficient memory" in words or "bad_alloc" in words
             how = f"out of memory ({name})" if starved else f"crashed ({name})"
         return f"{how}: {words}" if words else how
 
     def _last_words(self) -> str:
         """What it printed last over this file; source files without the folders that they were built in."""
-        if self._log.closed:
-            return ""
-        size = os.fstat(self._log.fileno()).st_size
-        raw = os.pread(self._log.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "replace")
-        lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line.strip()) for line in raw.splitlines() if line.strip()]
+        lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line) for line in self.last_lines(4096)]
         return printable(" | ".join(lines[-2:]), 200)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
+from itertools import combinations
 from pathlib import Path
 
 from ..diagnosis.model import identify_model
-from ..errors import UsageError
+from ..errors import EXIT_ENVIRONMENT, UsageError, say
 from ..families import DEFAULT_KERNEL, FAMILIES, Family
 from ..hosts import HOSTS
 from ..kernels import KERNELS, KernelSpec
-from ..report import identify_report, json_report, text
+from ..report import heat_map, identify_report, json_report, text
 from ..rungs import RUNGS, Options
 from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT, REFERENCES
 from ..verification import verify
@@ -25,6 +26,7 @@ from .common import (
     internal_errors,
     on_terminal,
     save,
+    shows_blocks,
     spell,
 )  # fmt: skip
 
@@ -91,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--tensor", metavar="REGEX", help="only tensors whose name matches")
     add(
+        "--heat-map",
+        type=Path,
+        metavar="FILE",
+        help="also draw the utilisation of each matrix, and of the first wrong GEMM, as FILE.svg or FILE.png",
+    )
+    add(
         "--repack",
         action="store_true",
         help="let llama.cpp repack its weights (its default; it crashes on some machines)",
@@ -120,15 +128,26 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
         found = identify_model(args.model, args.kernel, args.host, options, spell(argv))
         as_json = identify_report.to_json(found) if args.json is not None else None
         return deliver(identify_report.render(found), args.json, as_json, found.exit_code)
-    rungs = [r.strip() for r in args.rungs.split(",") if r.strip()]
+    rungs = _rungs(args)
     report = verify(args.model, args.kernel, args.host, rungs, options, spell(argv))
     rendered = json_report.render(report) if args.json is not None else None
-    exit_code = deliver(text.render(report, args.verbose), args.json, rendered, report.exit_code)
-    if args.html is None:
-        return exit_code
-    from ..report import html  # late: no other run needs templates
+    exit_code = deliver(text.render(report, args.verbose, shows_blocks()), args.json, rendered, report.exit_code)
+    if args.html is not None:
+        from ..report import html  # late: no other run needs templates
 
-    return save(args.html, html.render_run(json_report.to_dict(report)).encode(), exit_code)
+        exit_code = save(args.html, html.render_run(json_report.to_dict(report)).encode(), exit_code)
+    if args.heat_map is None:
+        return exit_code
+    maps = heat_map.grids(report.rungs)
+    if not maps:
+        say("no heat map: the layers rung judged nothing")
+        return exit_code or EXIT_ENVIRONMENT
+    drawn = heat_map.png(maps) if args.heat_map.suffix == ".png" else heat_map.svg(maps).encode()
+    return save(args.heat_map, drawn, exit_code)
+
+
+def _rungs(args: argparse.Namespace) -> list[str]:
+    return [r.strip() for r in args.rungs.split(",") if r.strip()]
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -139,10 +158,19 @@ def _check(args: argparse.Namespace) -> None:
     )  # fmt: skip
     check_output(args.json, args.model)
     check_output(args.html, args.model, flag="--html")
+    check_output(args.heat_map, args.model, flag="--heat-map")
     if args.html is not None and args.identify:
         raise UsageError("--html shows the rungs, and --identify climbs none")
-    if args.html is not None and args.json is not None and args.html.absolute() == args.json.absolute():
-        raise UsageError("--json and --html name the same file")
+    if args.heat_map is not None:
+        if args.heat_map.suffix not in (".svg", ".png"):
+            raise UsageError("--heat-map writes FILE.svg or FILE.png")
+        if args.identify or "layers" not in _rungs(args):
+            raise UsageError("--heat-map draws what the layers rung finds")
+    given = {"--json": args.json, "--html": args.html, "--heat-map": args.heat_map}
+    outputs = {flag: path.resolve() for flag, path in given.items() if path is not None}
+    for (flag, path), (other, also) in combinations(outputs.items(), 2):
+        if path == also:
+            raise UsageError(f"{flag} and {other} name the same file")
     if args.tensor is not None:
         try:
             re.compile(args.tensor)

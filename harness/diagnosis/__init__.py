@@ -3,7 +3,7 @@
 from .diagnose import Diagnosis, Finding, diagnose
 from .faults import FAULTS, LEFT_OUT, Fault
 from .identify import Candidate, Identification, definitions, identify, known_inputs
-from .pattern import heat_map, pattern, svg, utilisation
+from .pattern import Map, pattern, utilisation
 
 __all__ = [
     "FAULTS",
@@ -13,12 +13,11 @@ __all__ = [
     "Fault",
     "Finding",
     "Identification",
+    "Map",
     "definitions",
     "diagnose",
-    "heat_map",
     "identify",
     "known_inputs",
     "pattern",
-    "svg",
     "utilisation",
 ]

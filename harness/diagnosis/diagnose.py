@@ -21,7 +21,7 @@ from ..hosts.base import POISON
 from ..semantics import Semantics, judge, product
 from ..semantics.sums import UNIT_ROUNDOFF
 from .faults import FAULTS, Case
-from .identify import expected, identify
+from .identify import advice, expected, identify_kernel
 from .parts import Bytes, Floats, Predicted
 from .pattern import pattern
 
@@ -66,6 +66,7 @@ class Diagnosis:
         findings: the faults that explain them; several cannot be told apart on these data.
         nearest: (id, share of the error) of the best fault that was not named, where nothing was.
         pattern: where the wrong outputs are, in plain words.
+        advice: what to do about `definitions`, in a sentence.
     """
 
     wrong: int
@@ -74,6 +75,7 @@ class Diagnosis:
     findings: tuple[Finding, ...] = ()
     nearest: tuple[str, float] | None = None
     pattern: tuple[str, ...] = field(default=())
+    advice: str = ""
 
     @property
     def verdict(self) -> str:
@@ -91,18 +93,18 @@ class Diagnosis:
             return []
         lines = []
         if self.definitions:
-            names = " or ".join(self.definitions)
-            lines.append(f"it computes {names}, and is right as that: declare it, or compare with what does the same")
+            lines.append(f"it {self.advice or 'computes ' + ' or '.join(self.definitions)}")
+        meant = "if what is declared is meant: " if self.definitions else ""
         ids = dict.fromkeys(f.id for f in self.findings)
         for f in self.findings:
             where = "" if f.everywhere else ", in part of the outputs"
-            lines.append(f"{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
+            lines.append(f"{meant}{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
         if len(ids) > 1:
             lines.append("these faults give the same on these data: one of them")
         if not lines:
-            near = (
-                "" if self.nearest is None else f" (nearest: {self.nearest[0]}, {_share(self.nearest[1])} of the error)"
-            )
+            near = ""
+            if self.nearest is not None and self.nearest[1] >= RIVAL:  # less would only mislead
+                near = f" (nearest: {self.nearest[0]}, {_share(self.nearest[1])} of the error)"
             lines.append(f"unknown: no fault of the catalogue explains the outputs{near}")
         return lines + list(self.pattern)
 
@@ -134,18 +136,21 @@ def diagnose(
     """What explains outputs float32[M, N], if they are wrong.
 
     Args:
-        semantics: the definition that the kernel declares.
+        semantics: the definition that the kernel declares. Of an oracle of its author no fault is replayed.
         rows: weights uint8[N, row bytes].
-        x: float32[M, K] that the kernel quantized itself, or uint8[M, row bytes] that it was given quantized.
+        x: float32[M, K] that the kernel quantized itself, or uint8[M, row bytes] as it was given them.
         blocks: the first wrong blocks of K of some outputs, for the pattern.
         threads: for the exact products.
 
     The first MOST_TOKENS tokens and MOST_ROWS rows are looked at, fewer where they are long. Raises ValueError for
-    shapes that do not fit.
+    shapes that do not fit, KernelFault of an oracle.
     """
     if y.shape != (len(x), len(rows)):
         raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
     values = x if x.dtype == np.float32 else None
+    if values is None and semantics.activations is None and (semantics.inside or semantics.oracle):
+        values = x = np.ascontiguousarray(x).view(np.float32)
+    semantics = semantics.inside or semantics
     tokens, few = most(fmt, rows)
     if len(rows) > few or len(x) > tokens:
         keep = slice(tokens)
@@ -164,15 +169,17 @@ def diagnose(
         taken = semantics.bytes_of(values) if values is not None else x
         right = product(semantics, fmt, rows, taken, threads=threads)
         bad = judge(y, right).bad & np.isfinite(right.exact)
-        case = Case(semantics, fmt, rows, taken, values)
+        case = Case(semantics, fmt, rows, taken, values) if semantics.oracle is None else None
     wrong = int(bad.sum())
     if not wrong:
         return Diagnosis(0, y.size)
     definitions: tuple[str, ...] = ()
     if values is not None and wrong >= FEWEST:
-        definitions = tuple(n for n in identify(fmt, rows, values, y, threads).names if n != semantics.name)
+        found = identify_kernel(semantics, fmt, rows, values, y, threads)
+        definitions = tuple(name for name in found.names if name != semantics.name)
+    said = advice(semantics, definitions, fmt) if definitions else ""
     findings, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
-    return Diagnosis(wrong, y.size, definitions, findings, nearest, tuple(pattern(bad, blocks)))
+    return Diagnosis(wrong, y.size, definitions, findings, nearest, tuple(pattern(bad, blocks)), said)
 
 
 @dataclass(frozen=True)

@@ -363,6 +363,7 @@ def _truncated(case: Case) -> Variants:
     yield "toward zero", _codes(case, np.trunc(ratio))
     yield "x·(1/d) toward zero", _codes(case, np.trunc(by_inverse))
     yield "downward", _codes(case, np.floor(ratio))
+    yield "x·(1/d) downward", _codes(case, np.floor(by_inverse))
     yield "x/d + 0.5 toward zero", _codes(case, np.trunc(ratio + np.float32(0.5)))
 
 

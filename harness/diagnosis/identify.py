@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ElementFormat, WeightFormat
+from ..formats import Q8_1, ElementFormat, WeightFormat
 from ..formats.legacy import round_half_away
 from ..semantics import F32, Q8_1_RAW, SEMANTICS, Product, Semantics, judge, llama_cpu_semantics, product
 from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
@@ -19,6 +21,43 @@ Floats = npt.NDArray[np.float32]
 #: Exact results with less than this NMSE between them are one definition on such data: rounding alone makes 1e-14.
 COINCIDE = 1e-12
 _QK, _SEED = 32, 5
+
+
+def called(semantics: Semantics, fmt: WeightFormat) -> str:
+    """What authors call a definition: MMQ's Q4_0, the CPU's Q4_0."""
+    if semantics is F32:
+        return f"{fmt.name} with float32 activations"
+    known = {"the CPU's": llama_cpu_semantics(fmt)}
+    for who, m in (("MMQ's", MMVQ_TOKENS + 1), ("MMVQ's", 1)):
+        with contextlib.suppress(NoDefinition):
+            known[who] = llama_cuda_semantics(fmt, m)
+    return next((f"{who} {fmt.name}" for who, s in reversed(known.items()) if s is semantics), fmt.name)
+
+
+def identify_kernel(
+    declared: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1,
+    own: Semantics | None = None,
+) -> Identification:  # fmt: skip
+    """`identify`, and where no definition fits by its own quantizer, by that of the declared one.
+
+    For a kernel may be handed blocks of Q8_1, and then do with them what another definition does.
+    """
+    found = identify(fmt, rows, x, y, threads, own=own)
+    if found.names or declared.activations is not Q8_1:
+        return found
+    taken = declared.bytes_of(x)
+    handed = identify(fmt, rows, x, y, threads, {name: taken for name, s in SEMANTICS.items() if s.activations is Q8_1})
+    return handed if handed.names else found
+
+
+def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
+    """For a kernel that is right, but as other definitions, the nearest first, than it declares."""
+    which = " or ".join(f"{called(SEMANTICS[name], fmt)} ({name})" for name in names)
+    source = SEMANTICS[names[0]].source.split(" (")[0].split(" for ")[0]
+    return (
+        f"computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: it is right as that; declare "
+        f"{names[0]}, or compare it with {source}"
+    )
 
 
 def definitions(fmt: WeightFormat) -> list[Semantics]:
@@ -37,13 +76,20 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
     return list(dict.fromkeys([*found, llama_cpu_semantics(fmt)]))
 
 
-def expected(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, threads: int = 1) -> Product:
-    """What a definition says of weights uint8[N, row bytes] and activations float32[M, K]."""
+def expected(
+    semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, threads: int = 1, taken: Bytes | None = None
+) -> Product:
+    """What a definition says of weights uint8[N, row bytes] and activations float32[M, K].
+
+    Args:
+        taken: the activations as a product of it took them, uint8[M, row bytes], where they are known: its quantizer
+            may be built with approximate division, and x lie where that shows.
+    """
     if isinstance(fmt, ElementFormat):
         if semantics is F32:
             return element_product("F32", fmt.decode(rows).view(np.uint8), x, threads=threads)
         return element_product(fmt.name, rows, x, threads=threads)
-    return product(semantics, fmt, rows, semantics.bytes_of(x), threads=threads)
+    return product(semantics, fmt, rows, semantics.bytes_of(x) if taken is None else taken, threads=threads)
 
 
 def known_inputs(m: int, k: int, seed: int = _SEED) -> Floats:
@@ -125,7 +171,15 @@ class Identification:
         return self.names[0]
 
 
-def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1) -> Identification:
+def identify(
+    fmt: WeightFormat,
+    rows: Bytes,
+    x: Floats,
+    y: Floats,
+    threads: int = 1,
+    taken: Mapping[str, Bytes] | None = None,
+    own: Semantics | None = None,
+) -> Identification:
     """Which definitions gave y.
 
     Args:
@@ -133,8 +187,10 @@ def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int 
         x: activations float32[M, K].
         y: outputs float32[M, N].
         threads: for the exact products.
+        taken: definition → x as its products took it, as `expected` says.
+        own: a definition beside the known ones, or in place of the one of its name: that which a kernel declares.
 
-    Raises ValueError for shapes that do not fit, or nothing to judge.
+    Raises ValueError for shapes that do not fit, or nothing to judge; KernelFault of that oracle.
     """
     if y.shape != (len(x), len(rows)) or not y.size:
         raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
@@ -142,8 +198,9 @@ def identify(fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int 
         raise ValueError(f"rows of {rows.shape[1]} bytes are not of {x.shape[1]} values of {fmt.name}")
     y = np.ascontiguousarray(y, np.float32)
     found = []
-    for semantics in definitions(fmt):
-        p = expected(semantics, fmt, rows, x, threads)
+    looked_at = {s.name: s for s in [*definitions(fmt), *([] if own is None else [own])]}
+    for semantics in looked_at.values():
+        p = expected(semantics, fmt, rows, x, threads, (taken or {}).get(semantics.name))
         with np.errstate(all="ignore"):
             judgement = judge(y, p)
         # all zeros are every definition's answer, and say nothing

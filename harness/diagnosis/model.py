@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,20 @@ import numpy.typing as npt
 from ..container import Tensor, open_model
 from ..errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
 from ..families import DEFAULT_KERNEL
-from ..formats import WeightFormat
+from ..formats import ElementFormat, WeightFormat
 from ..hosts.base import Host
 from ..multiplier import Multiplier
 from ..opening import opened
 from ..rungs import Options, Run
-from ..rungs.run import may_be_matrix
-from ..semantics import SEMANTICS
+from ..rungs.run import REFERENCES, may_be_matrix
+from ..semantics import Semantics
+from ..semantics.cuda import NoDefinition
 from ..version import project_version
 from .diagnose import diagnose
-from .identify import Identification, identify, known_inputs
+from .identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
 
+#: Definitions whose activations llama.cpp's CUDA backend gives away: `reference.device`.
+ON_GPU = ("q8_1", "q8_1_half", "mmq", "mmq_d4")
 #: Tokens: families of kernels and llama.cpp's backends choose by their number.
 TOKENS = (1, 8, 9, 64)
 #: The most rows of a matrix, its longest rows, and weights, that are multiplied.
@@ -87,8 +90,8 @@ def identify_model(
     Raises MalformedFile, NothingToVerify, EnvironmentFault and UsageError, as that.
     """
     options = options or Options()
-    if options.reference != "cpu":
-        raise UsageError("--identify asks llama.cpp on the CPU: leave --reference out")
+    if options.reference not in REFERENCES:
+        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
     with opened(kernel, host, options) as multiplier, open_model(path) as model:
         run = Run(model, multiplier, options)
         try:
@@ -101,6 +104,7 @@ def identify_model(
             header = {
                 "gguf-verify": project_version(), "llama.cpp": run.versions["llama_cpp"], "file": str(model.path),
                 "kernel": multiplier.name, "semantics": multiplier.semantics, "host": multiplier.describe(),
+                "reference": run.reference, "judged by": multiplier.judged_by,
             }  # fmt: skip
             report = IdentifyReport(header, command=command)
             for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
@@ -127,9 +131,24 @@ def _one_type(run: Run, report: IdentifyReport, kind: str, tensors: list[Tensor]
     for m in TOKENS:
         x = known_inputs(m, tensor.k)
         report.products.append(_kernel(run, tensor, fmt, rows, x))
-        y = run.library.multiply(fmt.type_id, rows, x, run.options.threads)
-        declared = run.llama_semantics(fmt, m).name
-        report.products.append(_product(run, tensor, fmt, rows, x, "llama.cpp", declared, y))
+        _llama(run, report, tensor, fmt, rows, x)
+
+
+def _llama(
+    run: Run, report: IdentifyReport, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8],
+    x: npt.NDArray[np.float32],
+) -> None:  # fmt: skip
+    """llama.cpp's product, on the GPU judged on the activations as its quantizers made them."""
+    try:
+        declared = run.llama_semantics(fmt, len(x))
+    except NoDefinition as error:
+        report.unable.append((f"{fmt.name}, M={len(x)}", f"with --reference gpu: {error}"))
+        return
+    on_gpu = run.gpu is not None
+    who = "llama.cpp on the GPU" if on_gpu else "llama.cpp"
+    y = run.library.multiply(fmt.type_id, rows, x, run.options.threads, on_gpu)
+    taken = {s.name: run.library.activations(s.name, x) for s in definitions(fmt) if on_gpu and s.name in ON_GPU}
+    report.products.append(_product(run, tensor, fmt, rows, x, who, declared, y, taken))
 
 
 def usable_rows(run: Run, tensor: Tensor, fmt: WeightFormat) -> npt.NDArray[np.uint8]:
@@ -148,36 +167,36 @@ def _kernel(
     run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
 ) -> Identified:
     kernel = run.kernel.of(fmt, len(x), len(rows), tensor.k)
-    declared = run.semantics(fmt).name
+    declared = run.semantics(fmt)
     try:
         y = kernel.product(kernel.upload(fmt, rows), x)
-    except KernelFault as error:
-        lines = (f"{kernel.name}, {fmt.name}, M={len(x)}: {error}",)
+        return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
+    except KernelFault as error:  # also of its author's oracle
         shape = (len(x), len(rows), tensor.k)
-        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared, None, lines)
-    return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
+        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared.name, None, (str(error),))
 
 
 def _product(
     run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32], who: str,
-    declared: str, y: npt.NDArray[np.float32],
+    semantics: Semantics, y: npt.NDArray[np.float32], taken: Mapping[str, npt.NDArray[np.uint8]] | None = None,
 ) -> Identified:  # fmt: skip
     threads = run.options.threads
-    found = identify(fmt, rows, x, y, threads)
+    declared = semantics.name
+    own = None if isinstance(fmt, ElementFormat) else semantics
+    if taken is None:
+        found = identify_kernel(semantics, fmt, rows, x, y, threads, own)
+    else:
+        found = identify(fmt, rows, x, y, threads, taken, own)
     lines: list[str] = []
-    place = f"{who}, {fmt.name}, M={len(x)}"
     if not found.names:
         nearest = min(found.candidates, key=lambda c: c.nmse if np.isfinite(c.nmse) else np.inf)
         lines.append(
-            f"{place}: computes none of the known definitions (declared: {declared}; nearest: {nearest.name}, "
+            f"computes none of the known definitions (declared: {declared}; nearest: {nearest.name}, "
             f"NMSE {nearest.nmse:.2g})"
         )
-        lines += [f"  {line}" for line in diagnose(y, fmt, SEMANTICS[declared], rows, x, threads=threads).lines]
+        lines += [f"  {line}" for line in diagnose(y, fmt, semantics, rows, x, threads=threads).lines]
     elif declared not in found.names:
-        lines.append(
-            f"{place}: computes {found.words}, not {declared} as declared: it is right as {found.names[0]}; compare it "
-            f"with that ({SEMANTICS[found.names[0]].source})"
-        )
+        lines.append(advice(semantics, found.names, fmt))
     return Identified(
         fmt.name, tensor.name, len(x), len(rows), tensor.k, who, declared, found, tuple(lines)
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Where wrong outputs are: in words, and as a map in text or SVG."""
+"""Where wrong outputs are: in words, and as a map that reports draw."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from xml.sax.saxutils import escape
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ Doubles = npt.NDArray[np.float64]
 #: Cells of a map: along rows of the weights, and along tokens.
 WIDTH, HEIGHT = 64, 16
 _WARP = 32
-_COLOURS = ("#e8f0e8", "#b8d8b8", "#f6d860", "#f0a840", "#e06030", "#a01820")
 #: Share of a rectangle of rows and tokens that is wrong, for it to count as one.
 _FULL = 0.9
 
@@ -71,7 +70,8 @@ def _which(wrong: Bools) -> str:
             and whole[0].any()
             and (wrong[len(whole) * period :] == whole[0][: n % period]).all()
         ):
-            return f"{_ranges(np.flatnonzero(whole[0]))} of every {period} (tiles of {period})"
+            kinds = "tiles or warps" if period == _WARP else "tiles"
+            return f"{_ranges(np.flatnonzero(whole[0]))} of every {period} ({kinds} of {period})"
         period *= 2
     first, last = int(at[0]), int(at[-1])
     if last == n - 1 and len(at) == n - first and first:
@@ -99,54 +99,35 @@ def _ranges(at: npt.NDArray[np.intp], most: int = 6) -> str:
     return ", ".join(runs[:most]) + (f" and {len(runs) - most} more" if len(runs) > most else "")
 
 
-def _cells(ratio: Doubles) -> Doubles:
-    """The largest of each cell, at most [HEIGHT, WIDTH]."""
-    m, n = ratio.shape
-    down, across = -(-m // HEIGHT), -(-n // WIDTH)
-    cells = np.maximum.reduceat(ratio, np.arange(0, m, down), axis=0)
-    return np.asarray(np.maximum.reduceat(cells, np.arange(0, n, across), axis=1))
+class Map:
+    """Utilisation of an output [M, N] on a grid of cells: the largest of each, and how many of it are wrong.
 
-
-def heat_map(ratio: Doubles) -> list[str]:
-    """Utilisation [M, N] as lines of at most 64 characters, rows of the weights across, tokens down, and a legend.
-
-    `.` is right (up to 1); a digit is the power of ten of the worst in the cell, 9 also stands for more; `#` is NaN or
-    infinite.
+    A cell is a power of two of rows and of tokens, so that tiles and warps stay whole.
     """
-    if not ratio.size:
-        return []
-    cells = _cells(ratio)
-    with np.errstate(all="ignore"):
-        power = np.clip(np.floor(np.log10(np.where(np.isfinite(cells), np.maximum(cells, 1), 1))), 0, 9).astype(int)
-    lines = [
-        "".join(
-            "#" if not np.isfinite(c) else "." if c <= 1 else str(p) for c, p in zip(values, powers, strict=True)
-        )
-        for values, powers in zip(cells, power, strict=True)
-    ]  # fmt: skip
-    m, n = ratio.shape
-    return [
-        *lines,
-        f"{n:,} rows across, {m:,} tokens down; . within the bound, 0…9 the power of ten by which it is exceeded, # "
-        "not finite",
-    ]
+
+    def __init__(self, m: int, n: int) -> None:
+        self.m, self.n = m, n
+        self.tokens, self.rows = _size(m, HEIGHT), _size(n, WIDTH)
+        shape = -(-m // self.tokens), -(-n // self.rows)
+        self.worst, self.wrong = np.zeros(shape), np.zeros(shape, np.int64)
+
+    def add(self, first: int, ratio: Doubles, bad: Bools) -> None:
+        """Put in the rows of weights from `first` on, a multiple of `rows`: utilisation [M, n] and which are wrong."""
+        at = slice(first // self.rows, first // self.rows - (-ratio.shape[1] // self.rows))
+        down, across = np.arange(0, self.m, self.tokens), np.arange(0, ratio.shape[1], self.rows)
+        self.worst[:, at] = np.maximum.reduceat(np.maximum.reduceat(ratio, down, axis=0), across, axis=1)
+        counts = np.add.reduceat(bad, down, axis=0, dtype=np.int64)
+        self.wrong[:, at] = np.add.reduceat(counts, across, axis=1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: M, N, how many tokens and rows are a cell, and of each cell, a list of rows a step of tokens, the
+        largest utilisation and the number of wrong outputs."""
+        return {
+            "M": self.m, "N": self.n, "tokens_per_cell": self.tokens, "rows_per_cell": self.rows,
+            "utilisation": self.worst.tolist(), "wrong": self.wrong.tolist(),
+        }  # fmt: skip
 
 
-def svg(ratio: Doubles, title: str = "") -> str:
-    """The same map as an SVG document; the title is escaped."""
-    size = 10
-    cells = _cells(ratio) if ratio.size else np.zeros((0, 0))
-    height, width = cells.shape
-    safe = escape("".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else "?" for c in title))
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {max(1, width * size)} {height * size + 16}">',
-        f"<title>{safe}</title>",
-        f'<text x="0" y="12" font-size="10" font-family="monospace">{safe}</text>',
-    ]
-    limits = (0.1, 1, 10, 1000, 1e6)
-    for i, row in enumerate(cells):
-        for j, value in enumerate(row):
-            colour = _COLOURS[int(np.searchsorted(limits, value))] if np.isfinite(value) else "#202020"
-            place = f'x="{j * size}" y="{i * size + 16}" width="{size}" height="{size}"'
-            lines.append(f'<rect {place} fill="{colour}"><title>{value:.3g}</title></rect>')
-    return "\n".join([*lines, "</svg>"]) + "\n"
+def _size(n: int, most: int) -> int:
+    """The least power of two of which `most` make n."""
+    return int(2 ** max(0, (-(-n // most) - 1).bit_length()))

@@ -1,4 +1,5 @@
-"""`python -m harness.foreign FD`: the process of a kernel that is a file. What to run is the first message."""
+"""`python -m harness.foreign FD`: the process of a kernel that is a file, or of its oracle. What to run is the first
+message."""
 
 from __future__ import annotations
 
@@ -7,12 +8,15 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from .child import PythonRunner, Runner, import_kernel, serve
+from .child import OracleRunner, PythonRunner, Runner, import_kernel, serve, serve_oracle
 
 
 def main() -> None:
     link = Connection(int(sys.argv[1]))
     asked = json.loads(link.recv_bytes())
+
+    if asked.get("oracle"):
+        return serve_oracle(link, lambda: OracleRunner(import_kernel(Path(asked["path"]), asked["name"])))
 
     def make() -> Runner:
         if "root" in asked:

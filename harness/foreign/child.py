@@ -3,6 +3,9 @@
 Asked {"load": format, "n": N, "k": K} + rows, then any number of {"m": M} + activations. It answers in JSON:
 {"ok": true}, followed by the output's bytes where it was a product; {"fault": one line} where the kernel is to blame;
 in place of its first word, which is the declaration, {"usage": one line} or {"environment": one line}.
+
+The process of an oracle is asked {"weights": format} + rows, or {"activations": whether they are float32} + those, and
+answers {"ok": true, "columns": L}, followed by float64[n, L]; its first word is {"gives": names of functions}.
 """
 
 from __future__ import annotations
@@ -16,18 +19,20 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import EnvironmentFault, HarnessError, UsageError
+from ..formats import FORMATS, Q8_1
 from ..hosts.base import GUARD_BYTES, POISON, outside, poisoned
 from ..reference import protocol
-from .api import Declaration, Shape, declaration_of
+from .api import FLOAT32, Declaration, Oracle, Shape, declaration_of
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 MOST_TEXT = 300
 
@@ -56,12 +61,12 @@ def one_line(error: BaseException) -> str:
     return type(error).__name__
 
 
-def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any]) -> None:
+def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str = "the kernel") -> None:
     """Raises Fault where the kernel wrote into one of its inputs."""
     a, b = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (now, before))
     if not np.array_equal(a, b):
         wrong = np.flatnonzero(a != b) if a.size == b.size else np.zeros(1, int)
-        raise Fault(f"the kernel modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}")
+        raise Fault(f"{who} modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}")
 
 
 def same_bits(first: Floats, second: Floats) -> None:
@@ -80,6 +85,52 @@ def same_bits(first: Floats, second: Floats) -> None:
         f"the kernel is not deterministic: a second run on the same inputs changed {len(differ)} of {first.size} "
         f"outputs, the first row {n} token {m}: {first[m, n]:.9g}, then {second[m, n]:.9g}"
     )
+
+
+class OracleRunner:
+    """The Oracle of a kernel, or one itself. Raises UsageError where there is none."""
+
+    def __init__(self, found: Any) -> None:
+        oracle = found if isinstance(found, Oracle) else getattr(found, "semantics", None)
+        if not isinstance(oracle, Oracle):
+            raise UsageError("its oracle is no harness.foreign.Oracle")
+        self._oracle = oracle
+        self.gives = [name for name in ("weights", "activations") if getattr(oracle, name) is not None]
+
+    def weights(self, rows: Bytes, fmt: str) -> Doubles:
+        """float64[n, L] of uint8[n, row bytes]. Raises Fault."""
+        k = rows.shape[1] // FORMATS[fmt].block_bytes * FORMATS[fmt].block_size
+        return self._checked("weights", rows, k, fmt)
+
+    def activations(self, x: Bytes, floats: bool) -> Doubles:
+        """float64[M, L] of uint8[M, row bytes]. Raises Fault."""
+        given: npt.NDArray[Any] = x.view(np.float32) if floats else x
+        return self._checked("activations", given, given.shape[1] if floats else x.shape[1] // Q8_1.block_bytes * 32)
+
+    def _checked(self, what: str, given: npt.NDArray[Any], k: int, *more: str) -> Doubles:
+        first, second = (self._once(what, given, k, *more) for _ in range(2))
+        if first.shape != second.shape or not np.array_equal(first.view(np.uint64), second.view(np.uint64)):
+            raise Fault(f"the kernel's oracle is not deterministic: a second call of its {what} gave other values")
+        return first
+
+    def _once(self, what: str, given: npt.NDArray[Any], k: int, *more: str) -> Doubles:
+        copy = given.copy()
+        try:
+            answer = as_array(getattr(self._oracle, what)(copy, *more))
+        except Fault:
+            raise Fault(f"the kernel's oracle gives no array as its {what}") from None
+        except BaseException as error:  # also SystemExit
+            raise Fault(f"the kernel's oracle raised {one_line(error)} in its {what}") from None
+        unchanged(f"{what}' inputs", copy.view(np.uint8), given.view(np.uint8), "the kernel's oracle")
+        n = len(given)
+        if answer.dtype != np.float64 or answer.ndim != 2 or len(answer) != n or not k <= answer.shape[1] <= 2 * k:
+            described = f"{answer.dtype}[{', '.join(map(str, answer.shape))}]"
+            raise Fault(f"the kernel's oracle gives {described} as its {what}, expected float64[{n}, {k}]")
+        out = np.array(answer, np.float64, order="C")
+        if not np.isfinite(out).all():
+            row = int(np.argmin(np.isfinite(out).all(axis=1)))
+            raise Fault(f"the kernel's oracle gives {what} that are not finite, the first in row {row}")
+        return out
 
 
 class PythonRunner:
@@ -107,7 +158,7 @@ class PythonRunner:
     def _once(self, x: Bytes) -> Floats:
         shape = Shape(self._fmt, len(x), self._n, self._k)
         given: npt.NDArray[Any] = x.copy()
-        if self.declaration.semantics == "f32":
+        if self.declaration.given == FLOAT32:
             given = given.view(np.float32)
         whole = poisoned(4 * shape.m * shape.n)
         out = whole[GUARD_BYTES:-GUARD_BYTES].view(np.float32).reshape(shape.m, shape.n)
@@ -130,9 +181,23 @@ class PythonRunner:
         if self._kept is not None:
             unchanged("weights", self._weights, self._kept)
         mine = self._kept is None or not np.may_share_memory(y, self._weights)
-        if y.flags.writeable and mine:  # what it does not write next time is seen
+        if hasattr(answer, "__cuda_array_interface__"):
+            poison_on_device(answer)
+        elif y.flags.writeable and mine:  # what it does not write next time is seen
             y[...] = POISON.view(np.float32)
         return result
+
+
+def poison_on_device(answer: Any) -> None:
+    """Overwrite an array of CuPy's or PyTorch's, so that what is not written next time is seen; as far as that can be.
+
+    This has not been tried on a GPU.
+    """
+    with contextlib.suppress(Exception):
+        if hasattr(answer, "detach"):
+            answer.detach().view(sys.modules["torch"].int32).fill_(int(POISON))
+        else:
+            answer.view(np.uint32).fill(int(POISON))
 
 
 def as_array(answer: Any) -> npt.NDArray[Any]:
@@ -182,14 +247,51 @@ def import_kernel(path: Path, name: str) -> Any:
 
 def serve(link: Connection, make: Callable[[], Runner]) -> None:
     """Answer until the parent is gone; `make` gives the Runner."""
+
+    def answer(runner: Runner, header: dict[str, Any], array: Bytes) -> None:
+        if "load" in header:
+            runner.load(header["load"], array, header["n"], header["k"])
+            _say(link, ok=True)
+        else:
+            y = runner.multiply(array)
+            _say(link, ok=True)
+            link.send_bytes(y.reshape(-1).view(np.uint8).data)
+
+    def declared(runner: Runner) -> dict[str, Any]:
+        d = runner.declaration
+        return {"formats": d.formats, "semantics": d.semantics, "ordered": d.ordered, "takes": d.takes}
+
+    _serve(link, make, declared, answer)
+
+
+def serve_oracle(link: Connection, make: Callable[[], OracleRunner]) -> None:
+    """Likewise, for an oracle."""
+
+    def answer(runner: OracleRunner, header: dict[str, Any], array: Bytes) -> None:
+        if "weights" in header:
+            values = runner.weights(array, header["weights"])
+        else:
+            values = runner.activations(array, header["activations"])
+        _say(link, ok=True, columns=values.shape[1])
+        link.send_bytes(values.reshape(-1).view(np.uint8).data)
+
+    _serve(link, make, lambda runner: {"gives": runner.gives}, answer)
+
+
+R = TypeVar("R")
+
+
+def _serve(
+    link: Connection, make: Callable[[], R], first_word: Callable[[R], dict[str, Any]],
+    answer: Callable[[R, dict[str, Any], Bytes], None],
+) -> None:  # fmt: skip
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: an endless loop dies with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     with contextlib.suppress(EOFError, OSError):
         try:
-            runner: Runner = make()
-            declared = runner.declaration
-            _say(link, formats=declared.formats, semantics=declared.semantics, ordered=declared.ordered)
+            runner = make()
+            _say(link, **first_word(runner))
         except EnvironmentFault as error:
             return _say(link, environment=str(error))
         except HarnessError as error:
@@ -197,13 +299,7 @@ def serve(link: Connection, make: Callable[[], Runner]) -> None:
         while True:
             header, (array,) = protocol.receive(link)
             try:
-                if "load" in header:
-                    runner.load(header["load"], array, header["n"], header["k"])
-                    _say(link, ok=True)
-                else:
-                    y = runner.multiply(array)
-                    _say(link, ok=True)
-                    link.send_bytes(y.reshape(-1).view(np.uint8).data)
+                answer(runner, header, array)
             except Fault as error:
                 _say(link, fault=str(error))
 

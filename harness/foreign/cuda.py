@@ -3,6 +3,8 @@ r"""A foreign kernel in CUDA C++: FILE.cu:SYMBOL. What it is stands in a block o
     // [gguf-verify]
     // formats = ["Q4_0"]                       types of weights
     // semantics = "q8_1"                       as in harness/foreign/api.py; `ordered = true` where it keeps its order
+    // oracle = "file.py:NAME"                  in place of semantics: an Oracle, in a file beside this one
+    // takes = "float32"                        if it quantizes its activations itself, as in api.py
     // parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
     // block = 128                              threads: a number, an expression, or up to three of them
     // grid = "ceil(M * N, 128)"                blocks, likewise
@@ -37,6 +39,7 @@ from ..errors import EnvironmentFault, HarnessError, UsageError
 from ..hosts import CpuHost, CupyHost
 from ..hosts.base import Grid, Host, kernel_root
 from ..hosts.compiler import compiler
+from ..semantics import OWN
 from .api import Declaration, strings
 from .child import Fault, same_bits, unchanged
 
@@ -46,7 +49,7 @@ Floats = npt.NDArray[np.float32]
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEYS = {"formats", "semantics", "ordered", "parameters", "block", "grid", "shared", "macros"}
+_KEYS = {"formats", "semantics", "oracle", "takes", "ordered", "parameters", "block", "grid", "shared", "macros"}
 _POINTERS = ("weights", "activations", "output")
 _INTEGERS: dict[str, Any] = {"int32": np.int32, "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64}
 _MOST_TEXT, _MOST_FILES, _MOST_EXPRESSION = 1 << 22, 64, 200
@@ -113,6 +116,8 @@ class CudaDeclaration:
     shared: Expression
     macros: dict[str, str]
     macros_of: dict[str, dict[str, str]]
+    #: FILE.py and NAME of its oracle, if it has one.
+    oracle: tuple[str, str] | None = None
 
     def defines(self, fmt: str) -> dict[str, str]:
         """The macros for such weights."""
@@ -126,16 +131,29 @@ def parse(text: str) -> CudaDeclaration:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"its declaration is no TOML: {str(error).splitlines()[0][:120]}") from None
     for key in ("formats", "semantics", "parameters", "block", "grid"):
-        if key not in said:
+        if key not in said and not (key == "semantics" and "oracle" in said):
             raise UsageError(f"it declares no {key} (see harness/foreign/cuda.py)")
     if unknown := said.keys() - _KEYS:
         raise UsageError(f"it declares {ascii(min(unknown))[:60]}, which means nothing")
-    declared = Declaration(strings(said["formats"], "formats"), str(said["semantics"]), said.get("ordered", False))
+    oracle = _oracle(said) if "oracle" in said else None
+    semantics = OWN if oracle else str(said["semantics"])
+    if semantics == OWN and oracle is None:
+        raise UsageError(f"semantics {OWN!r} is none: it goes with an oracle, which is given in its place")
+    declared = Declaration(
+        strings(said["formats"], "formats"), semantics, said.get("ordered", False), takes=str(said.get("takes", ""))
+    )
     macros, macros_of = _macros(said.get("macros", {}), declared.formats)
     return CudaDeclaration(
         declared, _parameters(strings(said["parameters"], "parameters")), _three(said["block"]), _three(said["grid"]),
-        Expression(said.get("shared", 0)), macros, macros_of,
+        Expression(said.get("shared", 0)), macros, macros_of, oracle,
     )  # fmt: skip
+
+
+def _oracle(said: dict[str, Any]) -> tuple[str, str]:
+    found = re.fullmatch(r"([^:]+\.py):([^:/]+)", str(said["oracle"]))
+    if found is None or "semantics" in said:
+        raise UsageError('oracle is "FILE.py:NAME", in place of semantics')
+    return found[1], found[2]
 
 
 def _three(value: object) -> tuple[Expression, ...]:
@@ -193,6 +211,8 @@ class CudaSource:
         lines = found[1].splitlines() if found is not None else []
         self.declared = "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else _read(sidecar)
         declaration = parse(self.declared)
+        #: Path and name of its oracle, if it has one.
+        self.oracle = (path.parent / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
         self.symbol = symbol
         self._folder = tempfile.TemporaryDirectory(prefix="gguf-verify-")
         self.root = Path(self._folder.name)

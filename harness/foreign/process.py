@@ -1,55 +1,42 @@
 """The parent's side of a foreign kernel: it runs in a process of its own, and whatever it does there ends in one line.
 
-A fault is a KernelFault, which rungs record; the process is then started again, so that what one call broke does not
-reach the next. Nothing that the process says is trusted: sizes are checked, and outputs are judged like any other.
+A fault is a KernelFault, which rungs record. Nothing that the process says is trusted: sizes are checked, and outputs
+are judged like any other. Where the kernel is judged by an oracle of its author, that runs in another process.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import multiprocessing
+import hashlib
 import os
+import platform
 import re
-import select
-import signal
-import socket
-import struct
-import subprocess
-import sys
-import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..container import printable
-from ..errors import EnvironmentFault, KernelFault, UsageError
+from ..errors import KernelFault, UsageError
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..hosts import CpuHost, Host
 from ..kernels import ELEMENT_KERNELS, Kernel
 from ..multiplier import Multiplier, Weights
-from ..reference import protocol
-from ..semantics import SEMANTICS
-from .api import Declaration, strings
-from .child import PythonRunner, serve
+from ..semantics import F32, OWN, SEMANTICS, Semantics, by_oracle, quantized_inside
+from ..semantics.oracle import exact_weights
+from .api import FLOAT32, Declaration, strings
 from .cuda import CudaSource
+from .sources import File, Object, Source
+from .talk import Talk
+
+Doubles = npt.NDArray[np.float64]
 
 #: Seconds for a call, if nobody says otherwise.
 TIME_LIMIT = 60.0
-#: Calls that ran into the time limit after which the kernel is not called again: a run must come to its end.
-_MOST_HANGS = 3
-_MOST_MESSAGE = 1 << 14
 _FILE = re.compile(r"(?s)(.*\.(py|cu)):([^:/]+)")
 #: Seconds in which a C++ compiler or NVRTC must be done with a kernel, for all of its types.
 _COMPILE_LIMIT = 600.0
-#: Seconds in which a kernel in Python must be imported, at least: with PyTorch that takes more than many a call.
-START_LIMIT = 60.0
 
 
 def names_foreign(kernel: str) -> bool:
@@ -57,102 +44,68 @@ def names_foreign(kernel: str) -> bool:
     return re.search(r"\.(py|cu)(:|$)", kernel) is not None
 
 
-@dataclass
-class _Started:
-    """A process: how to end it and how it ended."""
-
-    pid: int
-    kill: Callable[[], None]
-    #: (seconds) → its exit code, minus the signal's number; None while it runs.
-    wait: Callable[[float], int | None]
-    link: Connection
-
-
-class Source(ABC):
-    """Where a kernel comes from: how its process is started."""
-
-    name: str
-    #: Seconds for its first word; more where a call may take more.
-    start_limit: float = START_LIMIT
-
-    @abstractmethod
-    def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
-        """Start it; `theirs` is its end of the socket, `log` where it prints."""
-
-    def close(self) -> None:  # noqa: B027 - most leave nothing
-        """Leave nothing behind, once it will not be started again."""
-
-
-class _Spawned(Source):
-    """A file, run by a fresh Python.
+class ForeignOracle:
+    """The oracle of a kernel's author, in its process: a `semantics.Oracle`.
 
     Args:
-        asked: the first message to it.
-        start_limit: seconds for its first word, where no call may take longer.
-        close: called when it will not be started again.
+        takes: the definition whose activations the kernel takes.
     """
 
-    def __init__(
-        self,
-        name: str,
-        asked: dict[str, Any],
-        start_limit: float | None = None,
-        close: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.name, self._asked, self._close = name, asked, close
-        self.start_limit = START_LIMIT if start_limit is None else start_limit
+    def __init__(self, source: Source, takes: Semantics, time_limit: float, verbose: bool) -> None:
+        self._takes = takes
+        self._talk = Talk(
+            "the kernel's oracle", source.name,
+            lambda: source.start(verbose, max(time_limit, 1.0), oracle=True), time_limit, source.start_limit,
+        )  # fmt: skip
+        self._last: dict[str, tuple[bytes, Doubles]] = {}
+        try:
+            #: The functions that it gives.
+            self.gives = strings(self._talk.begin().get("gives"), "what it gives")
+        except KernelFault as error:
+            raise UsageError(f"kernel {source.name}: {error}") from None
+        except BaseException:
+            self._talk.stop()
+            raise
+
+    def weights(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> Doubles:
+        """float64[n, L]. Raises KernelFault."""
+        k = rows.shape[1] // fmt.block_bytes * fmt.block_size
+        if "weights" not in self.gives:
+            return exact_weights(fmt, rows.reshape(len(rows), -1, fmt.block_bytes)).reshape(len(rows), k)
+        return self._asked({"weights": fmt.name}, rows, k)
+
+    def activations(self, x: npt.NDArray[np.uint8]) -> Doubles:
+        """float64[M, L]. Raises KernelFault."""
+        fmt = self._takes.activations
+        if "activations" not in self.gives:
+            if fmt is None:
+                return np.ascontiguousarray(x).view(np.float32).astype(np.float64)
+            return exact_weights(fmt, x.reshape(len(x), -1, fmt.block_bytes)).reshape(len(x), -1)
+        k = x.shape[1] // 4 if fmt is None else x.shape[1] // fmt.block_bytes * fmt.block_size
+        return self._asked({"activations": fmt is None}, x, k)
+
+    def _asked(self, header: dict[str, Any], given: npt.NDArray[np.uint8], k: int) -> Doubles:
+        """The last answer of each function is kept: products of one matrix follow each other."""
+        what = next(iter(header))
+        given = np.ascontiguousarray(given)
+        key = hashlib.sha256(f"{header}{given.shape}".encode() + given.tobytes()).digest()
+        if what in self._last and self._last[what][0] == key:
+            return self._last[what][1]
+        self._talk.ready()
+        said = self._talk.ask(header, given)
+        columns = said.get("columns")
+        if type(columns) is not int or not k <= columns <= 2 * k:
+            self._talk.garbage()
+        out = np.empty((len(given), columns), np.float64)
+        self._talk.receive(out)
+        if not np.isfinite(out).all():
+            self._talk.garbage()
+        self._last[what] = key, out
+        return out
 
     def close(self) -> None:
-        self._close()
-
-    def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
-        paths = [str(Path(__file__).resolve().parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
-        output = sys.stderr if log is None else log
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "harness.foreign", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            env={**os.environ, "PYTHONPATH": ":".join(paths)},
-        )  # fmt: skip
-
-        def wait(seconds: float) -> int | None:
-            try:
-                return process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return None
-
-        connection = Connection(link.detach())
-        with contextlib.suppress(OSError):
-            connection.send_bytes(json.dumps(self._asked).encode())
-        return _Started(process.pid, process.kill, wait, connection)
-
-
-class _Forked(Source):
-    """An object of this process, in a copy of it. A kernel that uses CUDA must be given as a file: CUDA's state does
-    not survive a fork."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.name = printable(str(getattr(kernel, "__name__", type(kernel).__name__)), 64)
-        self._kernel = kernel
-
-    def start(self, link: socket.socket, theirs: socket.socket, log: IO[bytes] | None) -> _Started:
-        output = None if log is None else log.fileno()
-
-        def child() -> None:
-            link.close()
-            if output is not None:
-                os.dup2(output, 1)
-                os.dup2(output, 2)
-            serve(Connection(theirs.detach()), lambda: PythonRunner(self._kernel))
-
-        process = multiprocessing.get_context("fork").Process(target=child, daemon=True)
-        process.start()
-
-        def wait(seconds: float) -> int | None:
-            process.join(seconds)
-            return process.exitcode
-
-        assert process.pid is not None
-        return _Started(process.pid, process.kill, wait, Connection(link.detach()))
+        """End the process."""
+        self._talk.stop()
 
 
 class ForeignKernel(Multiplier):
@@ -170,12 +123,17 @@ class ForeignKernel(Multiplier):
     def __init__(self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> None:
         self.host = host
         self._source, self._time_limit = source, time_limit
-        self._log = None if verbose else tempfile.TemporaryFile(prefix="gguf-verify-")  # noqa: SIM115 - lives with us
-        self._process: _Started | None = None
         self._held: Weights | None = None
-        self._hangs = 0
+        self._oracle: ForeignOracle | None = None
+        # a side that stops in the middle of a message must not hold up the other
+        self._talk = Talk(
+            "the kernel", source.name, lambda: source.start(verbose, max(time_limit, 1.0)), time_limit,
+            source.start_limit,
+        )  # fmt: skip
         try:
-            self.declaration = self._start()
+            self.declaration = _declared(self._talk)
+            if self.declaration.semantics == OWN:
+                self._oracle = ForeignOracle(source, self._takes, time_limit, verbose)
         except KernelFault as error:
             self.close()
             raise UsageError(f"kernel {source.name} cannot be started: {error}") from None
@@ -192,11 +150,37 @@ class ForeignKernel(Multiplier):
         return self.declaration.semantics
 
     @property
+    def _takes(self) -> Semantics:
+        """The definition whose activations it takes."""
+        return F32 if self.declaration.given == FLOAT32 else SEMANTICS[self.declaration.given]
+
+    @cached_property
+    def definition(self) -> Semantics:
+        if self._oracle is not None:
+            return by_oracle(self._oracle, self._takes)
+        declared = SEMANTICS[self.semantics]
+        return declared if self.declaration.given == self.semantics or declared is F32 else quantized_inside(declared)
+
+    @property
+    def judged_by(self) -> str | None:
+        if self.definition.inside is not None:
+            return f"{self.semantics} of the float32 activations that it takes, quantized by IEEE arithmetic"
+        if self._oracle is None:
+            return None
+        own = ", ".join(self._oracle.gives) or "nothing: the exact product"
+        return f"an oracle of its author (its own: {own})"
+
+    @property
     def ordered(self) -> int:
         return self.declaration.ordered
 
     def describe(self) -> str:
-        return f"a process of its own, {self._time_limit:g} s a call, each call run twice; {self.host.describe()}"
+        where = self.host.describe() if self._source.on_host else f"python {platform.python_version()}"
+        return f"{where}, in its own process"
+
+    @property
+    def chosen(self) -> str:
+        return self.host.chosen if self._source.on_host else "by the kernel"
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Multiplier:
         return self if isinstance(fmt, BlockFormat) else Kernel(ELEMENT_KERNELS[fmt.name], self.host)
@@ -205,8 +189,8 @@ class ForeignKernel(Multiplier):
         return isinstance(fmt, ElementFormat) or fmt.name in self.declaration.formats
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """By the harness's encoder: the kernel is given what its semantics says that it takes."""
-        return SEMANTICS[self.semantics].bytes_of(x)
+        """By the harness's encoder: the kernel is given what it declares that it takes."""
+        return self._takes.bytes_of(x)
 
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
         if not self.covers(fmt):
@@ -217,132 +201,31 @@ class ForeignKernel(Multiplier):
         return self.gemm(weights, self.quantize(x))
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        if self._process is None:
-            if self._hangs >= _MOST_HANGS:
-                raise KernelFault(f"the kernel was not run: it ran into the time limit {_MOST_HANGS} times before")
-            try:
-                self._start()
-            except (UsageError, EnvironmentFault) as error:
-                raise KernelFault(f"the kernel could not be started again: {error}") from None
-        if self._held is not weights:
+        if not self._talk.ready() or self._held is not weights:
             self._held = None
-            self._ask({"load": weights.fmt.name, "n": weights.n, "k": weights.k}, weights.buffer)
+            self._talk.ask({"load": weights.fmt.name, "n": weights.n, "k": weights.k}, weights.buffer)
             self._held = weights
-        self._ask({"m": len(x)}, x)
+        self._talk.ask({"m": len(x)}, x)
         y = np.empty((len(x), weights.n), np.float32)
-        try:
-            if self._link.recv_bytes_into(y.reshape(-1).view(np.uint8).data) != y.nbytes:
-                self._garbage()
-        except multiprocessing.ProcessError:
-            self._garbage()
-        except (EOFError, OSError):
-            self._dead()
+        self._talk.receive(y)
         return y
 
     def close(self) -> None:
-        """End the process."""
-        self._stop()
+        """End its processes."""
+        self._talk.stop()
+        if self._oracle is not None:
+            self._oracle.close()
         self._source.close()
-        if self._log is not None:
-            self._log.close()
 
-    # ---- the process ------------------------------------------------------------------------------------------------
 
-    @property
-    def _link(self) -> Connection:
-        assert self._process is not None
-        return self._process.link
-
-    def _start(self) -> Declaration:
-        """Start it and hear what it declares. Raises UsageError, EnvironmentFault, KernelFault."""
-        ours, theirs = socket.socketpair()
-        # a side that stops in the middle of a message must not hold up the other
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            seconds, rest = divmod(max(self._time_limit, 1.0), 1)
-            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(rest * 1e6)))
-        self._process = self._source.start(ours, theirs, self._log)
-        theirs.close()
-        said = self._hear(max(self._source.start_limit, self._time_limit), "start")
-        try:
-            if "environment" in said:
-                raise EnvironmentFault(f"kernel {self.name}: {printable(str(said['environment']), 600)}")
-            if "usage" in said:
-                raise UsageError(f"kernel {self.name}: {printable(str(said['usage']), 600)}")
-            return Declaration(strings(said.get("formats"), "formats"), str(said["semantics"]), said["ordered"] is True)
-        except KeyError:
-            self._garbage()
-        except BaseException:
-            self._stop()
-            raise
-
-    def _ask(self, header: dict[str, Any], array: npt.NDArray[np.uint8]) -> None:
-        """Send a request and hear that it was done. Raises KernelFault."""
-        try:
-            protocol.send(self._link, header, array)
-        except OSError:
-            self._dead()
-        said = self._hear(self._time_limit, "call")
-        if "fault" in said:
-            self._stop()
-            raise KernelFault(printable(str(said["fault"]), 600))
-        if said.get("ok") is not True:
-            self._garbage()
-
-    def _hear(self, seconds: float, what: str) -> dict[str, Any]:
-        """One message. Raises KernelFault where there is none in time or it is none of ours."""
-        ready = select.poll()
-        ready.register(self._link.fileno(), select.POLLIN)
-        if not ready.poll(1000 * seconds):
-            self._hangs += 1
-            self._stop()
-            raise KernelFault(f"the kernel did not {'return' if what == 'call' else 'start'} within {seconds:g} s")
-        try:
-            said = json.loads(self._link.recv_bytes(_MOST_MESSAGE))
-        except (EOFError, OSError):
-            self._dead()
-        except ValueError:
-            self._garbage()
-        if not isinstance(said, dict):
-            self._garbage()
-        return said
-
-    def _garbage(self) -> NoReturn:
-        self._stop()
-        raise KernelFault("the kernel's process answered what is no answer")
-
-    def _dead(self) -> NoReturn:
-        """Say how it ended."""
-        assert self._process is not None
-        code = self._process.wait(2.0)
-        how = "its process stopped answering"
-        if code is not None:
-            how = f"its process ended with exit code {code}"
-            if code < 0:
-                with contextlib.suppress(ValueError):
-                    how = f"its process died of {signal.Signals(-code).name}"
-        said = self._last_words()
-        self._stop()
-        raise KernelFault(f"the kernel crashed: {how}{said}")
-
-    def _last_words(self) -> str:
-        if self._log is None or self._log.closed:
-            return ""
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - 4096))
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        self._log.seek(0, os.SEEK_END)
-        return f"; it said: {printable(lines[-1], 200)}" if lines else ""
-
-    def _stop(self) -> None:
-        process, self._process, self._held = self._process, None, None
-        if process is None:
-            return
-        process.link.close()
-        process.kill()
-        process.wait(60.0)
-        if self._log is not None:  # what one process said is not another's last word
-            self._log.seek(0)
-            self._log.truncate()
+def _declared(talk: Talk) -> Declaration:
+    """Start the process and hear what it declares. Raises UsageError, EnvironmentFault, KernelFault."""
+    said = talk.begin()
+    try:
+        formats = strings(said.get("formats"), "formats")
+        return Declaration(formats, str(said["semantics"]), said["ordered"] is True, takes=str(said["takes"]))
+    except KeyError:
+        talk.garbage()
 
 
 def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> ForeignKernel:
@@ -355,7 +238,7 @@ def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose
     Raises UsageError where there is none such, it declares nothing sensible or does not compile; EnvironmentFault.
     """
     if not isinstance(kernel, str):
-        return ForeignKernel(_Forked(kernel), host, time_limit, verbose)
+        return ForeignKernel(Object(kernel), host, time_limit, verbose)
     found = _FILE.fullmatch(kernel)
     if found is None:
         raise UsageError(f"kernel {printable(kernel, 200)} is neither FILE.py:NAME nor FILE.cu:SYMBOL")
@@ -364,16 +247,19 @@ def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose
     if not path.is_file():
         raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is no file")
     if found[2] == "py":
-        source = _Spawned(shown, {"path": os.path.abspath(path), "name": name})
-        return ForeignKernel(source, host, time_limit, verbose)
+        where = {"path": os.path.abspath(path), "name": name}
+        return ForeignKernel(File(shown, where, {**where, "oracle": True}), host, time_limit, verbose)
     try:
         cuda = CudaSource(path, name)
     except UsageError as error:
         raise UsageError(f"kernel {shown}: {printable(str(error), 600)}") from None
     threads = host.threads if isinstance(host, CpuHost) else 0
     asked = {"root": str(cuda.root), "name": name, "declared": cuda.declared, "host": host.name, "threads": threads}
+    oracle = {"path": os.path.abspath(cuda.oracle[0]), "name": cuda.oracle[1], "oracle": True} if cuda.oracle else {}
     try:
-        return ForeignKernel(_Spawned(shown, asked, _COMPILE_LIMIT, cuda.close), host, time_limit, verbose)
+        return ForeignKernel(
+            File(shown, asked, oracle, _COMPILE_LIMIT, cuda.close, on_host=True), host, time_limit, verbose
+        )
     except BaseException:
         cuda.close()
         raise

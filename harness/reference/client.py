@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import EnvironmentFault, KernelFault
+from ..processes import signal_name
 from . import protocol
 from .child import Child
 
@@ -188,8 +187,7 @@ class Llama:
     def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
         self._time_limit = time_limit
         self._child = child or Child(verbose)
-        self._process, self._log = self._child.process, self._child.log
-        self._link = Connection(self._child.link.detach())
+        self._link = self._child.link
         self._ready = select.poll()  # Connection.poll makes a selector for every call
         self._ready.register(self._link.fileno(), select.POLLIN)
         try:
@@ -208,12 +206,11 @@ class Llama:
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
-        self._link.close()
         self._child.close()
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -231,7 +228,7 @@ class Llama:
     def _receive(self, call: str) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
         try:
             if not self._ready.poll(1000 * self._time_limit):
-                self._process.kill()
+                self._child.kill()
                 raise EnvironmentFault(
                     f"llama.cpp hung in {call}: no answer for {self._time_limit:g} s{self._last_log()}"
                 )
@@ -247,27 +244,16 @@ class Llama:
         return header["result"]
 
     def _death(self, call: str) -> EnvironmentFault:
-        code = self._process.wait()
-        how = f"exit code {code}"
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                how = signal.Signals(-code).name
+        code = self._child.wait()
+        assert code is not None
+        how = signal_name(code) or f"exit code {code}"
         return EnvironmentFault(f"llama.cpp died in {call} ({how}){self._last_log()}")
 
     def _last_log(self) -> str:
         """The last lines that llama.cpp printed, on one line."""
         from ..container import printable  # late: llama.cpp's process shares this package and must start fast
 
-        if self._log is None or self._log.closed:
-            return ""
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - 8192))
-        lines = [
-            printable(line.strip(), _LOG_WIDTH)
-            for line in self._log.read().decode(errors="replace").splitlines()
-            if line.strip(" .\n")
-        ]
-        self._log.seek(0, os.SEEK_END)
+        lines = [printable(line, _LOG_WIDTH) for line in self._child.last_lines(8192) if line.strip(" .")]
         return f"; it said: {' | '.join(lines[-_LOG_LINES:])}" if lines else ""
 
     # ---- the library ------------------------------------------------------------------------------------------------
@@ -393,7 +379,7 @@ class Llama:
             raise
         finally:
             if not over:
-                self._process.kill()
+                self._child.kill()
                 self._link.close()  # nobody may take what is left in it for the answer to another call
 
     def requantize(

@@ -18,15 +18,23 @@ from .json_report import safe
 def render(report: IdentifyReport) -> str:
     """The table, and a sentence for whatever is not what it declares."""
     h = report.header
+    who = max([20, *(len(p.who) + 2 for p in report.products)])  # a file's name may be longer
+    judged = f" ({printable(h['judged by'], 200)})" if h["judged by"] else ""
     lines = [
         f"gguf-verify {h['gguf-verify']} · llama.cpp {h['llama.cpp']} · {printable(h['file'], 200)}",
-        f"kernel {h['kernel']}, declares {h['semantics']} · {h['host']}", "",
-        f"{'type':<9}{'M':>3}  {'who':<20}{'computes':<32}{'utilisation':>12}  next nearest",
+        f"kernel {h['kernel']}, declares {h['semantics']}{judged} · {h['host']}",
+        f"llama.cpp runs on: {h['reference']}", "",
+        f"{'type':<9}{'M':>3}  {'who':<{who}}{'computes':<32}{'utilisation':>12}  next nearest",
     ]  # fmt: skip
-    lines += [_line(p) for p in report.products]
+    lines += [_line(p, who) for p in report.products]
     lines.append("")
-    said = dict.fromkeys(line for p in report.products for line in p.lines)
-    lines += [printable(line, 400) for line in said]
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for p in report.products:
+        for line in p.lines:
+            said.setdefault((p.who, p.type, line), []).append(str(p.m))
+    for (by, kind, line), tokens in said.items():
+        more = line.startswith(" ")  # about the line before
+        lines.append(printable(line if more else f"{by}, {kind}, M={', '.join(tokens)}: {line}", 400))
     lines += [f"NOT IDENTIFIED {printable(kind)}: {printable(why)}" for kind, why in report.unable]
     verdict = {0: "IDENTIFIED: each computes what it declares", 1: "NOT WHAT IS DECLARED"}
     lines.append(verdict.get(report.exit_code, "NOT EVERYTHING IDENTIFIED"))
@@ -35,8 +43,8 @@ def render(report: IdentifyReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(p: Identified) -> str:
-    start = f"{p.type:<9}{p.m:>3}  {p.who:<20}"
+def _line(p: Identified, who: int) -> str:
+    start = f"{p.type:<9}{p.m:>3}  {p.who:<{who}}"
     if p.found is None:
         return f"{start}nothing"
     words = " or ".join(p.found.names) or "none of the known"

@@ -15,8 +15,13 @@ Schema version 1 (`harness/report/schemas/run.schema.json`), an object with
         unverified               list of {name, why}
         failures                 at most 20, with n_failures their total; see harness.rungs.result.Failure
         worst                    who → {utilisation, where};  score: who → number
-        diagnosis                null, or what explains the first wrong GEMM: {tensor, where, verdict, wrong, outputs,
-                                 definitions, findings, nearest, lines}; see harness.diagnosis.Diagnosis
+        diagnosis                null, or what explains the first wrong GEMM of the graph: {tensor, where, who, row,
+                                 token, block (of the first wrong output; null where no single one is), verdict,
+                                 wrong, outputs, definitions, findings, nearest, lines}; see
+                                 harness.diagnosis.Diagnosis
+        heat_map                 null, or the utilisation of the first wrong GEMM: {tensor, where, who, M, N,
+                                 tokens_per_cell, rows_per_cell, utilisation and wrong: lists of cells, a list a step of
+                                 tokens}; a cell has the largest utilisation and how many outputs of it are wrong
         figures, notes, details  measured numbers, lines, one record a tensor, GEMM or token
 
 Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from the file are not escaped.

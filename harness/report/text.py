@@ -8,20 +8,26 @@ from typing import Any
 from ..container import printable
 from ..rungs import RungResult
 from ..verification import Report
+from . import heat_map
 
-_WIDTH = 100
+_WIDTH = 110
 _HEX_DIGITS = 128
 
 
-def render(report: Report, verbose: bool = False) -> str:
-    """The whole report; with `verbose` also one line a tensor, GEMM or token."""
+def render(report: Report, verbose: bool = False, blocks: bool = False) -> str:
+    """The whole report.
+
+    Args:
+        verbose: also one line a tensor, GEMM or token.
+        blocks: draw with block characters.
+    """
     lines = [*_header(report.header), ""]
     lines.append(f"{'rung':<8}{'verdict':<12}{'checked':<48}{'worst utilisation':>19}{'time':>11}")
     for rung in report.rungs:
         lines += _rung(rung)
         if verbose:
             lines += _details(rung)
-    lines += ["", *_failures(report), *_unverified(report), *_verdict(report)]
+    lines += ["", *_failures(report, blocks), *_unverified(report), *_verdict(report)]
     return "\n".join(lines) + "\n"
 
 
@@ -36,11 +42,15 @@ def _header(h: dict[str, Any]) -> Iterator[str]:
     yield f"{'file':12}{printable(h['file'], 200)} · {h['size']:,} bytes · {architecture} · {types}"
     for digest in h["sha256"]:
         yield f"{'sha256':12}{digest}"
-    yield f"{'host':12}{h['host']} (chosen {h['host chosen']})"
+    host, chosen = f"{'host':12}{h['host']}", f"chosen {h['host chosen']}"
+    yield from [f"{host} ({chosen})"] if len(host + chosen) < _WIDTH else [host, f"{'':12}{chosen}"]
     yield f"{'kernel':12}{h['kernel']} · semantics {h['semantics']} · declared order: {h['declared order']}"
+    if h["judged by"]:
+        yield f"{'':12}judged by {printable(h['judged by'], 200)}"
     if others := h["kernels of other types"]:
         kernels = ", ".join(f"{kind} {name}" for kind, name in others.items())
-        yield f"{'':12}matrices that are not quantized: {kernels} · declared order: ascending k"
+        on = "" if h["host"] == h["host of other types"] else f" on {h['host of other types']}"
+        yield f"{'':12}matrices that are not quantized: {kernels} · declared order: ascending k{on}"
     judged = ", ".join(f"{kind} {names}" for kind, names in h["semantics of llama.cpp"].items())
     yield f"{'reference':12}llama.cpp, {h['reference']} · its semantics: {judged}"
     prompt = printable(h["prompt"], 60)
@@ -80,10 +90,16 @@ def _value(value: Any) -> str:
     return printable(value) if isinstance(value, str) else str(value)
 
 
-def _failures(report: Report) -> Iterator[str]:
-    total = sum(r.n_failures for r in report.rungs)
-    shown = [(r, f) for r in report.rungs for f in r.failures][:20]
-    for rung, f in shown:
+def _failures(report: Report, blocks: bool) -> Iterator[str]:
+    total, shown = sum(r.n_failures for r in report.rungs), 0
+    recorded = [(r, f) for r in report.rungs for f in r.failures][:20]
+    places: set[tuple[str, str, int | None, int | None, int | None]] = set()
+    for rung, f in recorded:
+        place = (rung.name, f.tensor, f.row, f.block, f.token)
+        if f.row is not None and place in places:  # the same again, at another M or on other activations
+            continue
+        places.add(place)
+        shown += 1
         yield f"FAILED {rung.name}: {f.what}"
         if f.got is not None and f.expected is not None:
             numbers = f"got {f.got:.9g}, expected {f.expected:.9g}"
@@ -95,13 +111,24 @@ def _failures(report: Report) -> Iterator[str]:
         if f.block_hex is not None:
             part = f" of part {f.part + 1}" if f.part else ""
             yield f"       block at byte {f.byte_offset}{part}: {_shortened(f.block_hex)}"
+    if total > shown:
+        again = len(recorded) - shown
+        yield f"… {shown} of {total:,} failures shown" + (f"; {again} are of the same outputs" if again else "")
     for rung in report.rungs:
         if rung.diagnosis is not None:
-            yield f"DIAGNOSIS of the first wrong GEMM, {printable(rung.diagnosis['tensor'], 64)}:"
+            yield _diagnosed(rung.diagnosis)
             for line in rung.diagnosis["lines"]:
                 yield f"       {printable(line, 300)}"
-    if total > len(shown):
-        yield f"… {len(shown)} of {total:,} failures shown"
+        for line in heat_map.lines_of(rung, blocks):
+            yield f"       {line}"
+
+
+def _diagnosed(found: dict[str, Any]) -> str:
+    block = "" if found["block"] is None else f" block {found['block']}"
+    return (
+        f"DIAGNOSIS of the first wrong GEMM, {printable(found['tensor'], 64)}: {found['who']}, from row {found['row']} "
+        f"token {found['token']}{block} on"
+    )
 
 
 def _shortened(digits: str) -> str:
@@ -121,5 +148,7 @@ def _unverified(report: Report) -> Iterator[str]:
 def _verdict(report: Report) -> Iterator[str]:
     passed = [r.name for r in report.rungs if r.verdict == "passed"]
     yield f"{report.verdict.upper()} in {report.seconds:.1f} s: {len(passed)} of {len(report.rungs)} rungs passed"
+    if means := report.header["verified means"]:
+        yield f"verified here means: {means}"
     if report.exit_code and report.command:
         yield f"repeat with: {printable(report.command)}"

@@ -29,6 +29,7 @@ from ..semantics.cuda import MMVQ_TOKENS, OF_ELEMENTS, NoDefinition
 from ..semantics.elements import round_to
 from .drawn import drawn, largest_codes, on_ties
 from .judging import judge_output
+from .own_oracle import Nearness
 from .quantizers import Quantizers
 from .result import Failure, RungResult
 from .run import Run, may_be_matrix
@@ -72,6 +73,7 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
     rows_by_width: dict[int, Floats] = {}
     left = dict(wanted)
     done: Evaluation | None = None
+    near = Nearness(run, result)
     capture = session.llama.capture(session.prompt)
     for gemm in run.progress("blocks", capture, total=run.n_matrices(), unit="GEMM"):
         if isinstance(gemm, Evaluation):
@@ -94,7 +96,7 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
         rows_by_width.setdefault(x.shape[1], x)
         if first and tensor.k == x.shape[1]:
             left.pop(gemm.tensor, None)
-            _one_tensor(run, result, tensor, x)
+            _one_tensor(run, result, tensor, x, near)
     for tensor in left.values():
         why = None if tensor.type.quantized or done is None else not_multiplied(tensor, done)
         if why is not None:
@@ -105,7 +107,8 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
             result.notes.append(
                 f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations"
             )
-            _one_tensor(run, result, tensor, rows_by_width[tensor.k])
+            _one_tensor(run, result, tensor, rows_by_width[tensor.k], near)
+    near.report()
 
 
 def _zeros(x: Floats, fmt: WeightFormat) -> npt.NDArray[np.int64]:
@@ -124,7 +127,7 @@ def _fewest_zeros(x: Floats, fmt: WeightFormat) -> Floats:
     return np.ascontiguousarray(x[best, np.arange(k)].reshape(1, k))
 
 
-def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats) -> None:
+def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, near: Nearness) -> None:
     fmt = tensor.type.weights
     assert fmt is not None
     if run.options.reference == "gpu" and isinstance(fmt, ElementFormat):
@@ -142,9 +145,10 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats) -> None
         result.figures[name] = result.figures.get(name, 0) + len(rows) * int(lacking.sum())
     try:
         for start in range(0, len(rows), step):
-            _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x)
+            _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, near)
     except KernelFault as error:
         result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name))
+    near.judge(tensor)
     blocks = len(rows) * -(-tensor.k // fmt.unit)
     result.count("tensors")
     result.count("blocks", blocks)
@@ -154,8 +158,9 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats) -> None
 
 
 def _one_chunk(
-    run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], start: int, x: Floats
-) -> None:
+    run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], start: int, x: Floats,
+    near: Nearness,
+) -> None:  # fmt: skip
     semantics = run.semantics(fmt)
     of_llama = _llama_products(run, result, tensor, fmt, rows, x, start)
     size = fmt.unit // fmt.block_size * fmt.block_bytes
@@ -168,6 +173,7 @@ def _one_chunk(
         kernel = run.kernel.of(fmt, m, len(column), part.shape[1])
         y = kernel.product(kernel.upload(fmt, column), part)
         expected = product(semantics, fmt, column, own, ordered=kernel.ordered)
+        near.add(semantics, fmt, column, own, expected)
         judge_output(result, "kernel", tensor, y, expected, semantics, own, None, start, b)
         for llama_semantics, theirs, encoded in of_llama:
             if encoded is not None:

@@ -7,14 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import KernelFault
 from ..formats import WeightFormat
 from ..formats.legacy import QK
 from ..reference import Gemm, LlamaRefused
 from ..semantics import UNIT_ROUNDOFF, exact_result, gamma
 from .judging import judge_whole
 from .layers_rung import ACTIVATIONS, llama_activations
-from .result import RungResult
-from .run import Run
+from .own_oracle import Nearness
+from .result import Failure, RungResult
+from .run import Run, label
 
 Floats = npt.NDArray[np.float32]
 Replace = Callable[[Gemm], Floats | None]
@@ -37,11 +39,14 @@ class Grafts:
 
     Args:
         grafted: the most GEMMs that a pass replaced.
+        faulty: tensors in whose products the kernel broke its contract: llama.cpp's outputs stay in their place.
     """
 
     def __init__(self, run: Run, result: RungResult, tokens: list[int]) -> None:
         self.run, self.result, self.tokens = run, result, tokens
         self.grafted = 0
+        self.faulty: set[str] = set()
+        self.near = Nearness(run, result)
 
     def plain(self) -> Floats:
         """llama.cpp's own logits or embeddings, a row a token.
@@ -80,24 +85,31 @@ class Grafts:
 
         def replace(gemm: Gemm) -> Floats | None:
             matrix = self.run.matrix(self.result, gemm)
-            if matrix is None:
+            if matrix is None or gemm.tensor in self.faulty:
                 return None
             kernel, semantics = self.run.kernel.of(matrix.fmt, *gemm.shape), self.run.semantics(matrix.fmt)
-            weights = kernel.upload(matrix.fmt, matrix.rows)
-            x = self._activations(gemm, matrix.fmt, shared)
-            y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
-            threads = self.run.options.threads
-            judge_whole(self.result, "kernel", matrix, gemm.first_row, y, semantics, x, kernel.ordered, threads)
+            x, threads = self._activations(gemm, matrix.fmt, shared), self.run.options.threads
+            try:
+                weights = kernel.upload(matrix.fmt, matrix.rows)
+                y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
+                judge_whole(
+                    self.result, "kernel", matrix, gemm.first_row, y, semantics, x, kernel.ordered, threads, self.near
+                )
+            except KernelFault as error:
+                self.near.forget()
+                self.faulty.add(gemm.tensor)
+                self.result.fail(Failure(f"{label(matrix.tensor, gemm.first_row)}: {error}", gemm.tensor))
+                return None
             return y
 
         return replace
 
     def oracle(self, shared: bool) -> Replace:
-        """Exact results of the kernel's semantics, rounded once."""
+        """Exact results of the kernel's semantics, rounded once; as in the kernel's passes, none of faulty tensors."""
 
         def replace(gemm: Gemm) -> Floats | None:
             matrix = self.run.matrix(self.result, gemm)
-            if matrix is None:
+            if matrix is None or gemm.tensor in self.faulty:
                 return None
             x, semantics = self._activations(gemm, matrix.fmt, shared), self.run.semantics(matrix.fmt)
             exact = exact_result(semantics, matrix.fmt, matrix.rows, x, self.run.options.threads)

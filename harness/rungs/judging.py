@@ -11,9 +11,16 @@ from ..container import Tensor
 from ..hosts.base import POISON
 from ..semantics import Judgement, Product, Semantics, judge, product
 from ..semantics.overflow import overflow_reason
+from .localise import Blame
+from .own_oracle import Nearness
 from .result import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
 from .run import Matrix, matrix_of, where
 
+OUTSIDE = "is outside the bound"
+#: What is said of a kernel that quantizes activations itself.
+INSIDE = (
+    " of what IEEE arithmetic makes of its activations (its quantizer may differ: fast math, another rounding or scale)"
+)
 #: Of one output matrix, so many wrong elements are looked at one by one; the rest is counted.
 _PER_MATRIX = 3
 #: Elements of an output that are judged at a time.
@@ -30,12 +37,12 @@ def describe(value: np.float32, expected: float, differs_only_in_bits: bool, why
         return "is NaN"
     if differs_only_in_bits:
         return "is within the bound but does not have the bits of the declared order"
-    return "is outside the bound"
+    return OUTSIDE
 
 
 def judge_output(
     result: RungResult, who: str, tensor: Tensor, y: npt.NDArray[np.float32], expected: Product,
-    semantics: Semantics, x: npt.NDArray[np.uint8], block_of: Callable[[int, int], int | None] | None = None,
+    semantics: Semantics, x: npt.NDArray[np.uint8], block_of: Callable[[int, int], Blame | None] | None = None,
     first_row: int = 0, at_block: int | None = None, detail: str = "",
 ) -> Judgement:  # fmt: skip
     """Judge y float32[M, n], rows `first_row`… of the tensor, and record utilisation, score and failures.
@@ -43,7 +50,7 @@ def judge_output(
     Args:
         who: whose output it is, for the record and in words.
         semantics: what y was judged under, with x, the activations uint8[M, row bytes] of it.
-        block_of: (m, n) → the block that is to blame for a wrong element, or None.
+        block_of: (m, n) → what is to blame for a wrong element, or None.
         at_block: the block that y is the product of, where it is of one.
         detail: more about the call, for the words.
     """
@@ -61,14 +68,18 @@ def judge_output(
         got, exact, bound = y[m, n], float(expected.exact[m, n]), float(expected.bound[m, n])
         difference = abs(float(got) - exact)
         row = first_row + int(n)
-        block = at_block
-        if block is None and block_of is not None and np.isfinite(exact):
-            block = block_of(int(m), int(n))
+        block, blamed = at_block, None
+        written = got.view(np.uint32) != POISON
+        if block is None and block_of is not None and written and np.isfinite(exact):
+            blamed = block_of(int(m), int(n))
+            block = None if blamed is None else blamed.block
         raw = None if block is None else block_of_row(tensor, row, block).tobytes()[:MAX_HEX_BYTES].hex()
         what = describe(got, exact, difference <= bound, _reason(tensor, semantics, row, at_block, x[m]))
         place = where(tensor, row, int(m), block)
-        if block is None and block_of is not None and np.isfinite(exact):
-            place += " (no single block is wrong: look at the accumulation over K, at tiles and tails)"
+        if semantics.inside is not None and what == OUTSIDE:
+            what += INSIDE
+        if block is None and blamed is not None:
+            place += f" ({blamed.advice})"
         result.fail(
             Failure(
                 f"{who}{detail}: {place}: the output {what}", tensor.name, row, block, int(m),
@@ -93,15 +104,17 @@ def _reason(
 
 def judge_whole(
     result: RungResult, who: str, matrix: Matrix, first_row: int, y: npt.NDArray[np.float32], semantics: Semantics,
-    x: npt.NDArray[np.uint8], ordered: int, threads: int,
+    x: npt.NDArray[np.uint8], ordered: int, threads: int, near: Nearness,
 ) -> None:  # fmt: skip
     """Judge a whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`."""
     step = max(1, CHUNK_OUTPUTS // len(y))
     for start in range(0, len(matrix.rows), step):
         span = slice(start, start + step)
         expected = product(semantics, matrix.fmt, matrix.rows[span], x, ordered, threads)
+        near.add(semantics, matrix.fmt, matrix.rows[span], x, expected)
         part = np.ascontiguousarray(y[:, span])
         judge_output(result, who, matrix.tensor, part, expected, semantics, x, None, first_row + start)
+    near.judge(matrix.tensor)
 
 
 def _unit(tensor: Tensor) -> int:

@@ -19,23 +19,26 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..container import Tensor
+from ..diagnosis.diagnose import Diagnosis
 from ..diagnosis.kernel import diagnose_kernel
+from ..diagnosis.pattern import Map, pattern, utilisation
 from ..errors import KernelFault
 from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, ElementFormat, WeightFormat
 from ..multiplier import Multiplier, Weights
 from ..reference import Evaluation, Gemm, LlamaRefused
-from ..semantics import Product, Semantics, product
+from ..semantics import Product, Semantics, judge, product
 from ..semantics.elements import round_to
 from ..semantics.fast_math import as_q8_1
 from .drawn import drawn
 from .judging import CHUNK_OUTPUTS, judge_output
-from .localise import first_wrong_block
+from .localise import Blame, along_k, blame
+from .own_oracle import Nearness
 from .quantizers import PATHS, Quantizers
 from .result import Failure, RungResult
 from .run import Run, label, matrix_of, may_be_matrix, where
@@ -44,6 +47,14 @@ from .uses import not_multiplied, why_not_checked
 #: Once a shape, the kernel also runs with so many tokens: the prompt's and then drawn ones, all different. Kernels
 #: choose their code by M, so small M one by one, whole tiles, and an M past tiles of 128 that is no multiple of any.
 OTHER_M = (1, 2, 3, 4, 5, 6, 7, 8, 64, 128, 131)
+
+#: The verdict on outputs that are within the bound and do not have the bits of the declared order.
+ORDER = "another order"
+_OF_ORDER = (
+    "the outputs are within the bound, but do not have the bits of the declared order: the block terms are added in "
+    "another order, or rounded otherwise. Fix: declare no order, or add them in it with the same fused multiply-adds "
+    "(kernels/common.cuh)"
+)
 
 ACTIVATIONS = (Q8_0.type_id, Q8_1.type_id, Q8_K.type_id)
 
@@ -58,9 +69,16 @@ def llama_bytes(fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> npt.NDArray[
 
 
 def llama_activations(semantics: Semantics, fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> npt.NDArray[np.uint8]:
-    """llama.cpp's own activation bytes in the layout that a kernel of this semantics takes."""
+    """llama.cpp's own activation bytes in the layout that a kernel of this semantics takes.
+
+    One that quantizes itself gets the float32 values of the blocks that one of blocks gets: quantized again they have
+    the same codes and scale, since the largest code of a block is 127.
+    """
     if isinstance(fmt, ElementFormat):
         return llama_bytes(fmt, gemm, llama)
+    if semantics.inside is not None:
+        blocks = llama_activations(semantics.inside, fmt, gemm, llama).reshape(len(gemm.x), -1, Q8_1.block_bytes)
+        return Q8_1.decode(blocks).reshape(gemm.x.shape).view(np.uint8)
     if semantics.activations is Q8_1:
         if llama.activations is Q8_1_D4:
             return as_q8_1(gemm.quantized[Q8_1_D4.type_id], gemm.x)
@@ -91,7 +109,7 @@ def _check(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[
     session = run.session
     if session.note:
         result.notes.append(session.note)
-    tally = _Tally()
+    tally = _Tally(Nearness(run, result))
     shapes: set[tuple[str, int, int]] = set()
     covered = {name: np.zeros(t.n_rows, bool) for name, t in matrices.items()}
     idle = 0
@@ -113,6 +131,7 @@ def _check(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[
                 covered[gemm.tensor][gemm.first_row : gemm.first_row + gemm.y.shape[1]] = True
             idle += gemm.idle
             _one_gemm(run, result, gemm, shapes, tally, first)
+    tally.near.report()
     for name, rows in covered.items():
         if name in seen and rows.any() and not rows.all():
             result.leave(name, f"no product of this graph uses {int((~rows).sum())} of its {len(rows)} rows")
@@ -127,7 +146,8 @@ def _check(run: Run, result: RungResult, matrices: dict[str, Tensor], seen: set[
 class _Tally:
     """What is counted over all GEMMs: the gap between the definitions, by llama.cpp's, and its quantizers on a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, near: Nearness) -> None:
+        self.near = near
         self.gaps: dict[str, list[float]] = {}
         self.quantizers = Quantizers()
         #: How often a diagnosis may still be tried: each takes seconds, and one of errors of order alone says nothing.
@@ -206,16 +226,22 @@ def _one_gemm(
         new_shape = (fmt.name, len(rows), tensor.k) not in shapes
         shapes.add((fmt.name, len(rows), tensor.k))
         judged.kernel_outputs(OTHER_M if new_shape else (1,))
-    except KernelFault as error:
+        if run.gpu is not None:
+            tally.paths.setdefault(tensor.name, set()).add(PATHS[llama.name])
+            tally.quantizers.check(result, llama, gemm.x, judged.llama_bytes, tensor, gemm.first_row)
+        judged.judge(tally.near)
+        if judged.wrong is not None:
+            if result.heat_map is None:
+                result.heat_map = judged.heat_map()
+            if (result.diagnosis is None or result.diagnosis["verdict"] == ORDER) and tally.diagnoses:
+                tally.diagnoses -= 1
+                diagnosis = judged.diagnosis()
+                if result.diagnosis is None or (diagnosis is not None and diagnosis["verdict"] != ORDER):
+                    result.diagnosis = diagnosis
+    except KernelFault as error:  # also of its author's oracle
+        tally.near.forget()
         result.fail(Failure(f"{name}: {error}", tensor.name, matrix=matrix))
         return
-    if run.gpu is not None:
-        tally.paths.setdefault(tensor.name, set()).add(PATHS[llama.name])
-        tally.quantizers.check(result, llama, gemm.x, judged.llama_bytes, tensor, gemm.first_row)
-    judged.judge()
-    if result.diagnosis is None and judged.wrong is not None and tally.diagnoses:
-        tally.diagnoses -= 1
-        result.diagnosis = judged.diagnosis()
     if judged.kernel.name != run.kernel.name and not isinstance(fmt, ElementFormat):  # one of a family
         chosen = f"GEMMs by {judged.kernel.name}"
         result.figures[chosen] = result.figures.get(chosen, 0) + 1
@@ -229,11 +255,32 @@ def _one_gemm(
          "M": len(gemm.x), "N": len(rows), "K": tensor.k, "by": judged.kernel.name,
          "llama.cpp as": llama.name,
          "kernel": judged.utilisation["kernel"], "llama.cpp": judged.utilisation[judged.llama_name],
-         "same activations": judged.utilisation["kernel on llama.cpp's activations"], "gap NMSE": judged.gap,
+         "same activations": judged.utilisation["kernel on llama.cpp's activations"],
+         "other M": judged.utilisation["kernel at other M"], "gap NMSE": judged.gap,
          "failures": result.n_failures - failed}
     )  # fmt: skip
     if not isinstance(fmt, ElementFormat):
         tally.gaps.setdefault("" if run.gpu is None else llama.name, []).append(judged.gap)
+
+
+class _Wrong(NamedTuple):
+    """An output that is wrong.
+
+    Args:
+        who: whose, at which M where it is not the prompt's.
+        y: float32[M, N].
+        x, bytes: the activations that the kernel took, and as its definition takes them.
+        ordered: the order whose bits are required.
+        m, n: token and row of the first wrong element, the first row's.
+    """
+
+    who: str
+    y: npt.NDArray[np.float32]
+    x: npt.NDArray[Any]
+    bytes: npt.NDArray[np.uint8]
+    ordered: int
+    m: int
+    n: int
 
 
 class _Judged:
@@ -251,8 +298,10 @@ class _Judged:
         self.own_bytes = self.semantics.bytes_of(gemm.x)
         self.shared_bytes = llama_activations(self.semantics, fmt, gemm, self.llama)
         self.utilisation: dict[str, float] = {}
-        #: The kernel's first wrong output float32[M, N], the activations that it took, and (m, n) of a wrong element.
-        self.wrong: tuple[npt.NDArray[np.float32], npt.NDArray[Any], tuple[int, int]] | None = None
+        #: The kernel's first wrong output, and what is to blame for its elements that were looked at.
+        self.wrong: _Wrong | None = None
+        self.blames: list[Blame] = []
+        self.bad = self.outside = np.zeros((0, 0), bool)
         self.gap = 0.0
         ours = round_to(fmt.name, gemm.x) if isinstance(fmt, ElementFormat) else gemm.x
         differing = self.differing = int((self.llama.bytes_of(ours) != self.llama_bytes).any(axis=1).sum())
@@ -301,13 +350,15 @@ class _Judged:
                 )
             )  # fmt: skip
 
-    def judge(self) -> None:
+    def judge(self, near: Nearness) -> None:
+        """Raises KernelFault of an oracle."""
         step = max(1, CHUNK_OUTPUTS // len(self.gemm.x))
         gap, energy = 0.0, 0.0
         own = self.semantics
         for start in range(0, len(self.rows), step):
             span = slice(start, start + step)
             exact_own = self._product(own, span, self.own_bytes, self.kernel.ordered)
+            near.add(own, self.fmt, self.rows[span], self.own_bytes, exact_own)
             if self.llama is own and not self.differing:  # one definition, the same activations
                 exact_llama = exact_shared = replace(exact_own, ordered=None)
             else:
@@ -328,6 +379,7 @@ class _Judged:
             gap += float(((exact_own.exact - exact_llama.exact) ** 2).sum())
             energy += float((exact_llama.exact**2).sum())
         self.gap = gap / energy if energy else 0.0
+        near.judge(self.tensor)
 
     def _product(self, semantics: Semantics, span: slice, x: npt.NDArray[np.uint8], ordered: int) -> Product:
         return product(semantics, self.fmt, self.rows[span], x, ordered, self.run.options.threads)
@@ -338,34 +390,71 @@ class _Judged:
     ) -> None:  # fmt: skip
         """Judge one output on activations x; `values` are what they were quantized from, where the kernel did that."""
 
-        def block_of(m: int, n: int) -> int | None:
+        taken = x if values is None else values[: len(y)]
+        ordered = self._kernel_for(len(y))[0].ordered if expected.ordered is not None else False
+
+        def block_of(m: int, n: int) -> Blame | None:
             kernel, weights = self._kernel_for(len(y))
-            row = x[m] if values is None else values[m]
-            return first_wrong_block(kernel, weights, self.rows, span.start + n, row, len(y))
+            found = blame(kernel, weights, self.rows, span.start + n, taken, m, ordered)
+            if found is not None and self.wrong is None:  # of the output that the diagnosis is about
+                self.blames.append(found)
+            return found
 
         part = np.ascontiguousarray(y[:, span])
-        blame = None if who == self.llama_name else block_of
+        of_kernel = who != self.llama_name
         judgement = judge_output(
-            self.result, who, self.tensor, part, expected, semantics, x, blame, self.gemm.first_row + span.start, None,
-            detail,
+            self.result, who, self.tensor, part, expected, semantics, x, block_of if of_kernel else None,
+            self.gemm.first_row + span.start, None, detail,
         )  # fmt: skip
-        if blame is not None and not judgement.passed and self.wrong is None:
-            m, n = (int(i) for i in np.argwhere(judgement.bad)[0])
-            self.wrong = y, x if values is None else values[: len(y)], (m, span.start + n)
+        if of_kernel and not judgement.passed and self.wrong is None:
+            n, m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
+            self.wrong = _Wrong(f"{who}{detail}", y, taken, x, ordered, m, span.start + n)
         self.utilisation[who] = max(self.utilisation.get(who, 0.0), judgement.utilisation)
 
+    def heat_map(self) -> dict[str, Any]:
+        """Utilisation of the first wrong output, over all its rows and tokens.
+
+        Also says what is wrong of it, `bad`, and of that what is not only in its bits, `outside`; bool[M, N].
+        """
+        assert self.wrong is not None
+        y = self.wrong.y
+        grid = Map(*y.shape)
+        self.bad, self.outside = np.zeros(y.shape, bool), np.zeros(y.shape, bool)
+        step = max(grid.rows, CHUNK_OUTPUTS // len(y) // grid.rows * grid.rows)
+        for start in range(0, len(self.rows), step):
+            span = slice(start, start + step)
+            expected = self._product(self.semantics, span, self.wrong.bytes, self.wrong.ordered)
+            part = np.ascontiguousarray(y[:, span])
+            self.bad[:, span] = judge(part, expected).bad
+            self.outside[:, span] = judge(part, replace(expected, ordered=None)).bad & np.isfinite(expected.exact)
+            grid.add(start, utilisation(part, expected), self.bad[:, span])
+        place = {"tensor": self.tensor.name, "where": label(self.tensor, self.gemm.first_row), "who": self.wrong.who}
+        return {**place, **grid.as_dict()}
+
     def diagnosis(self) -> dict[str, Any] | None:
-        """What explains the first wrong output; None where there is none or it is wrong in its order alone."""
-        if self.wrong is None:
+        """What explains the first wrong output; None where nothing can be replayed, as without finite exact values."""
+        assert self.wrong is not None
+        _, y, x, _, _, m, n = self.wrong
+        if not self.bad.size:
+            self.heat_map()
+        words = [*pattern(self.bad), *along_k(self.blames)]
+        if self.outside.any():
+            at_n, at_m = (int(i) for i in np.argwhere(self.outside.T)[0])
+            kernel, threads = self._kernel_for(len(y))[0], self.run.options.threads
+            found = diagnose_kernel(kernel, self.fmt, self.semantics, self.rows, x, y, (at_m, at_n), threads)
+            if not found.wrong:
+                return None
+            found = replace(found, wrong=int(self.bad.sum()), outputs=self.bad.size, pattern=tuple(words))
+            said = found.as_dict()
+        elif self.wrong.ordered:
+            said = {**Diagnosis(int(self.bad.sum()), self.bad.size).as_dict(), "verdict": ORDER}
+            said["lines"] = [_OF_ORDER, *words]
+        else:
             return None
-        y, x, at = self.wrong
-        found = diagnose_kernel(
-            self._kernel_for(len(y))[0], self.fmt, self.semantics, self.rows, x, y, at, self.run.options.threads,
-            [f.block for f in self.result.failures if f.tensor == self.tensor.name and f.block is not None],
-        )  # fmt: skip
-        if not found.wrong:
-            return None
-        return {"tensor": self.tensor.name, "where": where(self.tensor, self.gemm.first_row), **found.as_dict()}
+        return {
+            "tensor": self.tensor.name, "where": label(self.tensor, self.gemm.first_row), "who": self.wrong.who,
+            "row": n, "token": m, "block": self.blames[0].block if self.blames else None, **said,
+        }  # fmt: skip
 
     def _directly(self, span: slice, shared: Product, llama: Product) -> None:
         """Kernel against llama.cpp on the same activation bytes, without an oracle between them.

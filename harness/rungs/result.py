@@ -76,6 +76,8 @@ class RungResult:
         notes: what a reader should know, a line each.
         details: one record a tensor, GEMM or token.
         diagnosis: what explains the first wrong GEMM, and where: `harness.diagnosis.Diagnosis.as_dict`.
+        heat_map: utilisation of the first wrong GEMM, on a grid: tensor, where, who, and what
+            `harness.diagnosis.Map.as_dict` holds.
         fault: why the environment broke the rung off (llama.cpp died, say), where it did.
         seconds: how long it took.
     """
@@ -92,6 +94,7 @@ class RungResult:
     notes: list[str] = field(default_factory=list)
     details: list[dict[str, Any]] = field(default_factory=list)
     diagnosis: dict[str, Any] | None = None
+    heat_map: dict[str, Any] | None = None
     fault: str | None = None
     seconds: float = 0.0
 

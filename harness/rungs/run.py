@@ -79,6 +79,13 @@ class Run:
     def versions(self) -> dict[str, Any]:
         return self.library.versions()
 
+    @property
+    def reference(self) -> str:
+        """Where llama.cpp runs, in words, once `library` does."""
+        if self.gpu is None:
+            return "CPU"
+        return f"CUDA on {self.gpu.name}, compute capability {self.gpu.sm / 10:.1f}, all layers, fusion off"
+
     @cached_property
     def session(self) -> Session:
         """A llama.cpp process with the model. Raises LlamaRefused."""
@@ -93,7 +100,7 @@ class Run:
     def semantics(self, fmt: WeightFormat) -> Semantics:
         """The declared semantics of what multiplies such weights: the run's kernel, or, where they are not quantized,
         that of their type."""
-        return SEMANTICS[fmt.name.lower() if isinstance(fmt, ElementFormat) else self.kernel.semantics]
+        return SEMANTICS[fmt.name.lower()] if isinstance(fmt, ElementFormat) else self.kernel.definition
 
     def uncovered(self, tensor: Tensor) -> str | None:
         """Why a matrix cannot be multiplied, or None where it can."""

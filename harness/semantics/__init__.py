@@ -1,11 +1,24 @@
 """Definitions of the quantized product, their exact oracles, and the gates that judge an output against them."""
 
-from .definitions import F32, Q8_0_CPU, Q8_1_CPU, Q8_1_RAW, SEMANTICS, Semantics, llama_cpu_semantics
+from .definitions import (
+    F32,
+    OWN,
+    Q8_0_CPU,
+    Q8_1_CPU,
+    Q8_1_RAW,
+    SEMANTICS,
+    Oracle,
+    Semantics,
+    by_oracle,
+    llama_cpu_semantics,
+    quantized_inside,
+)
 from .gates import SCORE_LIMIT, Judgement, judge
 from .oracle import UNIT_ROUNDOFF, Product, exact_result, gamma, product
 
 __all__ = [
     "F32",
+    "OWN",
     "Q8_0_CPU",
     "Q8_1_CPU",
     "Q8_1_RAW",
@@ -13,11 +26,14 @@ __all__ = [
     "SEMANTICS",
     "UNIT_ROUNDOFF",
     "Judgement",
+    "Oracle",
     "Product",
     "Semantics",
+    "by_oracle",
     "exact_result",
     "gamma",
     "judge",
     "llama_cpu_semantics",
     "product",
+    "quantized_inside",
 ]

@@ -7,9 +7,11 @@ format's offset is applied to the integer codes (then m_w is not used) or reache
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, BlockFormat, ElementFormat, WeightFormat
 from .activations import (
@@ -23,8 +25,20 @@ from .activations import (
     encode_q8_k,
 )
 
+Doubles = npt.NDArray[np.float64]
+
 _OFFSET_FORMATS = frozenset({"Q4_0", "Q5_0"})
 _MIN_FORMATS = frozenset({"Q4_1", "Q5_1"})
+
+
+class Oracle(Protocol):
+    """The exact result that somebody else's kernel means to compute, as two matrices: y = a·wᵀ, in L columns."""
+
+    def weights(self, fmt: BlockFormat, rows: Bytes) -> Doubles:
+        """float64[n, L] of weights uint8[n, row bytes]. Raises KernelFault."""
+
+    def activations(self, x: Bytes) -> Doubles:
+        """float64[M, L] of activations uint8[M, row bytes] as the kernel takes them. Raises KernelFault."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,9 @@ class Semantics:
         source: who computes so.
         zero_apart: the zero point of codes may be multiplied by the activations' codes apart, in lanes where the two
             parts do not cancel, as llama.cpp's SIMD code does.
+        inside: the definition of a kernel that takes float32 activations and quantizes them itself; its products are
+            that one's, of what its `encode` gives.
+        oracle: what says the exact result, where none of the above does.
     """
 
     name: str
@@ -54,6 +71,8 @@ class Semantics:
     source: str
     zero_apart: bool = False
     half_scales: frozenset[str] = frozenset()
+    inside: Semantics | None = None
+    oracle: Oracle | None = None
 
     def bytes_of(self, x: Floats) -> Bytes:
         """Activations float32[M, K] as its products take them, uint8[M, row bytes]."""
@@ -126,6 +145,24 @@ SEMANTICS: dict[str, Semantics] = {
     s.name: s
     for s in (F32, Q8_1_RAW, Q8_1_HALF, MMQ, MMQ_D4, Q8_0_CPU, Q8_1_CPU, Q8_K_CPU, F16, BF16)
 }  # fmt: skip
+
+#: Definitions whose s is the sum of raw values, rounded to half.
+RAW_SUMS = frozenset(s.name for s in (Q8_1_RAW, Q8_1_HALF, MMQ))
+#: The name of definitions that are somebody else's.
+OWN = "own"
+
+
+def quantized_inside(semantics: Semantics) -> Semantics:
+    """The same definition of kernels that take float32 activations."""
+    return replace(semantics, activations=None, encode=None, inside=semantics)
+
+
+def by_oracle(oracle: Oracle, takes: Semantics) -> Semantics:
+    """A definition of its own, of kernels that take activations as another definition has them."""
+    return Semantics(
+        OWN, takes.activations, takes.encode, frozenset(), frozenset(), "what an oracle of its author says",
+        "its author", oracle=oracle,
+    )  # fmt: skip
 
 
 def llama_cpu_semantics(fmt: WeightFormat) -> Semantics:

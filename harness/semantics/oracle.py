@@ -11,9 +11,11 @@ groups of 16 where these have a scale of their own), in float64:
             where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S)
 
 z is the zero point of formats whose codes have one, where a definition lets it be multiplied apart, else 0:
-|q_w + z| + z is at most |q_w| + 2z. The bound holds for any order of summation (Higham, "Accuracy and Stability of
-Numerical Algorithms", 2nd ed., §3.1 and §4.2); its inner sum is per element because SIMD code splits a block over lanes
-which cancel only later.
+|q_w + z| + z is at most |q_w| + 2z. A product that underflows loses up to η = 2^-150 beside, times what it is then
+multiplied by: where 0 < |d_w·d_a| < 2^-126 (scales that are no halves), η·(Σ(|q_w| + 2z)·|q_a| + |d_w| + |d_a| + 64)
+for the term in any order of its factors; of values, η each. The bound holds for any order of summation (Higham,
+"Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.1 and §4.2); its inner sum is per element because SIMD
+code splits a block over lanes which cancel only later.
 The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
 within half an ulp: a score against it stays small at any row length, where the bound grows loose. L[b] stands for what
 correct code carries that cancels only later: the integer products and the m·s terms may be summed apart, so the squares
@@ -23,17 +25,30 @@ least a[b]²/32 a block, where a[b] is the block's term of the bound.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import KernelFault
 from ..formats import BlockFormat, ElementFormat, WeightFormat
-from .definitions import Semantics
+from .definitions import RAW_SUMS, Oracle, Semantics
 from .elements import element_product, exact_elements
-from .rounding import add_rounded, chain_rounded
-from .sums import EXTRA_ROUNDINGS, UNIT_ROUNDOFF, Doubles, Floats, Product, concatenated, gamma, spread_of, walk
+from .rounding import SMALLEST_NORMAL, add_rounded, chain_rounded
+from .sums import (
+    EXTRA_ROUNDINGS,
+    UNDERFLOW,
+    UNIT_ROUNDOFF,
+    Doubles,
+    Floats,
+    Product,
+    concatenated,
+    gamma,
+    spread_of,
+    walk,
+)
 
 __all__ = ["UNIT_ROUNDOFF", "Product", "exact_result", "gamma", "product"]
 
@@ -41,6 +56,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Elements of one (nb, M, n) working array (measured: smaller ones cost calls, larger ones leave the cache).
 _TILE = 1 << 17
+#: Values of a term of an oracle that is the kernel's own; values of its weights that are held at a time.
+_OWN_TERM, _OWN_VALUES = 32, 1 << 24
 
 
 def product(
@@ -62,9 +79,17 @@ def product(
 
     Returns:
         a Product of `[M, N]` arrays.
+
+    Raises KernelFault where the definition is an oracle of the kernel's author, and that breaks its contract.
     """
     if isinstance(fmt, ElementFormat):
         return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), bool(ordered), threads)
+    if semantics.inside is not None:
+        of_blocks = product(semantics.inside, fmt, w, _encoded(semantics, x), ordered, threads)
+        slack = _of_sums(semantics.inside, fmt, w, x)
+        return replace(of_blocks, bound=of_blocks.bound + slack, spread=of_blocks.spread + slack)
+    if semantics.oracle is not None:
+        return _own_product(semantics.oracle, fmt, w, x, threads)
     tile = _f32_tile if semantics.activations is None else _block_tile
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
@@ -130,7 +155,9 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     if fmt.name in semantics.half_products:
         scale = scale.astype(np.float16).astype(np.float64)
     first = scale * sums
-    magnitude = np.abs(scale) * np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if semantics.zero_apart else 0))
+    codes = np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if semantics.zero_apart else 0))
+    magnitude = np.abs(scale) * codes
+    lost = _lost(scale, codes, d, x.d)
     second: Doubles | None = None
     factor: Doubles | None = None
     total: Doubles | None = None
@@ -142,7 +169,9 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     elif fmt.has_min:
         factor, total = x.d * least, x.q.sum(axis=-1, keepdims=True).astype(np.float64)
         second = factor * total
-        magnitude += np.abs(factor) * x.q_abs.sum(axis=-1, keepdims=True)
+        codes = x.q_abs.sum(axis=-1, keepdims=True)
+        magnitude += np.abs(factor) * codes
+        lost = lost + _lost(factor, codes, least, x.d)
     result = None
     if ordered:
         if second is not None and fmt.offset and fmt.name not in semantics.half_products:
@@ -162,8 +191,16 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     if second is not None:
         carried += walk(first)[1] + walk(second)[1]
     added = nb if second is None else 2 * nb
-    bound = gamma(added + EXTRA_ROUNDINGS) * magnitude.sum(axis=0)
-    return Product(exact, bound, spread_of(term, carried, magnitude**2 / values, 1), result)
+    bound = gamma(added + EXTRA_ROUNDINGS) * magnitude.sum(axis=0) + lost
+    return Product(exact, bound, spread_of(term, carried, magnitude**2 / values, 1) + lost, result)
+
+
+def _lost(scale: Doubles, codes: Floats, d_w: Doubles, d_a: Doubles) -> Doubles | float:
+    """What products of d_w, d_a and sums of codes that underflow may lose, [M, n] of [nb, M, n]."""
+    tiny = (scale != 0) & (np.abs(scale) < SMALLEST_NORMAL)
+    if not tiny.any():
+        return 0.0
+    return np.asarray((tiny * UNDERFLOW * (codes + np.abs(d_w) + np.abs(d_a) + 64)).sum(axis=0))
 
 
 def _by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
@@ -186,17 +223,77 @@ def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered
         result = np.zeros((len(a), n), np.float32)
         for i in range(k):
             result = add_rounded(np.multiply.outer(a[:, i], values[:, i]), result)
-    size = term_values(fmt)
+    return _of_values(a, values, term_values(fmt), result)
+
+
+def _of_values(a: Doubles, w: Doubles, size: int, ordered: Floats | None = None) -> Product:
+    """The product of values float64[M, K] and float64[n, K], in terms of so many."""
     by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
-    w_by_block = values.reshape(n, -1, size).transpose(1, 2, 0)
+    w_by_block = w.reshape(len(w), -1, size).transpose(1, 2, 0)
     term = np.matmul(by_block, w_by_block)
     exact, carried = walk(term)
     spread = spread_of(term, carried, np.matmul(by_block**2, w_by_block**2), size)
-    bound = gamma(k + EXTRA_ROUNDINGS) * (np.abs(a) @ np.abs(values).T)
-    return Product(exact, bound, spread, result)
+    magnitude = np.abs(a) @ np.abs(w).T
+    lost = (magnitude > 0) * UNDERFLOW * a.shape[1]
+    bound = gamma(a.shape[1] + EXTRA_ROUNDINGS) * magnitude + lost
+    return Product(exact, bound, spread + lost, ordered)
 
 
-def _exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
+def _encoded(semantics: Semantics, x: Bytes) -> Bytes:
+    """What the kernel is to make of float32 bytes uint8[M, 4·K]."""
+    assert semantics.inside is not None
+    return semantics.inside.bytes_of(np.ascontiguousarray(x).view(np.float32))
+
+
+def _of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Doubles | float:
+    """What a kernel's own sums s may move the result by, float64[M, N], x being float32 bytes: where Σx of a block is
+    so near the middle of two halves that the order of its float32 additions decides which one s is."""
+    if semantics.name not in RAW_SUMS or not semantics.uses_sum(fmt):
+        return 0.0
+    values = np.ascontiguousarray(x).view(np.float32).reshape(len(x), -1, 32).astype(np.float64)
+    total, error = values.sum(axis=-1), gamma(32) * np.abs(values).sum(axis=-1)
+    with np.errstate(all="ignore"):
+        low, high = ((total + sign * error).astype(np.float16).astype(np.float64) for sign in (-1, 1))
+        apart = np.nan_to_num(high - low, posinf=0.0)  # [M, nb]; what overflows is not finite anyway
+        if not apart.any():
+            return 0.0
+        least = _by_term(fmt, fmt.minima(w.reshape(len(w), -1, fmt.block_bytes)))[:, 0]  # [nb, N]
+        if fmt.name in semantics.half_scales:
+            least = least.astype(np.float16).astype(np.float64)
+        return np.asarray(apart @ np.abs(np.nan_to_num(least)))
+
+
+def _own_product(oracle: Oracle, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int) -> Product:
+    """By the rule of `f32`, which holds for any order of L products. Raises KernelFault."""
+    given = oracle.activations(x)
+    a = _padded(given)
+    step = max(1, _TILE // max(1, len(a) * a.shape[1] // _OWN_TERM))
+    parts: list[Product] = []
+    for values in map(_padded, _own_weights(oracle, fmt, w, given.shape[1])):
+        tiles = [values[start : start + step] for start in range(0, len(values), step)]
+        with np.errstate(all="ignore"), ThreadPoolExecutor(threads) as pool:
+            parts += pool.map(lambda tile: _of_values(a, tile, _OWN_TERM), tiles)
+    return concatenated(parts)
+
+
+def _own_weights(oracle: Oracle, fmt: BlockFormat, w: Bytes, columns: int) -> Iterator[Doubles]:
+    """Some rows after the other, float64[n, L], L being that of the activations. Raises KernelFault."""
+    rows = max(1, _OWN_VALUES // columns)
+    for start in range(0, len(w), rows):
+        values = oracle.weights(fmt, w[start : start + rows])
+        if values.shape[1] != columns:
+            raise KernelFault(
+                f"the kernel's oracle gives weights of {values.shape[1]} columns and activations of {columns}"
+            )
+        yield values
+
+
+def _padded(values: Doubles) -> Doubles:
+    """Columns of zeros up to whole terms."""
+    return np.pad(values, ((0, 0), (0, -values.shape[1] % _OWN_TERM)))
+
+
+def exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
     """d·q + m of uint8[..., block_bytes], float64[..., block_size], without the rounding of a decoded value."""
     q = fmt.codes(blocks).astype(np.float64)
     q = q.reshape(*q.shape[:-1], fmt.groups, fmt.group)
@@ -209,6 +306,11 @@ def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, th
     """Only the exact result of `product`, float64[M, N], by two matrix products: for passes that judge nothing."""
     if isinstance(fmt, ElementFormat):
         return exact_elements(fmt.name, w, np.ascontiguousarray(x).view(np.float32), threads)
+    if semantics.inside is not None:
+        return exact_result(semantics.inside, fmt, w, _encoded(semantics, x), threads)
+    if semantics.oracle is not None:
+        own = semantics.oracle.activations(x)
+        return np.concatenate([own @ v.T for v in _own_weights(semantics.oracle, fmt, w, own.shape[1])], axis=1)
     if semantics.half_products or semantics.half_scales:  # rounded inside a block: no matrix product gives it
         return product(semantics, fmt, w, x, threads=threads).exact
     n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size
@@ -229,7 +331,7 @@ def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, th
             if semantics.activations is None:
                 return np.asarray(a @ fmt.decode(blocks).reshape(len(blocks), k).astype(np.float64).T)
             if s is None:
-                return np.asarray(a @ _exact_weights(fmt, blocks).reshape(len(blocks), k).T)
+                return np.asarray(a @ exact_weights(fmt, blocks).reshape(len(blocks), k).T)
             values = fmt.codes(blocks) * fmt.scale(blocks).astype(np.float64)[..., None]
             minimum = fmt.minimum(blocks).astype(np.float64)
             return np.asarray(a @ values.reshape(len(blocks), k).T + s @ minimum.T)

@@ -26,6 +26,11 @@ def overflow_reason(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes)
         bad = ~fmt.finite(blocks)
     if bad.any():
         return f"the scale or minimum of weight block {int(np.argmax(bad))} is not finite"
+    inside = semantics.inside
+    if inside is not None:
+        if not np.isfinite(x.view(np.float32)).all():
+            return "an activation is not finite"
+        semantics, x = inside, inside.bytes_of(x.view(np.float32)[None])[0]
     activations = semantics.activations
     if activations is None:
         return None if np.isfinite(x.view(np.float32)).all() else "an activation is not finite"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 _TIE_MASK = np.int64(0x1FFFFFFF)
 _TIE = np.int64(0x10000000)
-_SMALLEST_NORMAL = 2.0**-126
+SMALLEST_NORMAL = 2.0**-126
 
 
 def add_rounded(product: npt.NDArray[np.float64], acc: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -67,7 +67,7 @@ def chain_rounded(
 def _suspicious(total: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Sums that a second rounding might get wrong."""
     looks_like_tie = (total.view(np.int64) & _TIE_MASK) == _TIE
-    return np.asarray(looks_like_tie | ((np.abs(total) < _SMALLEST_NORMAL) & (total != 0)))
+    return np.asarray(looks_like_tie | ((np.abs(total) < SMALLEST_NORMAL) & (total != 0)))
 
 
 def _sum_error(

@@ -12,6 +12,8 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 UNIT_ROUNDOFF = 2.0**-24
+#: The most that a result below the normal numbers is rounded by: half their spacing.
+UNDERFLOW = 2.0**-150
 #: Roundings beside those of the terms: lanes are added, results converted.
 EXTRA_ROUNDINGS = 8
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import floor, isfinite, log10
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
@@ -18,6 +18,8 @@ from ...container.text import printable
 STEPS = 9
 #: Lines and columns of a heat map; more are put together.
 MOST_LINES, MOST_COLUMNS = 64, 24
+#: Wrong cells of a GEMM that say where they are; all are drawn.
+MOST_TITLES = 100
 
 
 class Gemm(NamedTuple):
@@ -144,6 +146,34 @@ def _svg(kind: str, width: int, height: int, title: str, told: str, parts: Seque
         f"<title>{escape(title)}</title><desc>{escape(told)}</desc>"
         + "".join(parts) + "</svg>"
     )  # fmt: skip
+
+
+def outputs_map(made: Mapping[str, Any]) -> Markup:
+    """The first wrong GEMM, tokens down and rows across: `heat_map` of the layers rung's JSON report."""
+    size, left, top = 11, 64, 26
+    out = [f'<text class="lab" x="{left}" y="14">row 0 to {made["N"] - 1:,}</text>']
+    out += [f'<text class="lab" x="{left - 8}" y="{top + 9}" text-anchor="end">token 0</text>']
+    boxes: dict[str, list[str]] = {}
+    crosses, told, shown = [], [], 0
+    for i, (values, bad) in enumerate(zip(made["utilisation"], made["wrong"], strict=True)):
+        for j, (value, n) in enumerate(zip(values, bad, strict=True)):
+            x, y, used = left + j * size, top + i * size, float(value)  # float: also of "NaN" and "Infinity"
+            shown += 1
+            box = f"M{x} {y}h{size - 1}v{size - 1}h-{size - 1}z"
+            boxes.setdefault(shade(used, bool(n)), []).append(box)
+            if n:
+                row, token = j * made["rows_per_cell"], i * made["tokens_per_cell"]
+                crosses.append(f"M{x + 2} {y + 2}l6 6m0 -6l-6 6")
+                told.append(
+                    f'<path class="seen" d="{box}"><title>token {token}, row {row}: {short(used)}</title></path>'
+                )
+    out += [f'<path class="{look}" d="{"".join(parts)}"/>' for look, parts in boxes.items()]
+    out += [f'<path class="mark" d="{"".join(crosses)}"/>', *told[:MOST_TITLES]]
+    width = left + size * max(map(len, made["utilisation"])) + 8
+    each = f"{made['tokens_per_cell']} × {made['rows_per_cell']} outputs (tokens × rows)"
+    said = f"{made['M']:,} tokens by {made['N']:,} rows, a cell {each}; {len(crosses):,} of {shown:,} cells are wrong."
+    title = f"Utilisation of {printable(made['where'], 64)}, {printable(made['who'], 64)}"
+    return _svg("heat", max(width, 200), top + size * len(made["utilisation"]) + 8, title, said, out)
 
 
 # ---- histogram -------------------------------------------------------------------------------------------------------

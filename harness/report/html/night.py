@@ -17,7 +17,7 @@ from .charts import Point
 from .run import Run
 
 #: Runs shown whole; failures and x-rays of each; rows of GEMMs; heat maps; trends of cells. More are counted.
-MOST_RUNS, MOST_FAILURES, MOST_XRAYS, MOST_GEMMS, MOST_MAPS, MOST_TRENDS = 25, 20, 4, 3000, 12, 200
+MOST_RUNS, MOST_FAILURES, MOST_XRAYS, MOST_GEMMS, MOST_MAPS, MOST_TRENDS = 20, 20, 4, 3000, 12, 200
 
 
 class RungOfNight(NamedTuple):

@@ -74,6 +74,7 @@ class Run:
     n_failures: int
     unverified: Sequence[tuple[str, str, str]]  # rung, name, why
     diagnoses: Sequence[tuple[str, Sequence[str]]]
+    wrong_map: Markup | None
     heat: Markup | None
     histograms: Sequence[tuple[str, Markup]]
     gemms: Sequence[Mapping[str, Any]]
@@ -114,6 +115,7 @@ def of(report: Mapping[str, Any], failures: int = 80, xrays: int = 40) -> Run:
         rungs=[_rung(r) for r in rungs],
         failures=_failures(rungs, kinds, xrays)[:failures], n_failures=total,
         unverified=[(r["name"], u["name"], u["why"]) for r in rungs for u in r["unverified"]],
+        wrong_map=charts.outputs_map(layers["heat_map"]) if layers and layers.get("heat_map") else None,
         diagnoses=[(r["diagnosis"]["tensor"], r["diagnosis"]["lines"]) for r in rungs if r.get("diagnosis")],
         heat=charts.heat_map(_heat(gemms, layers), "Worst utilisation of the kernel by layer and matrix"),
         histograms=_histograms(gemms), gemms=gemms[:MOST_ROWS], n_gemms=len(gemms),
