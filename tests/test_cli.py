@@ -19,6 +19,7 @@ import pytest
 from harness.hosts.cupy_host import gpu_fault
 from harness.reference import Llama
 
+from .nights import validator
 from .tools import FIXTURES, ROOT, patched, patched_block
 
 SCRIPT = ROOT / "scripts" / "verify_model.py"
@@ -40,8 +41,8 @@ def assert_one_line(done: subprocess.CompletedProcess[str], code: int, said: str
 
 
 def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
-    out = tmp_path / "report.json"
-    done = cli(Q4_0, "-p", "Once upon a time", "-n", 8, "--host", "cpu", "--json", out)
+    out, page = tmp_path / "report.json", tmp_path / "report.html"
+    done = cli(Q4_0, "-p", "Once upon a time", "-n", 8, "--host", "cpu", "--json", out, "--html", page)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -55,6 +56,9 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     assert [r["name"] for r in report["rungs"]] == ["bytes", "blocks", "layers", "tokens"]
     assert len(report["rungs"][2]["details"]) == 22
     assert report["header"]["sha256"][0] in text
+    validator("run").validate(report)
+    assert ">Verified</h1>" in page.read_text()
+    assert report["header"]["sha256"][0] in page.read_text()
 
 
 def test_verbose_has_a_line_for_each_gemm() -> None:
@@ -67,9 +71,13 @@ def test_verbose_has_a_line_for_each_gemm() -> None:
 def test_a_failure_says_how_to_repeat_it(tmp_path: Path) -> None:
     path = patched_block(Q4_0, tmp_path / "nan.gguf", "blk.0.attn_q.weight", 9, 3, 0, b"\x00\x7e")
     out = tmp_path / "r.json"
-    done = cli(path, "--rungs", "bytes", "--json", out)
+    page = tmp_path / "r.html"
+    done = cli(path, "--rungs", "bytes", "--json", out, "--html", page)
     assert done.returncode == 1
     assert "blk.0.attn_q.weight row 9 block 3" in done.stdout
+    validator("run").validate(json.loads(out.read_text()))
+    assert "<code>00 7e</code>" in page.read_text()
+    assert "<b>nan</b>" in page.read_text()
     assert "block at byte" in done.stdout
     assert f"repeat with: verify_model.py {path} --rungs bytes" in done.stdout
     assert json.loads(out.read_text())["rungs"][0]["failures"][0]["block_hex"].startswith("007e")
@@ -179,6 +187,10 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
         (["-f", "/no/such/prompt"], "cannot read the prompt"),
         (["--rungs", "bytes", "--json", "/no/such/folder/r.json"], "cannot write"),
         (["--rungs", "bytes", "--json", "model.gguf"], "would overwrite a model"),
+        (["--rungs", "bytes", "--html", "/no/such/folder/r.html"], "cannot write"),
+        (["--rungs", "bytes", "--html", "model.gguf"], "--html would overwrite a model"),
+        (["--rungs", "bytes", "--json", "r", "--html", "./r"], "name the same file"),
+        (["--identify", "--html", "r.html"], "--html shows the rungs"),
         (["--rungs", "bytes", "--json", str(Q4_0)], "would overwrite a model"),
         (["-p", "\udcff"], "the prompt is not UTF-8"),
     ],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
 import re
+import zlib
 from pathlib import Path
 
 import numpy as np

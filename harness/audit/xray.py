@@ -373,13 +373,7 @@ def xray(
         raise ValueError(f"values of shape {theirs.shape} for a block of {n}")
     what = "block" if tensor.type.quantized else "window"
     kind, flat = tensor.type, row * grid(tensor).per_row + block
-    fmt = _COVERED.get(kind.name)
-    if fmt is not None:
-        read = _of_block(fmt, content, start)
-    elif kind.name in ELEMENTS:
-        read = _of_elements(kind.name, content, start)
-    else:
-        read = _Reading()
+    read = read_block(kind.name, content, start)
     ours = read.values
     return XRay(
         file=str(tensor.mapped.path), part=tensor.part, tensor=tensor.name, type=kind.name, shape=tensor.shape,
@@ -416,8 +410,28 @@ def _notes(kind: str, ours: Floats | None, theirs: Floats | None) -> list[str]:
     return notes
 
 
+def read_block(kind: str, content: bytes, offset: int = 0) -> Reading:
+    """What our decode makes of a block's bytes, or of a window of elements; nothing for a type that it does not cover.
+
+    Args:
+        kind: name of the type.
+        content: the whole block, or whole elements; ValueError otherwise.
+        offset: where it stands in the file.
+    """
+    fmt = _COVERED.get(kind)
+    if fmt is not None:
+        if len(content) != fmt.block_bytes:
+            raise ValueError(f"{len(content)} bytes for a block of {fmt.block_bytes}")
+        return _of_block(fmt, content, offset)
+    if kind not in ELEMENTS:
+        return Reading()
+    if not content or len(content) * 8 % ELEMENTS[kind].item_bits:
+        raise ValueError(f"{len(content)} bytes are no elements of {kind}")
+    return _of_elements(kind, content, offset)
+
+
 @dataclass
-class _Reading:
+class Reading:
     """What our decode makes of the bytes; nothing by default. See `XRay`."""
 
     rule: str = ""
@@ -434,7 +448,7 @@ class _Reading:
     minima: tuple[float, ...] = ()
 
 
-def _of_block(fmt: BlockFormat, content: bytes, offset: int) -> _Reading:
+def _of_block(fmt: BlockFormat, content: bytes, offset: int) -> Reading:
     raw = np.frombuffer(content, np.uint8)[None]
     fields = tuple(_fields(fmt.fields, content, offset))
     with np.errstate(invalid="ignore"):  # a signalling NaN
@@ -446,14 +460,14 @@ def _of_block(fmt: BlockFormat, content: bytes, offset: int) -> _Reading:
         scale, minimum = scales[0], minima[0] if has_min else None
     computed = f"-{fmt.offset}·d" if fmt.offset else ""
     items, sources = _sources(fields, fmt.block_size)
-    return _Reading(
+    return Reading(
         fmt.rule, fields, scale, minimum, "stored" if fmt.has_min else computed,
         tuple(fmt.codes(raw)[0].tolist()), _parts(fields, fmt.block_size), items, sources, values,
         tuple(scales) if fmt.groups > 1 else (), tuple(minima) if fmt.groups > 1 and has_min else (),
     )  # fmt: skip
 
 
-def _of_elements(kind: str, content: bytes, offset: int) -> _Reading:
+def _of_elements(kind: str, content: bytes, offset: int) -> Reading:
     raw, whole = np.frombuffer(content, np.uint8), ELEMENTS[kind]
     n = len(raw) * 8 // whole.item_bits
     field = Field(whole.name, whole.dtype, n, whole.doc, each(n, *whole.layout[0].runs))
@@ -468,7 +482,7 @@ def _of_elements(kind: str, content: bytes, offset: int) -> _Reading:
     codes = tuple(bits.tolist())
     size = field.item_bits // 8
     sources = tuple(f"byte {offset + i * size:#x}" for i in range(n))
-    return _Reading(
+    return Reading(
         f"x is {whole.doc}", tuple(_fields([field], content, offset)), codes=codes, parts=tuple(parts), items=codes,
         sources=sources, values=values,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from itertools import combinations
 from pathlib import Path
 
 from ..diagnosis.model import identify_model
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let llama.cpp repack its weights (its default; it crashes on some machines)",
     )
+    add("--html", type=Path, metavar="FILE", help="also write the report as one HTML file that needs no other")
     add("-v", "--verbose", action="store_true", help="one line a tensor, GEMM and token; llama.cpp's log on stderr")
     add_common(parser)
     return parser
@@ -130,6 +132,10 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
     report = verify(args.model, args.kernel, args.host, rungs, options, spell(argv))
     rendered = json_report.render(report) if args.json is not None else None
     exit_code = deliver(text.render(report, args.verbose, shows_blocks()), args.json, rendered, report.exit_code)
+    if args.html is not None:
+        from ..report import html  # late: no other run needs templates
+
+        exit_code = save(args.html, html.render_run(json_report.to_dict(report)).encode(), exit_code)
     if args.heat_map is None:
         return exit_code
     maps = heat_map.grids(report.rungs)
@@ -151,14 +157,20 @@ def _check(args: argparse.Namespace) -> None:
         ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
     )  # fmt: skip
     check_output(args.json, args.model)
+    check_output(args.html, args.model, flag="--html")
     check_output(args.heat_map, args.model, flag="--heat-map")
+    if args.html is not None and args.identify:
+        raise UsageError("--html shows the rungs, and --identify climbs none")
     if args.heat_map is not None:
         if args.heat_map.suffix not in (".svg", ".png"):
             raise UsageError("--heat-map writes FILE.svg or FILE.png")
         if args.identify or "layers" not in _rungs(args):
             raise UsageError("--heat-map draws what the layers rung finds")
-        if args.json is not None and args.json.absolute() == args.heat_map.absolute():
-            raise UsageError("--json and --heat-map name the same file")
+    given = {"--json": args.json, "--html": args.html, "--heat-map": args.heat_map}
+    outputs = {flag: path.resolve() for flag, path in given.items() if path is not None}
+    for (flag, path), (other, also) in combinations(outputs.items(), 2):
+        if path == also:
+            raise UsageError(f"{flag} and {other} name the same file")
     if args.tensor is not None:
         try:
             re.compile(args.tensor)

@@ -1,6 +1,6 @@
 """The report as JSON: the same facts as at the terminal, and every record behind them.
 
-Schema version 1, an object with
+Schema version 1 (`harness/report/schemas/run.schema.json`), an object with
 
     schema           1
     verdict          "verified", "mismatch", "broken off" or "not everything verified"
@@ -71,7 +71,7 @@ def _rung(rung: RungResult) -> dict[str, Any]:
 def safe(value: Any) -> Any:
     """`value` as plain objects that JSON can hold: see the module."""
     if isinstance(value, dict):
-        return {str(k): safe(v) for k, v in value.items()}
+        return {safe(str(k)): safe(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [safe(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):

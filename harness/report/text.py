@@ -11,6 +11,7 @@ from ..verification import Report
 from . import heat_map
 
 _WIDTH = 110
+_HEX_DIGITS = 128
 
 
 def render(report: Report, verbose: bool = False, blocks: bool = False) -> str:
@@ -109,7 +110,7 @@ def _failures(report: Report, blocks: bool) -> Iterator[str]:
             yield f"       {numbers}"
         if f.block_hex is not None:
             part = f" of part {f.part + 1}" if f.part else ""
-            yield f"       block at byte {f.byte_offset}{part}: {f.block_hex}"
+            yield f"       block at byte {f.byte_offset}{part}: {_shortened(f.block_hex)}"
     if total > shown:
         again = len(recorded) - shown
         yield f"… {shown} of {total:,} failures shown" + (f"; {again} are of the same outputs" if again else "")
@@ -128,6 +129,10 @@ def _diagnosed(found: dict[str, Any]) -> str:
         f"DIAGNOSIS of the first wrong GEMM, {printable(found['tensor'], 64)}: {found['who']}, from row {found['row']} "
         f"token {found['token']}{block} on"
     )
+
+
+def _shortened(digits: str) -> str:
+    return digits if len(digits) <= _HEX_DIGITS else f"{digits[:_HEX_DIGITS]}… ({len(digits) // 2} bytes)"
 
 
 def _unverified(report: Report) -> Iterator[str]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_FAILURES = 20
-MAX_HEX_BYTES = 64
+#: More than the largest block has, 292 bytes of Q8_K.
+MAX_HEX_BYTES = 512
 
 #: What a rung must have checked at least one of, or it has verified nothing.
 SUBSTANCE = {
