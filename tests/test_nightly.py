@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from harness.cli import main
+from harness.cli import nightly as cli_nightly
 from harness.errors import EnvironmentFault, HarnessError, MalformedFile, UsageError
 from harness.nightly import history as history_module
 from harness.nightly import runs, variants
@@ -1185,3 +1186,25 @@ def test_real_cells_killed_and_resumed(tmp_path: Path) -> None:
     strip = [dataclasses.replace(c, rung_seconds={}) for _, c in plain(night)]  # type: ignore[misc]
     assert strip == [dataclasses.replace(c, rung_seconds={}) for _, c in plain(expected)]  # type: ignore[misc]
     assert met >= 2
+
+
+def test_reports_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The night with what changed since the one before, in every form; what cannot be written is said beforehand."""
+    monkeypatch.setattr(cli_nightly, "Settings", functools.partial(Settings, harness=STUB))
+    files = {kind: tmp_path / f"report.{kind}" for kind in ("html", "junit", "markdown", "json")}
+    options = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    path = write_config(tmp_path, story="pass")
+    assert main(["nightly", "run", str(path), *options]) == 0
+    assert json.loads(files["json"].read_text())["comparison"] is None
+    path = write_config(tmp_path, story="mismatch")
+    assert main(["nightly", "run", str(path), *options]) == 1
+    said = json.loads(files["json"].read_text())
+    assert [c["words"] for c in said["comparison"]["new_failures"]]
+    for kind in ("html", "junit", "markdown"):
+        assert "row 3 is wrong" in files[kind].read_text()
+    capsys.readouterr()
+    for wrong in (["--html", str(tmp_path / "no" / "x")], ["--html", "x", "--json", "x"], ["--json", str(path)]):
+        assert main(["nightly", "run", str(path), *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    with History(tmp_path / "nightly.sqlite") as history:
+        assert len(history.nights()) == 2

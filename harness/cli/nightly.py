@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..container import printable
-from ..errors import EXIT_UNVERIFIED, UsageError
-from ..nightly.compare import compare
+from ..errors import EXIT_ENVIRONMENT, EXIT_UNVERIFIED, UsageError, say
+from ..nightly.compare import Comparison, compare
 from ..nightly.config import read_config
 from ..nightly.history import History
 from ..nightly.noise import MOST
 from ..nightly.records import Night
 from ..nightly.runs import Settings, exit_code, run_night
+from ..report.nightly import write_reports
 from ..report.nightly_lines import comparison_lines, head, night_lines
-from .common import check_ranges, deliver, internal_errors, on_terminal
+from .common import check_output, check_ranges, deliver, internal_errors, on_terminal
+
+#: What `run` also writes.
+REPORTS = ("html", "junit", "markdown", "json")
 
 _EPILOG = """\
 exit codes
@@ -43,6 +47,8 @@ def _parser() -> argparse.ArgumentParser:
         "-j", "--jobs", type=int, metavar="N", help="cells at a time (default: as the configuration says)"
     )
     run_.add_argument("--new", action="store_true", help="begin a new night, whatever was left of the last")
+    for kind in REPORTS:
+        run_.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"also write the night's report as {kind}")
     compare_ = commands.add_parser("compare", help="what is worse, better or gone since another night")
     _add_source(compare_)
     compare_.add_argument(
@@ -79,9 +85,30 @@ def run(argv: list[str]) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.jobs is not None:
         check_ranges(("-j", args.jobs, 1, 256))
-    settings = Settings(jobs=args.jobs, new=args.new, terminal=on_terminal())
-    night = run_night(read_config(args.config), settings)
-    return _say(night_lines(night), exit_code(night))
+    config = read_config(args.config)
+    files = {kind: path for kind in REPORTS if (path := getattr(args, kind)) is not None}
+    if len({path.absolute() for path in files.values()}) < len(files):
+        raise UsageError("two reports would go to one file")
+    for kind, path in files.items():
+        check_output(path, args.config, config.history, flag=f"--{kind}")
+    night = run_night(config, Settings(jobs=args.jobs, new=args.new, terminal=on_terminal()))
+    code = exit_code(night)
+    if files:
+        with History(config.history, make=False) as history:
+            earlier = [n for n in history.nights(config=config.name) if n.number < night.number]
+            whole = history.night(night.number, reports=True)
+        try:
+            write_reports([*reversed(earlier[:MOST]), whole], _compared(earlier, whole), **files)
+        except OSError as error:
+            say(f"cannot write {printable(str(error.filename), 200)}: {error.strerror}")
+            code = code or EXIT_ENVIRONMENT
+    return _say(night_lines(night), code)
+
+
+def _compared(earlier: Sequence[Night], new: Night, old: Night | None = None) -> Comparison | None:
+    """With `old`, or the newest finished night of these; None where there is none."""
+    old = old or next((n for n in earlier if n.finished), None)
+    return None if old is None or old.number == new.number else compare(earlier[:MOST], old, new)
 
 
 def _source(args: argparse.Namespace) -> tuple[History, str | None]:
@@ -100,10 +127,9 @@ def _compare(args: argparse.Namespace) -> int:
         if new is None:
             return _say(["the history holds no night"], EXIT_UNVERIFIED)
         earlier = [n for n in nights if n.number < new.number and n.config == new.config]
-        old = _named(history, args.old) or next((n for n in earlier if n.finished), None)
-        if old is None or old.number == new.number:
-            return _say([f"there is no finished night to compare night {new.number} with"], EXIT_UNVERIFIED)
-    found = compare(earlier[:MOST], old, new)
+        found = _compared(earlier, new, _named(history, args.old))
+    if found is None:
+        return _say([f"there is no finished night to compare night {new.number} with"], EXIT_UNVERIFIED)
     return _say(comparison_lines(found), found.exit_code(args.strict))
 
 
