@@ -190,7 +190,9 @@ class Bench:
     def gate(self, subject: Subject) -> Gate:
         """The subject's gate. Raises KernelFault where the shipped kernel itself fails."""
         if subject not in self._gates:
-            made_by = Path(__file__).with_name("mutation_gate.py").read_bytes()
+            harness = Path(__file__).parents[1] / "harness"
+            asked_by = sorted([*harness.glob("rungs/*.py"), *harness.glob("semantics/*.py")])
+            made_by = b"".join(p.read_bytes() for p in [Path(__file__).with_name("mutation_gate.py"), *asked_by])
             key = hashlib.sha256(tree_hash(self.root).encode() + made_by).hexdigest()[:16]
             path = self.folder / f"gate-{subject.kernel}-{subject.fmt}-{key}.pickle"
             if path.exists():

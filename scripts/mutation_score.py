@@ -8,7 +8,7 @@
     python scripts/mutation_score.py naming | alarms     # where these parts are installed
     python scripts/mutation_score.py report              # README.md and docs/mutation.md, from docs/mutation.json
 
-Everything runs on the CPU host; nothing here was run on a GPU. Exit codes: 2 usage, 3 the environment cannot.
+Mutants run on the CPU host, alarms on either. Exit codes: 2 usage, 3 the environment cannot.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def tables(data: dict[str, Any]) -> dict[str, str]:
     for name in PARTS:
         module = part(name)
         if name in data and module is not None:
-            rows = module.rows(data[name])
+            hosts = data[name].values() if name == "alarms" else [data[name]]
+            rows = [row for figures in hosts for row in module.rows(figures)]
             made[name] = ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     return {name: "\n".join(lines) for name, lines in made.items()}
 
@@ -95,7 +96,10 @@ def _measure(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
         return 0, {"catalogue": mutation_catalogue.measure(options.work)}
     module = part(options.command)
     assert module is not None
-    return 0, {options.command: module.measure(options)}
+    figures = module.measure(options)
+    if options.command == "alarms":  # one host at a time
+        figures = report.load(options.results).get("alarms", {}) | {figures["host"]: figures}
+    return 0, {options.command: figures}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import struct
@@ -20,24 +19,10 @@ from harness.hosts.cupy_host import gpu_fault
 from harness.reference import Llama
 
 from .nights import validator
-from .tools import FIXTURES, ROOT, patched, patched_block
+from .tools import FIXTURES, ROOT, assert_one_line, cli, patched, patched_block
 
 SCRIPT = ROOT / "scripts" / "verify_model.py"
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
-
-
-def cli(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, args)]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
-
-
-def assert_one_line(done: subprocess.CompletedProcess[str], code: int, said: str) -> None:
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    assert re.search(said, done.stderr), done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert "Traceback" not in done.stderr
 
 
 def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:

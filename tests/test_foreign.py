@@ -30,8 +30,7 @@ from harness.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q
 from harness.verification import Report, verify
 
 from . import foreign_kernels
-from .test_cli import assert_one_line, cli
-from .tools import FIXTURES, ROOT
+from .tools import FIXTURES, ROOT, assert_one_line, cli
 
 KERNELS = ROOT / "tests" / "foreign_kernels.py"
 EXAMPLES = ROOT / "examples"

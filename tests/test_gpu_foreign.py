@@ -16,8 +16,7 @@ from harness.hosts import gpu_fault
 from harness.rungs import Options
 from harness.verification import Report, verify
 
-from .test_cli import cli
-from .tools import FIXTURES, ROOT
+from .tools import FIXTURES, ROOT, cli
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_fault() is not None, reason=f"no GPU: {gpu_fault()}")]
 

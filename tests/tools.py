@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -22,6 +26,20 @@ FIXTURES = ROOT / "fixtures"
 LEGACY = {name: FORMATS[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")}
 #: llama.cpp's file types (`enum llama_ftype`) of the covered formats.
 FTYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7}
+
+
+def cli(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "verify_model.py"), *map(str, args)]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], code: int, said: str) -> None:
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert re.search(said, done.stderr), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
 
 
 def altered_kernel(folder: Path, name: str, file: str, old: str, new: str) -> Kernel:

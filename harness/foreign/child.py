@@ -189,10 +189,7 @@ class PythonRunner:
 
 
 def poison_on_device(answer: Any) -> None:
-    """Overwrite an array of CuPy's or PyTorch's, so that what is not written next time is seen; as far as that can be.
-
-    This has not been tried on a GPU.
-    """
+    """Overwrite an array of CuPy's or PyTorch's, so that what is not written next time is seen; as far as that can be."""
     with contextlib.suppress(Exception):
         if hasattr(answer, "detach"):
             answer.detach().view(sys.modules["torch"].int32).fill_(int(POISON))
@@ -201,10 +198,7 @@ def poison_on_device(answer: Any) -> None:
 
 
 def as_array(answer: Any) -> npt.NDArray[Any]:
-    """An answer as NumPy's array, without a copy where that can be. Raises Fault.
-
-    What lies on a GPU has not been tried on one.
-    """
+    """An answer as NumPy's array, without a copy where that can be. Raises Fault."""
     try:
         if isinstance(answer, np.ndarray):
             return answer

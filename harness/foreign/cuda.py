@@ -297,7 +297,7 @@ class CudaRunner:
         self._said = parse(declared)
         self.declaration = self._said.of
         self._host: Host
-        if host == "gpu":  # what follows has not run on one
+        if host == "gpu":
             self._host = CupyHost()
         else:
             compiler()
