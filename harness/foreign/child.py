@@ -189,7 +189,7 @@ class PythonRunner:
 
 
 def poison_on_device(answer: Any) -> None:
-    """Overwrite an array of CuPy's or PyTorch's, so that what is not written next time is seen; as far as that can be."""
+    """Overwrite an array of CuPy's or PyTorch's, as far as can be, so that what is not written next time is seen."""
     with contextlib.suppress(Exception):
         if hasattr(answer, "detach"):
             answer.detach().view(sys.modules["torch"].int32).fill_(int(POISON))
