@@ -188,6 +188,7 @@ def test_interrupted(when: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", str(SCRIPT), str(Q4_0)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
     )  # fmt: skip
     assert process.stderr is not None
     mark = "numpy._core" if when == "importing" else "harness.reference.client"

@@ -643,7 +643,7 @@ def test_wrong_by_its_own_oracle(name: str) -> None:
     assert [r.verdict for r in report.rungs] == ["failed"] * 3
     assert report.rungs[1].failures[0].block == 0
     assert report.rungs[1].diagnosis is not None
-    assert "it computes f32, and is right as that" in report.rungs[1].diagnosis["lines"][0]
+    assert "(f32), not Q4_0 (own) as declared: it is right as that" in report.rungs[1].diagnosis["lines"][0]
 
 
 @pytest.mark.parametrize(

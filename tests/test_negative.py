@@ -205,6 +205,7 @@ def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> No
         ("q8_1_naive", "quantize/q8_1.cu", "first + 8 <= n_blocks", "first - 8 <= n_blocks"),
         ("q8_1_naive", "quantize/q8_1.cuh", "0.5f - 0x1p-15f", "0.5f - 0.0f"),
         ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "j < 3", "j < 2"),
+        ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "(outputs + 3) / 4, stride", "(outputs + 2) / 4, stride"),
         ("q8_1_wgmma", "pack/activations.cu", "at.there ? b->s : 0", "at.there ? b->s : -1"),
     ],
 )  # fmt: skip

@@ -997,7 +997,7 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_the_dependencies_of_a_variant_are_the_projects_own() -> None:
     found = {text.partition("==")[0]: text for text in variants.requirements(gpu=False)}
-    assert set(found) == {"gguf", "numpy", "tqdm"}
+    assert set(found) == {"gguf", "jinja2", "numpy", "tqdm"}
     assert all("==" in text for text in found.values())  # as they are installed here
     with_gpu = variants.requirements(gpu=True)
     assert set(with_gpu) >= set(found.values())

@@ -48,9 +48,9 @@ from .uses import not_multiplied, why_not_checked
 #: choose their code by M, so small M one by one, whole tiles, and an M past tiles of 128 that is no multiple of any.
 OTHER_M = (1, 2, 3, 4, 5, 6, 7, 8, 64, 128, 131)
 #: And, where it promises any shape, with a row and a block fewer: models have round N and K, behind which the bounds
-#: of a last tile, of a quantizer's last block or of an odd number of blocks hide. 5·(N - 1) is then three more than a
-#: multiple of 4, and the last token's codes are ties.
-CUT_M = 5
+#: of a last tile, of a quantizer's last block or of an odd number of blocks hide. M·(N - 1) is then one and three
+#: more than a multiple of 4, and the last token's codes are ties.
+CUT_M = (3, 5)
 
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
 ORDER = "another order"
@@ -339,19 +339,20 @@ class _Judged:
         n, k = max(1, len(self.rows) - 1), self.tensor.k
         k -= self.fmt.unit if k > self.fmt.unit else 0
         rows = np.ascontiguousarray(self.rows[:n, : self.rows.shape[1] * k // self.tensor.k])
-        x = np.concatenate([self.other_x[: CUT_M - 1, :k], ties_of_codes(k)])
-        taken = self.semantics.bytes_of(x)
-        kernel = self.run.kernel.of(self.fmt, len(x), n, k)
-        self._check_quantizer(x, taken)
-        weights = kernel.upload(self.fmt, rows)
-        expected = product(self.semantics, self.fmt, rows, taken, kernel.ordered, self.run.options.threads)
-        for y, how in ((kernel.product(weights, x), ""), (kernel.gemm(weights, taken), ", on their bytes")):
-            judgement = judge_output(
-                self.result, "kernel at other N and K", self.tensor, y, expected, self.semantics, taken, None,
-                self.gemm.first_row, None, f" of {n} rows and K = {k}, {len(x)} tokens{how}",
-            )  # fmt: skip
-            self.utilisation["kernel"] = max(self.utilisation.get("kernel", 0.0), judgement.utilisation)
-            self.n_cut += y.size
+        for m in CUT_M:
+            x = np.concatenate([self.other_x[: m - 1, :k], ties_of_codes(k)])
+            taken = self.semantics.bytes_of(x)
+            kernel = self.run.kernel.of(self.fmt, m, n, k)
+            self._check_quantizer(x, taken)
+            weights = kernel.upload(self.fmt, rows)
+            expected = product(self.semantics, self.fmt, rows, taken, kernel.ordered, self.run.options.threads)
+            for y, how in ((kernel.product(weights, x), ""), (kernel.gemm(weights, taken), ", on their bytes")):
+                judgement = judge_output(
+                    self.result, "kernel at other N and K", self.tensor, y, expected, self.semantics, taken, None,
+                    self.gemm.first_row, None, f" of {n} rows and K = {k}, {m} tokens{how}",
+                )  # fmt: skip
+                self.utilisation["kernel"] = max(self.utilisation.get("kernel", 0.0), judgement.utilisation)
+                self.n_cut += y.size
 
     def _kernel_for(self, m: int) -> tuple[Multiplier, Weights]:
         """What multiplies m tokens, and the weights as it takes them. Raises KernelFault."""
