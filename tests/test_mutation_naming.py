@@ -79,6 +79,7 @@ def first_of_all(*arguments: Any) -> Diagnosis:
     return found(FAULTS[0].id, wrong=right.wrong)
 
 
+@pytest.mark.slow
 def test_replays_on_real_weights() -> None:
     outcomes = naming.replayed("Q5_1", [0], every=9)
     figures = naming.tallied(outcomes)
@@ -208,6 +209,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms, "captured", lambda *a: original(*a)[:2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_no_alarms(capsys: pytest.CaptureFixture[str]) -> None:
     figures = alarms.measure(options(alarms.add_arguments, *FEW, "8e5"))

@@ -1099,6 +1099,7 @@ def test_a_variant_that_cannot_be_made_is_its_cells_outcome(tmp_path: Path, monk
 # ---- overhead -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_nightly_costs_little_beside_its_cells(tmp_path: Path) -> None:
     """Real time of a night of twenty cells of 0.5 s over the sum of theirs."""
     path = write_config(tmp_path, **{f"p{i}": "pass 0.5" for i in range(20)})
@@ -1131,6 +1132,7 @@ def copy_of_the_project(folder: Path, file: str, old: str, new: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_planted_regression_is_reported_exactly_and_alone(tmp_path: Path) -> None:
     path = write_config(
         tmp_path, "kernels = ['q8_1', 'f32']\nn_predict = 2\nthreads = 1\njobs = 2",
