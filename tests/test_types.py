@@ -69,7 +69,7 @@ def model_of(fmt: BlockFormat, folder: Path, llama: Llama) -> Path:
     return path
 
 
-#: One type of each family; `make test-all` has the others.
+#: Of most families one type; `make test-all` has the others.
 OFTEN = ("Q2_K", "Q4_K", "Q6_K", "IQ2_XXS", "IQ4_XS", "TQ1_0", "NVFP4")
 
 
