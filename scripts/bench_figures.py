@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +126,13 @@ def tables(data: Data) -> dict[str, str]:
     return {name: "\n".join(lines) for name, lines in made.items() if lines}
 
 
-def between_markers(text: str, made: dict[str, str]) -> str:
-    """The text with `<!-- bench: NAME -->` … `<!-- end -->` filled. Raises SystemExit where a marker is missing."""
+def between_markers(text: str, made: Mapping[str, str], kind: str = "bench") -> str:
+    """The text with `<!-- KIND: NAME -->` … `<!-- end -->` filled. Raises SystemExit where a marker is missing."""
     for name, content in made.items():
-        pattern = re.compile(rf"(<!-- bench: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+        pattern = re.compile(rf"(<!-- {kind}: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, count = pattern.subn(lambda m, c=content: f"{m[1]}{c}\n{m[2]}", text)  # type: ignore[misc]
         if count != 1:
-            raise SystemExit(f"{count} places are marked <!-- bench: {name} --> … <!-- end -->, 1 is needed")
+            raise SystemExit(f"{count} places are marked <!-- {kind}: {name} --> … <!-- end -->, 1 is needed")
     return text
 
 

@@ -310,6 +310,13 @@ def rows(figures: dict[str, Any]) -> list[list[str]]:
     return out + (places.rows(figures["places"]) if figures["places"] else [])
 
 
+def faults(figures: dict[str, Any]) -> list[str]:
+    """What must not be: wrong names, places that were missed; a line each."""
+    named = [o for name in ("catalogue", "outside", "sources", "sources outside") for o in figures[name][WRONG]]
+    missed = figures["places"]["missed"] if figures["places"] else []
+    return [*(f"WRONG {json.dumps(o)}" for o in named), *(f"MISSED {json.dumps(place)}" for place in missed)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add_arguments(parser)
@@ -324,13 +331,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     for row in rows(figures):
         print(" | ".join(row))
-    named = [o for name in ("catalogue", "outside", "sources", "sources outside") for o in figures[name][WRONG]]
-    for o in named:
-        print(f"WRONG {json.dumps(o)}")
-    missed = figures["places"]["missed"] if figures["places"] else []
-    for place in missed:
-        print(f"MISSED {json.dumps(place)}")
-    return 1 if named or missed else 0
+    for line in faults(figures):
+        print(line)
+    return 1 if faults(figures) else 0
 
 
 if __name__ == "__main__":

@@ -306,13 +306,3 @@ def _code(text: str) -> str:
 
 def _line(survivor: Record) -> str:
     return f"`{survivor['id']}` {_code(survivor['diff'].replace('`', ''))}"
-
-
-def between_markers(text: str, made: Mapping[str, str]) -> str:
-    """The text with `<!-- mutation: NAME -->` … `<!-- end -->` filled. Raises SystemExit where a marker is missing."""
-    for name, content in made.items():
-        pattern = re.compile(rf"(<!-- mutation: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-        text, count = pattern.subn(lambda m, c=content: f"{m[1]}{c}\n{m[2]}", text)  # type: ignore[misc]
-        if count != 1:
-            raise SystemExit(f"{count} places are marked <!-- mutation: {name} --> … <!-- end -->, 1 is needed")
-    return text

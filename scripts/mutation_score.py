@@ -28,6 +28,7 @@ import mutation_catalogue
 import mutation_check
 import mutation_kill
 import mutation_report as report
+from bench_figures import between_markers
 
 from harness.errors import EnvironmentFault
 from harness.hosts.base import kernel_root, tree_hash
@@ -98,8 +99,9 @@ def _measure(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     assert module is not None
     figures = module.measure(options)
     if options.command == "alarms":  # one host at a time
-        figures = report.load(options.results).get("alarms", {}) | {figures["host"]: figures}
-    return 0, {options.command: figures}
+        code = 1 if figures["alarms"] else 0
+        return code, {"alarms": report.load(options.results).get("alarms", {}) | {figures["host"]: figures}}
+    return (1 if module.faults(figures) else 0), {options.command: figures}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     if "kill" not in data:
         print(f"mutation_score.py: {options.results} has no results of `kill`", file=sys.stderr)
         return 2
-    report.README.write_text(report.between_markers(report.README.read_text(), tables(data)))
+    report.README.write_text(between_markers(report.README.read_text(), tables(data), "mutation"))
     report.PAGE.write_text(report.page(data))
     return 0
 

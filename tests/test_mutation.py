@@ -30,6 +30,7 @@ import mutation_kill as kill
 import mutation_mutator as mutator
 import mutation_report as report
 import mutation_score
+from bench_figures import between_markers
 from mutation_check import agrees
 
 KERNELS = kernel_root()
@@ -382,9 +383,12 @@ def test_a_share_is_never_rounded_to_all() -> None:
 
 def test_markers() -> None:
     text = "a\n<!-- mutation: kill -->\nold\n<!-- end -->\nb\n"
-    assert report.between_markers(text, {"kill": "new \\1"}) == "a\n<!-- mutation: kill -->\nnew \\1\n<!-- end -->\nb\n"
+    assert (
+        between_markers(text, {"kill": "new \\1"}, "mutation")
+        == "a\n<!-- mutation: kill -->\nnew \\1\n<!-- end -->\nb\n"
+    )
     with pytest.raises(SystemExit, match="0 places are marked"):
-        report.between_markers(text, {"run": ""})
+        between_markers(text, {"run": ""}, "mutation")
 
 
 def test_reasons_are_a_file_of_reasons(tmp_path: Path) -> None:
@@ -398,6 +402,6 @@ def test_reasons_are_a_file_of_reasons(tmp_path: Path) -> None:
 def test_readme_and_page_are_what_the_results_give() -> None:
     data = report.load(report.RESULTS)
     readme = report.README.read_text()
-    assert report.between_markers(readme, mutation_score.tables(data)) == readme
+    assert between_markers(readme, mutation_score.tables(data), "mutation") == readme
     assert report.page(data) == report.PAGE.read_text()
     assert report.RESULTS.stat().st_size < 300_000
