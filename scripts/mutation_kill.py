@@ -166,7 +166,7 @@ def judge_one(gate: Gate, changed: Sequence[tuple[Unit, Path, str]], seconds: fl
     if found["phase"] == "walls" and found["by"] in ("SIGSEGV", "SIGBUS"):  # no output tells
         return {"outcome": "same", "by": "", "overreads": True}
     if found["phase"]:
-        return {"outcome": "missed", "by": found["by"], "proposed": found["phase"] == "proposed"}
+        return {"outcome": "missed", "by": found["by"]}
     return {"outcome": "killed", "by": found["by"], "gates": dict.fromkeys(GATES, True)}
 
 
@@ -323,8 +323,6 @@ def _record(mutant: Mutant, source: str, found: Record, subject: Subject | None,
     out: Record = {"id": mutant.id, "outcome": found["outcome"], "by": found["by"], "diff": mutant.diff(source)}
     if subject is not None:
         out["subject"] = str(subject)
-    if found.get("proposed"):
-        out["proposed"] = True
     if "gates" in found:
         out["gates"] = [name for name, caught in found["gates"].items() if caught]
     return out | {"seconds": round(seconds, 2)}

@@ -84,13 +84,7 @@ def collected(
             entry["outcome"], entry.get("gates", ()), entry["by"] == "time limit"
         )
         if entry["outcome"] in ("same", "missed", "passed"):
-            survivors.append(
-                {
-                    k: entry[k]
-                    for k in ("id", "outcome", "by", "diff", "subject", "proposed", "overreads")
-                    if entry.get(k)
-                }
-            )
+            survivors.append(_kept(entry))
     more = [_kept(r) for r in sorted(beside, key=lambda r: _order(r["id"])) if r["outcome"] in ("missed", "passed")]
     return {
         "population": dict(population), "sources": sources, "mutants": found, "survivors": survivors, "beside": more,
@@ -98,7 +92,7 @@ def collected(
 
 
 def _kept(entry: Record) -> Record:
-    wanted = ("id", "outcome", "by", "diff", "subject", "proposed", "overreads")
+    wanted = ("id", "outcome", "by", "diff", "subject", "overreads")
     return {k: entry[k] for k in wanted if entry.get(k)}
 
 
@@ -279,12 +273,6 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
     lines += [_missed(s) for s in missed] or ["None."]
     if beside:
         lines += ["", "And of mutants that were judged beside those that count:", "", *map(_missed, beside)]
-    if more := sum(bool(s.get("proposed")) for s in (*missed, *beside)):
-        lines += [
-            "",
-            f"{more} of these {len(missed) + len(beside)} show on the model's own matrices with a row fewer, or with a "
-            "block of each row fewer, or where three blocks are quantized: calls that the rungs do not make yet.",
-        ]
     told: dict[str, list[str]] = {UNSEEN.capitalize(): [], "Equivalent": [], "Unexplained": []}
     for survivor in (s for s in kill["survivors"] if s["outcome"] == "same"):
         why = reason(survivor, known)
