@@ -310,7 +310,13 @@ GATES = tuple(f"{gate} {against}" for gate in ("nmse", "allclose", "cosine") for
 
 # -- probes -----------------------------------------------------------------------------------------------------------
 
-_SHAPES = ((1, 1, 1), (3, 31, 3), (5, 129, 1), (33, 257, 2), (17, 300, 5), (2, 7, 9), (8, 40, 4), (131, 33, 2))
+#: Tokens, rows and slices of 32: a little more and less than tiles have, long and short, in other triples than the
+#: layers rung's.
+_SHAPES = (
+    (3, 31, 3), (17, 300, 5), (8, 40, 4), (4, 65, 7), (9, 63, 11), (1, 130, 17), (65, 17, 3), (16, 1, 6), (7, 513, 1),
+    (129, 64, 1), (1, 2, 33), (64, 96, 2), (34, 258, 1), (6, 127, 2), (130, 5, 9), (4, 36, 280), (2, 130, 520),
+    (1, 34, 1050), (6, 35, 90), (14, 70, 35), (24, 66, 130), (40, 129, 66), (140, 1030, 3), (3, 4200, 2),
+)  # fmt: skip
 
 
 def _halves(rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float16]:
@@ -363,8 +369,8 @@ def _probes(subject: Subject, host: CpuHost) -> Calls:
     rng = np.random.default_rng(11)
     kernel, fmt = subject.on(host), subject.weights
     calls = Calls(fmt)
-    for m, n, nb in _SHAPES:
-        k = nb * (fmt.block_size if isinstance(fmt, BlockFormat) else 37)
+    for m, n, slices in _SHAPES:
+        k = -(-slices * 32 // fmt.unit) * fmt.unit if isinstance(fmt, BlockFormat) else slices * 37
         w = probe_weights(rng, fmt, n, k)
         weights = kernel.upload(fmt, w)
         calls.matrices.append(w)
@@ -456,13 +462,15 @@ def _outputs(subject: Subject, host: MutantHost, calls: Calls) -> Iterator[tuple
     kernel = subject.on(host)
     uploaded: dict[int, Weights] = {}
     original: Callable[..., tuple[Bytes, bool]] = packing.unpacked
-    rows = np.zeros((0, 0), np.uint8)
+    rows = np.zeros((0, 0), np.uint8)  # of which the kernel's own check has not seen any yet
 
     def noting(fmt: BlockFormat, packed: Bytes, n: int, k: int, strips: bool = False) -> tuple[Bytes, bool]:
+        nonlocal rows
+        some, rows = rows[:n], rows[n:]
         again, clean = original(fmt, packed, n, k, strips)
-        if not clean or not np.array_equal(again, rows):
+        if not clean or not np.array_equal(again, some):
             host.noted.append("the packed weights do not hold the file's bytes")
-        return rows, True
+        return some, True
 
     packing.unpacked = noting
     try:

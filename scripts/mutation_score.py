@@ -1,6 +1,7 @@
 """How well the harness tells a wrong kernel from a right one, measured.
 
     python scripts/mutation_score.py kill --sample 0.1   # mutants of the shipped sources; a later run goes on
+    python scripts/mutation_score.py kill --again        # those that survived, after a rung has learned something
     python scripts/mutation_score.py kill --equivalence  # of those that survived: is their object code the original's?
     python scripts/mutation_score.py kill --mutant ID    # one of them
     python scripts/mutation_score.py check               # of some of them: does verify_model.py say the same?

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from mutation_mutator import PRELUDE
 
 from harness.errors import EnvironmentFault
+from harness.hosts import nvrtc
 from harness.hosts.base import tree_hash
 from harness.hosts.compiler import FLAGS, compiler
 from harness.hosts.tables import headers
@@ -207,13 +209,17 @@ def compiled(
     return bad
 
 
+#: What a message of g++ that ends a compilation says.
+_ERRORS = (": error: ", ": sorry, unimplemented: ", "internal compiler error")
+
+
 def _named(messages: str) -> set[str]:
     """The variants that errors are in, or, where that is a header of the host, that led there."""
     named: set[str] = set()
     context: set[str] = set()
     for line in messages.splitlines():
         place = re.match(r"(?:In file included from |\s+from )?(\w+)/[\w./]+:\d+", line)
-        if ": error: " in line or "internal compiler error" in line:
+        if any(word in line for word in _ERRORS):
             named |= {place[1]} if place else context | set(re.findall(r"\b(m\d+)::", line))
             context = set()
         elif place:
@@ -221,16 +227,24 @@ def _named(messages: str) -> set[str]:
     return named
 
 
-def assembly(root: Path, unit: Unit, entries: Sequence[str], changed: Mapping[str, str]) -> str | None:
-    """The assembly of a variant as the CPU host optimises it, without what names its source; None where it does not
-    compile."""
-    text = _whole(root, [("m0", flattened(root, unit, changed, "m0/"))], entries)
-    flags = [f for f in FLAGS if f not in ("-shared",)]
-    command = [compiler(), *flags, "-w", f"-I{root}", "-S", "-x", "c++", "-", "-o", "-"]
-    environment = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        return None
-    return "\n".join(
-        line for line in done.stdout.splitlines() if not line.lstrip().startswith((".file", ".ident", ".loc"))
-    )
+#: Cards whose code is compared: what only an older one compiles, and what only Hopper does.
+CARDS = ("80", "90a")
+
+
+def ptx(root: Path, unit: Unit, changed: Mapping[str, str], sm: str) -> bytes | None:
+    """A variant as NVRTC optimises it for a card; None where it does not compile. Raises EnvironmentFault without
+    NVRTC."""
+    nvrtc.version()
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        copy = Path(folder) / "kernels"
+        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("host"))
+        for file, text in changed.items():
+            (copy / file).write_text(text)
+        here = os.getcwd()
+        os.chdir(copy)  # so that no name of a folder is in it
+        try:
+            return nvrtc.compile_ptx(Path("."), unit.file, sm, dict(unit.defines))
+        except EnvironmentFault:
+            return None
+        finally:
+            os.chdir(here)

@@ -49,6 +49,15 @@ def architectures() -> list[int]:
 
 def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
     """Compile `root/file` for `sm` (such as "90"). Raises EnvironmentFault with the compiler's first error."""
+    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN")
+
+
+def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
+    """Likewise, the optimised code before the assembler of a card has seen it."""
+    return _compiled(root, file, f"compute_{sm}", defines, "PTX")
+
+
+def _compiled(root: Path, file: str, architecture: str, defines: dict[str, str], what: str) -> bytes:
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()
@@ -58,20 +67,20 @@ def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str]) -> by
     created = lib.nvrtcCreateProgram(c.byref(program), source, b"unit.cu", len(tables), texts, names)
     _check(created, "nvrtcCreateProgram")
     try:
-        options = [f"-arch=sm_{sm}", "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", f"-I{root}"]
+        options = [f"-arch={architecture}", "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", f"-I{root}"]
         options += [f"-D{k}={v}" for k, v in defines.items()]
         encoded = (c.c_char_p * len(options))(*(o.encode() for o in options))
         result = lib.nvrtcCompileProgram(program, len(options), encoded)
         if result == _COMPILATION:
             log = _string(lib, program, "ProgramLog")
             errors = [line for line in log.splitlines() if "error:" in line] or log.splitlines()
-            raise EnvironmentFault(f"NVRTC could not compile {file} for sm_{sm}: {errors[0] if errors else '?'}")
+            raise EnvironmentFault(f"NVRTC could not compile {file} for {architecture}: {errors[0] if errors else '?'}")
         _check(result, "nvrtcCompileProgram")
         size = c.c_size_t()
-        _check(lib.nvrtcGetCUBINSize(program, c.byref(size)), "nvrtcGetCUBINSize")
-        cubin = c.create_string_buffer(size.value)
-        _check(lib.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
-        return cubin.raw
+        _check(getattr(lib, f"nvrtcGet{what}Size")(program, c.byref(size)), f"nvrtcGet{what}Size")
+        made = c.create_string_buffer(size.value)
+        _check(getattr(lib, f"nvrtcGet{what}")(program, made), f"nvrtcGet{what}")
+        return made.raw
     finally:
         lib.nvrtcDestroyProgram(c.byref(program))
 

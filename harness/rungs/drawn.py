@@ -36,6 +36,22 @@ def ties_of_codes(k: int) -> Floats:
     return np.asarray(codes * _UNEVEN[at // 32 % 8] / np.float32(64))[None]
 
 
+def every_size(k: int) -> Floats:
+    """float32[8, K] whose blocks of 32 are of sizes from the smallest subnormal to 2^120, ordinary in four rows and on
+    ties in four: with the largest code positive and negative in turn, among zeros of both signs."""
+    rng = np.random.default_rng(k)
+    ordinary = rng.standard_normal((4, k))
+    ties = np.concatenate([ties_of_codes(k)] * 4) / 64
+    ties[:, 5::9] = [[0.0], [-0.0], [0.0], [-0.0]]
+    ties[1::2] *= -1
+    rows = np.concatenate([ordinary, ties])
+    blocks = -(-k // 32)
+    steps = np.arange(len(rows) * blocks) * 37 % 271 - 149  # every exponent, if there are as many blocks
+    with np.errstate(under="ignore"):
+        values = np.ldexp(rows, np.repeat(steps.reshape(len(rows), blocks), 32, axis=1)[:, :k])
+        return np.asarray(values, np.float32)
+
+
 def on_ties(kind: str, like: Floats) -> Floats:
     """float32[1, K] about as large as the largest of `like`: each lies midway between two F16 or BF16, of which the
     even one is above and below in turn. Rounding in another way, or not at all, shows in every product."""

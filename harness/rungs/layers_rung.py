@@ -29,13 +29,13 @@ from ..diagnosis.diagnose import Diagnosis
 from ..diagnosis.kernel import diagnose_kernel
 from ..diagnosis.pattern import Map, pattern, utilisation
 from ..errors import KernelFault
-from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, ElementFormat, WeightFormat
+from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, SLICE, ElementFormat, WeightFormat
 from ..multiplier import Multiplier, Weights
 from ..reference import Evaluation, Gemm, LlamaRefused
 from ..semantics import Product, Semantics, judge, product
 from ..semantics.elements import round_to
 from ..semantics.fast_math import as_q8_1
-from .drawn import drawn, ties_of_codes
+from .drawn import drawn, every_size, ties_of_codes
 from .judging import CHUNK_OUTPUTS, judge_output
 from .localise import Blame, along_k, blame
 from .own_oracle import Nearness
@@ -47,10 +47,17 @@ from .uses import not_multiplied, why_not_checked
 #: Once a shape, the kernel also runs with so many tokens: the prompt's and then drawn ones, all different. Kernels
 #: choose their code by M, so small M one by one, whole tiles, and an M past tiles of 128 that is no multiple of any.
 OTHER_M = (1, 2, 3, 4, 5, 6, 7, 8, 64, 128, 131)
-#: And, where it promises any shape, with a row and a block fewer: models have round N and K, behind which the bounds
-#: of a last tile, of a quantizer's last block or of an odd number of blocks hide. M·(N - 1) is then one and three
-#: more than a multiple of 4, and the last token's codes are ties.
+#: And, where it promises any shape, with a row and a block fewer and so many tokens: models have round N and K, behind
+#: which the bounds of a last tile, of a quantizer's last warp or of an odd number of blocks hide. M·(N - 1) is then one
+#: and three more than a multiple of 4.
 CUT_M = (3, 5)
+#: And once a type with its blocks laid out anew: tokens, rows, and slices of 32 a row. One output; a little more than a
+#: tile in one direction and less in the others; rows so long that rings of stages turn, activations are taken in parts
+#: and sums are split; more rows than thread blocks take at a time.
+SHAPES = (
+    (1, 1, 1), (2, 7, 9), (5, 129, 1), (33, 257, 2), (131, 33, 2), (1, 3, 1100), (2, 40, 600), (3, 65, 300),
+    (7, 70, 40), (12, 33, 100), (20, 66, 100), (34, 40, 70), (66, 2100, 1), (1, 4300, 3), (300, 65, 3),
+)  # fmt: skip
 
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
 ORDER = "another order"
@@ -227,6 +234,7 @@ def _one_gemm(
     failed = result.n_failures
     judged = _Judged(run, result, tensor, fmt, rows, gemm, llama)
     try:
+        new_type = all(name != fmt.name for name, _, _ in shapes)
         new_shape = (fmt.name, len(rows), tensor.k) not in shapes
         shapes.add((fmt.name, len(rows), tensor.k))
         judged.kernel_outputs(OTHER_M if new_shape else (1,))
@@ -236,6 +244,8 @@ def _one_gemm(
         judged.judge(tally.near)
         if new_shape and run.kernel.any_shape and result.n_failures == failed:  # what is wrong has a place by now
             judged.cut_shape()
+            if new_type:
+                judged.other_shapes()
         if judged.wrong is not None:
             if result.heat_map is None:
                 result.heat_map = judged.heat_map()
@@ -340,19 +350,38 @@ class _Judged:
         k -= self.fmt.unit if k > self.fmt.unit else 0
         rows = np.ascontiguousarray(self.rows[:n, : self.rows.shape[1] * k // self.tensor.k])
         for m in CUT_M:
-            x = np.concatenate([self.other_x[: m - 1, :k], ties_of_codes(k)])
-            taken = self.semantics.bytes_of(x)
-            kernel = self.run.kernel.of(self.fmt, m, n, k)
-            self._check_quantizer(x, taken)
-            weights = kernel.upload(self.fmt, rows)
-            expected = product(self.semantics, self.fmt, rows, taken, kernel.ordered, self.run.options.threads)
-            for y, how in ((kernel.product(weights, x), ""), (kernel.gemm(weights, taken), ", on their bytes")):
-                judgement = judge_output(
-                    self.result, "kernel at other N and K", self.tensor, y, expected, self.semantics, taken, None,
-                    self.gemm.first_row, None, f" of {n} rows and K = {k}, {m} tokens{how}",
-                )  # fmt: skip
-                self.utilisation["kernel"] = max(self.utilisation.get("kernel", 0.0), judgement.utilisation)
-                self.n_cut += y.size
+            self._other_shape(rows, k, self.other_x[: m - 1, :k])
+
+    def other_shapes(self) -> None:
+        """Run and judge the kernel on SHAPES, and its quantizer on activations of every size. Raises KernelFault."""
+        fmt = self.fmt
+        size = fmt.unit // fmt.block_size * fmt.block_bytes
+        units = self.rows[:, : self.rows.shape[1] // size * size].reshape(-1, size)
+        for m, n, slices in SHAPES if len(units) else ():
+            wide = -(-slices * SLICE // fmt.unit)
+            there = len(units) - (len(units) % wide == 0 and len(units) > 1)  # so that no two rows are the same
+            rows = np.resize(units[:there], (n, wide * size))
+            x = drawn((m - 1, wide * fmt.unit), self.gemm.x, self.run.options.seed)
+            self._other_shape(rows, wide * fmt.unit, x)
+        x = every_size(self.tensor.k)
+        self._check_quantizer(x, self.semantics.bytes_of(x))
+
+    def _other_shape(self, rows: npt.NDArray[np.uint8], k: int, x: npt.NDArray[np.float32]) -> None:
+        """Judge the kernel on rows of k values, and tokens x[M - 1, k] and one more, whose codes are ties."""
+        x = np.concatenate([x, ties_of_codes(k)])
+        m, n = len(x), len(rows)
+        taken = self.semantics.bytes_of(x)
+        kernel = self.run.kernel.of(self.fmt, m, n, k)
+        self._check_quantizer(x, taken)
+        weights = kernel.upload(self.fmt, rows)
+        expected = product(self.semantics, self.fmt, rows, taken, kernel.ordered, self.run.options.threads)
+        for y, how in ((kernel.product(weights, x), ""), (kernel.gemm(weights, taken), ", on their bytes")):
+            judgement = judge_output(
+                self.result, "kernel at other N and K", self.tensor, y, expected, self.semantics, taken, None,
+                self.gemm.first_row, None, f" of {n} rows and K = {k}, {m} tokens{how}",
+            )  # fmt: skip
+            self.utilisation["kernel"] = max(self.utilisation.get("kernel", 0.0), judgement.utilisation)
+            self.n_cut += y.size
 
     def _kernel_for(self, m: int) -> tuple[Multiplier, Weights]:
         """What multiplies m tokens, and the weights as it takes them. Raises KernelFault."""
