@@ -158,18 +158,20 @@ def in_child(work: Callable[[Callable[[str], None]], Record], seconds: float) ->
     return {"outcome": "died", "by": name, "phase": phase}
 
 
-def judge_one(gate: Gate, changed: Sequence[tuple[Unit, Path, str]], seconds: float) -> Record:
-    """A mutant's record for one subject."""
+def judge_one(gate: Gate, changed: Sequence[tuple[Unit, Path, str]], seconds: float, probes: bool = True) -> Record:
+    """A mutant's record for one subject; without `probes` only the rungs are asked."""
 
-    def work(phase: Callable[[str], None]) -> Record:
-        return judged(gate, MutantHost(libraries_of(changed)), phase)
+    def asking(*which: str) -> Record:
+        return in_child(lambda phase: judged(gate, MutantHost(libraries_of(changed)), phase, which), seconds)
 
-    found = in_child(work, seconds)
+    found = asking("rungs", "walls") if probes else asking("rungs")
+    if found["outcome"] == "died" and found["phase"] == "walls" and found["by"] in ("SIGSEGV", "SIGBUS"):
+        found = asking("probes")  # it reads past the end of an input: does any output tell?
+        if found["outcome"] == "same":
+            found["overreads"] = True
     if found["outcome"] != "died":
         return found
-    if found["phase"] == "walls" and found["by"] in ("SIGSEGV", "SIGBUS"):  # no output tells
-        return {"outcome": "same", "by": "", "overreads": True}
-    if found["phase"]:
+    if found["phase"] != "rungs":
         return {"outcome": "missed", "by": found["by"]}
     return {"outcome": "killed", "by": found["by"], "gates": dict.fromkeys(GATES, True)}
 
@@ -250,7 +252,7 @@ class Bench:
         uncompilable: set[str],
     ) -> Iterator[tuple[str, Record]]:  # fmt: skip
         """What a subject makes of mutants, by name. Units are compiled one after the other: a mutant that is killed, by
-        every other gate too, with some of its units is not compiled into the rest. `uncompilable` gets names."""
+        every other gate too, with the first of its units is not compiled into the rest. `uncompilable` gets names."""
         gate = self.gate(subject)
         libraries: dict[Unit, Path] = {}
         left = dict(here)
@@ -273,9 +275,13 @@ class Bench:
                         left.pop(name)
                         continue
                     known = [u for u in within[name] if u in libraries]
-                    found = judge_one(gate, [(u, libraries[u], name) for u in known], self._limit(subject))
+                    last = len(known) == len(within[name])
+                    if not last and len(known) > 1:
+                        continue
+                    changed = [(u, libraries[u], name) for u in known]
+                    found = judge_one(gate, changed, self._limit(subject), probes=last)
                     sure = found["outcome"] == "killed" and all(found["gates"].values())
-                    if sure or len(known) == len(within[name]):
+                    if sure or last:
                         left.pop(name)
                         yield name, found
         finally:
@@ -412,8 +418,8 @@ def _compare(task: tuple[list[Mutant], str]) -> tuple[int, str]:
 
 
 def run(options: argparse.Namespace, explained: Callable[[Record], bool] = lambda _: False) -> int:
-    """Judge the mutants that are asked for and not done yet; the exit code. Of `--equivalence` those are left out for
-    whose survival there is a reason."""
+    """Judge the mutants that are asked for and not done yet; the exit code. Of `--again` and `--equivalence` those are
+    left out for whose survival there is a reason."""
     root = kernel_root()
     everything = population(root)
     if options.mutant:
@@ -422,9 +428,10 @@ def run(options: argparse.Namespace, explained: Callable[[Record], bool] = lambd
     _mend(options.lines)
     known = finished(options.lines)
     if options.again:
-        alive = ("same", "missed", "passed")
-        survived = {i for i, r in known.items() if r["outcome"] in alive and r["by"] != SAME_CODE}
-        known = {i: r for i, r in known.items() if i not in survived}
+        alive = [i for i, r in known.items() if r["outcome"] in ("same", "missed", "passed")]
+        for i in alive:
+            if known[i]["outcome"] != "same" or not explained(known[i]):
+                del known[i]
     tasks = []
     for file, some in chosen.items():
         if options.only and not any(part in file for part in options.only):
@@ -471,7 +478,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=float, default=1.0, metavar="FRACTION", help="a random part of each file's")
     parser.add_argument("-s", "--seed", type=int, default=0)
     parser.add_argument("--only", action="append", metavar="PART", help="files whose path holds this; may be repeated")
-    parser.add_argument("--again", action="store_true", help="judge those anew that were known not to be killed")
+    parser.add_argument("--again", action="store_true", help="judge those anew that nothing kills or explains")
     parser.add_argument("--equivalence", action="store_true", help="compare survivors' object code with the original's")
     parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long; the next run goes on")
