@@ -30,6 +30,7 @@ from harness.hosts.base import GUARD_BYTES, POISON, kernel_root, outside
 from harness.kernels import ELEMENT_KERNELS, KERNELS, Kernel, Weights
 from harness.reference import Llama
 from harness.rungs import Options
+from harness.rungs.drawn import any_blocks
 from harness.semantics import SEMANTICS, Product, judge, product
 from harness.verification import verify
 
@@ -333,16 +334,7 @@ def probe_weights(rng: np.random.Generator, fmt: WeightFormat, n: int, k: int) -
         if fmt.name == "BF16":
             return np.ascontiguousarray(values.view(np.uint16)[:, 1::2]).view(np.uint8)
         return values.astype({"F32": np.float32, "F16": np.float16}[fmt.name]).view(np.uint8)
-    blocks = rng.integers(0, 256, (n, k // fmt.block_size, fmt.block_bytes), dtype=np.uint8)
-    structs = fmt.view(blocks)
-    for item in fmt.fields:
-        if item.dtype == "<f2":
-            structs[item.name] = _halves(rng, structs[item.name].shape)
-    if fmt.name == "MXFP4":
-        structs["e"] = rng.integers(0, 190, structs.shape)
-    if fmt.name == "NVFP4":
-        structs["d"] &= 0x7E
-    return structs.view(np.uint8).reshape(n, -1)
+    return any_blocks(fmt, n * k // fmt.block_size, int(rng.integers(1 << 32))).reshape(n, -1)
 
 
 def probe_values(rng: np.random.Generator, m: int, k: int) -> Floats:

@@ -44,8 +44,9 @@ WORK, LINES = cache_dir() / "mutation", cache_dir() / "mutation.jsonl"
 
 # -- which kernels show a mutant --------------------------------------------------------------------------------------
 
-#: Types that differ in what the sources of kernels distinguish: the kind of minimum, groups of 16, fifth bits, 8 bits.
-_KINDS = ("Q4_0", "Q2_K", "Q5_1")
+#: Types that differ in what the sources of kernels distinguish: the kind of minimum, groups of 16, fifth bits, 8 bits
+#: and codes with a sign.
+_KINDS = ("Q4_0", "Q2_K", "Q5_1", "Q8_0")
 _PACKED_KINDS = ("Q4_0", "Q5_1", "Q8_0")
 _PLAIN = ("q8_1_naive", "q8_1_dp4a", "f32_naive")
 
@@ -66,7 +67,8 @@ def subjects(root: Path, file: str) -> list[Subject]:
         own = [f for f in users if header_of(root, f) == file]
         # of words.cuh and grid.cuh, types that use each of their functions
         some = own or [f for f in users if f in ("Q4_0", "Q5_0", "Q3_K", "Q1_0", "Q2_K", "IQ2_XXS")] or users[:2]
-        return [Subject(kernel, fmt) for kernel in _PLAIN for fmt in some]
+        packed = [Subject("q8_1_gemv", fmt) for fmt in own if KERNELS["q8_1_gemv"].covers(FORMATS[fmt])]
+        return [Subject(kernel, fmt) for kernel in _PLAIN for fmt in some] + packed
     by_hand = {
         "common.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_naive", "Q2_K"), ("q8_1_naive", "Q5_1"),
                        ("q8_1_dp4a_tiled", "Q4_0"), ("q8_1_tiled", "Q2_K"), ("q8_1_tiled", "Q5_1")],

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ..formats import BlockFormat
+
+Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 #: Above it, the sum of a block of equal activations is no finite half.
@@ -37,15 +40,18 @@ def ties_of_codes(k: int) -> Floats:
 
 
 def every_size(k: int) -> Floats:
-    """float32[8, K] whose blocks of 32 are of sizes from the smallest subnormal to 2^120, ordinary in four rows and on
-    ties in four: with the largest code positive and negative in turn, among zeros of both signs."""
+    """float32[12, K] whose blocks of 32 are of sizes from the smallest subnormal to 2^120: four rows ordinary; four on
+    ties, with the largest code positive and negative in turn, among zeros of both signs; and four whose values nearly
+    cancel, so that s shows in which order they are added."""
     rng = np.random.default_rng(k)
     ordinary = rng.standard_normal((4, k))
     ties = np.concatenate([ties_of_codes(k)] * 4) / 64
     ties[:, 5::9] = [[0.0], [-0.0], [0.0], [-0.0]]
     ties[1::2] *= -1
-    rows = np.concatenate([ordinary, ties])
     blocks = -(-k // 32)
+    halves = rng.standard_normal((4, blocks, 16))
+    cancelling = np.concatenate([halves, -rng.permuted(halves, axis=-1)], axis=-1).reshape(4, -1)[:, :k]
+    rows = np.concatenate([ordinary, ties, cancelling])
     steps = np.arange(len(rows) * blocks) * 37 % 271 - 149  # every exponent, if there are as many blocks
     with np.errstate(under="ignore"):
         values = np.ldexp(rows, np.repeat(steps.reshape(len(rows), blocks), 32, axis=1)[:, :k])
@@ -67,3 +73,22 @@ def largest_codes(like: Floats) -> Floats:
     """float32[1, K] of one value: every code is 127, and integer sums and s are as large as they get."""
     size = min(float(np.abs(like).max()), _MOST) or 1.0
     return np.full((1, like.shape[1]), size, np.float32)
+
+
+def any_blocks(fmt: BlockFormat, n: int, seed: int) -> Bytes:
+    """uint8[n, block bytes] of random bytes under finite scales of every size: codes and scales that a type can hold,
+    and that no quantizer need ever write."""
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (n, fmt.block_bytes), dtype=np.uint8)
+    structs = fmt.view(blocks)
+    for item in fmt.fields:
+        if item.dtype == "<f2":
+            usual, any_size, subnormal, large = (0x1000, 0x2C00), (0, 0x7C00), (0, 0x0400), (0x7000, 0x7C00)
+            low, high = np.array([usual, any_size, subnormal, large])[rng.integers(0, 4, n)].T
+            bits = rng.integers(low, high) | rng.integers(0, 2, n) << 15
+            structs[item.name] = bits.astype("<u2").view("<f2")
+    if fmt.name == "IQ1_M":  # the high bits of its half lie in the last word: not all ones
+        structs["scales"][:, 3] &= 0xEFFF
+    if fmt.name == "MXFP4":  # from 2^-128, and sums are floats
+        structs["e"] = rng.integers(0, 190, n)
+    return blocks

@@ -29,13 +29,13 @@ from ..diagnosis.diagnose import Diagnosis
 from ..diagnosis.kernel import diagnose_kernel
 from ..diagnosis.pattern import Map, pattern, utilisation
 from ..errors import KernelFault
-from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, SLICE, ElementFormat, WeightFormat
+from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, SLICE, BlockFormat, ElementFormat, WeightFormat
 from ..multiplier import Multiplier, Weights
 from ..reference import Evaluation, Gemm, LlamaRefused
 from ..semantics import Product, Semantics, judge, product
 from ..semantics.elements import round_to
 from ..semantics.fast_math import as_q8_1
-from .drawn import drawn, every_size, ties_of_codes
+from .drawn import any_blocks, drawn, every_size, ties_of_codes
 from .judging import CHUNK_OUTPUTS, judge_output
 from .localise import Blame, along_k, blame
 from .own_oracle import Nearness
@@ -53,11 +53,14 @@ OTHER_M = (1, 2, 3, 4, 5, 6, 7, 8, 64, 128, 131)
 CUT_M = (3, 5)
 #: And once a type with its blocks laid out anew: tokens, rows, and slices of 32 a row. One output; a little more than a
 #: tile in one direction and less in the others; rows so long that rings of stages turn, activations are taken in parts
-#: and sums are split; more rows than thread blocks take at a time.
+#: and sums are split; more rows than thread blocks take at a time; with 1 to 7 blocks of activations past a multiple of
+#: eight.
 SHAPES = (
     (1, 1, 1), (2, 7, 9), (5, 129, 1), (33, 257, 2), (131, 33, 2), (1, 3, 1100), (2, 40, 600), (3, 65, 300),
-    (7, 70, 40), (12, 33, 100), (20, 66, 100), (34, 40, 70), (66, 2100, 1), (1, 4300, 3), (300, 65, 3),
+    (7, 70, 40), (12, 33, 100), (20, 66, 100), (34, 40, 70), (66, 2100, 1), (1, 4300, 7), (300, 65, 3),
 )  # fmt: skip
+#: And with blocks of any bits.
+ANY_BITS = (6, 70, 24)
 
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
 ORDER = "another order"
@@ -363,10 +366,18 @@ class _Judged:
             rows = np.resize(units[:there], (n, wide * size))
             x = drawn((m - 1, wide * fmt.unit), self.gemm.x, self.run.options.seed)
             self._other_shape(rows, wide * fmt.unit, x)
+        if isinstance(fmt, BlockFormat):
+            m, n, slices = ANY_BITS
+            wide = -(-slices * SLICE // fmt.unit)
+            rows = any_blocks(fmt, n * wide * fmt.unit // fmt.block_size, self.run.options.seed).reshape(n, -1)
+            x = drawn((m - 1, wide * fmt.unit), self.gemm.x, self.run.options.seed)
+            self._other_shape(rows, wide * fmt.unit, x, " of any bits")
         x = every_size(self.tensor.k)
         self._check_quantizer(x, self.semantics.bytes_of(x))
 
-    def _other_shape(self, rows: npt.NDArray[np.uint8], k: int, x: npt.NDArray[np.float32]) -> None:
+    def _other_shape(
+        self, rows: npt.NDArray[np.uint8], k: int, x: npt.NDArray[np.float32], which: str = ""
+    ) -> None:  # fmt: skip
         """Judge the kernel on rows of k values, and tokens x[M - 1, k] and one more, whose codes are ties."""
         x = np.concatenate([x, ties_of_codes(k)])
         m, n = len(x), len(rows)
@@ -378,7 +389,7 @@ class _Judged:
         for y, how in ((kernel.product(weights, x), ""), (kernel.gemm(weights, taken), ", on their bytes")):
             judgement = judge_output(
                 self.result, "kernel at other N and K", self.tensor, y, expected, self.semantics, taken, None,
-                self.gemm.first_row, None, f" of {n} rows and K = {k}, {m} tokens{how}",
+                self.gemm.first_row, None, f" of {n} rows{which} and K = {k}, {m} tokens{how}",
             )  # fmt: skip
             self.utilisation["kernel"] = max(self.utilisation.get("kernel", 0.0), judgement.utilisation)
             self.n_cut += y.size
