@@ -33,7 +33,7 @@ from harness.nightly.noise import LEAST, drifts, judge_times
 from harness.nightly.process import Processes, Stopped
 from harness.nightly.records import Cell, Key, Measure, Night, Outcome
 from harness.nightly.runs import Settings, exit_code, run_night
-from harness.report.nightly_lines import comparison_lines, night_lines
+from harness.report.nightly.lines import comparison_lines, night_lines
 
 from .tools import FIXTURES, ROOT
 

@@ -15,7 +15,7 @@ from ..nightly.noise import MOST
 from ..nightly.records import Night
 from ..nightly.runs import Settings, exit_code, run_night
 from ..report.nightly import write_reports
-from ..report.nightly_lines import comparison_lines, head, night_lines
+from ..report.nightly.lines import comparison_lines, head, night_lines
 from .common import check_output, check_ranges, deliver, internal_errors, on_terminal
 
 #: What `run` also writes.

@@ -1,4 +1,4 @@
-"""Reports of a night, from its records: terminal, JSON, JUnit XML, Markdown and one HTML file."""
+"""Reports of a night, from its records: terminal (`lines`), JSON, JUnit XML, Markdown and one HTML file."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ..container import printable
-from ..nightly.compare import Change, Comparison
-from ..nightly.noise import LEAST
-from ..nightly.records import Key, Night, Outcome
+from ...container import printable
+from ...nightly.compare import Change, Comparison
+from ...nightly.noise import LEAST
+from ...nightly.records import Key, Night, Outcome
 
 _MOST_LINES = 20
 
@@ -18,7 +18,7 @@ def night_lines(night: Night) -> Iterator[str]:
     yield head(night)
     bad = [cell for cell in night.cells.values() if cell.outcome is not Outcome.VERIFIED]
     for cell in bad[:_MOST_LINES]:
-        yield f"{cell.outcome.upper()} {_name(cell.key)}: {cell.words}"
+        yield f"{cell.outcome.upper()} {_name(cell.key)}: {_words(cell.words)}"
     if len(bad) > _MOST_LINES:
         yield f"… and {len(bad) - _MOST_LINES} more"
 
@@ -50,12 +50,14 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     for name, changes in kinds:
         yield from _capped([_change(name, c) for c in changes], f"{name} in all: {len(changes)}")
     yield from _capped([f"NOT RUN {_name(key)}" for key in found.not_run], f"NOT RUN in all: {len(found.not_run)}")
-    yield from _capped([f"DRIFT {_name(d.key)}, {d.words}" for d in found.drift], f"DRIFT in all: {len(found.drift)}")
     yield from _capped(
-        [f"SLOWER {_name(s.key)}: {s.words}" for s in found.slower], f"SLOWER in all: {len(found.slower)}"
+        [f"DRIFT {_name(d.key)}, {_words(d.words)}" for d in found.drift], f"DRIFT in all: {len(found.drift)}"
     )
     yield from _capped(
-        [f"FASTER {_name(s.key)}: {s.words}" for s in found.faster], f"FASTER in all: {len(found.faster)}"
+        [f"SLOWER {_name(s.key)}: {_words(s.words)}" for s in found.slower], f"SLOWER in all: {len(found.slower)}"
+    )
+    yield from _capped(
+        [f"FASTER {_name(s.key)}: {_words(s.words)}" for s in found.faster], f"FASTER in all: {len(found.faster)}"
     )
     yield from _changed(found)
     counts = [
@@ -86,7 +88,7 @@ def _changed(found: Comparison) -> Iterator[str]:
 
 def _change(name: str, change: Change) -> str:
     outcomes = f"{change.old or '-'} → {change.new or '-'}" if change.old != change.new else f"{change.new}"
-    return f"{name} {_name(change.key)}: {outcomes}{f': {change.words}' if change.words else ''}"
+    return f"{name} {_name(change.key)}: {outcomes}{f': {_words(change.words)}' if change.words else ''}"
 
 
 def _capped(lines: Sequence[str], rest: str) -> Iterator[str]:
@@ -97,3 +99,7 @@ def _capped(lines: Sequence[str], rest: str) -> Iterator[str]:
 
 def _name(key: Key) -> str:
     return printable(str(key), 200)
+
+
+def _words(words: str) -> str:
+    return printable(words, 400)
