@@ -1,11 +1,8 @@
 """How well faults are named and placed, on real weights and real activations.
 
-    python scripts/mutation_naming.py [--seeds 0 1 2] [--places 200]
-
 Every variant of every fault of the catalogue, in every definition of every format, is replayed and diagnosed; so are
 kernels compiled from altered sources (mutation_edits.py), and faults that the catalogue has not, which must stay
-unknown; and faults of one block go through the rungs (mutation_places.py). Exit code 1: a fault was named wrongly or a
-place missed; 3: it cannot run here.
+unknown; and faults of one block go through the rungs (mutation_places.py).
 """
 
 from __future__ import annotations
@@ -315,26 +312,3 @@ def faults(figures: dict[str, Any]) -> list[str]:
     named = [o for name in ("catalogue", "outside", "sources", "sources outside") for o in figures[name][WRONG]]
     missed = figures["places"]["missed"] if figures["places"] else []
     return [*(f"WRONG {json.dumps(o)}" for o in named), *(f"MISSED {json.dumps(place)}" for place in missed)]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    add_arguments(parser)
-    parser.add_argument("--json", type=Path, help="write all figures there")
-    options = parser.parse_args(arguments)
-    try:
-        figures = measure(options)
-    except EnvironmentFault as fault:
-        print(f"mutation_naming: {fault}", file=sys.stderr)
-        return 3
-    if options.json is not None:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
-    for row in rows(figures):
-        print(" | ".join(row))
-    for line in faults(figures):
-        print(line)
-    return 1 if faults(figures) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,16 +6,17 @@
     python scripts/mutation_score.py kill --mutant ID    # one of them
     python scripts/mutation_score.py check               # of some of them: does verify_model.py say the same?
     python scripts/mutation_score.py catalogue           # the faults that the diagnosis knows
-    python scripts/mutation_score.py naming | alarms     # where these parts are installed
+    python scripts/mutation_score.py naming              # are faults named, and found, for what and where they are?
+    python scripts/mutation_score.py alarms --host gpu   # does a right output fail?
     python scripts/mutation_score.py report              # README.md and docs/mutation.md, from docs/mutation.json
 
-Mutants run on the CPU host, alarms on either. Exit codes: 2 usage, 3 the environment cannot.
+Mutants run on the CPU host, alarms on either. Exit codes: 1 a wrong name, a place that was missed or an alarm, 2 usage,
+3 the environment cannot.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -25,27 +26,19 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes are forked
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import mutation_alarms
 import mutation_catalogue
 import mutation_check
 import mutation_kill
+import mutation_naming
 import mutation_report as report
 from bench_figures import between_markers
 
 from harness.errors import EnvironmentFault
 from harness.hosts.base import kernel_root, tree_hash
 
-#: Parts that are modules of their own: add_arguments(parser), measure(options) and rows(figures).
-PARTS = {"naming": "mutation_naming", "alarms": "mutation_alarms"}
-
-
-def part(name: str) -> ModuleType | None:
-    """The module of a part, or None where there is none."""
-    try:
-        return importlib.import_module(PARTS[name])
-    except ModuleNotFoundError as error:
-        if error.name != PARTS[name]:
-            raise
-        return None
+#: Parts that have a table: add_arguments(parser), measure(options), rows(figures) and faults(figures).
+PARTS: dict[str, ModuleType] = {"naming": mutation_naming, "alarms": mutation_alarms}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,11 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     mutation_check.add_arguments(check)
     faults = commands.add_parser("catalogue", help="the catalogue of known faults")
     faults.add_argument("--work", type=Path, default=mutation_kill.WORK, help="models and recorded calls")
-    for name in PARTS:
-        if module := part(name):
-            module.add_arguments(commands.add_parser(name))
+    for name, part in PARTS.items():
+        part.add_arguments(commands.add_parser(name))
     written = commands.add_parser("report", help="write README.md and docs/mutation.md")
-    for command in (kill, check, faults, written, *(commands.choices[n] for n in PARTS if n in commands.choices)):
+    for command in (kill, check, faults, written, *(commands.choices[name] for name in PARTS)):
         command.add_argument("--results", type=Path, default=report.RESULTS, metavar="FILE")
     return parser
 
@@ -69,11 +61,10 @@ def _parser() -> argparse.ArgumentParser:
 def tables(data: dict[str, Any]) -> dict[str, str]:
     """Marker → what stands between it and its end in README.md."""
     made = {"kill": report.table(data), "run": [report.summary(data)]} if "kill" in data else {}
-    for name in PARTS:
-        module = part(name)
-        if name in data and module is not None:
+    for name, part in PARTS.items():
+        if name in data:
             hosts = data[name].values() if name == "alarms" else [data[name]]
-            rows = [row for figures in hosts for row in module.rows(figures)]
+            rows = [row for figures in hosts for row in part.rows(figures)]
             made[name] = ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     return {name: "\n".join(lines) for name, lines in made.items()}
 
@@ -96,13 +87,16 @@ def _measure(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     if options.command == "catalogue":
         options.work.mkdir(parents=True, exist_ok=True)
         return 0, {"catalogue": mutation_catalogue.measure(options.work)}
-    module = part(options.command)
-    assert module is not None
-    figures = module.measure(options)
+    part = PARTS[options.command]
+    figures = part.measure(options)
+    for row in part.rows(figures):
+        print(" | ".join(row))
+    faults = part.faults(figures)
+    for line in faults:
+        print(line)
     if options.command == "alarms":  # one host at a time
-        code = 1 if figures["alarms"] else 0
-        return code, {"alarms": report.load(options.results).get("alarms", {}) | {figures["host"]: figures}}
-    return (1 if module.faults(figures) else 0), {options.command: figures}
+        figures = report.load(options.results).get("alarms", {}) | {figures["host"]: figures}
+    return (1 if faults else 0), {options.command: figures}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import mutation_alarms as alarms
 import mutation_edits as edits
 import mutation_naming as naming
 import mutation_places as places
+import mutation_score
 from mutation_inputs import WEIGHTS, Matrix, captured, fits, text
 
 from harness.diagnosis import FAULTS, Diagnosis, Finding, diagnose
@@ -305,12 +307,41 @@ def test_drawn_inputs() -> None:
     ]
 
 
-def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def none(*_: Any) -> None:
         raise EnvironmentFault("the GPU host cannot be used: none here")
 
     monkeypatch.setattr(alarms, "make_host", none)
-    assert alarms.main(["--host", "gpu"]) == 3
+    assert mutation_score.main(["alarms", "--host", "gpu", "--results", str(tmp_path / "r.json")]) == 3
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "mutation_alarms: the GPU host cannot be used: none here\n"
+    assert said.err == "mutation_score.py: the GPU host cannot be used: none here\n"
+
+
+@pytest.mark.parametrize("name", ["alarms", "naming"])
+def test_what_must_not_be_ends_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """And is kept and said all the same."""
+    results = tmp_path / "r.json"
+    found: dict[str, Any] = {
+        "host": "cpu", "outputs": 10, "alarms": 0, "listed": [], "by": {"kernel": {}}, "utilisation": {}, "score": {},
+        "score limit": 32,
+    }  # fmt: skip
+    if name == "naming":
+        found = {
+            **{k: naming.tallied([]) for k in ("catalogue", "outside", "sources", "sources outside")},
+            "places": None,
+        }
+    module = mutation_score.PARTS[name]
+    monkeypatch.setattr(module, "measure", lambda options: found)
+    assert mutation_score.main([name, "--results", str(results)]) == 0
+    if name == "alarms":
+        found = {**found, "alarms": 1, "listed": [{"kernel": "q8_1_mma"}]}
+    else:
+        wrong = naming.Outcome("offset-twice", "", "Q4_0", "q8_1", 0, "t", naming.WRONG, ("s-missing",))
+        found = {**found, "catalogue": naming.tallied([wrong])}
+    assert mutation_score.main([name, "--results", str(results)]) == 1
+    assert ("ALARM {" if name == "alarms" else "WRONG {") in capsys.readouterr().out
+    kept = json.loads(results.read_text())[name]
+    assert (kept["cpu"] if name == "alarms" else kept) == json.loads(json.dumps(found))
