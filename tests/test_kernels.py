@@ -711,7 +711,9 @@ def supported() -> list[int]:
         pytest.skip(str(fault))
 
 
-@pytest.mark.parametrize("sm", CARDS)
+@pytest.mark.parametrize(
+    "sm", [sm if sm in ("75", "90", "120") else pytest.param(sm, marks=pytest.mark.slow) for sm in CARDS]
+)
 def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
     """And keeps all in registers: no local memory, so nothing spilled."""
     if int(sm) not in supported:
