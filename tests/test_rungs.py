@@ -10,11 +10,14 @@ import pytest
 
 from harness.container import open_model
 from harness.errors import EnvironmentFault
+from harness.formats import FORMATS, Q8_1
 from harness.hosts import CpuHost
 from harness.kernels import KERNELS, Kernel
 from harness.reference import Llama
 from harness.rungs import Options
+from harness.rungs.drawn import any_blocks, every_size
 from harness.rungs.tokens_rung import _Tokens
+from harness.semantics.activations import encode_q8_1
 from harness.verification import Report, verify
 
 from .test_kernels import PLAIN, TILED
@@ -184,3 +187,44 @@ def test_noise_is_drawn_until_a_code_moves(monkeypatch: pytest.MonkeyPatch, marg
     allowed = rung._allowed(False, exact, exact, np.array([1]), np.array([margin], np.float32))
     assert draws == list(range(drawn))
     assert (margin <= 2 * allowed[1]) == (margin < 0.1)
+
+
+# -- drawn weights and activations -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_blocks_of_any_bits_are_finite(name: str) -> None:
+    fmt = FORMATS[name]
+    blocks = any_blocks(fmt, 1680 * 32 // fmt.block_size, 0)
+    with np.errstate(over="raise", invalid="raise"):
+        values = fmt.decode(blocks)
+    assert np.isfinite(values).all()
+    size = np.log2(np.abs(values).reshape(len(blocks), -1).max(axis=1).astype(np.float64) + 2.0**-140)
+    assert np.ptp(size) > (8 if name == "NVFP4" else 20)
+    assert len(np.unique(blocks[:, fmt.block_bytes // 2])) > 100
+
+
+@pytest.mark.parametrize("k", [32, 96, 256, 4096])
+def test_activations_of_every_size(k: int) -> None:
+    x = every_size(k)
+    assert x.shape == (12, k)
+    assert np.isfinite(x).all()
+    assert (np.abs(x) < 2.0**123).all()
+    blocks = x.reshape(-1, 32).astype(np.float64)
+    exponents = np.unique(np.frexp(np.abs(blocks).max(axis=1))[1])
+    assert len(exponents) >= min(8, len(blocks)) or k == 4096
+    if k == 4096:
+        assert len(exponents) > 250
+    cancelling = x[8:].reshape(-1, 32)
+    wide = cancelling.astype(np.float64)
+    assert (np.abs(wide.sum(axis=1)) <= 1e-6 * np.abs(wide).sum(axis=1)).all()
+    encoded = Q8_1.view(encode_q8_1(x[8:]).reshape(-1, Q8_1.block_bytes))["s"]
+    assert (one_after_the_other(cancelling) != encoded).mean() > 0.7
+
+
+def one_after_the_other(blocks: np.ndarray) -> np.ndarray:
+    """s of float32[n, 32], added in another order than the definition's."""
+    total = np.zeros(len(blocks), np.float32)
+    for values in blocks.T:
+        total += values
+    return total.astype(np.float16)

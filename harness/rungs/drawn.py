@@ -41,8 +41,8 @@ def ties_of_codes(k: int) -> Floats:
 
 def every_size(k: int) -> Floats:
     """float32[12, K] whose blocks of 32 are of sizes from the smallest subnormal to 2^120: four rows ordinary; four on
-    ties, with the largest code positive and negative in turn, among zeros of both signs; and four whose values nearly
-    cancel, so that s shows in which order they are added."""
+    ties, with the largest code positive and negative in turn, among zeros of both signs; and four of sizes from 1 to
+    2^12 whose values cancel, so that s, a half, shows in which order they are added."""
     rng = np.random.default_rng(k)
     ordinary = rng.standard_normal((4, k))
     ties = np.concatenate([ties_of_codes(k)] * 4) / 64
@@ -52,9 +52,10 @@ def every_size(k: int) -> Floats:
     halves = rng.standard_normal((4, blocks, 16))
     cancelling = np.concatenate([halves, -rng.permuted(halves, axis=-1)], axis=-1).reshape(4, -1)[:, :k]
     rows = np.concatenate([ordinary, ties, cancelling])
-    steps = np.arange(len(rows) * blocks) * 37 % 271 - 149  # every exponent, if there are as many blocks
+    steps = (np.arange(len(rows) * blocks) * 37 % 271 - 149).reshape(len(rows), blocks)  # every exponent, given blocks
+    steps[8:] %= 13
     with np.errstate(under="ignore"):
-        values = np.ldexp(rows, np.repeat(steps.reshape(len(rows), blocks), 32, axis=1)[:, :k])
+        values = np.ldexp(rows, np.repeat(steps, 32, axis=1)[:, :k])
         return np.asarray(values, np.float32)
 
 

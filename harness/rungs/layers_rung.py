@@ -362,7 +362,7 @@ class _Judged:
         units = self.rows[:, : self.rows.shape[1] // size * size].reshape(-1, size)
         for m, n, slices in SHAPES if len(units) else ():
             wide = -(-slices * SLICE // fmt.unit)
-            there = len(units) - (len(units) % wide == 0 and len(units) > 1)  # so that no two rows are the same
+            there = len(units) - (len(units) % wide == 0 and len(units) > 1)  # rows repeat late
             rows = np.resize(units[:there], (n, wide * size))
             x = drawn((m - 1, wide * fmt.unit), self.gemm.x, self.run.options.seed)
             self._other_shape(rows, wide * fmt.unit, x)
