@@ -187,7 +187,8 @@ def summary(data: Data) -> str:
     outcomes, late = [decoded(code)[0] for code in codes], sum(code.endswith("t") for code in codes)
     count = {name: outcomes.count(name) for name in LETTERS}
     judged = len(outcomes) - count["uncompilable"] - count["unobservable"]
-    part = "all" if len(outcomes) == whole else f"a random part, {len(outcomes):,}"
+    whole_files = all(len(of_file) == kill["population"][file] for file, of_file in kill["mutants"].items())
+    part = "all" if len(outcomes) == whole else f"{'' if whole_files else 'a random part, '}{len(outcomes):,}"
     return (
         f"Of {whole:,} mutants, {part} were run: {count['uncompilable']:,} do not compile, "
         f"{count['unobservable']:,} mean nothing on a CPU, {judged:,} were judged. Of these "
@@ -232,8 +233,9 @@ def reason(survivor: Record, known: Sequence[Mapping[str, str]]) -> str:
 
 _ABOUT = {
     UNSEEN.capitalize(): "Wrong on a GPU or to a sanitizer, or perhaps: neither was asked, and no output tells here.",
-    "Equivalent": "No output changes: the same object code, or for the reason given.",
-    "Unexplained": "No input was found at which they change a bit, and nobody has said why there is none.",
+    "Equivalent": "No output changes: a GPU's compiler makes the same code of it, or for the reason given.",
+    "Unexplained": "No input was found at which they change a bit, and nobody has said why there is none. Some may be "
+    "killed by rungs that have learned since they were judged: `kill --again` asks.",
 }
 
 
