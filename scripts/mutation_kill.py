@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mutation_gate import ELEMENTS_KERNEL, GATES, Gate, MutantHost, Subject, judged, libraries_of, record
@@ -351,6 +352,11 @@ def population(root: Path) -> dict[str, list[Mutant]]:
     return {file: mutants(file, (root / file).read_text()) for file in sources(root)}
 
 
+def hashes(root: Path) -> dict[str, str]:
+    """File → the first half of its sha256."""
+    return {file: hashlib.sha256((root / file).read_bytes()).hexdigest()[:32] for file in sources(root)}
+
+
 def sampled(everything: Mapping[str, list[Mutant]], fraction: float, seed: int) -> dict[str, list[Mutant]]:
     """A random part of each file's mutants, at least one; a larger fraction holds a smaller one's."""
     out = {}
@@ -420,20 +426,29 @@ def _compare(task: tuple[list[Mutant], str]) -> tuple[int, str]:
     return len(some), ""
 
 
-def run(options: argparse.Namespace, explained: Callable[[Record], bool] = lambda _: False) -> int:
+def run(
+    options: argparse.Namespace, explained: Callable[[Record], bool] = lambda _: False,
+    before: Mapping[str, Record] = MappingProxyType({}),
+) -> int:  # fmt: skip
     """Judge the mutants that are asked for and not done yet; the exit code. Of `--again` and `--equivalence` those are
-    left out for whose survival there is a reason."""
+    left out for whose survival there is a reason.
+
+    Args:
+        before: id → the record of each that was judged in earlier runs.
+    """
     root = kernel_root()
     everything = population(root)
     if options.mutant:
         return _one(everything, options)
     chosen = sampled(everything, options.sample, options.seed)
     _mend(options.lines)
-    known = finished(options.lines)
-    if options.again:
-        alive = [i for i, r in known.items() if r["outcome"] in ("same", "missed", "passed")]
-        for i in alive:
-            if known[i]["outcome"] != "same" or not explained(known[i]):
+    lines = finished(options.lines)
+    known = {**before, **lines}
+    if options.again or options.again_all:
+        for i, r in [*known.items()]:
+            alive = r["outcome"] in ("same", "missed", "passed")
+            anew = options.again_all and i not in lines and r.get("by") != SAME_CODE
+            if alive and (anew or r["outcome"] != "same" or not explained(r)):
                 del known[i]
     tasks = []
     for file, some in chosen.items():
@@ -482,11 +497,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-s", "--seed", type=int, default=0)
     parser.add_argument("--only", action="append", metavar="PART", help="files whose path holds this; may be repeated")
     parser.add_argument("--again", action="store_true", help="judge those anew that nothing kills or explains")
+    parser.add_argument("--again-all", action="store_true", help="judge all survivors anew, but for those in --lines")
     parser.add_argument("--equivalence", action="store_true", help="compare survivors' object code with the original's")
     parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long; the next run goes on")
-    parser.add_argument("--lines", type=Path, default=LINES, help="results, a line a mutant; resumed")
+    parser.add_argument("--lines", type=Path, default=LINES, help="this run's results, a line a mutant; resumed")
     parser.add_argument("--work", type=Path, default=WORK, help="models and recorded calls")
 
 
-__all__ = ["Bench", "add_arguments", "finished", "population", "row_of", "run", "sampled"]
+__all__ = ["Bench", "add_arguments", "finished", "hashes", "population", "row_of", "run", "sampled"]

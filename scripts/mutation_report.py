@@ -1,7 +1,7 @@
 """The results file docs/mutation.json, the page docs/mutation.md and the README's table that are made of it.
 
-    {"kill": {"population": {file: mutants}, "sources": hash, "mutants": {file: {"line:column:operator": outcome}},
-              "survivors": [record], "checked": {…}},
+    {"kill": {"population": {file: mutants}, "sources": {file: hash},
+              "mutants": {file: {"line:column:operator": outcome}}, "survivors": [record], "checked": {…}},
      "catalogue": {subject: {fault: outcome}}, "naming": …, "alarms": …}
 
 An outcome is a letter, and for what was killed or missed two hexadecimal digits: which other gates catch it.
@@ -73,8 +73,9 @@ def whole_part(records: Mapping[str, Record], everything: Mapping[str, list[Muta
 
 
 def collected(
-    records: Mapping[str, Record], population: Mapping[str, int], sources: str, beside: Iterable[Record] = ()
-) -> Data:
+    records: Mapping[str, Record], population: Mapping[str, int], sources: Mapping[str, str],
+    beside: Iterable[Record] = (),
+) -> Data:  # fmt: skip
     """The part `kill` of the results file. Of what was judged `beside` those that count, the missed ones are kept."""
     found: dict[str, dict[str, str]] = {}
     survivors = []
@@ -87,12 +88,32 @@ def collected(
             survivors.append(_kept(entry))
     more = [_kept(r) for r in sorted(beside, key=lambda r: _order(r["id"])) if r["outcome"] in ("missed", "passed")]
     return {
-        "population": dict(population), "sources": sources, "mutants": found, "survivors": survivors, "beside": more,
+        "population": dict(population), "sources": dict(sources), "mutants": found, "survivors": survivors,
+        "beside": more,
     }  # fmt: skip
 
 
+def records(data: Data, sources: Mapping[str, str]) -> dict[str, Record]:
+    """Id → what is kept of each record, of the files that are what they were when they were judged.
+
+    Args:
+        sources: file → its hash now.
+    """
+    kill = data.get("kill", {})
+    survivors = {s["id"]: s for s in kill.get("survivors", ())}
+    out: dict[str, Record] = {}
+    for file, of_file in kill.get("mutants", {}).items():
+        if sources.get(file) != kill["sources"].get(file):
+            continue
+        for place, code in of_file.items():
+            name, (outcome, gates) = f"{file}:{place}", decoded(code)
+            by = "time limit" if code.endswith("t") else ""
+            out[name] = {"id": name, "outcome": outcome, "by": by, "gates": sorted(gates), **survivors.get(name, {})}
+    return out
+
+
 def _kept(entry: Record) -> Record:
-    wanted = ("id", "outcome", "by", "diff", "subject", "overreads")
+    wanted = ("id", "outcome", "by", "diff", "subject", "overreads", "compared")
     return {k: entry[k] for k in wanted if entry.get(k)}
 
 

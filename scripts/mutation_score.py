@@ -35,7 +35,7 @@ import mutation_report as report
 from bench_figures import between_markers
 
 from harness.errors import EnvironmentFault
-from harness.hosts.base import kernel_root, tree_hash
+from harness.hosts.base import kernel_root
 
 #: Parts that have a table: add_arguments(parser), measure(options), rows(figures) and faults(figures).
 PARTS: dict[str, ModuleType] = {"naming": mutation_naming, "alarms": mutation_alarms}
@@ -73,15 +73,17 @@ def _measure(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
     """The exit code, and the parts of the results that were measured."""
     if options.command == "kill":
         reasons = report.reasons()
-        code = mutation_kill.run(options, lambda survivor: bool(report.reason(survivor, reasons)))
+        sources = mutation_kill.hashes(kernel_root())
+        before = report.records(report.load(options.results), sources)
+        code = mutation_kill.run(options, lambda survivor: bool(report.reason(survivor, reasons)), before)
         if options.mutant:
             return code, {}
         everything = mutation_kill.population(kernel_root())
-        judged = mutation_kill.finished(options.lines)
+        judged = before | mutation_kill.finished(options.lines)
         records = report.whole_part(judged, everything, options.seed)
         beside = [r for i, r in judged.items() if i not in records]
         counts = {file: len(some) for file, some in everything.items()}
-        return code, {"kill": report.collected(records, counts, tree_hash(kernel_root())[:16], beside)}
+        return code, {"kill": report.collected(records, counts, sources, beside)}
     if options.command == "check":
         return 0, {"checked": mutation_check.measure(options)}
     if options.command == "catalogue":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,47 @@ def test_blocks_and_grids_of_three_dimensions(build: Build) -> None:
         bz, by, bx, tz, ty, tx = np.indices((2, 5, 3, 6, 4, 8))
         lane = (tx + 8 * (ty + 4 * tz)) // 32 * 32 + 5
         np.testing.assert_array_equal(got, np.stack([tx, ty, tz, bx, by, bz, lane, 0 * tx + 30502], axis=-1))
+
+
+def test_shared_memory_begins_unset(build: Build) -> None:
+    """As on a GPU, what no thread has written is no zero; nor is it what the launch before has left."""
+    source = """void k(float* y, int write) {
+        __shared__ float some[96];
+        DYNAMIC_SHARED(more);
+        const int t = threadIdx.x;
+        if (t < write) some[t] = 1.0f, ((float*)more)[t] = 2.0f;
+        __syncthreads();
+        y[64 * blockIdx.x + t] = t < 32 ? some[t] : ((float*)more)[t - 32];
+    }"""
+    for workers in (1, 2):
+        host = CpuHost(workers)
+        kernel = build(source, host)
+        for write in (0, 32, 5):
+            out = host.output(4 * 64 * 40)
+            host.launch(kernel, (40, 1, 1), (64, 1, 1), [out, np.int32(write)], shared=128)
+            got = host.download(out).view(np.float32).reshape(-1, 2, 32)
+            assert (got[:, :, :write] == [[[1], [2]]]).all()
+            assert np.isnan(got[:, :, write:]).all()
+
+
+@pytest.mark.parametrize(("given", "at", "fine"), [
+    (400, 0, True), (400, 399, True), (400, 400, False), (400, -1, False), (0, 0, False), (401, 400, True),
+    (232448, 232447, True), (232448, 232448, False), (1024, 200_000, False),
+])  # fmt: skip
+def test_bytes_outside_dynamic_shared_memory(build: Build, given: int, at: int, fine: bool) -> None:
+    source = """void k(int* y, int at) {
+        DYNAMIC_SHARED(room);
+        if (blockIdx.x == 37) room[at] = 7;
+        y[blockIdx.x] = (uintptr_t)room % 1024;
+    }"""
+    for workers in (1, 2):
+        host = CpuHost(workers)
+        kernel, out = build(source, host), host.output(4 * 40)
+        with (
+            nullcontext() if fine else pytest.raises(KernelFault, match=f"outside its {given} bytes of dynamic shared")
+        ):
+            host.launch(kernel, (40, 1, 1), (1, 1, 1), [out, np.int32(at)], shared=given)
+        assert not host.download(out).view(np.int32).any()
 
 
 def in_time(call: Callable[[], object], seconds: float = 30) -> BaseException | None:

@@ -274,7 +274,6 @@ def _unit(file: str, symbol: str, declaration: CudaDeclaration, digest: str) -> 
 #include "host/cuda_on_cpu.hpp"
 #undef half_to_float
 #undef float_to_half
-#define DYNAMIC_SHARED(NAME) alignas(1024) static thread_local unsigned char NAME[{_MOST_SHARED}]
 #endif
 #include "author/{file}"
 #ifndef __CUDACC__

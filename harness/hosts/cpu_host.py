@@ -15,6 +15,9 @@ from ..errors import KernelFault
 from .base import GUARD_BYTES, Grid, Host, poisoned
 from .compiler import compiler_version, cpu_name, shared_library
 
+#: Of a launch: `cuda_on_cpu::Outcome`.
+_STUCK, _OUTSIDE_SHARED = 1, 2
+
 
 class _Buffer:
     """Bytes at an address; `offset` skips an output's leading guard."""
@@ -81,8 +84,14 @@ class CpuHost(Host):
         cells = [np.array(v) for v in values]
         pointers = (ctypes.c_void_p * len(cells))(*(c.ctypes.data for c in cells))
         three = ctypes.c_uint * 3
-        if kernel(three(*grid), three(*block), pointers, self.threads):
+        outcome = kernel(three(*grid), three(*block), pointers, shared, self.threads)
+        if outcome == _STUCK:
             raise KernelFault("threads of a block wait at a barrier that the others never reach")
+        if outcome == _OUTSIDE_SHARED:
+            self._outside_shared(f"the kernel wrote outside its {shared} bytes of dynamic shared memory")
+
+    def _outside_shared(self, said: str) -> None:
+        raise KernelFault(said)
 
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
         return 3  # few, so that blocks go on to further work, as on a card

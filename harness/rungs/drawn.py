@@ -39,23 +39,30 @@ def ties_of_codes(k: int) -> Floats:
     return np.asarray(codes * _UNEVEN[at // 32 % 8] / np.float32(64))[None]
 
 
+#: Sizes of blocks: powers of two from the smallest subnormal.
+_SIZES, _LEAST = 271, -149
+
+
 def every_size(k: int) -> Floats:
-    """float32[12, K] whose blocks of 32 are of sizes from the smallest subnormal to 2^120: four rows ordinary; four on
-    ties, with the largest code positive and negative in turn, among zeros of both signs; and four of sizes from 1 to
-    2^12 whose values cancel, so that s, a half, shows in which order they are added."""
+    """float32[M, K] whose blocks of 32 are of all sizes from the smallest subnormal to 2^121: first ordinary rows; as
+    many on ties, with the largest code positive and negative in turn, among zeros of both signs; then some whose values
+    cancel, of sizes from 1 to 2^12, so that s, a half, shows in which order they are added; and as many so small that
+    d, a subnormal, falls short of max|x|/127 and codes of both signs are cut at 127."""
     rng = np.random.default_rng(k)
-    ordinary = rng.standard_normal((4, k))
-    ties = np.concatenate([ties_of_codes(k)] * 4) / 64
-    ties[:, 5::9] = [[0.0], [-0.0], [0.0], [-0.0]]
-    ties[1::2] *= -1
     blocks = -(-k // 32)
-    halves = rng.standard_normal((4, blocks, 16))
-    cancelling = np.concatenate([halves, -rng.permuted(halves, axis=-1)], axis=-1).reshape(4, -1)[:, :k]
-    rows = np.concatenate([ordinary, ties, cancelling])
-    steps = (np.arange(len(rows) * blocks) * 37 % 271 - 149).reshape(len(rows), blocks)  # every exponent, given blocks
-    steps[8:] %= 13
+    n, some = max(4, -(-_SIZES // blocks)), max(4, -(-24 // blocks))
+    ordinary = rng.standard_normal((n, k))
+    ties = np.concatenate([ties_of_codes(k)] * n) / 64
+    ties[:, 5::9] = np.array([[0.0], [-0.0], [0.0], [-0.0]])[np.arange(n) % 4]
+    ties[1::2] *= -1
+    halves = rng.standard_normal((2 * some, blocks, 16))
+    cancelling = np.concatenate([halves, -rng.permuted(halves, axis=-1)], axis=-1).reshape(2 * some, -1)[:, :k]
+    steps = np.arange(n * blocks) * 37 % _SIZES + _LEAST
+    few = np.arange(some * blocks)
+    exponents = np.concatenate([steps, steps, few % 13, _LEAST + 2 + few % 12])
     with np.errstate(under="ignore"):
-        values = np.ldexp(rows, np.repeat(steps, 32, axis=1)[:, :k])
+        rows = np.concatenate([ordinary, ties, cancelling])
+        values = np.ldexp(rows, np.repeat(exponents.reshape(-1, blocks), 32, axis=1)[:, :k])
         return np.asarray(values, np.float32)
 
 

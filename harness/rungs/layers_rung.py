@@ -59,8 +59,8 @@ SHAPES = (
     (1, 1, 1), (2, 7, 9), (5, 129, 1), (33, 257, 2), (131, 33, 2), (1, 34, 200), (2, 40, 90), (3, 65, 300),
     (4, 33, 120), (7, 70, 40), (12, 33, 100), (20, 66, 100), (34, 40, 70), (66, 2100, 1), (1, 4300, 7), (300, 65, 3),
 )  # fmt: skip
-#: And with blocks of any bits.
-ANY_BITS = (6, 70, 24)
+#: And with blocks of any bits; rows of one block show scales that vanish in a sum with larger ones.
+ANY_BITS = ((6, 70, 24), (6, 1700, 1))
 
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
 ORDER = "another order"
@@ -367,11 +367,11 @@ class _Judged:
             x = drawn((m - 1, wide * fmt.unit), self.gemm.x, self.run.options.seed)
             self._other_shape(rows, wide * fmt.unit, x)
         if isinstance(fmt, BlockFormat):
-            m, n, slices = ANY_BITS
-            wide = -(-slices * SLICE // fmt.unit)
-            rows = any_blocks(fmt, n * wide * fmt.unit // fmt.block_size, self.run.options.seed).reshape(n, -1)
-            x = drawn((m - 1, wide * fmt.unit), self.gemm.x, self.run.options.seed)
-            self._other_shape(rows, wide * fmt.unit, x, " of any bits")
+            for m, n, slices in ANY_BITS:
+                wide = -(-slices * SLICE // fmt.unit)
+                blocks = any_blocks(fmt, n * wide * fmt.unit // fmt.block_size, self.run.options.seed)
+                x = drawn((m - 1, wide * fmt.unit), self.gemm.x, self.run.options.seed)
+                self._other_shape(blocks.reshape(n, -1), wide * fmt.unit, x, " of any bits")
         x = every_size(self.tensor.k)
         self._check_quantizer(x, self.semantics.bytes_of(x))
 

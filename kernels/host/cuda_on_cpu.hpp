@@ -16,11 +16,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#if defined(__linux__)
+#include <link.h>
+#endif
 #include <sys/mman.h>
 #if defined(__SSE4_1__)
 #include <immintrin.h>
@@ -35,8 +40,14 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __restrict__ __restrict
-// One block at a time runs on an operating-system thread, so its shared memory is that thread's.
+// One block at a time runs on an operating-system thread, so its shared memory is that thread's. A launch begins with
+// UNSET in it: what no thread has written is a NaN, a large word or -1, as good as what a GPU has there.
 #define __shared__ static thread_local
+// Bytes at a multiple of 1024, as many as the launch was given.
+#define DYNAMIC_SHARED(NAME) uint8_t* const NAME = cuda_on_cpu::runner->dynamic_shared()
+
+// An address in the library that this is compiled into, whatever others have been loaded.
+[[maybe_unused]] static void cuda_on_cpu_here() {}
 
 namespace cuda_on_cpu {
 
@@ -171,6 +182,32 @@ constexpr size_t STACK_BYTES = 512 << 10;
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
 
+constexpr int UNSET = 0xFF;  // of each byte
+
+// What a block may have on any card, and as much again as a kernel may reach outside unpunished by the processor.
+constexpr size_t MOST_SHARED = 232448, SHARED_GUARD = 4096;
+
+// Fills this library's zero-initialized thread-local variables with UNSET: the shared memory of this thread's blocks,
+// and `runner`, which is to be set again. Elsewhere than on Linux they stay as they are.
+inline void unset_shared() {
+#if defined(__linux__)
+    const auto fill = [](dl_phdr_info* library, size_t, void* inside) {
+        const ElfW(Phdr) *tls = nullptr;
+        bool ours = false;
+        for (int i = 0; i < library->dlpi_phnum; ++i) {
+            const auto& part = library->dlpi_phdr[i];
+            if (part.p_type == PT_TLS) tls = &part;
+            if (part.p_type == PT_LOAD && (uintptr_t)inside - library->dlpi_addr - part.p_vaddr < part.p_memsz) ours = true;
+        }
+        if (!ours) return 0;
+        if (tls && library->dlpi_tls_data)
+            memset((char*)library->dlpi_tls_data + tls->p_filesz, UNSET, tls->p_memsz - tls->p_filesz);
+        return 1;
+    };
+    dl_iterate_phdr(fill, (void*)&cuda_on_cpu_here);
+#endif
+}
+
 // A stack and its guard page are two mappings, of which Linux grants a process 65,530: with blocks of 1024 threads, 32
 // workers would need more. So workers are limited, not stacks unguarded.
 constexpr uint64_t MOST_FIBERS = 24000;
@@ -265,10 +302,35 @@ class BlockRunner {
         return named_[id];
     }
     Warp& warp() { return warps_[current_->thread / 32]; }
+
+    uint8_t* dynamic_shared() {
+        if (!shared_) {
+            shared_.reset((uint8_t*)aligned_alloc(1024, SHARED_ROOM));
+            if (!shared_) {
+                fputs("cuda_on_cpu: no memory for shared memory\n", stderr);
+                abort();
+            }
+            memset(shared_.get(), UNSET, SHARED_ROOM);
+        }
+        return shared_.get() + SHARED_GUARD;
+    }
+    // Whether a block has written outside the bytes of dynamic shared memory that it was given.
+    bool kept_within(size_t shared) const {
+        if (!shared_) return true;
+        const auto unset = [](uint8_t byte) { return byte == UNSET; };
+        const uint8_t *all = shared_.get(), *begin = all + SHARED_GUARD;
+        return std::all_of(all, begin, unset) && std::all_of(begin + shared, all + SHARED_ROOM, unset);
+    }
+
+    std::map<const void*, Barrier> mbarriers;  // of the running block; the next one's init takes their places
     int lane() const { return (int)(current_->thread % 32); }
 
   private:
-    static constexpr size_t GUARD = 4096;
+    static constexpr size_t GUARD = 4096, SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
+    static_assert(SHARED_ROOM % 1024 == 0, "aligned_alloc");
+    struct Free {
+        void operator()(uint8_t* p) const { free(p); }
+    };
 
     Fiber* fresh() {
         if (used_ == fibers_.size()) {
@@ -321,14 +383,19 @@ class BlockRunner {
     size_t used_ = 0;
     Fiber* current_ = nullptr;
     Context main_;
+    std::unique_ptr<uint8_t, Free> shared_;
 };
 
 // ---- launch --------------------------------------------------------------------------------------------------------
 
+enum Outcome { DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2 };
+
 template <class... Args, size_t... I>
-bool run_blocks(void (*kernel)(Args...), void** args, std::index_sequence<I...>, Dim3 grid, Dim3 block,
-                std::atomic<uint64_t>& next, uint64_t chunk) {
+Outcome run_blocks(void (*kernel)(Args...), void** args, std::index_sequence<I...>, Dim3 grid, Dim3 block,
+                   size_t shared, std::atomic<uint64_t>& next, uint64_t chunk) {
     BlockRunner own;
+    runner = &own;  // now this thread has the variables
+    unset_shared();
     runner = &own;
     gridDim = grid;
     blockDim = block;
@@ -342,28 +409,30 @@ bool run_blocks(void (*kernel)(Args...), void** args, std::index_sequence<I...>,
         }
     }
     runner = nullptr;
-    return ok;
+    return !ok ? STUCK : own.kept_within(shared) ? DONE : OUTSIDE_SHARED;
 }
 
-// args[i] points to the value of parameter i, as in cuLaunchKernel. Returns 0, or 1 after a barrier that some threads
-// of a block never reached.
+// args[i] points to the value of parameter i, as in cuLaunchKernel; `shared` bytes of dynamic shared memory. Returns
+// an Outcome: STUCK after a barrier that some threads of a block never reached.
 template <class... Args>
-int launch(void (*kernel)(Args...), const unsigned* grid3, const unsigned* block3, void** args, int threads) {
+int launch(void (*kernel)(Args...), const unsigned* grid3, const unsigned* block3, void** args, unsigned shared,
+           int threads) {
     const Dim3 grid{grid3[0], grid3[1], grid3[2]}, block{block3[0], block3[1], block3[2]};
     const uint64_t blocks = grid.count();
     const uint64_t most = std::min<uint64_t>(blocks / 4, MOST_FIBERS / std::max<uint64_t>(1, block.count()));
     const int workers = (int)std::max<uint64_t>(1, std::min<uint64_t>(threads, most));
     const uint64_t chunk = std::max<uint64_t>(1, blocks / (16 * (uint64_t)workers));
     std::atomic<uint64_t> next{0};
-    std::atomic<bool> ok{true};
+    std::atomic<int> worst{DONE};
     const auto work = [&] {
-        if (!run_blocks(kernel, args, std::index_sequence_for<Args...>{}, grid, block, next, chunk)) ok = false;
+        const int found = run_blocks(kernel, args, std::index_sequence_for<Args...>{}, grid, block, shared, next, chunk);
+        if (found != DONE) worst = found;
     };
     std::vector<std::thread> pool;
     for (int i = 1; i < workers; ++i) pool.emplace_back(work);
     work();
     for (auto& t : pool) t.join();
-    return ok ? 0 : 1;
+    return worst;
 }
 
 template <class T>
@@ -385,8 +454,9 @@ T from_slot(uint64_t slot) {
 
 // Gives kernel NAME an entry point that the harness can call.
 #define CPU_KERNEL(NAME)                                                                                        \
-    extern "C" int NAME##_launch(const unsigned* grid, const unsigned* block, void** args, int threads) {       \
-        return cuda_on_cpu::launch(NAME, grid, block, args, threads);                                           \
+    extern "C" int NAME##_launch(const unsigned* grid, const unsigned* block, void** args, unsigned shared,     \
+                                 int threads) {                                                                 \
+        return cuda_on_cpu::launch(NAME, grid, block, args, shared, threads);                                   \
     }
 
 // ---- the built-in functions ----------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 // Hopper's asynchronous instructions on the CPU: a copy is done at once, a barrier is a Barrier of cuda_on_cpu.hpp beside
 // the kernel's 8 bytes, a product reads its operand's bytes through the same swizzle.
 #pragma once
-#include <map>
-
 #include "cuda_on_cpu.hpp"
 
 struct MBarrier {
@@ -10,14 +8,9 @@ struct MBarrier {
     int pending;                    // bytes that are expected
 };
 
-namespace cuda_on_cpu {
-// Barriers of the block that runs on this thread; the next block's init takes their places.
-inline thread_local std::map<MBarrier*, Barrier> mbarriers;
-}  // namespace cuda_on_cpu
-
 inline void mbarrier_init(MBarrier* b, int arrivals) {
     b->pending = 0;
-    b->barrier = &(cuda_on_cpu::mbarriers[b] = cuda_on_cpu::Barrier{arrivals});
+    b->barrier = &(cuda_on_cpu::runner->mbarriers[b] = cuda_on_cpu::Barrier{arrivals});
 }
 inline void mbarrier_init_done() { __syncthreads(); }
 inline void mbarrier_arrive(MBarrier* b) { b->barrier->arrive(); }
@@ -34,7 +27,6 @@ template <int>
 void fewer_registers() {}
 template <int>
 void more_registers() {}
-#define DYNAMIC_SHARED(NAME) alignas(1024) static thread_local uint8_t NAME[232448]
 
 struct SharedMatrix {
     const uint8_t* start;
