@@ -262,6 +262,28 @@ def test_a_run_goes_on_where_it_stopped(
     assert len((tmp_path / "seen").read_text().splitlines()) == len(seen) + len(again)
 
 
+def test_survivors_are_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--again` those that nothing explains, `--again-all` every one but what a compiler proved or this run judged."""
+
+    def batch(self: kill.Bench, some: list[mutator.Mutant]) -> Any:
+        for m in some:
+            yield {"id": m.id, "outcome": "killed", "by": "anew"}
+
+    monkeypatch.setattr(kill.Bench, "batch", batch)
+    names = [m.id for m in kill.population(KERNELS)[NAIVE]]
+    outcomes = [
+        ("killed", ""), ("missed", ""), ("same", ""), ("same", "said"), ("same", kill.SAME_CODE), ("uncompilable", ""),
+    ]  # fmt: skip
+    rest = [("unobservable", "")] * (len(names) - len(outcomes))
+    before = {i: {"id": i, "outcome": o, "by": by} for i, (o, by) in zip(names, [*outcomes, *rest], strict=True)}
+    only = ["--only", NAIVE, "-j", "1"]
+    for more, judged in (([], []), (["--again"], [1, 2]), (["--again-all"], [3]), (["--again-all"], [])):
+        asked = options(tmp_path, *only, *more)
+        had = set(kill.finished(asked.lines))
+        assert kill.run(asked, lambda r: bool(r["by"]), before) == 0
+        assert set(kill.finished(asked.lines)) - had == {names[i] for i in judged}
+
+
 def test_no_mutant_of_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert kill.run(options(tmp_path, "--mutant", "common.cuh:1:1:none")) == 2
     assert "no mutant is called common.cuh:1:1:none" in capsys.readouterr().err
@@ -331,9 +353,24 @@ def test_outcomes_and_gates_as_codes() -> None:
         report.decoded("X00")
 
 
+def test_records_of_earlier_runs() -> None:
+    """What a run goes on from: all that the report needs, of the files that have not changed since."""
+    then = {"gemm/a.cu": "0", "pack/b.cu": "1"}
+    data = {"kill": report.collected(RECORDS, {"gemm/a.cu": 40, "pack/b.cu": 5}, then)}
+    known = report.records(data, then)
+    assert known.keys() == RECORDS.keys()
+    assert report.collected(known, {"gemm/a.cu": 40, "pack/b.cu": 5}, then) == data["kill"]
+    assert known["gemm/a.cu:9:3:x"]["by"] == "M=1"
+    assert known["pack/b.cu:1:4:y"]["overreads"]
+    changed = report.records(data, {"gemm/a.cu": "2", "pack/b.cu": "1"})
+    assert {name for name in RECORDS if name.startswith("pack/")} == changed.keys()
+    assert report.records(data, {"pack/b.cu": "1"}) == changed
+    assert report.records({}, then) == {}
+
+
 def test_table_and_page(tmp_path: Path) -> None:
     beside = [{"id": "gemm/a.cu:1:1:x", "outcome": "missed", "by": "M=7", "diff": "seen"}]
-    kill_part = report.collected(RECORDS, {"gemm/a.cu": 40, "pack/b.cu": 5}, "0", beside)
+    kill_part = report.collected(RECORDS, {"gemm/a.cu": 40, "pack/b.cu": 5}, {"gemm/a.cu": "0"}, beside)
     data = {"kill": kill_part, "catalogue": {"k": {"f": "K01"}}}
     path = tmp_path / "results.json"
     report.save(path, data)

@@ -54,10 +54,11 @@ CUT_M = (3, 5)
 #: And once a type with its blocks laid out anew: tokens, rows, and slices of 32 a row. One output; a little more than a
 #: tile in one direction and less in the others; rows so long that rings of stages turn, activations are taken in parts
 #: and sums are split; more rows than thread blocks take at a time; with 1 to 7 blocks of activations past a multiple of
-#: eight.
+#: eight; and whole rounds and tiles, as large models have.
 SHAPES = (
     (1, 1, 1), (2, 7, 9), (5, 129, 1), (33, 257, 2), (131, 33, 2), (1, 34, 200), (2, 40, 90), (3, 65, 300),
-    (4, 33, 120), (7, 70, 40), (12, 33, 100), (20, 66, 100), (34, 40, 70), (66, 2100, 1), (1, 4300, 7), (300, 65, 3),
+    (4, 33, 128), (7, 70, 40), (12, 33, 100), (20, 66, 100), (34, 40, 70), (66, 2100, 1), (1, 4300, 7), (300, 65, 3),
+    (64, 2100, 1),
 )  # fmt: skip
 #: And with blocks of any bits; rows of one block show scales that vanish in a sum with larger ones.
 ANY_BITS = ((6, 70, 24), (6, 1700, 1))
