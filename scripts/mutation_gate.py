@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gguf
 import numpy as np
@@ -36,6 +36,8 @@ from harness.verification import verify
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+_T = TypeVar("_T")
+_A = TypeVar("_A", bound=npt.NDArray[Any])
 
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "fixtures"
@@ -135,6 +137,7 @@ class Call:
         expected: the exact product; None where the call is no part of the gate, or of no product.
         values: the float32 product of the dequantized weights and the values before they were quantized.
         fair: which of the other gates the shipped kernel's own output passes.
+        units: what runs for it, of its weights' packing too: a mutant of another unit changes nothing of it.
     """
 
     kind: str
@@ -145,6 +148,7 @@ class Call:
     values: npt.NDArray[np.float64] | None = None
     fair: dict[str, bool] = field(default_factory=dict)
     what: str = ""
+    units: frozenset[Unit] = frozenset()
 
     @property
     def work(self) -> int:
@@ -166,19 +170,29 @@ class _LoadingHost(CpuHost):
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
         self.units: dict[Unit, set[str]] = {}
+        self._asked: set[Unit] = set()
+
+    def watched(self, f: Callable[..., _T], *args: Any) -> tuple[_T, frozenset[Unit]]:
+        """What f returns, and the units that it asks for."""
+        self._asked = set()
+        found = f(*args)
+        return found, frozenset(self._asked)
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
-        self.units.setdefault(Unit(file, tuple(defines.items())), set()).add(entry)
+        unit = Unit(file, tuple(defines.items()))
+        self.units.setdefault(unit, set()).add(entry)
+        self._asked.add(unit)
         return super().load(root, file, entry, defines, target)
 
 
 class _Recorder(Kernel):
     """A shipped kernel that writes down what it is asked and what it gave."""
 
-    def __init__(self, subject: Subject, host: CpuHost, calls: Calls) -> None:
+    def __init__(self, subject: Subject, host: _LoadingHost, calls: Calls) -> None:
         super().__init__(subject.on(host).spec, host)
-        self._calls, self._subject = calls, subject
-        self._known: dict[int, int] = {}
+        self._calls, self._subject, self._loads = calls, subject, host
+        #: Weights by their identity: their number, and the units that made them.
+        self._known: dict[int, tuple[int, frozenset[Unit]]] = {}
         self._kept: list[Weights] = []
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
@@ -189,31 +203,29 @@ class _Recorder(Kernel):
         return fmt.name == self._subject.fmt
 
     def upload(self, fmt: WeightFormat, rows: Bytes) -> Weights:
-        weights = super().upload(fmt, rows)
-        self._known[id(weights)] = len(self._calls.matrices)
+        weights, units = self._loads.watched(super().upload, fmt, rows)
+        self._known[id(weights)] = len(self._calls.matrices), units
         self._kept.append(weights)
         self._calls.matrices.append(rows.copy())
         return weights
 
-    def _note(self, kind: str, weights: Weights | None, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-        number = -1 if weights is None else self._known[id(weights)]
-        self._calls.calls.append(Call(kind, number, x.copy(), y.copy()))
-
-    def quantize(self, x: Floats) -> Bytes:
-        y = super().quantize(x)
-        if self.semantics == "q8_1":
-            self._note("quantize", None, x, y)
+    def note(self, kind: str, f: Callable[..., _A], weights: Weights | None, x: npt.NDArray[Any], what: str = "") -> _A:
+        """What the shipped f gives of x, written down."""
+        number, made_by = (-1, frozenset[Unit]()) if weights is None else self._known[id(weights)]
+        y, units = self._loads.watched(f, *([] if weights is None else [weights]), x)
+        self._calls.calls.append(Call(kind, number, x.copy(), y.copy(), what=what, units=units | made_by))
         return y
 
-    def gemm(self, weights: Weights, x: Bytes) -> Floats:
-        y = super().gemm(weights, x)
-        self._note("gemm", weights, x, y)
-        return y
+    def quantize(self, x: Floats, what: str = "") -> Bytes:
+        if self.semantics != "q8_1":
+            return super().quantize(x)
+        return self.note("quantize", super().quantize, None, x, what)
 
-    def product(self, weights: Weights, x: Floats) -> Floats:
-        y = super().product(weights, x)
-        self._note("product", weights, x, y)
-        return y
+    def gemm(self, weights: Weights, x: Bytes, what: str = "") -> Floats:
+        return self.note("gemm", super().gemm, weights, x, what)
+
+    def product(self, weights: Weights, x: Floats, what: str = "") -> Floats:
+        return self.note("product", super().product, weights, x, what)
 
 
 @dataclass
@@ -358,32 +370,30 @@ def probe_bytes(rng: np.random.Generator, m: int, k: int) -> Bytes:
     return structs.view(np.uint8).reshape(m, -1)
 
 
-def _probes(subject: Subject, host: CpuHost) -> Calls:
+def _probes(subject: Subject, host: _LoadingHost) -> Calls:
     rng = np.random.default_rng(11)
-    kernel, fmt = subject.on(host), subject.weights
+    fmt = subject.weights
     calls = Calls(fmt)
+    kernel = _Recorder(subject, host, calls)
     for m, n, slices in _SHAPES:
         k = -(-slices * 32 // fmt.unit) * fmt.unit if isinstance(fmt, BlockFormat) else slices * 37
-        w = probe_weights(rng, fmt, n, k)
-        weights = kernel.upload(fmt, w)
-        calls.matrices.append(w)
+        weights = kernel.upload(fmt, probe_weights(rng, fmt, n, k))
         x = probe_values(rng, m, k)
         what = f"M={m} N={n} K={k}"
-        calls.calls.append(Call("product", len(calls.matrices) - 1, x, kernel.product(weights, x), what=what))
+        kernel.product(weights, x, what)
         if kernel.semantics == "q8_1":
-            b = probe_bytes(rng, m, k)
-            calls.calls.append(Call("gemm", len(calls.matrices) - 1, b, kernel.gemm(weights, b), what=what))
-            calls.calls.append(Call("quantize", -1, x, kernel.quantize(x), what=f"M={m} K={k}"))
+            kernel.gemm(weights, probe_bytes(rng, m, k), what)
+            kernel.quantize(x, f"M={m} K={k}")
     if kernel.semantics == "q8_1":  # every size, ties, blocks of few values, NaN and infinities are not valid input
         x = np.ldexp(rng.standard_normal((64, 96)), rng.integers(-140, 120, (64, 1))).astype(np.float32)
-        calls.calls.append(Call("quantize", -1, x, kernel.quantize(x), what="every size"))
+        kernel.quantize(x, "every size")
         x = (rng.integers(-254, 255, (64, 96)) / 2).astype(np.float32)
         x[:, ::32] = 127
-        calls.calls.append(Call("quantize", -1, x, kernel.quantize(x), what="ties"))
+        kernel.quantize(x, "ties")
         # where 1/d is no float, and x·(1/d) falls below the half that x/d is
         x = np.float32(rng.integers(0, 126, (64, 96)) + 0.5) * np.arange(40, 104, dtype=np.float32)[:, None]
         x[:, ::32] = 127 * np.arange(40, 104, dtype=np.float32)[:, None]
-        calls.calls.append(Call("quantize", -1, x, kernel.quantize(x), what="ties of d = 40 … 103"))
+        kernel.quantize(x, "ties of d = 40 … 103")
     calls.calls.sort(key=lambda c: c.work)
     return calls
 
@@ -398,6 +408,7 @@ class MutantHost(CpuHost):
     def __init__(self, changed: dict[Unit, tuple[Any, str]]) -> None:
         super().__init__(1)
         self._changed = changed
+        self.changed = frozenset(changed)
         self.noted: list[str] = []
         #: Whether inputs end where memory does, so that reading on is a crash.
         self.guarded = False
@@ -454,7 +465,7 @@ def _differs(y: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
 
 
 def _outputs(subject: Subject, host: MutantHost, calls: Calls) -> Iterator[tuple[Call, npt.NDArray[Any], str | None]]:
-    """Each call with what the mutant gave, and what the host or the packing noted of it."""
+    """Each call that runs what is changed, with what the mutant gave, and what the host or the packing noted of it."""
     kernel = subject.on(host)
     uploaded: dict[int, Weights] = {}
     original: Callable[..., tuple[Bytes, bool]] = packing.unpacked
@@ -471,6 +482,8 @@ def _outputs(subject: Subject, host: MutantHost, calls: Calls) -> Iterator[tuple
     packing.unpacked = noting
     try:
         for call in calls.calls:
+            if call.units.isdisjoint(host.changed):
+                continue
             host.noted.clear()
             if call.kind == "quantize":
                 y: npt.NDArray[Any] = kernel.quantize(call.x)

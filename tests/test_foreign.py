@@ -451,6 +451,11 @@ def test_wrong_cuda_declarations(old: str, new: str, said: str) -> None:
             "if (i & 1) __syncthreads(); else __syncwarp(); y[i] = acc;",
             "wait at a barrier that the others never reach",
         ),
+        (
+            "y[i] = acc;",
+            "DYNAMIC_SHARED(room); room[threadIdx.x] = 1; y[i] = acc;",
+            r"wrote outside its 0 bytes of dynamic shared memory$",
+        ),
         ("block = 128", 'block = "M * 1000"', r"its block at M=5, N=7, K=96 is 5000 × 1 × 1, which CUDA does not"),
         (
             'grid = "ceil(M * N, 128)"',
@@ -469,6 +474,13 @@ def test_faults_of_cuda(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert root.is_dir()
     kernel.close()
     assert not root.exists()
+
+
+def test_cuda_that_takes_shared_memory_for_zeros(tmp_path: Path) -> None:
+    new = "__shared__ float sums[128]; float& acc = sums[threadIdx.x]; if (K == 32) acc = 0.0f;"
+    kernel = open_kernel(f"{altered(tmp_path, 'cuda_q4_0.cu', 'float acc = 0.0f;', new)}:gemm", CpuHost(1))
+    assert not multiplied(kernel)
+    kernel.close()
 
 
 def test_cuda_that_does_not_end(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ api.py, output to float[M][N]) and integers, in the order that is declared. Expr
 
 The file is compiled by the C++ compiler for the CPU and by NVRTC for a GPU, so it includes no header of CUDA or of the
 C++ library: a half is its 16 bits. It may include files beside or below it, by `#include "…"`. Dynamic shared memory is
-declared by DYNAMIC_SHARED(name), which is given: bytes at a multiple of 1024.
+declared by DYNAMIC_SHARED(name), which is given: bytes at a multiple of 1024. On the CPU all shared memory begins as
+0xFF, and a byte that is written outside the dynamic part is a finding.
 """
 
 from __future__ import annotations

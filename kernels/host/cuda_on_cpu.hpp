@@ -184,7 +184,7 @@ constexpr size_t STACK_BYTES = 64 << 10;
 
 constexpr int UNSET = 0xFF;  // of each byte
 
-// What a block may have on any card, and as much again as a kernel may reach outside unpunished by the processor.
+// Dynamic shared memory: the most that any card gives a block, and what lies before and after it here.
 constexpr size_t MOST_SHARED = 232448, SHARED_GUARD = 4096;
 
 // Fills this library's zero-initialized thread-local variables with UNSET: the shared memory of this thread's blocks,
@@ -302,6 +302,9 @@ class BlockRunner {
         return named_[id];
     }
     Warp& warp() { return warps_[current_->thread / 32]; }
+    int lane() const { return (int)(current_->thread % 32); }
+
+    std::map<const void*, Barrier> mbarriers;  // of the running block; the next one's init takes their places
 
     uint8_t* dynamic_shared() {
         if (!shared_) {
@@ -314,16 +317,14 @@ class BlockRunner {
         }
         return shared_.get() + SHARED_GUARD;
     }
-    // Whether a block has written outside the bytes of dynamic shared memory that it was given.
+    // Whether no block has written outside the bytes of dynamic shared memory that it was given.
     bool kept_within(size_t shared) const {
         if (!shared_) return true;
         const auto unset = [](uint8_t byte) { return byte == UNSET; };
         const uint8_t *all = shared_.get(), *begin = all + SHARED_GUARD;
-        return std::all_of(all, begin, unset) && std::all_of(begin + shared, all + SHARED_ROOM, unset);
+        return std::all_of(all, begin, unset) &&
+               std::all_of(begin + std::min(shared, MOST_SHARED), all + SHARED_ROOM, unset);
     }
-
-    std::map<const void*, Barrier> mbarriers;  // of the running block; the next one's init takes their places
-    int lane() const { return (int)(current_->thread % 32); }
 
   private:
     static constexpr size_t GUARD = 4096, SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
