@@ -56,9 +56,8 @@ def subjects(root: Path, file: str) -> list[Subject]:
     """Kernels and types that show what changed in a file, the cheap ones first. A mutant is tried on all of them until
     one kills it."""
     users = [s for s in KERNELS.values() if f'#include "{Path(file).name}"' in (root / s.file).read_text()]
-    of_file = [s for s in KERNELS.values() if s.file == file] + (
-        users if file.endswith(".cu") else []
-    )  # 09 is 07 again
+    own = [s for s in KERNELS.values() if s.file == file]
+    of_file = [*users, *own] if file.endswith(".cu") else []  # 09 is 07 again, and has smaller tiles: it is faster here
     if of_file:
         kinds = _PACKED_KINDS if of_file[0].formats is not None else _KINDS
         return [Subject(spec.name, fmt) for spec in of_file for fmt in kinds]
@@ -74,8 +73,7 @@ def subjects(root: Path, file: str) -> list[Subject]:
     by_hand = {
         "common.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_naive", "Q2_K"), ("q8_1_naive", "Q5_1"),
                        ("q8_1_dp4a_tiled", "Q4_0"), ("q8_1_tiled", "Q2_K"), ("q8_1_tiled", "Q5_1")],
-        "packed.cuh": [("q8_1_gemv", "Q4_0"), ("q8_1_gemv", "Q5_1"), ("q8_1_wgmma", "Q4_0"), ("q8_1_wgmma", "Q8_0"),
-                       ("q8_1_wgmma", "Q5_1"), ("q8_1_gemv", "Q8_0")],
+        "packed.cuh": [(kernel, fmt) for kernel in ("q8_1_gemv", "q8_1_split_k") for fmt in _PACKED_KINDS],
         "quantize/q8_1.cu": [("q8_1_naive", "Q4_0")],
         "quantize/q8_1.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_wgmma", "Q4_0"), ("q8_1_gemv", "Q4_0")],
         "pack/activations.cu": [("q8_1_wgmma", "Q4_0"), ("q8_1_wgmma", "Q8_0"), ("q8_1_split_k", "Q5_1")],
