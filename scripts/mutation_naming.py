@@ -220,7 +220,7 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
 
 
 def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Counts of answers, by fault and format, and every one that is no right name."""
+    """Counts of answers, by fault and format, and every one that is not right."""
     counts = Counter(o.answer for o in outcomes)
     by_fault: dict[str, Counter[str]] = {}
     by_type: dict[str, Counter[str]] = {}
@@ -232,7 +232,10 @@ def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "products": len(outcomes), "answers": dict(counts), "changing": len(outcomes) - counts[SILENT],
         "by fault": {k: dict(v) for k, v in by_fault.items()}, "by type": {k: dict(v) for k, v in by_type.items()},
         "named together": dict(together.most_common()),
-        **{name: [vars(o) for o in outcomes if o.answer == name] for name in (WRONG, UNKNOWN, DEFINITION)},
+        **{
+            name: [vars(o) for o in outcomes if o.answer == name and (o.fault or name != UNKNOWN)]
+            for name in (WRONG, UNKNOWN, DEFINITION)
+        },
     }  # fmt: skip
 
 
