@@ -300,7 +300,7 @@ def test_sanitizers_see(tmp_path: Path, name: str, file: str, old: str, new: str
     assert re.search("AddressSanitizer: (heap|stack)-buffer-(over|under)flow", done.stderr), done.stderr[-2000:]
 
 
-@at_once("Q4_0", "Q5_1", "Q8_0")
+@at_once("Q5_1")
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """For Hopper, and what runs elsewhere for every card."""
     try:
