@@ -201,9 +201,9 @@ def test_shared_memory_begins_unset(build: Build) -> None:
         __syncthreads();
         y[64 * blockIdx.x + t] = t < 32 ? some[t] : ((float*)more)[t - 32];
     }"""
-    for workers in (1, 2):
+    for workers, change in ((1, "#1"), (2, "#2"), (1, "#3")):  # a new library each: what one finds is not another's
         host = CpuHost(workers)
-        kernel = build(source, host)
+        kernel = build(f"{source}  // {change}", host)
         for write in (0, 32, 5):
             out = host.output(4 * 64 * 40)
             host.launch(kernel, (40, 1, 1), (64, 1, 1), [out, np.int32(write)], shared=128)

@@ -212,12 +212,14 @@ inline void unset_shared() {
 // workers would need more. So workers are limited, not stacks unguarded.
 constexpr uint64_t MOST_FIBERS = 24000;
 
+// Thread-local variables are static: an inline one would be that of the first library that the process loaded, and
+// writing it would not make the loader give this thread those of this library, which unset_shared() fills.
 class BlockRunner;
-inline thread_local BlockRunner* runner = nullptr;
+static thread_local BlockRunner* runner = nullptr;
 
 }  // namespace cuda_on_cpu
 
-inline thread_local cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
+static thread_local cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_on_cpu {
 
