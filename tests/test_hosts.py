@@ -316,8 +316,9 @@ def test_ucontext_fibers(tmp_path: Path) -> None:
     """The switch for machines other than x86-64, compiled here."""
     shuffles = SHUFFLES.replace("WORD", "uint32_t").replace("void k", "void shuffles")
     root = with_kernel(tmp_path, REDUCTION + 'extern "C" __global__ ' + shuffles)
-    header = root / "host" / "cuda_on_cpu.hpp"
-    header.write_text(header.read_text().replace("defined(__x86_64__)", "0"))
+    for name in ("cuda_on_cpu.hpp", "standard.hpp"):
+        header = root / "host" / name
+        header.write_text(header.read_text().replace("defined(__x86_64__)", "0"))
     host = CpuHost(1)
     x = np.arange(7 * 100, dtype=np.int32)
     got = run(host, host.load(root, "k.cu", "k", {}), 7, 100, np.empty((7, 2), np.int64), x, np.int32(2))
@@ -549,7 +550,7 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for root in (one, one, same):
         host = CpuHost(1)
         assert host.load(root, "k.cu", "k", {}) is host.load(root, "k.cu", "k", {})
-    assert len(compiled) == len(list(cache.iterdir())) == 1
+    assert len(compiled) == len(list(cache.glob("*.so"))) == 1
 
     changed = with_kernel(tmp_path / "changed", WRITE_A_BYTE.replace("7", "8"))
     host = CpuHost(1)
@@ -562,7 +563,48 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert len({tree_hash(r) for r in (one, same, changed, header)}) == 3
     host.load(one, "k.cu", "k", {"UNUSED": "1"})
     CpuHost(1, ["-O1"]).load(one, "k.cu", "k", {})
-    assert len(compiled) == len(list(cache.iterdir())) == 4
+    assert len(compiled) == len(list(cache.glob("*.so"))) == 4
+
+
+@pytest.mark.parametrize("damage", ["none", "missing", "cut short", "empty"])
+def test_precompiled_header(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path], damage: str
+) -> None:
+    """A kernel is the same bytes with and without it, and whatever becomes of it; what GCC chokes on is made anew."""
+    if "Free Software Foundation" not in compiler._said_of_version(compiler.compiler()):
+        assert compiler.precompiled() is None
+        pytest.skip("only GCC's are used")
+    commands: list[Sequence[str]] = []
+    original = compiler._run
+
+    def noting(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return original(command)
+
+    there = compiler.precompiled()
+    assert there is not None
+    monkeypatch.setattr(base, "cache_dir", lambda: tmp_path)
+    for path in (there, compiler._made_of(there)):
+        shutil.copy(path, tmp_path)
+    made = tmp_path / compiler._made_of(there).name
+    whole = made.stat().st_size
+    assert whole > 1e6
+    if damage == "missing":
+        made.unlink()
+    elif damage != "none":
+        os.truncate(made, {"cut short": whole // 2, "empty": 0}[damage])
+
+    monkeypatch.setattr(compiler, "_run", noting)
+    unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
+    with_it, without = (
+        compiler._compile(roots(WRITE_A_BYTE), unit, [option]) for option in ("-DFORMAT=Q4_0", "-ggdb0")
+    )
+    assert with_it == without
+    with_header = ["-include" in command for command in commands]
+    assert with_header == ([True, False, False] if damage == "cut short" else [True, False])
+    assert made.exists() == (damage != "cut short")
+    monkeypatch.setattr(compiler, "_said_of_version", lambda _: "clang version 17")
+    assert compiler.precompiled() is None
 
 
 def test_cache_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import EnvironmentFault
-from .base import cached_file, store, tree_hash
+from .base import cached_file, kernel_root, store, tree_hash
 from .tables import tables_hash, write_headers
 
 # -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.
@@ -39,10 +39,17 @@ def compiler_version() -> str:
     return _version(compiler())
 
 
-@cache
 def _version(path: str) -> str:
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return (done.stdout.splitlines() or [path])[0]
+    return (_said_of_version(path).splitlines() or [path])[0]
+
+
+@cache
+def _said_of_version(path: str) -> str:
+    return _run([path, "--version"]).stdout
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @cache
@@ -75,13 +82,46 @@ def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bo
     return library
 
 
+def precompiled() -> Path | None:
+    """`host/standard.hpp`, and beside it what the compiler made of it, in the cache; None where the compiler is not
+    GCC, or made nothing.
+
+    GCC takes it for the first header that it is told to include; where flags, macros or its own version have changed it
+    reads the text instead.
+    """
+    if "Free Software Foundation" not in _said_of_version(compiler()):
+        return None
+    text = (kernel_root() / "host" / "standard.hpp").read_text()
+    header = cached_file((text, *FLAGS, compiler_version(), cpu_name()), ".hpp")
+    made = _made_of(header)
+    if not (made.exists() and header.exists()):
+        with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+            source, built = Path(folder) / header.name, Path(folder) / made.name
+            source.write_text(text)
+            command = [compiler(), *FLAGS, "-x", "c++-header", str(source), "-o", str(built)]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                return None
+            store(header, text.encode())
+            store(made, built.read_bytes())
+    return header
+
+
+def _made_of(header: Path) -> Path:
+    return header.with_suffix(".hpp.gch")
+
+
 def _compile(root: Path, unit: str, options: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
         source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
         source.write_text(unit)
         write_headers(Path(folder))
         command = [compiler(), *FLAGS, f"-I{root}", f"-I{folder}", *options, str(source), "-o", str(built)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        header = precompiled() if all(o.startswith("-D") for o in options) else None  # it has been made without others
+        if header and _run([*command, "-include", str(header)]).returncode == 0:
+            return built.read_bytes()
+        done = _run(command)  # again, for errors that speak of the unit alone
+        if header and not done.returncode:  # so it was the header: it is damaged
+            _made_of(header).unlink(missing_ok=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
             what = unit.partition("\n")[0].removeprefix("#include ").strip('"')

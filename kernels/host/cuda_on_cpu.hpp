@@ -9,30 +9,7 @@
 #pragma once
 #pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll is nvcc's
 
-#include <algorithm>
-#include <atomic>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <thread>
-#include <tuple>
-#include <utility>
-#include <vector>
-
-#if defined(__linux__)
-#include <link.h>
-#endif
-#include <sys/mman.h>
-#if defined(__SSE4_1__)
-#include <immintrin.h>
-#endif
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
+#include "standard.hpp"
 
 #define __global__
 #define __device__

@@ -43,33 +43,38 @@ void wgmma_wait() {}
 template <int COUNT>
 void wgmma_ready(float (&)[COUNT]) {}
 
+struct WgmmaLane {
+    const uint32_t* a;
+    float* d;
+    bool done;
+};
+typedef float SixteenRows __attribute__((vector_size(64)));
+
+// A lane gives where its registers are. The last one of its warp to come goes on first, and computes for all.
 template <bool ADD, int COUNT>
 void wgmma(float (&d)[COUNT], const uint32_t (&a)[4], SharedMatrix b) {
-    float rows[2][16];  // of this lane's two rows, from its quad
-    const int lane = cuda_on_cpu::runner->lane(), c = lane % 4;
-    for (int pair = 0; pair < 2; ++pair) {
-        const uint64_t* all = cuda_on_cpu::runner->gather(a[2 * pair] | (uint64_t)a[2 * pair + 1] << 32);
-        for (int other = 0; other < 4; ++other) {
-            const uint64_t word = all[(lane & ~3) + other];
-            for (int row = 0; row < 2; ++row)
-                for (int i = 0; i < 2; ++i)
-                    rows[row][8 * pair + 2 * other + i] = half_to_float((uint16_t)(word >> (32 * row + 16 * i)));
+    WgmmaLane own{a, d, false};
+    const uint64_t* given = cuda_on_cpu::runner->gather((uint64_t)(uintptr_t)&own);
+    if (own.done) return;
+    WgmmaLane* lanes[32];
+    for (int l = 0; l < 32; ++l) lanes[l] = (WgmmaLane*)(uintptr_t)given[l];
+    SixteenRows rows[16];  // of a, by k
+    for (int l = 0; l < 32; ++l)
+        for (int i = 0; i < 4; ++i)
+            for (int high = 0; high < 2; ++high)
+                rows[l % 4 * 2 + i / 2 * 8 + high][l / 4 + i % 2 * 8] = half_to_float((uint16_t)(lanes[l]->a[i] >> 16 * high));
+    for (int column = 0; column < 2 * COUNT; ++column) {
+        uint16_t halves[16];
+        for (int k = 0; k < 16; k += 8) {
+            const uintptr_t at = (uintptr_t)b.start + column * 128 + 2 * k;
+            memcpy(&halves[k], (const void*)(at ^ (at >> 7 & 7) << 4), 16);
         }
+        const int first = column / 8 * 4 + column % 2;
+        SixteenRows sums = {};
+        if (ADD)
+            for (int row = 0; row < 16; ++row) sums[row] = lanes[row % 8 * 4 + column % 8 / 2]->d[first + row / 8 * 2];
+        for (int k = 0; k < 16; ++k) sums += rows[k] * half_to_float(halves[k]);
+        for (int row = 0; row < 16; ++row) lanes[row % 8 * 4 + column % 8 / 2]->d[first + row / 8 * 2] = sums[row];
     }
-    for (int j = 0; j < COUNT / 4; ++j) {
-        for (int i = 0; i < 2; ++i) {
-            float column[16];
-            for (int k = 0; k < 16; ++k) {
-                const uintptr_t at = (uintptr_t)b.start + (8 * j + 2 * c + i) * 128 + 2 * k;
-                uint16_t bits;
-                memcpy(&bits, (const void*)(at ^ (at >> 7 & 7) << 4), 2);
-                column[k] = half_to_float(bits);
-            }
-            for (int row = 0; row < 2; ++row) {
-                float sum = ADD ? d[4 * j + 2 * row + i] : 0.0f;
-                for (int k = 0; k < 16; ++k) sum += rows[row][k] * column[k];
-                d[4 * j + 2 * row + i] = sum;
-            }
-        }
-    }
+    for (WgmmaLane* lane : lanes) lane->done = true;
 }

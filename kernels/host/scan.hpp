@@ -6,6 +6,9 @@
 #pragma once
 #include <cerrno>
 #include <unistd.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #ifdef FORMAT
 #include "../formats/all.cuh"
