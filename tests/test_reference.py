@@ -121,9 +121,10 @@ def test_abort_shows_its_last_words(model: Llama) -> None:
 
 
 def test_hang() -> None:
-    with Llama(time_limit=0.5) as process:
+    with Llama() as process:
+        process._time_limit = 0.5  # not of the start, which takes as long on a busy machine
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(EnvironmentFault, match=r"hung in versions|hung in hello: no answer for 0.5 s"):
+        with pytest.raises(EnvironmentFault, match=r"hung in hello: no answer for 0.5 s"):
             process.versions()
 
 

@@ -97,8 +97,14 @@ def test_shared_q8_0_as_it_is(shared_models: Path) -> None:
     assert_verified(run(shared_models / "TinyStories-656K-Q8_0.gguf"))
 
 
-@pytest.mark.parametrize("fmt", FTYPES)
-@pytest.mark.parametrize("source", ["TinyStories-656K-f16.gguf", "stories260K-ggml-org-f32.gguf"])
+@pytest.mark.parametrize(
+    ("source", "fmt"),
+    [
+        pytest.param(source, fmt, marks=[pytest.mark.slow] * (source[0] == "s" and fmt not in ("Q4_0", "Q5_1")))
+        for source in ("TinyStories-656K-f16.gguf", "stories260K-ggml-org-f32.gguf")
+        for fmt in FTYPES
+    ],
+)
 def test_shared_models_quantized(tmp_path: Path, shared_models: Path, llama: Llama, source: str, fmt: str) -> None:
     target = tmp_path / f"model-{fmt}.gguf"
     llama.quantize_file(shared_models / source, target, FTYPES[fmt], pure=True)
