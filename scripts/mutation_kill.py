@@ -52,6 +52,10 @@ _PACKED_KINDS = ("Q4_0", "Q5_1", "Q8_0")
 _PLAIN = ("q8_1_naive", "q8_1_dp4a", "f32_naive")
 
 
+#: Headers that know the type and no other macro: what a ring is made of does not change what is made of them.
+_WITHOUT_MACROS, _RING = ("packed.cuh",), ("X_BLOCKS", "STAGES", "WARPS", "CTAS", "PART_STAGES")
+
+
 def subjects(root: Path, file: str) -> list[Subject]:
     """Kernels and types that show what changed in a file, the cheap ones first. A mutant is tried on all of them until
     one kills it."""
@@ -70,10 +74,11 @@ def subjects(root: Path, file: str) -> list[Subject]:
         some = own or [f for f in users if f in ("Q4_0", "Q5_0", "Q3_K", "Q1_0", "Q2_K", "IQ2_XXS")] or users[:2]
         packed = [Subject("q8_1_gemv", fmt) for fmt in own if KERNELS["q8_1_gemv"].covers(FORMATS[fmt])]
         return [Subject(kernel, fmt) for kernel in _PLAIN for fmt in some] + packed
+    packed = [(kernel, fmt) for fmt in ("Q8_0", "Q5_1", "Q4_0", "Q5_0") for kernel in ("q8_1_split_k", "q8_1_gemv")]
     by_hand = {
         "common.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_naive", "Q2_K"), ("q8_1_naive", "Q5_1"),
                        ("q8_1_dp4a_tiled", "Q4_0"), ("q8_1_tiled", "Q2_K"), ("q8_1_tiled", "Q5_1")],
-        "packed.cuh": [(kernel, fmt) for kernel in ("q8_1_gemv", "q8_1_split_k") for fmt in _PACKED_KINDS],
+        "packed.cuh": packed,
         "quantize/q8_1.cu": [("q8_1_naive", "Q4_0")],
         "quantize/q8_1.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_wgmma", "Q4_0"), ("q8_1_gemv", "Q4_0")],
         "pack/activations.cu": [("q8_1_wgmma", "Q4_0"), ("q8_1_wgmma", "Q8_0"), ("q8_1_split_k", "Q5_1")],
@@ -213,12 +218,16 @@ class Bench:
         return self._gates[subject]
 
     def units(self, subject: Subject, mutant: Mutant) -> list[Unit]:
-        """The subject's units that a mutant's line is part of."""
+        """The subject's units that a mutant's line is part of; of those that differ in the ring alone, the first."""
         gate, last = self.gate(subject), mutant.line + mutant.old.count("\n")
-        return [
+        found = [
             unit for unit in gate.units
             if not gate.alive[unit].get(mutant.file, frozenset()).isdisjoint(range(mutant.line, last + 1))
         ]  # fmt: skip
+        if mutant.file not in _WITHOUT_MACROS:
+            return found
+        first = {(unit.file, *(d for d in unit.defines if d[0] not in _RING)): unit for unit in reversed(found)}
+        return [unit for unit in found if unit in first.values()]
 
     def batch(self, some: Sequence[Mutant]) -> Iterator[Record]:
         """The records of mutants of one file."""

@@ -115,15 +115,23 @@ def closure(root: Path, unit: Unit) -> frozenset[str]:
     return frozenset(re.findall(r'^#line 1 "([^"]+)"', flattened(root, unit), re.MULTILINE))
 
 
+#: A function of a source that is no template's constant: its name, and all up to its closing brace.
+_FUNCTION = re.compile(r"^__device__ __forceinline__ [^\n;{]*?(\w+)\([^;{}]*?\) \{\n.*?^\}", re.MULTILINE | re.DOTALL)
+
+
 @cache
-def lines_alive(root: Path, unit: Unit) -> dict[str, frozenset[int]]:
-    """File → the lines that the preprocessor leaves of it in this unit."""
-    text = _whole(root, [("", flattened(root, unit))], ())
+def lines_alive(root: Path, unit: Unit, entries: tuple[str, ...]) -> dict[str, frozenset[int]]:
+    """File → the lines that the preprocessor leaves of it in this unit, less those of functions that the entries do not
+    call."""
+    text = _whole(root, [("original", flattened(root, unit))], entries)
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        source = Path(folder) / "unit.cpp"
+        source, made = Path(folder) / "unit.cpp", Path(folder) / "unit.o"
         source.write_text(text)
-        command = [compiler(), *MUTANT_FLAGS, f"-I{root}", "-E", str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        command = [compiler(), *MUTANT_FLAGS, f"-I{root}", str(source)]
+        done = subprocess.run([*command, "-E"], capture_output=True, text=True, check=True)
+        # without optimisation a function that is called is there by its name, be it inline or a template's
+        subprocess.run([*command, "-O0", "-c", "-o", str(made)], capture_output=True, check=True)
+        names = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True).stdout
     alive: dict[str, set[int]] = {}
     file, line = "", 0
     for row in done.stdout.splitlines():
@@ -133,6 +141,12 @@ def lines_alive(root: Path, unit: Unit) -> dict[str, frozenset[int]]:
         if row.strip():
             alive.setdefault(file, set()).add(line)
         line += 1
+    for file in closure(root, unit) & alive.keys():
+        whole = _read(root / file)
+        for function in _FUNCTION.finditer(whole):
+            if f"{len(function[1])}{function[1]}" not in names:
+                first = whole.count("\n", 0, function.start()) + 1
+                alive[file] -= set(range(first, first + function[0].count("\n") + 1))
     return {f: frozenset(lines) for f, lines in alive.items()}
 
 

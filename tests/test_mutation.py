@@ -32,6 +32,7 @@ import mutation_report as report
 import mutation_score
 from bench_figures import between_markers
 from mutation_check import agrees
+from mutation_units import Unit, lines_alive
 
 KERNELS = kernel_root()
 FILES = mutator.sources(KERNELS)
@@ -282,6 +283,44 @@ def test_survivors_are_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         had = set(kill.finished(asked.lines))
         assert kill.run(asked, lambda r: bool(r["by"]), before) == 0
         assert set(kill.finished(asked.lines)) - had == {names[i] for i in judged}
+
+
+GEMV, WGMMA = "gemm/q8_1/08_gemv.cu", "gemm/q8_1/07_wgmma.cu"
+RING = {"TOKENS": "2", "WARPS": "8", "STAGES": "2", "X_BLOCKS": "32"}
+TILES = {"TOKENS": "64", "WARPGROUPS": "2", "CTAS": "1", "STAGES": "8", "PART_STAGES": "0"}
+
+
+def line_of(file: str, what: str) -> int:
+    return TEXTS[file][: TEXTS[file].index(what)].count("\n") + 1
+
+
+def unit_of(file: str, macros: dict[str, str]) -> Unit:
+    return Unit(file, tuple({"FORMAT": "Q5_1", "BLOCK_BYTES": "24", **macros}.items()))
+
+
+def test_lines_of_functions_that_nobody_calls() -> None:
+    bytes_of, halves_of = (line_of("packed.cuh", f) for f in ("a[r + 2 * j] = p.codes", "a[j][r + 2 * odd] = two"))
+    constant = line_of("packed.cuh", "constexpr int WORDS")
+    for file, macros, alive, dead in ((GEMV, RING, bytes_of, halves_of), (WGMMA, TILES, halves_of, bytes_of)):
+        lines = lines_alive(KERNELS, unit_of(file, macros), ("gemm",))
+        assert {constant, alive} <= lines["packed.cuh"]
+        assert dead not in lines["packed.cuh"]
+        assert line_of(file, "__launch_bounds__") in lines[file]
+
+
+def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
+    """All that hold its line; of a header without macros, those whose ring alone differs once."""
+    units = [unit_of(GEMV, RING | change) for change in ({}, {"X_BLOCKS": "64"}, {"TOKENS": "4"}, {"STAGES": "3"})]
+    other = unit_of("pack/weights.cu", {"STRIPS": "1"})
+    alive = {unit: {"packed.cuh": frozenset({36, 37}), GEMV: frozenset({31})} for unit in units} | {other: {}}
+    subject = gate.Subject("q8_1_gemv", "Q5_1")
+    none = gate.Calls(subject.weights)
+    bench = kill.Bench(tmp_path)
+    bench._gates[subject] = gate.Gate(subject, none, none, dict.fromkeys(alive, ("gemm",)), alive)
+    in_header, in_source = (next(m for m in mutator.mutants(f, TEXTS[f]) if m.line == line)
+                            for f, line in (("packed.cuh", 36), (GEMV, 31)))  # fmt: skip
+    assert bench.units(subject, in_header) == [units[0], units[2]]
+    assert bench.units(subject, in_source) == units
 
 
 def test_no_mutant_of_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
