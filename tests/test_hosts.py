@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -228,6 +230,19 @@ def test_bytes_outside_dynamic_shared_memory(build: Build, given: int, at: int, 
         with nullcontext() if fine else pytest.raises(KernelFault, match=f"outside its {given} bytes of dynamic"):
             host.launch(kernel, (40, 1, 1), (1, 1, 1), [out, np.int32(at)], shared=given)
         assert not host.download(out).view(np.int32).any()
+
+
+@pytest.mark.parametrize("at", [-600_000, 600_000, 8_000_000])
+def test_far_outside_dynamic_shared_memory(build: Build, at: int) -> None:
+    """Nobody's memory is there: reading it is a crash, as it is a fault on a GPU."""
+    host = CpuHost(1)
+    kernel = build("void k(int* y, int at) { DYNAMIC_SHARED(room); y[0] = room[at]; }", host)
+    child = os.fork()
+    if not child:
+        faulthandler.disable()
+        host.launch(kernel, (1, 1, 1), (1, 1, 1), [host.output(4), np.int32(at)], shared=400)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
 
 
 def in_time(call: Callable[[], object], seconds: float = 30) -> BaseException | None:

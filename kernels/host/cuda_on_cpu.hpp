@@ -287,11 +287,13 @@ class BlockRunner {
 
     uint8_t* dynamic_shared() {
         if (!shared_) {
-            shared_.reset((uint8_t*)aligned_alloc(1024, SHARED_ROOM));
-            if (!shared_) {
+            // further away than the guards lies memory that nobody may touch
+            void* p = mmap(nullptr, SHARED_WALL + SHARED_ROOM + SHARED_WALL, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (p == MAP_FAILED || mprotect((uint8_t*)p + SHARED_WALL, SHARED_ROOM, PROT_READ | PROT_WRITE) != 0) {
                 fputs("cuda_on_cpu: no memory for shared memory\n", stderr);
                 abort();
             }
+            shared_.reset((uint8_t*)p + SHARED_WALL);
             memset(shared_.get(), UNSET, SHARED_ROOM);
         }
         return shared_.get() + SHARED_GUARD;
@@ -307,9 +309,9 @@ class BlockRunner {
 
   private:
     static constexpr size_t GUARD = 4096, SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
-    static_assert(SHARED_ROOM % 1024 == 0, "aligned_alloc");
-    struct Free {
-        void operator()(uint8_t* p) const { free(p); }
+    static constexpr size_t SHARED_WALL = 8 << 20;  // a multiple of any page's size
+    struct Unmap {
+        void operator()(uint8_t* p) const { munmap(p - SHARED_WALL, SHARED_WALL + SHARED_ROOM + SHARED_WALL); }
     };
 
     Fiber* fresh() {
@@ -363,7 +365,7 @@ class BlockRunner {
     size_t used_ = 0;
     Fiber* current_ = nullptr;
     Context main_;
-    std::unique_ptr<uint8_t, Free> shared_;
+    std::unique_ptr<uint8_t, Unmap> shared_;
 };
 
 // ---- launch --------------------------------------------------------------------------------------------------------
