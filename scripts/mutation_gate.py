@@ -260,13 +260,8 @@ def record(subject: Subject, folder: Path, threads: int = 1, probes: bool = True
     calls.calls.sort(key=lambda c: c.work)
     beyond = _probes(subject, host) if probes else Calls(subject.weights)
     units = {unit: tuple(sorted(found)) for unit, found in host.units.items()}
-    return Gate(
-        subject,
-        calls,
-        beyond,
-        units,
-        {unit: lines_alive(kernel_root(), unit, entries) for unit, entries in units.items()},
-    )
+    alive = {unit: lines_alive(kernel_root(), unit, entries) for unit, entries in units.items()}
+    return Gate(subject, calls, beyond, units, alive)
 
 
 def _exact(kernel: Kernel, calls: Calls) -> None:
