@@ -159,8 +159,17 @@ def test_a_scan_of_any_format(fmt: BlockFormat, llama: Llama, rng: np.random.Gen
     assert (scan.minimum is not None) == fmt.has_min
 
 
+#: Codes of 4, 8, 5 + 1 and 6 bits, of a grid and of three values; `make test-all` has the rest.
+ALIKE_OFTEN = ("Q4_0", "Q8_0", "Q5_1", "Q6_K", "IQ3_S", "TQ1_0")
+
+
 @pytest.mark.parametrize(
-    ("name", "option"), [*((name, "-mno-avx512f") for name in FORMATS), ("Q4_0", "-mno-avx"), ("Q8_0", "-mno-avx")]
+    ("name", "option"),
+    [
+        *(pytest.param(f, "-mno-avx512f", marks=[pytest.mark.slow] * (f not in ALIKE_OFTEN)) for f in FORMATS),
+        ("Q4_0", "-mno-avx"),
+        ("Q8_0", "-mno-avx"),
+    ],
 )
 def test_any_processor_scans_alike(
     name: str, option: str, llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,7 +52,13 @@ def assert_placed(report: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "fmt"), [(k, fmt) for k in PLAIN for fmt in LEGACY if k not in TILED or fmt == "Q5_0"]
+    ("kernel", "fmt"),
+    [
+        pytest.param(k, fmt, marks=[pytest.mark.slow] * (k not in TILED and fmt in ("Q4_1", "Q5_0")))
+        for k in PLAIN
+        for fmt in LEGACY
+        if k not in TILED or fmt == "Q5_0"
+    ],
 )
 def test_one_code_off_by_one(tmp_path: Path, llama: Llama, fmt: str, kernel: str) -> None:
     """In one block of one row of the weights, given only to the kernel: row and block are named by both rungs."""

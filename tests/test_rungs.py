@@ -100,8 +100,11 @@ def test_shared_q8_0_as_it_is(shared_models: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "fmt"),
     [
-        pytest.param(source, fmt, marks=[pytest.mark.slow] * (source[0] == "s" and fmt not in ("Q4_0", "Q5_1")))
-        for source in ("TinyStories-656K-f16.gguf", "stories260K-ggml-org-f32.gguf")
+        pytest.param(source, fmt, marks=[pytest.mark.slow] * (fmt not in often))
+        for source, often in (
+            ("TinyStories-656K-f16.gguf", ("Q4_1", "Q5_0", "Q8_0")),
+            ("stories260K-ggml-org-f32.gguf", ("Q4_0", "Q5_1")),
+        )
         for fmt in FTYPES
     ],
 )

@@ -70,7 +70,7 @@ def model_of(fmt: BlockFormat, folder: Path, llama: Llama) -> Path:
 
 
 #: Of most families one type; `make test-all` has the others.
-OFTEN = ("Q2_K", "Q4_K", "Q6_K", "IQ2_XXS", "IQ4_XS", "TQ1_0", "NVFP4")
+OFTEN = ("Q2_K", "Q4_K", "IQ2_XXS", "TQ1_0", "NVFP4")
 
 
 def often(fmt: BlockFormat) -> list[pytest.MarkDecorator]:
