@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ class ChildProcess(ABC):
     """
 
     def __init__(self, verbose: bool = False, stall: float | None = None) -> None:
+        self._hanging_up = threading.Lock()
         self._ours, theirs = socket.socketpair()
         if stall is not None:
             seconds, rest = divmod(stall, 1)
@@ -74,9 +76,15 @@ class ChildProcess(ABC):
         it is woken."""
         self.kill()
         self.wait(seconds)
-        self.link.close()
+        self.hang_up()
         if self.log is not None:
             self.log.close()
+
+    def hang_up(self) -> None:
+        """Close our end, once, also where one thread ends the process and another finds it dead: a descriptor that is
+        closed twice may be somebody else's by then."""
+        with self._hanging_up:
+            self.link.close()
 
     def last_lines(self, nbytes: int) -> list[str]:
         """Those that are not blank of the last bytes that it printed; what it may go on to print is not moved."""

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from harness.audit.reader_process import MAX_WHOLE
-from harness.audit.readers import EXPLAIN, READERS, Readers, Reading, Seen, compare, ours
+from harness.audit.readers import EXPLAIN, READERS, Readers, Reading, Seen, _Child, compare, ours
 from harness.container import RULES, Finding, GgufFile, RefusedFile, check_claims, open_model, parse
 from harness.errors import EnvironmentFault, MalformedFile
 from tests import corpus
@@ -883,6 +883,26 @@ def test_paths_are_relative_to_the_caller(
 def test_every_seen_field_is_compared() -> None:
     """A field that is added to Seen has to be shown and placed too."""
     assert {field for field, *_ in FIELDS} == set(Seen._fields)
+
+
+def test_two_threads_hang_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One ends the process, another waits for its answer: after an interrupt both close our end."""
+    child = _Child(READERS[0])
+    child.greet()
+    close, closed = child.link._close, []
+
+    def slowly() -> None:
+        closed.append(True)
+        time.sleep(0.3)
+        close()
+
+    monkeypatch.setattr(child.link, "_close", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(child.answer)
+        ended = pool.submit(child.close)
+        assert answer.result(30).verdict == "broke"
+        ended.result(30)
+    assert closed == [True]
 
 
 def main() -> None:

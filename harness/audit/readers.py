@@ -260,7 +260,7 @@ class _Child(Spawned):
 
     def _death(self) -> str:
         """How it ended, and its last words."""
-        self.link.close()  # where it lives on, it ends now
+        self.hang_up()  # where it lives on, it ends now
         if not self._hung.is_set():
             self.wait(5)
         self.kill()

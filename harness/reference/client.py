@@ -380,7 +380,7 @@ class Llama:
         finally:
             if not over:
                 self._child.kill()
-                self._link.close()  # nobody may take what is left in it for the answer to another call
+                self._child.hang_up()  # nobody may take what is left in it for the answer to another call
 
     def requantize(
         self, tensor: Tensor, source: Tensor, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
