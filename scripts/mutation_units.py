@@ -115,7 +115,7 @@ def closure(root: Path, unit: Unit) -> frozenset[str]:
     return frozenset(re.findall(r'^#line 1 "([^"]+)"', flattened(root, unit), re.MULTILINE))
 
 
-#: A function of a source that is no template's constant: its name, and all up to its closing brace.
+#: A function of a source, but for those that are constexpr: its name, and all up to its closing brace.
 _FUNCTION = re.compile(r"^__device__ __forceinline__ [^\n;{]*?(\w+)\([^;{}]*?\) \{\n.*?^\}", re.MULTILINE | re.DOTALL)
 
 
