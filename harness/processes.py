@@ -32,7 +32,7 @@ class ChildProcess(ABC):
     """
 
     def __init__(self, verbose: bool = False, stall: float | None = None) -> None:
-        self._hanging_up = threading.Lock()
+        self._closing = threading.Lock()
         self._ours, theirs = socket.socketpair()
         if stall is not None:
             seconds, rest = divmod(stall, 1)
@@ -78,20 +78,25 @@ class ChildProcess(ABC):
         self.wait(seconds)
         self.hang_up()
         if self.log is not None:
-            self.log.close()
+            with self._closing:
+                self.log.close()
+
+    # One thread may end the process while another finds it dead and asks for its last words: a descriptor that is used
+    # or closed after it was closed may be somebody else's by then.
 
     def hang_up(self) -> None:
-        """Close our end, once, also where one thread ends the process and another finds it dead: a descriptor that is
-        closed twice may be somebody else's by then."""
-        with self._hanging_up:
+        """Close our end, once."""
+        with self._closing:
             self.link.close()
 
     def last_lines(self, nbytes: int) -> list[str]:
-        """Those that are not blank of the last bytes that it printed; what it may go on to print is not moved."""
-        if self.log is None or self.log.closed:
-            return []
-        size = os.fstat(self.log.fileno()).st_size
-        raw = os.pread(self.log.fileno(), nbytes, max(0, size - nbytes)).decode("utf-8", "replace")
+        """Those that are not blank of the last bytes that it printed, none once it was closed; what it may go on to
+        print is not moved."""
+        with self._closing:
+            if self.log is None or self.log.closed:
+                return []
+            size = os.fstat(self.log.fileno()).st_size
+            raw = os.pread(self.log.fileno(), nbytes, max(0, size - nbytes)).decode("utf-8", "replace")
         return [line.strip() for line in raw.splitlines() if line.strip()]
 
 

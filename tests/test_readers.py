@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -903,6 +904,25 @@ def test_two_threads_hang_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert answer.result(30).verdict == "broke"
         ended.result(30)
     assert closed == [True]
+
+
+def test_last_words_while_another_thread_closes() -> None:
+    """What it printed is not read from a descriptor that is closed meanwhile."""
+    child = _Child(READERS[0])
+    child.greet()
+    assert child.log is not None
+    asked, fileno = threading.Event(), child.log.fileno
+
+    def slowly() -> int:
+        asked.set()
+        time.sleep(0.3)
+        return fileno()
+
+    with patch.object(child, "log", Mock(wraps=child.log, closed=False, fileno=slowly)), ThreadPoolExecutor(1) as pool:
+        words = pool.submit(child.last_lines, 4096)
+        assert asked.wait(30)
+        child.close()
+        assert words.result(30) == []
 
 
 def main() -> None:
