@@ -151,7 +151,11 @@ class Readers:
         waiting = list(children)
         readings = {}
         while waiting:
-            ready = wait([child.link for child in waiting])
+            links = [child.link for child in waiting]
+            try:
+                ready = wait(links)
+            except OSError:  # closed meanwhile: each one's answer will say how it ended
+                ready = list(links)
             for child in [child for child in waiting if child.link in ready]:
                 waiting.remove(child)
                 readings[child.name] = child.answer()
