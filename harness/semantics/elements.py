@@ -33,16 +33,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.elements import ELEMENTS, SLICE
-from .rounding import chain_rounded
+from .rounding import multiply_adds
 from .sums import EXTRA_ROUNDINGS, Doubles, Floats, Product, concatenated, gamma, spread_of, walk
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
 
-#: Elements of one (slices, M, N) working array; of one (M, N) array of a chain; of a chain's (steps, M, N) arrays.
-_TILE, _CHAIN, _CAREFUL = 1 << 18, 1 << 14, 1 << 17
-#: Steps of a chain that are looked over together.
-_STEPS = 64
+#: Elements of one (slices, M, N) working array; of one (M, N) array of a chain.
+_TILE, _CHAIN = 1 << 18, 1 << 14
 _TINY = {"F32": 0.0, "F16": 0.0, "BF16": 2.0**-126}
 _UNDERFLOW = {"F32": 2.0**-149, "F16": 0.0, "BF16": 2.0**-125}
 
@@ -87,11 +85,11 @@ def element_product(kind: str, w: Bytes, x: Floats, ordered: bool = False, threa
     whole = concatenated(_shared_out(judged, w, _TILE // max(1, m * len(slices)), threads))
     if not ordered:
         return whole
-    steps = np.ascontiguousarray(a.T)[:, :, None]
+    steps = np.ascontiguousarray(a.T)
 
     def chained(rows: Bytes) -> Floats:
         with np.errstate(all="ignore"):
-            return _chain(steps, np.ascontiguousarray(ELEMENTS[kind].decode(rows).T), kind != "F32")
+            return multiply_adds(steps, np.ascontiguousarray(ELEMENTS[kind].decode(rows).T), kind != "F32")
 
     bits = _shared_out(chained, w, _CHAIN // max(1, m), threads)
     return Product(whole.exact, whole.bound, whole.spread, np.concatenate(bits, axis=1))
@@ -126,42 +124,3 @@ def _by_slice(values: Doubles) -> Doubles:
     if k % size or not k:
         values = np.pad(values, ((0, 0), (0, size - k % size)))
     return np.ascontiguousarray(values.reshape(rows, -1, size).transpose(1, 0, 2))
-
-
-def _chain(a: Floats, w: Floats, short: bool) -> Floats:
-    """Fused multiply-adds in turn, float32[M, n], of a float32[K, M, 1] and w float32[K, n].
-
-    Args:
-        short: products have so few bits that float32 holds them, unless they under- or overflow: then a multiplication
-            and an addition are one fused multiply-add.
-    """
-    k, m, n = len(a), a.shape[1], w.shape[1]
-    acc = np.zeros((m, n), np.float32)
-    if short and _held(a, w):
-        term = np.empty_like(acc)
-        for i in range(k):
-            np.multiply(a[i], w[i], out=term)
-            np.add(acc, term, out=acc)
-        return acc
-    wide = a.astype(np.float64)
-    width = max(1, _CAREFUL // max(1, m * _STEPS))
-    for left in range(0, n, width):
-        part = acc[:, left : left + width]
-        for first in range(0, k, _STEPS):
-            span = slice(first, first + _STEPS)
-            terms = wide[span] * w[span, None, left : left + width].astype(np.float64)
-            part = chain_rounded([terms], np.ascontiguousarray(part))
-        acc[:, left : left + width] = part
-    return acc
-
-
-def _held(a: Floats, w: Floats) -> bool:
-    """Whether no product of short values leaves the normal float32."""
-
-    def extremes(values: Floats) -> tuple[float, float]:
-        size = np.abs(values)
-        least = np.min(size, where=size > 0, initial=np.inf)
-        return float(least), float(size.max(initial=0.0))
-
-    (a_least, a_most), (w_least, w_most) = extremes(a), extremes(w)
-    return a_least * w_least >= 2.0**-126 and a_most * w_most < 2.0**127

@@ -36,7 +36,7 @@ from ..errors import KernelFault
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from .definitions import RAW_SUMS, Oracle, Semantics
 from .elements import element_product, exact_elements
-from .rounding import SMALLEST_NORMAL, add_rounded, chain_rounded
+from .rounding import SMALLEST_NORMAL, add_rounded, chain_rounded, multiply_adds
 from .sums import (
     EXTRA_ROUNDINGS,
     UNDERFLOW,
@@ -216,14 +216,11 @@ def _float32(values: Doubles) -> Doubles:
 
 def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: int) -> Product:
     n, k = w.shape[0], x.q.shape[1]
-    values = fmt.decode(w.reshape(n, -1, fmt.block_bytes)).reshape(n, k).astype(np.float64)
-    a = x.q.astype(np.float64)
+    values = fmt.decode(w.reshape(n, -1, fmt.block_bytes)).reshape(n, k)
     result = None
     if ordered:
-        result = np.zeros((len(a), n), np.float32)
-        for i in range(k):
-            result = add_rounded(np.multiply.outer(a[:, i], values[:, i]), result)
-    return _of_values(a, values, term_values(fmt), result)
+        result = multiply_adds(np.ascontiguousarray(x.q.T), np.ascontiguousarray(values.T))
+    return _of_values(x.q.astype(np.float64), values.astype(np.float64), term_values(fmt), result)
 
 
 def _of_values(a: Doubles, w: Doubles, size: int, ordered: Floats | None = None) -> Product:

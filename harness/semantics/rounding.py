@@ -10,6 +10,8 @@ import numpy.typing as npt
 _TIE_MASK = np.int64(0x1FFFFFFF)
 _TIE = np.int64(0x10000000)
 SMALLEST_NORMAL = 2.0**-126
+#: Steps of a chain that are looked over together; elements of their (steps, M, n) arrays.
+_STEPS, _TOGETHER = 64, 1 << 17
 
 
 def add_rounded(product: npt.NDArray[np.float64], acc: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -46,14 +48,16 @@ def chain_rounded(
         for i, stream in enumerate(streams):
             np.add(stream[step], acc, out=totals[step, i])
             np.copyto(acc, totals[step, i], casting="same_kind")
-    totals = totals.reshape(steps * n, *shape)
-    at = np.nonzero(_suspicious(totals))
-    before = np.where(at[0] > 0, totals[(at[0] - 1, *at[1:])], first[at[1:]]).astype(np.float32).astype(np.float64)
-    at_step, which = np.divmod(at[0], n)
+    at = np.flatnonzero(_suspicious(totals))
+    order, element = np.divmod(at, first.size)
+    flat = totals.reshape(-1)
+    before = np.where(order > 0, flat[at - first.size], first.reshape(-1)[element])
+    before = before.astype(np.float32).astype(np.float64)
+    at_step, which = np.divmod(order, n)
     for i, stream in enumerate(streams):
-        mine = which == i
-        added = stream[(at_step[mine], *(index[mine] for index in at[1:]))]
-        if _sum_error(added, before[mine], totals[at][mine]).any():
+        mine = slice(None) if n == 1 else which == i
+        added = stream.reshape(-1)[(at_step * first.size + element)[mine]]
+        if _sum_error(added, before[mine], flat[at[mine]]).any():
             break
     else:
         return acc
@@ -62,6 +66,48 @@ def chain_rounded(
         for stream in streams:
             acc = add_rounded(stream[b], acc)
     return acc
+
+
+def multiply_adds(
+    a: npt.NDArray[np.float32], w: npt.NDArray[np.float32], short: bool = False
+) -> npt.NDArray[np.float32]:
+    """Σ_k a[k]·w[k], float32[M, n], by `fma` in ascending k from +0, of a float32[K, M] and w float32[K, n].
+
+    Args:
+        short: products have so few bits that float32 holds them, unless they under- or overflow: then a multiplication
+            and an addition are one fused multiply-add.
+    """
+    k, m, n = len(a), a.shape[1], w.shape[1]
+    a = a[:, :, None]
+    acc = np.zeros((m, n), np.float32)
+    if short and _held(a, w):
+        term = np.empty_like(acc)
+        for i in range(k):
+            np.multiply(a[i], w[i], out=term)
+            np.add(acc, term, out=acc)
+        return acc
+    wide = a.astype(np.float64)
+    width = max(1, _TOGETHER // max(1, m * _STEPS))
+    for left in range(0, n, width):
+        part = acc[:, left : left + width]
+        for first in range(0, k, _STEPS):
+            span = slice(first, first + _STEPS)
+            terms = wide[span] * w[span, None, left : left + width].astype(np.float64)
+            part = chain_rounded([terms], np.ascontiguousarray(part))
+        acc[:, left : left + width] = part
+    return acc
+
+
+def _held(a: npt.NDArray[np.float32], w: npt.NDArray[np.float32]) -> bool:
+    """Whether no product of short values leaves the normal float32."""
+
+    def extremes(values: npt.NDArray[np.float32]) -> tuple[float, float]:
+        size = np.abs(values)
+        least = np.min(size, where=size > 0, initial=np.inf)
+        return float(least), float(size.max(initial=0.0))
+
+    (a_least, a_most), (w_least, w_most) = extremes(a), extremes(w)
+    return a_least * w_least >= 2.0**-126 and a_most * w_most < 2.0**127
 
 
 def _suspicious(total: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
