@@ -255,7 +255,7 @@ def bit_order(s: Sources) -> Claim:
 
 # ---- alignment -------------------------------------------------------------------------------------------------------
 
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O0", "-g1"]
 #: In whose header 2-byte loads of qs are replaced by 4-byte ones.
 _ALTERED = {"Q8_0": "q8_0.cuh", "Q4_0": "q4_0.cuh", "Q5_0": "q5_0.cuh"}
 

@@ -82,23 +82,26 @@ def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bo
     return library
 
 
-def precompiled() -> Path | None:
+def precompiled(flags: Sequence[str] = ()) -> Path | None:
     """`host/standard.hpp`, and beside it what the compiler made of it, in the cache; None where the compiler is not
     GCC, or made nothing.
 
     GCC takes it for the first header that it is told to include; where flags, macros or its own version have changed it
     reads the text instead.
+
+    Args:
+        flags: after `FLAGS`; no macros, which the header does not know.
     """
     if "Free Software Foundation" not in _said_of_version(compiler()):
         return None
     text = (kernel_root() / "host" / "standard.hpp").read_text()
-    header = cached_file((text, *FLAGS, compiler_version(), cpu_name()), ".hpp")
+    header = cached_file((text, *FLAGS, *flags, compiler_version(), cpu_name()), ".hpp")
     made = _made_of(header)
     if not (made.exists() and header.exists()):
         with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
             source, built = Path(folder) / header.name, Path(folder) / made.name
             source.write_text(text)
-            command = [compiler(), *FLAGS, "-x", "c++-header", str(source), "-o", str(built)]
+            command = [compiler(), *FLAGS, *flags, "-x", "c++-header", str(source), "-o", str(built)]
             if subprocess.run(command, capture_output=True, check=False).returncode:
                 return None
             store(header, text.encode())
@@ -116,7 +119,7 @@ def _compile(root: Path, unit: str, options: Sequence[str]) -> bytes:
         source.write_text(unit)
         write_headers(Path(folder))
         command = [compiler(), *FLAGS, f"-I{root}", f"-I{folder}", *options, str(source), "-o", str(built)]
-        header = precompiled() if all(o.startswith("-D") for o in options) else None  # it has been made without others
+        header = precompiled([o for o in options if not o.startswith("-D")])
         if header and _run([*command, "-include", str(header)]).returncode == 0:
             return built.read_bytes()
         done = _run(command)  # again, for errors that speak of the unit alone

@@ -91,6 +91,10 @@ struct Context {
         bottom = stack;
         size = stack_size;
         fake_stack = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+        // Frames that never returned may have left their marks there.
+        __asan_unpoison_memory_region(stack, stack_size);
+#endif
 #if defined(__x86_64__)
         sp = first_frame(stack + stack_size, entry);
 #else
