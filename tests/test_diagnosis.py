@@ -267,7 +267,7 @@ def check_catalogue(name: str, rows: np.ndarray, x: np.ndarray, declared: list[S
     return named
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "Q5_0")) for n in SOME])
 def test_catalogue(made: Callable[..., np.ndarray], name: str) -> None:
     declared = [SEMANTICS["f32"], SEMANTICS["q8_1"]]
     assert check_catalogue(name, made(name, 0), activations(0), declared, 0) > 50
@@ -424,12 +424,14 @@ LOOP = "\n        for (int j = 0; j < 16; ++j)"
         (Q4_0, NAIVE, "y[i] = acc", "y[i % N * M + i / N] = acc", "transposed"),
         (Q4_0, NAIVE, "acc = accumulate(", "acc = half_to_float(float_to_half(acc)); acc = accumulate(",
          "half-accumulator"),
-        (Q4_0, NAIVE, "y[i] = acc", "y[i] = half_to_float(float_to_half(acc))", "half-accumulator"),
+        pytest.param(Q4_0, NAIVE, "y[i] = acc", "y[i] = half_to_float(float_to_half(acc))", "half-accumulator",
+                     marks=pytest.mark.slow),
         (Q4_0, NAIVE, "accumulate(acc, wb[b], s,", "accumulate(acc, wb[b ? b - 1 : b], s,", "neighbouring-scale"),
         (Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = truncf(__fmul_rn(v[i], over_d))", "quantizer-truncates"),
-        (Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = floorf(__fmul_rn(v[i], over_d))", "quantizer-truncates"),
+        pytest.param(Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = floorf(__fmul_rn(v[i], over_d))",
+                     "quantizer-truncates", marks=pytest.mark.slow),
         (Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", ""),
-        (Q4_0, Q4_0_CUH, "qs[j] >> 4", "(qs[j] >> 3) & 15", ""),
+        pytest.param(Q4_0, Q4_0_CUH, "qs[j] >> 4", "(qs[j] >> 3) & 15", "", marks=pytest.mark.slow),
         (Q4_0, "common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", ""),
     ],
 )  # fmt: skip

@@ -104,7 +104,7 @@ def verified(report: Report) -> dict[str, RungResult]:
 # ---- what is right passes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", pytest.param("F32", marks=SLOW)])
+@pytest.mark.parametrize("kind", ["F16", pytest.param("BF16", marks=SLOW), pytest.param("F32", marks=SLOW)])
 def test_a_model_of_one_type(tiny: Callable[[str], Path], kind: str) -> None:
     """Nothing in it is quantized, and nothing is left: what is not checked is no matrix, or none that is multiplied."""
     report = run(tiny(kind))

@@ -542,18 +542,23 @@ def test_quantizer(host: CpuHost, kind: str) -> None:
         assert not np.isnan(expected["d"]).any()  # NaN is not counted in the largest magnitude
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_quantized_on_the_way(host: CpuHost, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "fmt_name"),
+    [
+        pytest.param(k, f, marks=[pytest.mark.slow] * (k not in PLAIN and f != "Q5_1"))
+        for k in KERNELS
+        for f in ("Q4_0", "Q5_1", "Q8_0")
+    ],
+)
+def test_quantized_on_the_way(host: CpuHost, name: str, fmt_name: str) -> None:
     """From values: the bits of quantizing, then multiplying."""
-    rng, kernel = np.random.default_rng(24), Kernel(KERNELS[name], host)
-    for fmt_name in ("Q4_0", "Q5_1", "Q8_0"):
-        fmt = FORMATS[fmt_name]
-        for kind, x in quantizer_inputs().items():
-            with np.errstate(over="ignore", invalid="ignore"):
-                x = x.astype(np.float32)[:9, :96]
-            weights = kernel.upload(fmt, random_weights(rng, fmt, 35, x.shape[1]))
-            expected = kernel.gemm(weights, kernel.quantize(x))
-            assert_same(kernel.product(weights, x), expected, (name, fmt_name, kind))
+    rng, kernel, fmt = np.random.default_rng(24), Kernel(KERNELS[name], host), FORMATS[fmt_name]
+    for kind, x in quantizer_inputs().items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = x.astype(np.float32)[:9, :96]
+        weights = kernel.upload(fmt, random_weights(rng, fmt, 35, x.shape[1]))
+        expected = kernel.gemm(weights, kernel.quantize(x))
+        assert_same(kernel.product(weights, x), expected, (name, fmt_name, kind))
 
 
 def test_quantizer_of_a_block_of_nan(host: CpuHost) -> None:
@@ -565,7 +570,8 @@ def test_quantizer_of_a_block_of_nan(host: CpuHost) -> None:
 
 # -- sanitizers, and indices past 2^31 -------------------------------------------------------------------------------
 
-SANITIZERS = ["-fsanitize=address,undefined", "-fsanitize=float-cast-overflow", "-fno-sanitize-recover=all", "-g"]
+#: Without optimization: half the time to compile, and every access that the source has is made.
+SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all", "-O0", "-g1"]
 
 
 def in_a_process(root: Path, cases: list[tuple[str, str]], sanitizers: bool = True) -> subprocess.CompletedProcess[str]:
@@ -712,7 +718,7 @@ def supported() -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "sm", [sm if sm in ("75", "90", "120") else pytest.param(sm, marks=pytest.mark.slow) for sm in CARDS]
+    "sm", [sm if sm in ("75", "120") else pytest.param(sm, marks=pytest.mark.slow) for sm in CARDS]
 )
 def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
     """And keeps all in registers: no local memory, so nothing spilled."""

@@ -69,7 +69,7 @@ def test_there_are_some() -> None:
     assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv"}
 
 
-@at_once("Q4_0", "Q5_1", "Q8_0")
+@at_once("Q5_1", "Q8_0")
 @pytest.mark.parametrize("name", PACKED)
 def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     for m, n, blocks in SHAPES:
@@ -210,7 +210,7 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
         pytest.param("q8_1_wgmma", "pack/activations.cu", "piece ^ row % 8", "piece ^ row / 2 % 8", id="swizzle"),
         pytest.param("q8_1_wgmma", "packed.cuh", "BYTES ? 1.0f : 0x1p-4f", "1.0f", id="scale of the second half"),
         pytest.param("q8_1_wgmma", "pack/activations.cu", "words[2 * j + odd] =", "words[j + 2 * odd] =",
-                     id="order of k"),
+                     id="order of k", marks=pytest.mark.slow),
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "piece * PIECE + i / 4 * 8", "piece * PIECE + i / 4 * 4",
                      id="places of outputs"),
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "parity ^= slot == 0;", "", id="a stale stage"),
@@ -223,11 +223,11 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "first = x_base + warp * BLOCKS", "first = warp * BLOCKS",
                      id="another round's activations", marks=pytest.mark.slow),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "sums[i][2 + e]", "sums[i][3 - e]",
-                     id="another token's sums"),
+                     id="another token's sums", marks=pytest.mark.slow),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "from += ROUND * PART;", "from += (ROUND + 1) * PART;",
                      id="another block's weights"),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "PART_D))[8 * c + 4 * j + warp]", "PART_D))[8 * c + 4 * j]",
-                     id="scales of other rows"),
+                     id="scales of other rows", marks=pytest.mark.slow),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "codes[0] = low, codes[GROUPS] = high",
                      "codes[0] = high, codes[GROUPS] = low", id="halves of tiles", marks=pytest.mark.slow),
     ],

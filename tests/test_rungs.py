@@ -20,10 +20,15 @@ from harness.rungs.tokens_rung import _Tokens
 from harness.semantics.activations import encode_q8_1
 from harness.verification import Report, verify
 
-from .test_kernels import PLAIN, TILED
+from .test_kernels import TILED
 from .tools import FIXTURES, FTYPES, patched, split_model
 
 PROMPT = "Once upon a time"
+#: Fixtures and kernels of `make test`.
+OFTEN = frozenset({
+    ("tiny-Q4_0.gguf", "f32_naive"), ("tiny-Q4_0.gguf", "q8_1_naive"), ("tiny-Q4_0.gguf", "q8_1_dp4a"),
+    ("tiny-Q5_1.gguf", "q8_1_naive"), ("tiny-Q5_1.gguf", "q8_1_dp4a"),
+})  # fmt: skip
 
 
 def run(path: Path, kernel: str = "q8_1_dp4a", n_predict: int = 16) -> Report:
@@ -47,7 +52,7 @@ def assert_verified(report: Report, same_tokens: bool = True) -> None:
 @pytest.mark.parametrize(
     ("name", "kernel"),
     [
-        pytest.param(name, kernel, marks=[pytest.mark.slow] if kernel in TILED or kernel not in PLAIN else [])
+        pytest.param(name, kernel, marks=[pytest.mark.slow] * ((name, kernel) not in OFTEN))
         for name in ("tiny-Q4_0.gguf", "tiny-Q5_1.gguf")
         for kernel in KERNELS
     ],
@@ -102,8 +107,8 @@ def test_shared_q8_0_as_it_is(shared_models: Path) -> None:
     [
         pytest.param(source, fmt, marks=[pytest.mark.slow] * (fmt not in often))
         for source, often in (
-            ("TinyStories-656K-f16.gguf", ("Q4_1", "Q5_0", "Q8_0")),
-            ("stories260K-ggml-org-f32.gguf", ("Q4_0", "Q5_1")),
+            ("TinyStories-656K-f16.gguf", ("Q8_0",)),
+            ("stories260K-ggml-org-f32.gguf", ("Q5_1",)),
         )
         for fmt in FTYPES
     ],
