@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
 
+# Some systems keep Python from writing bytecode. What is run here starts Python some thousand times, and up to half of
+# a start would be reading the same sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: verify test test-all lint lint-workflows setup clean
 
 verify: setup

@@ -80,7 +80,8 @@ def test_a_family_verifies() -> None:
     assert layers.figures["GEMMs by q8_1_dp4a"] == layers.checked["GEMMs"]
 
 
-@pytest.mark.parametrize("sm", [pytest.param(80, marks=pytest.mark.slow), 90])
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", [80, 90])
 def test_a_cards_choices(sm: int) -> None:
     """What would be taken there, on the CPU."""
 

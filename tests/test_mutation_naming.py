@@ -239,7 +239,12 @@ def test_the_same_seed_judges_the_same() -> None:
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
-    "planted", [{"bound": 0.001}, {"spread": 1e-4}, {"ordered": 1 + 2.0**-23}], ids=["bound", "score", "bits"]
+    "planted",
+    [
+        pytest.param({"bound": 0.001}, id="bound"),
+        pytest.param({"spread": 1e-4}, id="score", marks=pytest.mark.slow),
+        pytest.param({"ordered": 1 + 2.0**-23}, id="bits"),
+    ],
 )
 def test_planted_alarms(monkeypatch: pytest.MonkeyPatch, planted: dict[str, float]) -> None:
     """An oracle with too narrow a bound or spread, or other bits, calls right outputs wrong: each is counted."""
