@@ -686,6 +686,33 @@ def test_chain_is_add_rounded_step_by_step() -> None:
     assert chain_rounded([one])[0, 0] == np.float32(1 + 2.0**-23)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_chain_sees_what_is_no_tie_wherever_it_is(begun: bool) -> None:
+    """1 + 2^-24 + 2^-60, in any step of two streams and at any element, the only one that float64 does not hold."""
+    start = np.ones((2, 3), np.float32) if begun else None
+    for order in range(0 if begun else 1, 8):
+        for element in range(6):
+            products = np.zeros((4, 2, 6))
+            if not begun:
+                products[0, 0] = 1
+            products.reshape(8, 6)[order, element] = 2.0**-24 + 2.0**-60
+            streams = products.reshape(4, 2, 2, 3).swapaxes(0, 1)
+            expected = np.ones(6, np.float32)
+            expected[element] += np.float32(2.0**-23)
+            assert (chain_rounded(list(streams), start).reshape(-1) == expected).all()
+
+
+def test_chain_of_ties_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that float64 holds need no care, and ties of small integers are many."""
+    rng = np.random.default_rng(6)
+    streams = [(rng.integers(-8, 8, (40, 3, 50)) * 2.0**-24 + np.float64(1) * (rng.random((40, 3, 50)) < 0.1))
+               for _ in range(2)]  # fmt: skip
+    monkeypatch.setattr("harness.semantics.rounding.add_rounded", None)
+    for n in (1, 2):
+        total = chain_rounded(streams[:n], np.ones((3, 50), np.float32))
+        assert (total != np.sum(streams[:n], axis=(0, 1)) + 1).any()  # some were rounded
+
+
 @each_pair
 def test_tiles_and_threads_do_not_matter(
     semantics: Semantics, fmt: BlockFormat, monkeypatch: pytest.MonkeyPatch
