@@ -43,7 +43,7 @@ Floats = npt.NDArray[np.float32]
 
 ALL = FORMATS | ACTIVATION_FORMATS
 QK = 32
-SCALAR_BYTES = 2048 * 18  # at most so many bytes of blocks (values: half of it) a case for the slow one, evenly spread
+SCALAR_BYTES = 4096 * 18  # at most so many bytes of blocks (values: half of it) a case for the slow one, evenly spread
 CHUNK = 1 << 22  # values that are compared at once
 
 ENCODED = [name for name, fmt in FORMATS.items() if fmt.encode_values]
