@@ -5,7 +5,7 @@ Run it by `gguf-verify model-Q4_0.gguf --kernel examples/numpy_q4_0.py:gemm`.
 
 import numpy as np
 
-from harness.foreign import kernel
+from gguf_verify import kernel
 
 Q4_0 = np.dtype([("d", "<f2"), ("qs", "u1", 16)])  # 18 bytes: a scale, 32 codes of 4 bits
 Q8_1 = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])  # 36 bytes: a scale, the sum of the values, 32 codes

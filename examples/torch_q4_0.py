@@ -5,7 +5,7 @@ Run it by `gguf-verify model-Q4_0.gguf --kernel examples/torch_q4_0.py:gemm`.
 
 import torch
 
-from harness.foreign import kernel
+from gguf_verify import kernel
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.backends.cuda.matmul.allow_tf32 = False  # 10 bits of a significand are not float32

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.foreign import kernel
+from gguf_verify import kernel
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 32

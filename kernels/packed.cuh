@@ -1,5 +1,5 @@
 // Two layouts in which the fastest kernels want their operands: what a GGUF row and a Q8_1 row hold, in an order in which
-// the lanes of a warp find their parts of a tensor core's fragments side by side. harness/packing.py has the way back.
+// the lanes of a warp find their parts of a tensor core's fragments side by side. harness/gguf_verify/kernels/packed.py has the way back.
 //
 // Packed weights: tiles of 128 rows, a chunk a tile and block. Rows past N and blocks past K are zero, and the number of
 // blocks is even.

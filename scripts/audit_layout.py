@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
-from harness.cli import main
+from gguf_verify.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["audit", *sys.argv[1:]]))

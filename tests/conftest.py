@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.reference import Llama
+from gguf_verify.llama import Llama
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ namespace scan {
 constexpr int MAX_RULES = 8;
 constexpr int MAX_BAD = 21;  // positions kept of each kind of bad block: those a report lists, and one more
 
-// What a scan adds up. `harness/reference/sweep.py` has the same struct.
+// What a scan adds up. `harness/gguf_verify/llama/file_scan.py` has the same struct.
 struct Tally {
     int64_t blocks, zero_scales, zero_blocks, subnormal_scales, negative_scales;
     int64_t not_finite, differing;                                 // bad blocks

@@ -1,0 +1,315 @@
+"""The audit of one model: container, content, other readers, and the source if one is given."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..formats import FORMATS
+from ..gguf import Finding, GgufFile, Model, RefusedFile, Tensor, check_claims, open_model, parse
+from ..gguf.records import capped, finding
+from ..llama import Llama, LlamaRefused
+from ..llama.child import Child
+from ..support.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_MALFORMED,
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_VERIFIED,
+    EnvironmentFault,
+    MalformedFile,
+    UsageError,
+)
+from ..support.progress import progress_bar
+from ..support.version import project_version
+from .content import Content, content_findings, contents
+from .fingerprint import Fingerprint, fingerprint, rules_of
+from .readers import Readers, Reading
+from .readers import compare as compare_readers
+from .source import Comparison, compare, comparison_findings
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+
+@dataclass
+class AuditOptions:
+    """What a user may choose; see the command line's help."""
+
+    tensor: str | None = None
+    source: Path | None = None
+    readers: bool = True
+    digest: bool = True
+    strict: bool = False
+    threads: int = 1
+    time_limit: float = 900.0
+    verbose: bool = False
+    progress: bool = True
+
+
+@dataclass
+class Audit:
+    """What an audit found.
+
+    Args:
+        path: the file that was named.
+        files: it, and all parts of a split model.
+        header: versions, sizes, digests.
+        findings: of everything, by part and offset.
+        contents: one a tensor.
+        fingerprints: one a covered type.
+        readings: what other readers said, by part.
+        comparisons: with the source's tensors, where one was given.
+        unverified: what could not be judged: (name, why).
+        refused: the finding for which the file is not read on, or None.
+        strict: warnings count as errors.
+        n_tensors: how many the model has; `contents` may be of fewer, by choice.
+        fault: why the environment broke the audit off, where it did.
+        changed: a file was changed while it was read: nothing that was found need be true of it.
+        seconds: how long it took.
+        command: what repeats it.
+    """
+
+    path: Path
+    files: tuple[GgufFile, ...]
+    header: dict[str, Any] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    contents: tuple[Content, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()
+    readings: tuple[tuple[Reading, ...], ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    unverified: list[tuple[str, str]] = field(default_factory=list)
+    refused: Finding | None = None
+    strict: bool = False
+    n_tensors: int = 0
+    fault: str | None = None
+    changed: bool = False
+    seconds: float = 0.0
+    command: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """4 where the file was refused; 3 where it changed meanwhile; 1 for an error, or a warning if strict; 3 where
+        the audit was broken off; 5 where something could not be judged; else 0."""
+        if self.refused is not None:
+            return EXIT_MALFORMED
+        if self.changed:
+            return EXIT_ENVIRONMENT
+        severities = {f.severity for f in self.findings}
+        if "error" in severities or (self.strict and "warning" in severities):
+            return EXIT_MISMATCH
+        if self.fault:
+            return EXIT_ENVIRONMENT
+        return EXIT_UNVERIFIED if self.unverified else EXIT_VERIFIED
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two."""
+        return {
+            EXIT_VERIFIED: "clean", EXIT_MISMATCH: "wrong", EXIT_ENVIRONMENT: "broken off",
+            EXIT_MALFORMED: "refused", EXIT_UNVERIFIED: "not everything verified",
+        }[self.exit_code]  # fmt: skip
+
+
+def audit(
+    path: Path | str, options: AuditOptions | None = None, command: str = "", child: Child | None = None
+) -> Audit:
+    """Audit a GGUF file, or all parts of a split model.
+
+    What a file holds is in the result, a refusal too, and so is what the environment cannot do.
+
+    Args:
+        child: a llama.cpp process that was started ahead.
+
+    Raises:
+        MalformedFile: it, or the source, cannot be opened at all, or the source is refused.
+        UsageError: the options select nothing.
+    """
+    start = time.perf_counter()
+    options = options or AuditOptions()
+    with ExitStack() as stack:
+        # left last: what runs in it ends when the files and the readers close
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        readers = stack.enter_context(Readers()) if options.readers else None
+        try:
+            model = stack.enter_context(open_model(path))
+        except RefusedFile as error:
+            result = _refused(Path(path), error, readers)
+        else:
+            source = stack.enter_context(open_model(options.source)) if options.source else None
+            result = _readable(model, source, options, readers, pool, child)
+    result.strict = options.strict
+    result.command = command
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
+    """The file that is refused, which may be a later part of the one that was named."""
+    with parse(error.path, error.finding.part) as file:
+        findings = (*file.findings, *coverage(file)) if file.refused else (*file.findings, error.finding)
+        header = {**_versions(), "file": str(path), "size": file.size, "sha256": [file.mapped.sha256()]}
+        result = Audit(path, (file,), header, n_tensors=len(file.tensors), refused=error.finding)
+        try:
+            readings = readers.read(error.path) if readers else ()
+            result.readings = (readings,)
+            findings += compare_readers(file, readings, findings)
+        except EnvironmentFault as fault:
+            result.fault = str(fault)
+        result.findings = _sorted(findings)
+        return result
+
+
+def coverage(file: GgufFile) -> tuple[Finding, ...]:
+    """A finding for bytes that belong to no field, or to two: the parser's own fault, and never to be passed over."""
+    at, found = 0, []
+    for owned in file.byte_map:
+        if owned.start != at:
+            what = "two fields" if owned.start < at else "no field"
+            low, high = sorted((at, owned.start))
+            found.append(finding("unowned", low, high, "one field for each byte", f"bytes that belong to {what}"))
+        at = max(at, owned.stop)
+    if at != file.size:
+        found.append(finding("unowned", at, file.size, "one field for each byte", "bytes that belong to no field"))
+    return tuple(replace(f, part=file.part) for f in found)
+
+
+def _readable(
+    model: Model, source: Model | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor,
+    child: Child | None,
+) -> Audit:  # fmt: skip
+    tensors = select(model, options.tensor)
+    digests = pool.submit(model.sha256) if options.digest else None
+    readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
+    result = Audit(model.path, model.parts, n_tensors=len(model.tensors))
+    ours = (*model.findings, *check_claims(model), *(f for part in model.parts for f in coverage(part)))
+    try:
+        with Llama(options.time_limit, options.verbose, child) as llama:
+            versions = llama.versions()
+            result.header = {
+                "llama-cpp-python": versions["llama_cpp_python"], "llama.cpp": versions["llama_cpp"],
+                "ggml": versions["ggml"],
+            }  # fmt: skip
+            examined = Examination(model, llama, options.threads, options.progress)
+            examined.read(tensors)
+            if source is not None:
+                examined.compare(tensors, source)
+        result.contents, result.fingerprints = tuple(examined.contents), examined.fingerprints()
+        result.comparisons, result.fault = tuple(examined.comparisons), examined.fault
+        result.unverified = examined.unverified
+        ours += capped(examined.findings)
+    except EnvironmentFault as fault:
+        result.fault = str(fault)
+        result.unverified = [(t.name, "not reached") for t in tensors]
+    try:
+        result.readings = readings.result()
+        for part, of_part in zip(model.parts, result.readings, strict=False):
+            ours += compare_readers(part, of_part, tuple(f for f in ours if f.part == part.part))
+    except EnvironmentFault as fault:
+        result.fault = result.fault or str(fault)
+    result.header = {
+        **_versions(), **result.header,
+        "file": str(model.path), "size": model.size, "sha256": list(digests.result()) if digests else None,
+        "architecture": model.architecture, "threads": options.threads,
+        "source": str(source.path) if source else None,
+        "source sha256": list(source.sha256()) if source and digests else None,
+    }  # fmt: skip
+    result.findings = _sorted(ours)
+    if any(part.mapped.changed for of in (model, source) if of is not None for part in of.parts):
+        result.changed, result.fault = True, "a file was changed while it was read: what was found need not hold"
+    return result
+
+
+def select(model: Model, pattern: str | None) -> list[Tensor]:
+    """Tensors whose name matches. Raises UsageError where the pattern selects none."""
+    chosen = [t for name, t in model.tensors.items() if pattern is None or re.search(pattern, name)]
+    if pattern is not None and not chosen:
+        raise UsageError(f"no tensor matches {pattern!r}")
+    return chosen
+
+
+class Examination:
+    """The part of an audit that needs llama.cpp's process; what breaks it off is kept, what was found before too."""
+
+    def __init__(self, model: Model, llama: Llama, threads: int, progress: bool) -> None:
+        self.model = model
+        self.llama = llama
+        self.threads = threads
+        self.progress = progress
+        self.contents: list[Content] = []
+        self.comparisons: list[Comparison] = []
+        self.findings: list[Finding] = []
+        self.unverified: list[tuple[str, str]] = []
+        self.fault: str | None = None
+
+    def read(self, tensors: Sequence[Tensor]) -> None:
+        """Scan every tensor."""
+        with (
+            self._bar("audit", tensors) as bar,
+            closing(contents(tensors, self.llama, self.threads, bar.update)) as found,
+        ):
+            for content in found:
+                self.contents.append(content)
+                self.findings += content_findings(content)
+                if content.unverified:
+                    self.unverified.append((content.tensor.name, content.unverified))
+            bar.update((bar.total or 0) - bar.n)
+        self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
+
+    def compare(self, tensors: Sequence[Tensor], source: Model) -> None:
+        """Compare every tensor with its source."""
+        if self.fault:
+            return
+        with self._bar("source", tensors) as bar:
+            for tensor in tensors:
+                start = bar.n
+                comparison = compare(tensor, source, self.llama, self.threads, bar.update)
+                bar.update(start + tensor.nbytes - bar.n)
+                self.comparisons.append(comparison)
+                if comparison.unverified:
+                    self.unverified.append((tensor.name, f"not compared with the source: {comparison.unverified}"))
+        rest = tensors[len(self.comparisons) :]
+        self.unverified += [(t.name, "not compared with the source: not reached") for t in rest]
+        self.findings += comparison_findings(self.comparisons, self.model, source)
+
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """Of each covered type that occurs."""
+        by_type = {
+            fmt: [c.scan for c in self.contents if c.scan is not None and c.tensor.type.format is fmt]
+            for fmt in FORMATS.values()
+        }
+        return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans and rules_of(fmt))
+
+    @contextmanager
+    def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[tqdm[Any]]:
+        """A bar in bytes; what breaks the work inside it off is kept."""
+        with progress_bar(what, sum(t.nbytes for t in tensors), "B", self.progress) as bar:
+            try:
+                yield bar
+            except (EnvironmentFault, LlamaRefused, MalformedFile) as error:
+                self.fault = str(error)
+
+
+def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda f: (f.part, f.start, f.stop, f.id)))
+
+
+def _versions() -> dict[str, Any]:
+    from importlib import metadata  # slow to import
+
+    return {
+        "gguf-verify": project_version(), "python": platform.python_version(), "numpy": np.__version__,
+        "gguf": metadata.version("gguf"), "platform": f"{platform.system()} {platform.machine()}",
+    }  # fmt: skip
+
+
+__all__ = ["Audit", "AuditOptions", "Examination", "audit", "coverage", "select"]

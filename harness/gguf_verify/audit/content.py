@@ -1,0 +1,239 @@
+"""What the tensors hold: every block decoded by us and by llama.cpp in one pass, compared and tallied.
+
+`kernels/host/scan.hpp` does it with the `unpack` and `value` of `kernels/formats/`, which are what kernels decode with.
+The descriptions in `gguf_verify.formats` decode a hundred times slower: they are compared with llama.cpp on some blocks
+of each tensor, and in the tests on every code and scale.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import FLOAT_TYPES, TensorType, decode_elements
+from ..gguf import Finding, Tensor
+from ..gguf.records import MAX_PER_RULE, finding
+from ..hosts.compiler import sound_library
+from ..llama import Llama, Scan, Scanned, ScannerOf
+from ..support.paths import kernel_root
+from ..support.protocol import evenly
+from ..support.text import quoted
+from .fingerprint import rules_of
+
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
+
+#: Blocks of a tensor that are decoded by the format's description as well.
+DESCRIBED = 64
+#: Types whose every value is as good as any other.
+INTEGERS = ("I8", "I16", "I32", "I64")
+
+
+@dataclass(frozen=True)
+class BadBlock:
+    """A block that a finding is about.
+
+    Args:
+        row, block: its place in the tensor; of elements, `block` counts them.
+        what: in words.
+        got, expected: our value and llama.cpp's, where they differ.
+    """
+
+    row: int
+    block: int
+    what: str
+    got: float | None = None
+    expected: float | None = None
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is known of one tensor's content.
+
+    Args:
+        tensor: which one.
+        scan: its tally; None where nothing is to be judged (integers, an empty tensor) or nothing can be.
+        unverified: why nothing can be judged, or "".
+        described: numbers of drawn blocks that `gguf_verify.formats` decodes otherwise than llama.cpp.
+        bad: the first blocks that are not finite, and the first whose decode differs.
+    """
+
+    tensor: Tensor
+    scan: Scan | None = None
+    unverified: str = ""
+    described: tuple[int, ...] = ()
+    bad: tuple[tuple[BadBlock, ...], tuple[BadBlock, ...]] = ((), ())
+
+    @property
+    def differing(self) -> list[int]:
+        """Numbers of the first blocks whose decode differs from llama.cpp's."""
+        return sorted({*(self.scan.first_differing if self.scan else ()), *self.described})
+
+    @property
+    def n_differing(self) -> int:
+        """How many there are, at least."""
+        return max(self.scan.differing if self.scan else 0, len(self.differing))
+
+
+def scanner(kind: TensorType) -> Path:
+    """The scanner compiled for a type. Raises EnvironmentFault."""
+    fmt = kind.format
+    if fmt is None:
+        options: tuple[str, ...] = (f"-DELEMENT={kind.name}",)
+    else:
+        codes = (f"-DCODE_LOW={fmt.low}", f"-DCODE_BITS={fmt.bits}")
+        options = (f"-DFORMAT={kind.name}", f"-DBLOCK_BYTES={kind.block_bytes}", *codes)
+    return sound_library(kernel_root(), '#include "host/scan.hpp"\n', options)
+
+
+def contents(
+    tensors: Sequence[Tensor], llama: Llama, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
+) -> Generator[Content]:
+    """Scan tensors in a llama.cpp process, in order.
+
+    Raises EnvironmentFault where llama.cpp dies or nothing compiles, LlamaRefused where the file was changed.
+    """
+    scanners: dict[str, ScannerOf] = {}
+    scanned = [t for t in tensors if _to_scan(t)]
+    for kind in {t.type.name: t.type for t in scanned}.values():
+        rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
+        scanners[kind.name] = ScannerOf(scanner(kind), rules, DESCRIBED if kind.format else 0)
+    left = deque(tensors)
+    with closing(llama.scans(scanned, scanners, threads, on_bytes)) as found:
+        at = 0
+        for some in found:
+            for of_tensor, differs in zip(some, _described(scanned[at : at + len(some)], some), strict=True):
+                yield from _unscanned(left)
+                yield _content(left.popleft(), of_tensor, differs)
+            at += len(some)
+    yield from _unscanned(left)
+
+
+def _unscanned(left: deque[Tensor]) -> Iterator[Content]:
+    """Of the tensors up to the next that is scanned."""
+    while left and not _to_scan(left[0]):
+        tensor = left.popleft()
+        harmless = not tensor.nbytes or tensor.type.name in INTEGERS
+        yield Content(tensor, unverified="" if harmless else f"type {tensor.type.name} is not covered")
+
+
+def _to_scan(tensor: Tensor) -> bool:
+    return bool(tensor.nbytes) and (tensor.type.format is not None or tensor.type.name in FLOAT_TYPES)
+
+
+def _content(tensor: Tensor, found: Scanned, differs: Indices) -> Content:
+    scan = found.scan
+    theirs = dict(zip(scan.first_differing, found.theirs_differing, strict=True))
+    if len(differs):
+        drawn = evenly(scan.blocks, DESCRIBED)
+        theirs |= {drawn[i]: found.theirs[i] for i in differs}
+    content = Content(tensor, scan, described=tuple(sorted(theirs.keys() - set(scan.first_differing))))
+    if not theirs and not scan.not_finite:
+        return content
+    not_finite = tuple(_not_finite(tensor, number) for number in scan.first_not_finite[:MAX_PER_RULE])
+    differing = tuple(_differing(tensor, number, theirs[number]) for number in content.differing[:MAX_PER_RULE])
+    return replace(content, bad=(not_finite, differing))
+
+
+def _described(tensors: Sequence[Tensor], scanned: Sequence[Scanned]) -> list[Indices]:
+    """The oracle decodes by the format's description: which of each tensor's drawn blocks so decode otherwise than
+    llama.cpp says. Those of a type are decoded at once."""
+    out: list[Indices] = [np.empty(0, np.int64)] * len(tensors)
+    for fmt in {t.type.name: t.type.format for t in tensors}.values():
+        if fmt is None:
+            continue
+        of = [i for i, t in enumerate(tensors) if t.type.format is fmt]
+        with np.errstate(invalid="ignore"):
+            ours = fmt.decode(np.concatenate([scanned[i].blocks for i in of]))
+        wrong = np.any(_unequal(ours, np.concatenate([scanned[i].theirs for i in of])), axis=1)
+        if not wrong.any():
+            continue
+        at = 0
+        for i in of:
+            out[i] = np.flatnonzero(wrong[at : at + len(scanned[i].blocks)])
+            at += len(scanned[i].blocks)
+    return out
+
+
+def _unequal(ours: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
+    """Where the bits differ; any NaN equals any NaN."""
+    return np.asarray((ours.view(np.uint32) != theirs.view(np.uint32)) & ~(np.isnan(ours) & np.isnan(theirs)))
+
+
+def content_findings(content: Content) -> Iterator[Finding]:
+    """What a scan found wrong, one finding a rule, with the first block it is about."""
+    tensor, scan = content.tensor, content.scan
+    if scan is None:
+        return
+    quantized = tensor.type.quantized
+
+    def some(count: int) -> str:
+        unit = "block" if quantized else "value"
+        return f"{count:,} {unit}{'' if count == 1 else 's'} of {quoted(tensor.name)} ({tensor.type.name})"
+
+    if content.n_differing:
+        first = content.bad[1][0]
+        found = f"{some(content.n_differing)} with another decode, first {_place(tensor, first)}: {first.what}"
+        yield _at(content, content.differing[0], "decode-differs", "llama.cpp's to_float in every bit", found)
+    if scan.not_finite:
+        first = content.bad[0][0]
+        found = f"{some(scan.not_finite)} without, first {_place(tensor, first)}: {first.what}"
+        slug = "scale-not-finite" if quantized else "value-not-finite"
+        yield _at(content, scan.first_not_finite[0], slug, "finite numbers", found)
+    if scan.subnormal_scales and quantized:
+        found = f"{some(scan.subnormal_scales)} with a smaller one"
+        yield _at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers", found)
+
+
+def _raw_block(tensor: Tensor, number: int) -> tuple[int, int, npt.NDArray[np.uint8]]:
+    """Row, block and uint8[1, block_bytes]."""
+    row, block = divmod(number, tensor.blocks_per_row)
+    return row, block, np.array(tensor.blocks(row, row + 1)[:, block])
+
+
+def _not_finite(tensor: Tensor, number: int) -> BadBlock:
+    row, block, raw = _raw_block(tensor, number)
+    fmt = tensor.type.format
+    if fmt is None:
+        value = float(decode_elements(tensor.type.name, raw[0])[0])
+        return BadBlock(row, block, f"the value is {value}, not a finite number")
+    with np.errstate(invalid="ignore", over="ignore"):
+        d, m = fmt.scales(raw)[0], fmt.minima(raw)[0]
+    finite = np.isfinite(d) & np.isfinite(m)
+    if finite.all():  # of MXFP4: the exponent 255, or one under which a code is infinite
+        return BadBlock(row, block, f"the scale stands for NaN, or a value overflows float32 (d = {d.max():g})")
+    bad = int(np.argmin(finite))
+    stored = f"d = {d[bad]:g}, m = {m[bad]:g}" if fmt.has_min else f"d = {d[bad]:g}"
+    of_group = f" of group {bad}" if fmt.groups > 1 else ""
+    return BadBlock(row, block, f"the scale or minimum{of_group} is not finite ({stored})")
+
+
+def _differing(tensor: Tensor, number: int, theirs: Floats) -> BadBlock:
+    row, block, raw = _raw_block(tensor, number)
+    fmt = tensor.type.format
+    with np.errstate(invalid="ignore"):
+        ours = fmt.decode(raw)[0] if fmt else decode_elements(tensor.type.name, raw[0])
+    unequal = _unequal(ours, theirs)
+    if not unequal.any():
+        return BadBlock(row, block, "the kernels' decode differs from llama.cpp's to_float, the description's does not")
+    i = int(np.argmax(unequal))
+    what = f"value {i} decodes differently from llama.cpp's to_float"
+    return BadBlock(row, block, what, float(ours[i]), float(theirs[i]))
+
+
+def _place(tensor: Tensor, bad: BadBlock) -> str:
+    return f"row {bad.row} {'block' if tensor.type.quantized else 'element'} {bad.block}"
+
+
+def _at(content: Content, number: int, slug: str, expected: str, found: str) -> Finding:
+    tensor = content.tensor
+    row, block = divmod(number, tensor.blocks_per_row)
+    start = tensor.block_offset(row, block)
+    stop = start + tensor.type.block_bytes
+    return replace(finding(slug, start, stop, expected, found, tensor.name), part=tensor.part)

@@ -1,0 +1,167 @@
+"""A child process that reads files with somebody else's reader: `python -m gguf_verify.audit.reader_process READER FD`.
+
+It serves one request after the other over the socket FD, in JSON: a path and the memory that reading it may take come
+in, the tensors that the reader sees or what it said instead go out. Whatever the file does to the reader it does here:
+a crash, a hang and an allocation without end cost this process and no other.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import errno
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from .readers import MAX_ANSWER
+
+#: llama.cpp reads the data of files up to this size, in bytes, and so sees a cut; of larger ones the header only.
+MAX_WHOLE = 64 << 20
+#: Bytes of what a reader says that are kept, and of all that it may print.
+MAX_SAID, MAX_PRINTED = 4096, 1 << 20
+
+#: A reader: a path in, the answer out. Any exception is its refusal.
+Read = Callable[[str], dict[str, Any]]
+
+
+def gguf_py() -> tuple[str, Read]:
+    """Version and function of the gguf package."""
+    from importlib.metadata import version
+
+    import gguf
+
+    def read(path: str) -> dict[str, Any]:
+        file = gguf.GGUFReader(path)
+        tensors = [[t.name, int(t.tensor_type), t.shape.tolist(), t.data_offset, t.n_bytes] for t in file.tensors]
+        return {"data_offset": int(file.data_offset), "tensors": tensors}
+
+    return version("gguf"), read
+
+
+def llama_cpp() -> tuple[str, Read]:
+    """Version and function of ggml's own GGUF reader, `gguf_init_from_file`."""
+    from ..llama import bindings, ggml
+
+    said: list[bytes] = []
+
+    def log(_level: int, text: bytes | None, _data: object) -> None:
+        line = (text or b"")[:MAX_SAID]
+        if len(said) < 16:
+            said.append(line)
+        os.write(2, line)  # where the parent finds it if llama.cpp aborts
+
+    callback = ggml.LogCallback(log)
+
+    def read(path: str, callback: object = callback) -> dict[str, Any]:  # ctypes frees what nobody refers to
+        said.clear()
+        whole = os.stat(path).st_size <= MAX_WHOLE
+        context = c.c_void_p()
+        file = ggml.gguf_init_from_file(os.fsencode(path), ggml.GgufInitParams(not whole, c.pointer(context)))
+        if not file:
+            return {"refused": _text(next(filter(bytes.strip, said), b"nothing"))}
+        try:
+            start = ggml.gguf_get_data_offset(file)
+            tensors = [
+                [
+                    _text(ggml.gguf_get_tensor_name(file, i)), ggml.gguf_get_tensor_type(file, i),
+                    ggml.gguf_shape(file, context, i), start + ggml.gguf_get_tensor_offset(file, i),
+                    ggml.gguf_get_tensor_size(file, i),
+                ]
+                for i in range(ggml.gguf_get_n_tensors(file))
+            ]  # fmt: skip
+            return {"data_offset": start, "tensors": tensors, "said": "" if whole else "it did not read the data"}
+        finally:
+            ggml.gguf_free(file)
+            ggml.ggml_free(context)
+
+    ggml.ggml_log_set(callback, None)
+    version = getattr(bindings.api, "llama_version", lambda: b"?")()
+    return f"{_text(version)} (ggml {_text(ggml.ggml_version())})", read
+
+
+#: By the name that the command line and every report give them.
+READERS = {"gguf-py": gguf_py, "llama.cpp": llama_cpp}
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _limit(what: int, value: int | None) -> None:
+    """Set a soft limit of this process, to the hard one where that is lower or `value` is None."""
+    _, hard = resource.getrlimit(what)
+    if value is None or (hard != resource.RLIM_INFINITY and hard < value):
+        value = hard
+    resource.setrlimit(what, (value, hard))
+
+
+def _address_space() -> int:
+    """Bytes of it that this process has in use."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def answer(read: Read, path: str, memory: int) -> bytes:
+    """The reader's answer on a file, for which it may take its size (to map it) and `memory` more bytes."""
+    try:
+        _limit(resource.RLIMIT_AS, _address_space() + os.stat(path).st_size + memory)
+        out = json.dumps(read(path)).encode()
+        if len(out) <= MAX_ANSWER:
+            return out
+        broke = "too many tensors to hand over"
+    except MemoryError:
+        broke = "out of memory"
+    except Exception as error:
+        if getattr(error, "errno", None) != errno.ENOMEM:
+            return json.dumps({"refused": f"{type(error).__name__}: {error}"[:MAX_SAID]}).encode()
+        broke = "out of memory"
+    finally:
+        # Nothing that is left of one file may count for the next, nor the answer itself fail for want of memory.
+        _limit(resource.RLIMIT_AS, None)
+        gc.collect()
+    return json.dumps({"broke": broke}).encode()
+
+
+def _confine() -> None:
+    """No core dump, no flood of a log, no life after the parent's, and Ctrl-C left to the parent."""
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, MAX_PRINTED)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        c.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve until the parent goes."""
+    _confine()
+    link = Connection(int(sys.argv[2]))
+    try:
+        version, read = READERS[sys.argv[1]]()
+    except Exception as error:
+        link.send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        return
+    # gguf-py makes an object of every element, and no cycles: searching them for some again and again takes a third of
+    # its time. What is left is collected after each file.
+    gc.disable()
+    gc.freeze()
+    link.send_bytes(json.dumps({"version": version}).encode())
+    while True:
+        try:
+            request = json.loads(link.recv_bytes())
+            # What was printed over the last file is not about this one.
+            os.ftruncate(2, 0)
+            os.lseek(2, 0, os.SEEK_SET)
+            link.send_bytes(answer(read, request["path"], request["memory"]))
+        except (EOFError, OSError):
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""Three readers: the same file as gguf-py and llama.cpp see it, and what their verdicts say beside ours.
+
+Both run in child processes, which a hostile file may crash, hang or fill with memory: that is then the verdict.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+from ..formats import tensor_type
+from ..gguf import Finding, GgufFile
+from ..gguf.records import finding
+from ..support.errors import EnvironmentFault
+from ..support.processes import Spawned, signal_name
+from ..support.text import printable, quoted
+
+#: Who reads beside us, in the order of every report.
+READERS = ("gguf-py", "llama.cpp")
+
+#: Seconds that a reader may take for one file, and for its own start.
+TIME_LIMIT, START_LIMIT = 60.0, 60.0
+#: Bytes of memory that a reader may take for one file, beside the file's own size.
+MEMORY = 2 << 30
+
+#: Bytes of an answer; one tensor takes about 100.
+MAX_ANSWER = 256 << 20
+
+Verdict = Literal["accepted", "refused", "broke"]
+
+#: Rules whose findings are a reason for a reader to refuse a file that we read on; other findings explain nothing.
+EXPLAIN = {
+    "gguf-py": ("bad-utf8",),
+    "llama.cpp": ("nested-array", "offset-order", "gap", "zero-with-data", "padding-cut"),
+}
+
+
+class Seen(NamedTuple):
+    """A tensor as a reader sees it.
+
+    Args:
+        name: as it stands in the file, as far as the reader read it; bytes that are not UTF-8 as surrogates.
+        shape: row length first, without trailing ones, so () for a single value.
+        type_id: ggml's number of its type.
+        offset: absolute byte offset of its data.
+        nbytes: of its data.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one reader makes of one file.
+
+    Args:
+        reader: one of `READERS`.
+        verdict: "broke" where it crashed, hung or ran out of memory.
+        said: why it refused; how it broke, such as "crashed (SIGABRT): its last words"; what it left out. Escaped.
+        data_offset: absolute byte offset that it counts tensor offsets from, or None where it accepted nothing.
+        tensors: in its order.
+    """
+
+    reader: str
+    verdict: Verdict
+    said: str = ""
+    data_offset: int | None = None
+    tensors: tuple[Seen, ...] = ()
+
+
+class Readers:
+    """gguf-py and llama.cpp, each in a process that serves many files, one after the other.
+
+    Use it as a context manager: leaving it ends the processes, also while another thread reads. They start at the
+    first file, and again after one that broke them (and where the thread that started them has ended, with which the
+    system ends them).
+
+    Args:
+        time_limit: seconds for one file, after which a reader has hung.
+        memory: bytes that a reader may take for one file beside its size, after which it is out of memory.
+    """
+
+    def __init__(self, time_limit: float = TIME_LIMIT, memory: int = MEMORY) -> None:
+        self._time_limit = time_limit
+        self._memory = memory
+        self._children: dict[str, _Child] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End both processes, whatever they are doing; nothing starts them again."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            while self._children:
+                self._children.popitem()[1].close()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes that run now, by reader."""
+        return {name: child.pid for name, child in self._children.items()}
+
+    def versions(self) -> dict[str, str]:
+        """By reader. Raises EnvironmentFault where one cannot be started."""
+        return {child.name: child.version for child in self._start()}
+
+    def read(self, path: Path | str) -> tuple[Reading, ...]:
+        """The file as both see it, in the order of `READERS`; they read side by side.
+
+        Raises EnvironmentFault where one cannot be started, ValueError after close(). What the file does to them is in
+        the readings.
+        """
+        children = self._start()
+        try:
+            for child in children:
+                child.ask(path, self._memory, self._time_limit)
+            readings = self._answers(children)
+        except BaseException:
+            self._end()  # an answer that is still to come must not be taken for that to the next question
+            raise
+        with self._lock:
+            for reading in readings:
+                if reading.verdict == "broke" and reading.reader in self._children:
+                    self._children.pop(reading.reader).close()
+        return readings
+
+    def _answers(self, children: Sequence[_Child]) -> tuple[Reading, ...]:
+        """As they come, so that nobody's clock runs on while another is waited for."""
+        waiting = list(children)
+        readings = {}
+        while waiting:
+            links = [child.link for child in waiting]
+            try:
+                ready = wait(links)
+            except OSError:  # closed meanwhile: each one's answer will say how it ended
+                ready = list(links)
+            for child in [child for child in waiting if child.link in ready]:
+                waiting.remove(child)
+                readings[child.name] = child.answer()
+        return tuple(readings[name] for name in READERS)
+
+    def _start(self) -> tuple[_Child, ...]:
+        """Both, ready."""
+        with self._lock:
+            if self._closed:
+                raise ValueError("the readers are closed")
+            for name in READERS:
+                if name in self._children and not self._children[name].alive:
+                    self._children.pop(name).close()
+                if name not in self._children:
+                    self._children[name] = _Child(name)
+            children = tuple(self._children[name] for name in READERS)
+        try:
+            for child in children:
+                child.greet()
+        except BaseException:
+            self._end()
+            raise
+        return children
+
+
+class _Child(Spawned):
+    """One reader's process, and the request that it is at."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version = ""
+        self._timer: threading.Timer | None = None
+        self._time_limit = 0.0
+        self._hung = threading.Event()
+        super().__init__("gguf_verify.audit.reader_process", name, environment={"GGML_NO_BACKTRACE": "1"})
+
+    @property
+    def alive(self) -> bool:
+        return super().alive and not self._hung.is_set()
+
+    def close(self, seconds: float | None = None) -> None:
+        self._disarm()
+        super().close(seconds)
+
+    def greet(self) -> None:
+        """Wait until it is ready, once. Raises EnvironmentFault where it does not get so far."""
+        if self.version:
+            return
+        self._arm(START_LIMIT)
+        try:
+            header = json.loads(self.link.recv_bytes(MAX_ANSWER))
+        except (EOFError, OSError, ValueError):
+            header = {"error": self._death()}
+        finally:
+            self._disarm()
+        if "version" not in header:
+            raise EnvironmentFault(f"{self.name} cannot be used: {printable(str(header.get('error')), 300)}")
+        self.version = printable(str(header["version"]), 60)
+
+    def ask(self, path: Path | str, memory: int, time_limit: float) -> None:
+        request = {"path": os.path.abspath(os.fsdecode(path)), "memory": memory}
+        self._arm(time_limit)
+        with contextlib.suppress(OSError):  # dead: its answer will say so
+            self.link.send_bytes(json.dumps(request).encode())
+
+    def answer(self) -> Reading:
+        try:
+            return self._reading(json.loads(self.link.recv_bytes(MAX_ANSWER)))
+        except (EOFError, OSError):
+            return Reading(self.name, "broke", self._death())
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            # A reader that a file has taken over may say anything.
+            return Reading(self.name, "broke", "answered nonsense")
+        finally:
+            self._disarm()
+
+    def _reading(self, answer: dict[str, Any]) -> Reading:
+        for verdict in ("refused", "broke"):
+            if verdict in answer:
+                return Reading(self.name, verdict, printable(" ".join(str(answer[verdict]).split()), 200))
+        tensors = tuple(
+            Seen(str(name), stripped(map(int, shape)), int(kind), int(offset), int(nbytes))
+            for name, kind, shape, offset, nbytes in answer["tensors"]
+        )
+        said = printable(str(answer.get("said", "")), 200)
+        return Reading(self.name, "accepted", said, int(answer["data_offset"]), tensors)
+
+    # A child that hangs may do so in the middle of an answer, where no time limit of the link's would be seen: so the
+    # clock kills it, and whoever waits for it reads the end of the stream.
+
+    def _arm(self, seconds: float) -> None:
+        self._time_limit = seconds
+        self._timer = threading.Timer(seconds, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _disarm(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+
+    def _expire(self) -> None:
+        self._hung.set()
+        self.kill()
+
+    def _death(self) -> str:
+        """How it ended, and its last words."""
+        self.hang_up()  # where it lives on, it ends now
+        if not self._hung.is_set():
+            self.wait(5)
+        self.kill()
+        code = self.wait()
+        assert code is not None
+        if self._hung.is_set():
+            return f"hung: no answer in {self._time_limit:g} s"
+        words = self._last_words()
+        how = f"ended (exit code {code})"
+        if code < 0:
+            name = signal_name(code) or f"signal {-code}"
+            starved = "insufficient memory" in words or "bad_alloc" in words
+            how = f"out of memory ({name})" if starved else f"crashed ({name})"
+        return f"{how}: {words}" if words else how
+
+    def _last_words(self) -> str:
+        """What it printed last over this file; source files without the folders that they were built in."""
+        lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line) for line in self.last_lines(4096)]
+        return printable(" | ".join(lines[-2:]), 200)
+
+
+def stripped(shape: Iterable[int]) -> tuple[int, ...]:
+    """A shape without its trailing ones, which ggml adds up to four dimensions: () for a single value."""
+    out = list(shape)
+    while out and out[-1] == 1:
+        out.pop()
+    return tuple(out)
+
+
+# ---- verdicts side by side ------------------------------------------------------------------------------------------
+
+
+def compare(file: GgufFile, readings: Sequence[Reading], explained: Sequence[Finding]) -> tuple[Finding, ...]:
+    """What two readers' verdicts and tensors say beside ours; nothing where all three agree.
+
+    Args:
+        file: our own reading, refused or not.
+        readings: of the same bytes.
+        explained: our findings on the file; those that `EXPLAIN` names are reasons for a reader's refusal.
+    """
+    found = [f for reading in readings for f in _beside(file, reading, explained)]
+    if file.refused is not None:
+        accepted = [reading for reading in readings if reading.verdict == "accepted"]
+        for one, other in pairwise(accepted):
+            found += _differing(file, one, other)
+    return tuple(replace(f, part=file.part) for f in found)
+
+
+def _beside(file: GgufFile, reading: Reading, explained: Sequence[Finding]) -> list[Finding]:
+    """Our verdict and one reader's."""
+    who, said = reading.reader, f": {reading.said}" if reading.said else ""
+    refused = file.refused
+    # What makes us refuse is the likeliest cause of all else; otherwise nothing points at a place in the file.
+    start, stop = (refused.start, refused.stop) if refused else (0, file.size)
+    if reading.verdict == "broke":
+        return [finding("reader-broke", start, stop, f"{who} to accept or refuse the file", f"{who} {reading.said}")]
+    if refused is not None:
+        if reading.verdict == "refused":
+            return []
+        note = f"{who} accepts it with {_count(reading)}" + (f" ({reading.said})" if reading.said else "")
+        return [finding("reader-verdict", start, stop, f"{who} to refuse the file, as {refused.id} does", note)]
+    if reading.verdict == "accepted":
+        return _differing(file, ours(file), reading)
+    expected, found = f"a file that {who} reads", f"{who} refuses it{said}"
+    reasons = [f for f in explained if f.id.split("-", 2)[-1] in EXPLAIN.get(who, ()) and f.part == file.part]
+    if reasons:
+        at = reasons[0]
+        return [finding("reader-verdict", at.start, at.stop, expected, f"{found}; {at.id} says why")]
+    return [finding("llama-refuses" if who == "llama.cpp" else "gguf-py-refuses", start, stop, expected, found)]
+
+
+def ours(file: GgufFile) -> Reading:
+    """Our own reading of a file that we accept, as a Reading of "gguf-verify"."""
+    tensors = tuple(Seen(t.name, stripped(t.shape), t.type.type_id, t.offset, t.nbytes) for t in file.tensors.values())
+    return Reading("gguf-verify", "accepted", "", file.data_offset, tensors)
+
+
+def _differing(file: GgufFile, one: Reading, other: Reading) -> list[Finding]:
+    """One finding, of the first thing that two readings differ in; none where they see the same tensors."""
+    differing = [(i, a, b) for i, (a, b) in enumerate(zip_longest(one.tensors, other.tensors)) if a != b]
+    a_start, b_start = one.data_offset or 0, other.data_offset or 0
+    if one.tensors and other.tensors and a_start != b_start:
+        start, stop = sorted(min(offset, file.size) for offset in (a_start, b_start))
+        expected, found, owner = f"byte {a_start}", f"{other.reader} counts offsets from byte {b_start}", ""
+    elif not differing:
+        return []
+    else:
+        i, a, b = differing[0]
+        more = f" (the first of {len(differing)} that differ)" if len(differing) > 1 else ""
+        if a is None or b is None:
+            field = len(Seen._fields) - 1
+            expected, found = _count(one), f"{other.reader} sees {_count(other)}"
+        else:
+            field = next(k for k in range(len(a)) if a[k] != b[k])
+            expected, found = _shown(a, field), f"{other.reader} sees {_shown(b, field)} in tensor {i}{more}"
+        start, stop, owner = _place(file, i, field)
+    return [finding("reader-differs", start, stop, f"{expected}, as {one.reader} does", found, owner)]
+
+
+def _count(reading: Reading) -> str:
+    return f"{len(reading.tensors)} tensor" + "s" * (len(reading.tensors) != 1)
+
+
+def _shown(seen: Seen, field: int) -> str:
+    """One field of a tensor, by its place in Seen."""
+    kind = tensor_type(seen.type_id)
+    return (
+        f"the name {quoted(seen.name)}",
+        f"the shape {' x '.join(map(str, seen.shape)) or '1'}",
+        f"type {kind.name if kind else seen.type_id}",
+        f"data at byte {seen.offset}",
+        f"{seen.nbytes} bytes of data",
+    )[field]
+
+
+def _place(file: GgufFile, index: int, field: int) -> tuple[int, int, str]:
+    """Where our own parse has a field of a tensor's description, and whose it is; the size is all of it together."""
+    tensors = list(file.tensors.values())
+    if index < len(tensors):
+        described = tensors[index].described
+        first, last = (described[field], described[field]) if field < len(described) else (described[0], described[-1])
+        return first.start, last.stop, tensors[index].name
+    if file.refused is not None:
+        return file.refused.start, file.refused.stop, file.refused.owner
+    count = next(r for r in file.byte_map if r.kind == "tensor count")
+    return count.start, count.stop, ""

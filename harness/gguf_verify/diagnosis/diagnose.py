@@ -1,0 +1,262 @@
+"""Which known fault explains outputs that are wrong: each is replayed on the same inputs, and named only if it fits.
+
+A fault explains 1 - Σ(y - f)²/Σ(y - o)² of the error, over the wrong outputs, with f what it predicts and o the exact
+result of the declared definition. It is named where every wrong output is within the rounding bound of its prediction
+and it explains MOSTLY of the error; or, for accumulators whose roundings cannot all be followed, where NEARLY all
+are, it explains EXPLAINED, and no other fault explains RIVAL. Of several, those stay whose residual is at most CLOSE
+times the least one or the rounding of a float32: they cannot be told apart on these data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import ElementFormat, WeightFormat
+from ..hosts.base import POISON
+from ..semantics import Semantics, judge, product
+from ..semantics.sums import UNIT_ROUNDOFF
+from .faults import FAULTS, Case
+from .identify import advice, expected, identify_kernel
+from .operands import Bytes, Floats, Predicted
+from .pattern import pattern
+
+#: See the module.
+MOSTLY, EXPLAINED, NEARLY, RIVAL, CLOSE = 0.9999, 0.99, 0.95, 0.9, 10.0
+#: Share of the wrong outputs about which a fault must say something (it may lead out of the arrays).
+KNOWN = 0.25
+#: Wrong outputs below which nothing is named: one or two may fit by chance.
+FEWEST = 4
+#: The most tokens, rows and weights that are replayed.
+MOST_TOKENS, MOST_ROWS, MOST_WEIGHTS = 64, 256, 1 << 20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault that explains the outputs.
+
+    Args:
+        id: of the fault, stable.
+        words: what is wrong, with the variant.
+        fix: one line.
+        explained: share of the error, 1 for all of it.
+        utilisation: the worst |y - f| / bound over the wrong outputs; 0 where f says nothing finite.
+        everywhere: right outputs agree with the fault too; else it is in part of the outputs only.
+    """
+
+    id: str
+    words: str
+    fix: str
+    explained: float
+    utilisation: float
+    everywhere: bool
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong with outputs.
+
+    Args:
+        wrong, outputs: how many fail the gates, of how many.
+        definitions: other definitions within whose bound all outputs are.
+        findings: the faults that explain them; several cannot be told apart on these data.
+        nearest: (id, share of the error) of the best fault that was not named, where nothing was.
+        pattern: where the wrong outputs are, in plain words.
+        advice: what to do about `definitions`, in a sentence.
+    """
+
+    wrong: int
+    outputs: int
+    definitions: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    nearest: tuple[str, float] | None = None
+    pattern: tuple[str, ...] = field(default=())
+    advice: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """ "right", "another definition", "known fault" or "unknown"."""
+        if not self.wrong:
+            return "right"
+        if self.definitions:
+            return "another definition"
+        return "known fault" if self.findings else "unknown"
+
+    @property
+    def lines(self) -> list[str]:
+        """For a report; none where the outputs are right."""
+        if not self.wrong:
+            return []
+        lines = []
+        if self.definitions:
+            lines.append(f"it {self.advice or 'computes ' + ' or '.join(self.definitions)}")
+        meant = "if what is declared is meant: " if self.definitions else ""
+        ids = dict.fromkeys(f.id for f in self.findings)
+        for f in self.findings:
+            where = "" if f.everywhere else ", in part of the outputs"
+            lines.append(f"{meant}{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
+        if len(ids) > 1:
+            lines.append("these faults give the same on these data: one of them")
+        if not lines:
+            near = ""
+            if self.nearest is not None and self.nearest[1] >= RIVAL:  # less would only mislead
+                near = f" (nearest: {self.nearest[0]}, {_share(self.nearest[1])} of the error)"
+            lines.append(f"unknown: no fault of the catalogue explains the outputs{near}")
+        return lines + list(self.pattern)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "verdict": self.verdict, "wrong": self.wrong, "outputs": self.outputs,
+            "definitions": list(self.definitions),
+            "findings": [vars(f) for f in self.findings],
+            "nearest": None if self.nearest is None else {"id": self.nearest[0], "explained": self.nearest[1]},
+            "lines": self.lines,
+        }  # fmt: skip
+
+
+def _share(share: float) -> str:
+    return f"{int(share * 10000) / 100:g} %"  # never rounded up to all of it
+
+
+def most(fmt: WeightFormat, rows: Bytes) -> tuple[int, int]:
+    """How many tokens, and rows of weights uint8[N, row bytes], are replayed: fewer of long ones."""
+    k = max(1, rows.shape[1] // fmt.block_bytes * fmt.block_size)
+    return max(1, min(MOST_TOKENS, int(MOST_WEIGHTS // k))), max(1, min(MOST_ROWS, int(MOST_WEIGHTS // k)))
+
+
+def diagnose(
+    y: Floats, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], blocks: Sequence[int] = (),
+    threads: int = 1,
+) -> Diagnosis:  # fmt: skip
+    """What explains outputs float32[M, N], if they are wrong.
+
+    Args:
+        semantics: the definition that the kernel declares. Of an oracle of its author no fault is replayed.
+        rows: weights uint8[N, row bytes].
+        x: float32[M, K] that the kernel quantized itself, or uint8[M, row bytes] as it was given them.
+        blocks: the first wrong blocks of K of some outputs, for the pattern.
+        threads: for the exact products.
+
+    The first MOST_TOKENS tokens and MOST_ROWS rows are looked at, fewer where they are long. Raises ValueError for
+    shapes that do not fit, KernelFault of an oracle.
+    """
+    if y.shape != (len(x), len(rows)):
+        raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
+    values = x if x.dtype == np.float32 else None
+    if values is None and semantics.activations is None and (semantics.inside or semantics.oracle):
+        values = x = np.ascontiguousarray(x).view(np.float32)
+    semantics = semantics.inside or semantics
+    tokens, few = most(fmt, rows)
+    if len(rows) > few or len(x) > tokens:
+        keep = slice(tokens)
+        return diagnose(
+            np.ascontiguousarray(y[keep, :few]), fmt, semantics, rows[:few], x[keep], blocks, threads
+        )  # fmt: skip
+    if not y.size:
+        return Diagnosis(0, 0)
+    y = np.ascontiguousarray(y, np.float32)
+    if isinstance(fmt, ElementFormat):
+        assert values is not None or x.dtype == np.uint8
+        given = np.ascontiguousarray(x).view(np.float32)
+        bad = judge(y, expected(semantics, fmt, rows, given, threads)).bad
+        case = None
+    else:
+        taken = semantics.bytes_of(values) if values is not None else x
+        right = product(semantics, fmt, rows, taken, threads=threads)
+        bad = judge(y, right).bad & np.isfinite(right.exact)
+        case = Case(semantics, fmt, rows, taken, values) if semantics.oracle is None else None
+    wrong = int(bad.sum())
+    if not wrong:
+        return Diagnosis(0, y.size)
+    definitions: tuple[str, ...] = ()
+    if values is not None and wrong >= FEWEST:
+        found = identify_kernel(semantics, fmt, rows, values, y, threads)
+        definitions = tuple(name for name in found.names if name != semantics.name)
+    said = advice(semantics, definitions, fmt) if definitions else ""
+    findings, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
+    return Diagnosis(wrong, y.size, definitions, findings, nearest, tuple(pattern(bad, blocks)), said)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """One variant of a fault beside the wrong outputs."""
+
+    finding: Finding
+    residual: float
+    within: float
+
+
+def _search(
+    y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]
+) -> tuple[tuple[Finding, ...], tuple[str, float] | None]:
+    if (y[bad].view(np.uint32) == POISON).all():
+        fix = "every output needs a thread: check the grid and the bounds of the last tile"
+        return (Finding("unwritten", "outputs were never written", fix, 1.0, 0.0, bool(bad.all())),), None
+    if int(bad.sum()) < FEWEST:
+        return (), None
+    fits = []
+    for fault in FAULTS:
+        for which, made in fault.of(case):
+            predicted = made if isinstance(made, Predicted) else made.predicted()
+            words = f"{fault.words} ({which})" if which else fault.words
+            fit = _fit(y, bad, exact, predicted)
+            if fit is not None:
+                residual, share, worst, within, everywhere = fit
+                fits.append(_Fit(Finding(fault.id, words, fault.fix, share, worst, everywhere), residual, within))
+    best: dict[str, float] = {}
+    for f in fits:
+        best[f.finding.id] = max(best.get(f.finding.id, -np.inf), f.finding.explained)
+    named = [f for f in fits if f.within == 1 and f.finding.explained >= MOSTLY]
+    if not named:
+        named = [
+            f for f in fits
+            if f.within >= NEARLY and f.finding.explained >= EXPLAINED
+            and not any(share >= RIVAL for other, share in best.items() if other != f.finding.id)
+        ]  # fmt: skip
+    if not named:
+        top = max(best.items(), key=lambda pair: pair[1], default=None)
+        return (), top if top is not None and top[1] > 0.5 else None
+    finite = bad & np.isfinite(y)
+    rounding = float(((UNIT_ROUNDOFF * y[finite].astype(np.float64)) ** 2).sum())
+    limit = CLOSE * max(min(f.residual for f in named), rounding)
+    named = sorted((f for f in named if f.residual <= limit), key=lambda f: (not f.finding.everywhere, f.residual))
+    if named[0].finding.everywhere:  # what also says where outputs are right says more
+        named = [f for f in named if f.finding.everywhere]
+    one_each = {f.finding.id: f.finding for f in reversed(named)}
+    return tuple(reversed(one_each.values())), None
+
+
+def _fit(
+    y: Floats, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64], predicted: Predicted
+) -> tuple[float, float, float, float, bool] | None:
+    """Residual, share of the error, worst utilisation, share of outputs within the bound, whether right outputs agree
+    too; None where the fault says too little."""
+    known = np.ones(bad.shape, bool) if predicted.known is None else predicted.known
+    looked = bad & known
+    if int(looked.sum()) < max(FEWEST, KNOWN * int(bad.sum())):
+        return None
+    with np.errstate(all="ignore"):
+        held = np.abs(predicted.exact) <= np.finfo(np.float32).max
+        finite, both_not = np.isfinite(y) & held, ~np.isfinite(y) & ~held
+        if (looked & ~finite & ~both_not).any():
+            return None
+        difference = np.abs(y.astype(np.float64) - predicted.exact)
+        # one rounding of the result, where everything else was exact
+        agrees = both_not | (difference <= predicted.bound + UNIT_ROUNDOFF * np.abs(y))
+        at = looked & finite
+        # zeros, and infinities everywhere, fit too much: what predicts nothing else is no evidence
+        telling = int((at & (np.abs(predicted.exact) > 0)).sum())
+        if telling < FEWEST and not (both_not[looked].all() and finite[known].any() and agrees[known].all()):
+            return None
+        residual = float((difference[at] ** 2).sum())
+        error = float(((y[at].astype(np.float64) - exact[at]) ** 2).sum())
+        share = 1 - residual / error if error else 1.0
+        ratio = difference[at] / np.maximum(predicted.bound[at], np.finfo(np.float64).tiny)
+    worst = float(ratio.max()) if ratio.size else 0.0
+    everywhere = bool(agrees[known].all())
+    return residual, share, worst, float(agrees[looked].mean()), everywhere

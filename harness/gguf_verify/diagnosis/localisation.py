@@ -1,0 +1,131 @@
+"""From a wrong output element to the block of K that causes it.
+
+The kernel is run again on the same weights and activations, of which the token of the wrong output keeps some blocks
+and is zero elsewhere: so tiles, tails and the loop over K are those of the call that failed. Bisection over how many
+blocks it keeps, from the first on, finds the one with which the sum goes wrong; that block alone, and all but it, tell
+whether it is the block or the accumulation that is wrong, and whether others are, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kernels.interface import Kernel, Weights
+from ..semantics import judge, product
+from ..support.errors import KernelFault
+
+_MOST_WORK = 1 << 33
+_WINDOW = 256
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What along K makes an output wrong.
+
+    Args:
+        first: with how many blocks the sum is still right; None where it is wrong with none, or is right this time.
+        alone: the product of that block alone is wrong, too.
+        only: the sum of all others is right.
+        again: it is wrong when the kernel is run again.
+        blocks: in a row.
+    """
+
+    first: int | None
+    alone: bool = False
+    only: bool = False
+    again: bool = True
+    blocks: int = 0
+
+    @property
+    def block(self) -> int | None:
+        """The first wrong block; None where no block by itself is."""
+        return self.first if self.alone else None
+
+    @property
+    def advice(self) -> str:
+        """For a failure without a block."""
+        if not self.again:
+            return "it is right when the kernel is run again: look for races and for memory that is not initialised"
+        if self.first is None:
+            return (
+                "it is wrong even where the token's activations are all zero: look at where outputs are written, and "
+                "from which token they are read"
+            )
+        return (
+            f"no single block is wrong, the sum is from block {self.first} on: look at the accumulation over K, at "
+            "tiles and tails"
+        )
+
+
+def along_k(blames: Iterable[Blame]) -> Iterator[str]:
+    """What the wrong outputs follow along K, in plain words: a line for each kind."""
+    kinds: dict[str, set[int]] = {}
+    for b in blames:
+        last = b.first == b.blocks - 1 and b.blocks > 1
+        if not b.again:
+            kind = "not K: right when the kernel is run again"
+        elif b.first is None:
+            kind = "not K: wrong even where the token's activations are all zero"
+        elif not b.alone:
+            kind = "along K: no block alone is wrong, the sum is from block {} on"
+        elif not b.only:
+            kind = "along K: wrong from block {} on, with and without it"
+        else:
+            kind = "along K: only block {} is wrong" + (", the last" if last else f" of {b.blocks}")
+        kinds.setdefault(kind, set()).add(-1 if b.first is None else b.first)
+    for kind, at in kinds.items():
+        yield kind.format(" or ".join(map(str, sorted(at))))
+
+
+def blame(
+    kernel: Kernel, weights: Weights, rows: npt.NDArray[np.uint8], n: int, x: npt.NDArray[Any], m: int,
+    ordered: int = False,
+) -> Blame | None:  # fmt: skip
+    """Which block of K makes the output of weight row n and token m wrong; None where that cannot be told.
+
+    Args:
+        weights: `rows` as the kernel got them.
+        rows: uint8[N, row bytes], the file's.
+        x: the activations of the call as the kernel took them: uint8[M, row bytes], or float32[M, K] that it quantized
+            on the way.
+        ordered: the order whose bits are required, too.
+    """
+    fmt, semantics, values = weights.fmt, kernel.definition, x.dtype == np.float32
+    nb = -(-weights.k // fmt.unit)
+    width = x.shape[1] * fmt.unit // weights.k
+    whole, low = rows, 0
+    if (nb.bit_length() + 4) * len(x) * len(rows) * weights.k > _MOST_WORK:  # a window of rows keeps most of the tiles
+        low = n // _WINDOW * _WINDOW
+        whole = np.ascontiguousarray(rows[low : low + _WINDOW])
+
+    def wrong(start: int, stop: int, inside: bool = True) -> bool:
+        """Whether the output is, of these blocks or of all others."""
+        at = np.arange(x.shape[1]) // width
+        kept = ((at >= start) & (at < stop)) == inside
+        masked = x.copy()
+        masked[m] = np.where(kept, x[m], 0)
+        y = kernel.product(weights, masked) if values else kernel.gemm(weights, masked)
+        taken = semantics.bytes_of(masked[m : m + 1]) if values else masked[m : m + 1]
+        expected = product(semantics, fmt, rows[n : n + 1], taken, ordered=ordered)
+        return bool(judge(np.ascontiguousarray(y[m : m + 1, n - low : n - low + 1]), expected).bad.any())
+
+    try:
+        if whole is not rows:
+            weights = kernel.upload(fmt, whole)
+        if not wrong(0, nb):
+            return Blame(None, again=False, blocks=nb) if whole is rows else None
+        if wrong(0, 0):
+            return Blame(None, blocks=nb)
+        right, bad = 0, nb
+        while bad - right > 1:
+            middle = (right + bad) // 2
+            right, bad = (right, middle) if wrong(0, middle) else (middle, bad)
+        alone = right == 0 or wrong(right, right + 1)
+        return Blame(right, alone, alone and not wrong(right, right + 1, False), blocks=nb)
+    except KernelFault:
+        return None

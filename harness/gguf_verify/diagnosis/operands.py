@@ -1,0 +1,165 @@
+"""A product taken apart into codes, scales and sums, so that a fault can put it together wrongly.
+
+With terms b of 32 values (16 where no more share a scale), in float64:
+
+    y = Σ_b d[b]·e[b]·Σ_i q[b,i]·a[b,i] + m[b]·s[b]
+
+q, d, m are the weights' codes, scale and minimum; a, e the activations' codes and scale; s is what the minimum meets:
+their stored sum, or e·Σ a. Where a definition takes the offset off the codes, q is without it and m is zero; of `f32`,
+a are the values and e is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from ..semantics import Semantics, gamma
+from ..semantics.exact import term_values
+from ..semantics.sums import EXTRA_ROUNDINGS
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Outputs that a fault would give.
+
+    Args:
+        exact: float64[M, N]; not finite where the kernel's would not be.
+        bound: what rounding may add to them.
+        known: outputs about which the fault says something; None for all.
+    """
+
+    exact: Doubles
+    bound: Doubles
+    known: npt.NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The operands of one product.
+
+    Args:
+        semantics: its definition.
+        fmt: the weights' format.
+        q: weights' codes, float64[N, terms, values].
+        d, m: their scales and minima, float64[N, terms].
+        a: activations' codes, float64[M, terms, values].
+        e, s: their scales and sums, float64[M, terms].
+    """
+
+    semantics: Semantics
+    fmt: BlockFormat
+    q: Doubles
+    d: Doubles
+    m: Doubles
+    a: Doubles
+    e: Doubles
+    s: Doubles
+
+    @property
+    def per_block(self) -> int:
+        """Terms in a block of weights."""
+        return self.fmt.block_size // int(self.q.shape[2])
+
+    @property
+    def half_products(self) -> bool:
+        return self.fmt.name in self.semantics.half_products
+
+    def predicted(self) -> Predicted:
+        """Put together, with the bound of `semantics.oracle`."""
+        terms, values = self.q.shape[1:]
+        with np.errstate(all="ignore"):
+            if self.half_products:
+                first, second = self.terms()
+                exact = (first + second).sum(axis=0)
+                operands = (np.abs(v) for v in (self.q, self.d, self.m, self.a, self.e, self.s))
+                first, second = Parts(self.semantics, self.fmt, *operands).terms()
+                size = (first + second).sum(axis=0)
+            else:
+                exact = self._dot(self.q, self.d, self.a, self.e) + self.s @ self.m.T
+                size = self._magnitude()
+        added = terms * (values if self.semantics.activations is None else 2 if self.m.any() else 1)
+        return Predicted(exact, gamma(added + EXTRA_ROUNDINGS) * size)
+
+    def limited(
+        self, rows: npt.NDArray[np.bool_] | None = None, tokens: npt.NDArray[np.bool_] | None = None
+    ) -> Predicted:
+        """`predicted`, which says nothing of other rows, bool[N], and tokens, bool[M], than these."""
+        made = self.predicted()
+        known = np.ones(made.exact.shape, bool)
+        known &= True if rows is None else rows
+        known &= True if tokens is None else tokens[:, None]
+        return replace(made, known=known)
+
+    def _magnitude(self) -> Doubles:
+        """The sum of magnitudes that the bound is made of, [M, N]."""
+        if self.semantics.activations is None:  # a kernel of `f32` multiplies decoded values
+            values = np.abs(self.q * self.d[..., None] + self.m[..., None])
+            return np.asarray(np.abs(self.a).reshape(len(self.a), -1) @ values.reshape(len(values), -1).T)
+        q = np.abs(self.q) + (2 * self.fmt.zero if self.semantics.zero_apart else 0)
+        size = self._dot(q, np.abs(self.d), np.abs(self.a), np.abs(self.e))
+        s = self.s if self.semantics.uses_sum(self.fmt) else self.e * np.abs(self.a).sum(axis=-1)
+        return np.asarray(size + np.abs(s) @ np.abs(self.m).T)
+
+    def _dot(self, q: Doubles, d: Doubles, a: Doubles, e: Doubles) -> Doubles:
+        left = (a * e[..., None]).reshape(len(a), -1)
+        return np.asarray(left @ (q * d[..., None]).reshape(len(q), -1).T)
+
+    def terms(self) -> tuple[Doubles, Doubles]:
+        """The terms d·e·Σ q·a and m·s, float64[terms, M, N] each."""
+        sums = np.matmul(self.a.transpose(1, 0, 2), self.q.transpose(1, 2, 0))
+        scale = self.e.T[:, :, None] * self.d.T[:, None, :]
+        second = self.s.T[:, :, None] * self.m.T[:, None, :]
+        if self.half_products:
+            scale, second = (v.astype(np.float16).astype(np.float64) for v in (scale, second))
+        return scale * sums, second
+
+    def with_sums(self) -> Parts:
+        """s as e·Σ a, for a definition that does not store it, after a and e were changed."""
+        return self if self.semantics.uses_sum(self.fmt) else replace(self, s=self.e * self.a.sum(axis=-1))
+
+
+def weight_parts(semantics: Semantics, fmt: BlockFormat, rows: Bytes) -> tuple[Doubles, Doubles, Doubles]:
+    """q, d and m of weights uint8[N, row bytes]."""
+    n, size = len(rows), term_values(fmt)
+    with np.errstate(all="ignore"):
+        blocks = np.ascontiguousarray(rows).reshape(n, -1, fmt.block_bytes)
+        q = fmt.codes(blocks).astype(np.float64).reshape(n, -1, size)
+        d, m = (
+            np.repeat(v.reshape(n, -1).astype(np.float64), fmt.group // size, axis=1)
+            for v in (fmt.scales(blocks), fmt.minima(blocks))
+        )
+        if fmt.name in semantics.half_scales:
+            d, m = (v.astype(np.float16).astype(np.float64) for v in (d, m))
+    if fmt.name in semantics.integer_offset:
+        q, m = q - fmt.offset, np.zeros_like(m)
+    elif not fmt.has_min and not fmt.offset:
+        m = np.zeros_like(m)
+    return q, d, m
+
+
+def activation_parts(semantics: Semantics, fmt: BlockFormat, x: Bytes) -> tuple[Doubles, Doubles, Doubles]:
+    """a, e and s of activations uint8[M, row bytes], as the semantics has them."""
+    m, size, form = len(x), term_values(fmt), semantics.activations
+    if form is None:
+        a = np.ascontiguousarray(x).view(np.float32).astype(np.float64).reshape(m, -1, size)
+        return a, np.ones(a.shape[:2]), a.sum(axis=-1)
+    blocks = np.ascontiguousarray(x).reshape(m, -1, form.block_bytes)
+    a = form.codes(blocks).astype(np.float64).reshape(m, -1, size)
+    with np.errstate(all="ignore"):
+        e = np.repeat(form.scale(blocks).astype(np.float64), form.block_size // size, axis=1)
+        stored = semantics.uses_sum(fmt)
+        s = form.view(blocks)["s"].astype(np.float64) if stored else e * a.sum(axis=-1)
+    return a, e, s
+
+
+def parts_of(semantics: Semantics, fmt: BlockFormat, rows: Bytes, x: Bytes) -> Parts:
+    """The product of weights uint8[N, row bytes] and activations uint8[M, row bytes], taken apart."""
+    return Parts(semantics, fmt, *weight_parts(semantics, fmt, rows), *activation_parts(semantics, fmt, x))

@@ -1,0 +1,109 @@
+"""The bytes of a file, mapped into memory, and whether the file is still the one that was opened."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..support.errors import MalformedFile
+from ..support.text import printable
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+class Mapped:
+    """A file's bytes, mapped read-only.
+
+    Touching a page of a mapping that the file no longer has kills the process (SIGBUS), and no Python code can catch
+    it. So `read` asks for the file's size before it hands out a view. A file cut in the very moment of use can still
+    kill: whoever holds a view for long should take smaller ones.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises MalformedFile for what is not a readable regular file."""
+        self.path = path
+        self._file: io.BufferedReader | None = None
+        try:
+            # Before opening: to open a FIFO waits for a writer.
+            self._expect_regular(os.stat(path))
+            # Not to wait for one that takes the file's place now.
+            self._file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - held until close()
+            opened = os.fstat(self._file.fileno())
+            self._expect_regular(opened)
+            self.size = opened.st_size
+            #: Device, inode, size and time of change in ns: whether another process opens the same file.
+            self.identity = [opened.st_dev, opened.st_ino, opened.st_size, opened.st_mtime_ns]
+            # An empty file cannot be mapped.
+            self._bytes: Bytes | None = (
+                np.memmap(self._file, dtype=np.uint8, mode="r", shape=(self.size,))
+                if self.size
+                else np.zeros(0, dtype=np.uint8)
+            )
+        except MalformedFile:
+            self.close()
+            raise
+        except (OSError, ValueError, OverflowError) as error:
+            self.close()
+            reason = getattr(error, "strerror", None) or str(error)
+            raise MalformedFile(f"{printable(str(path))}: cannot be read: {printable(reason)}") from error
+
+    def _expect_regular(self, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise MalformedFile(f"{printable(str(self.path))}: {kind}, expected a GGUF file")
+
+    def read(self) -> Bytes:
+        """`uint8[size]`, a view. Raises MalformedFile if the file has shrunk, ValueError if it was closed."""
+        if self._file is None or self._bytes is None:
+            raise ValueError(f"{printable(str(self.path))} is closed")
+        now = os.fstat(self._file.fileno()).st_size
+        if now < self.size:
+            raise MalformedFile(
+                f"{printable(str(self.path))}: byte {now}: the file ends here now, but held {self.size} bytes when it "
+                "was opened"
+            )
+        return self._bytes
+
+    def next_data(self, position: int) -> int:
+        """The first byte at or after `position` that is not in a hole of a sparse file; the size if there is none."""
+        assert self._file is not None
+        try:
+            return min(os.lseek(self._file.fileno(), position, os.SEEK_DATA), self.size)
+        except OSError as error:
+            return self.size if error.errno == errno.ENXIO else position
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file is no longer what was opened: written to, cut, or another in its place."""
+        if self._file is None:
+            return False
+        try:
+            states = (os.fstat(self._file.fileno()), os.stat(self.path))
+        except OSError:
+            return True
+        return any([s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns] != self.identity for s in states)
+
+    def sha256(self) -> str:
+        """Hex digest of the whole file, streamed through read(), not through the mapping."""
+        self.read()
+        assert self._file is not None
+        self._file.seek(0)
+        return hashlib.file_digest(self._file, "sha256").hexdigest()
+
+    def close(self) -> None:
+        """Lets go of the file; views that are still held keep their pages."""
+        self._bytes = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None

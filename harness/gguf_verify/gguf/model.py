@@ -1,0 +1,201 @@
+"""A model: one GGUF file, or all parts of a split one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+
+from ..support.errors import MalformedFile
+from ..support.text import printable
+from .file import GgufFile, Tensor
+from .parser import parse
+from .records import Finding, finding
+from .storage import Budget
+
+#: What llama.cpp calls the parts: a prefix, the number from 1, the count.
+PART_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+
+
+class RefusedFile(MalformedFile):
+    """A file that the parser or the split rules refuse.
+
+    Args:
+        path: the file.
+        finding: why, with the byte range.
+    """
+
+    def __init__(self, path: Path, finding: Finding) -> None:
+        super().__init__(f"{printable(str(path))}: {finding.line()}")
+        self.path = path
+        self.finding = finding
+
+
+@dataclass
+class Model:
+    """A model that can be read safely, whatever its findings below "refuse".
+
+    Args:
+        path: the file that was opened, the first part of a split model.
+        parts: all files, in order.
+        tensors: of all parts, in the order of their descriptions.
+    """
+
+    path: Path
+    parts: tuple[GgufFile, ...]
+    tensors: Mapping[str, Tensor]
+    _digests: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """The keys of the first part, which are the model's; see `GgufFile.metadata`."""
+        return self.parts[0].metadata
+
+    @property
+    def architecture(self) -> str | None:
+        """`general.architecture`, as it stands in the file, or None where it is no string."""
+        value = self.metadata.get("general.architecture")
+        return value if isinstance(value, str) else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.size for part in self.parts)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of all parts; what metadata claim wrongly is in `claims.check_claims`."""
+        return tuple(f for part in self.parts for f in part.findings)
+
+    def sha256(self) -> tuple[str, ...]:
+        """The hex digest of each part; streamed at the first call, remembered after."""
+        if not self._digests:
+            self._digests = tuple(part.mapped.sha256() for part in self.parts)
+        return self._digests
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_model(path: Path | str) -> Model:
+    """Opens a GGUF file, and all parts of a split one.
+
+    Raises MalformedFile, one line that names the file and the byte, for what cannot be opened (a missing file, a
+    directory), and its subclass RefusedFile, which holds the finding, for a file that is refused and for a split model
+    that is opened by a later part, incomplete or inconsistent.
+    """
+    path = Path(path)
+    budget = Budget()
+    parts = [_readable(path, 0, budget)]
+    try:
+        count = _split_count(parts[0])
+        if count > 1:
+            for number in range(1, count):
+                parts.append(_later_part(parts[0], number, count, budget))
+            _check_total(parts)
+        return Model(path, tuple(parts), _merged(parts))
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+
+
+def _readable(path: Path, number: int, budget: Budget) -> GgufFile:
+    file = parse(path, number, budget)
+    if file.refused is not None:
+        file.close()
+        raise RefusedFile(path, file.refused)
+    return file
+
+
+def _refuse(file: GgufFile, slug: str, key: str, expected: str, found: str) -> RefusedFile:
+    """The refusal to raise; it points at the value of `key`, or at the header where that is missing."""
+    at = file.value_ranges.get(key)
+    start, stop = (at.start, at.stop) if at else (0, 0)
+    return RefusedFile(file.path, replace(finding(slug, start, stop, expected, found, key), part=file.part))
+
+
+def _integer(file: GgufFile, key: str) -> int | None:
+    value = file.metadata.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _refuse(file, "split-inconsistent", key, f"an integer as {key}", type(value).__name__)
+    return value
+
+
+def _split_count(first: GgufFile) -> int:
+    """Number of parts, 1 for a model that is not split."""
+    count = _integer(first, "split.count")
+    if count is None or count <= 1:
+        return 1
+    number = _integer(first, "split.no")
+    if number != 0:
+        name = PART_NAME.fullmatch(first.path.name)
+        start = f"{name['prefix']}-00001-of-{name['count']}.gguf" if name else "it"
+        raise _refuse(
+            first, "split-first", "split.no", f"the first part; open {printable(start)}",
+            "no split.no" if number is None else f"part {number + 1} of {count}",
+        )  # fmt: skip
+    name = PART_NAME.fullmatch(first.path.name)
+    if name is None or int(name["no"]) != 1 or int(name["count"]) != count:
+        raise _refuse(
+            first, "split-inconsistent", "split.count", f"a file name that ends in -00001-of-{count:05d}.gguf",
+            f"part 1 of {count} in a file named otherwise",
+        )  # fmt: skip
+    return count
+
+
+def _later_part(first: GgufFile, number: int, count: int, budget: Budget) -> GgufFile:
+    name = PART_NAME.fullmatch(first.path.name)
+    assert name is not None
+    path = first.path.with_name(f"{name['prefix']}-{number + 1:05d}-of-{count:05d}.gguf")
+    if not path.exists():
+        raise _refuse(
+            first, "split-part-missing", "split.count", f"{count} parts", f"no file {printable(path.name)} beside it"
+        )
+    part = _readable(path, number, budget)
+    try:
+        for key, expected in (("split.no", number), ("split.count", count)):
+            found = _integer(part, key)
+            if found != expected and not (found is None and key == "split.count"):
+                what = f"no {key}" if found is None else f"{key} {found}"
+                raise _refuse(part, "split-inconsistent", key, f"{expected} as {key}", what)
+    except BaseException:
+        part.close()
+        raise
+    return part
+
+
+def _check_total(parts: list[GgufFile]) -> None:
+    key = "split.tensors.count"
+    expected, found = _integer(parts[0], key), sum(len(part.tensors) for part in parts)
+    if expected is not None and expected != found:
+        raise _refuse(parts[0], "split-inconsistent", key, f"{found} as {key}, which all parts hold",
+                      f"{key} {expected}")  # fmt: skip
+
+
+def _merged(parts: list[GgufFile]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        for name, tensor in part.tensors.items():
+            if name in tensors:
+                at = tensor.described[0]
+                again = finding(
+                    "duplicate-tensor", at.start, at.stop, "each tensor in one part",
+                    f"the name '{printable(name)}' again, from part {tensors[name].part + 1}", name,
+                )  # fmt: skip
+                raise RefusedFile(part.path, replace(again, part=part.part))
+            tensors[name] = tensor
+    return tensors

@@ -1,0 +1,604 @@
+"""The parser: untrusted bytes in, a `GgufFile` out.
+
+    +--------+-------------------+--------------------+-------+---------------------------------+
+    | header | key-value pairs   | tensor infos       | 0...0 | data, 0...0 | data, 0...0 | ... |
+    +--------+-------------------+--------------------+-------+---------------------------------+
+    0        24                                               data_offset: a multiple of alignment
+
+    header       "GGUF", u32 version, i64 number of tensors, i64 number of keys
+    string       u64 length, that many bytes of UTF-8
+    key-value    string key, u32 value type, value
+    array value  u32 element type, u64 count, the elements without padding
+    tensor info  string name, u32 number of dimensions, i64 each, u32 type, u64 offset from data_offset
+
+It reads front to back and takes nothing on trust: every length is compared with the bytes that remain before it is
+used, so no loop is longer than the file; what is kept of it is limited by a `Budget`, whatever its size, and values
+beyond that stay views of it; sizes are Python integers, so no product wraps; arrays in arrays are read with a stack of
+bounded depth, not by recursion. What cannot be read on from raises `Refused`, which `parse` catches. Where the data of
+the tensors lie is judged by `layout.py`, when all descriptions are read.
+"""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from array import array
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ..formats import TensorType, tensor_type
+from ..support.text import printable, quoted
+from .file import GgufFile, Tensor
+from .layout import PIECE, Info, Layout
+from .mapped import Bytes, Mapped
+from .records import Findings, Range, Refused, finding, refuse
+from .storage import (
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_NESTED,
+    MAX_STRINGS,
+    MAX_TENSORS,
+    STRIDE,
+    Budget,
+    ByteMap,
+    Metadata,
+    Strings,
+)
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+ALIGNMENT_KEY = "general.alignment"
+ALIGNED_TO = 8  # the GGUF specification asks for alignments that are multiples of it
+MAX_KEY = 65535  # bytes, by the GGUF specification
+MAX_TENSOR_NAME = 63  # bytes: ggml's GGML_MAX_NAME less the NUL
+MAX_STRING = 1 << 30  # bytes: llama.cpp's GGUF_MAX_STRING_LENGTH
+MAX_ELEMENTS = 1 << 30  # llama.cpp's GGUF_MAX_ARRAY_ELEMENTS
+MAX_DIMENSIONS = 4
+MAX_NESTING = 4  # levels of arrays in arrays, the innermost included; no known file has more than one
+INT64_MAX = (1 << 63) - 1
+REMOVED_TYPES = {4, 5, 31, 32, 33, 36, 37, 38}
+
+# The shortest key-value pair, tensor info, string and array value: what bounds a count before it is looped over.
+MIN_PAIR = 8 + 4 + 1
+MIN_INFO = 8 + 4 + 4 + 8
+MIN_STRING = 8
+MIN_ARRAY = 4 + 8
+
+# The value types by number: a name, and the layout of those that have a fixed size.
+VALUE_TYPES = (
+    ("uint8", "<B"), ("int8", "<b"), ("uint16", "<H"), ("int16", "<h"), ("uint32", "<I"), ("int32", "<i"),
+    ("float32", "<f"), ("bool", "<B"), ("string", ""), ("array", ""), ("uint64", "<Q"), ("int64", "<q"),
+    ("float64", "<d"),
+)  # fmt: skip
+TYPE_NAMES = tuple(name for name, _ in VALUE_TYPES)
+SCALARS = {number: struct.Struct(layout) for number, (_, layout) in enumerate(VALUE_TYPES) if layout}
+UINT32, BOOL, STRING, ARRAY = (TYPE_NAMES.index(name) for name in ("uint32", "bool", "string", "array"))
+U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
+
+SHOWN = 260  # bytes of a string that a message can show: 65 characters, one more than `quoted` does
+CHUNK = 128 * STRIDE  # strings that are looked at in one go
+JOINED = 1 << 18  # bytes that they may take to be looked at together
+
+
+def parse(path: Path | str, part: int = 0, budget: Budget | None = None) -> GgufFile:
+    """Reads one file; never raises for what it holds: `refused` says why reading ended early.
+
+    Args:
+        path: the file; parts of a split model are not looked for.
+        part: the index to give it in a split model.
+        budget: what is left of it by the parts before; a whole one by default.
+
+    Raises MalformedFile for what is not a readable regular file, or shrinks while it is read.
+    """
+    mapped = Mapped(Path(path))
+    file = GgufFile(mapped, part)
+    try:
+        parser = _Parser(mapped, part, budget or Budget())
+        try:
+            parser.read_all()
+        except Refused as refused:
+            parser.findings.add(refused.finding)
+        parser.fill(file)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _of(what: str, owner: str) -> str:
+    return f"{what} of {quoted(owner)}" if owner else what
+
+
+class _Parser:
+    """A cursor on the bytes, and what was found up to it. `pos` never passes `size`."""
+
+    def __init__(self, mapped: Mapped, part: int, budget: Budget) -> None:
+        self.mapped = mapped
+        self.part = part
+        self.budget = budget
+        self.size = mapped.size
+        self.bytes: Bytes = mapped.read()
+        self.view = self.bytes.data
+        self.pos = 0
+        self.ranges = ByteMap()
+        self.findings = Findings()
+        self.version = 0
+        self.alignment = DEFAULT_ALIGNMENT
+        self.alignment_type: Range
+        self.data_offset = 0
+        self.metadata: dict[str, object] = {}
+        self.borrowed: set[str] = set()
+        self.values: dict[str, Range] = {}
+        self.infos: dict[str, Info] = {}
+        self.located: list[Info] = []
+
+    def fill(self, file: GgufFile) -> None:
+        """Hands everything over, with the unread rest of the file mapped as such."""
+        covered = self.ranges[-1].stop if self.ranges else 0
+        if covered < self.size:
+            self.ranges.add(covered, self.size, "unread")
+        file.version, file.alignment, file.data_offset = self.version, self.alignment, self.data_offset
+        file.metadata, file.value_ranges = Metadata(self.mapped, self.metadata, self.borrowed), self.values
+        file.tensors = {
+            i.name: Tensor(i.name, i.type, i.shape, i.start, self.ranges, i.at, self.mapped, self.part)
+            for i in self.located
+        }
+        file.byte_map = self.ranges
+        file.findings = self.findings.listed(self.part)
+        file.refused = next((f for f in file.findings if f.effect == "refuse"), None)
+
+    # -- the cursor ---------------------------------------------------------------------------------------------
+
+    def own(self, start: int, kind: str, owner: str = "", note: object = "") -> None:
+        """Gives the bytes from `start` to the cursor to a field."""
+        if start < self.pos:  # the value of an empty array has no bytes
+            self.ranges.add(start, self.pos, kind, owner, note)
+
+    def number(self, layout: struct.Struct, what: str, owner: str = "") -> int:
+        """The number at the cursor, which moves behind it. `what` it is, and of whom, is for the message."""
+        if self.size - self.pos < layout.size:
+            refuse(
+                "truncated", self.pos, self.size, f"{layout.size} bytes of {_of(what, owner)}",
+                f"the file ends after {self.size - self.pos}", owner,
+            )  # fmt: skip
+        value: int = layout.unpack_from(self.view, self.pos)[0]
+        self.pos += layout.size
+        return value
+
+    def string(self, what: str, owner: str = "") -> tuple[int, int]:
+        """Start and stop of the bytes of the string at the cursor, which moves behind it."""
+        start = self.pos
+        length = self.number(U64, f"the length of {what}", owner)
+        remain = self.size - self.pos
+        if length > min(remain, MAX_STRING):
+            refuse(
+                "string-length", start, self.pos, f"at most {min(remain, MAX_STRING)} bytes of {_of(what, owner)}",
+                f"a length of {length}", owner,
+            )  # fmt: skip
+        self.pos += length
+        return self.pos - length, self.pos
+
+    def decoded(self, start: int, stop: int) -> tuple[str, bool]:
+        """These bytes as text, those that are not UTF-8 as surrogates, and whether there were none of those."""
+        raw = self.view[start:stop]
+        try:
+            return str(raw, "utf-8"), True
+        except UnicodeDecodeError:
+            return str(raw, "utf-8", "surrogateescape"), False
+
+    def shown(self, start: int, stop: int) -> str:
+        """A text of these bytes for a message, of any length."""
+        return quoted(self.decoded(start, min(stop, start + SHOWN))[0])
+
+    def is_utf8(self, start: int, stop: int) -> bool:
+        """Whether these bytes are UTF-8; in pieces, since a text takes up to four times its bytes in memory."""
+        try:
+            if stop - start <= PIECE:
+                str(self.view[start:stop], "utf-8")
+                return True
+            decoder = codecs.getincrementaldecoder("utf-8")()
+            for at in range(start, stop, PIECE):
+                decoder.decode(bytes(self.view[at : min(at + PIECE, stop)]), at + PIECE >= stop)
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def keep(self, start: int, stop: int, key: str) -> bytes | memoryview:
+        """These bytes: a copy, so that metadata stay readable when the file is closed or cut, or a view where the
+        budget has no room for one."""
+        if self.budget.hold(stop - start):
+            return bytes(self.view[start:stop])
+        self.borrowed.add(key)
+        return self.view[start:stop]
+
+    def warn(self, slug: str, start: int, stop: int, expected: str, found: str, owner: str = "") -> None:
+        self.findings.add(finding(slug, start, stop, expected, found, owner))
+
+    # -- header -------------------------------------------------------------------------------------------------
+
+    def read_all(self) -> None:
+        n_tensors, n_keys = self.read_header()
+        for _ in range(n_keys):
+            self.read_pair()
+        self.read_alignment()
+        for _ in range(n_tensors):
+            self.read_info()
+        alignment_at = self.values.get(ALIGNMENT_KEY)
+        infos = list(self.infos.values())
+        layout = Layout(self.mapped, self.pos, self.alignment, alignment_at, infos, self.ranges, self.findings)
+        try:
+            layout.locate()
+            layout.map()
+        finally:
+            self.data_offset, self.located = layout.data_offset, layout.located
+
+    def read_header(self) -> tuple[int, int]:
+        magic = bytes(self.view[:4])
+        if magic != MAGIC[: len(magic)] or not magic:
+            shown = printable(magic.decode("ascii", "surrogateescape"))
+            refuse(
+                "magic",
+                0,
+                len(magic),
+                "the magic 'GGUF'",
+                f"the file starts with '{shown}'" if magic else "an empty file",
+            )
+        self.number(U32, "magic")
+        self.own(0, "magic")
+        version = self.number(U32, "version")
+        if version not in VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+            slug = "big-endian" if version & 0xFFFF == 0 and swapped else "version"
+            found = f"{swapped} in big-endian byte order" if slug == "big-endian" else f"{version}"
+            refuse(slug, 4, 8, "version 2 or 3 in little-endian byte order", f"version {found}")
+        self.version = version
+        self.own(4, "version", note=version)
+        n_tensors = self.count("tensor", MIN_INFO, self.budget.tensors, MAX_TENSORS)
+        self.budget.tensors -= n_tensors
+        n_keys = self.count("key", MIN_PAIR, self.budget.keys, MAX_KEYS)
+        self.budget.keys -= n_keys
+        return n_tensors, n_keys
+
+    def count(self, what: str, smallest: int, left: int, limit: int) -> int:
+        """A count of the header, of things that take at least `smallest` bytes each, `left` of the `limit` at most."""
+        start = self.pos
+        count = self.number(U64, f"the number of {what}s")
+        # Both counts are judged by what remains behind the header, of which the second count is the last part.
+        room = max(self.size - 24, 0) // smallest
+        if count > room:
+            signed = f" (-{(1 << 64) - count} to llama.cpp)" if count > INT64_MAX else ""
+            refuse(
+                f"{what}-count", start, self.pos, f"at most {room} {what}s, which take {smallest} bytes each",
+                f"a count of {count}{signed}",
+            )  # fmt: skip
+        if count > left:
+            others = f", {limit - left} of them in other parts" if left < limit else ""
+            refuse(f"{what}-count", start, self.pos, f"at most {limit} {what}s{others}", f"a count of {count}")
+        self.own(start, f"{what} count", note=count)
+        return count
+
+    # -- metadata -----------------------------------------------------------------------------------------------
+
+    def read_pair(self) -> None:
+        start = self.pos
+        at, stop = self.string("a key")
+        length = stop - at
+        if not length:
+            refuse("empty-key", start, stop, "a key of at least one byte", "an empty key")
+        if length > self.budget.key_bytes:
+            before = MAX_KEY_BYTES - self.budget.key_bytes
+            refuse(
+                "metadata-size", start, stop, f"at most {MAX_KEY_BYTES} bytes of keys in all",
+                f"{length} bytes after {before} before them: {self.shown(at, stop)}",
+            )  # fmt: skip
+        self.budget.key_bytes -= length
+        key, clean = self.decoded(at, stop)
+        if "\0" in key:
+            refuse("nul-in-name", start, self.pos, "a key without NUL", f"the key {quoted(key)}", key)
+        if key in self.metadata:
+            first = self.values[key].start
+            refuse(
+                "duplicate-key", start, self.pos, "each key once", f"the key {quoted(key)} again, whose value "
+                f"stands at byte {first} already", key,
+            )  # fmt: skip
+        if length > MAX_KEY:
+            self.warn("long-key", start, stop, f"at most {MAX_KEY} bytes of key", f"{length} bytes: {quoted(key)}", key)
+        self.own(start, "key", key)
+        if not clean:
+            self.warn("bad-utf8", start + 8, self.pos, "a key in UTF-8", f"{quoted(key)}", key)
+        start = self.pos
+        kind = self.value_type("value type", key)
+        self.own(start, "value type", key, TYPE_NAMES[kind])
+        if key == ALIGNMENT_KEY:
+            self.alignment_type = self.ranges[-1]
+        if kind == ARRAY:
+            value = self.array(key)
+        else:
+            start = self.pos
+            value = self.scalar(kind, key)
+            self.own(start, "value", key, value if kind != STRING else "")
+        self.metadata[key] = value
+        self.values[key] = self.ranges[-1]
+
+    def value_type(self, what: str, key: str) -> int:
+        kind = self.number(U32, f"the {what}", key)
+        if kind >= len(TYPE_NAMES):
+            refuse("value-type", self.pos - 4, self.pos, f"a number from 0 to {len(TYPE_NAMES) - 1}",
+                   f"{what} {kind} of {quoted(key)}", key)  # fmt: skip
+        return kind
+
+    def scalar(self, kind: int, key: str) -> object:
+        start = self.pos
+        if kind == STRING:
+            start, stop = self.string("the value", key)
+            value: object
+            if self.budget.hold(4 * (stop - start)):
+                value, clean = self.decoded(start, stop)
+            else:
+                value, clean = self.view[start:stop], self.is_utf8(start, stop)
+                self.borrowed.add(key)
+            if not clean:
+                self.warn("bad-utf8", start, stop, f"the value of {quoted(key)} in UTF-8", self.shown(start, stop), key)
+            return value
+        number = self.number(SCALARS[kind], "the value", key)
+        if kind != BOOL:
+            return number
+        if number > 1:
+            self.warn("bool-value", start, self.pos, f"0 or 1 for {quoted(key)}", f"the bool {number}", key)
+        return bool(number)
+
+    def array(self, key: str) -> object:
+        """The array at the cursor. One in which no array nests has three ranges, another one only."""
+        start = self.pos
+        kind, count = self.array_head(key)
+        if kind != ARRAY:
+            end, self.pos = self.pos, start + 4
+            self.own(start, "element type", key, TYPE_NAMES[kind])
+            self.pos = end
+            self.own(start + 4, "element count", key, count)
+            value = self.elements(kind, count, key)
+            self.own(end, "value", key)
+            return value
+        head = finding("nested-array", start, self.pos, f"no array in the array {quoted(key)}", f"{count} of them", key)
+        root: list[object] = []
+        stack = [(root, count)]
+        while stack:  # each round takes at least 12 bytes or ends an array that took them
+            items, left = stack.pop()
+            if not left:
+                continue
+            stack.append((items, left - 1))
+            here = self.pos
+            kind, count = self.array_head(key)
+            if not self.budget.nested:
+                refuse("metadata-size", here, self.pos, f"at most {MAX_NESTED} arrays in arrays",
+                       f"one more in {quoted(key)}", key)  # fmt: skip
+            self.budget.nested -= 1
+            if kind != ARRAY:
+                items.append(self.elements(kind, count, key))
+                continue
+            if len(stack) + 1 == MAX_NESTING:
+                refuse(
+                    "nested-too-deep", here, self.pos, f"arrays at most {MAX_NESTING} deep in {quoted(key)}",
+                    f"arrays in one that is {MAX_NESTING} deep", key,
+                )  # fmt: skip
+            child: list[object] = []
+            items.append(child)
+            stack.append((child, count))
+        self.own(start, "value", key, "nested arrays")
+        self.findings.add(head)
+        return root
+
+    def array_head(self, key: str) -> tuple[int, int]:
+        """Element type and count of the array at the cursor; that many elements can fit in the file."""
+        kind = self.value_type("element type", key)
+        start = self.pos
+        count = self.number(U64, "the length", key)
+        smallest = {STRING: MIN_STRING, ARRAY: MIN_ARRAY}.get(kind) or SCALARS[kind].size
+        room = min((self.size - self.pos) // smallest, MAX_ELEMENTS)
+        if count > room:
+            refuse(
+                "array-length", start, self.pos, f"at most {room} elements of {TYPE_NAMES[kind]} in {quoted(key)}",
+                f"a count of {count}", key,
+            )  # fmt: skip
+        if kind == STRING:
+            if count > self.budget.strings:
+                before = MAX_STRINGS - self.budget.strings
+                refuse("metadata-size", start, self.pos, f"at most {MAX_STRINGS} strings in arrays in all",
+                       f"{count} in {quoted(key)} after {before} before them", key)  # fmt: skip
+            self.budget.strings -= count
+        return kind, count
+
+    def elements(self, kind: int, count: int, key: str) -> object:
+        """`count` elements at the cursor, which the file is known to have room for, strings except."""
+        if kind == STRING:
+            return self.strings(count, key)
+        start = self.pos
+        self.pos += count * SCALARS[kind].size
+        raw = self.keep(start, self.pos, key)
+        values = np.frombuffer(raw, dtype=SCALARS[kind].format)
+        if kind == BOOL:
+            self.check_bools(start, self.pos, key)
+            # In a copy every byte but 0 becomes a true one; in a view of the file it stands as it is.
+            values = values.astype(np.bool_) if isinstance(raw, bytes) else values.view(np.bool_)
+            values.flags.writeable = False
+        return values
+
+    def check_bools(self, start: int, stop: int, key: str) -> None:
+        first, count = start, 0
+        for at in range(start, stop, PIECE):
+            odd = self.bytes[at : min(at + PIECE, stop)] > 1
+            if not count:
+                first = at + int(odd.argmax())
+            count += int(np.count_nonzero(odd))
+        more = f" and {count - 1} more" if count > 1 else ""
+        if count:
+            self.warn(
+                "bool-value", first, first + 1, f"0 or 1 for each element of {quoted(key)}",
+                f"the bool {self.bytes[first]} in element {first - start}{more}", key,
+            )  # fmt: skip
+
+    def strings(self, count: int, key: str) -> Strings:
+        begin = self.pos
+        index = array("Q")
+        bad, worst = 0, (0, 0, 0)
+        for first in range(0, count, CHUNK):
+            heads = self.walk(first, min(first + CHUNK, count), key)
+            index.extend(head - begin for head in heads[::STRIDE])
+            odd = self.not_utf8(heads)
+            if odd and not bad:
+                i = odd[0]
+                worst = (first + i, heads[i] + 8, heads[i + 1] if i + 1 < len(heads) else self.pos)
+            bad += len(odd)
+        if bad:
+            i, start, stop = worst
+            self.warn(
+                "bad-utf8", start, stop, f"each element of {quoted(key)} in UTF-8",
+                f"{self.shown(start, stop)} in element {i}" + (f" and {bad - 1} more" if bad > 1 else ""), key,
+            )  # fmt: skip
+        return Strings(self.keep(begin, self.pos, key), count, index)
+
+    def walk(self, first: int, last: int, key: str) -> list[int]:
+        """Where the lengths of the strings `first` to `last` of an array stand, the first one at the cursor. A
+        vocabulary is 100,000 of them and more: the loop is `string`, written out."""
+        view, size, pos, length_of = self.view, self.size, self.pos, U64.unpack_from
+        heads = []
+        for i in range(first, last):
+            if size - pos < 8:
+                refuse(
+                    "truncated", pos, size, f"the length of element {i} of {quoted(key)}",
+                    f"the file ends after {size - pos} bytes of it", key,
+                )  # fmt: skip
+            length = length_of(view, pos)[0]
+            start = pos + 8
+            if length > size - start or length > MAX_STRING:
+                refuse(
+                    "string-length", pos, start, f"at most {min(size - start, MAX_STRING)} bytes of element {i} of "
+                    f"{quoted(key)}", f"a length of {length}", key,
+                )  # fmt: skip
+            heads.append(pos)
+            pos = start + length
+        self.pos = pos
+        return heads
+
+    def not_utf8(self, heads: list[int]) -> list[int]:
+        """Which of the strings whose lengths stand at `heads`, and that end at the cursor, are not UTF-8."""
+        begin = heads[0]
+        if self.pos - begin > JOINED or len(heads) < 32:
+            spans = enumerate(pairwise([*heads, self.pos]))
+            return [i for i, (head, stop) in spans if not self.is_utf8(head + 8, stop)]
+        # All at once. Zeros in place of the lengths keep them apart: no character goes on behind a zero.
+        joined = self.bytes[begin : self.pos].copy()
+        places = np.array(heads) - begin
+        for i in range(8):
+            joined[places + i] = 0
+        try:
+            str(joined.data, "utf-8")
+            return []
+        except UnicodeDecodeError:
+            text = str(joined.data, "utf-8", "surrogateescape")
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        bad = (codes >= 0xDC80) & (codes <= 0xDCFF)  # each of them a byte
+        widths = np.ones(len(codes), np.int8)
+        for more in (0x80, 0x800, 0x10000):
+            widths += codes >= more
+        widths[bad] = 1
+        at = (np.cumsum(widths, dtype=np.int64) - widths)[bad]
+        found: list[int] = np.unique(np.searchsorted(places, at, "right") - 1).tolist()
+        return found
+
+    def read_alignment(self) -> None:
+        key = ALIGNMENT_KEY
+        if key not in self.metadata:
+            return
+        at = self.values[key]
+        kind = self.alignment_type
+        if kind.note != TYPE_NAMES[UINT32]:
+            refuse("alignment-type", kind.start, kind.stop, f"{key} as uint32", f"type {kind.note}", key)
+        value = self.metadata[key]
+        assert isinstance(value, int)
+        if value == 0 or value & (value - 1):
+            refuse("alignment-value", at.start, at.stop, f"a power of two as {key}", f"alignment {value}", key)
+        if value % ALIGNED_TO:
+            self.warn("alignment-small", at.start, at.stop, f"a multiple of {ALIGNED_TO} as {key}",
+                      f"alignment {value}", key)  # fmt: skip
+        self.alignment = value
+
+    # -- tensors ------------------------------------------------------------------------------------------------
+
+    def read_info(self) -> None:
+        start = self.pos
+        at, stop = self.string("a tensor's name")
+        if stop - at > MAX_TENSOR_NAME:
+            refuse(
+                "long-tensor-name", start, stop, f"at most {MAX_TENSOR_NAME} bytes of tensor name",
+                f"{stop - at} bytes: {self.shown(at, stop)}",
+            )  # fmt: skip
+        name, clean = self.decoded(at, stop)
+        if "\0" in name:
+            refuse("nul-in-name", start, stop, "a tensor name without NUL", f"the name {quoted(name)}", name)
+        if name in self.infos:
+            refuse(
+                "duplicate-tensor", start, self.pos, "each tensor once",
+                f"the name {quoted(name)} again, from byte {self.infos[name].described[0].start}", name,
+            )  # fmt: skip
+        if not name:
+            self.warn("empty-tensor-name", start, self.pos, "a tensor name of at least one byte", "an empty name")
+        if not clean:
+            self.warn("bad-utf8", start + 8, self.pos, "a tensor name in UTF-8", quoted(name), name)
+        index = len(self.ranges)
+        self.own(start, "tensor name", name)
+        shape, start = self.dimensions(name)
+        kind = self.tensor_type(name, shape, start)
+        start = self.pos
+        offset = self.number(U64, "the offset", name)
+        self.own(start, "offset", name, offset)
+        self.infos[name] = Info(name, kind, shape, offset, self.ranges, index)
+
+    def dimensions(self, name: str) -> tuple[tuple[int, ...], int]:
+        """The shape at the cursor, and where it starts."""
+        start = self.pos
+        count = self.number(U32, "the number of dimensions", name)
+        if count > MAX_DIMENSIONS:
+            refuse("too-many-dimensions", start, self.pos, f"at most {MAX_DIMENSIONS} of {quoted(name)}",
+                    f"{count} dimensions", name)  # fmt: skip
+        shape = []
+        for i in range(count):
+            size = self.number(U64, "a dimension", name)
+            if size > INT64_MAX:
+                refuse(
+                    "negative-dimension", self.pos - 8, self.pos, f"a dimension from 0 to 2^63 - 1 of {quoted(name)}",
+                    f"{size - (1 << 64)} as dimension {i}", name,
+                )  # fmt: skip
+            shape.append(size)
+        # Zero dimensions hide an overflow of the others from a product, not from code that multiplies in another order.
+        if prod(max(size, 1) for size in shape) > INT64_MAX:
+            refuse("dimensions-overflow", start + 4, self.pos, f"fewer than 2^63 elements in {quoted(name)}",
+                    " x ".join(map(str, shape)), name)  # fmt: skip
+        self.own(start, "dimensions", name, tuple(shape))
+        return tuple(shape), start
+
+    def tensor_type(self, name: str, shape: tuple[int, ...], dimensions: int) -> TensorType:
+        """The type at the cursor; the dimensions before it start at byte `dimensions`."""
+        start = self.pos
+        number = self.number(U32, "the type", name)
+        kind = tensor_type(number)
+        if kind is None:
+            was = ", which was removed" if number in REMOVED_TYPES else ", which is not known"
+            refuse("tensor-type", start, self.pos, f"a known ggml type of {quoted(name)}", f"type {number}{was}", name)
+        self.own(start, "type", name, kind.name)
+        row = shape[0] if shape else 1
+        if row % kind.block_size:
+            # The first dimension is to blame, or the type: the range is of the dimension.
+            first, stop = (dimensions + 4, dimensions + 12) if shape else (dimensions, start)
+            refuse(
+                "partial-block", first, stop,
+                f"rows of {quoted(name)} in whole blocks of {kind.block_size} ({kind.name})", f"rows of {row}", name,
+            )  # fmt: skip
+        if prod(max(size, 1) for size in shape) // kind.block_size * kind.block_bytes > INT64_MAX:
+            refuse("dimensions-overflow", dimensions + 4, start, f"fewer than 2^63 bytes in {quoted(name)}",
+                   f"{' x '.join(map(str, shape))} of {kind.name}", name)  # fmt: skip
+        return kind

@@ -1,0 +1,194 @@
+"""What a file's content is kept in. Nothing here grows with the file beyond the limits of a `Budget`.
+
+A file of 100 MB can hold 12 million strings, 5 million keys or 3 million tensors, and a Python object takes 50 bytes
+and more: what is kept as one object for each field of a file takes 30 times its size. A file that reaches all limits
+at once takes 300 MB (measured).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from struct import Struct
+from typing import TYPE_CHECKING, overload
+
+from ..support.errors import MalformedFile
+from .records import KINDS, Range
+
+if TYPE_CHECKING:
+    from .mapped import Mapped
+
+MAX_KEYS = 1 << 16  # known models have fewer than 100
+MAX_TENSORS = 1 << 17  # a mixture of experts with a tensor for each expert has some 75,000
+MAX_KEY_BYTES = 8 << 20
+MAX_NESTED = 1 << 14  # no known model has any
+MAX_STRINGS = 1 << 24  # known vocabularies have 256,000 tokens and twice as many merges
+MAX_HELD = 64 << 20  # 256,000 tokens with their scores, types and merges take 13 MB
+
+#: Where every 64th of an array's strings stands is known.
+STRIDE = 64
+
+_U64 = Struct("<Q")
+_KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+
+
+@dataclass
+class Budget:
+    """What may still be kept of one model, all its parts together.
+
+    Args:
+        keys, tensors: so many of them.
+        key_bytes: of all keys' names.
+        nested: arrays within arrays.
+        strings: elements of all arrays of strings.
+        held: bytes of values to keep copies of. What exceeds it stays in the file and is read from there.
+    """
+
+    keys: int = MAX_KEYS
+    tensors: int = MAX_TENSORS
+    key_bytes: int = MAX_KEY_BYTES
+    nested: int = MAX_NESTED
+    strings: int = MAX_STRINGS
+    held: int = MAX_HELD
+
+    def hold(self, nbytes: int) -> bool:
+        """Whether so many bytes can be kept; they are then taken off."""
+        if nbytes > self.held:
+            return False
+        self.held -= nbytes
+        return True
+
+
+class ByteMap(Sequence[Range]):
+    """The byte ranges of a file, ascending; kept as columns, and made a `Range` when asked for."""
+
+    def __init__(self) -> None:
+        self._starts = array("Q")
+        self._stops = array("Q")
+        self._kinds = bytearray()
+        self._owners: list[str] = []
+        self._notes: list[object] = []
+
+    def add(self, start: int, stop: int, kind: str, owner: str = "", note: object = "") -> None:
+        """Appends a range. A note that is no text becomes it when asked for: dimensions as "2 x 3"."""
+        self._starts.append(start)
+        self._stops.append(stop)
+        self._kinds.append(_KIND_NUMBERS[kind])
+        self._owners.append(owner)
+        self._notes.append(note)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> Range: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Range, ...]: ...
+    def __getitem__(self, index: int | slice) -> Range | tuple[Range, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        note = self._notes[index]
+        if isinstance(note, tuple):
+            note = " x ".join(map(str, note))
+        kind = KINDS[self._kinds[index]]
+        return Range(self._starts[index], self._stops[index], kind, self._owners[index], str(note))
+
+
+class Strings(Sequence[str]):
+    """The strings of an array, decoded when asked for; bytes that are not UTF-8 stand as surrogates.
+
+    Equal to any sequence of the same strings, a list of them say.
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
+    __slots__ = ("_count", "_index", "_raw")
+
+    def __init__(self, raw: bytes | memoryview, count: int, index: array[int]) -> None:
+        """
+        Args:
+            raw: the elements as they stand in the file: `count` times a length and that many bytes.
+            index: offsets in `raw` of the elements 0, STRIDE, 2 STRIDE, …
+        """
+        self._raw = raw
+        self._count = count
+        self._index = index
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _from(self, first: int) -> Iterator[tuple[int, int]]:
+        """Where the strings from number `first` on stand in `raw`: start and stop of each."""
+        raw, size = self._raw, len(self._raw)
+        at = self._index[first // STRIDE] if first < self._count else size
+        for number in range(first - first % STRIDE, self._count):
+            stop = at + 8
+            if stop <= size:
+                stop += _U64.unpack_from(raw, at)[0]
+            if stop > size:  # it was not when it was read
+                raise MalformedFile(f"element {number} of an array of strings has changed since the file was opened")
+            if number >= first:
+                yield at + 8, stop
+            at = stop
+
+    def __iter__(self) -> Iterator[str]:
+        return (str(self._raw[start:stop], "utf-8", "surrogateescape") for start, stop in self._from(0))
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._count)
+            if step == 1:
+                spans = islice(self._from(start), max(stop - start, 0))
+                return [str(self._raw[at:end], "utf-8", "surrogateescape") for at, end in spans]
+            return [self[i] for i in range(start, stop, step)]
+        if not -self._count <= index < self._count:
+            raise IndexError(f"string {index} of {self._count}")
+        start, stop = next(self._from(index % self._count))
+        return str(self._raw[start:stop], "utf-8", "surrogateescape")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str) or not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    def __repr__(self) -> str:
+        return f"<{self._count} strings>"
+
+
+class Metadata(Mapping[str, object]):
+    """The values by key. Those that are not held in memory are read from the file, and need it whole and open.
+
+    Args:
+        mapped: the file.
+        values: by key, in the file's order.
+        borrowed: the keys of the values that are views of the file.
+    """
+
+    def __init__(self, mapped: Mapped, values: Mapping[str, object], borrowed: Iterable[str] = ()) -> None:
+        self._mapped = mapped
+        self._values = values
+        self._borrowed = frozenset(borrowed)
+
+    def __getitem__(self, key: str) -> object:
+        """Raises, for a borrowed value, MalformedFile if the file has shrunk and ValueError if it was closed."""
+        value = self._values[key]
+        if key in self._borrowed:
+            self._mapped.read()
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} keys: {', '.join(map(repr, islice(self, 20)))}{', …' if len(self) > 20 else ''}>"

@@ -1,0 +1,135 @@
+"""A GPU as a host, through CuPy: kernels compiled by NVRTC for the card and loaded as a RawModule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..support.errors import EnvironmentFault, KernelFault
+from . import nvrtc
+from .base import GUARD_BYTES, Grid, Host, cached_file, poisoned, store, tree_hash
+from .driver import resident_blocks, start_overlapping
+from .tables import tables_hash
+
+
+@cache
+def gpu_fault() -> str | None:
+    """Why no GPU can be used, or None where one can."""
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed (pip install gguf-verify[cuda13], or [cuda12])"
+    except Exception as error:  # CuPy checks its libraries as it is imported
+        return f"CuPy cannot be imported: {str(error).splitlines()[0]}"
+    try:
+        if cupy.cuda.runtime.getDeviceCount() < 1:
+            return "CUDA sees no device"
+        nvrtc.version()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CUDA cannot be used: {str(error).splitlines()[0]}"
+    except EnvironmentFault as error:
+        return str(error)
+    return None
+
+
+class _Output:
+    """Device memory with guards around `nbytes`."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+
+class CupyHost(Host):
+    """Runs kernels on the current CUDA device. Raises EnvironmentFault where there is none."""
+
+    name = "gpu"
+
+    def __init__(self) -> None:
+        fault = gpu_fault()
+        if fault is not None:
+            raise EnvironmentFault(f"the GPU host cannot be used: {fault}")
+        import cupy
+
+        self._cupy = cupy
+        self._device = cupy.cuda.Device()
+        self.sm: str = self._device.compute_capability
+        self._functions: dict[tuple[str, ...], Any] = {}
+
+    def describe(self) -> str:
+        name = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)["name"].decode()
+        driver = self._cupy.cuda.runtime.driverGetVersion()
+        major, minor = nvrtc.version()
+        return (
+            f"gpu: {name} (sm_{self.sm}), CUDA driver {driver // 1000}.{driver % 1000 // 10}, "
+            f"NVRTC {major}.{minor}, CuPy {self._cupy.__version__}"
+        )
+
+    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
+        target = target or self.sm
+        macros = [f"{k}={v}" for k, v in defines.items()]
+        key = (tree_hash(root), tables_hash(), file, target, *map(str, nvrtc.version()), *macros)
+        if (entry, *key) not in self._functions:
+            cubin = cached_file(key, ".cubin")  # holds every entry of the file
+            if not cubin.exists():
+                store(cubin, nvrtc.compile_cubin(root, file, target, defines))
+            with self._faults():
+                self._functions[entry, *key] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
+        return self._functions[entry, *key]
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """CUDA's errors as ours; after an illegal address every call fails, and each says so."""
+        cuda = self._cupy.cuda
+        try:
+            yield
+        except (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError) as error:
+            raise KernelFault(f"CUDA failed: {str(error).splitlines()[0]}") from None
+        except cuda.memory.OutOfMemoryError as error:
+            raise EnvironmentFault(f"the GPU's memory does not suffice: {str(error).splitlines()[0]}") from None
+
+    def upload(self, array: npt.NDArray[Any]) -> Any:
+        with self._faults():
+            return self._cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
+        with self._faults():
+            return np.asarray(self._cupy.asnumpy(buffer))
+
+    def output(self, nbytes: int) -> _Output:
+        with self._faults():
+            return _Output(self._cupy.asarray(poisoned(nbytes)))
+
+    def launch(
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
+        values = [a.memory[GUARD_BYTES:] if isinstance(a, _Output) else a for a in args]
+        with self._faults():
+            if shared:
+                kernel.max_dynamic_shared_size_bytes = shared
+            self._start(kernel, grid, block, values, shared, overlaps)
+            self._device.synchronize()
+
+    def resident(self, kernel: Any, threads: int, shared: int) -> int:
+        with self._faults():
+            if shared:
+                kernel.max_dynamic_shared_size_bytes = shared
+            processors: int = self._device.attributes["MultiProcessorCount"]
+            return processors * max(1, resident_blocks(kernel.kernel.ptr, threads, shared))
+
+    def _start(self, kernel: Any, grid: Grid, block: Grid, values: Sequence[Any], shared: int, overlaps: bool) -> None:
+        if overlaps and int(self.sm) >= 90:
+            addresses = [np.uint64(v.data.ptr) if isinstance(v, self._cupy.ndarray) else v for v in values]
+            stream = self._cupy.cuda.get_current_stream().ptr
+            start_overlapping(kernel.kernel.ptr, grid, block, addresses, shared, stream)
+        else:
+            kernel(grid, block, tuple(values), shared_mem=shared)
+
+    def _read(self, output: _Output) -> npt.NDArray[np.uint8]:
+        with self._faults():
+            return np.asarray(self._cupy.asnumpy(output.memory))

@@ -1,0 +1,98 @@
+"""NVRTC by ctypes: CUDA C++ to a cubin. It needs no GPU, so every kernel can be compiled for every card anywhere.
+
+CuPy's own compilation is not used, because it appends `-ftz=true` after the caller's options: subnormal results would
+be flushed, and bits differ from the CPU's.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from functools import cache
+from pathlib import Path
+
+from ..support.errors import EnvironmentFault
+from .tables import headers
+
+_SUCCESS, _COMPILATION = 0, 6
+
+
+@cache
+def _library() -> c.CDLL:
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        return c.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except Exception:  # pathfinder absent, or it found nothing: the loader's own search is left
+        for name in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
+            try:
+                return c.CDLL(name)
+            except OSError:
+                continue
+    raise EnvironmentFault("NVRTC was not found: install gguf-verify[cuda12] or gguf-verify[cuda13]")
+
+
+def version() -> tuple[int, int]:
+    """NVRTC's version. Raises EnvironmentFault where there is none."""
+    major, minor = c.c_int(), c.c_int()
+    _check(_library().nvrtcVersion(c.byref(major), c.byref(minor)), "nvrtcVersion")
+    return major.value, minor.value
+
+
+def architectures() -> list[int]:
+    """The compute capabilities that this NVRTC compiles for, as numbers such as 90."""
+    n = c.c_int()
+    _check(_library().nvrtcGetNumSupportedArchs(c.byref(n)), "nvrtcGetNumSupportedArchs")
+    found = (c.c_int * n.value)()
+    _check(_library().nvrtcGetSupportedArchs(found), "nvrtcGetSupportedArchs")
+    return sorted(found)
+
+
+def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
+    """Compile `root/file` for `sm` (such as "90"). Raises EnvironmentFault with the compiler's first error."""
+    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN")
+
+
+def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
+    """Likewise, the optimised code before the assembler of a card has seen it."""
+    return _compiled(root, file, f"compute_{sm}", defines, "PTX")
+
+
+def _compiled(root: Path, file: str, architecture: str, defines: dict[str, str], what: str) -> bytes:
+    lib = _library()
+    lib.nvrtcGetErrorString.restype = c.c_char_p
+    program = c.c_void_p()
+    source = f'#include "{file}"\n'.encode()
+    tables = headers()
+    names, texts = ((c.c_char_p * len(tables))(*(s.encode() for s in strings)) for strings in (tables, tables.values()))
+    created = lib.nvrtcCreateProgram(c.byref(program), source, b"unit.cu", len(tables), texts, names)
+    _check(created, "nvrtcCreateProgram")
+    try:
+        options = [f"-arch={architecture}", "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", f"-I{root}"]
+        options += [f"-D{k}={v}" for k, v in defines.items()]
+        encoded = (c.c_char_p * len(options))(*(o.encode() for o in options))
+        result = lib.nvrtcCompileProgram(program, len(options), encoded)
+        if result == _COMPILATION:
+            log = _string(lib, program, "ProgramLog")
+            errors = [line for line in log.splitlines() if "error:" in line] or log.splitlines()
+            raise EnvironmentFault(f"NVRTC could not compile {file} for {architecture}: {errors[0] if errors else '?'}")
+        _check(result, "nvrtcCompileProgram")
+        size = c.c_size_t()
+        _check(getattr(lib, f"nvrtcGet{what}Size")(program, c.byref(size)), f"nvrtcGet{what}Size")
+        made = c.create_string_buffer(size.value)
+        _check(getattr(lib, f"nvrtcGet{what}")(program, made), f"nvrtcGet{what}")
+        return made.raw
+    finally:
+        lib.nvrtcDestroyProgram(c.byref(program))
+
+
+def _string(lib: c.CDLL, program: c.c_void_p, what: str) -> str:
+    size = c.c_size_t()
+    _check(getattr(lib, f"nvrtcGet{what}Size")(program, c.byref(size)), what)
+    buffer = c.create_string_buffer(size.value)
+    _check(getattr(lib, f"nvrtcGet{what}")(program, buffer), what)
+    return buffer.value.decode(errors="replace")
+
+
+def _check(result: int, call: str) -> None:
+    if result != _SUCCESS:
+        raise EnvironmentFault(f"{call} failed: {_library().nvrtcGetErrorString(result).decode()}")

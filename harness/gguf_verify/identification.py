@@ -1,0 +1,202 @@
+"""`--identify`: which definition the kernel and llama.cpp compute, for each type of a model's matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .diagnosis.diagnose import diagnose
+from .diagnosis.identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
+from .formats import ElementFormat, WeightFormat
+from .gguf import Tensor, open_model
+from .hosts.base import Host
+from .kernels.families import DEFAULT_KERNEL
+from .kernels.interface import Kernel
+from .kernels.opening import opened
+from .rungs import Options, Run
+from .rungs.run import REFERENCES, may_be_matrix
+from .semantics import Semantics
+from .semantics.cuda import NoDefinition
+from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
+from .support.version import project_version
+
+#: Definitions whose activations llama.cpp's CUDA backend gives away: `reference.device`.
+ON_GPU = ("q8_1", "q8_1_half", "mmq", "mmq_d4")
+#: Tokens: families of kernels and llama.cpp's backends choose by their number.
+TOKENS = (1, 8, 9, 64)
+#: The most rows of a matrix, its longest rows, and weights, that are multiplied.
+MOST_ROWS, MOST_K, MOST_WEIGHTS = 256, 1 << 18, 1 << 22
+
+
+@dataclass(frozen=True)
+class Identified:
+    """One product and its definition.
+
+    Args:
+        type, tensor: of the weights.
+        m, n, k: the product's shape.
+        who: the kernel's name, or "llama.cpp".
+        declared: the definition that is claimed.
+        found: what was identified; None where the kernel broke its contract, which `lines` say.
+        lines: what there is to say, where that is not what is declared.
+    """
+
+    type: str
+    tensor: str
+    m: int
+    n: int
+    k: int
+    who: str
+    declared: str
+    found: Identification | None
+    lines: tuple[str, ...] = ()
+
+    @property
+    def right(self) -> bool:
+        """What is declared is what was identified, or cannot be told from it."""
+        return self.found is not None and self.declared in self.found.names
+
+
+@dataclass
+class IdentifyReport:
+    """All products, and the types that could not be looked at: (type, why)."""
+
+    header: dict[str, Any]
+    products: list[Identified] = field(default_factory=list)
+    unable: list[tuple[str, str]] = field(default_factory=list)
+    command: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something else than declared, or nothing, was identified; else 5 where a type was not looked at."""
+        if any(not p.right for p in self.products):
+            return EXIT_MISMATCH
+        return EXIT_VERIFIED if self.products and not self.unable else EXIT_UNVERIFIED
+
+
+def identify_model(
+    path: Path | str, kernel: Kernel | str | Callable[..., Any] = DEFAULT_KERNEL, host: Host | str = "auto",
+    options: Options | None = None, command: str = "",
+) -> IdentifyReport:  # fmt: skip
+    """Identify, on one matrix of each type of a GGUF model and known activations.
+
+    Args: as of `verification.verify`.
+
+    Raises MalformedFile, NothingToVerify, EnvironmentFault and UsageError, as that.
+    """
+    options = options or Options()
+    if options.reference not in REFERENCES:
+        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
+    with opened(kernel, host, options) as multiplier, open_model(path) as model:
+        run = Run(model, multiplier, options)
+        try:
+            matrices: dict[str, list[Tensor]] = {}
+            for tensor in run.selected():
+                if may_be_matrix(tensor):
+                    matrices.setdefault(tensor.type.name, []).append(tensor)
+            if not matrices:
+                raise NothingToVerify(f"nothing to identify in {Path(path).name}: it holds no matrix")
+            header = {
+                "gguf-verify": project_version(), "llama.cpp": run.versions["llama_cpp"], "file": str(model.path),
+                "kernel": multiplier.name, "semantics": multiplier.semantics, "host": multiplier.describe(),
+                "reference": run.reference, "judged by": multiplier.judged_by,
+            }  # fmt: skip
+            report = IdentifyReport(header, command=command)
+            for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
+                _one_type(run, report, kind, tensors)
+        finally:
+            run.close()
+    return report
+
+
+def _one_type(run: Run, report: IdentifyReport, kind: str, tensors: list[Tensor]) -> None:
+    why = run.uncovered(tensors[0])
+    if why is not None:
+        report.unable.append((kind, why))
+        return
+    for tensor in tensors:
+        fmt = tensor.type.weights
+        assert fmt is not None
+        rows = usable_rows(run, tensor, fmt)
+        if len(rows):
+            break
+    else:
+        report.unable.append((kind, "no matrix has rows of numbers that are finite, not all zero and not too long"))
+        return
+    for m in TOKENS:
+        x = known_inputs(m, tensor.k)
+        report.products.append(_kernel(run, tensor, fmt, rows, x))
+        _llama(run, report, tensor, fmt, rows, x)
+
+
+def _llama(
+    run: Run, report: IdentifyReport, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8],
+    x: npt.NDArray[np.float32],
+) -> None:  # fmt: skip
+    """llama.cpp's product, on the GPU judged on the activations as its quantizers made them."""
+    try:
+        declared = run.llama_semantics(fmt, len(x))
+    except NoDefinition as error:
+        report.unable.append((f"{fmt.name}, M={len(x)}", f"with --reference gpu: {error}"))
+        return
+    on_gpu = run.gpu is not None
+    who = "llama.cpp on the GPU" if on_gpu else "llama.cpp"
+    y = run.library.multiply(fmt.type_id, rows, x, run.options.threads, on_gpu)
+    taken = {s.name: run.library.activations(s.name, x) for s in definitions(fmt) if on_gpu and s.name in ON_GPU}
+    report.products.append(_product(run, tensor, fmt, rows, x, who, declared, y, taken))
+
+
+def usable_rows(run: Run, tensor: Tensor, fmt: WeightFormat) -> npt.NDArray[np.uint8]:
+    """The first rows that tell definitions apart, uint8[n, row bytes]: finite, and not of zeros."""
+    if not tensor.n_rows or not 0 < tensor.k <= MOST_K:
+        return np.zeros((0, 0), np.uint8)
+    most = max(1, min(MOST_ROWS, MOST_WEIGHTS // tensor.k))
+    rows = run.row_bytes(tensor)[: 4 * most]
+    with np.errstate(all="ignore"):
+        decoded = fmt.decode(rows.reshape(len(rows), -1, fmt.block_bytes)).reshape(len(rows), -1)
+        sound = np.isfinite(decoded).all(axis=1) & (decoded != 0).any(axis=1)
+    return np.ascontiguousarray(rows[sound][:most])
+
+
+def _kernel(
+    run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
+) -> Identified:
+    kernel = run.kernel.of(fmt, len(x), len(rows), tensor.k)
+    declared = run.semantics(fmt)
+    try:
+        y = kernel.product(kernel.upload(fmt, rows), x)
+        return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
+    except KernelFault as error:  # also of its author's oracle
+        shape = (len(x), len(rows), tensor.k)
+        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared.name, None, (str(error),))
+
+
+def _product(
+    run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32], who: str,
+    semantics: Semantics, y: npt.NDArray[np.float32], taken: Mapping[str, npt.NDArray[np.uint8]] | None = None,
+) -> Identified:  # fmt: skip
+    threads = run.options.threads
+    declared = semantics.name
+    own = None if isinstance(fmt, ElementFormat) else semantics
+    if taken is None:
+        found = identify_kernel(semantics, fmt, rows, x, y, threads, own)
+    else:
+        found = identify(fmt, rows, x, y, threads, taken, own)
+    lines: list[str] = []
+    if not found.names:
+        nearest = min(found.candidates, key=lambda c: c.nmse if np.isfinite(c.nmse) else np.inf)
+        lines.append(
+            f"computes none of the known definitions (declared: {declared}; nearest: {nearest.name}, "
+            f"NMSE {nearest.nmse:.2g})"
+        )
+        lines += [f"  {line}" for line in diagnose(y, fmt, semantics, rows, x, threads=threads).lines]
+    elif declared not in found.names:
+        lines.append(advice(semantics, found.names, fmt))
+    return Identified(
+        fmt.name, tensor.name, len(x), len(rows), tensor.k, who, declared, found, tuple(lines)
+    )  # fmt: skip

@@ -1,0 +1,32 @@
+"""`python -m gguf_verify.kernels.foreign FD`: the process of a kernel that is a file, or of its oracle. The first
+message says what to run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from .child import OracleRunner, PythonRunner, Runner, import_kernel, serve, serve_oracle
+
+
+def main() -> None:
+    link = Connection(int(sys.argv[1]))
+    asked = json.loads(link.recv_bytes())
+
+    if asked.get("oracle"):
+        return serve_oracle(link, lambda: OracleRunner(import_kernel(Path(asked["path"]), asked["name"])))
+
+    def make() -> Runner:
+        if "root" in asked:
+            from .cuda import CudaRunner
+
+            return CudaRunner(Path(asked["root"]), asked["name"], asked["declared"], asked["host"], asked["threads"])
+        return PythonRunner(import_kernel(Path(asked["path"]), asked["name"]))
+
+    serve(link, make)
+
+
+if __name__ == "__main__":
+    main()

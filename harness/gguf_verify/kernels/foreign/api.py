@@ -1,0 +1,194 @@
+"""What the author of a kernel writes.
+
+    from gguf_verify import kernel
+
+    @kernel(formats=["Q4_0"], semantics="q8_1")
+    def my_gemm(weights, activations, shape):
+        ...
+        return y  # float32[M, N]
+
+The function is called with
+
+    weights       uint8[N, row bytes], the file's rows; or what `pack(rows, format)` made of them
+    activations   float32[M, K] where the semantics is f32 or an oracle, and of a kernel of another one that quantizes
+                  them itself, which declares takes="float32"; else Q8_1 blocks uint8[M, K/32·36]: halves d and s, codes
+    shape         Shape: format, m, n, k
+    out           only where it was declared with out=True: float32[M, N] to write into; what it returns is then ignored
+
+Arrays are NumPy's. The answer may be any array on the CPU (DLPack, `__array__`), or one on a GPU that says so by
+`__cuda_array_interface__` and has `.get()` or `.cpu()`; it is read once and then overwritten. A kernel may also be any
+object that can be called and has the attributes `formats` and `semantics` and, where they are not the defaults,
+`ordered`, `out`, `pack` and `takes`.
+
+A kernel that means to compute something else than a definition of this project declares an `Oracle` as its semantics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...formats import FORMATS, Q8_1
+from ...semantics import OWN, SEMANTICS
+from ...support.errors import UsageError
+
+#: Definitions of which `gguf_verify.semantics.exact` states an order.
+_ORDERS = ("f32", "q8_1")
+#: What `takes` says of activations that are not quantized.
+FLOAT32 = "float32"
+
+
+class Shape(NamedTuple):
+    """A call: the weights' type ("Q4_0"), and M tokens, N rows, K columns."""
+
+    format: str
+    m: int
+    n: int
+    k: int
+
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What a kernel means to compute, where no definition says it: the exact product y = a·wᵀ of two matrices that its
+    author gives, which the harness multiplies, and bounds, itself.
+
+    Args:
+        weights: (rows uint8[n, bytes of any number of whole blocks], format) → float64[n, L], each row by itself; left
+            out: the file's values, exactly.
+        activations: (x as the kernel takes it) → float64[M, L]; left out: the values that x holds.
+
+    L is K, or up to 2·K: further columns are further terms, such as a minimum times a sum. Both must be finite and the
+    same in a second call; they are called in a process of their own, which sees nothing of what the kernel gives. So a
+    kernel is "verified" as what its author says; how far that is from every definition of
+    `gguf_verify.semantics`, on the activations that the kernel takes, is reported with
+    it. To be far from all of them (NMSE above 0.01), to have terms
+    that cancel and so widen the bound, or a few weights that are not the file's, is a mismatch.
+    """
+
+    weights: Function | None = None
+    activations: Function | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        for name in ("weights", "activations"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise UsageError(f"the oracle's {name} cannot be called")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a kernel says of itself.
+
+    Args:
+        formats: names of the types of weights that it takes.
+        semantics: the definition that it computes: f32, or one of those with Q8_1 activations; "own": an Oracle.
+        ordered: it accumulates in the order of that definition and is judged by its bits, too.
+        out: it writes into an array that it is given.
+        takes: its activations: "float32", which a kernel of other semantics than f32 quantizes itself, by that
+            definition and IEEE arithmetic (s in any order of summation, with `ordered` in the definition's); or blocks
+            as the named definition has them. "": those of its semantics, float32 with an oracle.
+    """
+
+    formats: tuple[str, ...]
+    semantics: str
+    ordered: bool = False
+    out: bool = False
+    takes: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        blocks = [name for name, s in SEMANTICS.items() if s.activations is Q8_1]
+        known = [name for name in SEMANTICS if name == "f32" or name in blocks]
+        own = self.semantics == OWN
+        if self.semantics not in known and not own:
+            raise UsageError(
+                f"semantics {_short(self.semantics)} is none of {', '.join(known)}, nor an Oracle (see "
+                "harness/gguf_verify/kernels/foreign/api.py)"
+            )
+        if not self.formats:
+            raise UsageError("it declares no formats")
+        for name in self.formats:
+            if name not in FORMATS:
+                raise UsageError(f"format {_short(name)} is none of {', '.join(FORMATS)}")
+            try:
+                if not own:
+                    SEMANTICS[self.semantics].uses_sum(FORMATS[name])
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+        if not isinstance(self.ordered, bool) or not isinstance(self.out, bool):
+            raise UsageError("ordered and out are True or False")
+        if self.ordered and self.semantics not in _ORDERS:
+            what = "an oracle" if own else self.semantics
+            raise UsageError(f"no order of {what} is known: ordered goes with {', '.join(_ORDERS)}")
+        if self.takes not in ("", FLOAT32, *(blocks if own else [self.semantics])):
+            may = ", ".join((FLOAT32, *(blocks if own else [self.semantics])))
+            raise UsageError(f"takes {_short(self.takes)} is none of {may}")
+
+    @property
+    def given(self) -> str:
+        """What its activations are: "float32", or the definition whose blocks they are."""
+        if self.semantics == "f32" or self.takes == FLOAT32 or (self.semantics == OWN and not self.takes):
+            return FLOAT32
+        return self.takes or self.semantics
+
+
+def _short(value: object) -> str:
+    return ascii(value)[:60]
+
+
+def strings(value: object, what: str) -> tuple[str, ...]:
+    """A list of strings. Raises UsageError."""
+    if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(v, str) for v in value):
+        raise UsageError(f"{what} is no list of strings")
+    return tuple(value)
+
+
+def _named(semantics: object) -> str:
+    """The name of a semantics, "own" for an Oracle; which nobody may write who gives none."""
+    if isinstance(semantics, Oracle):
+        return OWN
+    return str(semantics) if semantics != OWN else f"{OWN} without an Oracle"
+
+
+def declaration_of(kernel: Any) -> Declaration:
+    """What a kernel declares by its attributes. Raises UsageError."""
+    if not callable(kernel):
+        raise UsageError(f"it is {type(kernel).__name__}, which cannot be called")
+    for needed in ("formats", "semantics"):
+        if not hasattr(kernel, needed):
+            raise UsageError(f"it declares no {needed} (see harness/gguf_verify/kernels/foreign/api.py)")
+    pack = getattr(kernel, "pack", None)
+    if pack is not None and not callable(pack):
+        raise UsageError("its pack cannot be called")
+    formats = strings(kernel.formats, "formats")
+    ordered, out = getattr(kernel, "ordered", False), getattr(kernel, "out", False)
+    return Declaration(formats, _named(kernel.semantics), ordered, out, str(getattr(kernel, "takes", "")))
+
+
+def kernel(
+    formats: Sequence[str], semantics: str | Oracle, ordered: bool = False, out: bool = False,
+    pack: Function | None = None, takes: str = "",
+) -> Callable[[Function], Function]:  # fmt: skip
+    """Declare a function as a kernel: see the module and `Declaration`.
+
+    Args:
+        semantics: the name of a definition, or an Oracle.
+        pack: (rows uint8[N, row bytes], format) → what the function takes as its weights.
+
+    Raises UsageError for a format or semantics that does not exist.
+    """
+    declared = Declaration(tuple(formats), _named(semantics), ordered, out, takes)
+
+    def declare(function: Function) -> Function:
+        for name in ("formats", "ordered", "out", "takes"):
+            setattr(function, name, getattr(declared, name))
+        function.semantics = semantics  # type: ignore[attr-defined]
+        function.pack = pack  # type: ignore[attr-defined]
+        return function
+
+    return declare

@@ -1,0 +1,352 @@
+r"""A foreign kernel in CUDA C++: FILE.cu:SYMBOL. What it is stands in a block of comments in the file, or in FILE.toml:
+
+    // [gguf-verify]
+    // formats = ["Q4_0"]                       types of weights
+    // semantics = "q8_1"                       as in api.py; `ordered = true` where it keeps its order
+    // oracle = "file.py:NAME"                  in place of semantics: an Oracle, in a file beside this one
+    // takes = "float32"                        if it quantizes its activations itself, as in api.py
+    // parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
+    // block = 128                              threads: a number, an expression, or up to three of them
+    // grid = "ceil(M * N, 128)"                blocks, likewise
+    // shared = "4 * K"                         bytes of dynamic shared memory, if any
+    // macros = { TILE = 16 }                   if any; macros of a type: macros.Q4_0 = { BLOCK = "block_q4_0" }
+    // [/gguf-verify]
+
+SYMBOL is `extern "C" __global__ void`; its parameters are the three pointers (weights and activations to bytes as in
+api.py, output to float[M][N]) and integers, in the order that is declared. Expressions hold integers, M, N, K, + - * /
+(which rounds down), parentheses, min, max and ceil(a, b), the quotient rounded up.
+
+The file is compiled by the C++ compiler for the CPU and by NVRTC for a GPU, so it includes no header of CUDA or of the
+C++ library: a half is its 16 bits. It may include files beside or below it, by `#include "…"`. Dynamic shared memory is
+declared by DYNAMIC_SHARED(name), which is given: bytes at a multiple of 1024. On the CPU all shared memory begins as
+0xFF, and a byte that is written outside the dynamic part is a finding.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...hosts import CpuHost, CupyHost
+from ...hosts.base import Grid, Host
+from ...hosts.compiler import compiler
+from ...semantics import OWN
+from ...support.errors import EnvironmentFault, HarnessError, UsageError
+from ...support.paths import kernel_root
+from .api import Declaration, strings
+from .child import Fault, same_bits, unchanged
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+_BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEYS = {"formats", "semantics", "oracle", "takes", "ordered", "parameters", "block", "grid", "shared", "macros"}
+_POINTERS = ("weights", "activations", "output")
+_INTEGERS: dict[str, Any] = {"int32": np.int32, "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64}
+_MOST_TEXT, _MOST_FILES, _MOST_EXPRESSION = 1 << 22, 64, 200
+#: Threads in x, y, z and in all; blocks; bytes of shared memory (CUDA Programming Guide, compute capabilities).
+_MOST_THREADS, _MOST_IN_BLOCK, _MOST_BLOCKS, _MOST_SHARED = (1024, 1024, 64), 1024, (2**31 - 1, 65535, 65535), 232448
+_UNIT = "foreign.cu"  # NVRTC's own is unit.cu
+
+
+class Expression:
+    """Arithmetic of M, N and K. Raises UsageError where it is none."""
+
+    def __init__(self, source: object) -> None:
+        self.source = str(source)
+        try:
+            if isinstance(source, bool) or not isinstance(source, int | str) or len(self.source) > _MOST_EXPRESSION:
+                raise ValueError
+            self._root = ast.parse(self.source.strip(), mode="eval").body
+            _value(self._root, {"M": 1, "N": 1, "K": 1})
+        except ZeroDivisionError:
+            pass
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            raise UsageError(f"{ascii(self.source)[:80]} is no expression of M, N and K") from None
+
+    def value(self, m: int, n: int, k: int) -> int:
+        """Raises Fault where it divides by zero."""
+        try:
+            return _value(self._root, {"M": m, "N": n, "K": k})
+        except ZeroDivisionError:
+            raise Fault(f"{self.source} divides by zero at M={m}, N={n}, K={k}") from None
+
+
+def _value(node: ast.AST, names: dict[str, int]) -> int:
+    """Raises ValueError for what is no such arithmetic, ZeroDivisionError."""
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
+            return value
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = _value(left, names), _value(right, names)
+            match op:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.Div():
+                    return a // b
+        case ast.Call(func=ast.Name(id="min" | "max" | "ceil" as name), args=[first, second], keywords=[]):
+            a, b = _value(first, names), _value(second, names)
+            return -(-a // b) if name == "ceil" else min(a, b) if name == "min" else max(a, b)
+    raise ValueError
+
+
+@dataclass(frozen=True)
+class CudaDeclaration:
+    """What the comment or FILE.toml says; `parameters` are (type, name), type "" for pointers."""
+
+    of: Declaration
+    parameters: tuple[tuple[str, str], ...]
+    block: tuple[Expression, ...]
+    grid: tuple[Expression, ...]
+    shared: Expression
+    macros: dict[str, str]
+    macros_of: dict[str, dict[str, str]]
+    #: FILE.py and NAME of its oracle, if it has one.
+    oracle: tuple[str, str] | None = None
+
+    def defines(self, fmt: str) -> dict[str, str]:
+        """The macros for such weights."""
+        return {**self.macros, **self.macros_of.get(fmt, {})}
+
+
+def parse(text: str) -> CudaDeclaration:
+    """TOML to a declaration. Raises UsageError."""
+    try:
+        said = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"its declaration is no TOML: {str(error).splitlines()[0][:120]}") from None
+    for key in ("formats", "semantics", "parameters", "block", "grid"):
+        if key not in said and not (key == "semantics" and "oracle" in said):
+            raise UsageError(f"it declares no {key} (see harness/gguf_verify/kernels/foreign/cuda.py)")
+    if unknown := said.keys() - _KEYS:
+        raise UsageError(f"it declares {ascii(min(unknown))[:60]}, which means nothing")
+    oracle = _oracle(said) if "oracle" in said else None
+    semantics = OWN if oracle else str(said["semantics"])
+    if semantics == OWN and oracle is None:
+        raise UsageError(f"semantics {OWN!r} is none: it goes with an oracle, which is given in its place")
+    declared = Declaration(
+        strings(said["formats"], "formats"), semantics, said.get("ordered", False), takes=str(said.get("takes", ""))
+    )
+    macros, macros_of = _macros(said.get("macros", {}), declared.formats)
+    return CudaDeclaration(
+        declared, _parameters(strings(said["parameters"], "parameters")), _three(said["block"]), _three(said["grid"]),
+        Expression(said.get("shared", 0)), macros, macros_of, oracle,
+    )  # fmt: skip
+
+
+def _oracle(said: dict[str, Any]) -> tuple[str, str]:
+    found = re.fullmatch(r"([^:]+\.py):([^:/]+)", str(said["oracle"]))
+    if found is None or "semantics" in said:
+        raise UsageError('oracle is "FILE.py:NAME", in place of semantics')
+    return found[1], found[2]
+
+
+def _three(value: object) -> tuple[Expression, ...]:
+    values = value if isinstance(value, list) else [value]
+    if not 1 <= len(values) <= 3:
+        raise UsageError("block and grid have one to three dimensions")
+    return tuple(Expression(v) for v in [*values, 1, 1][:3])
+
+
+def _parameters(declared: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    out = []
+    for parameter in declared:
+        words = parameter.split()
+        if len(words) == 1 and words[0] in _POINTERS:
+            out.append(("", words[0]))
+        elif len(words) == 2 and words[0] in _INTEGERS and words[1] in ("M", "N", "K"):
+            out.append((words[0], words[1]))
+        else:
+            raise UsageError(
+                f"parameter {ascii(parameter)[:60]} is none of {', '.join(_POINTERS)}, nor M, N or K after one of "
+                f"{', '.join(_INTEGERS)}"
+            )
+    if missing := [name for name in _POINTERS if [p for _, p in out].count(name) != 1]:
+        raise UsageError(f"parameters must hold {missing[0]} once")
+    return tuple(out)
+
+
+def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    if not isinstance(said, dict):
+        raise UsageError("macros is no table")
+    common = {k: v for k, v in said.items() if not isinstance(v, dict)}
+    of = {k: v for k, v in said.items() if isinstance(v, dict)}
+    for table in (common, *of.values()):
+        for name, value in table.items():
+            if not _NAME.fullmatch(name) or not isinstance(value, str | int) or "\n" in str(value):
+                raise UsageError(f"macro {ascii(name)[:60]} is no name with a text or number")
+    if unknown := of.keys() - set(formats):
+        raise UsageError(f"macros are given for {ascii(min(unknown))[:60]}, which is not among its formats")
+    return {k: str(v) for k, v in common.items()}, {f: {k: str(v) for k, v in t.items()} for f, t in of.items()}
+
+
+class CudaSource:
+    """FILE.cu:SYMBOL, its declaration, and a folder with all that compiling it needs.
+
+    Raises UsageError where there is none such.
+    """
+
+    def __init__(self, path: Path, symbol: str) -> None:
+        if not _NAME.fullmatch(symbol):
+            raise UsageError(f"{ascii(symbol)[:60]} is no name of a function")
+        text = _read(path)
+        found, sidecar = _BLOCK.search(text), path.with_suffix(".toml")
+        if found is None and not sidecar.is_file():
+            raise UsageError(f"{path} has no // [gguf-verify] block, and there is no {sidecar.name}")
+        lines = found[1].splitlines() if found is not None else []
+        self.declared = "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else _read(sidecar)
+        declaration = parse(self.declared)
+        #: Path and name of its oracle, if it has one.
+        self.oracle = (path.parent / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
+        self.symbol = symbol
+        self._folder = tempfile.TemporaryDirectory(prefix="gguf-verify-")
+        self.root = Path(self._folder.name)
+        try:
+            (self.root / "host").mkdir()
+            for header in (kernel_root() / "host").iterdir():
+                (self.root / "host" / header.name).write_bytes(header.read_bytes())
+            digest = self._copy(path)
+            (self.root / _UNIT).write_text(_unit(path.name, symbol, declaration, digest))
+        except BaseException:
+            self.close()
+            raise
+
+    def _copy(self, path: Path) -> str:
+        """Copy the file and what it includes; returns a digest, part of the cache's key."""
+        folder, digest, left, seen = path.parent, hashlib.sha256(), [Path(path.name)], set[Path]()
+        while left and len(seen) < _MOST_FILES:
+            name = left.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            text = _read(folder / name)
+            digest.update(str(name).encode() + b"\0" + text.encode() + b"\0")
+            copy = self.root / "author" / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(text)
+            for included in _INCLUDE.findall(text):
+                other = name.parent / included
+                if ".." not in other.parts and not other.is_absolute() and (folder / other).is_file():
+                    left.append(other)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as f:
+            raw = f.read(_MOST_TEXT + 1)
+        if len(raw) > _MOST_TEXT:
+            raise UsageError(f"{path} is larger than {_MOST_TEXT:,} bytes")
+        return raw.decode()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8") from None
+
+
+def _unit(file: str, symbol: str, declaration: CudaDeclaration, digest: str) -> str:
+    """What is compiled: the author's file after what the host needs, which leaves the names that it may define."""
+    sizes = ", ".join("0" if not kind else str(_INTEGERS[kind]().itemsize) for kind, _ in declaration.parameters)
+    return f"""// {digest}
+#ifdef __CUDACC__
+#define DYNAMIC_SHARED(NAME) extern __shared__ __align__(1024) unsigned char NAME[]
+#else
+#define half_to_float gguf_verify_half_to_float
+#define float_to_half gguf_verify_float_to_half
+#include "host/cuda_on_cpu.hpp"
+#undef half_to_float
+#undef float_to_half
+#endif
+#include "author/{file}"
+#ifndef __CUDACC__
+template <class... A> constexpr bool gguf_verify_fits(void (*)(A...)) {{
+    constexpr size_t is[] = {{(std::is_pointer<A>::value ? 0 : sizeof(A))...}}, declared[] = {{{sizes}}};
+    if (sizeof is != sizeof declared) return false;
+    for (size_t i = 0; i < sizeof is / sizeof *is; ++i)
+        if (is[i] != declared[i]) return false;
+    return true;
+}}
+static_assert(gguf_verify_fits({symbol}), "the parameters of {symbol} are not those that are declared");
+#endif
+"""
+
+
+class CudaRunner:
+    """The kernel on a host, in the process where it may crash. Raises UsageError where it does not compile."""
+
+    def __init__(self, root: Path, symbol: str, declared: str, host: str, threads: int) -> None:
+        self._said = parse(declared)
+        self.declaration = self._said.of
+        self._host: Host
+        if host == "gpu":
+            self._host = CupyHost()
+        else:
+            compiler()
+            self._host = CpuHost(threads)
+        self._kernels = {}
+        for fmt in self.declaration.formats:
+            try:
+                self._kernels[fmt] = self._host.load(root, _UNIT, symbol, self._said.defines(fmt))
+            except EnvironmentFault as error:
+                raise UsageError(str(error).replace(f"{root}/author/", "").replace(f"{root}/", "")) from None
+
+    def load(self, fmt: str, rows: Bytes, n: int, k: int) -> None:
+        self._fmt, self._rows, self._n, self._k = fmt, rows, n, k
+        try:
+            self._weights = self._host.upload(rows.copy())
+        except HarnessError as error:
+            raise Fault(str(error)) from None
+
+    def multiply(self, x: Bytes) -> Floats:
+        try:
+            first, second = self._once(x), self._once(x)
+        except HarnessError as error:
+            raise Fault(str(error)) from None
+        same_bits(first, second)
+        return second
+
+    def _once(self, x: Bytes) -> Floats:
+        shape = m, n, k = len(x), self._n, self._k
+        grid, block = (self._dimensions(what, shape) for what in ("grid", "block"))
+        shared = self._said.shared.value(*shape)
+        if not 0 <= shared <= _MOST_SHARED:
+            raise Fault(f"its shared memory at M={m}, N={n}, K={k} is {shared} bytes")
+        given, out = self._host.upload(x.copy()), self._host.output(4 * m * n)
+        buffers = {"weights": self._weights, "activations": given, "output": out}
+        numbers = {"M": m, "N": n, "K": k}
+        args = [_INTEGERS[kind](numbers[name]) if kind else buffers[name] for kind, name in self._said.parameters]
+        self._host.launch(self._kernels[self._fmt], grid, block, args, shared)
+        y = self._host.download(out).view(np.float32).reshape(m, n)
+        unchanged("activations", self._host.contents(given), x)
+        unchanged("weights", self._host.contents(self._weights), self._rows)
+        return y
+
+    def _dimensions(self, what: str, shape: tuple[int, int, int]) -> Grid:
+        """Grid or block of a call. Raises Fault where there can be none such."""
+        x, y, z = (e.value(*shape) for e in (self._said.grid if what == "grid" else self._said.block))
+        most = _MOST_BLOCKS if what == "grid" else _MOST_THREADS
+        fits = all(1 <= v <= limit for v, limit in zip((x, y, z), most, strict=True))
+        if not fits or (what == "block" and x * y * z > _MOST_IN_BLOCK):
+            m, n, k = shape
+            raise Fault(f"its {what} at M={m}, N={n}, K={k} is {x} × {y} × {z}, which CUDA does not launch")
+        return x, y, z

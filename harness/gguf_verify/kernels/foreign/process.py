@@ -1,0 +1,265 @@
+"""The parent's side of a foreign kernel: it runs in a process of its own, and whatever it does there ends in one line.
+
+A fault is a KernelFault, which rungs record. Nothing that the process says is trusted: sizes are checked, and outputs
+are judged like any other. Where the kernel is judged by an oracle of its author, that runs in another process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formats import BlockFormat, ElementFormat, WeightFormat
+from ...gguf import printable
+from ...hosts import CpuHost, Host
+from ...semantics import F32, OWN, SEMANTICS, Semantics, by_oracle, quantized_inside
+from ...semantics.exact import exact_weights
+from ...support.errors import KernelFault, UsageError
+from ..interface import Kernel, Weights
+from ..shipped import ELEMENT_KERNELS, ShippedKernel
+from .api import FLOAT32, Declaration, strings
+from .conversation import Talk
+from .cuda import CudaSource
+from .sources import File, Object, Source
+
+Doubles = npt.NDArray[np.float64]
+
+#: Seconds for a call, if nobody says otherwise.
+TIME_LIMIT = 60.0
+_FILE = re.compile(r"(?s)(.*\.(py|cu)):([^:/]+)")
+#: Seconds in which a C++ compiler or NVRTC must be done with a kernel, for all of its types.
+_COMPILE_LIMIT = 600.0
+
+
+def names_foreign(kernel: str) -> bool:
+    """Whether this is to be FILE.py:NAME or FILE.cu:SYMBOL, not the name of a shipped kernel."""
+    return re.search(r"\.(py|cu)(:|$)", kernel) is not None
+
+
+class ForeignOracle:
+    """The oracle of a kernel's author, in its process: a `semantics.Oracle`.
+
+    Args:
+        takes: the definition whose activations the kernel takes.
+    """
+
+    def __init__(self, source: Source, takes: Semantics, time_limit: float, verbose: bool) -> None:
+        self._takes = takes
+        self._talk = Talk(
+            "the kernel's oracle", source.name,
+            lambda: source.start(verbose, max(time_limit, 1.0), oracle=True), time_limit, source.start_limit,
+        )  # fmt: skip
+        self._last: dict[str, tuple[bytes, Doubles]] = {}
+        try:
+            #: The functions that it gives.
+            self.gives = strings(self._talk.begin().get("gives"), "what it gives")
+        except KernelFault as error:
+            raise UsageError(f"kernel {source.name}: {error}") from None
+        except BaseException:
+            self._talk.stop()
+            raise
+
+    def weights(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> Doubles:
+        """float64[n, L]. Raises KernelFault."""
+        k = rows.shape[1] // fmt.block_bytes * fmt.block_size
+        if "weights" not in self.gives:
+            return exact_weights(fmt, rows.reshape(len(rows), -1, fmt.block_bytes)).reshape(len(rows), k)
+        return self._asked({"weights": fmt.name}, rows, k)
+
+    def activations(self, x: npt.NDArray[np.uint8]) -> Doubles:
+        """float64[M, L]. Raises KernelFault."""
+        fmt = self._takes.activations
+        if "activations" not in self.gives:
+            if fmt is None:
+                return np.ascontiguousarray(x).view(np.float32).astype(np.float64)
+            return exact_weights(fmt, x.reshape(len(x), -1, fmt.block_bytes)).reshape(len(x), -1)
+        k = x.shape[1] // 4 if fmt is None else x.shape[1] // fmt.block_bytes * fmt.block_size
+        return self._asked({"activations": fmt is None}, x, k)
+
+    def _asked(self, header: dict[str, Any], given: npt.NDArray[np.uint8], k: int) -> Doubles:
+        """The last answer of each function is kept: products of one matrix follow each other."""
+        what = next(iter(header))
+        given = np.ascontiguousarray(given)
+        key = hashlib.sha256(f"{header}{given.shape}".encode() + given.tobytes()).digest()
+        if what in self._last and self._last[what][0] == key:
+            return self._last[what][1]
+        self._talk.ready()
+        said = self._talk.ask(header, given)
+        columns = said.get("columns")
+        if type(columns) is not int or not k <= columns <= 2 * k:
+            self._talk.garbage()
+        out = np.empty((len(given), columns), np.float64)
+        self._talk.receive(out)
+        if not np.isfinite(out).all():
+            self._talk.garbage()
+        self._last[what] = key, out
+        return out
+
+    def close(self) -> None:
+        """End the process."""
+        self._talk.stop()
+
+
+class ForeignKernel(Kernel):
+    """Somebody else's kernel, in its process.
+
+    Args:
+        source: what it is.
+        host: where the matrices of types that are not quantized are multiplied, by a shipped kernel.
+        time_limit: seconds for a call (which runs the kernel twice), and for loading a matrix.
+        verbose: let what the kernel prints through to standard error.
+
+    Raises UsageError where there is no such kernel or it does not declare what it must; EnvironmentFault.
+    """
+
+    def __init__(self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> None:
+        self.host = host
+        self._source, self._time_limit = source, time_limit
+        self._held: Weights | None = None
+        self._oracle: ForeignOracle | None = None
+        # a side that stops in the middle of a message must not hold up the other
+        self._talk = Talk(
+            "the kernel", source.name, lambda: source.start(verbose, max(time_limit, 1.0)), time_limit,
+            source.start_limit,
+        )  # fmt: skip
+        try:
+            self.declaration = _declared(self._talk)
+            if self.declaration.semantics == OWN:
+                self._oracle = ForeignOracle(source, self._takes, time_limit, verbose)
+        except KernelFault as error:
+            self.close()
+            raise UsageError(f"kernel {source.name} cannot be started: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def semantics(self) -> str:
+        return self.declaration.semantics
+
+    @property
+    def _takes(self) -> Semantics:
+        """The definition whose activations it takes."""
+        return F32 if self.declaration.given == FLOAT32 else SEMANTICS[self.declaration.given]
+
+    @cached_property
+    def definition(self) -> Semantics:
+        if self._oracle is not None:
+            return by_oracle(self._oracle, self._takes)
+        declared = SEMANTICS[self.semantics]
+        return declared if self.declaration.given == self.semantics or declared is F32 else quantized_inside(declared)
+
+    @property
+    def judged_by(self) -> str | None:
+        if self.definition.inside is not None:
+            return f"{self.semantics} of the float32 activations that it takes, quantized by IEEE arithmetic"
+        if self._oracle is None:
+            return None
+        own = ", ".join(self._oracle.gives) or "nothing: the exact product"
+        return f"an oracle of its author (its own: {own})"
+
+    @property
+    def ordered(self) -> int:
+        return self.declaration.ordered
+
+    def describe(self) -> str:
+        where = self.host.describe() if self._source.on_host else f"python {platform.python_version()}"
+        return f"{where}, in its own process"
+
+    @property
+    def chosen(self) -> str:
+        return self.host.chosen if self._source.on_host else "by the kernel"
+
+    def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
+        return self if isinstance(fmt, BlockFormat) else ShippedKernel(ELEMENT_KERNELS[fmt.name], self.host)
+
+    def covers(self, fmt: WeightFormat) -> bool:
+        return isinstance(fmt, ElementFormat) or fmt.name in self.declaration.formats
+
+    def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+        """By the harness's encoder: the kernel is given what it declares that it takes."""
+        return self._takes.bytes_of(x)
+
+    def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
+        if not self.covers(fmt):
+            raise UsageError(f"kernel {self.name} does not cover type {fmt.name}")
+        return Weights(fmt, len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)
+
+    def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return self.gemm(weights, self.quantize(x))
+
+    def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        if not self._talk.ready() or self._held is not weights:
+            self._held = None
+            self._talk.ask({"load": weights.fmt.name, "n": weights.n, "k": weights.k}, weights.buffer)
+            self._held = weights
+        self._talk.ask({"m": len(x)}, x)
+        y = np.empty((len(x), weights.n), np.float32)
+        self._talk.receive(y)
+        return y
+
+    def close(self) -> None:
+        """End its processes."""
+        self._talk.stop()
+        if self._oracle is not None:
+            self._oracle.close()
+        self._source.close()
+
+
+def _declared(talk: Talk) -> Declaration:
+    """Start the process and hear what it declares. Raises UsageError, EnvironmentFault, KernelFault."""
+    said = talk.begin()
+    try:
+        formats = strings(said.get("formats"), "formats")
+        return Declaration(formats, str(said["semantics"]), said["ordered"] is True, takes=str(said["takes"]))
+    except KeyError:
+        talk.garbage()
+
+
+def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> ForeignKernel:
+    """A foreign kernel: FILE.py:NAME, FILE.cu:SYMBOL, or a function or callable object that declares what it is.
+
+    Args:
+        host: where CUDA C++ runs, and the shipped kernels of types that are not quantized.
+        time_limit, verbose: as `ForeignKernel`.
+
+    Raises UsageError where there is none such, it declares nothing sensible or does not compile; EnvironmentFault.
+    """
+    if not isinstance(kernel, str):
+        return ForeignKernel(Object(kernel), host, time_limit, verbose)
+    found = _FILE.fullmatch(kernel)
+    if found is None:
+        raise UsageError(f"kernel {printable(kernel, 200)} is neither FILE.py:NAME nor FILE.cu:SYMBOL")
+    path, name = Path(found[1]), found[3]
+    shown = printable(f"{path.name}:{name}", 100)
+    if not path.is_file():
+        raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is no file")
+    if found[2] == "py":
+        where = {"path": os.path.abspath(path), "name": name}
+        return ForeignKernel(File(shown, where, {**where, "oracle": True}), host, time_limit, verbose)
+    try:
+        cuda = CudaSource(path, name)
+    except UsageError as error:
+        raise UsageError(f"kernel {shown}: {printable(str(error), 600)}") from None
+    threads = host.threads if isinstance(host, CpuHost) else 0
+    asked = {"root": str(cuda.root), "name": name, "declared": cuda.declared, "host": host.name, "threads": threads}
+    oracle = {"path": os.path.abspath(cuda.oracle[0]), "name": cuda.oracle[1], "oracle": True} if cuda.oracle else {}
+    try:
+        return ForeignKernel(
+            File(shown, asked, oracle, _COMPILE_LIMIT, cuda.close, on_host=True), host, time_limit, verbose
+        )
+    except BaseException:
+        cuda.close()
+        raise

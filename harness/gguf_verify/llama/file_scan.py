@@ -1,0 +1,387 @@
+"""Passes over the tensors of a mapped file inside llama.cpp's process, where its functions are called without a copy.
+
+`kernels/host/scan.hpp` does the work of `Sweeper.scans`: a batch of blocks is decoded by llama.cpp and by us, and
+tallied before it leaves the cache. Pieces go to a pool of threads: ctypes lets go of Python's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..support import protocol
+from . import ggml
+
+Bytes = npt.NDArray[np.uint8]
+#: Figures by name, and arrays.
+Result = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
+#: Called with the number of bytes that were done since the last call.
+Progress = Callable[[int], object]
+
+MAX_RULES, MAX_BAD = 8, 21
+#: Rows are hashed up to this number: 8 bytes each for the hash and as many for the order.
+MAX_HASHED_ROWS = 1 << 23
+#: Longer rows, in bytes, are read in pieces: a buffer for one must not grow with the file.
+LONG_ROW = 1 << 23
+_MOST_THREADS = 16  # memory is what is left to gain beyond, and each takes some
+_CHUNK_BYTES = 1 << 19  # stays in the second cache
+_SHARE_BYTES = 1 << 22  # of a thread at a time
+_FLOATS = 1 << 20  # of a chunk that is quantized anew
+_AHEAD = 8  # pieces for each thread, so that none waits for what lies between tensors
+_TELL_BYTES = 1 << 26
+
+
+class Tally(c.Structure):
+    """`scan::Tally` of kernels/host/scan.hpp."""
+
+    _fields_ = [
+        *((name, c.c_int64) for name in (
+            "blocks", "zero_scales", "zero_blocks", "subnormal_scales", "negative_scales", "not_finite", "differing",
+        )),
+        ("first_not_finite", c.c_int64 * MAX_BAD),
+        ("first_differing", c.c_int64 * MAX_BAD),
+        ("first_subnormal", c.c_int64),
+        ("obeying", c.c_int64 * MAX_RULES),
+        ("codes", c.c_int64 * 256),
+        *((name, c.c_float) for name in ("least_scale", "most_scale", "least_min", "most_min")),
+    ]  # fmt: skip
+
+
+_SUMS = ("blocks", "zero_scales", "zero_blocks", "subnormal_scales", "negative_scales", "not_finite", "differing")
+
+
+class Unusable(Exception):
+    """The file is not the one that the parent opened, or cannot be what was asked for."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a file: mapped, uint8[nbytes], and as a file descriptor and the offset at which they start."""
+
+    mapped: Bytes
+    fd: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A tensor to scan.
+
+    Args:
+        part: its bytes.
+        type, block_bytes, row_bytes: of ggml, and in bytes.
+        library: kernels/host/scan.hpp, compiled for the type.
+        rules: (all of, one of, none of) masks of codes.
+        drawn: how many blocks are wanted as they are.
+    """
+
+    part: Part
+    type: int
+    block_bytes: int
+    row_bytes: int
+    library: str
+    rules: Sequence[Sequence[int]] = ()
+    drawn: int = 0
+
+
+class Rule(c.Structure):
+    """`scan::Rule`."""
+
+    _fields_ = [("all", c.c_uint32), ("any", c.c_uint32), ("none", c.c_uint32)]
+
+
+class Sweeper:
+    """Maps files and runs over them.
+
+    Args:
+        alive: called now and then, so that the parent knows of the progress.
+    """
+
+    def __init__(self, alive: Progress) -> None:
+        self._alive = alive
+        self._files: dict[str, tuple[list[int], Bytes, int]] = {}
+        self._local = threading.local()
+        self._libraries: dict[str, c.CDLL] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def part_of(self, path: str, identity: list[int], start: int, nbytes: int) -> Part:
+        """Some bytes of a file. Raises Unusable where it is not the one of that identity."""
+        with open(path, "rb") as file:
+            now = os.fstat(file.fileno())
+            if [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns] != identity:
+                raise Unusable("the file was changed after it was opened")
+            held = self._files.get(path)
+            if held is None or held[0] != identity:
+                if held is not None:
+                    os.close(held[2])
+                whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+                held = self._files[path] = (identity, whole, os.dup(file.fileno()))
+        return Part(held[1][start : start + nbytes], held[2], start)
+
+    def scans(self, jobs: Iterable[Job], threads: int) -> Iterator[Result]:
+        """Tally the blocks of tensors, several at a time, and return them in order. Raises Unusable.
+
+        Returns:
+            figures by name; how often each code occurs, int64[256]; the drawn blocks, uint8[n, block_bytes], and
+            llama.cpp's decode of them, float32[n, block_size]; likewise of the first that differ.
+        """
+
+        def pieces() -> Iterator[tuple[_Scanning, int]]:
+            for job in jobs:
+                scanning = _Scanning(job, self._library(job.library), self._buffer, threads)
+                for start in scanning.starts:
+                    yield scanning, start
+
+        waiting: deque[tuple[_Scanning, int, Future[Tally]]] = deque()
+        done = 0
+
+        def settle(scanning: _Scanning, start: int, tally: Tally) -> bool:
+            nonlocal done
+            done += scanning.size(start)
+            if done >= _TELL_BYTES:
+                self._alive(done)
+                done = 0
+            return scanning.add(tally)
+
+        if threads > 1 and self._pool is None:
+            self._pool = ThreadPoolExecutor(min(threads, _MOST_THREADS))
+        try:
+            for scanning, start in pieces():
+                if threads == 1:
+                    if settle(scanning, start, scanning.tally(start)):
+                        yield scanning.result()
+                    continue
+                assert self._pool is not None
+                while len(waiting) >= _AHEAD * threads:
+                    first, at, future = waiting.popleft()
+                    if settle(first, at, future.result()):
+                        yield first.result()
+                waiting.append((scanning, start, self._pool.submit(scanning.tally, start)))
+            while waiting:
+                first, at, future = waiting.popleft()
+                if settle(first, at, future.result()):
+                    yield first.result()
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+
+    def _buffer(self, size: int) -> Bytes:
+        """This thread's, of that size."""
+        held: Bytes | None = getattr(self._local, "buffer", None)
+        if held is None or len(held) < size:
+            held = self._local.buffer = np.empty(size, np.uint8)
+        return held[:size]
+
+    def requantize(
+        self, source: Bytes, source_type: int, target: Bytes, type_id: int, n_rows: int, k: int, threads: int
+    ) -> tuple[dict[str, Any], Bytes]:
+        """Quantize the rows of `source` with `ggml_quantize_chunk` and compare with `target`.
+
+        Returns:
+            `differing` blocks and the number of the `first`; and that block as llama.cpp makes it, uint8[block_bytes].
+        """
+        traits = ggml.ggml_get_type_traits(type_id).contents
+        from_traits = ggml.ggml_get_type_traits(source_type).contents
+        block_bytes = int(traits.type_size)
+        if k > _FLOATS:  # blocks do not know of rows: long ones are taken in pieces
+            unit = max(int(traits.blck_size), int(from_traits.blck_size))
+            pieces = k // unit
+            per = max(1, _FLOATS // unit)
+            while pieces % per:
+                per -= 1
+            n_rows, k = n_rows * (pieces // per), per * unit
+        row_bytes, source_row = len(target) // n_rows, len(source) // n_rows
+        step = max(1, _FLOATS // k)
+
+        def compare(start: int) -> tuple[int, int, Bytes]:
+            rows = min(step, n_rows - start)
+            raw = source[start * source_row : (start + rows) * source_row]
+            theirs = target[start * row_bytes : (start + rows) * row_bytes]
+            if source_type == type_id:
+                made = raw
+            else:
+                if source_type != ggml.F32 and not from_traits.to_float:
+                    raise Unusable(f"llama.cpp has no conversion from ggml type {source_type}")
+                if source_type == ggml.F32:
+                    values = np.frombuffer(raw.tobytes(), np.float32)
+                else:
+                    values = np.empty(rows * k, np.float32)
+                    from_traits.to_float(ggml.pointer(raw), ggml.pointer(values), values.size)
+                made = np.empty(len(theirs), np.uint8)
+                ggml.ggml_quantize_chunk(type_id, ggml.pointer(values), ggml.pointer(made), 0, rows, k, None)
+            differs = np.flatnonzero((made != theirs).reshape(-1, block_bytes).any(axis=1))
+            if not len(differs):
+                return 0, -1, np.empty(0, np.uint8)
+            at = int(differs[0])
+            first = start * row_bytes // block_bytes + at
+            return len(differs), first, made[at * block_bytes : (at + 1) * block_bytes].copy()
+
+        total, first, block = 0, -1, np.empty(0, np.uint8)
+        for count, at, made in self._spread(compare, range(0, n_rows, step), step * row_bytes, threads):
+            if count and first < 0:
+                first, block = at, made
+            total += count
+        return {"differing": total, "first": first}, block
+
+    def _library(self, path: str) -> c.CDLL:
+        if path not in self._libraries:
+            self._libraries[path] = c.CDLL(path)
+        return self._libraries[path]
+
+    def _spread(self, work: Callable[[int], Any], starts: range, nbytes: int, threads: int) -> Iterator[Any]:
+        """Results in order, with a bounded number of them waiting."""
+        done = 0
+
+        def tell() -> None:
+            nonlocal done
+            done += nbytes
+            if done >= _TELL_BYTES:
+                self._alive(done)
+                done = 0
+
+        if threads == 1 or len(starts) == 1:
+            for start in starts:
+                yield work(start)
+                tell()
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(min(threads, _MOST_THREADS))
+        waiting: list[Future[Any]] = []
+        for start in starts:
+            if len(waiting) >= 2 * min(threads, _MOST_THREADS):
+                yield waiting.pop(0).result()
+                tell()
+            waiting.append(self._pool.submit(work, start))
+        for future in waiting:
+            yield future.result()
+
+
+class _Scanning:
+    """One tensor's scan: pieces that any thread may tally, in any order, to be added up in theirs."""
+
+    def __init__(self, job: Job, scanner: c.CDLL, buffer: Callable[[int], Bytes], threads: int) -> None:
+        self._job, self._scanner, self._buffer = job, scanner, buffer
+        self._traits = ggml.ggml_get_type_traits(job.type).contents
+        self._to_float = c.cast(self._traits.to_float, c.c_void_p)
+        self._rules = (Rule * MAX_RULES)(*(Rule(*r) for r in job.rules))
+        nbytes, row_bytes = len(job.part.mapped), job.row_bytes
+        n_rows = nbytes // row_bytes
+        self._hashes = np.empty(n_rows, np.uint64) if 1 < n_rows <= MAX_HASHED_ROWS else None
+        # whole rows where they are not too long for a buffer, so that they are hashed while they are in the cache
+        self._by_row = self._hashes is not None and row_bytes <= LONG_ROW
+        unit = row_bytes if self._by_row else job.block_bytes
+        self._step = max(1, _CHUNK_BYTES // unit) * unit
+        # pieces of about the same size, so that a small tensor is one: each takes Python some 0.1 ms
+        pieces = max(1, round(nbytes / _SHARE_BYTES)) if threads > 1 else 1
+        self._share = -(-nbytes // (pieces * self._step)) * self._step
+        self.starts = range(0, nbytes, self._share)
+        numbers = protocol.evenly(nbytes // job.block_bytes, job.drawn)
+        self._picked = np.asarray(numbers, np.int64)
+        self._blocks = np.empty((len(numbers), job.block_bytes), np.uint8)
+        self._added = 0
+        self._sums = dict.fromkeys(_SUMS, 0)
+        self._first: dict[str, list[int]] = {"first_not_finite": [], "first_differing": []}
+        self._subnormal = -1
+        self._obeying = np.zeros(MAX_RULES, np.int64)
+        self._codes = np.zeros(256, np.int64)
+        self._scale = self._minimum = (np.inf, -np.inf)
+
+    def size(self, start: int) -> int:
+        """Bytes of the piece that starts there."""
+        return min(self._share, len(self._job.part.mapped) - start)
+
+    def tally(self, start: int) -> Tally:
+        """Of one piece. Raises Unusable."""
+        job = self._job
+        out = Tally(first_subnormal=-1, least_scale=np.inf, most_scale=-np.inf, least_min=np.inf, most_min=-np.inf)
+        hashes = self._hashes
+        target = ggml.pointer(hashes[start // job.row_bytes :]) if hashes is not None and self._by_row else None
+        failed = self._scanner.scan_file(
+            job.part.fd, c.c_int64(job.part.start + start), c.c_int64(self.size(start)),
+            c.c_int64(start // job.block_bytes), c.c_void_p(ggml.pointer(self._buffer(self._step))),
+            c.c_int64(self._step), self._to_float, self._rules, len(job.rules), c.byref(out),
+            c.c_int64(job.row_bytes), c.c_void_p(target), c.c_void_p(ggml.pointer(self._picked)),
+            c.c_int64(len(self._picked)), c.c_void_p(ggml.pointer(self._blocks)),
+        )  # fmt: skip
+        if failed < 0:
+            raise Unusable("the file has shrunk since it was opened")
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        return out
+
+    def add(self, t: Tally) -> bool:
+        """The next piece's; whether it was the last."""
+        for key, count in (("first_not_finite", t.not_finite), ("first_differing", t.differing)):
+            if count:
+                self._first[key] += list(getattr(t, key))[: min(count, MAX_BAD - len(self._first[key]))]
+        for name in _SUMS:
+            self._sums[name] += getattr(t, name)
+        self._subnormal = t.first_subnormal if self._subnormal < 0 else self._subnormal
+        self._obeying += np.frombuffer(t.obeying, np.int64)
+        self._codes += np.frombuffer(t.codes, np.int64)
+        self._scale = min(self._scale[0], t.least_scale), max(self._scale[1], t.most_scale)
+        self._minimum = min(self._minimum[0], t.least_min), max(self._minimum[1], t.most_min)
+        self._added += 1
+        return self._added == len(self.starts)
+
+    def result(self) -> Result:
+        """What `Sweeper.scans` returns, once all is added."""
+        duplicate_rows, duplicate = self._duplicates()
+        size = self._job.block_bytes
+        data = self._job.part.mapped
+        differing = [data[b * size : (b + 1) * size] for b in self._first["first_differing"]]
+        figures = {
+            **self._sums, **self._first, "first_subnormal": self._subnormal,
+            "obeying": [int(n) for n in self._obeying[: len(self._job.rules)]],
+            "scale": _span(*self._scale), "minimum": _span(*self._minimum),
+            "duplicate_rows": duplicate_rows, "duplicate": duplicate,
+        }  # fmt: skip
+        theirs = self._decoded(np.concatenate(differing).reshape(-1, size)) if differing else self._decoded(_NOTHING)
+        return figures, (self._codes, self._blocks, self._decoded(self._blocks), theirs)
+
+    def _decoded(self, blocks: Bytes) -> npt.NDArray[np.float32]:
+        values = np.empty((len(blocks), int(self._traits.blck_size)), np.float32)
+        if self._traits.to_float:
+            self._traits.to_float(ggml.pointer(blocks), ggml.pointer(values), values.size)
+        elif len(blocks):
+            values[:] = blocks.view(np.float32)  # F32's own
+        return values
+
+    def _duplicates(self) -> tuple[int | None, list[int] | None]:
+        hashes, data, row_bytes = self._hashes, self._job.part.mapped, self._job.row_bytes
+        n_rows = len(data) // row_bytes
+        if hashes is None:
+            return (0, None) if n_rows < 2 else (None, None)
+        if not self._by_row:
+            self._scanner.hash_rows(
+                c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes),
+                c.c_void_p(ggml.pointer(hashes)),
+            )  # fmt: skip
+        ascending = np.sort(hashes)  # ten times faster than their order, which is rarely needed
+        if not (ascending[1:] == ascending[:-1]).any():
+            return 0, None
+        order = np.argsort(hashes, kind="stable")
+        pair = np.zeros(2, np.int64)
+        self._scanner.count_duplicates.restype = c.c_int64
+        found = self._scanner.count_duplicates(
+            c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes), c.c_void_p(ggml.pointer(hashes)),
+            c.c_void_p(ggml.pointer(order)), c.c_void_p(ggml.pointer(pair)),
+        )  # fmt: skip
+        return int(found), [int(pair[0]), int(pair[1])] if found else None
+
+
+_NOTHING = np.empty((0, 0), np.uint8)
+
+
+def _span(least: float, most: float) -> list[float] | None:
+    return [float(least), float(most)] if least <= most else None

@@ -1,0 +1,346 @@
+"""What the kernels cost on a GPU, beside llama.cpp's CUDA backend, cuBLAS and the card's ceilings, in one run.
+
+    python scripts/bench_kernels.py [--types Q4_0 …] [--n 4096 14336] [--k 4096] [-m 1 16 512 4096] [--kernels NAME …]
+                                    [--json FILE] [--plot FILE.svg] [--readme README.md] [--from FILE.json …]
+
+Correctness first: each kernel must give the bits of the naive one (one with an order of its own, of the oracle) on the
+activations that are timed, for some rows of W, or nothing is timed. Then every product is one of many in a CUDA graph:
+quantize the activations, rearrange them if the kernel wants that, multiply, each time by another copy of the weights,
+together larger than the second cache. Where a kernel's launches may overlap, they do: its weights are asked for while
+the product before ends. A figure is the median over --repeat graphs, divided by the products.
+
+llama.cpp is timed where the installed llama-cpp-python has the CUDA backend (`ggml_mul_mat` of the same weights, in
+graphs of as many nodes; it quantizes the activations too), cuBLAS where PyTorch is installed. The name of a family
+(`q8_1`) times what is chosen for each shape, and says where another of the measured kernels would have been faster.
+
+--readme writes the tables between the markers of a Markdown file, --plot a roofline (SVG or PNG; needs matplotlib),
+both also from the JSON of earlier runs (--from), without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes as c
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formats import FORMATS, BlockFormat
+from ...hosts.cupy_host import CupyHost
+from ...kernels.families import FAMILIES, find_kernel
+from ...kernels.shipped import KERNELS, LEGACY, ShippedKernel, Weights
+from ...semantics import SEMANTICS, product
+from ...support.errors import HarnessError
+from . import figures as bench_figures
+
+#: Bytes of weights that the second cache of no card holds.
+ROTATED_BYTES = 240_000_000
+#: Rows that are checked: tiles of the largest kernel, and a part of one.
+CHECKED_ROWS = 300
+#: Tokens at which the oracle, in NumPy, checks an order of a kernel's own.
+CHECKED_TOKENS = 20
+
+
+class Queue(CupyHost):
+    """A GPU whose launches are put into a stream and not waited for; outputs have neither guards nor poison."""
+
+    def upload(self, array: Any) -> Any:
+        return array if isinstance(array, self._cupy.ndarray) else super().upload(array)
+
+    def output(self, nbytes: int) -> Any:
+        return self._cupy.empty(nbytes, np.uint8)
+
+    def launch(
+        self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
+        if shared:
+            kernel.max_dynamic_shared_size_bytes = shared
+        self._start(kernel, grid, block, args, shared, overlaps)
+
+    def download(self, output: Any) -> npt.NDArray[np.uint8]:
+        return np.asarray(self._cupy.asnumpy(output))
+
+
+def random_rows(rng: np.random.Generator, fmt: BlockFormat, n: int, k: int) -> npt.NDArray[np.uint8]:
+    """Random codes under scales as models have them: uint8[n, row bytes]."""
+    rows = rng.integers(0, 256, (n, k // fmt.block_size, fmt.block_bytes), np.uint8)
+    structs = fmt.view(rows)
+    for name in ("d", "m"):
+        if name in (structs.dtype.names or ()):
+            structs[name] = rng.normal(0, 0.01, structs.shape)
+    return rows.reshape(n, -1)
+
+
+def median_us(work: Callable[[], object], products: int, repeat: int, cupy: Any) -> float:
+    """The median time of one product, by events around the whole."""
+    stream = cupy.cuda.get_current_stream()
+    times = []
+    for i in range(repeat + 3):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        work()
+        stop.record(stream)
+        stop.synchronize()
+        if i >= 3:
+            times.append(1e3 * cupy.cuda.get_elapsed_time(start, stop) / products)
+    return statistics.median(times)
+
+
+class Ours:
+    """The shipped kernels on one weight matrix, in several copies."""
+
+    def __init__(self, queue: Queue, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> None:
+        self.queue, self.fmt, self.rows = queue, fmt, rows
+        self.cupy = queue._cupy
+        self.k = rows.shape[1] // fmt.block_bytes * fmt.block_size
+        self.copies = max(2, -(-ROTATED_BYTES // rows.nbytes))
+        self._kept: dict[str, list[Weights]] = {}
+
+    def weights(self, kernel: ShippedKernel) -> list[Weights]:
+        """As the kernel takes them; kernels of one layout share them."""
+        layout = kernel.spec.launch.layout
+        if layout not in self._kept:
+            self._kept.clear()  # several gigabytes a layout
+            first = kernel.upload(self.fmt, self.rows)
+            more = [Weights(self.fmt, first.n, first.k, first.buffer.copy()) for _ in range(self.copies - 1)]
+            self._kept[layout] = [first, *more]
+        return self._kept[layout]
+
+    def check(self, kernel: ShippedKernel, x: Any) -> bool:
+        """Whether the first rows' outputs have the right bits."""
+        some = self.rows[:CHECKED_ROWS]
+        on_gpu, values = ShippedKernel(kernel.spec, CupyHost()), self.cupy.asnumpy(x)
+        if kernel.ordered is True:
+            naive = ShippedKernel(KERNELS[f"{kernel.semantics}_naive"], CupyHost())
+            expected: Any = naive.gemm(naive.upload(self.fmt, some), naive.quantize(values))
+        else:
+            values = values[:CHECKED_TOKENS]
+            semantics = SEMANTICS[kernel.semantics]
+            expected = product(semantics, self.fmt, some, semantics.bytes_of(values), kernel.ordered).ordered
+        got = on_gpu.product(on_gpu.upload(self.fmt, some), values)
+        return got.tobytes() == np.asarray(expected).tobytes()
+
+    def time(self, kernel: ShippedKernel, weights: list[Weights], x: Any, repeat: int) -> float:
+        cupy, m = self.cupy, len(x)
+        out = self.queue.output(4 * m * weights[0].n)
+
+        def once(of: Weights) -> None:
+            kernel.spec.launch.multiply_values(kernel, of, x.view(np.uint8).reshape(-1), out, m)
+
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            for of in weights:
+                once(of)
+            stream.synchronize()
+            stream.begin_capture()
+            for of in weights:
+                once(of)
+            graph = stream.end_capture()
+            return median_us(lambda: graph.launch(stream), len(weights), repeat, cupy)
+
+
+class Llama:
+    """`ggml_mul_mat` on llama.cpp's CUDA backend. Raises RuntimeError where there is none."""
+
+    def __init__(self) -> None:
+        import llama_cpp
+
+        folder = Path(llama_cpp.__file__).parent / "lib"
+        if not (folder / "libggml-cuda.so.0").exists():
+            raise RuntimeError("the installed llama-cpp-python has no CUDA backend")
+        self.base = c.CDLL(str(folder / "libggml-base.so.0"))
+        self.cuda = c.CDLL(str(folder / "libggml-cuda.so.0"))
+        pointers = (
+            "ggml_init", "ggml_new_tensor_2d", "ggml_mul_mat", "ggml_new_graph_custom",
+            "ggml_backend_alloc_ctx_tensors", "ggml_backend_cuda_init",
+        )  # fmt: skip
+        for name in pointers:
+            getattr(self._of(name), name).restype = c.c_void_p
+        self.backend = c.c_void_p(self.cuda.ggml_backend_cuda_init(0))
+        if not self.backend:
+            raise RuntimeError("llama.cpp's CUDA backend finds no device")
+        self.version = llama_cpp.__version__
+        self._quiet = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)(lambda _level, _text, _data: None)
+        self.base.ggml_log_set(self._quiet, None)
+
+    def _of(self, name: str) -> c.CDLL:
+        return self.cuda if "cuda" in name else self.base
+
+    def time(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32], repeat: int) -> float:
+        """Microseconds a product."""
+
+        class Params(c.Structure):
+            _fields_ = [("mem_size", c.c_size_t), ("mem_buffer", c.c_void_p), ("no_alloc", c.c_bool)]
+
+        base, (m, k), n = self.base, x.shape, len(rows)
+        copies = max(2, -(-ROTATED_BYTES // rows.nbytes))
+        base.ggml_init.argtypes = [Params]
+        context = c.c_void_p(base.ggml_init(Params(64 << 20, None, True)))
+        new = lambda kind, *ne: c.c_void_p(base.ggml_new_tensor_2d(context, kind, *map(c.c_int64, ne)))  # noqa: E731
+        weights = [new(fmt.type_id, k, n) for _ in range(copies)]
+        activations = new(0, k, m)
+        graph = c.c_void_p(base.ggml_new_graph_custom(context, c.c_size_t(copies + 8), c.c_bool(False)))
+        for w in weights:
+            base.ggml_build_forward_expand(graph, c.c_void_p(base.ggml_mul_mat(context, w, activations)))
+        buffer = c.c_void_p(base.ggml_backend_alloc_ctx_tensors(context, self.backend))
+        if not buffer:
+            raise RuntimeError("llama.cpp's CUDA backend has no memory for it")
+        for tensor, array in [*((w, rows) for w in weights), (activations, np.ascontiguousarray(x))]:
+            base.ggml_backend_tensor_set(tensor, c.c_void_p(array.ctypes.data), c.c_size_t(0), c.c_size_t(array.nbytes))
+        times = []
+        for i in range(repeat + 5):
+            base.ggml_backend_synchronize(self.backend)
+            start = time.perf_counter()
+            if base.ggml_backend_graph_compute_async(self.backend, graph):
+                raise RuntimeError("llama.cpp's CUDA backend failed")
+            base.ggml_backend_synchronize(self.backend)
+            if i >= 5:
+                times.append(1e6 * (time.perf_counter() - start) / copies)
+        base.ggml_backend_buffer_free(buffer)
+        base.ggml_free(context)
+        return statistics.median(times)
+
+
+def cublas_us(m: int, n: int, k: int, repeat: int) -> dict[str, float]:
+    """cuBLAS through PyTorch: halves, and bytes where it takes the shape; {} without PyTorch."""
+    try:
+        import torch
+    except ImportError:
+        return {}
+    out = {}
+    copies = max(2, -(-ROTATED_BYTES // (2 * n * k)))
+    with torch.inference_mode():
+        a = torch.randn(m, k, device="cuda").half()
+        b = [torch.randn(n, k, device="cuda").half() for _ in range(copies)]
+        works: dict[str, Callable[[Any], Any]] = {"cuBLAS fp16": lambda w: a @ w.T}
+        if m > 16:
+            a8 = torch.randint(-127, 128, (m, k), device="cuda", dtype=torch.int8)
+            b8 = [torch.randint(-127, 128, (n, k), device="cuda", dtype=torch.int8) for _ in range(copies)]
+            works["cuBLAS int8"] = lambda w: torch._int_mm(a8, w.T)
+        for name, work in works.items():
+            matrices = b8 if "int8" in name else b
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for w in matrices:
+                    work(w)
+                stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    for w in matrices:
+                        work(w)
+                times = []
+                for i in range(repeat + 3):
+                    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    start.record(stream)
+                    graph.replay()
+                    stop.record(stream)
+                    stop.synchronize()
+                    if i >= 3:
+                        times.append(1e3 * start.elapsed_time(stop) / copies)
+                out[name] = statistics.median(times)
+    return out
+
+
+def cublas_int8_peak(repeat: int) -> float | None:
+    """TFLOP/s of the largest int8 product, what the card's tensor cores give; None without PyTorch."""
+    found = cublas_us(8192, 8192, 8192, repeat).get("cuBLAS int8")
+    return None if found is None else 2 * 8192**3 / found / 1e6
+
+
+def copy_tbs(cupy: Any, repeat: int) -> float:
+    """Bytes read and written a second by a device copy, in TB/s."""
+    a, b = cupy.empty(1 << 30, np.uint8), cupy.empty(1 << 30, np.uint8)
+    return 2 * (1 << 30) / median_us(lambda: cupy.copyto(b, a), 1, repeat, cupy) / 1e6
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All measurements, as data."""
+    queue = Queue()
+    cupy, rng = queue._cupy, np.random.default_rng(args.seed)
+    try:
+        llama: Llama | None = Llama()
+    except (RuntimeError, OSError, ImportError) as error:
+        llama = None
+        print(f"llama.cpp is not timed: {error}", file=sys.stderr)
+    results: list[dict[str, Any]] = []
+
+    def record(who: str, kind: str, m: int, n: int, k: int, us: float, nbytes: int, by: str | None = None) -> None:
+        row = {"who": who, "type": kind, "M": m, "N": n, "K": k, "us": us, "TFLOP/s": 2 * m * n * k / us / 1e6,
+               "TB/s of weights": nbytes / us / 1e6, "weight bytes": nbytes}  # fmt: skip
+        results.append(row if by is None else {**row, "by": by})
+        print(f"{who:<16} {kind:<5} M {m:<5} N {n:<6} K {k:<6} {us:9.1f} us  {row['TFLOP/s']:7.1f} TFLOP/s  "
+              f"{row['TB/s of weights']:5.2f} TB/s  {by or ''}", flush=True)  # fmt: skip
+
+    header = {"host": queue.describe(), "llama-cpp-python": llama.version if llama else None, "repeat": args.repeat,
+              "copy TB/s": copy_tbs(cupy, args.repeat), "int8 TFLOP/s": cublas_int8_peak(args.repeat)}  # fmt: skip
+    print(f"{header['host']}\ndevice copy {header['copy TB/s']:.2f} TB/s, int8 {header['int8 TFLOP/s']} TFLOP/s")
+    for n, k in ((n, k) for k in args.k for n in args.n):
+        for m in args.m if args.cublas else ():
+            for who, us in cublas_us(m, n, k, args.repeat).items():
+                record(who, "-", m, n, k, us, (1 if "int8" in who else 2) * n * k)
+        for name in args.types:
+            fmt = FORMATS[name]
+            rows = random_rows(rng, fmt, n, k)
+            ours = Ours(queue, fmt, rows)
+            if llama:
+                for m in args.m:
+                    x = rng.standard_normal((m, k)).astype(np.float32)
+                    record("llama.cpp", name, m, n, k, llama.time(fmt, rows, x, args.repeat), rows.nbytes)
+            for kernel_name in args.kernels:
+                whole = find_kernel(kernel_name).on(queue)
+                for m in args.m:
+                    kernel = whole.of(fmt, m, n, k)
+                    if not kernel.covers(fmt) or kernel.spec.cards.target(str(queue.sm)) is None:
+                        continue
+                    if 2 * m * n * k * ours.copies > args.most * 1e12:  # a naive kernel would take minutes
+                        continue
+                    x = cupy.asarray(rng.standard_normal((m, k)).astype(np.float32))
+                    if not ours.check(kernel, x):
+                        raise SystemExit(f"{kernel.name} has other bits than it should, {name}, M {m}, N {n}, K {k}")
+                    us = ours.time(kernel, ours.weights(kernel), x, args.repeat)
+                    by = kernel.name if kernel_name in FAMILIES else None
+                    record(kernel_name, name, m, n, k, us, rows.nbytes, by)
+    return {"header": header, "results": results}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [*FAMILIES, *KERNELS]
+    parser.add_argument("--types", nargs="+", choices=sorted(FORMATS), default=sorted(LEGACY))
+    parser.add_argument("--n", nargs="+", type=int, default=[4096, 14336])
+    parser.add_argument("--k", nargs="+", type=int, default=[4096])
+    parser.add_argument("-m", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512, 4096])
+    parser.add_argument("--kernels", nargs="+", choices=names, default=["q8_1"], metavar="NAME")
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--most", type=float, default=200.0, help="skip a kernel where a graph is more TFLOP than this")
+    parser.add_argument("--no-cublas", dest="cublas", action="store_false")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--from", dest="earlier", nargs="+", type=Path, metavar="FILE.json", help="measure nothing")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    parser.add_argument("--readme", type=Path, metavar="FILE.md")
+    args = parser.parse_args()
+    try:
+        data = bench_figures.load(args.earlier) if args.earlier else run(args)
+    except HarnessError as error:
+        print(f"bench_kernels: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    for line in bench_figures.slower_choices(data):
+        print(line)
+    if args.json:
+        args.json.write_text(json.dumps(data, indent=1))
+    if args.plot:
+        bench_figures.roofline(data, args.plot)
+    if args.readme:
+        args.readme.write_text(bench_figures.between_markers(args.readme.read_text(), bench_figures.tables(data)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,570 @@
+"""False alarms: how many correct outputs the gates call wrong. It should be none.
+
+Outputs of every shipped kernel, and of llama.cpp, on real and random weights and activations are judged by the gates of
+the harness, bits included, and the activation quantizer's bytes by the encoder. Kernels are compiled before the clock
+starts. The jobs, and the values in them, depend on the seeds, models and numbers asked for, not on how many processes
+share them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores, a thread each
+
+import numpy as np
+
+from ...formats import ELEMENTS, FORMATS, BlockFormat, ElementFormat, WeightFormat
+from ...hosts import Host, make_host
+from ...kernels.families import FAMILIES
+from ...kernels.packed import Packed
+from ...kernels.shipped import ELEMENT_KERNELS, KERNELS, ShippedKernel, Weights
+from ...llama import Llama, LlamaRefused
+from ...semantics import SCORE_LIMIT, SEMANTICS, Product, judge, llama_cpu_semantics, product
+from ...support.errors import EnvironmentFault, KernelFault
+from .inputs import QUANTIZED, UNQUANTIZED, Bytes, Floats, Matrix, captured, fits, in_type, requantized, text
+
+WEIGHTS: dict[str, WeightFormat] = {**FORMATS, **ELEMENTS}
+#: Kernels that a CPU runs quickly; the others, which it emulates at barriers, get few tokens there.
+QUICK = frozenset({"q8_1_naive", "q8_1_dp4a", "f32_naive", "q8_1", "f32", *(k.name for k in ELEMENT_KERNELS.values())})
+#: Numbers of tokens by which kernels and families choose their code.
+OTHER_M = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 131)
+#: Tokens of a job, and of one for the kernels that a CPU emulates.
+TOKENS, FEW = 1024, 33
+#: Tokens of the jobs that only add to the number of outputs: many of short rows.
+MANY = 4096
+#: Most rows of a matrix of the model's own, and of one that was quantized here or drawn.
+OWN_ROWS, OTHER_ROWS = 256, 48
+#: Texts and tokens of each, for real activations.
+TEXTS, TEXT_TOKENS = 6, 128
+SCALES = (1e-3, 0.03, 1.0, 20.0)
+LISTED = 100
+#: Without s, a half: sums of 32 larger activations overflow, rightly.
+_LARGEST = 1500.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One matrix, so many tokens of activations, and what multiplies them.
+
+    Args:
+        matrix: which of the prepared ones.
+        semantics: "q8_1", "f32", or that of an element type; "llama.cpp" for its own outputs.
+        m: tokens.
+        seed: of the activations.
+        kind: "real" activations, or "random" ones.
+        fill: a job that only adds to the number: fewer kernels on a CPU.
+        every: also at OTHER_M.
+    """
+
+    matrix: int
+    semantics: str
+    m: int
+    seed: int
+    kind: str
+    fill: bool = False
+    every: bool = False
+
+
+@dataclass
+class Tally:
+    """What was judged, and what failed."""
+
+    outputs: int = 0
+    quantized: int = 0
+    by: dict[str, Counter[str]] = field(default_factory=lambda: {k: Counter() for k in _BY})
+    n_alarms: int = 0
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    utilisation: dict[str, float] = field(default_factory=dict)
+    score: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=lambda: {"oracle": 0.0, "gates": 0.0, "kernels": 0.0})
+
+    def add(self, other: Tally) -> None:
+        self.outputs += other.outputs
+        self.quantized += other.quantized
+        self.n_alarms += other.n_alarms
+        self.alarms = sorted(self.alarms + other.alarms, key=lambda a: json.dumps(a, sort_keys=True))[:LISTED]
+        for name, counts in other.by.items():
+            self.by[name].update(counts)
+        for mine, theirs in ((self.utilisation, other.utilisation), (self.score, other.score)):
+            for who, value in theirs.items():
+                mine[who] = max(mine.get(who, 0.0), value)
+        for name, seconds in other.cpu.items():
+            self.cpu[name] += seconds
+
+
+_BY = ("kernel", "type", "weights", "activations", "K")
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+def random_bytes(fmt: BlockFormat, n: int, k: int, rng: np.random.Generator) -> Bytes:
+    """Blocks of any bits, uint8[n, row bytes], whose values are finite and below 2^20."""
+    rows = n * k // fmt.block_size
+    found = np.zeros((0, fmt.block_bytes), np.uint8)
+    while len(found) < rows:
+        blocks = rng.integers(0, 256, (2 * rows, fmt.block_bytes), np.uint8)
+        blocks = blocks[fmt.finite(blocks)]
+        with np.errstate(all="ignore"):
+            sound = (np.abs(fmt.decode(blocks)) < 2.0**20).all(axis=-1)
+        found = np.concatenate([found, blocks[sound]])
+    return np.ascontiguousarray(found[:rows].reshape(n, -1))
+
+
+def random_activations(m: int, k: int, seed: int) -> Floats:
+    """float32[m, k]: rows of several scales; of three in four, some values are outliers or zero."""
+    rng = np.random.default_rng((seed, m, k))
+    x = rng.standard_normal((m, k), np.float32)
+    x *= np.asarray(SCALES, np.float32)[rng.integers(len(SCALES), size=(m, 1))]
+    outliers = (rng.random((m, k), np.float32) < 0.01) & (rng.random((m, 1)) < 0.5)
+    x = np.where(outliers, x * np.float32(60), x)
+    zeros = (rng.random((m, k), np.float32) < 0.05) & (rng.random((m, 1)) < 0.5)
+    return np.ascontiguousarray(np.clip(np.where(zeros, np.float32(0), x), -_LARGEST, _LARGEST), np.float32)
+
+
+def real_activations(x: Floats, m: int, seed: int) -> Floats:
+    """m of the captured rows, float32[m, K]; those that come again are scaled, by no power of two."""
+    rng = np.random.default_rng((seed, m))
+    rows = rng.permutation(len(x))
+    picked = np.resize(rows, m)
+    again = (np.arange(m) >= len(x)) * rng.uniform(0.5, 2, m)
+    return np.ascontiguousarray(x[picked] * np.where(again, again, 1)[:, None], np.float32)
+
+
+def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str], small: bool = False) -> list[Matrix]:
+    """The models' own matrices, some of them in every other type, and drawn ones. Raises EnvironmentFault."""
+    found: list[Matrix] = []
+    with Llama() as llama:
+        for path in models:
+            texts = [text(seed * TEXTS + i, TEXT_TOKENS) for seed in seeds for i in range(1 if small else TEXTS)]
+            try:
+                own = captured(path, texts, TEXT_TOKENS)
+            except LlamaRefused as error:
+                raise EnvironmentFault(f"{path.name}: {error}") from None
+            own = [replace(m, rows=m.rows[:OWN_ROWS]) for m in own if m.x.any()]
+            found += [m for m in own if m.fmt.name in types]
+            first = {m.k: m for m in own if m.tensor != "output.weight"}
+            for matrix in first.values():
+                for name in types:
+                    if fits(WEIGHTS[name], matrix.k) and name != matrix.fmt.name:
+                        found.append(requantized(matrix, WEIGHTS[name], llama, OTHER_ROWS))
+        rng = np.random.default_rng(list(seeds))
+        for name in types:
+            fmt = WEIGHTS[name]
+            for k in (32, 64, 256, 512) if small else (32, 64, 96, 256, 512, 4096, 14336):
+                if not fits(fmt, k) or (isinstance(fmt, ElementFormat) and k > 4096):
+                    continue
+                n = 8 if k > 512 else OTHER_ROWS
+                w = (rng.standard_t(4, (n, k)) * 0.05).astype(np.float32)
+                x = np.zeros((1, k), np.float32)
+                found.append(Matrix("drawn", "Student's t", fmt, in_type(fmt, w, llama), x, False))
+                if isinstance(fmt, BlockFormat) and k <= 512:
+                    found.append(Matrix("random bytes", "", fmt, random_bytes(fmt, n, k, rng), x, False))
+    return found
+
+
+def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, host: str) -> list[Job]:
+    """For each seed every matrix with every kernel that multiplies it; then more tokens, until there are so many
+    outputs."""
+    jobs: list[Job] = []
+    seen: set[tuple[object, ...]] = set()
+    for seed in seeds:
+        for i, matrix in enumerate(matrices):
+            n, k = len(matrix.rows), matrix.k
+            kinds = ["random"] if not matrix.own and not matrix.x.any() else ["real", "random"]
+            short = k <= 768
+            for kind in kinds:
+                element = isinstance(matrix.fmt, ElementFormat)
+                definitions = [matrix.fmt.name.lower()] if element else ["q8_1", "f32"]
+                for of in definitions:
+                    shape = (matrix.fmt.name, n, k, of)
+                    m = (TOKENS if of == "q8_1" else 192) if short else (48 if k <= 4096 and of == "q8_1" else 8)
+                    jobs.append(Job(i, of, m, seed, kind, every=n * k <= 1 << 16 and shape not in seen))
+                    seen.add(shape)
+                if short or kind == "random":
+                    jobs.append(Job(i, "llama.cpp", 256 if short else 8, seed, kind))
+    left = outputs - sum(planned(job, matrices[job.matrix], host) for job in jobs)
+    fill = [
+        i for i, m in enumerate(matrices)
+        if m.fmt.name in LEGACY_OR_LIKE and m.k <= 256 and (m.own or m.source == "drawn" or m.k <= 128)
+    ]  # fmt: skip
+    number = 0
+    while left > 0 and fill:
+        i = fill[number % len(fill)]
+        kind = "random" if not matrices[i].x.any() or number // len(fill) % 3 == 2 else "real"
+        jobs.append(Job(i, "q8_1", MANY, 1000 + number, kind, fill=True))
+        left -= planned(jobs[-1], matrices[i], host)
+        number += 1
+    # shuffled, so that what a time limit leaves is of all kinds
+    return [jobs[i] for i in np.random.default_rng(len(jobs)).permutation(len(jobs))]
+
+
+#: Types whose products a NumPy oracle computes soonest.
+LEGACY_OR_LIKE = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
+
+
+def calls(job: Job, fmt: WeightFormat, host: str) -> list[tuple[str, int]]:
+    """(kernel or family, tokens) of each product of the job."""
+    if job.semantics == "llama.cpp":
+        return [("llama.cpp", job.m)]
+    if isinstance(fmt, ElementFormat):
+        found = [(ELEMENT_KERNELS[fmt.name].name, job.m)]
+        return found + ([(found[0][0], m) for m in OTHER_M if m < job.m] if job.every else [])
+    names = [name for name, spec in KERNELS.items() if spec.semantics == job.semantics and spec.covers(fmt)]
+    found = []
+    for name in names:
+        if host == "gpu" or name in QUICK:
+            found.append((name, job.m))
+        elif not job.fill or job.seed % 8 == 0:
+            found.append((name, min(job.m, FEW)))
+    if job.every:
+        found += [(name, m) for name in (*names, job.semantics) for m in OTHER_M if m < job.m]
+    return found
+
+
+def planned(job: Job, matrix: Matrix, host: str) -> int:
+    """The outputs that the job judges."""
+    return len(matrix.rows) * sum(m for _, m in calls(job, matrix.fmt, host))
+
+
+# -- work --------------------------------------------------------------------------------------------------------------
+
+
+class Compiling(Host):
+    """Loads what a launch would need on a host, and launches nothing."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.name, self.sm = host, host.name, host.sm
+
+    def describe(self) -> str:
+        return self.host.describe()
+
+    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
+        return self.host.load(root, file, entry, defines, target)
+
+    def upload(self, array: Any) -> Any:
+        return None
+
+    def contents(self, buffer: Any) -> Bytes:
+        raise NotImplementedError
+
+    def output(self, nbytes: int) -> Any:
+        return None
+
+    def launch(self, *arguments: Any, **keywords: Any) -> None:
+        pass
+
+    def resident(self, kernel: Any, threads: int, shared: int) -> int:
+        return self.host.resident(kernel, threads, shared)
+
+    def _read(self, output: Any) -> Bytes:
+        raise NotImplementedError
+
+
+class Worker:
+    """Does jobs on one host.
+
+    Args:
+        host: "cpu" or "gpu".
+        matrices: what jobs name by number.
+    """
+
+    def __init__(self, host: str, matrices: Sequence[Matrix]) -> None:
+        self.host, self.matrices = make_host(host, 1), matrices
+
+    @cached_property
+    def llama(self) -> Llama:
+        return Llama()
+
+    def close(self) -> None:
+        if "llama" in self.__dict__:
+            self.llama.close()
+
+    def kernel(self, name: str, fmt: WeightFormat, m: int, n: int, k: int, host: Host | None = None) -> ShippedKernel:
+        found = FAMILIES.get(name) or KERNELS.get(name) or ELEMENT_KERNELS[fmt.name]
+        return found.on(host or self.host).of(fmt, m, n, k)
+
+    def runs(self, name: str, fmt: WeightFormat, m: int, n: int, k: int) -> bool:
+        """Whether this card has the kernel's instructions."""
+        kernel = self.kernel(name, fmt, m, n, k)
+        return self.host.sm is None or kernel.spec.cards.target(self.host.sm) is not None
+
+    def compile(self, job: Job) -> None:
+        """Everything that the job will launch."""
+        matrix, host = self.matrices[job.matrix], Compiling(self.host)
+        fmt, n, k = matrix.fmt, len(matrix.rows), matrix.k
+        for name, m in calls(job, fmt, self.host.name):
+            if name == "llama.cpp" or not self.runs(name, fmt, m, n, k):
+                continue
+            kernel = self.kernel(name, fmt, m, n, k, host)
+            launch, weights = kernel.spec.launch, Weights(fmt, n, k, None)
+            if isinstance(launch, Packed):
+                self.kernel(name, fmt, m, n, k).upload(fmt, matrix.rows[:1])
+            for multiply in (launch.multiply, launch.multiply_values):
+                multiply(kernel, weights, None, None, m)
+
+    def do(self, job: Job) -> Tally:
+        """Multiply and judge. Raises EnvironmentFault."""
+        matrix, tally = self.matrices[job.matrix], Tally()
+        if job.kind == "real":
+            x = real_activations(matrix.x, job.m, job.seed)
+        else:
+            x = random_activations(job.m, matrix.k, job.seed)
+        if job.semantics == "llama.cpp":
+            self._llama(job, matrix, x, tally)
+        else:
+            self._kernels(job, matrix, x, tally)
+        return tally
+
+    def _llama(self, job: Job, matrix: Matrix, x: Floats, tally: Tally) -> None:
+        fmt = matrix.fmt
+        semantics = llama_cpu_semantics(fmt)
+        start = time.process_time()
+        y = self.llama.multiply(fmt.type_id, matrix.rows, x)
+        tally.cpu["kernels"] += time.process_time() - start
+        taken = semantics.bytes_of(x)
+        if semantics.activations is not None:
+            theirs = self.llama.from_float(semantics.activations.type_id, x)
+            self._bytes(job, matrix, "llama.cpp's quantizer", theirs.reshape(taken.shape), taken, tally)
+        self._judged(job, matrix, "llama.cpp", y, self._product(semantics.name, matrix, taken, 0, tally), 0, tally)
+
+    def _kernels(self, job: Job, matrix: Matrix, x: Floats, tally: Tally) -> None:
+        fmt, n, k = matrix.fmt, len(matrix.rows), matrix.k
+        taken = SEMANTICS[job.semantics].bytes_of(x)
+        products: dict[int, Product] = {}
+        uploaded: dict[str, Weights] = {}
+        checked: set[int] = set()
+        for name, m in calls(job, fmt, self.host.name):
+            if not self.runs(name, fmt, m, n, k):
+                continue
+            kernel = self.kernel(name, fmt, m, n, k)
+            # few tokens from anywhere among them
+            at = int(np.random.default_rng((job.seed, m)).integers(job.m - m + 1))
+            start = time.process_time()
+            try:
+                if kernel.layout not in uploaded:
+                    uploaded[kernel.layout] = kernel.upload(fmt, matrix.rows)
+                y = kernel.product(uploaded[kernel.layout], x[at : at + m])
+                if m not in checked and job.semantics == "q8_1":
+                    self._bytes(job, matrix, name, kernel.quantize(x[at : at + m]), taken[at : at + m], tally)
+                    checked.add(m)
+            except KernelFault as fault:
+                self._alarm(job, matrix, name, {"what": str(fault)}, 1, tally)
+                continue
+            tally.cpu["kernels"] += time.process_time() - start
+            if kernel.ordered not in products:
+                products[kernel.ordered] = self._product(job.semantics, matrix, taken, kernel.ordered, tally)
+            expected = products[kernel.ordered]
+            part = expected if m == job.m else expected.rows(np.arange(at, at + m))
+            self._judged(job, matrix, name, y, part, at, tally)
+
+    def _product(self, semantics: str, matrix: Matrix, taken: Bytes, ordered: int, tally: Tally) -> Product:
+        start = time.process_time()
+        found = product(SEMANTICS[semantics], matrix.fmt, matrix.rows, taken, ordered)
+        tally.cpu["oracle"] += time.process_time() - start
+        return found
+
+    def _judged(
+        self, job: Job, matrix: Matrix, who: str, y: Floats, expected: Product, first: int, tally: Tally
+    ) -> None:
+        start = time.process_time()
+        found = judge(y, expected)
+        tally.outputs += y.size
+        names = (who, matrix.fmt.name, matrix.source, job.kind, str(matrix.k))
+        for what, name in zip(_BY, names, strict=True):
+            tally.by[what][name] += y.size
+        tally.utilisation[who] = found.utilisation
+        tally.score[who] = found.score
+        if not found.passed:
+            m, n = (int(i) for i in np.argwhere(found.bad)[0])
+            exact, bound = float(expected.exact[m, n]), float(expected.bound[m, n])
+            shown = {
+                "what": "output", "token": first + m, "row": n, "got": float(y[m, n]), "exact": exact,
+                "utilisation": abs(float(y[m, n]) - exact) / bound if bound else None,
+                "score": abs(float(y[m, n]) - exact) / float(expected.spread[m, n]) if expected.spread[m, n] else None,
+                "bits of the order": None if expected.ordered is None else bool(y[m, n] == expected.ordered[m, n]),
+            }  # fmt: skip
+            self._alarm(job, matrix, who, shown, int(found.bad.sum()), tally)
+        tally.cpu["gates"] += time.process_time() - start
+
+    def _bytes(self, job: Job, matrix: Matrix, who: str, got: Bytes, expected: Bytes, tally: Tally) -> None:
+        tally.quantized += len(got) * matrix.k
+        wrong = (got != expected).any(axis=1)
+        if wrong.any():
+            shown = {"what": "bytes of the quantizer", "token": int(np.argmax(wrong))}
+            self._alarm(job, matrix, who, shown, int(wrong.sum()), tally)
+
+    @staticmethod
+    def _alarm(job: Job, matrix: Matrix, who: str, shown: dict[str, Any], count: int, tally: Tally) -> None:
+        tally.n_alarms += count
+        tally.alarms.append(
+            {"by": who, "type": matrix.fmt.name, "weights": f"{matrix.source} {matrix.tensor}".strip(),
+             "shape": [job.m, len(matrix.rows), matrix.k], "activations": job.kind, "seed": job.seed,
+             "count": count, **shown}
+        )  # fmt: skip
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+_worker: Worker | None = None
+
+
+def save(matrices: Sequence[Matrix], folder: Path) -> None:
+    """For `load`, in files of arrays; activations that several matrices share, once."""
+    first = {id(matrix.x): i for i, matrix in reversed(list(enumerate(matrices)))}
+    for i, matrix in enumerate(matrices):
+        np.save(folder / f"rows{i}.npy", matrix.rows)
+    for i in first.values():
+        np.save(folder / f"x{i}.npy", matrices[i].x)
+    named = [(m.source, m.tensor, m.fmt.name, m.own, first[id(m.x)]) for m in matrices]
+    (folder / "matrices.json").write_text(json.dumps(named))
+
+
+def load(folder: Path) -> list[Matrix]:
+    """What `save` saved, mapped: the processes share it."""
+    found = []
+    for i, (source, tensor, kind, own, of_x) in enumerate(json.loads((folder / "matrices.json").read_text())):
+        rows, x = (np.load(folder / name, mmap_mode="r") for name in (f"rows{i}.npy", f"x{of_x}.npy"))
+        found.append(Matrix(source, tensor, WEIGHTS[kind], rows, x, own))
+    return found
+
+
+def _start(host: str, folder: str) -> None:
+    global _worker
+    _worker = Worker(host, load(Path(folder)))
+
+
+def _compile(job: Job) -> str:
+    assert _worker is not None
+    try:
+        _worker.compile(job)
+    except EnvironmentFault as fault:
+        return str(fault)
+    return ""
+
+
+def _do(job: Job) -> Tally | str:
+    assert _worker is not None
+    try:
+        return _worker.do(job)
+    except EnvironmentFault as fault:
+        return str(fault)
+
+
+def to_compile(jobs: Sequence[Job], matrices: Sequence[Matrix]) -> list[Job]:
+    """One of those jobs that launch the same."""
+    seen: dict[tuple[object, ...], Job] = {}
+    for job in jobs:
+        matrix = matrices[job.matrix]
+        seen.setdefault((matrix.fmt.name, matrix.rows.shape, job.semantics, job.m, job.every, job.fill), job)
+    return [job for job in seen.values() if job.semantics != "llama.cpp"]
+
+
+def done(host: str, matrices: Sequence[Matrix], jobs: Sequence[Job], processes: int) -> Iterator[Tally]:
+    """A tally whenever a job is done; the first, an empty one, when all is compiled. Raises EnvironmentFault."""
+    if processes == 1:
+        worker = Worker(host, matrices)
+        try:
+            for job in to_compile(jobs, matrices):
+                worker.compile(job)
+            yield Tally()
+            for job in jobs:
+                yield worker.do(job)
+        finally:
+            worker.close()
+        return
+    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+        save(matrices, Path(folder))
+        context = multiprocessing.get_context("spawn")  # a fork of a process that has used CUDA cannot
+        with context.Pool(processes, _start, (host, folder)) as pool:
+            for fault in pool.imap_unordered(_compile, to_compile(jobs, matrices)):
+                if fault:
+                    raise EnvironmentFault(fault)
+            yield Tally()
+            for found in pool.imap_unordered(_do, jobs):
+                if isinstance(found, str):
+                    raise EnvironmentFault(found)
+                yield found
+
+
+# -- the measure -------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `measure`."""
+    parser.add_argument("models", nargs="*", type=Path, help="further GGUF files whose matrices are multiplied")
+    parser.add_argument("--host", choices=("cpu", "gpu"), default="cpu", help="where kernels run")
+    parser.add_argument("--outputs", type=lambda s: int(float(s)), default=10**9, help="judge at least so many")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts and drawn values")
+    parser.add_argument("-j", "--jobs", type=int, default=0, help="processes; 0: one for each core")
+    parser.add_argument("--time-limit", type=float, default=0, metavar="S", help="stop after S seconds of the clock")
+    parser.add_argument("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), help="of weights")
+    parser.add_argument("--small", action="store_true", help="short rows and texts alone, to try it")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures, as JSON has them. Raises EnvironmentFault where the host or llama.cpp is not to be had."""
+    host = make_host(options.host, 1)
+    began = time.perf_counter()
+    matrices = prepared([*QUANTIZED, UNQUANTIZED, *options.models], options.seeds, options.types, options.small)
+    jobs = jobs_for(matrices, options.seeds, options.outputs, options.host)
+    processes = options.jobs or len(os.sched_getaffinity(0))
+    total, start, said = Tally(), 0.0, 0.0
+    for number, tally in enumerate(done(options.host, matrices, jobs, processes)):
+        now = time.perf_counter()
+        if number == 0:
+            start = said = now
+            print(f"prepared and compiled in {now - began:.0f} s: {len(jobs)} jobs", file=sys.stderr)
+        total.add(tally)
+        if options.time_limit and now - start > options.time_limit:
+            break
+        if now - said > 20:
+            said = now
+            rate = total.outputs / (now - start)
+            print(f"{total.outputs:.3g} outputs, {rate:.3g} a second, {total.n_alarms} alarms", file=sys.stderr)
+    seconds = time.perf_counter() - start
+    return {
+        "host": options.host, "device": host.describe(), "outputs": total.outputs, "alarms": total.n_alarms,
+        "listed": total.alarms, "activations quantized": total.quantized, "seeds": list(options.seeds),
+        "processes": processes, "seconds": round(seconds, 1), "before the clock": round(start - began, 1),
+        "cpu seconds": {name: round(value, 1) for name, value in total.cpu.items()},
+        "by": {name: dict(sorted(counts.items())) for name, counts in total.by.items()},
+        "utilisation": dict(sorted(total.utilisation.items())), "score": dict(sorted(total.score.items())),
+        "score limit": SCORE_LIMIT,
+    }  # fmt: skip
+
+
+def rows(figures: dict[str, Any]) -> list[list[str]]:
+    """What, measured and asked, for a table."""
+    kernels = {k: v for k, v in figures["utilisation"].items() if k != "llama.cpp"}
+    scores = {k: v for k, v in figures["score"].items() if k != "llama.cpp"}
+    of_llama = figures["by"]["kernel"].get("llama.cpp", 0)
+    where = f"host {figures['host']}"
+    return [
+        [f"false alarms, {where}", f"{figures['alarms']:,} of {figures['outputs']:,} correct outputs", "0 of ≥ 10⁹"],
+        [f"of which llama.cpp's outputs, {where}", f"{of_llama:,}", ""],
+        [f"highest utilisation of the bound, {where}",
+         f"kernels {max(kernels.values(), default=0):.2g}, llama.cpp {figures['utilisation'].get('llama.cpp', 0):.2g}",
+         "≤ 1"],
+        [f"highest score, {where}",
+         f"kernels {max(scores.values(), default=0):.2g}, llama.cpp {figures['score'].get('llama.cpp', 0):.2g}",
+         f"≤ {figures['score limit']:g}"],
+    ]  # fmt: skip
+
+
+def faults(figures: dict[str, Any]) -> list[str]:
+    """What must not be, a line each."""
+    return [f"ALARM {json.dumps(alarm)}" for alarm in figures["listed"]]

@@ -1,0 +1,88 @@
+"""Whether `verify_model.py` itself says of a mutant what mutation_kill says: run on a copy of the project with the
+mutant in its kernels, on the same real model."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ...support.paths import kernel_root
+from .gate import ELEMENTS_KERNEL, ROOT, TENSORS, Subject, model_of
+from .kill import LINES, WORK, Record, finished, population, subjects
+from .mutator import PRELUDE, Mutant
+
+_SECONDS = 120
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `mutation_score.py check`."""
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("-s", "--seed", type=int, default=0)
+    parser.add_argument("-j", "--jobs", type=int, default=1)
+    parser.add_argument("--lines", type=Path, default=LINES, help="results of `kill`")
+    parser.add_argument("--work", type=Path, default=WORK, help="models and recorded calls")
+
+
+def verdict(mutant: Mutant, subject: Subject, work: Path) -> str:
+    """verify_model.py's exit code on the mutant, in words; "time limit" where it does not end, or the signal."""
+    with tempfile.TemporaryDirectory(prefix="mutation-") as name:
+        folder = Path(name)
+        for part in ("harness", "kernels", "scripts"):
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        path = folder / "kernels" / mutant.file
+        path.write_text(mutant.applied(path.read_text()))
+        host = folder / "kernels" / "host" / "cuda_on_cpu.hpp"
+        host.write_text(host.read_text() + PRELUDE)
+        kernel = "q8_1_naive" if subject.kernel == ELEMENTS_KERNEL else subject.kernel
+        command = [
+            sys.executable, str(folder / "scripts" / "verify_model.py"), str(model_of(subject.fmt, work)),
+            "--host", "cpu", "--kernel", kernel, "--rungs", "blocks,layers", "--tensor", TENSORS, "-t", "1",
+        ]  # fmt: skip
+        environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder)}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=_SECONDS, env=environment, cwd=folder
+            )
+        except subprocess.TimeoutExpired:
+            return "time limit"
+        return {0: "verified", 1: "mismatch"}.get(done.returncode, f"exit code {done.returncode}")
+
+
+def agrees(outcome: str, said: str) -> bool:
+    """Whether both let it pass, or neither does."""
+    return (outcome == "killed") == (said != "verified")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """{"mutants": how many, "same": how many got the same verdict, "differing": [{"id", "said"}]}."""
+    records = [r for r in finished(options.lines).values() if "subject" in r or r["outcome"] == "same"]
+    mutants = {m.id: m for some in population(kernel_root()).values() for m in some}
+    random.Random(options.seed).shuffle(records)
+    chosen: list[Record] = records[: options.count]
+
+    def one(entry: Record) -> tuple[Record, str]:
+        mutant = mutants[entry["id"]]
+        subject = Subject(*entry["subject"].split()) if "subject" in entry else _first(mutant)
+        said = verdict(mutant, subject, options.work)
+        print(f"{entry['id']}: {entry['outcome']}, {said}", file=sys.stderr, flush=True)
+        return entry, said
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        answers = list(pool.map(one, chosen))
+    differing = [
+        {"id": entry["id"], "said": f"{entry['outcome']}, verify_model.py: {said}"}
+        for entry, said in answers
+        if not agrees(entry["outcome"], said)
+    ]
+    return {"mutants": len(chosen), "same": len(chosen) - len(differing), "differing": differing}
+
+
+def _first(mutant: Mutant) -> Subject:
+    return subjects(kernel_root(), mutant.file)[0]

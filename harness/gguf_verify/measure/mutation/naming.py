@@ -1,0 +1,317 @@
+"""How well faults are named and placed, on real weights and real activations.
+
+Every variant of every fault of the catalogue, in every definition of every format, is replayed and diagnosed; so are
+kernels compiled from altered sources (mutation_edits.py), and faults that the catalogue has not, which must stay
+unknown; and faults of one block go through the rungs (mutation_places.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores, a thread each
+
+import numpy as np
+
+from ...diagnosis import FAULTS, Diagnosis, definitions, diagnose
+from ...diagnosis.diagnose import FEWEST
+from ...diagnosis.faults import Case
+from ...diagnosis.operands import Predicted
+from ...formats import FORMATS, BlockFormat
+from ...hosts import CpuHost
+from ...kernels.shipped import KERNELS, ShippedKernel
+from ...llama import Llama
+from ...semantics import SEMANTICS
+from ...support.errors import EnvironmentFault, KernelFault
+from . import places
+from .edits import EDITS, NO_EDIT, Edit, altered, chosen
+from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, Matrix, captured, requantized, text
+
+#: Rows and tokens of a product that is diagnosed, and rows beside them that altered kernels may read.
+ROWS, TOKENS, SPARE = 24, 9, 8
+#: Row lengths of the fixtures.
+LENGTHS = (256, 768)
+#: Answers, the best first.
+ALONE, TOGETHER, DEFINITION, UNKNOWN, WRONG = "alone", "together", "another definition", "unknown", "wrong"
+SILENT = "changes too little"
+
+Diagnose = Callable[..., Diagnosis]
+
+
+def answer(found: Diagnosis, fault: str) -> str:
+    """What the diagnosis of a fault's outputs is worth; of "", which is none of the catalogue, UNKNOWN is right."""
+    if found.wrong < FEWEST:
+        return SILENT
+    ids = {f.id for f in found.findings}
+    if found.definitions:
+        return DEFINITION if not ids or fault in ids else WRONG
+    if not ids:
+        return UNKNOWN
+    if fault not in ids:
+        return WRONG
+    return ALONE if len(ids) == 1 else TOGETHER
+
+
+# -- real weights and activations --------------------------------------------------------------------------------------
+
+
+@cache
+def graph(path: Path, seed: int) -> tuple[Matrix, ...]:
+    """The model's matrices with their activations for a text of the seed."""
+    return tuple(captured(path, [text(seed, 40)], 3 * TOKENS))
+
+
+@cache
+def real(kind: str, seeds: tuple[int, ...]) -> tuple[tuple[int, Matrix], ...]:
+    """Seed and matrix: for each seed and row length ROWS + SPARE rows of a matrix that the seed chooses, in the format,
+    with TOKENS tokens. The model's own bytes where a fixture is of that type."""
+    fmt = FORMATS[kind]
+    own = [p for p in QUANTIZED if p.stem == f"tiny-{kind}"]
+    out = []
+    with Llama() as llama:
+        for seed, k in product(seeds, LENGTHS):
+            rng = np.random.default_rng((seed, fmt.type_id, k))
+            found = [m for m in graph(own[0] if own else UNQUANTIZED, seed) if m.k == k]
+            matrix = found[int(rng.integers(len(found)))]
+            first = int(rng.integers(max(1, len(matrix.rows) - ROWS - SPARE)))
+            at = int(rng.integers(max(1, len(matrix.x) - TOKENS)))
+            x = np.ascontiguousarray(matrix.x[at : at + TOKENS])
+            rows = np.ascontiguousarray(matrix.rows[first : first + ROWS + SPARE])
+            matrix = replace(matrix, rows=rows, x=x)
+            out.append((seed, matrix if own else requantized(matrix, fmt, llama, ROWS + SPARE)))
+    return tuple(out)
+
+
+# -- the catalogue, replayed -------------------------------------------------------------------------------------------
+
+
+def rounded(p: Predicted, rng: np.random.Generator, exactly: bool) -> Floats:
+    """What a kernel with a fault might give: some rounding of what it predicts, anything where it says nothing."""
+    noise = 0.0 if exactly else 0.005 * np.where(np.isfinite(p.bound), p.bound, 0) * rng.uniform(-1, 1, p.exact.shape)
+    y = np.where(True if p.known is None else p.known, p.exact + noise, rng.standard_normal(p.exact.shape))
+    with np.errstate(over="ignore"):
+        return y.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer to one faulty product."""
+
+    fault: str
+    which: str
+    type: str
+    definition: str
+    seed: int
+    tensor: str
+    answer: str
+    named: tuple[str, ...]
+
+
+def outcome(fault: str, which: str, matrix: Matrix, definition: str, seed: int, found: Diagnosis) -> Outcome:
+    """What the diagnosis of the fault's outputs said."""
+    names = tuple(f.id for f in found.findings) + found.definitions
+    tensor = f"{matrix.source} {matrix.tensor}"
+    return Outcome(fault, which, matrix.fmt.name, definition, seed, tensor, answer(found, fault), names)
+
+
+def replays(
+    fmt: BlockFormat, matrix: Matrix, seed: int, diagnose_by: Diagnose = diagnose, every: int = 1
+) -> Iterator[Outcome]:
+    """Each variant of each fault, in each definition; or one in so many of them."""
+    rows = np.ascontiguousarray(matrix.rows[:ROWS])
+    rng = np.random.default_rng((seed, fmt.type_id))
+    number = 0
+    for semantics in definitions(fmt):
+        case = Case(semantics, fmt, rows, semantics.bytes_of(matrix.x), matrix.x)
+        for fault in FAULTS:
+            for which, made in fault.of(case):
+                number += 1
+                if number % every:
+                    continue
+                p = made if isinstance(made, Predicted) else made.predicted()
+                y = rounded(p, rng, fault.id.endswith("accumulator"))
+                with np.errstate(all="ignore"):
+                    found = diagnose_by(y, fmt, semantics, rows, matrix.x)
+                yield outcome(fault.id, which, matrix, semantics.name, seed, found)
+
+
+def replayed(kind: str, seeds: Sequence[int], every: int = 1, diagnose_by: Diagnose = diagnose) -> list[Outcome]:
+    """All replays of a format."""
+    out: list[Outcome] = []
+    for seed, matrix in real(kind, tuple(seeds)):
+        out += replays(FORMATS[kind], matrix, seed, diagnose_by, every)
+    return out
+
+
+# -- altered kernels ---------------------------------------------------------------------------------------------------
+
+
+def edited(edit: Edit, kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
+    """A kernel compiled from altered sources, on a matrix for each seed and row length.
+
+    Raises EnvironmentFault where it does not compile."""
+    fmt, out = FORMATS[kind], []
+    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+        kernel = ShippedKernel(KERNELS[edit.kernel], CpuHost(1), altered(Path(folder), edit, kind))
+        semantics = SEMANTICS[kernel.semantics]
+        for seed, matrix in real(kind, tuple(seeds)):
+            rows = np.ascontiguousarray(matrix.rows[:ROWS])
+            # a wrong stride leads into further rows, as it would in a larger matrix
+            weights = replace(kernel.upload(fmt, matrix.rows), n=ROWS)
+            try:
+                y = kernel.product(weights, matrix.x)
+            except KernelFault as fault:
+                raise EnvironmentFault(f"{edit.what}, {kind}: {fault}") from None
+            found = diagnose_by(y, fmt, semantics, rows, matrix.x)
+            out.append(outcome(edit.fault, edit.what, matrix, semantics.name, seed, found))
+    return out
+
+
+def _edited(work: tuple[Edit, str], seeds: Sequence[int]) -> list[Outcome]:
+    return edited(*work, seeds)
+
+
+# -- faults that the catalogue has not ---------------------------------------------------------------------------------
+
+
+def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
+    """Faults of parts of a product that the catalogue must not know, on real weights and activations."""
+    fmt, out = FORMATS[kind], []
+    for seed, matrix in real(kind, tuple(seeds)):
+        rows: Bytes = np.ascontiguousarray(matrix.rows[:ROWS])
+        for semantics in definitions(fmt):
+            p = Case(semantics, fmt, rows, semantics.bytes_of(matrix.x), matrix.x).parts
+            value, term = np.arange(p.q.shape[2]), np.arange(p.d.shape[1])
+            made = {
+                "one per cent": replace(p, d=1.01 * p.d, m=1.01 * p.m),
+                "a value of each term left out": replace(p, q=p.q * (value != 5)),
+                "a code of each term negated": replace(p, a=p.a * np.where(value == 9, -1, 1)),
+                "the first term left out": replace(p, d=p.d * (term > 0)),
+                "codes reversed": replace(p, a=p.a[..., ::-1]),
+                "codes rotated": replace(p, a=np.roll(p.a, 1, axis=-1)),
+                "terms reversed": replace(p, q=p.q[:, ::-1]),
+                "one code off by one": replace(p, q=p.q + (value == 3)),
+            }
+            if semantics.activations is not None:
+                made["0.01 per cent"] = replace(p, e=1.0001 * p.e, s=1.0001 * p.s)
+                if semantics.activations.block_size < matrix.k:  # else it is the neighbouring block's, which is known
+                    made["scales of the next token"] = replace(p, e=np.roll(p.e, 1, axis=0))
+            for which, parts in made.items():
+                y = parts.predicted().exact.astype(np.float32)
+                found = diagnose_by(y, fmt, semantics, rows, matrix.x)
+                out.append(outcome("", which, matrix, semantics.name, seed, found))
+    return out
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Counts of answers, by fault and format, and every one that is not right."""
+    counts = Counter(o.answer for o in outcomes)
+    by_fault: dict[str, Counter[str]] = {}
+    by_type: dict[str, Counter[str]] = {}
+    for o in outcomes:
+        by_fault.setdefault(o.fault or "none of the catalogue", Counter())[o.answer] += 1
+        by_type.setdefault(o.type, Counter())[o.answer] += 1
+    together = Counter(" = ".join(sorted(set(o.named))) for o in outcomes if o.answer == TOGETHER)
+    return {
+        "products": len(outcomes), "answers": dict(counts), "changing": len(outcomes) - counts[SILENT],
+        "by fault": {k: dict(v) for k, v in by_fault.items()}, "by type": {k: dict(v) for k, v in by_type.items()},
+        "named together": dict(together.most_common()),
+        **{
+            name: [vars(o) for o in outcomes if o.answer == name and (o.fault or name != UNKNOWN)]
+            for name in (WRONG, UNKNOWN, DEFINITION)
+        },
+    }  # fmt: skip
+
+
+@contextmanager
+def _mapping(processes: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    if processes == 1:
+        yield map
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield pool.imap
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `measure`."""
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts, matrices and rows")
+    parser.add_argument("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), help="of weights")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes")
+    places.add_arguments(parser)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures, as JSON has them. Raises EnvironmentFault where llama.cpp or a compiler is not to be had."""
+    formats = [name for name in options.types if name in FORMATS]
+    with _mapping(options.jobs) as over:
+
+        def each(what: str, f: Callable[[Any], list[Outcome]], work: Sequence[Any]) -> list[Outcome]:
+            found: list[Outcome] = []
+            for number, some in enumerate(over(f, work), 1):
+                found += some
+                wrong = sum(o.answer == WRONG for o in found)
+                print(f"{what}: {number} of {len(work)}, {len(found)} products, {wrong} wrong", file=sys.stderr)
+            return found
+
+        catalogue = each("catalogue", partial(replayed, seeds=options.seeds), formats)
+        others = each("outside it", partial(outside, seeds=options.seeds), formats)
+        sources = each("altered sources", partial(_edited, seeds=options.seeds), chosen(formats))
+    kinds = [name for name in options.types if name in WEIGHTS]
+    placed = (
+        places.localise(kinds, options.places, options.seeds[0], processes=options.jobs) if options.places else None
+    )
+    return {
+        "seeds": list(options.seeds), "types": options.types,
+        "catalogue": tallied(catalogue),
+        "outside": tallied(others),
+        "sources": tallied([o for o in sources if o.fault]),
+        "sources outside": tallied([o for o in sources if not o.fault]),
+        "edits": len({e.what + e.fault for e in EDITS if e.fault}), "no edit": NO_EDIT,
+        "places": placed,
+    }  # fmt: skip
+
+
+def share(part: int, whole: int) -> str:
+    """Per cent, never rounded up to all, and the numbers."""
+    return f"{int(10000 * part / whole) / 100:g} % ({part:,} of {whole:,})" if whole else "none"
+
+
+def rows(figures: dict[str, Any]) -> list[list[str]]:
+    """What, measured and asked, for a table."""
+    out = []
+    for name, what in (
+        ("catalogue", "catalogue faults, replayed"),
+        ("sources", "catalogue faults, as edits of sources"),
+    ):
+        found = figures[name]
+        answers, changing = found["answers"], found["changing"]
+        out.append([f"right name, {what}", share(answers.get(ALONE, 0) + answers.get(TOGETHER, 0), changing), "≥ 95 %"])
+        out.append([f"wrong name, {what}", share(answers.get(WRONG, 0), changing), "0 %"])
+        out.append([f"called another definition, {what}", share(answers.get(DEFINITION, 0), changing), ""])
+    wrong = sum(figures[name]["answers"].get(WRONG, 0) for name in ("outside", "sources outside"))
+    changing = sum(figures[name]["changing"] for name in ("outside", "sources outside"))
+    out.append(["wrong name, faults that the catalogue has not", share(wrong, changing), "0 %"])
+    return out + (places.rows(figures["places"]) if figures["places"] else [])
+
+
+def faults(figures: dict[str, Any]) -> list[str]:
+    """What must not be: wrong names, places that were missed; a line each."""
+    named = [o for name in ("catalogue", "outside", "sources", "sources outside") for o in figures[name][WRONG]]
+    missed = figures["places"]["missed"] if figures["places"] else []
+    return [*(f"WRONG {json.dumps(o)}" for o in named), *(f"MISSED {json.dumps(place)}" for place in missed)]

@@ -1,0 +1,528 @@
+"""Localisation: does a report name tensor, row and block of a fault that is confined to one block of weights?
+
+The rungs `blocks` and `layers` run as they are, on a kernel that gets one block altered (or whose outputs are altered
+as if); llama.cpp's graph is captured once a model and played back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from ...formats import Q8_1, BlockFormat, WeightFormat
+from ...gguf import Model, open_model
+from ...hosts import CpuHost
+from ...kernels.interface import Kernel, Weights
+from ...kernels.shipped import ELEMENT_KERNELS, KERNELS, ShippedKernel
+from ...llama import Evaluation, Gemm, Llama
+from ...rungs import Options, Run, RungResult
+from ...rungs.blocks import blocks_rung
+from ...rungs.layers.rung import ACTIVATIONS, _Judged
+from ...rungs.layers.rung import layers_rung as layers
+from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, decoded, fits, in_type, text
+
+RUNGS = {"blocks": blocks_rung, "layers": layers}
+#: Rows that are kept of each matrix, which make trials cheap, and of how many trials one has all.
+CUT, WHOLE = 48, 16
+#: llama.cpp's file type of what the gguf package cannot write.
+_FTYPES = {"Q2_0": 41}
+#: A kernel for most trials, by semantics; the others of the ladder share the rest.
+_MOST = ("q8_1_dp4a", "q8_1_naive", "f32_naive")
+LISTED = 100
+_SAID = {"right": "named", "unseen": "unseen", "row": "row named alone"}
+
+
+@dataclasses.dataclass
+class Plan:
+    """A fault of one block.
+
+    Args:
+        kind: in words.
+        tensor, row, block: where.
+        original, altered: the block's bytes, as they are and as the kernel gets them.
+        without_sum: instead, what the outputs lack of m·s of the block.
+        changed: whether any output had other bits than without the fault; None where nobody looked.
+    """
+
+    kind: str
+    tensor: str
+    row: int
+    block: int
+    original: Bytes
+    altered: Bytes
+    without_sum: bool = False
+    look: bool = False
+    changed: bool | None = None
+
+
+class OneBlock(Kernel):
+    """A kernel that gets, or multiplies, one block wrongly: that with certain bytes, which no other block has.
+
+    Args:
+        inner: the kernel.
+        plan: the fault.
+        declares: it declares the order of its sums.
+    """
+
+    def __init__(self, inner: Kernel, plan: Plan, declares: bool = True) -> None:
+        self.inner, self.plan, self.declares, self.host = inner, plan, declares, inner.host
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def semantics(self) -> str:
+        return self.inner.semantics
+
+    @property
+    def ordered(self) -> int:
+        return self.inner.ordered if self.declares else False
+
+    @property
+    def layout(self) -> str:
+        return self.inner.layout
+
+    def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
+        return OneBlock(self.inner.of(fmt, m, n, k), self.plan, self.declares)
+
+    def covers(self, fmt: WeightFormat) -> bool:
+        return self.inner.covers(fmt)
+
+    def quantize(self, x: Floats) -> Bytes:
+        if self.semantics != "q8_1" or x.nbytes > _KEPT:
+            return self.inner.quantize(x)
+        return _quantized(self.inner.quantize, x.shape[1], x.tobytes())
+
+    def upload(self, fmt: WeightFormat, rows: Bytes) -> Weights:
+        blocks = np.ascontiguousarray(rows).reshape(-1, len(self.plan.original)).copy()
+        hits = (blocks == self.plan.original).all(axis=1)
+        if not self.plan.without_sum:
+            blocks[hits] = self.plan.altered
+        places = [divmod(int(i), len(blocks) // len(rows)) for i in np.flatnonzero(hits)]
+        right = self.inner.upload(fmt, rows) if self.plan.look else None
+        wrong = self.inner.upload(fmt, blocks.reshape(rows.shape))
+        return Weights(fmt, wrong.n, wrong.k, (wrong, right, places))
+
+    def gemm(self, weights: Weights, x: Bytes) -> Floats:
+        wrong, right, places = weights.buffer
+        return self._told(self._lacking(self.inner.gemm(wrong, x), weights.fmt, x, places), right, x)
+
+    def product(self, weights: Weights, x: Floats) -> Floats:
+        if self.plan.without_sum or self.layout == "file":  # where `product` is these two steps
+            return self.gemm(weights, self.quantize(x))
+        wrong, right, _ = weights.buffer
+        return self._told(self.inner.product(wrong, x), right, x)
+
+    def _lacking(self, y: Floats, fmt: WeightFormat, x: Bytes, places: list[tuple[int, int]]) -> Floats:
+        if self.plan.without_sum:
+            assert isinstance(fmt, BlockFormat)
+            s = Q8_1.view(x.reshape(len(x), -1, Q8_1.block_bytes))["s"].astype(np.float64)
+            for row, block in places:
+                y[:, row] = y[:, row] - float(fmt.minimum(self.plan.original)) * s[:, block]
+        return y
+
+    def _told(self, y: Floats, right: Weights | None, x: npt.NDArray[Any]) -> Floats:
+        if right is not None:
+            other = self.inner.product(right, x) if x.dtype == np.float32 else self.inner.gemm(right, x)
+            self.plan.changed = bool(self.plan.changed) or y.tobytes() != other.tobytes()
+        return y
+
+
+class _Once(dict[tuple[int, bytes], Bytes]):
+    """Activations that were quantized, which come again in every trial; begun anew when they are many."""
+
+    def __call__(self, quantize: Callable[[Floats], Bytes], k: int, x: bytes) -> Bytes:
+        if (k, x) not in self:
+            if len(self) > _QUANTIZED_KEPT:
+                self.clear()
+            self[k, x] = quantize(np.frombuffer(x, np.float32).reshape(-1, k))
+        return self[k, x].copy()
+
+
+_KEPT, _QUANTIZED_KEPT = 1 << 20, 500
+_quantized = _Once()
+
+
+# -- the model, captured -----------------------------------------------------------------------------------------------
+
+
+def write_model(path: Path, fmt: WeightFormat, llama: Llama) -> Path:
+    """The unquantized fixture with every matrix in this format."""
+    if fmt.name in _FTYPES:
+        llama.quantize_file(UNQUANTIZED, path, _FTYPES[fmt.name], True)
+        return path
+    writer = gguf.GGUFWriter(path, "llama")
+    for field in gguf.GGUFReader(UNQUANTIZED).fields.values():
+        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
+            element = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], element)
+    with open_model(UNQUANTIZED) as model:
+        for tensor in model.tensors.values():
+            values = decoded(tensor)
+            if len(tensor.shape) == 1 or not fits(fmt, tensor.k):
+                writer.add_tensor(tensor.name, values.reshape(tensor.shape[::-1]))
+            else:
+                made = in_type(fmt, values, llama)
+                view = {"F16": np.float16, "F32": np.float32}.get(fmt.name, np.uint8)
+                writer.add_tensor(tensor.name, made.view(view), raw_dtype=gguf.GGMLQuantizationType(fmt.type_id))
+    _finish(writer)
+    return path
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+class Recorded:
+    """What the rungs ask of a session with a model in llama.cpp, played back: GEMMs, and the evaluation at the end."""
+
+    def __init__(self, gemms: Sequence[Gemm], done: Evaluation, prompt: list[int]) -> None:
+        self.gemms, self.done, self.prompt, self.note = gemms, done, prompt, None
+        self.llama = self
+        self.wanted = ""
+
+    def capture(self, *_: Any, **__: Any) -> Iterator[Gemm | Evaluation]:
+        yield from (g for g in self.gemms if g.tensor == self.wanted)
+        yield self.done
+
+    def passes(self) -> Iterator[tuple[list[int], int]]:
+        yield self.prompt, 0
+
+    def close(self) -> None:
+        pass
+
+
+class Library:
+    """llama.cpp's library, which gives the same products of blocks again without computing them."""
+
+    def __init__(self, llama: Llama) -> None:
+        self._llama, self._products = llama, dict[tuple[bytes, bytes], Floats]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llama, name)
+
+    def block_products(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, gpu: bool = False) -> Floats:
+        key = w.tobytes(), x.tobytes()
+        if key not in self._products:
+            self._products[key] = self._llama.block_products(type_id, w, x, threads, gpu)
+        return self._products[key]
+
+
+@dataclasses.dataclass
+class Bench:
+    """A model, open, with its recorded graph."""
+
+    model: Model
+    session: Recorded
+    library: Library
+
+    def run(self, kernel: Kernel, tensor: str, rung: str) -> RungResult:
+        """The rung, on one tensor."""
+        run = Run(self.model, kernel, Options(tensor=f"^{tensor}$", progress=False))
+        self.session.wanted = tensor
+        run.__dict__.update(session=self.session, library=self.library)
+        return RUNGS[rung](run)
+
+
+@contextmanager
+def benches(path: Path, prompt: str, llama: Llama, seed: int) -> Iterator[tuple[Bench, Bench]]:
+    """The model's GEMMs whole, and cut to CUT rows each from a row that the seed chooses."""
+    with Llama() as session, tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder, open_model(path) as model:
+        session.open(path, 1)
+        session.make_context(64)
+        tokens = session.tokenize(prompt)
+        events = list(session.capture(tokens, ACTIVATIONS, checksum=True, idle=True))
+        gemms = [e for e in events if isinstance(e, Gemm)]
+        (done,) = (e for e in events if isinstance(e, Evaluation))
+        rng = np.random.default_rng(seed)
+        short = Path(folder) / "cut.gguf"
+        writer = gguf.GGUFWriter(short, "llama")
+        known = {int(t) for t in gguf.GGMLQuantizationType}
+        cut = []
+        for gemm in gemms:
+            tensor = model.tensors[gemm.tensor]
+            if tensor.type.type_id not in known:
+                continue
+            first = int(rng.integers(max(1, tensor.n_rows - CUT)))
+            span = slice(first, first + CUT)
+            raw = np.array(tensor.raw).reshape(tensor.n_rows, -1)[span]
+            view = {"F16": np.float16, "F32": np.float32}.get(tensor.type.name, np.uint8)
+            writer.add_tensor(gemm.tensor, raw.view(view), raw_dtype=gguf.GGMLQuantizationType(tensor.type.type_id))
+            cut.append(dataclasses.replace(gemm, y=np.ascontiguousarray(gemm.y[:, span]), crc32=None))
+        _finish(writer)
+        whole = Bench(model, Recorded(gemms, done, tokens), Library(llama))
+        if not cut:  # a type that cannot be written
+            yield whole, whole
+            return
+        with open_model(short) as of_cut:
+            yield whole, Bench(of_cut, Recorded(cut, done, tokens), Library(llama))
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def flipped(block: Bytes, at: int, mask: int) -> Bytes:
+    """The block with bits of one byte inverted."""
+    out = block.copy()
+    out[at] ^= mask
+    return out
+
+
+def _low_bits(fmt: BlockFormat) -> list[int]:
+    """Bits of the block, counted from its first, that are the lowest of a value's code."""
+    return [
+        8 * fmt.field_offset(field.name) + field.item_bits * piece.item + piece.shift
+        for field in fmt.fields
+        for piece in field.pieces()
+        if piece.name == "x" and piece.low == 0
+    ]
+
+
+def altered(fmt: WeightFormat, block: Bytes, other: Bytes, rng: np.random.Generator) -> dict[str, Bytes]:
+    """Kind → what one fault makes of a block uint8[bytes] whose neighbour is `other`."""
+    any_bit = int(rng.integers(8 * len(block)))
+    made = {
+        "one wrong bit": flipped(block, any_bit // 8, 1 << any_bit % 8),
+        "the block beside it": other.copy(),
+    }
+    if not isinstance(fmt, BlockFormat):
+        return made
+    if bits := _low_bits(fmt):
+        at = bits[int(rng.integers(len(bits)))]
+        made["one code off by one"] = flipped(block, at // 8, 1 << at % 8)
+    for field in fmt.fields:
+        at, size = fmt.field_offset(field.name), field.nbytes
+        if field.name in ("qh", "hmask"):
+            bit = int(rng.integers(8 * size))
+            made["one wrong high bit"] = flipped(block, at + bit // 8, 1 << bit % 8)
+        if field.dtype == "<f2" and field.name in ("d", "m", "dmin"):
+            kind = "d" if field.name == "d" else "m"
+            made[f"{kind} off by one ulp"] = block.copy()
+            made[f"{kind} off by one ulp"][at : at + 2].view(np.uint16)[:] += np.uint16(1)
+            made[f"{kind} of the wrong sign"] = flipped(block, at + 1, 0x80)
+            made[f"{kind} of the block beside it"] = block.copy()
+            made[f"{kind} of the block beside it"][at : at + 2] = other[at : at + 2]
+            if kind == "m":
+                made["m missing"] = block.copy()
+                made["m missing"][at : at + 2] = 0
+    return made
+
+
+def values_of(fmt: WeightFormat, block: Bytes) -> Floats:
+    """The block's values, float32."""
+    with np.errstate(all="ignore"):
+        return np.asarray(fmt.decode(block.reshape(-1, fmt.block_bytes))).reshape(-1)
+
+
+def planned(model: Model, tensor_name: str, quantized: bool, rng: np.random.Generator) -> Plan | None:
+    """A fault in a block that the seed chooses; None where the block occurs twice or the fault changes no value."""
+    tensor = model.tensors[tensor_name]
+    fmt = tensor.type.weights
+    assert fmt is not None
+    size = fmt.unit // fmt.block_size * fmt.block_bytes
+    rows = np.array(tensor.raw).reshape(tensor.n_rows, -1)
+    if rows.shape[1] % size:
+        return None
+    row, block = int(rng.integers(len(rows))), int(rng.integers(rows.shape[1] // size))
+    blocks = rows.reshape(-1, size)
+    number = row * (rows.shape[1] // size) + block
+    original, other = blocks[number], blocks[number - 1 if number else 1]
+    if (blocks == original).all(axis=1).sum() != 1:
+        return None
+    made = altered(fmt, original, other, rng)
+    sums = quantized and fmt.block_size == 32 and isinstance(fmt, BlockFormat) and (fmt.offset or fmt.has_min)
+    kinds = [*made, *(["s missing"] if sums else [])]
+    kind = kinds[int(rng.integers(len(kinds)))]
+    if kind == "s missing":
+        return Plan(kind, tensor_name, row, block, original, original, True)
+    new = made[kind]
+    before, after = values_of(fmt, original), values_of(fmt, new)
+    if not np.isfinite(after).all() or np.array_equal(before, after):
+        return None
+    return Plan(kind, tensor_name, row, block, original, new)
+
+
+# -- trials ------------------------------------------------------------------------------------------------------------
+
+
+def judged(result: RungResult, plan: Plan) -> str:
+    """ "right"; "unseen"; "row" where tensor and row are named and the report says that no block alone is wrong, since
+    the block's product alone has the right bits, and only its sum with others has not; or what it named instead."""
+    if not result.n_failures:
+        return "unseen"
+    rows = {(f.tensor, f.row) for f in result.failures}
+    blocks = {f.block for f in result.failures if f.block is not None}
+    if rows == {(plan.tensor, plan.row)} and blocks == {plan.block}:
+        return "right"
+    if rows == {(plan.tensor, plan.row)} and not blocks and _alone_right(result):
+        return "row"
+    return f"rows {sorted(rows, key=str)[:4]}, blocks {sorted(blocks)[:4]}"
+
+
+def _alone_right(result: RungResult) -> bool:
+    placed = [f for f in result.failures if "differ by more than both bounds" not in f.what]
+    return bool(placed) and all("no single block is wrong" in f.what for f in placed)
+
+
+def kernel_for(trial: int, fmt: WeightFormat) -> ShippedKernel:
+    """Of the ladder: three in four trials a fast one, the others in turn."""
+    host = CpuHost(1)
+    if not isinstance(fmt, BlockFormat):
+        return ShippedKernel(KERNELS["q8_1_naive"], host)
+    ladder = [name for name, spec in KERNELS.items() if spec.covers(fmt) and name not in _MOST]
+    name = ladder[trial // 4 % len(ladder)] if trial % 4 == 3 else _MOST[trial % 4]
+    return ShippedKernel(KERNELS[name], host)
+
+
+def localise(
+    types: Sequence[str], trials: int, seed: int, judge_of: Any = judged, undeclared: int = 7, diagnosed: int = 16,
+    processes: int = 1, on_type: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> dict[str, Any]:  # fmt: skip
+    """So many faults in matrices of each type, each through both rungs.
+
+    Args:
+        judge_of: as `judged`.
+        undeclared: in one of so many trials the kernel declares no order, so that its bits are not judged.
+        diagnosed: in one of so many trials the rung also diagnoses, and what it names is kept.
+        on_type: gets the figures of each type when they are there.
+    """
+    work = partial(of_type, trials=trials, seed=seed, judge_of=judge_of, undeclared=undeclared, diagnosed=diagnosed)
+    parts = []
+    with multiprocessing.get_context("spawn").Pool(processes) if processes > 1 else nullcontext() as pool:
+        for part in map(work, types) if pool is None else pool.imap(work, types):
+            parts.append(part)
+            on_type(part)
+    return merged(parts)
+
+
+def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of several calls together."""
+    out: dict[str, Any] = {"trials": sum(p["trials"] for p in parts)}
+    for name in ("counts", "unseen, why"):
+        total = sum((Counter(p[name]) for p in parts), Counter[str]())
+        out[name] = dict(sorted(total.items()))
+    out["by"] = {
+        what: dict(sorted(sum((Counter(p["by"][what]) for p in parts), Counter[str]()).items()))
+        for what in ("type", "kernel", "fault")
+    }
+    return out | {name: [x for p in parts for x in p[name]] for name in ("missed", "unseen", "diagnosed as")}
+
+
+def of_type(
+    name: str, trials: int, seed: int, judge_of: Any = judged, undeclared: int = 7, diagnosed: int = 16
+) -> dict[str, Any]:
+    """`localise` of one type."""
+    counts: Counter[str] = Counter()
+    by: dict[str, Counter[str]] = {"type": Counter(), "kernel": Counter(), "fault": Counter()}
+    misses, unseen, named = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    fmt = WEIGHTS[name]
+    rng = np.random.default_rng((seed, fmt.type_id))
+    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder, Llama() as llama:
+        paths = [p for p in (*QUANTIZED, UNQUANTIZED) if p.stem == f"tiny-{name}"]
+        path = paths[0] if paths else write_model(Path(folder) / f"{name}.gguf", fmt, llama)
+        with benches(path, text(seed + fmt.type_id, 4)[:24], llama, seed) as (whole, cut):
+            done = 0
+            while done < trials:
+                kernel = kernel_for(done, fmt)
+                slow = isinstance(fmt, BlockFormat) and kernel.name not in _MOST
+                bench = whole if done % WHOLE == 0 and not slow else cut
+                names = [
+                    n for n in dict.fromkeys(g.tensor for g in bench.session.gemms)
+                    if bench.model.tensors[n].type.name == name
+                ]  # fmt: skip
+                tensor = names[int(rng.integers(len(names)))]
+                plan = planned(bench.model, tensor, kernel.semantics == "q8_1", rng)
+                if plan is None:
+                    counts["drawn again: the block occurs twice, or the fault changes no value"] += 1
+                    continue
+                declares, diagnoses = done % undeclared != undeclared - 1, done % diagnosed == 1
+                used = ELEMENT_KERNELS[name].name if name in ELEMENT_KERNELS else kernel.name
+                place = {
+                    "type": name, "kernel": used, "fault": plan.kind, "tensor": tensor, "row": plan.row,
+                    "block": plan.block, "declares its order": declares, "trial": done,
+                }  # fmt: skip
+                done += 1
+                for rung in RUNGS:
+                    result = _one(bench, kernel, plan, rung, declares, diagnoses)
+                    said = judge_of(result, plan)
+                    counts[f"{rung}: {_SAID.get(said, 'missed')}"] += 1
+                    if said == "unseen":
+                        unseen.append({**place, "rung": rung, "why": _why(bench, kernel, plan, rung, declares)})
+                    elif said == "row":
+                        unseen.append({**place, "rung": rung, "why": "the block's product alone has the right bits"})
+                    elif said != "right":
+                        misses.append({**place, "rung": rung, "said": said})
+                    if result.diagnosis is not None:
+                        ids = [f["id"] for f in result.diagnosis["findings"]] + result.diagnosis["definitions"]
+                        counts["diagnosed"] += 1
+                        if ids:
+                            named.append({**place, "named": ids})
+                for what, key in (("type", name), ("kernel", used), ("fault", plan.kind)):
+                    by[what][key] += 1
+    reasons = Counter(f"{u['rung']}: {u['why']}" for u in unseen)
+    return {
+        "trials": trials, "counts": dict(counts), "by": {what: dict(c) for what, c in by.items()},
+        "missed": misses[:LISTED], "unseen": unseen[:LISTED], "unseen, why": dict(reasons), "diagnosed as": named,
+    }  # fmt: skip
+
+
+def _one(bench: Bench, kernel: ShippedKernel, plan: Plan, rung: str, declares: bool, diagnoses: bool) -> RungResult:
+    faulty = OneBlock(kernel, plan, declares)
+    if diagnoses:
+        return bench.run(faulty, plan.tensor, rung)
+    # a diagnosis takes longer than all the rest, and says nothing of the place
+    with mock.patch.object(_Judged, "diagnosis", return_value=None):
+        return bench.run(faulty, plan.tensor, rung)
+
+
+def _why(bench: Bench, kernel: ShippedKernel, plan: Plan, rung: str, declares: bool) -> str:
+    """Why nothing was seen: no output has other bits, or those that have are within the bound and the score."""
+    looking = dataclasses.replace(plan, look=True)
+    _one(bench, kernel, looking, rung, declares, False)
+    if not looking.changed:
+        return "no output has other bits"
+    return "MISSED: bits differ" if declares else "within the bound and the score, of a kernel that declares no order"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `localise`."""
+    parser.add_argument("--places", type=int, default=200, help="faults of one block in matrices of each type")
+
+
+def _percent(part: int, whole: int) -> str:
+    """Never rounded up to all."""
+    return f"{int(10000 * part / whole) / 100:g} %" if whole else "none"
+
+
+def rows(found: dict[str, Any]) -> list[list[str]]:
+    """What, measured and asked."""
+    out = []
+    for rung in RUNGS:
+        right, missed, unseen, row = (
+            found["counts"].get(f"{rung}: {what}", 0) for what in ("named", "missed", "unseen", "row named alone")
+        )
+        seen = right + missed
+        share = f"{_percent(right, seen)} ({right:,} of {seen:,})"
+        if unseen:
+            share += f"; {unseen:,} more change nothing that is judged"
+        if row:
+            share += f"; of {row:,} more the row alone: the block's product by itself has the right bits"
+        out.append([f"tensor, row and block of a fault in one block, {rung} rung", share, "100 %"])
+    return out

@@ -1,0 +1,263 @@
+"""Many mutants in one translation unit: each a namespace over the flattened sources, so that the standard headers and
+the host's are read once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ...hosts import nvrtc
+from ...hosts.base import tree_hash
+from ...hosts.compiler import FLAGS, compiler
+from ...hosts.tables import headers
+from ...support.errors import EnvironmentFault
+from .mutator import PRELUDE
+
+#: As the CPU host compiles, but for optimisation: the unmutated source must give the same bits (the run checks it).
+MUTANT_FLAGS = [f for f in FLAGS if f not in ("-O2", "-ftree-vectorize")] + ["-O1", "-w", "-fmax-errors=0"]
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|(HEADER_OF\(FORMAT\)))', re.MULTILINE)
+_DEFINE = re.compile(r"^\s*#\s*define\s+(\w+)", re.MULTILINE)
+
+_PREAMBLE = """
+#include "host/cuda_on_cpu.hpp"
+#include <errno.h>
+#include <unistd.h>
+#include <map>
+#include "hopper.cuh"
+template <class T> struct Erased { typedef T type; };
+template <class T> struct Erased<T*> { typedef void* type; };
+template <class T> struct Erased<T* __restrict> { typedef void* type; };
+template <class... A> auto erased(void (*kernel)(A...)) { return (void (*)(typename Erased<A>::type...))kernel; }
+"""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one call of `Host.load` compiles, with all entries that are asked of it: a source and its macros."""
+
+    file: str
+    defines: tuple[tuple[str, str], ...]
+
+
+@cache
+def _read(path: Path) -> str:
+    return path.read_text()
+
+
+def flattened(root: Path, unit: Unit, changed: Mapping[str, str] | None = None, label: str = "") -> str:
+    """The sources of a unit in one text, its includes below `root` replaced by what they hold, but for those of
+    kernels/host and hopper.cuh, which the unit has once.
+
+    Args:
+        changed: file below root → the text to take for it.
+        label: what compiler messages name files with.
+    """
+    seen: set[str] = set()
+    defines = dict(unit.defines)
+
+    def text_of(file: str) -> str:
+        return (changed or {}).get(file) or _read(root / file)
+
+    def resolve(name: str, of: str) -> str | None:
+        if name.startswith(("host/", "tables/")) or "../host/" in name:
+            return None
+        for candidate in ((root / of).parent / name, root / name):
+            if candidate.is_file():
+                return str(candidate.resolve().relative_to(root.resolve()))
+        raise FileNotFoundError(f"{of} includes {name}")
+
+    def expand(file: str) -> str:
+        if file in seen or file == "hopper.cuh":
+            return ""
+        seen.add(file)
+        text = text_of(file)
+        out, at = [f'#line 1 "{label}{file}"\n'], 0
+        for match in _INCLUDE.finditer(text):
+            out.append(text[at : match.start()])
+            line = text.count("\n", 0, match.end()) + 2
+            name = match[1] or f"formats/{_headers_of_formats(root)[defines['FORMAT']]}"
+            target = resolve(name, file)
+            out.append(f'\n{expand(target) if target else ""}\n#line {line} "{label}{file}"')
+            at = match.end()
+        out.append(text[at:])
+        return "".join(out)
+
+    text = expand(unit.file).replace("#pragma once", "").replace('extern "C" __global__', "static __global__")
+    given = [f"#define {name} {value}\n" for name, value in unit.defines]
+    names = {*_DEFINE.findall(text), *defines} - set(_DEFINE.findall(PRELUDE))
+    ends = [f"#undef {name}\n" for name in sorted(names)]
+    return "".join(given) + text + "\n" + "".join(ends)
+
+
+@cache
+def _headers_of_formats(root: Path) -> dict[str, str]:
+    return dict(re.findall(r'#define HEADER_(\w+) "([^"]+)"', _read(root / "formats/all.cuh")))
+
+
+def header_of(root: Path, fmt: str) -> str:
+    """The format's own header, below kernels/."""
+    return f"formats/{_headers_of_formats(root)[fmt]}"
+
+
+@cache
+def closure(root: Path, unit: Unit) -> frozenset[str]:
+    """The files below root that a unit is made of."""
+    return frozenset(re.findall(r'^#line 1 "([^"]+)"', flattened(root, unit), re.MULTILINE))
+
+
+#: A function of a source, but for those that are constexpr: its name, and all up to its closing brace.
+_FUNCTION = re.compile(r"^__device__ __forceinline__ [^\n;{]*?(\w+)\([^;{}]*?\) \{\n.*?^\}", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def lines_alive(root: Path, unit: Unit, entries: tuple[str, ...]) -> dict[str, frozenset[int]]:
+    """File → the lines that the preprocessor leaves of it in this unit, less those of functions that the entries do not
+    call."""
+    text = _whole(root, [("original", flattened(root, unit))], entries)
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        source, made = Path(folder) / "unit.cpp", Path(folder) / "unit.o"
+        source.write_text(text)
+        command = [compiler(), *MUTANT_FLAGS, f"-I{root}", str(source)]
+        done = subprocess.run([*command, "-E"], capture_output=True, text=True, check=True)
+        # without optimisation a function that is called is there by its name, be it inline or a template's
+        subprocess.run([*command, "-O0", "-c", "-o", str(made)], capture_output=True, check=True)
+        names = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True).stdout
+    alive: dict[str, set[int]] = {}
+    file, line = "", 0
+    for row in done.stdout.splitlines():
+        if match := re.match(r'# (\d+) "([^"]*)"', row):
+            file, line = match[2], int(match[1])
+            continue
+        if row.strip():
+            alive.setdefault(file, set()).add(line)
+        line += 1
+    for file in closure(root, unit) & alive.keys():
+        whole = _read(root / file)
+        for function in _FUNCTION.finditer(whole):
+            if f"{len(function[1])}{function[1]}" not in names:
+                first = whole.count("\n", 0, function.start()) + 1
+                alive[file] -= set(range(first, first + function[0].count("\n") + 1))
+    return {f: frozenset(lines) for f, lines in alive.items()}
+
+
+@cache
+def _common(root: Path) -> str:
+    """What all units begin with: the host's headers, and the tables that any source includes."""
+    tables = [text for name, text in headers().items() if any(name in _read(p) for p in _sources(root))]
+    return "\n".join([PRELUDE, _PREAMBLE, *tables])
+
+
+def precompiled(root: Path, folder: Path) -> Path:
+    """The header of what all units begin with, in `folder`, compiled; it is made once."""
+    digest = hashlib.sha256("\0".join([_common(root), tree_hash(root), *MUTANT_FLAGS, str(root)]).encode()).hexdigest()
+    header = folder / f"common-{digest[:16]}.hpp"
+    made = header.with_suffix(".hpp.gch")
+    if not made.exists():
+        header.write_text(_common(root))
+        part = folder / f"common-{os.getpid()}.part"
+        flags = [f for f in MUTANT_FLAGS if f != "-shared"]
+        subprocess.run([compiler(), *flags, f"-I{root}", "-x", "c++-header", str(header), "-o", str(part)], check=True)
+        part.replace(made)
+    return header
+
+
+def _whole(root: Path, bodies: Sequence[tuple[str, str]], entries: Sequence[str], common: bool = True) -> str:
+    parts = [_common(root)] if common else []
+    for name, text in bodies:
+        launches = "".join(
+            f'extern "C" int {name}_{entry}_launch(const unsigned* g, const unsigned* b, void** a, unsigned s, int t) '
+            f"{{ return cuda_on_cpu::launch(erased({name}::{entry}), g, b, a, s, t); }}\n"
+            for entry in entries
+        )
+        parts.append(f"namespace {name or 'original'} {{\n{text}\n}}\n" + (f'#line 1 "{name}/launch"\n{launches}'))
+    return "\n".join(parts)
+
+
+@cache
+def _sources(root: Path) -> tuple[Path, ...]:
+    return tuple(sorted(root.rglob("*.cuh")))
+
+
+def compiled(
+    root: Path, unit: Unit, entries: Sequence[str], variants: Mapping[str, Mapping[str, str]], library: Path
+) -> set[str]:
+    """Compile variants of a unit into one library, and return the names of those that do not compile.
+
+    Args:
+        variants: a C++ identifier → the files that it changes; {} is the original.
+        library: where to write the shared library; functions are NAME_ENTRY_launch.
+
+    Raises EnvironmentFault where no variant compiles and the messages name none.
+    """
+    left = dict(variants)
+    bad: set[str] = set()
+    source = library.with_suffix(".cpp")
+    steps = [["-fsyntax-only"], ["-o", str(library)]]  # the first is fast and finds nearly all that do not compile
+    try:
+        while steps and left:
+            bodies = [(name, flattened(root, unit, changed, f"{name}/")) for name, changed in left.items()]
+            source.write_text(_whole(root, bodies, entries, common=False))
+            header = precompiled(root, library.parent)
+            command = [compiler(), *MUTANT_FLAGS, f"-I{root}", "-include", str(header), str(source), *steps[0]]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+            if done.returncode == 0:
+                steps.pop(0)
+                continue
+            wrong = _named(done.stderr) & left.keys()
+            if not wrong:
+                raise EnvironmentFault(f"a batch of mutants does not compile: {done.stderr[:500]}")
+            bad |= wrong
+            left = {n: c for n, c in left.items() if n not in wrong}
+    finally:
+        source.unlink(missing_ok=True)
+    return bad
+
+
+#: What a message of g++ that ends a compilation says.
+_ERRORS = (": error: ", ": sorry, unimplemented: ", "internal compiler error")
+
+
+def _named(messages: str) -> set[str]:
+    """The variants that errors are in, or, where that is a header of the host, that led there."""
+    named: set[str] = set()
+    context: set[str] = set()
+    for line in messages.splitlines():
+        place = re.match(r"(?:In file included from |\s+from )?(\w+)/[\w./]+:\d+", line)
+        if any(word in line for word in _ERRORS):
+            named |= {place[1]} if place else context | set(re.findall(r"\b(m\d+)::", line))
+            context = set()
+        elif place:
+            context.add(place[1])
+    return named
+
+
+#: Cards whose code is compared: what only an older one compiles, and what only Hopper does.
+CARDS = ("80", "90a")
+
+
+def ptx(root: Path, unit: Unit, changed: Mapping[str, str], sm: str) -> bytes | None:
+    """A variant as NVRTC optimises it for a card; None where it does not compile. Raises EnvironmentFault without
+    NVRTC."""
+    nvrtc.version()
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        copy = Path(folder) / "kernels"
+        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("host"))
+        for file, text in changed.items():
+            (copy / file).write_text(text)
+        here = os.getcwd()
+        os.chdir(copy)  # so that no name of a folder is in it
+        try:
+            return nvrtc.compile_ptx(Path("."), unit.file, sm, dict(unit.defines))
+        except EnvironmentFault:
+            return None
+        finally:
+            os.chdir(here)

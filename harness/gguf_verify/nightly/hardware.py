@@ -1,0 +1,79 @@
+"""What a night runs on and what it is a night of."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+from ..hosts.compiler import cpu_name
+from ..hosts.cupy_host import gpu_fault
+from ..support.paths import CHECKOUT, PACKAGE, kernel_root
+from ..support.version import project_version
+
+#: The names whose values must be the same for times to be compared.
+SAME_MACHINE = ("CPU", "cores", "GPU")
+
+
+def hardware() -> dict[str, str]:
+    """CPU, cores, memory, GPU, system: name → value."""
+    found = {
+        "CPU": cpu_name(), "cores": str(len(os.sched_getaffinity(0))), "memory": _memory(), "GPU": _gpu(),
+        "system": f"{platform.system()} {platform.release()}",
+    }  # fmt: skip
+    return {name: value for name, value in found.items() if value}
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
+    except (ValueError, OSError):
+        return ""
+
+
+def _gpu() -> str:
+    if gpu_fault() is not None:
+        return ""
+    from ..hosts import CupyHost
+
+    return CupyHost().describe().partition(", CUDA driver")[0].removeprefix("gpu: ")
+
+
+def auto_host() -> str:
+    """What `--host auto` takes here."""
+    return "gpu" if gpu_fault() is None else "cpu"
+
+
+def project() -> str:
+    """The project's version, in a checkout with its commit, and "with changes" where it has any."""
+    root = CHECKOUT
+    version = project_version()
+    if not (root / ".git").exists():
+        return version
+    commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return version if not commit else f"{version} ({commit}{', with changes' if changed else ''})"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def code_hash() -> str:
+    """sha256 over the harness and the kernels: two nights of the same have the same code."""
+    package = PACKAGE
+    digest = hashlib.sha256()
+    for root in (package, kernel_root()):
+        for path in sorted(root.rglob("*")):
+            if path.suffix in {".py", ".cu", ".cuh", ".hpp"}:
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(root)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()

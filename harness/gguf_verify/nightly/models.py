@@ -1,0 +1,103 @@
+"""The models of a night: what identifies them, and those that llama.cpp quantizes for it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from ..formats import FORMATS
+from ..gguf import open_model, printable
+from ..hosts.base import cache_dir
+from ..llama import Llama, LlamaRefused, bindings
+from ..rungs.run import may_be_matrix
+from ..support.errors import EnvironmentFault, HarnessError
+from .config import FTYPES, Model
+
+
+def identity(path: Path) -> str:
+    """Size and time of the last change: what tells cheaply that a file is the one that it was."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return f"{found.st_size} bytes, {found.st_mtime_ns}"
+
+
+def unsuitable(model: Model) -> str | None:
+    """Why a source has no matrix of the type that it is to be quantized to, or None: then a cell of that name would
+    verify something else."""
+    fmt = FORMATS.get(model.type)
+    if fmt is None:
+        return None
+    try:
+        with open_model(model.path) as opened:
+            matrices = [t for t in opened.tensors.values() if may_be_matrix(t)]
+    except HarnessError:
+        return None  # the cell will say so
+    if not matrices or any(t.k % fmt.block_size == 0 for t in matrices):
+        return None
+    return f"no row is a multiple of {fmt.block_size} values"
+
+
+def sha256(path: Path) -> str:
+    """Of a file. Raises EnvironmentFault."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise EnvironmentFault(f"cannot read {printable(path.name)}: {error.strerror}") from None
+
+
+class Quantizer:
+    """Makes quantized models, each once, kept in the cache by the source's sha256, the type and llama-cpp-python's
+    version.
+
+    Args:
+        time_limit: seconds for one.
+    """
+
+    def __init__(self, threads: int, time_limit: float) -> None:
+        self._threads, self._time_limit = threads, time_limit
+        self._digests: dict[Path, str] = {}
+
+    def path(self, model: Model) -> Path:
+        """Where it is, or would be. Raises EnvironmentFault."""
+        if model.path not in self._digests:
+            self._digests[model.path] = sha256(model.path)
+        folder = cache_dir() / "models"
+        return folder / f"{self._digests[model.path][:32]}-{model.type}-{bindings.version()}.gguf"
+
+    def made(self, model: Model, on_start: Callable[[], object] = lambda: None) -> Path:
+        """The model's file, made if it is not there. Raises HarnessError with one line for its cells."""
+        if not model.type:
+            return model.path
+        target = self.path(model)
+        if target.exists():
+            return target
+        on_start()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
+            os.close(handle)
+        except OSError as error:
+            raise EnvironmentFault(f"the cache cannot be written: {error.strerror}") from None
+        temporary = Path(name)
+        try:
+            with Llama(self._time_limit) as llama:
+                llama.quantize_file(model.path, temporary, FTYPES[model.type], True, self._threads)
+            with open_model(temporary) as opened:
+                if not any(t.type.name == model.type for t in opened.tensors.values()):
+                    raise EnvironmentFault(f"llama.cpp made no {model.type} of any tensor")
+            temporary.replace(target)
+        except LlamaRefused as error:
+            raise EnvironmentFault(f"llama.cpp does not quantize it: {error}") from None
+        except OSError as error:
+            raise EnvironmentFault(f"the cache cannot be written: {error.strerror}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        return target

@@ -1,0 +1,175 @@
+"""A kernel that is judged by an oracle of its author: how far that is from every known definition of the product.
+
+The oracle gives two matrices and the harness does the rest, so it cannot make its own bound; but it may be another
+product, or be written so that its terms cancel and the bound, which grows with them, excuses anything. Both are
+measured on the activations that the kernel meets, and both are mismatches. What is wrong in few places hides in the
+distance of the products, so its matrices are also compared with the file's weights and the activations, value by value.
+A few weights that are others are a mismatch; many may be rotated ones of the same product, and activations may be
+clipped: that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ..diagnosis.identify import definitions
+from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..gguf import Tensor, printable
+from ..results import Failure, RungResult
+from ..semantics import Oracle, Product, Semantics, llama_cpu_semantics, product
+from ..semantics.cuda import MMVQ_TOKENS, NoDefinition
+from ..semantics.exact import exact_weights
+from .run import Run
+
+#: NMSE to every definition above which an oracle is of another product: activations of 8 bits are at 1e-4, of 4 bits
+#: below 1e-2.
+FAR = 1e-2
+#: How many times as large as that of every definition its bound may be: the rule of `f32` counts K roundings where
+#: another counts K/32, and codes without their offset are about twice as large.
+EXCUSE = 64.0
+#: Of the mean bound, what is too small to excuse anything.
+_NEGLIGIBLE = 1e-3
+#: How far a value may be from the file's, or the activation's, in units of its row's largest, before it is told: codes
+#: of 4 bits are within 0.07.
+_TOLD = 0.1
+#: Share of the weights off so far up to which they are a fault, and no rotation of all of them.
+_FEW = 0.25
+#: Weights that are compared at a time.
+_MOST_VALUES = 1 << 22
+
+
+class Nearness:
+    """Of one rung: `add` what each product of a tensor gave, then `judge` them together; `report` at the end."""
+
+    def __init__(self, run: Run, result: RungResult) -> None:
+        self._run, self._result = run, result
+        #: Definition → Σ(o - d)², Σd² of the products since the last `judge`.
+        self._sums: dict[str, tuple[float, float]] = {}
+        self._excused = 0.0
+        self._worst: dict[str, float] = {}
+        #: The furthest value of either matrix; the place of the first of a few weights that are off.
+        self._off = {"weights": 0.0, "activations": 0.0}
+        self._few: tuple[int, int, float] | None = None
+
+    def add(
+        self, semantics: Semantics, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8],
+        own: Product,
+    ) -> None:  # fmt: skip
+        """The product of weights uint8[N, row bytes] and activations as the kernel takes them; a definition of this
+        project is near to itself and not looked at."""
+        if semantics.oracle is None or isinstance(fmt, ElementFormat):
+            return
+        self._compare(semantics.oracle, semantics, fmt, rows, x)
+        most = np.zeros(own.bound.shape)
+        with np.errstate(all="ignore"):
+            for name, known in self._known(semantics, fmt, rows, x):
+                difference, energy = self._sums.get(name, (0.0, 0.0))
+                finite = np.isfinite(known.exact) & np.isfinite(own.exact)  # the others fail anyway
+                difference += float(((own.exact - known.exact)[finite] ** 2).sum())
+                self._sums[name] = difference, energy + float((known.exact[finite] ** 2).sum())
+                most = np.fmax(most, known.bound)
+            allowed = most + _NEGLIGIBLE / EXCUSE * most.mean()
+            ratio = np.where(own.bound > 0, own.bound / allowed, 0.0)
+        self._excused = max(self._excused, float(np.nan_to_num(ratio, nan=np.inf).max(initial=0.0)))
+
+    def _compare(
+        self, oracle: Oracle, semantics: Semantics, fmt: BlockFormat, rows: npt.NDArray[np.uint8],
+        x: npt.NDArray[np.uint8],
+    ) -> None:  # fmt: skip
+        """Its two matrices, where they have a column a value."""
+        values = _values(semantics.activations, x)
+        rows = rows[: max(1, _MOST_VALUES // values.shape[1])]
+        blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
+        for what, theirs, given in (
+            ("activations", oracle.activations(x), values.astype(np.float64)),
+            ("weights", oracle.weights(fmt, rows), exact_weights(fmt, blocks).reshape(len(rows), -1)),
+        ):
+            if theirs.shape == given.shape and np.isfinite(given).all():
+                largest = np.abs(given).max(axis=1, keepdims=True)
+                off = np.divide(np.abs(theirs - given), largest, out=np.zeros(given.shape), where=largest > 0)
+                self._off[what] = max(self._off[what], float(off.max()))
+                wrong = off > _TOLD
+                if what == "weights" and self._few is None and 0 < wrong.sum() < _FEW * wrong.size:
+                    n, i = (int(v) for v in np.argwhere(wrong)[0])
+                    self._few = n, i, float(wrong.mean())
+
+    def _known(
+        self, semantics: Semantics, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8]
+    ) -> Iterator[tuple[str, Product]]:
+        takes, threads = semantics.activations, self._run.options.threads
+        values = _values(takes, x)
+        theirs = self._llama(fmt)
+        for definition in definitions(fmt):
+            given = x if takes is not None and definition.activations is takes else definition.bytes_of(values)
+            name = definition.name + (" (llama.cpp)" if definition.name in theirs else "")
+            yield name, product(definition, fmt, rows, given, threads=threads)
+
+    def _llama(self, fmt: WeightFormat) -> set[str]:
+        if self._run.options.reference == "cpu":
+            return {llama_cpu_semantics(fmt).name}
+        names = set()
+        for tokens in (1, MMVQ_TOKENS + 1):
+            try:
+                names.add(self._run.llama_semantics(fmt, tokens).name)
+            except NoDefinition:
+                continue
+        return names
+
+    def forget(self) -> None:
+        """Leave out what was added since the last `judge`: the product was broken off."""
+        self._sums, self._excused, self._few = {}, 0.0, None
+
+    def judge(self, tensor: Tensor) -> None:
+        """Record where the products since the last call are far from every definition, or excused from everything."""
+        nmse = {}
+        for name, (difference, energy) in self._sums.items():
+            nmse[name] = difference / energy if energy else (np.inf if difference else 0.0)
+            self._worst[name] = max(self._worst.get(name, 0.0), nmse[name])
+        excused, few = self._excused, self._few
+        self.forget()
+        label = printable(tensor.name, 64)
+        if nmse and not min(nmse.values()) <= FAR:
+            nearest = min(nmse, key=lambda name: nmse[name])
+            self._result.fail(
+                Failure(
+                    f"{label}: the oracle of the kernel's author is another product: NMSE {nmse[nearest]:.2g} to "
+                    f"{nearest}, the nearest definition, more than {FAR:g}", tensor.name,
+                )
+            )  # fmt: skip
+        if few is not None:
+            n, i, share = few
+            self._result.fail(
+                Failure(
+                    f"{label}: the oracle of the kernel's author has other weights than the file: {share:.2g} of them, "
+                    f"the first in row {n} of a product, value {i}", tensor.name,
+                )
+            )  # fmt: skip
+        if not excused <= EXCUSE:
+            self._result.fail(
+                Failure(
+                    f"{label}: the oracle of the kernel's author has terms that cancel: its bound is {excused:.2g} "
+                    "times as large as that of any definition, and excuses anything", tensor.name,
+                )
+            )  # fmt: skip
+
+    def report(self) -> None:
+        """The worst distances as figures."""
+        for name, worst in self._worst.items():
+            self._result.figures[f"the author's oracle to {name}, worst NMSE"] = worst
+        for what, off in self._off.items() if self._worst else ():
+            if off > _TOLD:
+                self._result.notes.append(
+                    f"the author's oracle has {what} that are not "
+                    f"{'those of the file' if what == 'weights' else 'those that it is given'}: off by up to {off:.2g} "
+                    "of their row's largest"
+                )
+
+
+def _values(takes: BlockFormat | None, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """float32[M, K] of activations in this format, or as they are."""
+    if takes is None:
+        return np.ascontiguousarray(x).view(np.float32)
+    return takes.decode(x.reshape(len(x), -1, takes.block_bytes)).reshape(len(x), -1)

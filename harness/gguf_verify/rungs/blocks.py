@@ -1,0 +1,213 @@
+"""Rung 2, blocks: does one weight block × one activation block give llama.cpp's number?
+
+Every block of every matrix, against one block of real activations; of weights that are not quantized, 32 values are a
+block (the last ones of a row may be fewer). The kernel runs with K=32 on one column of blocks at a time; llama.cpp
+computes all columns in one op on a view of the same bytes. At K=32 nothing hides behind a sum; and so that nothing
+hides behind a zero, each column takes its activations from the token whose codes hold the fewest, and where zeros are
+left the column is judged again on drawn activations that have none. A second row with the largest code everywhere takes
+integer sums to where they would overflow a type that is too narrow; where activations are rounded to F16 or BF16, it
+lies on ties.
+
+llama.cpp's CUDA backend computes the same views; each is judged for as few tokens (MMVQ) and, with these repeated, for
+more (MMQ).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import Q8_1, SLICE, BlockFormat, ElementFormat, WeightFormat
+from ..gguf import Tensor, printable
+from ..llama import Evaluation, LlamaRefused
+from ..results import Failure, RungResult
+from ..semantics import Semantics, product
+from ..semantics.activations import encode_q8_1
+from ..semantics.cuda import MMVQ_TOKENS, OF_ELEMENTS, NoDefinition
+from ..semantics.elements import round_to
+from ..support.errors import KernelFault
+from .author_oracle import Nearness
+from .generated_inputs import drawn, largest_codes, on_ties
+from .graph_uses import not_multiplied
+from .judging import judge_output
+from .llama_quantizers import Quantizers
+from .run import Run, may_be_matrix
+
+Floats = npt.NDArray[np.float32]
+
+_CHUNK_VALUES = 1 << 25
+
+
+def blocks_rung(run: Run) -> RungResult:
+    """Judge every block's product. Raises EnvironmentFault where llama.cpp dies."""
+    result = RungResult("blocks")
+    with result.timed():
+        wanted = {}
+        for tensor in run.selected():
+            if not may_be_matrix(tensor):
+                continue
+            why = run.uncovered(tensor)
+            if why is not None:
+                result.leave(tensor.name, why)
+            elif not tensor.nbytes:
+                result.skip("empty tensors")
+            elif len(tensor.shape) < 2:
+                result.leave(tensor.name, f"{len(tensor.shape)} dimensions, not a matrix")
+            else:
+                wanted[tensor.name] = tensor
+        products: set[str] = set()
+        if wanted:
+            try:
+                _check(run, result, wanted, products)
+            except LlamaRefused as error:
+                result.leave("all tensors", str(error))
+        result.skip("vectors", run.vectors(products))
+    return result
+
+
+def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: set[str]) -> None:
+    """Judge the wanted tensors' blocks; `products` gets the names of all tensors that the graph multiplies."""
+    session = run.session
+    rows_by_width: dict[int, Floats] = {}
+    left = dict(wanted)
+    done: Evaluation | None = None
+    near = Nearness(run, result)
+    capture = session.llama.capture(session.prompt)
+    for gemm in run.progress("blocks", capture, total=run.n_matrices(), unit="GEMM"):
+        if isinstance(gemm, Evaluation):
+            done = gemm
+            break
+        tensor = run.model.tensors.get(gemm.tensor)
+        if tensor is None or tensor.type.weights is None or run.uncovered(tensor):
+            continue  # the layers rung says so
+        vector = not may_be_matrix(tensor) and run.wants(gemm.tensor) and gemm.tensor not in products
+        first = vector or gemm.tensor in left
+        products.add(gemm.tensor)
+        if not np.isfinite(gemm.x).all():
+            if first:
+                result.leave(gemm.tensor, "its activations are not finite")
+                left.pop(gemm.tensor, None)
+            continue
+        if not first and gemm.x.shape[1] in rows_by_width:
+            continue
+        x = _fewest_zeros(gemm.x, tensor.type.weights)
+        rows_by_width.setdefault(x.shape[1], x)
+        if first and tensor.k == x.shape[1]:
+            left.pop(gemm.tensor, None)
+            _one_tensor(run, result, tensor, x, near)
+    for tensor in left.values():
+        why = None if tensor.type.quantized or done is None else not_multiplied(tensor, done)
+        if why is not None:
+            result.skip(why)
+        elif tensor.k not in rows_by_width:
+            result.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
+        else:
+            result.notes.append(
+                f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations"
+            )
+            _one_tensor(run, result, tensor, rows_by_width[tensor.k], near)
+    near.report()
+
+
+def _zeros(x: Floats, fmt: WeightFormat) -> npt.NDArray[np.int64]:
+    """How many codes, or values, of each 32 activations are zero to such weights, int64[M, K/32], for float32[M, K]."""
+    if isinstance(fmt, BlockFormat):
+        zero = Q8_1.codes(encode_q8_1(x).reshape(len(x), -1, Q8_1.block_bytes)).reshape(x.shape) == 0
+    else:
+        zero = round_to(fmt.name, x) == 0
+    return np.asarray(np.add.reduceat(zero, np.arange(0, x.shape[1], SLICE), axis=1, dtype=np.int64))
+
+
+def _fewest_zeros(x: Floats, fmt: WeightFormat) -> Floats:
+    """float32[1, K]: each 32 values from the row of x in which the fewest are zero."""
+    k = x.shape[1]
+    best = np.repeat(_zeros(x, fmt).argmin(axis=0), SLICE)[:k]
+    return np.ascontiguousarray(x[best, np.arange(k)].reshape(1, k))
+
+
+def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, near: Nearness) -> None:
+    fmt = tensor.type.weights
+    assert fmt is not None
+    if run.options.reference == "gpu" and isinstance(fmt, ElementFormat):
+        result.leave(tensor.name, f"unsupported with --reference gpu: {fmt.name}: {OF_ELEMENTS}")
+        return
+    failed = result.n_failures
+    rows = run.row_bytes(tensor)
+    step = max(1, _CHUNK_VALUES // tensor.k)
+    lacking = _zeros(x, fmt)[0] > 0
+    x = np.concatenate([x, largest_codes(x) if isinstance(fmt, BlockFormat) else on_ties(fmt.name, x)])
+    if lacking.any():
+        again = np.where(np.repeat(lacking, SLICE)[: tensor.k], drawn((1, tensor.k), x[:1], run.options.seed), x[:1])
+        x = np.concatenate([x, again])
+        name = "blocks judged again on drawn activations"
+        result.figures[name] = result.figures.get(name, 0) + len(rows) * int(lacking.sum())
+    try:
+        for start in range(0, len(rows), step):
+            _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, near)
+    except KernelFault as error:
+        result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name))
+    near.judge(tensor)
+    blocks = len(rows) * -(-tensor.k // fmt.unit)
+    result.count("tensors")
+    result.count("blocks", blocks)
+    result.details.append(
+        {"tensor": tensor.name, "type": fmt.name, "blocks": blocks, "failures": result.n_failures - failed}
+    )
+
+
+def _one_chunk(
+    run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], start: int, x: Floats,
+    near: Nearness,
+) -> None:  # fmt: skip
+    semantics = run.semantics(fmt)
+    of_llama = _llama_products(run, result, tensor, fmt, rows, x, start)
+    size = fmt.unit // fmt.block_size * fmt.block_bytes
+    for b, at in enumerate(range(0, rows.shape[1], size)):
+        column = np.ascontiguousarray(rows[:, at : at + size])
+        part = np.ascontiguousarray(x[:, b * fmt.unit : (b + 1) * fmt.unit])
+        m = 3 if len(part) == 3 and (part[2] != part[0]).any() else 2  # the third differs where the first has zeros
+        part = part[:m]
+        own = semantics.bytes_of(part)
+        kernel = run.kernel.of(fmt, m, len(column), part.shape[1])
+        y = kernel.product(kernel.upload(fmt, column), part)
+        expected = product(semantics, fmt, column, own, ordered=kernel.ordered)
+        near.add(semantics, fmt, column, own, expected)
+        judge_output(result, "kernel", tensor, y, expected, semantics, own, None, start, b)
+        for llama_semantics, theirs, encoded in of_llama:
+            if encoded is not None:
+                width = encoded.shape[1] * fmt.unit // tensor.k
+                of_part = np.ascontiguousarray(encoded[:m, b * width : (b + 1) * width])
+            else:
+                of_part = own if llama_semantics is semantics else llama_semantics.bytes_of(part)
+            if of_part is own:
+                llama = replace(expected, ordered=None)
+            else:
+                llama = product(llama_semantics, fmt, column, of_part)
+            who = "llama.cpp" if encoded is None else f"llama.cpp as {llama_semantics.name}"
+            judge_output(result, who, tensor, theirs[b][:m], llama, llama_semantics, of_part, None, start, b)
+
+
+def _llama_products(
+    run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: Floats, start: int
+) -> list[tuple[Semantics, Floats, npt.NDArray[np.uint8] | None]]:
+    """llama.cpp's products float32[K/32, M, N], M 2 or 3, of each definition that it has of them; and, on a GPU, the
+    activations uint8[M, row bytes] as it quantized them."""
+    threads = run.options.threads
+    if run.options.reference == "cpu":
+        return [(run.llama_semantics(fmt), run.library.block_products(fmt.type_id, rows, x, threads), None)]
+    out: list[tuple[Semantics, Floats, npt.NDArray[np.uint8] | None]] = []
+    for tokens in (len(x), MMVQ_TOKENS + 1):
+        try:
+            semantics = run.llama_semantics(fmt, tokens)
+        except NoDefinition as error:
+            result.leave(tensor.name, f"unsupported with --reference gpu: {error}")
+            continue
+        repeated = x[np.arange(tokens) % len(x)]
+        theirs = run.library.block_products(fmt.type_id, rows, repeated, threads, gpu=True)[:, : len(x)]
+        encoded = run.library.activations(semantics.name, x)
+        if start == 0:
+            Quantizers().check(result, semantics, x, encoded, tensor)
+        out.append((semantics, theirs, encoded))
+    return out

@@ -1,0 +1,61 @@
+"""What is said of the quantizers of llama.cpp's CUDA backend: how often fast math changes a code, and that nothing else
+does."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+from ..gguf import Tensor
+from ..results import Failure, RungResult
+from ..semantics import SEMANTICS, Semantics
+from ..semantics.fast_math import Agreement, compare_activations
+from .run import Run, where
+
+#: By definition: the kernel of llama.cpp that multiplies so, and quantizes for it.
+PATHS = {"q8_1": "MMVQ", "q8_1_half": "MMVQ", "mmq": "MMQ", "mmq_d4": "MMQ"}
+#: Gaussian activations, of which the quantizers are asked beside the model's.
+_ROWS, _VALUES = 8, 1 << 17
+
+
+class Quantizers:
+    """Counts of one rung, over all activations that `check` is given, each once: products share them."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Agreement] = {}
+        self._seen: set[tuple[str, bytes]] = set()
+
+    def check(
+        self, result: RungResult, semantics: Semantics, x: npt.NDArray[np.float32], theirs: npt.NDArray[np.uint8],
+        tensor: Tensor, first_row: int = 0,
+    ) -> None:  # fmt: skip
+        """Compare llama.cpp's bytes of x with the encoder's; what fast math does not explain fails."""
+        agreement = compare_activations(semantics, x, theirs)
+        path = PATHS[semantics.name]
+        digest = (path, hashlib.sha256(x.tobytes()).digest())
+        if digest not in self._seen:
+            self._seen.add(digest)
+            self._counts[path] = self._counts[path] + agreement if path in self._counts else agreement
+        if agreement.unexplained is not None:
+            m, block, what = agreement.unexplained
+            result.fail(
+                Failure(
+                    f"llama.cpp's quantizer ({path}): activations of {where(tensor, first_row)}, token {m} block "
+                    f"{block}: a {what} that neither IEEE division nor fast math gives", tensor.name, token=m,
+                )
+            )  # fmt: skip
+
+    def report(self, run: Run, result: RungResult) -> None:
+        """The counts as figures, and those of Gaussian activations."""
+        for path, of_model in sorted(self._counts.items()):
+            result.figures[f"{path}'s activation codes"] = of_model.codes
+            result.figures[f"{path}'s ambiguous codes"] = of_model.ambiguous
+            result.figures[f"{path}'s codes off IEEE division, per million"] = of_model.per_million
+            result.figures[f"{path}'s half scales off"] = of_model.differing_scales
+            semantics = SEMANTICS["q8_1" if path == "MMVQ" else "mmq"]
+            x = np.random.default_rng(run.options.seed).standard_normal((_ROWS, _VALUES), np.float32)
+            drawn = compare_activations(semantics, x, run.library.activations(semantics.name, x))
+            result.figures[f"{path}'s Gaussian codes"] = drawn.codes
+            result.figures[f"{path}'s Gaussian codes off, per million"] = drawn.per_million

@@ -1,0 +1,118 @@
+"""The tokens rung of a model that does not generate: its embeddings of the prompt's tokens stand for greedy tokens.
+
+Element by element, with the kernel's output grafted in place of llama.cpp's at every GEMM with weights:
+
+(a) the kernel fed llama.cpp's own activation bytes: within 2·wobble + |e_x - e_l| of llama.cpp's embedding e_l, where
+    e_x is what the exact oracle, grafted on the same bytes, gives: what the two definitions differ by;
+(b) the kernel on its own quantizer: within 2·wobble of what the exact oracle of its semantics gives.
+
+The wobble is how far right arithmetic moves any element of an embedding, measured for each pass (a kernel of float32
+activations has codes in the first only): a last bit moves an activation's code by one step, which moves others in later
+layers. Whether such a step occurs is chance: noise of the size of float32 rounding would measure nothing at one time
+and much at another. The noise drawn here is as large as the bound of each product, the most that correct arithmetic may
+be off: then codes do move. Two right passes may both be moved: hence twice. What is too small to be seen through it is
+for the judgement of each grafted output, which both kernel passes get too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...gguf import printable
+from ...llama import LlamaRefused
+from ...results import Failure, RungResult
+from ..run import Run
+from .grafts import Grafts, bound_noise
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+#: Noise is drawn so many times; more often for a reranker's single score, which a draw may leave where it is by chance
+#: (measured: of 17 Gaussian numbers, a given one is more than twice as large as all others once in a thousand times).
+_DRAWS, _DRAWS_OF_FEW, _FEW = 2, 16, 64
+
+
+class Embeddings:
+    """The verdict on the embeddings of a run's prompt."""
+
+    def __init__(self, run: Run, result: RungResult) -> None:
+        self.run, self.result = run, result
+        self.grafts = Grafts(run, result, run.session.prompt)
+
+    def judge(self) -> None:
+        """Raises LlamaRefused where llama.cpp gives nothing to compare with, KernelFault."""
+        plain = self.plain = self.grafts.plain()
+        if not np.isfinite(plain).all() or not plain.any():
+            raise LlamaRefused("the model gives no embeddings that are finite and not zero")
+        self.result.notes.append(f"the model does not generate: {self._what()} are compared, not greedy tokens")
+        graft = self.grafts.graft
+        shared = graft("kernel on llama.cpp's activations", self.grafts.kernel(shared=True))
+        ours = graft("kernel", self.grafts.kernel(shared=False))
+        self.grafts.near.report()
+        if not self.grafts.grafted:
+            if not self.grafts.faulty:
+                self.result.leave("all embeddings", "the graph has no GEMM to graft into")
+            return
+        exact = graft("exact oracle", self.grafts.oracle(shared=False))
+        exact_shared = graft("exact oracle on llama.cpp's activations", self.grafts.oracle(shared=True))
+        wobble = {shared: self._wobble(shared, of) for shared, of in ((True, exact_shared), (False, exact))}
+        gap = np.abs(exact_shared.astype(np.float64) - plain)
+        self._compare("(a) on llama.cpp's activations", shared, plain, 2 * wobble[True] + gap)
+        self._compare("(b) on its own quantizer", ours, exact, np.full(gap.shape, 2 * wobble[False]))
+        self.result.count("embeddings", len(plain))
+        self.result.count("GEMMs grafted", self.grafts.grafted)
+        self.result.figures["wobble (a)"], self.result.figures["wobble (b)"] = wobble[True], wobble[False]
+        for name, got in (("kernel (a)", shared), ("kernel (b)", ours), ("oracle (b)", exact)):
+            self.result.figures[f"{name}: 1 - cosine to llama.cpp, worst"] = float(1 - _cosine(got, plain).min())
+            self.result.figures[f"{name}: max |Δ| to llama.cpp"] = float(np.abs(got - plain).max())
+        self.result.figures["kernel (b): max |Δ| to its oracle"] = float(np.abs(ours - exact).max())
+        self._details(shared, ours, exact)
+
+    def _wobble(self, shared: bool, exact: Floats) -> float:
+        """The largest move of any element when noise as large as the bound is added to the exact oracle of a pass."""
+        oracle, wobble = self.grafts.oracle(shared), 0.0
+        for seed in range(_DRAWS if exact.size >= _FEW else _DRAWS_OF_FEW):
+            moved = self.grafts.graft(f"noise, draw {seed + 1}", self.grafts.noisy(oracle, seed, bound_noise))
+            wobble = max(wobble, float(np.abs(moved - exact).max()))
+        return wobble
+
+    def _compare(self, what: str, got: Floats, expected: Floats, allowed: Doubles) -> None:
+        """One failure a token: its element that is furthest out."""
+        with np.errstate(all="ignore"):
+            difference = np.abs(got.astype(np.float64) - expected)
+            excess = difference / allowed
+        bad = ~(difference <= allowed)
+        for i in np.flatnonzero(bad.any(axis=1)):
+            j = int(np.where(np.isnan(excess[i]), np.inf, excess[i]).argmax())
+            self.result.fail(
+                Failure(
+                    f"{what}: element {j} of the embedding of token {i} is off by more than right arithmetic moves it",
+                    token=int(i), got=float(got[i, j]), expected=float(expected[i, j]), bound=float(allowed[i, j]),
+                    utilisation=float(excess[i, j]),
+                )
+            )  # fmt: skip
+
+    def _what(self) -> str:
+        tokens = len(self.run.session.prompt)
+        return (
+            f"embeddings of the prompt's {tokens} tokens" if len(self.plain) == tokens else "its scores of the prompt"
+        )
+
+    def _details(self, shared: Floats, ours: Floats, exact: Floats) -> None:
+        prompt = self.run.session.prompt
+        pieces = self.run.session.llama.pieces(prompt) if len(prompt) == len(self.plain) else [""] * len(self.plain)
+        cosines = [_cosine(got, self.plain) for got in (shared, ours, exact)]
+        for i, piece in enumerate(pieces):
+            a, b, o = (float(c[i]) for c in cosines)
+            self.result.details.append(
+                {"position": i, "text": printable(piece), "kernel (a) cosine": a, "kernel (b) cosine": b,
+                 "oracle (b) cosine": o, "kernel (b) max |Δ|": float(np.abs(ours[i] - self.plain[i]).max())}
+            )  # fmt: skip
+
+
+def _cosine(a: Floats, b: Floats) -> Doubles:
+    """Cosine similarity of the rows, float64[tokens]; 0 where one is zero."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    size = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return np.asarray(np.divide((x * y).sum(axis=1), size, out=np.zeros(len(x)), where=size > 0))

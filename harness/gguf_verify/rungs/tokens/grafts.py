@@ -1,0 +1,143 @@
+"""Passes over the graph with other outputs in place of llama.cpp's, for the tokens rung."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formats import WeightFormat
+from ...formats.legacy import QK
+from ...llama import Gemm, LlamaRefused
+from ...results import Failure, RungResult
+from ...semantics import UNIT_ROUNDOFF, exact_result, gamma
+from ...support.errors import KernelFault
+from ..author_oracle import Nearness
+from ..judging import judge_whole
+from ..layers.rung import ACTIVATIONS, llama_activations
+from ..run import Run, label
+
+Floats = npt.NDArray[np.float32]
+Replace = Callable[[Gemm], Floats | None]
+
+
+def rounding_noise(k: int) -> float:
+    """As float32 sums wander: one of nb terms by u/√3·√Σ S[b]²; with S[b]² growing evenly to the result's, that is
+    u·√(nb/6) times the result."""
+    return UNIT_ROUNDOFF * float(np.sqrt(k / QK / 6))
+
+
+def bound_noise(k: int) -> float:
+    """As large as the bound γ_n·Σ|a|·|w|, n = nb + 8: over k products of random sign that sum is about √k times the
+    result."""
+    return gamma(k // QK + 8) * float(np.sqrt(k))
+
+
+class Grafts:
+    """Evaluations of one batch of tokens.
+
+    Args:
+        grafted: the most GEMMs that a pass replaced.
+        faulty: tensors in whose products the kernel broke its contract: llama.cpp's outputs stay in their place.
+    """
+
+    def __init__(self, run: Run, result: RungResult, tokens: list[int]) -> None:
+        self.run, self.result, self.tokens = run, result, tokens
+        self.grafted = 0
+        self.faulty: set[str] = set()
+        self.near = Nearness(run, result)
+
+    def plain(self) -> Floats:
+        """llama.cpp's own logits or embeddings, a row a token.
+
+        Its own outputs, taken apart into GEMMs and put back, must give the same bits: every pass stands on that. Raises
+        LlamaRefused.
+        """
+        llama = self.run.session.llama
+        plain = llama.evaluate(self.tokens).logits
+        again = llama.graft(self.tokens, lambda gemm: gemm.y if self.run.wants(gemm.tensor) else None).logits
+        if plain.tobytes() != again.tobytes():
+            raise LlamaRefused("llama.cpp's own outputs, put back in place, change what it says: no graft counts")
+        return plain
+
+    def graft(self, what: str, replace: Replace) -> Floats:
+        """Those of a pass in which `replace` gives the outputs of the selected tensors' GEMMs."""
+        count = 0
+        with self.run.bar(f"tokens: {what}", self.run.n_matrices(), "GEMM") as bar:
+
+            def counted(gemm: Gemm) -> Floats | None:
+                nonlocal count
+                y = replace(gemm) if self.run.wants(gemm.tensor) else None
+                count += y is not None
+                bar.update()
+                return y
+
+            evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS)
+        self.grafted = max(self.grafted, count)
+        for name, why in evaluation.unsupported.items():
+            if self.run.wants(name):
+                self.result.leave(name, why)
+        return evaluation.logits
+
+    def kernel(self, shared: bool) -> Replace:
+        """The kernel's outputs, judged, on its own activations or on llama.cpp's activation bytes."""
+
+        def replace(gemm: Gemm) -> Floats | None:
+            matrix = self.run.matrix(self.result, gemm)
+            if matrix is None or gemm.tensor in self.faulty:
+                return None
+            kernel, semantics = self.run.kernel.of(matrix.fmt, *gemm.shape), self.run.semantics(matrix.fmt)
+            x, threads = self._activations(gemm, matrix.fmt, shared), self.run.options.threads
+            try:
+                weights = kernel.upload(matrix.fmt, matrix.rows)
+                y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
+                judge_whole(
+                    self.result, "kernel", matrix, gemm.first_row, y, semantics, x, kernel.ordered, threads, self.near
+                )
+            except KernelFault as error:
+                self.near.forget()
+                self.faulty.add(gemm.tensor)
+                self.result.fail(Failure(f"{label(matrix.tensor, gemm.first_row)}: {error}", gemm.tensor))
+                return None
+            return y
+
+        return replace
+
+    def oracle(self, shared: bool) -> Replace:
+        """Exact results of the kernel's semantics, rounded once; as in the kernel's passes, none of faulty tensors."""
+
+        def replace(gemm: Gemm) -> Floats | None:
+            matrix = self.run.matrix(self.result, gemm)
+            if matrix is None or gemm.tensor in self.faulty:
+                return None
+            x, semantics = self._activations(gemm, matrix.fmt, shared), self.run.semantics(matrix.fmt)
+            exact = exact_result(semantics, matrix.fmt, matrix.rows, x, self.run.options.threads)
+            return exact.astype(np.float32)
+
+        return replace
+
+    def noisy(self, replace: Replace, seed: int, size: Callable[[int], float]) -> Replace:
+        """The same outputs with noise.
+
+        Args:
+            size: a row length K → the noise's standard deviation, in units of the root mean square of a row of outputs.
+        """
+        rng = np.random.default_rng((self.run.options.seed, seed))
+
+        def noisy(gemm: Gemm) -> Floats | None:
+            y = replace(gemm)
+            if y is None:
+                return None
+            rms = np.sqrt(np.mean(y.astype(np.float64) ** 2, axis=1, keepdims=True))
+            return np.asarray(y + size(gemm.x.shape[1]) * rms * rng.standard_normal(y.shape), np.float32)
+
+        return noisy
+
+    def _activations(self, gemm: Gemm, fmt: WeightFormat, shared: bool) -> npt.NDArray[np.uint8]:
+        """As the kernel's semantics has them, by the harness's encoder or, shared, from llama.cpp's bytes."""
+        semantics = self.run.semantics(fmt)
+        if shared:
+            llama = self.run.llama_semantics(fmt, gemm.tokens, gemm.experts)
+            return llama_activations(semantics, fmt, gemm, llama)
+        return semantics.bytes_of(gemm.x)

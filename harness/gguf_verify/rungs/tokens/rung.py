@@ -1,0 +1,184 @@
+"""Rung 4, tokens: does the model still say the same thing when its GEMMs are ours?
+
+llama.cpp continues the prompt greedily; then prompt and continuation are evaluated in one batch (teacher-forced) with
+the kernel's output grafted in place of llama.cpp's at every GEMM with weights:
+
+(a) the kernel fed llama.cpp's own activation bytes: every greedy token must be llama.cpp's;
+(b) the kernel on its own quantizer: every greedy token must be the one that the exact oracle of the kernel's semantics,
+    grafted in the same place, gives.
+
+Token by token is a blunt measure, so the kernel's output is also judged at each GEMM of both passes, on the activations
+that it gets there. A token that differs is a tie, said and not failed, where the reference's margin between the two
+candidates is at most twice the wobble: how far correct arithmetic moves the logits of that pass, because a last bit
+moves an activation's code by one step in a later layer. It is measured by grafting the exact oracle with noise of the
+size of float32 rounding, never with the kernel, so a wrong kernel cannot widen what it is judged by.
+
+Where the kernel breaks its contract in products with a tensor, that is a failure, llama.cpp's own outputs stay in their
+place, and the rest goes on.
+
+A model that does not generate (an encoder, an embedding model) is judged by its embeddings: see `embeddings`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...gguf import printable
+from ...llama import LlamaRefused
+from ...results import Failure, RungResult
+from ...support.errors import KernelFault
+from ..run import Run, may_be_matrix
+from .embeddings import Embeddings
+from .grafts import Grafts, Replace, rounding_noise
+
+Logits = npt.NDArray[np.float32]
+
+#: Noise is drawn so many times, and where that does not explain a token more often: the wobble is the largest move of
+#: any logit. Whether a last bit moves a code is chance, and a kernel's pass in which one moved must not be judged by
+#: draws in which none did (measured on a tiny model and prompts of 3 to 9 tokens: 27 of 48 draws moved a logit by more
+#: than 1e-4, up to 0.25, the others by some 1e-6).
+_DRAWS, _MOST_DRAWS = 2, 16
+
+
+def tokens_rung(run: Run) -> RungResult:
+    """Judge the tokens. Raises EnvironmentFault where llama.cpp dies."""
+    result = RungResult("tokens")
+    with result.timed():
+        for tensor in run.selected():
+            why = run.uncovered(tensor) if tensor.type.quantized else None
+            if why is not None:
+                result.leave(tensor.name, why)
+        if not any(may_be_matrix(t) and run.uncovered(t) is None for t in run.selected()):
+            return result
+        try:
+            if run.session.embeds:
+                Embeddings(run, result).judge()
+            else:
+                _Tokens(run, result).judge()
+        except LlamaRefused as error:
+            result.leave("all tokens", str(error))
+        except KernelFault as error:
+            result.fail(Failure(str(error)))
+    return result
+
+
+class _Tokens:
+    def __init__(self, run: Run, result: RungResult) -> None:
+        self.run, self.result = run, result
+        self.session = run.session
+        self.first = len(self.session.prompt) - 1
+        self.continuation = self.session.continuation
+        self.grafts = Grafts(run, result, self.session.prompt + self.continuation[:-1])
+
+    def judge(self) -> None:
+        self.plain = self.grafts.plain()[self.first :]
+        if not np.ptp(self.plain):
+            raise LlamaRefused("the model gives no logits")
+        own = self.plain.argmax(axis=1)
+        for i in np.flatnonzero(own != np.array(self.continuation)):
+            self.result.notes.append(f"llama.cpp's own greedy token {i} differs between one batch and one at a time")
+        shared = self._graft("kernel on llama.cpp's activations", self.grafts.kernel(shared=True))
+        ours = self._graft("kernel", self.grafts.kernel(shared=False))
+        self.grafts.near.report()
+        if not self.grafts.grafted:
+            if not self.grafts.faulty:
+                self.result.leave("all tokens", "the graph has no GEMM to graft into")
+            return
+        exact = self._graft("exact oracle", self.grafts.oracle(shared=False))
+        ties = self._compare("(a) on llama.cpp's activations", shared, self.plain, None)
+        ties += self._compare("(b) on its own quantizer", ours, exact, exact)
+        self.result.count("tokens", len(self.continuation))
+        self.result.count("GEMMs grafted", self.grafts.grafted)
+        if ties:
+            self.result.figures["ties"] = ties
+        for name, logits in (("kernel", ours), ("oracle", exact)):
+            self._distance(name, logits)
+        self._details(shared, ours, exact)
+
+    def _graft(self, what: str, replace: Replace) -> Logits:
+        return self.grafts.graft(what, replace)[self.first :]
+
+    def _moved(self, shared: bool, exact: Logits, draw: int) -> float:
+        """The largest move of any logit when rounding noise is added to the exact oracle of pass (a) or (b)."""
+        noisy = self.grafts.noisy(self.grafts.oracle(shared), draw, rounding_noise)
+        return float(np.abs(self._graft(f"rounding noise, draw {draw + 1}", noisy) - exact).max())
+
+    def _allowed(
+        self, shared: bool, exact: Logits, expected: Logits, differ: npt.NDArray[np.intp], margins: Logits
+    ) -> npt.NDArray[np.float64]:
+        """How far right arithmetic may move a logit of each token from the expected ones: the wobble, anywhere, and
+        what the definitions differ by at this token (zero in (b), where the exact oracle itself is expected).
+
+        Args:
+            differ, margins: the tokens that are to be explained.
+        """
+        gap = np.abs(exact - expected).max(axis=1).astype(np.float64)
+        wobble = 0.0
+        for draw in range(_MOST_DRAWS):
+            wobble = max(wobble, self._moved(shared, exact, draw))
+            if draw + 1 >= _DRAWS and (margins <= 2 * (wobble + gap[differ])).all():
+                break
+        return np.asarray(wobble + gap, np.float64)
+
+    def _compare(self, what: str, got: Logits, expected: Logits, exact: Logits | None) -> int:
+        """Compare greedy tokens; returns the number of ties.
+
+        Args:
+            exact: the exact oracle on the kernel's activations, None where it has not been computed: (a).
+        """
+        wrong = ~np.isfinite(got).all(axis=1)
+        for i in np.flatnonzero(wrong):
+            self.result.fail(Failure(f"{what}: the logits of token {i} are not finite", token=int(i)))
+        ours, theirs = got.argmax(axis=1), expected.argmax(axis=1)
+        differ = np.flatnonzero((ours != theirs) & ~wrong)
+        if not len(differ):
+            return 0
+        shared = exact is None
+        if exact is None:
+            exact = self._graft("exact oracle on llama.cpp's activations", self.grafts.oracle(shared=True))
+        margins = expected[differ, theirs[differ]] - expected[differ, ours[differ]]
+        allowed, ties = self._allowed(shared, exact, expected, differ, margins), 0
+        pieces = self.session.llama.pieces([int(t) for i in differ for t in (ours[i], theirs[i])])
+        for j, i in enumerate(differ):
+            margin = float(expected[i, theirs[i]] - expected[i, ours[i]])
+            said, should = (printable(p, 24) for p in pieces[2 * j : 2 * j + 2])
+            if margin <= 2 * allowed[i]:
+                ties += 1
+                self.result.notes.append(
+                    f"{what}: token {i} is '{said}', not '{should}': a tie, margin {margin:.2g}, "
+                    f"exact arithmetic moves logits here by up to {allowed[i]:.2g}"
+                )
+            else:
+                self.result.fail(
+                    Failure(
+                        f"{what}: token {i} is '{said}', expected '{should}'", token=int(i), got=float(got[i, ours[i]]),
+                        expected=float(expected[i, theirs[i]]), bound=2 * float(allowed[i]),
+                    )
+                )  # fmt: skip
+        return ties
+
+    def _distance(self, name: str, logits: Logits) -> None:
+        """Figures against llama.cpp's logits that nobody judges."""
+        p, q = _log_softmax(self.plain), _log_softmax(logits)
+        kl = (np.exp(p) * (p - q)).sum(axis=1)
+        self.result.figures[f"{name}: mean KL to llama.cpp"] = float(kl.mean())
+        self.result.figures[f"{name}: max KL to llama.cpp"] = float(kl.max())
+        agreement = float((logits.argmax(axis=1) == self.plain.argmax(axis=1)).mean())
+        self.result.figures[f"{name}: top-1 agreement with llama.cpp"] = agreement
+        self.result.figures[f"{name}: max |Δlogit| to llama.cpp"] = float(np.abs(logits - self.plain).max())
+
+    def _details(self, shared: Logits, ours: Logits, exact: Logits) -> None:
+        columns = [self.plain.argmax(axis=1), shared.argmax(axis=1), ours.argmax(axis=1), exact.argmax(axis=1)]
+        pieces = self.session.llama.pieces(self.continuation)
+        for i, piece in enumerate(pieces):
+            theirs, a, b, o = (int(c[i]) for c in columns)
+            self.result.details.append(
+                {"position": i, "text": piece, "llama.cpp": theirs, "kernel (a)": a, "kernel (b)": b, "oracle (b)": o}
+            )
+
+
+def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    return np.asarray(wide - np.log(np.exp(wide).sum(axis=1, keepdims=True)))

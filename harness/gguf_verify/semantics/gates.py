@@ -1,0 +1,77 @@
+"""The gates: is an output what its semantics says? Predicates are written so that NaN fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .exact import Product
+
+#: Score |y - o| / spread above which an output fails: correct outputs were seen up to 9, up to 23 where the signs
+#: of activations alternate, one wrong code at thousands.
+SCORE_LIMIT = 32.0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """An output `[M, N]` judged against its product.
+
+    Args:
+        bad: elements that fail, bool[M, N].
+        utilisation: |y - o| / bound of the worst element (infinite for NaN, zero for a zero bound that is met).
+        score: |y - o| / spread of the worst element.
+        worst: (m, n) of the worst utilisation.
+        differing_bits: elements whose bits differ from the declared order's; None for an undeclared order.
+        nmse: Σ(y - o)² / Σ o².
+    """
+
+    bad: npt.NDArray[np.bool_]
+    utilisation: float
+    score: float
+    worst: tuple[int, int]
+    differing_bits: int | None
+    nmse: float
+
+    @property
+    def passed(self) -> bool:
+        return not self.bad.any()
+
+
+def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None = None) -> Judgement:
+    """Judge `y` float32[M, N].
+
+    An element passes where |y - o| ≤ bound, its score is within SCORE_LIMIT and, where the product carries the bits
+    of a declared order, its bits are those.
+
+    Args:
+        slack: added to the bound: what is not known about the inputs of the computation that gave `y`.
+    """
+    with np.errstate(all="ignore"):
+        difference = np.abs(y.astype(np.float64) - p.exact)
+        bound = p.bound if slack is None else p.bound + slack
+        within = difference <= bound
+        utilisation = _ratio(difference, bound)
+        spread = p.spread if slack is None else p.spread + slack
+        score = _ratio(difference, spread)
+        # A single rounding of a result that nothing else disturbed is within any bound, whatever the spread says.
+        tolerable = (score <= SCORE_LIMIT) | (difference <= 2.0**-23 * np.abs(p.exact) + 2.0**-149)
+        bad = ~(within & tolerable)
+        differing = None
+        if p.ordered is not None:
+            same = y.view(np.uint32) == p.ordered.view(np.uint32)
+            differing = int((~same).sum())
+            bad |= ~same
+        bad |= ~(np.isfinite(y) & np.isfinite(p.exact))  # an infinite bound would let anything pass
+    at = int(np.argmax(utilisation))
+    denominator = float((p.exact**2).sum())
+    nmse = float((difference**2).sum()) / denominator if denominator else 0.0
+    m, n = divmod(at, y.shape[1])
+    return Judgement(bad, float(utilisation.max()), float(score.max()), (m, n), differing, nmse)
+
+
+def _ratio(difference: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """difference / scale; 0 where both are 0, infinite where it is not a number."""
+    ratio = np.where(difference == 0, 0.0, difference / scale)
+    return np.where(np.isnan(ratio), np.inf, ratio)

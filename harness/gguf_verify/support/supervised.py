@@ -1,0 +1,168 @@
+"""A command with a time limit, of which nothing is left when it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Bytes of what it says that are kept.
+_TAIL = 1 << 14
+#: Seconds after which a keeper that was told to end is killed itself.
+_PATIENCE = 20.0
+
+
+class Stopped(Exception):
+    """The night is being ended: what ran was killed, and is to be recorded nowhere."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Args:
+        exit_code: minus the signal's number where it died of one; None where it was killed for its time.
+        seconds: wall time.
+        said: the last lines of its standard error, and of its standard output where that went there.
+    """
+
+    exit_code: int | None
+    seconds: float
+    said: tuple[str, ...]
+
+    @property
+    def last_line(self) -> str:
+        return self.said[-1] if self.said else ""
+
+
+class Processes:
+    """What runs at the moment. `stop` may be called from any thread, and by a signal's handler."""
+
+    def __init__(self) -> None:
+        self._stopped, self._stop = os.pipe()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End all that runs; each `run` raises Stopped, now and later."""
+        if not self._stopping:
+            self._stopping = True
+            os.close(self._stop)
+
+    def close(self) -> None:
+        """When no thread is in `run` any more."""
+        self.stop()
+        os.close(self._stopped)
+
+    def run(
+        self,
+        command: Sequence[str],
+        time_limit: float,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        log: Path | None = None,
+        on_start: Callable[[int], object] = lambda _pid: None,
+    ) -> Ended:
+        """Run to the end, or until `time_limit` seconds are over.
+
+        Args:
+            command: found on PATH.
+            log: where its standard output and error go besides; without it the output goes nowhere.
+            on_start: called with the keeper's process id.
+
+        Raises Stopped.
+        """
+        if self._stopping:
+            raise Stopped
+        lifeline, ours = os.pipe()
+        keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")), str(lifeline), *command]
+        start = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                keeper, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if log is None else subprocess.PIPE,
+                stderr=subprocess.PIPE if log is None else subprocess.STDOUT, pass_fds=[lifeline],
+                start_new_session=True, env=env, cwd=cwd,
+            )  # fmt: skip
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(lifeline)
+        output = process.stderr if log is None else process.stdout
+        assert output is not None
+        tail = _Tail(output.fileno(), log)
+        try:
+            on_start(process.pid)
+            over = self._wait(process, tail, start + time_limit)
+        finally:
+            os.close(ours)  # the keeper ends what is left
+            try:
+                code = process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+            seconds = time.monotonic() - start
+            said = tail.close()
+            output.close()
+        if over == "stopped":
+            raise Stopped
+        return Ended(None if over == "time" else code, seconds, said)
+
+    def _wait(self, process: subprocess.Popen[bytes], tail: _Tail, deadline: float) -> str:
+        """Until it is over: "ended", "time" or "stopped"."""
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            ready = select.poll()
+            ready.register(pidfd, select.POLLIN)
+            ready.register(self._stopped, select.POLLIN | select.POLLHUP)
+            left = deadline - time.monotonic()
+            found = dict(ready.poll(max(0.0, 1000 * left)))
+            if pidfd in found:
+                return "ended"
+            return "stopped" if found else "time"
+        finally:
+            os.close(pidfd)
+
+
+class _Tail:
+    """Reads a pipe in a thread, keeps its last bytes, and copies all to a log where there is one."""
+
+    def __init__(self, fd: int, log: Path | None) -> None:
+        self._kept = b""
+        self._thread = threading.Thread(target=self._read, args=(fd, log), daemon=True)
+        self._thread.start()
+
+    def _read(self, fd: int, log: Path | None) -> None:
+        sink = None if log is None else log.open("ab", buffering=0)
+        try:
+            while chunk := os.read(fd, 1 << 16):
+                self._kept = (self._kept + chunk)[-_TAIL:]
+                if sink is not None:
+                    with contextlib.suppress(OSError):  # a full disk must not hold up the command
+                        sink.write(chunk)
+        except OSError:
+            return
+        finally:
+            if sink is not None:
+                sink.close()
+
+    def close(self) -> tuple[str, ...]:
+        """The last lines, when everybody who could write has gone."""
+        self._thread.join(_PATIENCE)
+        lines = self._kept.decode(errors="replace").replace("\r", "\n").splitlines()
+        return tuple(line.strip() for line in lines[-20:] if line.strip())
+
+
+def signal_name(exit_code: int) -> str:
+    """Of a process that a signal ended: "SIGSEGV"."""
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"

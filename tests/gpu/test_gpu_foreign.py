@@ -1,0 +1,173 @@
+"""Kernels of others on a GPU: the examples, CuPy's arrays, and what is wrong. Skipped by name where there is none.
+
+Every wrong kernel is so for matrices of 128 rows only: one of two that are looked at. What it does there is one line,
+and the other matrix is verified, whatever became of the process and its state on the card.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gguf_verify.hosts import gpu_fault
+from gguf_verify.rungs import Options
+from gguf_verify.verification import Report, verify
+from tests.support.tools import FIXTURES, ROOT, cli
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_fault() is not None, reason=f"no GPU: {gpu_fault()}")]
+
+HOST = "gpu"
+EXAMPLES = ROOT / "examples"
+CUPY = ROOT / "tests" / "support" / "gpu_foreign_kernels.py"
+Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
+TWO = r"blk\.0\.attn_[qk]\."
+WRONG, RIGHT = "blk.0.attn_k.weight", "blk.0.attn_q.weight"
+
+
+def verified(kernel: str, *rungs: str, tensor: str = TWO, **options: Any) -> Report:
+    chosen = Options(prompt="The", n_predict=1, tensor=tensor, progress=False, **options)
+    return verify(Q4_0, kernel, HOST, rungs, chosen)
+
+
+def all_rungs(kernel: str) -> None:
+    report = verified(kernel, "blocks", "layers", "tokens")
+    assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
+    assert [r.verdict for r in report.rungs] == ["passed"] * 3
+    on_host = ".cu:" in kernel  # elsewhere its own code says where it runs
+    assert (f"{HOST}: " in report.header["host"]) == on_host
+
+
+# -- right -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_cuda_example() -> None:
+    all_rungs(f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm")
+
+
+def test_the_command_line() -> None:
+    arguments = ("--kernel", f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", "--host", HOST, "--tensor", TWO, "--rungs", "layers")
+    done = cli(Q4_0, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "VERIFIED" in done.stdout
+
+
+def test_the_torch_example() -> None:
+    torch = pytest.importorskip("torch")
+    assert torch.cuda.is_available(), "this PyTorch sees no GPU"
+    all_rungs(f"{EXAMPLES / 'torch_q4_0.py'}:gemm")
+
+
+def test_the_triton_example() -> None:
+    """Its first call compiles."""
+    pytest.importorskip("triton")
+    torch = pytest.importorskip("torch")
+    assert torch.cuda.is_available(), "this PyTorch sees no GPU"
+    all_rungs(f"{EXAMPLES / 'triton_q4_0.py'}:gemm")
+
+
+@pytest.mark.parametrize("name", ["right", "keeps_a_buffer"])
+def test_cupy(name: str) -> None:
+    """Its arrays stay on the device until the harness reads them."""
+    all_rungs(f"{CUPY}:{name}")
+
+
+def test_a_card_is_not_needed_for_the_oracle(tmp_path: Path) -> None:
+    """An oracle in NumPy beside a kernel in CUDA C++: the example, by one that says what q8_1 says."""
+    (tmp_path / "my_oracle.py").write_text(
+        f"import sys\nsys.path.append({str(ROOT)!r})\n"
+        "from tests.support.foreign_kernels import Oracle, codes_and_minima, codes_and_sums\n"
+        "oracle = Oracle(codes_and_minima, codes_and_sums)\n"
+    )
+    declared = 'oracle = "my_oracle.py:oracle"\n// takes = "q8_1"'
+    path = altered(tmp_path, 'semantics = "q8_1"', declared)
+    all_rungs(f"{path}:gemm")
+
+
+# -- wrong -------------------------------------------------------------------------------------------------------------
+
+
+def altered(folder: Path, old: str, new: str) -> Path:
+    source = (EXAMPLES / "cuda_q4_0.cu").read_text()
+    assert old in source
+    path = folder / "kernel.cu"
+    path.write_text(source.replace(old, new))
+    return path
+
+
+def one_of_two(report: Report, said: str, single: bool) -> None:
+    """The wrong matrix is told so, alone, and the other one was judged and is right."""
+    [layers] = report.rungs
+    assert report.exit_code == 1
+    whats = [f.what for f in layers.failures if f.tensor == WRONG]
+    assert whats
+    assert len(whats) == len(layers.failures)
+    assert any(re.search(said, what) for what in whats), whats
+    assert all(len(what.splitlines()) == 1 for what in whats)
+    if single:
+        assert len(whats) == 1
+    judged = {record["tensor"]: record["failures"] for record in layers.details}
+    assert judged[RIGHT] == 0
+
+
+#: What it does in place of `y[i] = acc;`, what is said of it, and whether that is all.
+CUDA = {
+    "illegal address": ("y[N == 128 ? i + (1ll << 40) : i] = acc;", "CUDA failed: |crashed: ", True),
+    "endless loop": (
+        "if (N == 128) while (*(volatile float*)y != 1.0f); y[i] = acc;", "did not return within 4 s", True,
+    ),
+    "outside the output": (
+        "y[i + (N == 128)] = acc;", "wrote outside its output: 0 bytes before, 4 after", True,
+    ),
+    "activations": (
+        "y[i] = acc; if (N == 128 && i == 0) ((Q8_1*)x)[0].d ^= 1;",
+        "modified its activations: 1 bytes, the first at 0$", True,
+    ),
+    "weights": (
+        "y[i] = acc; if (N == 128 && i == 0) ((Q4_0*)w)[0].qs[3] ^= 1;",
+        "modified its weights: 1 bytes, the first at 5$", True,
+    ),
+    "unwritten": ("if (N != 128 || i != 7) y[i] = acc;", "row 7 .*the output was never written", False),
+    "wrong": ("y[i] = N == 128 ? acc * 1.001f : acc;", "the output is outside the bound", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CUDA)
+def test_wrong_cuda(tmp_path: Path, what: str) -> None:
+    new, said, single = CUDA[what]
+    path = altered(tmp_path, "y[i] = acc;", new)
+    one_of_two(verified(f"{path}:gemm", "layers", kernel_time_limit=4.0), said, single)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "single"),
+    [
+        ("illegal_address", "CUDA|cuda", True),
+        ("hangs", "did not return within 10 s", True),
+        ("unwritten", r"row 7 token 0 was never written|not deterministic", True),
+        ("modifies_weights", "not deterministic: a second run on the same inputs changed", True),
+        ("slightly_off", "the output is outside the bound", False),
+    ],
+)
+def test_wrong_cupy(name: str, said: str, single: bool) -> None:
+    """A device's memory has no guards, but what is wrong in it shows in the second run or in the outputs."""
+    one_of_two(verified(f"{CUPY}:{name}", "layers", kernel_time_limit=10.0), said, single)
+
+
+def test_a_run_of_all_rungs_outlives_lost_processes(tmp_path: Path) -> None:
+    path = altered(tmp_path, "y[i] = acc;", CUDA["illegal address"][0])
+    report = verified(f"{path}:gemm", "blocks", "layers", "tokens")
+    assert [r.verdict for r in report.rungs] == ["failed"] * 3
+    assert all(f.tensor == WRONG for r in report.rungs for f in r.failures)
+    assert report.rungs[2].checked["GEMMs grafted"] == 1
+
+
+def test_a_gpu_kernel_and_matrices_that_are_not_quantized() -> None:
+    """Its process, and the shipped kernels of this one, use the card side by side."""
+    report = verify(
+        FIXTURES / "tiny-F16.gguf", f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", HOST, ["layers"],
+        Options(prompt="The", n_predict=1, tensor=r"blk\.0\.attn_q", progress=False),
+    )  # fmt: skip
+    assert report.exit_code == 0, report.rungs

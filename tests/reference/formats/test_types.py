@@ -1,0 +1,183 @@
+"""Every covered type on a real graph: the fixture's model in it through all rungs, and one wrong bit of each field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from gguf_verify import verify
+from gguf_verify.formats import (
+    ACTIVATION_FORMATS,
+    ELEMENT_TYPES,
+    FORMATS,
+    MXFP4,
+    NVFP4,
+    BlockFormat,
+    Field,
+    decode_elements,
+)
+from gguf_verify.gguf import open_model
+from gguf_verify.hosts import CpuHost
+from gguf_verify.kernels.shipped import KERNELS
+from gguf_verify.llama import Llama
+from gguf_verify.rungs import Options
+from tests.support.tools import FIXTURES, TamperedKernel, patched_block
+
+F16 = FIXTURES / "tiny-F16.gguf"
+#: llama.cpp's file type of what the gguf package cannot write.
+FTYPES = {"Q2_0": 41}
+TENSOR = "blk.1.ffn_down.weight"
+QUICK = {"prompt": "Once upon", "n_predict": 3, "progress": False, "threads": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("types")
+
+
+def model_of(fmt: BlockFormat, folder: Path, llama: Llama) -> Path:
+    """The fixture with every matrix in this type, quantized by llama.cpp (by uniform importance where it needs any)."""
+    path = folder / f"tiny-{fmt.name}.gguf"
+    if path.exists():
+        return path
+    if fmt.name in FTYPES:
+        llama.quantize_file(F16, path, FTYPES[fmt.name], True)
+        return path
+    reader = gguf.GGUFReader(F16)
+    writer = gguf.GGUFWriter(path, "llama")
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
+            element = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], element)
+    with open_model(F16) as model:
+        for tensor in model.tensors.values():
+            raw = tensor.raw.reshape(tensor.n_rows, -1)
+            values = decode_elements(tensor.type.name, raw.reshape(-1)).reshape(tensor.n_rows, tensor.k)
+            if len(tensor.shape) == 1:
+                writer.add_tensor(tensor.name, values.reshape(-1))
+            else:
+                made = llama.quantize(fmt.type_id, values)
+                writer.add_tensor(tensor.name, made, raw_dtype=gguf.GGMLQuantizationType(fmt.type_id))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+#: Of some families one type; `make test-all` has the others.
+OFTEN = ("Q4_K", "IQ2_XXS", "NVFP4")
+
+
+def often(fmt: BlockFormat) -> list[pytest.MarkDecorator]:
+    return [] if fmt.name in OFTEN else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name, marks=often(f)) for f in FORMATS.values()])
+def test_all_rungs(fmt: BlockFormat, folder: Path, llama: Llama) -> None:
+    path = model_of(fmt, folder, llama)
+    with open_model(path) as model:
+        assert model.tensors[TENSOR].type.name == fmt.name
+    report = verify(path, host=CpuHost(2), options=Options(**QUICK))
+    assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures] or report.rungs
+    for rung in report.rungs:
+        for who, worst in rung.worst.items():
+            assert worst.utilisation <= 0.5, (rung.name, who, worst)
+            assert rung.score[who] <= 20, (rung.name, who, rung.score[who])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fmt", "kernel"),
+    [
+        pytest.param(fmt, name, id=f"{fmt.name}-{name}")
+        for fmt in FORMATS.values()
+        for name, spec in KERNELS.items()
+        if name != "q8_1_dp4a" and spec.covers(fmt)
+    ],
+)
+def test_other_kernels(fmt: BlockFormat, kernel: str, folder: Path, llama: Llama) -> None:
+    if not KERNELS[kernel].covers(fmt):
+        pytest.skip("the kernel does not cover the type")
+    path = model_of(fmt, folder, llama)
+    options = Options(tensor="attn_q|ffn_down", **QUICK)
+    report = verify(path, kernel=kernel, host=CpuHost(2), rungs=["layers"], options=options)
+    assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
+
+
+FIELDS = [
+    pytest.param(fmt, field, id=f"{fmt.name}-{field.name}", marks=often(fmt))
+    for fmt in FORMATS.values()
+    for field in fmt.fields
+]
+
+
+@pytest.mark.parametrize(("fmt", "field"), FIELDS)
+def test_one_wrong_bit_is_named(fmt: BlockFormat, field: Field, folder: Path, llama: Llama) -> None:
+    """A code, a scale, a minimum, a sign, a grid index: what the lowest bit of the field's first item is."""
+    path = model_of(fmt, folder, llama)
+    with open_model(path) as model:
+        tensor = model.tensors[TENSOR]
+        blocks = np.array(tensor.raw).reshape(-1, fmt.block_bytes)
+        altered = blocks.copy()
+        altered[:, fmt.field_offset(field.name)] ^= 1
+        with np.errstate(all="ignore"):
+            changed = (fmt.decode(blocks) != fmt.decode(altered)).any(axis=1) & fmt.finite(altered)
+        counts = {raw.tobytes(): n for raw, n in zip(*np.unique(blocks, axis=0, return_counts=True), strict=True)}
+        at = next(i for i in np.flatnonzero(changed) if counts[blocks[i].tobytes()] == 1)
+        row, block = divmod(int(at), tensor.blocks_per_row)
+        offset = tensor.block_offset(row, block)
+    kernel = TamperedKernel("q8_1_dp4a", blocks[at].tobytes(), altered[at].tobytes())
+    options = Options(tensor=f"^{TENSOR}$", **QUICK)
+    report = verify(path, kernel=kernel, rungs=["blocks"], options=options)
+    assert report.exit_code == 1
+    assert {(f.tensor, f.row, f.block, f.byte_offset) for f in report.rungs[0].failures} == {
+        (TENSOR, row, block, offset)
+    }
+
+
+#: MXFP4: a scale, a byte of codes, whether that is an error.
+SCALES = (
+    (255, 0x00, True), (255, 0x11, True),  # NaN by the standard: llama.cpp's check of a file refuses it
+    (254, 0x33, False), (254, 0x30, False), (254, 0x40, True), (254, 0x0C, True),
+    (253, 0x55, False), (253, 0x06, True), (253, 0xF0, True), (252, 0xFF, False), (0, 0x77, False),
+)  # fmt: skip
+
+
+def test_mxfp4_values_that_no_float_holds(folder: Path, tmp_path: Path, llama: Llama) -> None:
+    """The scale is a float; a value is 12 times as large, or the scale stands for NaN: an error, placed."""
+    path = model_of(MXFP4, folder, llama)
+    for row, (scale, codes, wrong) in enumerate(SCALES):
+        raw = bytes([scale]) + bytes(9) + bytes([codes]) + bytes(6)
+        block = np.frombuffer(raw, np.uint8)
+        finite = np.isfinite(llama.to_float(MXFP4.type_id, block, 32)).all() and llama.validate(MXFP4.type_id, block)
+        assert MXFP4.finite(block) == finite == (not wrong)
+        path = patched_block(path, tmp_path / "altered.gguf", TENSOR, row, 3, 0, raw)
+    report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(tensor=f"^{TENSOR}$", progress=False))
+    found = [(f.tensor, f.row, f.block) for f in report.rungs[0].failures]
+    assert found == [(TENSOR, row, 3) for row, (*_, wrong) in enumerate(SCALES) if wrong]
+    assert all("stands for NaN, or a value overflows" in f.what for f in report.rungs[0].failures)
+
+
+def test_every_byte_is_a_scale_of_nvfp4(llama: Llama) -> None:
+    """0x7F and 0xFF, NaN in other hands, are 0 and 240 to llama.cpp, and no value leaves the floats."""
+    blocks = np.full((64, 36), 0x77, np.uint8)
+    blocks[:, :4] = np.arange(256).reshape(64, 4)
+    assert NVFP4.finite(blocks).all()
+    assert np.isfinite(llama.to_float(NVFP4.type_id, blocks.reshape(-1), 64 * 64)).all()
+    assert llama.validate(NVFP4.type_id, blocks.reshape(-1))
+
+
+def test_every_type_of_the_library_is_covered_or_listed(llama: Llama) -> None:
+    """Types that llama.cpp adds later must be looked at, not passed over."""
+    types = llama.versions()["types"]
+    names = {t["name"].upper() for t in types.values()}
+    known = {*FORMATS, *ACTIVATION_FORMATS, *ELEMENT_TYPES}
+    assert names - {name.upper() for name in known} == set()
+    for fmt in (*FORMATS.values(), *ACTIVATION_FORMATS.values()):
+        of_library = types[fmt.type_id]
+        assert of_library["name"].upper() == fmt.name.upper()
+        assert (of_library["block_size"], of_library["block_bytes"]) == (fmt.block_size, fmt.block_bytes)

@@ -1,0 +1,158 @@
+"""llama.cpp in its process: what it answers, and what becomes of its crashes, aborts and hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS, Q8_0, Q8_1
+from gguf_verify.gguf import open_model
+from gguf_verify.llama import Evaluation, Gemm, Llama, LlamaRefused
+from gguf_verify.support.errors import EnvironmentFault
+from tests.support.tools import FIXTURES
+
+Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
+
+
+@pytest.fixture
+def model() -> Llama:
+    with Llama() as process:
+        process.open(Q4_0, threads=1)
+        process.make_context(32)
+        yield process
+
+
+def test_versions(llama: Llama) -> None:
+    versions = llama.versions()
+    assert versions["llama_cpp_python"].count(".") == 2
+    for fmt in FORMATS.values():
+        known = versions["types"][fmt.type_id]
+        assert (known["block_size"], known["block_bytes"]) == (fmt.block_size, fmt.block_bytes)
+
+
+def test_block_products_are_those_of_the_rows(llama: Llama) -> None:
+    """The view trick: each partial product equals a plain product with K=32."""
+    rng = np.random.default_rng(1)
+    w = llama.quantize(2, rng.standard_normal((5, 96), np.float32))
+    x = rng.standard_normal((3, 96), np.float32)
+    whole = llama.block_products(2, w, x)
+    assert whole.shape == (3, 3, 5)
+    for b in range(3):
+        part = llama.block_products(2, w[:, 18 * b : 18 * (b + 1)].copy(), x[:, 32 * b : 32 * (b + 1)].copy())
+        assert (part[0] == whole[b]).all()
+
+
+def test_capture_sees_weights_activations_and_outputs(model: Llama) -> None:
+    tokens = model.tokenize("Once upon a time")
+    gemms = list(model.capture(tokens, (Q8_0.type_id, Q8_1.type_id), checksum=True))
+    done = gemms.pop()
+    assert isinstance(done, Evaluation)
+    assert done.lookup == {"token_embd.weight": "q4_0"}
+    assert done.unsupported == {}
+    assert len(gemms) == 22
+    with open_model(Q4_0) as file:
+        for gemm in gemms:
+            assert isinstance(gemm, Gemm)
+            tensor = file.tensors[gemm.tensor]
+            assert gemm.x.shape == (len(tokens), tensor.k)
+            assert gemm.y.shape == (len(tokens), tensor.n_rows)
+            assert gemm.crc32 == zlib.crc32(tensor.raw.tobytes())
+            assert (gemm.quantized[8] == model_from_float(gemm.x)).all()
+    last = gemms[-1]
+    assert isinstance(last, Gemm)
+    assert (last.y == done.logits).all()  # the output matrix
+
+
+def model_from_float(x: np.ndarray) -> np.ndarray:
+    from gguf_verify.semantics.activations import encode_q8_0_cpu
+
+    return encode_q8_0_cpu(x)
+
+
+def test_capture_can_be_left_early(model: Llama) -> None:
+    tokens = model.tokenize("Once upon a time")
+    for _ in model.capture(tokens):
+        break
+    assert model.evaluate(tokens).logits.shape == (len(tokens), 512)
+
+
+def test_graft(model: Llama) -> None:
+    """Handing back llama.cpp's own outputs changes nothing; zeros do; one changed GEMM moves the logits."""
+    tokens = model.tokenize("Once upon a time")
+    plain = model.evaluate(tokens).logits
+    assert (model.graft(tokens, lambda g: g.y).logits == plain).all()
+    assert (model.graft(tokens, lambda _: None).logits == plain).all()
+    assert (model.graft(tokens, lambda g: 0 * g.y).logits == 0).all()
+    moved = model.graft(tokens, lambda g: 2 * g.y if g.tensor == "blk.0.ffn_down.weight" else None).logits
+    assert np.abs(moved - plain).max() > 0.1
+
+
+def test_generate_is_greedy(model: Llama) -> None:
+    tokens = model.tokenize("The import statement")
+    out = model.generate(tokens, 8)
+    logits = model.evaluate(tokens + out[:-1]).logits
+    assert logits[len(tokens) - 1 :].argmax(axis=1).tolist() == out
+
+
+def test_a_file_it_does_not_load(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + bytes(40))
+    with Llama() as process, pytest.raises(LlamaRefused, match=r"does not load.*it said"):
+        process.open(path, threads=1)
+
+
+def test_crash() -> None:
+    with Llama() as process:
+        os.kill(process.pid, signal.SIGSEGV)
+        with pytest.raises(EnvironmentFault, match=r"llama.cpp died in \w+ \(SIGSEGV\)"):
+            process.versions()
+
+
+def test_abort_shows_its_last_words(model: Llama) -> None:
+    """More tokens than the context's batch: llama.cpp asserts, and the assertion is what the user gets to read."""
+    with pytest.raises(EnvironmentFault, match=r"died in evaluate \(SIGABRT\); it said: .*ASSERT"):
+        model.evaluate([1] * 1000)
+
+
+def test_hang() -> None:
+    with Llama() as process:
+        process._time_limit = 0.5  # not of the start, which takes as long on a busy machine
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(EnvironmentFault, match=r"hung in hello: no answer for 0.5 s"):
+            process.versions()
+
+
+def test_abi_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A struct that is laid out otherwise is found before anything is read through it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Shift:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'gguf_verify.llama.worker' or name != 'gguf_verify.llama.ggml': return None\n"
+        "        sys.meta_path.remove(self)\n"
+        "        import importlib.util, pathlib\n"
+        "        spec = importlib.util.find_spec(name)\n"
+        "        source = pathlib.Path(spec.origin).read_text()\n"
+        "        source = source.replace('(\"buffer\", c.c_void_p)', '(\"buffer\", c.c_void_p * 2)')\n"
+        f"        altered = pathlib.Path({str(tmp_path)!r}) / 'ggml_altered.py'\n"
+        "        altered.write_text(source)\n"
+        "        return importlib.util.spec_from_file_location(name, altered)\n"
+        "sys.meta_path.insert(0, Shift())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(EnvironmentFault, match=r"struct layout differs in llama-cpp-python .*ne is"):
+        Llama()
+
+
+@pytest.mark.parametrize("threads", [1, 16, 64])
+def test_block_products_on_many_threads(llama: Llama, threads: int) -> None:
+    """llama.cpp's work space grows with the threads; it died of too little of it."""
+    rng = np.random.default_rng(3)
+    w = llama.quantize(12, rng.standard_normal((256, 512), np.float32))  # Q4_K
+    x = rng.standard_normal((3, 512), np.float32)
+    assert llama.block_products(12, w, x, threads).tobytes() == llama.block_products(12, w, x).tobytes()

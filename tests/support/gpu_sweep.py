@@ -1,0 +1,93 @@
+"""Every kernel on a GPU at the edges of its shapes, for a process of its own under `compute-sanitizer`:
+
+    compute-sanitizer --tool memcheck --error-exitcode 9 python -m tests.support.gpu_sweep [ROOT [KERNEL …]]
+
+Every buffer is an allocation of its own, so that a read past an input is seen; without guards, so is a write. The bits
+must be naive's, or, of an order of a kernel's own, the oracle's. ROOT is a copy of the kernels' folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_verify.formats import FLOAT_TYPES, FORMATS, BlockFormat
+from gguf_verify.hosts.cupy_host import CupyHost
+from gguf_verify.kernels.families import FAMILIES
+from gguf_verify.kernels.shipped import KERNELS, LEGACY, KernelSpec, ShippedKernel
+from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics.elements import element_product
+from gguf_verify.support.paths import kernel_root
+from tests.rungs.kernels.test_kernels import element_gemm, gaussians, random_elements, random_weights
+
+#: M, N, blocks: one of each; odd numbers of blocks; past tiles of 16, 64 and 128; more blocks than a ring has stages.
+SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (7, 33, 40)]
+#: Beside the five that every kernel covers: one of each way of K-quants.
+MORE = ("Q2_K", "Q6_K")
+
+
+class Bare(CupyHost):
+    """Buffers that end with their last byte, whatever they are for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cupy.cuda.set_allocator(None)
+
+    def output(self, nbytes: int) -> Any:
+        return self._cupy.full(nbytes, 0xA5, np.uint8)
+
+    def download(self, output: Any) -> npt.NDArray[np.uint8]:
+        return np.asarray(self._cupy.asnumpy(output))
+
+
+def expected(spec: KernelSpec, fmt: BlockFormat, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]) -> Any:
+    semantics = SEMANTICS[spec.semantics]
+    return product(semantics, fmt, w, semantics.bytes_of(x), spec.ordered).ordered
+
+
+def sweep(host: Bare, root: Path, names: list[str]) -> int:
+    """How many products were right. Raises SystemExit at the first that is not."""
+    count = 0
+    for spec in (KERNELS[name] for name in names):
+        if spec.cards.target(str(host.sm)) is None:
+            continue
+        for fmt in (FORMATS[name] for name in (*sorted(LEGACY), *MORE)):
+            if not spec.covers(fmt):
+                continue
+            kernel, rng = ShippedKernel(spec, host, root), np.random.default_rng(25)
+            for m, n, blocks in SHAPES:
+                k = blocks * fmt.block_size
+                w, x = random_weights(rng, fmt, n, k), gaussians(rng, m, k)
+                weights, want = kernel.upload(fmt, w), np.asarray(expected(spec, fmt, w, x))
+                for got in (kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x))):
+                    if got.tobytes() != want.tobytes():
+                        raise SystemExit(f"wrong bits: {spec.name} {fmt.name} M {m} N {n} K {k}")
+                    count += 1
+    return count
+
+
+def elements(host: Bare) -> int:
+    """The kernel of weights that are not quantized, likewise."""
+    for kind in FLOAT_TYPES:
+        rng = np.random.default_rng(26)
+        w, x = random_elements(rng, kind, 31, 33), gaussians(rng, 3, 33)
+        want = element_product(kind, w.view(np.uint8), x, ordered=True).ordered
+        if element_gemm(host, kind, w, x).tobytes() != np.asarray(want).tobytes():
+            raise SystemExit(f"wrong bits: elements {kind}")
+    return len(FLOAT_TYPES)
+
+
+def main(arguments: list[str]) -> None:
+    host = Bare()
+    root = Path(arguments[0]) if arguments else kernel_root()
+    names = arguments[1:] or [spec.name for family in FAMILIES.values() for spec in family.members]
+    count = sweep(host, root, names) + elements(host)
+    print(f"{count} products are right")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,164 @@
+"""Nights and a run's report that were never measured, for the tests of reports. The same call makes the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import referencing
+from jsonschema import Draft202012Validator
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
+from gguf_verify.report import html, json_report
+from gguf_verify.report.nightly import Change, Changes
+from gguf_verify.results import Failure
+from gguf_verify.rungs import RungResult
+from gguf_verify.verification import Report
+
+SCHEMAS = Path(html.__file__).parents[1] / "schemas"
+SCRIPT = "<script>alert(1)</script>"
+#: Names that a file may hold: markup, quotes, marks that turn the text around, what XML cannot hold, and a long one.
+HOSTILE = (
+    SCRIPT, "\"'><img src=x onerror=alert(1)>", "abc\u202eweight\u2066", "nul\x00esc\x1b[31m\ufffe\udc80", "n" * 10_000,
+    "| pipe | `code` [link](https://example.invalid) @someone #1 **bold**", "{{ 7*7 }}{% raw %}",
+    "]]>&amp;<!--", "=cmd",
+)  # fmt: skip
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+
+def gemm_names(n: int) -> list[str]:
+    return [f"blk.{i // len(MATRICES)}.{MATRICES[i % len(MATRICES)]}.weight" for i in range(n)]
+
+
+def run_report(names: list[str] | None = None, wrong: str | None = None, kind: str = "Q4_0") -> dict[str, Any]:
+    """`run_result` as JSON."""
+    return json_report.to_dict(run_result(names, wrong, kind))
+
+
+def run_result(names: list[str] | None = None, wrong: str | None = None, kind: str = "Q4_0") -> Report:
+    """A run over these tensors; the kernel is wrong in one of them, if it is among them."""
+    drawn = random.Random(1)
+    names = names or gemm_names(21)
+    block = bytes((37 * i + 12) % 120 for i in range(FORMATS[kind].block_bytes))
+    rungs = [RungResult(name) for name in ("bytes", "blocks", "layers", "tokens")]
+    size = FORMATS[kind].block_bytes
+    for i, name in enumerate(names):
+        bad = int(name == wrong)
+        row = {"tensor": name, "type": kind, "blocks": 2048}
+        rungs[0].details.append({**row, "bytes": 2048 * size, "offset": 4096 + i * 2048 * size, "failures": 0})
+        rungs[1].details.append({**row, "failures": bad})
+        u = 57.0 if bad else drawn.uniform(0.004, 0.09)
+        rungs[2].details.append(
+            {"tensor": name, "node": f"node-{i}", "type": kind, "M": 12, "N": 256, "K": 256, "by": "q8_1_dp4a",
+             "llama.cpp as": "q8_0_cpu", "kernel": u, "llama.cpp": drawn.uniform(0.02, 0.1), "same activations": u / 2,
+             "gap NMSE": drawn.uniform(1e-5, 4e-4), "failures": bad}
+        )  # fmt: skip
+        if bad:
+            what = f"kernel: {name} row 17 block 3 token 0: the output is outside the bound"
+            failure = Failure(what, name, 17, 3, 0, 4150, block.hex(), -0.0018, -0.0077, 7.9e-7, 57.0)  # fmt: skip
+            rungs[1].fail(failure)
+            rungs[2].fail(failure)
+            place = {"tensor": name, "who": "kernel"}
+            told = ["unknown: no fault of the catalogue explains the outputs"]
+            rungs[2].diagnosis = {**place, "row": 17, "token": 0, "block": 3, "lines": told}
+            rungs[2].heat_map = {
+                **place, "where": name, "M": 12, "N": 256, "tokens_per_cell": 1, "rows_per_cell": 8,
+                "utilisation": [[57.0 if j == 2 else 0.01 for j in range(32)] for _ in range(12)],
+                "wrong": [[int(j == 2) for j in range(32)] for _ in range(12)],
+            }  # fmt: skip
+    for i, text in enumerate(["Once", " upon", "\n", SCRIPT, " a", " time"]):
+        same = i != 4 or wrong is None
+        rungs[3].details.append(
+            {"position": i, "text": text, "llama.cpp": 13 + i, "kernel (a)": 13 + i,
+             "kernel (b)": 13 + i if same else 99, "oracle (b)": 13 + i}
+        )  # fmt: skip
+    for rung in rungs:
+        rung.checked = {"tensors": len(names), "blocks": 2048 * len(names), "outputs": 9, "tokens": 6}
+        rung.seconds = 1.5
+    rungs[2].measure("kernel", 57.0 if wrong in names else 0.09, 1.0, f"{names[0]} row 1 token 0")
+    rungs[2].measure("llama.cpp", 0.1, 2.0, f"{names[0]} row 3 token 1")
+    rungs[2].figures = {"gap to llama.cpp, worst NMSE": 4e-4, "GEMMs by q8_1_dp4a": len(names)}
+    rungs[3].notes = ["a tie, margin 0.055"]
+    header = {
+        "gguf-verify": "0.1.0", "python": "3.11.7", "llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0",
+        "host": "cpu: a CPU",
+        "kernel": "q8_1", "semantics": "q8_1", "file": "/models/tiny-Q4_0.gguf", "sha256": ["2f96a0a1" * 8],
+        "tensor types": {kind: len(names)}, "seed": 0, "ggml": "0.25.3", "numpy": "2.4.6", "gguf": "0.19.0",
+        "platform": "Linux x86_64", "size": 1495200, "architecture": "llama", "host chosen": "as asked for",
+        "declared order": "ascending k", "kernels of other types": {}, "judged by": "", "verified means": "",
+        "host of other types": "cpu: a CPU",
+        "semantics of llama.cpp": {kind: "q8_0_cpu"},
+        "reference": "CPU", "threads": 2, "n_predict": 6, "prompt": "Once upon a time",
+    }  # fmt: skip
+    return Report(header, rungs, "verify_model.py tiny-Q4_0.gguf --host cpu", 6.0)
+
+
+def keys() -> list[Key]:
+    return [
+        Key("tiny-F16.gguf", kind, kernel, "cpu", "story", variant)
+        for variant in ("installed", "0.3.35") for kind in ("Q4_0", "Q5_1", "Q4_K", "Q6_K")
+        for kernel in ("q8_1", "f32", "q8_1_mma")
+    ]  # fmt: skip
+
+
+def cell(key: Key, n: int, outcome: Outcome = Outcome.VERIFIED, gemms: int = 21, words: str = "") -> Cell:
+    drawn = random.Random(f"{key!r}{n}")
+    names, bad = gemm_names(gemms), outcome is Outcome.MISMATCH
+    used = {name: drawn.uniform(0.004, 0.09) for name in names}
+    if bad:
+        used[names[8]] = 57.0
+    told = outcome in (Outcome.VERIFIED, Outcome.MISMATCH)
+    return Cell(
+        key, outcome, words, {Outcome.VERIFIED: 0, Outcome.MISMATCH: 1}.get(outcome), drawn.gauss(20, 1),
+        {rung: drawn.gauss(5, 0.2) for rung in ("bytes", "blocks", "layers", "tokens")} if told else {},
+        {"llama-cpp-python": "0.3.36" if key.variant == "installed" else key.variant, "gguf-verify": "0.1.0"},
+        "cpu: a CPU",
+        (Measure("layers", "kernel", max(used.values()), 2.0, f"{names[8]} row 17 token 0"),
+         Measure("layers", "llama.cpp as q8_0_cpu", 0.1, 5.0, f"{names[0]} row 3 token 1")) if told else (),
+        {"layers: gap to llama.cpp, worst NMSE": 4e-4}, used if told else {},
+        run_report(names, names[8]) if bad else None,
+    )  # fmt: skip
+
+
+@cache
+def history(nights: int = 20, gemms: int = 21) -> list[Night]:
+    """Quiet nights, then one in which a kernel is wrong, llama.cpp crashed, and a cell was not run."""
+    planned = tuple(keys())
+    out = []
+    for n in range(1, nights + 1):
+        cells = {key: cell(key, n, gemms=gemms) for key in planned}
+        if n == nights:
+            cells[planned[2]] = cell(planned[2], n, Outcome.MISMATCH, gemms, "layers: blk.1.attn_k.weight row 17")
+            cells[planned[7]] = cell(
+                planned[7], n, Outcome.CRASHED, gemms, "llama.cpp died of SIGSEGV while it evaluated"
+            )
+            del cells[planned[-1]]
+        day = f"2026-10-{n:02}"
+        out.append(Night(n, f"{day}T01:30:00+00:00", f"{day}T02:00:00+00:00", "nightly.toml", planned, cells,
+                         {"CPU": "a CPU", "cores": "2", "memory": "8 GiB"}, "0.1.0 (1dc5011)"))  # fmt: skip
+    return out
+
+
+def changes() -> Changes:
+    """What changed in the last night of `history`."""
+    planned = keys()
+    return Changes(
+        "night 19", [Change(planned[2], "verified, now mismatch"), Change(planned[7], "verified, now crashed")],
+        [Change(planned[4], "timed out, now verified")], [Change(planned[-1], "verified, now not run")],
+        [Change(planned[0], "layers, kernel: utilisation 0.02, now 0.08")],
+        [Change(planned[1], "20 s, now 31 s; usual are 19 to 21 s")],
+    )  # fmt: skip
+
+
+@cache
+def validator(name: str) -> Draft202012Validator:
+    """Of the JSON schema "run" or "nightly"."""
+    found = {n: json.loads((SCHEMAS / f"{n}.schema.json").read_text()) for n in ("run", "nightly")}
+    for schema in found.values():
+        Draft202012Validator.check_schema(schema)
+    resources = [(schema["$id"], referencing.Resource.from_contents(schema)) for schema in found.values()]
+    return Draft202012Validator(found[name], registry=referencing.Registry().with_resources(resources))

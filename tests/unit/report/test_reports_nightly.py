@@ -1,0 +1,494 @@
+"""Reports of nights, without a browser: what they say, that it validates, and that no name gets out of its place."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xmlschema
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.nightly.records import Key, Night, Outcome
+from gguf_verify.report import html
+from gguf_verify.report import text as run_text
+from gguf_verify.report.html import blocks, charts
+from gguf_verify.report.nightly import Change, Changes, as_json, junit, markdown, verdict, write_reports
+from gguf_verify.report.nightly.lines import night_lines
+from tests.support import nights
+from tests.support.nights import HOSTILE, SCHEMAS, SCRIPT, cell, changes, history, keys, run_report, validator
+
+TEMPLATES = Path(html.__file__).parent / "templates"
+
+
+@cache
+def junit_schema() -> xmlschema.XMLSchema:
+    return xmlschema.XMLSchema(str(SCHEMAS / "junit.xsd"))
+
+
+def hostile_nights() -> tuple[list[Night], Changes]:
+    """Every name that a night has is one that a file, a host or a user could have given it."""
+    listed = [Key(*(HOSTILE[(i + j) % len(HOSTILE)] for j in range(6))) for i in range(len(HOSTILE))]
+    cells = {}
+    for i, key in enumerate(listed):
+        name = HOSTILE[i]
+        made = cell(key, 1, Outcome.MISMATCH if i % 2 else Outcome.CRASHED, words=name)
+        cells[key] = replace(
+            made, gemms=dict.fromkeys(HOSTILE, 0.5), versions={name: name}, host=name, figures={name: 1.0},
+            measures=tuple(replace(m, where=name, who=f"kernel {name}") for m in made.measures),
+            report=run_report([*HOSTILE], name),
+        )  # fmt: skip
+    night = Night(1, "2026-10-20T01:30:00+00:00", "2026-10-20T02:00:00+00:00", SCRIPT, (*listed, keys()[0]), cells,
+                  {name: name for name in HOSTILE}, SCRIPT)  # fmt: skip
+    return [night], Changes(SCRIPT, *([Change(key, name) for key, name in zip(listed, HOSTILE, strict=True)],) * 5)
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_verdict_of_a_night() -> None:
+    nights = history(2)
+    quiet, loud = nights
+    assert verdict(quiet).word == "verified"
+    assert verdict(loud).word == "not finished"
+    assert verdict(loud, changes()).word == "regression"
+    assert verdict(loud, changes()).outcomes == {"verified": 21, "mismatch": 1, "crashed": 1, "not run": 1}
+    planned = replace(loud, planned=tuple(loud.cells))
+    assert (verdict(planned).word, verdict(planned).level) == ("not everything verified", "bad")
+    assert verdict(replace(quiet, finished=None)).word == "not finished"
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.VERIFIED])
+def test_no_other_outcome_is_a_pass(outcome: Outcome) -> None:
+    key = keys()[0]
+    night = replace(history(1)[0], planned=(key,), cells={key: cell(key, 1, outcome)})
+    assert verdict(night).word == "not everything verified"
+    assert verdict(night).level != "good"
+    case = ET.fromstring(junit.render([night])).find("testsuite/testcase")
+    assert case is not None
+    assert case.find("failure" if outcome is Outcome.MISMATCH else "error") is not None
+
+
+def test_vanished_is_never_a_pass() -> None:
+    quiet = history(2)[0]
+    gone = Changes("night 1", vanished=[Change(keys()[0]._replace(variant="0.3.30"), "verified, now gone")])
+    assert verdict(quiet, gone).word == "regression"
+    suites = ET.fromstring(junit.render([quiet], gone)).findall("testsuite")
+    assert [s.get("errors") for s in suites if s.get("name") == "0.3.30"] == ["1"]
+
+
+def test_nothing_run_is_no_pass() -> None:
+    night = replace(history(1)[0], planned=(), cells={})
+    assert verdict(night).word == "nothing was run"
+    root = ET.fromstring(junit.render([night]))
+    assert root.find("testsuite/testcase/error") is not None
+    junit_schema().validate(junit.render([night]))
+    for render in (markdown.render, html.render):
+        assert "othing was run" in render([night])
+    for render in (markdown.render, html.render, junit.render, as_json.render):
+        with pytest.raises(ValueError, match="no night"):
+            render([])
+
+
+# ---- schemas ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compared", [True, False])
+def test_json_validates(compared: bool) -> None:
+    made = json.loads(as_json.render(history(), changes() if compared else None))
+    validator("nightly").validate(made)
+    assert len(made["night"]["cells"]) == 23
+    assert [k["kernel"] for k in made["night"]["missing"]] == ["q8_1_mma"]
+    assert len(made["history"]) == 20
+    assert made["history"][-1]["verdict"] == ("regression" if compared else "not finished")
+
+
+def test_json_of_hostile_names_and_numbers() -> None:
+    found, compared = hostile_nights()
+    key = next(iter(found[0].cells))
+    strange = replace(found[0].cells[key], gemms={"x": float("nan"), "y": float("inf")})
+    found = [replace(found[0], cells={**found[0].cells, key: strange})]
+    made = json.loads(as_json.render(found, compared).encode())
+    validator("nightly").validate(made)
+    assert made["night"]["cells"][0]["gemms"] == {"x": "NaN", "y": "Infinity"}
+    json.dumps(made, ensure_ascii=False).encode()  # no surrogate is left, in keys neither
+
+
+def test_run_report_validates() -> None:
+    validator("run").validate(run_report())
+    validator("run").validate(run_report(wrong=nights.gemm_names(21)[8]))
+
+
+def broken(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {**report, "verdict": "mismatch"}  # with exit code 0
+    yield {**report, "schema": 2}
+    yield {**report, "more": 1}
+    yield {k: v for k, v in report.items() if k != "command"}
+    for change in ({"n_failures": 1}, {"fault": "died"}, {"unverified": [{"name": "x", "why": "y"}]}, {"name": "x"},
+                   {"seconds": -1}, {"worst": {"kernel": {"utilisation": "1", "where": ""}}}):  # fmt: skip
+        yield {**report, "rungs": [{**report["rungs"][0], **change}, *report["rungs"][1:]]}
+
+
+@pytest.mark.parametrize("i", range(10))
+def test_schema_refuses(i: int) -> None:
+    assert not validator("run").is_valid([*broken(run_report())][i])
+
+
+def test_junit_validates() -> None:
+    made = junit.render(history(), changes())
+    junit_schema().validate(made)
+    root = ET.fromstring(made)
+    assert [s.get("name") for s in root] == ["installed", "0.3.35"]
+    assert sum(int(s.get("tests", 0)) for s in root) == 24
+    assert [(s.get("failures"), s.get("errors")) for s in root] == [("1", "1"), ("0", "1")]
+    failed = root.find("testsuite/testcase/failure")
+    assert failed is not None
+    assert "utilisation 57" in (failed.text or "")
+    assert "repeat with: verify_model.py" in (failed.text or "")
+    assert root.find(".//skipped") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('tests="12"', 'tests="0"'), ('time="', 'time="-'), ("T01:30:00", "T01:30:00Z"), ("<failure", "<skipped"),
+     ('classname="', 'class="'), ('name="Q4_0 · cpu · story · installed"', 'name=""')],
+)  # fmt: skip
+def test_junit_schema_refuses(old: str, new: str) -> None:
+    made = junit.render(history(), changes())
+    assert old in made
+    made = made.replace(old, new).replace("</failure", "</skipped" if "skipped" in new else "</failure")
+    assert not junit_schema().is_valid(made)
+
+
+def test_junit_of_hostile_names() -> None:
+    found, compared = hostile_nights()
+    made = junit.render(found, compared)
+    junit_schema().validate(made)
+    root = ET.fromstring(made.encode())
+    assert any("\\u202eweight" in (case.get("classname") or "") for case in root.iter("testcase"))
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e\u2066\ufffe\udc80]", made)
+
+
+# ---- text and Markdown -----------------------------------------------------------------------------------------------
+
+
+def test_lines_of_a_night() -> None:
+    lines = list(night_lines(history()[-1]))
+    assert "24 cells, 21 verified, 1 mismatch, 1 crashed, 1 not run" in lines[0]
+    assert [line.split(" ")[0] for line in lines[1:]] == ["MISMATCH", "CRASHED"]
+    found, _ = hostile_nights()
+    for line in night_lines(found[-1]):
+        assert not re.search("[\x00-\x1f\u202e\u2066\ufffe\udc80]", line)
+
+
+def test_text_of_a_run_shows_the_first_bytes_of_a_long_block() -> None:
+    report = nights.run_result(wrong=nights.gemm_names(21)[8], kind="Q6_K")
+    digits = report.rungs[1].failures[0].block_hex
+    assert digits
+    assert len(digits) == 420
+    assert f"block at byte 4150: {digits[:128]}… (210 bytes)\n" in run_text.render(report)
+    assert digits in json.dumps(nights.run_report(wrong=nights.gemm_names(21)[8], kind="Q6_K"))
+
+
+def test_lines_count_what_they_leave_out() -> None:
+    cell = next(c for c in history(1)[0].cells.values() if c.outcome is Outcome.VERIFIED)
+    listed = [keys()[0]._replace(prompt=str(i)) for i in range(100)]
+    cells = {key: replace(cell, key=key, outcome=Outcome.CRASHED) for key in listed}
+    lines = list(night_lines(replace(history(1)[0], planned=tuple(listed), cells=cells)))
+    assert len(lines) == 22
+    assert lines[-1] == "… and 80 more"
+
+
+def test_markdown() -> None:
+    made = markdown.render(history(), changes())
+    assert made.startswith("## ❌ Regression\n")
+    assert made.index("What changed") < made.index("<details>")
+    assert made.count("<details>") == made.count("</details>") == 2
+    assert "| ❌ new failures | tiny-F16.gguf · Q4&#95;0 · q8&#95;1&#95;mma" in made
+
+
+def test_markdown_of_hostile_names() -> None:
+    found, compared = hostile_nights()
+    made = markdown.render(found, compared)
+    assert len(made.encode()) < markdown.LIMIT
+    assert "&#60;script&#62;" in made
+    for row in (line for line in made.splitlines() if line.startswith("|")):
+        assert re.sub(r"&#[0-9]+;(<!-- -->)?", "", row).count("|") == 4 or row == "| --- | --- | --- |"
+    kept = re.sub(r"</?(details|summary)>|<!-- -->|&#[0-9]+;", "", made)
+    assert not re.search(r"[<>`\[\]@{]|\*\*|://", kept.replace("{{", "").replace("{%", ""))
+
+
+@pytest.mark.parametrize("many", ["changed", "cells"])
+def test_markdown_stays_below_what_github_takes(many: str) -> None:
+    listed = [keys()[0]._replace(prompt=f"prompt {i} " + "é_" * 200) for i in range(3000)]
+    planned = tuple(listed if many == "cells" else listed[:1])
+    night = replace(history(1)[0], planned=planned, cells={})
+    compared = Changes("night 0", [Change(key, "words") for key in (listed if many == "changed" else listed[:1])])
+    made = markdown.render([night], compared)
+    assert len(made.encode()) < markdown.LIMIT < 65_536
+    shown = made.count("new failures |" if many == "changed" else "⚠️ not run")
+    assert f"… and {3000 - shown:,} more" in made
+    assert made.count("<details>") == made.count("</details>")
+
+
+# ---- HTML ------------------------------------------------------------------------------------------------------------
+
+
+class _Page(HTMLParser):
+    """Counts elements, and finds attributes that could run or load something."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[str] = []
+        self.open: list[str] = []
+        self.bad: list[tuple[str, str]] = []
+        self.ids: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append(tag)
+        if tag not in ("meta", "input", "br"):
+            self.open.append(tag)
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value or "")
+            if name.startswith("on") or name in ("src", "style", "srcset", "xlink:href"):
+                self.bad.append((tag, name))
+            if name == "href" and not (value or "").startswith("#"):
+                self.bad.append((tag, value or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@cache
+def pages() -> dict[str, str]:
+    found, compared = hostile_nights()
+    return {
+        "night": html.render(history(), changes()), "hostile night": html.render(found, compared),
+        "run": html.render_run(run_report(wrong=nights.gemm_names(21)[8])),
+        "hostile run": html.render_run(run_report([*HOSTILE], SCRIPT)),
+        "run that passed": html.render_run(run_report()),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["night", "hostile night", "run", "hostile run", "run that passed"])
+def test_html_holds_no_more_than_its_own(name: str) -> None:
+    made = pages()[name]
+    found = _Page(made)
+    assert not found.open
+    assert not found.bad
+    assert found.elements.count("script") == found.elements.count("style") == 1
+    assert not {"img", "link", "iframe", "object", "base", "form"} & {*found.elements}
+    assert len(found.ids) == len({*found.ids})
+    links = {"https://example.invalid)", "https://example.i…"}  # text of a hostile name
+    assert set(re.findall(r"https?://[^\s\"'<]*", made)) <= links
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e\u2066\ufffe\udc80]", made)
+    assert ("{{ 7*7 }}{% raw %}" in made) == ("hostile" in name)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', made)
+    assert policy
+    assert "default-src 'none'" in policy[1]
+    assert "unsafe" not in policy[1]
+    made.encode()
+
+
+def test_html_of_a_script() -> None:
+    for made in (pages()["hostile night"], pages()["hostile run"]):
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in made
+        assert SCRIPT not in made
+        assert "abc\\u202eweight" in made
+        assert "n" * 119 in made
+        assert "n" * 2000 not in made
+
+
+def test_templates_show_what_does_not_print() -> None:
+    template = html._environment().from_string("{{ x }}{{ x|name }}")
+    assert template.render(x="a\u202e<b>\udc80") == 2 * "a\\u202e&lt;b&gt;\\x80"
+
+
+def test_html_says_the_verdict_first() -> None:
+    made = html.render(history(), changes())
+    assert made.index('<h1 id="verdict">Regression</h1>') < made.index("What changed") < made.index(">Rungs</h2>")
+    assert ">Mismatch</h1>" in html.render_run(run_report(wrong=nights.gemm_names(21)[8]))
+    passed = run_report()
+    assert ">Verified</h1>" in html.render_run(passed)
+    assert "Verified here means" not in html.render_run(passed)
+    passed["header"]["verified means"] = f"less than {SCRIPT}"
+    assert "Verified here means: less than &lt;script&gt;" in html.render_run(passed)
+    with pytest.raises(ValueError, match="schema 2"):
+        html.render_run({**run_report(), "schema": 2})
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4"])
+def test_xray_of_a_block(kind: str) -> None:
+    raw = bytes(range(1, FORMATS[kind].block_bytes + 1))
+    made = blocks.block(kind, raw.hex())
+    assert made
+    assert "".join(b for part in made.parts for b in part.bytes) == raw.hex()
+    assert [part.name for part in made.parts] == [f.name for f in FORMATS[kind].fields]
+    assert len(made.values) == FORMATS[kind].block_size
+    short = blocks.block(kind, raw[:-1].hex())
+    assert short
+    assert not short.values
+    assert "not decoded" in short.why
+
+
+def test_xray_of_what_is_no_block() -> None:
+    assert blocks.block("Q4_0", "xyz") is None
+    assert blocks.block("Q4_0", "") is None
+    unknown = blocks.block("Q9_9", "00ff")
+    assert unknown
+    assert unknown.parts[0].bytes == ("00", "ff")
+    assert len(blocks.block("F16", "003c" * 4).values) == 4  # type: ignore[union-attr]
+
+
+def test_shades() -> None:
+    assert [charts.shade(v) for v in (0.0, 1e-5, 0.99e-4, 1.01e-4, 0.5, 1.0)] == ["u0", "u0", "u0", "u1", "u8", "u8"]
+    assert {charts.shade(v) for v in (1.01, float("inf"), float("nan"))} == {"ux"}
+    assert charts.shade(0.1, wrong=True) == "ux"
+    assert charts.shade(None) == "un"
+
+
+def test_heat_map_keeps_the_worst_of_what_it_puts_together() -> None:
+    names = [f"blk.{i}.attn_q.weight" for i in range(1000)]
+    made = charts.heat_map([charts.Gemm(n, 7.0 if i == 777 else 0.01) for i, n in enumerate(names)], "x")
+    assert made
+    assert made.count("<rect") <= charts.MOST_LINES
+    assert made.count('class="ux"') == 1
+    assert "Worst utilisation 7, of blk.777.attn_q.weight; 1 of" in made
+    over = charts.heat_map([charts.Gemm("a", 0.1), charts.Gemm("a", float("nan")), charts.Gemm("a", 0.2)], "x")
+    assert over
+    assert "NaN" in over
+    assert 'class="ux"' in over
+
+
+def test_map_of_a_wrong_gemm() -> None:
+    report = run_report(wrong=nights.gemm_names(21)[8])
+    made = html.render_run(report)
+    assert "12 tokens by 256 rows, a cell 1 × 8 outputs (tokens × rows); 12 of 384 cells are wrong." in made
+    assert "<title>token 3, row 16: 57</title>" in made
+    report["rungs"][2]["heat_map"]["utilisation"][0][5] = "Infinity"
+    assert html.render_run(report).count("M119 26h10v10h-10z") == 1
+    assert re.search('class="ux" d="[^"]*M119 26h10v10h-10z', html.render_run(report))
+    assert not re.search('class="ux" d="[^"]*M119 26h10v10h-10z', made)
+    report["rungs"][2]["heat_map"]["where"] = SCRIPT
+    assert SCRIPT not in html.render_run(report)
+
+
+def test_histogram_and_lines() -> None:
+    made = charts.histogram([0.02, 0.02, 5.0, float("nan"), 0.0], "x")
+    assert made
+    assert "5 values, the largest NaN; 2 over the bound." in made
+    assert charts.histogram([], "x") is None
+    drawn = charts.lines([charts.Point(1, 1.0), charts.Point(2, None), charts.Point(3, 2.0, False)], "x", " s")
+    assert drawn
+    assert "3 nights, from 0 to 2 s, last 2 s. Not all verified in night 3." in drawn
+    assert drawn.count("M") >= 2, "a night without a value breaks the line"
+    assert charts.lines([charts.Point(1, None)], "x") is None
+
+
+def test_html_of_a_large_history() -> None:
+    many = history(20, gemms=200)
+    made = html.render(many, changes())
+    assert len(made.encode()) < 5_000_000
+    assert f"{200 * 22:,}"[:1] in made
+    large = html.render_run(run_report(nights.gemm_names(1000), nights.gemm_names(1000)[8]))
+    assert len(large.encode()) < 5_000_000
+    assert large.count('data-outcome="right"') == 999 * 2
+
+
+def test_html_of_a_night_in_which_everything_is_wrong() -> None:
+    listed = [keys()[0]._replace(prompt=f"prompt {i}") for i in range(1000)]
+    wrong = nights.gemm_names(21)[8]
+    report = run_report(wrong=wrong, kind="Q6_K")
+    for rung in report["rungs"]:
+        wide = [bytes([len(rung["name"]), i] * 105).hex() for i in range(20)]
+        rung["failures"] = [{**report["rungs"][1]["failures"][0], "block_hex": digits} for digits in wide]
+    made = replace(cell(keys()[0], 1, Outcome.MISMATCH), report=report)
+    cells = {key: replace(made, key=key) for key in listed}
+    found = [replace(history(1)[0], number=n, planned=tuple(listed), cells=cells) for n in range(1, 21)]
+    page = html.render(found, Changes("night 19", [Change(key, "x" * 400) for key in listed]))
+    assert len(page.encode()) < 5_000_000
+    assert page.count("X-ray of the block<") + page.count("X-ray of the block <") == 20 * 4
+    assert "… and 500 more" in page
+
+
+def test_html_of_a_run_that_broke_off() -> None:
+    report = run_report()
+    report["rungs"][2] |= {
+        "fault": "llama.cpp died",
+        "verdict": "unverified",
+        "details": [],
+        "checked": {},
+        "worst": {},
+    }
+    report["rungs"][1] |= {"unverified": [{"name": SCRIPT, "why": "no decode"}], "verdict": "unverified"}
+    cosines = {"kernel (a) cosine": 1.0, "kernel (b) cosine": "NaN"}
+    report["rungs"][3]["details"] = [{"position": 0, "text": "Once", **cosines}]
+    made = html.render_run({**report, "verdict": "broken off", "exit_code": 3})
+    assert ">Broken off</h1>" in made
+    assert "llama.cpp died" in made
+    assert "1 thing could not be checked" in made
+    assert "kernel (a) cosine" in made
+
+
+# ---- colours ---------------------------------------------------------------------------------------------------------
+
+#: Text and what it stands on, as the style sheet has them.
+PAIRS = (
+    ("text", "page"), ("text", "card"), ("text", "inset"), ("muted", "page"), ("muted", "card"), ("muted", "inset"),
+    ("link", "card"), ("link", "inset"), ("link", "page"), ("good", "good-fill"), ("warn", "warn-fill"),
+    ("bad", "bad-fill"), ("bad", "card"), ("bad", "inset"), ("ux-ink", "ux"), ("un-ink", "un"),
+    *((f"c{i}", "inset") for i in range(5)), *(("u-ink", f"u{i}") for i in range(6)),
+    *(("u-ink-deep", f"u{i}") for i in range(6, 9)),
+)  # fmt: skip
+
+
+def themes() -> dict[str, dict[str, str]]:
+    style = (TEMPLATES / "style.css").read_text()
+    roots = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\n *\}", style, re.S)]  # fmt: skip # noqa: E501
+    assert len(roots) == 3
+    return dict(zip(("light", "dark", "print"), roots, strict=True))
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance: WCAG 2.2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_contrast(theme: str) -> None:
+    colours = themes()[theme]
+    low = {}
+    for ink, ground in PAIRS:
+        a, b = sorted((luminance(colours[ink]), luminance(colours[ground])))
+        ratio = (b + 0.05) / (a + 0.05)
+        if ratio < 4.5:
+            low[ink, ground] = round(ratio, 2)
+    assert not low
+    used = set(re.findall(r"(?<![\w-])color: var\(--([\w-]+)", (TEMPLATES / "style.css").read_text()))
+    assert used <= {ink for ink, _ in PAIRS} | {"fill", "hue"}, "a colour of text that no pair is of"
+
+
+# ---- all at once -----------------------------------------------------------------------------------------------------
+
+
+def test_write_reports(tmp_path: Path) -> None:
+    paths = {name: tmp_path / f"night.{name}" for name in ("html", "junit", "markdown", "json")}
+    write_reports(history(3), changes(), **paths)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in paths.values())
+    assert paths["html"].read_text().startswith("<!doctype html>")
+    assert json.loads(paths["json"].read_text())["schema"] == 1
+    write_reports(history(3), None, markdown=tmp_path / "only.md")
+    with pytest.raises(FileNotFoundError):
+        write_reports(history(3), None, junit=tmp_path / "no" / "such.xml")
