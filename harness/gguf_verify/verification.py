@@ -163,7 +163,7 @@ def _header(run: Run) -> dict[str, Any]:
         "semantics": run.kernel.semantics,
         "judged by": run.kernel.judged_by,
         "verified means": VERIFIED_BY_ITS_ORACLE if run.kernel.definition.oracle is not None else None,
-        "declared order": run.kernel.order,
+        "declared order": run.kernel.order_in_words,
         "kernel_time_limit": run.options.kernel_time_limit,
         "kernels of other types": _element_kernels(run),
         "host of other types": run.kernel.host.describe(),

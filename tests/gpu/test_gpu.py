@@ -16,7 +16,7 @@ from gguf_verify.hosts import CpuHost, CupyHost, gpu_fault, make_host
 from gguf_verify.hosts.base import GUARD_BYTES, POISON, Host
 from gguf_verify.kernels.shipped import KERNELS, KernelSpec, ShippedKernel
 from gguf_verify.rungs import Options
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
@@ -113,7 +113,7 @@ def test_kernels_of_a_semantics_agree_on_the_gpu(gpu: Host, fmt: BlockFormat) ->
     w = random_weights(rng, fmt, 257, k)
     for semantics, specs in by_semantics.items():
         x = random_activations(rng, specs[0], 33, k)
-        expected = product(SEMANTICS[semantics], fmt, w, x, ordered=True).ordered
+        expected = product(SEMANTICS[semantics], fmt, w, x, order=ASCENDING).ordered
         assert expected is not None
         for spec in specs:
             kernel = ShippedKernel(spec, gpu)
@@ -136,7 +136,7 @@ def test_elements(gpu: Host, cpu: CpuHost, kind: str) -> None:
         expected = element_gemm(cpu, kind, w, x)
         assert np.isfinite(expected).all()
         if k < 4096:
-            assert_same(expected, element_product(kind, w.view(np.uint8), x, ordered=True).ordered)
+            assert_same(expected, element_product(kind, w.view(np.uint8), x, order=ASCENDING).ordered)
         for m, n in ((1, 1), (3, 31), (33, 257)):
             got = element_gemm(gpu, kind, w[:n], x[:m])
             np.testing.assert_array_equal(got.view(np.uint32), expected[:m, :n].view(np.uint32), err_msg=f"{m}x{n}x{k}")
@@ -253,10 +253,10 @@ def test_illegal_address(tmp_path: Path) -> None:
         from pathlib import Path
         from gguf_verify.support.errors import KernelFault
         from gguf_verify.hosts import make_host
-        from gguf_verify.kernels.shipped import KERNELS, Kernel
+        from gguf_verify.kernels.shipped import KERNELS, ShippedKernel
         from tests.gpu.test_gpu import small_product
         try:
-            small_product(Kernel(KERNELS["q8_1_naive"], make_host("gpu"), Path(sys.argv[1])))
+            small_product(ShippedKernel(KERNELS["q8_1_naive"], make_host("gpu"), Path(sys.argv[1])))
         except KernelFault as fault:
             print("fault:", fault)
     """

@@ -19,7 +19,7 @@ from gguf_verify.formats import FLOAT_TYPES, FORMATS, BlockFormat
 from gguf_verify.hosts.cupy_host import CupyHost
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.shipped import KERNELS, LEGACY, KernelSpec, ShippedKernel
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.support.paths import kernel_root
 from tests.rungs.kernels.test_kernels import element_gemm, gaussians, random_elements, random_weights
@@ -46,7 +46,7 @@ class Bare(CupyHost):
 
 def expected(spec: KernelSpec, fmt: BlockFormat, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]) -> Any:
     semantics = SEMANTICS[spec.semantics]
-    return product(semantics, fmt, w, semantics.bytes_of(x), spec.ordered).ordered
+    return product(semantics, fmt, w, semantics.bytes_of(x), spec.order).ordered
 
 
 def sweep(host: Bare, root: Path, names: list[str]) -> int:
@@ -75,7 +75,7 @@ def elements(host: Bare) -> int:
     for kind in FLOAT_TYPES:
         rng = np.random.default_rng(26)
         w, x = random_elements(rng, kind, 31, 33), gaussians(rng, 3, 33)
-        want = element_product(kind, w.view(np.uint8), x, ordered=True).ordered
+        want = element_product(kind, w.view(np.uint8), x, order=ASCENDING).ordered
         if element_gemm(host, kind, w, x).tobytes() != np.asarray(want).tobytes():
             raise SystemExit(f"wrong bits: elements {kind}")
     return len(FLOAT_TYPES)

@@ -21,7 +21,7 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.launch import Tiles
 from gguf_verify.kernels.shipped import KERNELS, QUANTIZER
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.semantics.elements import element_product
 from tests.rungs.kernels.test_kernels import (
@@ -95,11 +95,11 @@ class Case:
         kernel, fmt = self.name
         if kernel == "elements":
             w, values = random_elements(rng, fmt, n, k).view(np.uint8), gaussians(rng, m, k)
-            x, ordered = values.view(np.uint8), element_product(fmt, w, values, ordered=True).ordered
+            x, ordered = values.view(np.uint8), element_product(fmt, w, values, order=ASCENDING).ordered
         else:
             spec = KERNELS[kernel]
             w, x = random_weights(rng, FORMATS[fmt], n, k), random_activations(rng, spec, m, k)
-            ordered = product(SEMANTICS[spec.semantics], FORMATS[fmt], w, x, ordered=True).ordered
+            ordered = product(SEMANTICS[spec.semantics], FORMATS[fmt], w, x, order=ASCENDING).ordered
         assert ordered is not None
         return w, x, ordered
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels.interface import Kernel, Weights
-from ..semantics import judge, product
+from ..semantics import Order, judge, product
 from ..support.errors import KernelFault
 
 _MOST_WORK = 1 << 33
@@ -84,7 +84,7 @@ def along_k(blames: Iterable[Blame]) -> Iterator[str]:
 
 def blame(
     kernel: Kernel, weights: Weights, rows: npt.NDArray[np.uint8], n: int, x: npt.NDArray[Any], m: int,
-    ordered: int = False,
+    order: Order | None = None,
 ) -> Blame | None:  # fmt: skip
     """Which block of K makes the output of weight row n and token m wrong; None where that cannot be told.
 
@@ -93,7 +93,7 @@ def blame(
         rows: uint8[N, row bytes], the file's.
         x: the activations of the call as the kernel took them: uint8[M, row bytes], or float32[M, K] that it quantized
             on the way.
-        ordered: the order whose bits are required, too.
+        order: the order whose bits are required, too.
     """
     fmt, semantics, values = weights.fmt, kernel.definition, x.dtype == np.float32
     nb = -(-weights.k // fmt.unit)
@@ -111,7 +111,7 @@ def blame(
         masked[m] = np.where(kept, x[m], 0)
         y = kernel.product(weights, masked) if values else kernel.gemm(weights, masked)
         taken = semantics.bytes_of(masked[m : m + 1]) if values else masked[m : m + 1]
-        expected = product(semantics, fmt, rows[n : n + 1], taken, ordered=ordered)
+        expected = product(semantics, fmt, rows[n : n + 1], taken, order=order)
         return bool(judge(np.ascontiguousarray(y[m : m + 1, n - low : n - low + 1]), expected).bad.any())
 
     try:

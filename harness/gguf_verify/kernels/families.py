@@ -93,7 +93,7 @@ class FamilyKernel(ShippedKernel):
         return self.family.name
 
     @property
-    def order(self) -> str:
+    def order_in_words(self) -> str:
         return "of the kernel that is chosen"
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:

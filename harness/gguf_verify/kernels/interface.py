@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..hosts.base import Host
-from ..semantics import SEMANTICS, Semantics
+from ..semantics import SEMANTICS, Order, Semantics
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,13 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
-    def ordered(self) -> int:
-        """Whether it declares the order of that definition; above 1: in parts of so many values."""
+    def order(self) -> Order | None:
+        """The order in which it declares that it adds the terms of an output; None where it declares none."""
 
     @property
-    def order(self) -> str:
-        """Its declared order in words."""
-        if not self.ordered:
-            return "none"
-        return "ascending k" if self.ordered is True else f"ascending k, in parts of {self.ordered}"
+    def order_in_words(self) -> str:
+        """Its declared order, for reports."""
+        return "none" if self.order is None else str(self.order)
 
     @property
     def any_shape(self) -> bool:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from ..hosts.base import Host
+from ..semantics import ASCENDING, Order
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
 from .interface import Kernel, Weights
@@ -29,8 +30,8 @@ class KernelSpec:
         name: what `--kernel` takes.
         file: the source, below `kernels/`.
         semantics: the definition of the product that it declares (`gguf_verify.semantics`).
-        ordered: it accumulates in the order of that definition, so its bits are known beforehand. A number above 1: in
-            parts of so many values, which are added in ascending order.
+        order: the order in which it adds the terms of an output, so that its bits are known beforehand; None: it
+            declares none.
         title: one phrase for listings.
         launch: how it is given its weights and run.
         formats: names of the quantized types that it covers; None for all.
@@ -41,7 +42,7 @@ class KernelSpec:
     name: str
     file: str
     semantics: str
-    ordered: int
+    order: Order | None
     title: str
     launch: Launch = THREAD_AN_OUTPUT
     formats: frozenset[str] | None = None
@@ -68,43 +69,43 @@ LEGACY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
 KERNELS: dict[str, KernelSpec] = {
     k.name: k
     for k in (
-        KernelSpec("f32_naive", "gemm/f32/01_naive.cu", "f32", True, "W4A16/W8A16, one thread an output"),
+        KernelSpec("f32_naive", "gemm/f32/01_naive.cu", "f32", ASCENDING, "W4A16/W8A16, one thread an output"),
         KernelSpec(
-            "f32_tiled", "gemm/f32/02_tiled.cu", "f32", True,
+            "f32_tiled", "gemm/f32/02_tiled.cu", "f32", ASCENDING,
             "W4A16/W8A16, tiles of dequantized weights in shared memory", Tiles(16, 16),
         ),
         KernelSpec(
-            "f32_vectorized", "gemm/f32/03_vectorized.cu", "f32", True,
+            "f32_vectorized", "gemm/f32/03_vectorized.cu", "f32", ASCENDING,
             "W4A16/W8A16, tiles in registers, loads of 16 bytes", Tiles(64, 128),
         ),
-        KernelSpec("q8_1_naive", "gemm/q8_1/01_naive.cu", "q8_1", True, "W4A8/W8A8, one thread an output"),
+        KernelSpec("q8_1_naive", "gemm/q8_1/01_naive.cu", "q8_1", ASCENDING, "W4A8/W8A8, one thread an output"),
         KernelSpec(
-            "q8_1_tiled", "gemm/q8_1/02_tiled.cu", "q8_1", True,
+            "q8_1_tiled", "gemm/q8_1/02_tiled.cu", "q8_1", ASCENDING,
             "W4A8/W8A8, tiles of unpacked codes in shared memory", Tiles(16, 16),
         ),
         KernelSpec(
-            "q8_1_vectorized", "gemm/q8_1/03_vectorized.cu", "q8_1", True,
+            "q8_1_vectorized", "gemm/q8_1/03_vectorized.cu", "q8_1", ASCENDING,
             "W4A8/W8A8, tiles in registers, loads of 16 bytes", Tiles(64, 64),
         ),
-        KernelSpec("q8_1_dp4a", "gemm/q8_1/04_dp4a.cu", "q8_1", True, "W4A8/W8A8, four products an instruction"),
+        KernelSpec("q8_1_dp4a", "gemm/q8_1/04_dp4a.cu", "q8_1", ASCENDING, "W4A8/W8A8, four products an instruction"),
         KernelSpec(
-            "q8_1_dp4a_tiled", "gemm/q8_1/05_dp4a_tiled.cu", "q8_1", True,
+            "q8_1_dp4a_tiled", "gemm/q8_1/05_dp4a_tiled.cu", "q8_1", ASCENDING,
             "W4A8/W8A8, four products an instruction, tiles in registers", Tiles(64, 64),
         ),
         KernelSpec(
-            "q8_1_mma", "gemm/q8_1/06_mma.cu", "q8_1", True,
+            "q8_1_mma", "gemm/q8_1/06_mma.cu", "q8_1", ASCENDING,
             "W4A8/W8A8, tensor cores", Tiles(128, 128, 512), formats=LEGACY,
         ),
         KernelSpec(
-            "q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "q8_1", True,
+            "q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "q8_1", ASCENDING,
             "W4A8/W8A8, pipelined tensor cores, packed weights", Wgmma(), formats=LEGACY, cards=Cards(exact="90a"),
         ),
         KernelSpec(
-            "q8_1_gemv", "gemm/q8_1/08_gemv.cu", "q8_1", True,
+            "q8_1_gemv", "gemm/q8_1/08_gemv.cu", "q8_1", ASCENDING,
             "W4A8/W8A8, few tokens, packed weights read once", Gemv(), formats=LEGACY,
         ),
         KernelSpec(
-            "q8_1_split_k", "gemm/q8_1/09_split_k.cu", "q8_1", SPLIT, "W4A8/W8A8, as q8_1_wgmma, rows in parts",
+            "q8_1_split_k", "gemm/q8_1/09_split_k.cu", "q8_1", Order(SPLIT), "W4A8/W8A8, as q8_1_wgmma, rows in parts",
             SplitK(), formats=LEGACY, cards=Cards(exact="90a"),
         ),
     )
@@ -112,7 +113,7 @@ KERNELS: dict[str, KernelSpec] = {
 #: By type: what multiplies weights that are not quantized, whichever kernel is chosen for the others.
 ELEMENT_KERNELS: dict[str, KernelSpec] = {
     name: KernelSpec(
-        f"{name.lower()}_elements", "gemm/elements/01_naive.cu", name.lower(), True, "one thread an output"
+        f"{name.lower()}_elements", "gemm/elements/01_naive.cu", name.lower(), ASCENDING, "one thread an output"
     )
     for name in ELEMENTS
 }
@@ -144,8 +145,8 @@ class ShippedKernel(Kernel):
         return self.spec.semantics
 
     @property
-    def ordered(self) -> int:
-        return self.spec.ordered
+    def order(self) -> Order | None:
+        return self.spec.order
 
     @property
     def any_shape(self) -> bool:

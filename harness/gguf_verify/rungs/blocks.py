@@ -172,7 +172,7 @@ def _one_chunk(
         own = semantics.bytes_of(part)
         kernel = run.kernel.of(fmt, m, len(column), part.shape[1])
         y = kernel.product(kernel.upload(fmt, column), part)
-        expected = product(semantics, fmt, column, own, ordered=kernel.ordered)
+        expected = product(semantics, fmt, column, own, order=kernel.order)
         near.add(semantics, fmt, column, own, expected)
         judge_output(result, "kernel", tensor, y, expected, semantics, own, None, start, b)
         for llama_semantics, theirs, encoded in of_llama:

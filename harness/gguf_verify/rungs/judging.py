@@ -11,7 +11,7 @@ from ..diagnosis.localisation import Blame
 from ..gguf import Tensor
 from ..hosts.base import POISON
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
-from ..semantics import Judgement, Product, Semantics, judge, product
+from ..semantics import Judgement, Order, Product, Semantics, judge, product
 from ..semantics.overflow import overflow_reason
 from .author_oracle import Nearness
 from .run import Matrix, matrix_of, where
@@ -104,13 +104,13 @@ def _reason(
 
 def judge_whole(
     result: RungResult, who: str, matrix: Matrix, first_row: int, y: npt.NDArray[np.float32], semantics: Semantics,
-    x: npt.NDArray[np.uint8], ordered: int, threads: int, near: Nearness,
+    x: npt.NDArray[np.uint8], order: Order | None, threads: int, near: Nearness,
 ) -> None:  # fmt: skip
     """Judge a whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`."""
     step = max(1, CHUNK_OUTPUTS // len(y))
     for start in range(0, len(matrix.rows), step):
         span = slice(start, start + step)
-        expected = product(semantics, matrix.fmt, matrix.rows[span], x, ordered, threads)
+        expected = product(semantics, matrix.fmt, matrix.rows[span], x, order, threads)
         near.add(semantics, matrix.fmt, matrix.rows[span], x, expected)
         part = np.ascontiguousarray(y[:, span])
         judge_output(result, who, matrix.tensor, part, expected, semantics, x, None, first_row + start)

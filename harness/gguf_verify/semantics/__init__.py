@@ -15,8 +15,10 @@ from .definitions import (
 )
 from .exact import UNIT_ROUNDOFF, Product, exact_result, gamma, product
 from .gates import SCORE_LIMIT, Judgement, judge
+from .order import ASCENDING, Order
 
 __all__ = [
+    "ASCENDING",
     "F32",
     "OWN",
     "Q8_0_CPU",
@@ -27,6 +29,7 @@ __all__ = [
     "UNIT_ROUNDOFF",
     "Judgement",
     "Oracle",
+    "Order",
     "Product",
     "Semantics",
     "by_oracle",

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.elements import ELEMENTS, SLICE
+from .order import Order
 from .rounding import multiply_adds
 from .sums import EXTRA_ROUNDINGS, Doubles, Floats, Product, concatenated, gamma, spread_of, walk
 
@@ -57,13 +58,17 @@ def round_to(kind: str, x: Floats) -> Floats:
     return x
 
 
-def element_product(kind: str, w: Bytes, x: Floats, ordered: bool = False, threads: int = 1) -> Product:
+def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, threads: int = 1) -> Product:
     """The product of weights uint8[N, row bytes] of a type of `FLOAT_TYPES` and activations float32[M, K].
 
     Args:
-        ordered: also the bits of fused multiply-adds in ascending k.
+        order: also the bits of fused multiply-adds in this order, which is ascending k over the whole row.
         threads: rows of W are shared out among so many threads.
+
+    Raises ValueError for an order in parts, which no definition states.
     """
+    if order is not None and order.part is not None:
+        raise ValueError(f"no definition states the order {order} for {kind}")
     with np.errstate(invalid="ignore"):  # signalling NaN
         a = round_to(kind, np.ascontiguousarray(x, np.float32))
     m, k = a.shape
@@ -83,7 +88,7 @@ def element_product(kind: str, w: Bytes, x: Floats, ordered: bool = False, threa
             return Product(exact, bound, spread_of(term, carried, lanes, slices.shape[2]) + floor, None)
 
     whole = concatenated(_shared_out(judged, w, _TILE // max(1, m * len(slices)), threads))
-    if not ordered:
+    if order is None:
         return whole
     steps = np.ascontiguousarray(a.T)
 

@@ -36,6 +36,7 @@ from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..support.errors import KernelFault
 from .definitions import RAW_SUMS, Oracle, Semantics
 from .elements import element_product, exact_elements
+from .order import Order
 from .rounding import SMALLEST_NORMAL, add_rounded, chain_rounded, multiply_adds
 from .sums import (
     EXTRA_ROUNDINGS,
@@ -61,7 +62,7 @@ _OWN_TERM, _OWN_VALUES = 32, 1 << 24
 
 
 def product(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, ordered: int = False, threads: int = 1
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1
 ) -> Product:
     """The product of weights and activations in a GEMM's own layout.
 
@@ -71,21 +72,20 @@ def product(
         w: uint8[N, row bytes].
         x: uint8[M, row bytes]: activations as the semantics has them (float32 bytes for `f32`, and for `f16` and
             `bf16`, which round them).
-        ordered: also compute the bits of the declared order. A number above 1: of rows that are cut in parts of so many
-            values, each summed like this, then the sums in ascending order. True: blocks (or values, for `f32`) in
-            ascending k, by the
-            fused multiply-adds above.
+        order: also compute the bits of this order, by the fused multiply-adds above: of blocks, or of values for
+            `f32`. None: no bits.
         threads: rows of W are shared out among so many threads.
 
     Returns:
         a Product of `[M, N]` arrays.
 
-    Raises KernelFault where the definition is an oracle of the kernel's author, and that breaks its contract.
+    Raises KernelFault where the definition is an oracle of the kernel's author, and that breaks its contract;
+    ValueError for an order in parts of values that are not quantized (`f32`, float types), which no definition states.
     """
     if isinstance(fmt, ElementFormat):
-        return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), bool(ordered), threads)
+        return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), order, threads)
     if semantics.inside is not None:
-        of_blocks = product(semantics.inside, fmt, w, _encoded(semantics, x), ordered, threads)
+        of_blocks = product(semantics.inside, fmt, w, _encoded(semantics, x), order, threads)
         slack = _of_sums(semantics.inside, fmt, w, x)
         return replace(of_blocks, bound=of_blocks.bound + slack, spread=of_blocks.spread + slack)
     if semantics.oracle is not None:
@@ -99,7 +99,7 @@ def product(
 
     def one(span: slice) -> Product:
         with np.errstate(all="ignore"):
-            return tile(semantics, fmt, w[span], prepared, ordered)
+            return tile(semantics, fmt, w[span], prepared, order)
 
     if threads > 1 and len(spans) > 1:
         with ThreadPoolExecutor(threads) as pool:
@@ -138,7 +138,7 @@ def _prepare(semantics: Semantics, x: Bytes, values: int) -> _Activations:
     return _Activations(q, np.abs(q), d, s)
 
 
-def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: int) -> Product:
+def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, order: Order | None) -> Product:
     blocks = w.reshape(w.shape[0], -1, fmt.block_bytes)
     values = term_values(fmt)
     q = fmt.codes(blocks).astype(np.float32)
@@ -173,7 +173,7 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
         magnitude += np.abs(factor) * codes
         lost = lost + _lost(factor, codes, least, x.d)
     result = None
-    if ordered:
+    if order is not None:
         if second is not None and fmt.offset and fmt.name not in semantics.half_products:
             shift = np.broadcast_to((-fmt.offset * x.s).astype(np.float32), sums.shape)
             streams = [d * add_rounded(x.d * sums, shift).astype(np.float64)]
@@ -182,7 +182,7 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
             streams = [_float32(scale) * sums]
             if second is not None:
                 streams.append(second if factor is None or total is None else _float32(factor) * total)
-        part = len(streams[0]) if ordered is True else ordered // values
+        part = order.terms(len(streams[0]), values)
         for start in range(0, len(streams[0]), part):
             of_part = chain_rounded([stream[start : start + part] for stream in streams])
             result = of_part if result is None else add_rounded(of_part.astype(np.float64), result)
@@ -214,11 +214,13 @@ def _float32(values: Doubles) -> Doubles:
     return values.astype(np.float32).astype(np.float64)
 
 
-def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, ordered: int) -> Product:
+def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, order: Order | None) -> Product:
     n, k = w.shape[0], x.q.shape[1]
     values = fmt.decode(w.reshape(n, -1, fmt.block_bytes)).reshape(n, k)
     result = None
-    if ordered:
+    if order is not None:
+        if order.part is not None:
+            raise ValueError(f"no definition states the order {order} for float32 activations")
         result = multiply_adds(np.ascontiguousarray(x.q.T), np.ascontiguousarray(values.T))
     return _of_values(x.q.astype(np.float64), values.astype(np.float64), term_values(fmt), result)
 

@@ -14,7 +14,7 @@ import pytest
 
 from gguf_verify.formats import FORMATS, Q5_0, Q5_1, Q8_0, Q8_1, Q8_1_D4, BlockFormat
 from gguf_verify.llama import Llama
-from gguf_verify.semantics import SEMANTICS, exact_result, product
+from gguf_verify.semantics import ASCENDING, SEMANTICS, exact_result, product
 from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.support.errors import EnvironmentFault
 from tests.support.tools import ROOT
@@ -165,7 +165,7 @@ def test_float32_scales_are_told(sources: Sources) -> None:
     halves = Q8_1_D4.view(sources.cuda["mmq_d4"].reshape(4, -1, 36)).copy()
     halves["d"] = halves["d"].astype(np.float16)
     x = halves.view(np.uint8).reshape(4, -1)
-    y = product(SEMANTICS["mmq_d4"], Q8_0, sources.cuda["Q8_0/w"], x, ordered=True).ordered
+    y = product(SEMANTICS["mmq_d4"], Q8_0, sources.cuda["Q8_0/w"], x, order=ASCENDING).ordered
     half = replace(sources, cuda={**sources.cuda, "Q8_0/many": y})
     assert blocks.scales_are_fp32(half).verdict == "false"
 
@@ -174,7 +174,7 @@ def test_other_sums_are_told(sources: Sources) -> None:
     raw = replace(sources, llama=Altered(sources.llama, from_float=lambda _type, x: encode_q8_1(x)))
     assert blocks.s_is_the_raw_sum(raw).verdict == "true"
     a = sources.cuda["q8_1"]
-    y = product(SEMANTICS["q8_1_half"], Q5_1, sources.cuda["Q5_1/w"], with_sums(a, sum_of_codes(a)), ordered=True)
+    y = product(SEMANTICS["q8_1_half"], Q5_1, sources.cuda["Q5_1/w"], with_sums(a, sum_of_codes(a)), order=ASCENDING)
     codes = replace(sources, cuda={**sources.cuda, "Q5_1/few": y.ordered})
     assert blocks.s_is_the_raw_sum(codes).verdict == "false"
 

@@ -18,7 +18,7 @@ from gguf_verify.kernels.shipped import KERNELS, ShippedKernel, Weights
 from gguf_verify.llama import Evaluation, Gemm, Llama
 from gguf_verify.rungs import Failure, Options, RungResult
 from gguf_verify.rungs.graph_uses import not_multiplied, why_not_checked
-from gguf_verify.semantics import SCORE_LIMIT, judge
+from gguf_verify.semantics import ASCENDING, SCORE_LIMIT, judge
 from gguf_verify.semantics.elements import element_product, exact_elements, round_to
 from gguf_verify.semantics.rounding import add_rounded
 from gguf_verify.verification import Report, verify
@@ -268,7 +268,7 @@ def test_bits_of_the_order_are_those_of_steps_with_care(kind: str) -> None:
         for i in range(k):
             expected = add_rounded(np.multiply.outer(a[:, i], b[:, i]), expected)
         for threads in (1, 3):
-            got = element_product(kind, w, x, ordered=True, threads=threads).ordered
+            got = element_product(kind, w, x, order=ASCENDING, threads=threads).ordered
             assert got is not None
             np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
 
@@ -277,7 +277,7 @@ def test_bits_of_the_order_are_those_of_steps_with_care(kind: str) -> None:
 def test_a_product_beyond_the_floats_in_a_sum_that_is_not(kind: str) -> None:
     """2·2^127 - 2^127: a multiply-add rounds once."""
     w = graphs.elements(kind, np.full((1, 2), 2.0**127, np.float32)).view(np.uint8).reshape(1, -1)
-    p = element_product(kind, w, np.array([[-1, 2]], np.float32), ordered=True)
+    p = element_product(kind, w, np.array([[-1, 2]], np.float32), order=ASCENDING)
     assert p.ordered is not None
     assert p.ordered == p.exact == 2.0**127
 

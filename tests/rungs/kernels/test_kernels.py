@@ -25,7 +25,7 @@ from gguf_verify.kernels.launch import Cards, Tiles
 from gguf_verify.kernels.packed import Packed
 from gguf_verify.kernels.shipped import KERNELS, QUANTIZER, KernelSpec, ShippedKernel
 from gguf_verify.llama import Llama
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault, UsageError
@@ -292,7 +292,7 @@ def test_values_that_are_not_finite(host: CpuHost, name: str, fmt: BlockFormat) 
                 blocks[field][row, rng.integers(k // 32)] = value
         x = blocks.view(np.uint8).reshape(m, -1)
     kernel = ShippedKernel(spec, host)
-    expected = product(SEMANTICS[spec.semantics], fmt, w, x, ordered=True).ordered
+    expected = product(SEMANTICS[spec.semantics], fmt, w, x, order=ASCENDING).ordered
     assert expected is not None
     assert 0 < np.isnan(expected).sum() < expected.size
     assert np.isinf(expected).any()
@@ -433,7 +433,7 @@ def test_bits_of_elements_are_the_oracles(host: CpuHost, kind: str) -> None:
         w, x = random_elements(rng, kind, max(ns), k), gaussians(rng, max(ms), k)
         ties = rng.random(x.shape) < 0.1
         x.view(np.uint32)[ties] &= np.uint32({"F32": 0xFFFFFFFF, "F16": 0xFFFFF000, "BF16": 0xFFFF8000}[kind])
-        expected = element_product(kind, w.view(np.uint8), x, ordered=True).ordered
+        expected = element_product(kind, w.view(np.uint8), x, order=ASCENDING).ordered
         assert expected is not None
         assert np.isfinite(expected).all()
         for m in ms:
@@ -458,7 +458,7 @@ def test_elements_of_any_bits(host: CpuHost, kind: str) -> None:
     """±inf and NaN among them, and sums that overflow."""
     w, x = elements_of_any_bits(kind)
     with np.errstate(invalid="ignore"):  # signalling NaN
-        expected = element_product(kind, w.view(np.uint8), x, ordered=True).ordered
+        expected = element_product(kind, w.view(np.uint8), x, order=ASCENDING).ordered
     assert expected is not None
     for kind_of in (np.isnan, np.isinf, np.isfinite):
         assert kind_of(expected).sum() > 50

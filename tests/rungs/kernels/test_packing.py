@@ -16,7 +16,7 @@ from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.hosts.compiler import compiler
 from gguf_verify.kernels.packed import Gemv, Packed, SplitK, Tiling, Wgmma, packed_shape, unpacked
 from gguf_verify.kernels.shipped import KERNELS, LEGACY, ShippedKernel, Weights
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.support.paths import kernel_root
 from tests.rungs.kernels.test_kernels import (
@@ -51,10 +51,10 @@ def check(
     rng, naive = np.random.default_rng(m), ShippedKernel(KERNELS["q8_1_naive"], host)
     w, x = random_weights(rng, fmt, n, 32 * blocks), random_activations(rng, naive.spec, m, 32 * blocks)
     kernel = kernel or ShippedKernel(KERNELS[name], host)
-    if kernel.ordered is True:
+    if kernel.order == ASCENDING:
         expected = naive.gemm(naive.upload(fmt, w), x)
     else:
-        expected = np.asarray(product(SEMANTICS["q8_1"], fmt, w, x, kernel.ordered).ordered)
+        expected = np.asarray(product(SEMANTICS["q8_1"], fmt, w, x, kernel.order).ordered)
     assert np.isfinite(expected).all()
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected, (name, fmt.name, m, n, blocks))
 
@@ -249,13 +249,13 @@ import ctypes, mmap, sys
 from pathlib import Path
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.shipped import KERNELS, Kernel
+from gguf_verify.kernels.shipped import KERNELS, ShippedKernel
 from tests.rungs.kernels.test_packing import PACKED, SHAPES, check
 from tests.rungs.kernels.test_kernels import SANITIZERS
 host = CpuHost(1, SANITIZERS)
 for name in sys.argv[3:] or PACKED:
     for m, n, blocks in SHAPES[1:4]:
-        check(CpuHost(1), name, FORMATS[sys.argv[2]], m, n, blocks, Kernel(KERNELS[name], host, Path(sys.argv[1])))
+        check(CpuHost(1), name, FORMATS[sys.argv[2]], m, n, blocks, ShippedKernel(KERNELS[name], host, Path(sys.argv[1])))
 # What the kernels' stacks were is the process's again: no mark of theirs may stay where it maps memory next.
 rooms = [mmap.mmap(-1, 516 << 10) for _ in range(100)]
 for room in rooms:

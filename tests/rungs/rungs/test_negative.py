@@ -114,7 +114,7 @@ def test_faults_of_a_block(tmp_path: Path, path: Path, file: str, old: str, new:
 def test_faults_of_a_kernel_that_declares_no_order(tmp_path: Path, file: str, old: str, new: str) -> None:
     """No bits to compare with: the bound and the score must do, and they do."""
     kernel = altered_kernel(tmp_path, "q8_1_naive", file, old, new)
-    kernel.spec = dataclasses.replace(kernel.spec, ordered=False)
+    kernel.spec = dataclasses.replace(kernel.spec, order=None)
     report = run(Q4_0, kernel)
     assert [r.verdict for r in report.rungs] == ["failed", "failed"]
 
@@ -122,7 +122,7 @@ def test_faults_of_a_kernel_that_declares_no_order(tmp_path: Path, file: str, ol
 def test_no_declared_order_is_no_fault(tmp_path: Path) -> None:
     backwards = "xb += (nb + 1) * SLICES; for (int64_t b = nb - 1; b >= 0; --b) { xb -= 2 * SLICES;"
     kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "for (int64_t b = 0; b < nb; ++b) {", backwards)
-    kernel.spec = dataclasses.replace(kernel.spec, ordered=False)
+    kernel.spec = dataclasses.replace(kernel.spec, order=None)
     assert run(Q4_0, kernel).exit_code == 0
 
 

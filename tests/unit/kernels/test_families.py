@@ -45,7 +45,7 @@ def test_names() -> None:
     assert find_kernel(DEFAULT_KERNEL) is FAMILIES["q8_1"]
     assert not set(FAMILIES) & set(KERNELS)
     kernel = find_kernel("f32").on(host)
-    assert (kernel.name, kernel.semantics, kernel.order) == ("f32", "f32", "of the kernel that is chosen")
+    assert (kernel.name, kernel.semantics, kernel.order_in_words) == ("f32", "f32", "of the kernel that is chosen")
     for fmt in ELEMENTS.values():
         assert kernel.of(fmt, 1, 1, 1).spec is ELEMENT_KERNELS[fmt.name]
     assert find_kernel("q8_1_mma").on(host).of(FORMATS["Q4_0"], 1, 1, 32).name == "q8_1_mma"

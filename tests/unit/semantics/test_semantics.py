@@ -21,6 +21,7 @@ from gguf_verify.formats import slow_decoder as scalar
 from gguf_verify.hosts.base import POISON
 from gguf_verify.llama import Llama
 from gguf_verify.semantics import (
+    ASCENDING,
     F32,
     Q8_0_CPU,
     Q8_1_CPU,
@@ -632,7 +633,7 @@ def test_product_is_exact(semantics: Semantics, fmt: BlockFormat) -> None:
     block = smallest_row(fmt)
     for k, rows, weights in legacy if fmt in LEGACY else [(block, 2, random_weights), (2 * block, 2, real_weights)]:
         w, x = weights(fmt, rows, k), activations(semantics, 3, k)
-        p = product(semantics, fmt, w, x, ordered=True)
+        p = product(semantics, fmt, w, x, order=ASCENDING)
         n = number_of_terms(semantics, fmt, k) + 8
         u = Fraction(1, 2**24)
         assert p.exact.shape == p.bound.shape == p.spread.shape == (3, rows)
@@ -719,12 +720,12 @@ def test_tiles_and_threads_do_not_matter(
     semantics: Semantics, fmt: BlockFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w, x = real_weights(fmt, 45 if fmt in LEGACY else 7, 256), activations(semantics, 3, 256)
-    whole = product(semantics, fmt, w, x, ordered=True)
+    whole = product(semantics, fmt, w, x, order=ASCENDING)
     magnitude = whole.bound / gamma(264)
     for tile in (1, 3 * 8 * 7, 1 << 20):
         monkeypatch.setattr(oracle, "_TILE", tile)
         for threads in (1, 2, 5):
-            p = product(semantics, fmt, w, x, ordered=True, threads=threads)
+            p = product(semantics, fmt, w, x, order=ASCENDING, threads=threads)
             assert p.ordered is not None
             assert whole.ordered is not None
             assert (bits(p.ordered) == bits(whole.ordered)).all()
@@ -738,7 +739,7 @@ def test_tiles_and_threads_do_not_matter(
 
 def test_one_row_and_one_column() -> None:
     w, x = real_weights(Q4_0, 1, 32), activations(Q8_1_RAW, 1, 32)
-    p = product(Q8_1_RAW, Q4_0, w, x, ordered=True, threads=4)
+    p = product(Q8_1_RAW, Q4_0, w, x, order=ASCENDING, threads=4)
     assert p.exact.shape == (1, 1)
     assert judge(p.ordered, p).passed
 
@@ -753,12 +754,12 @@ def undeclared(p: Product) -> Product:
 
 @pytest.fixture(scope="module")
 def judged() -> Product:
-    return product(Q8_1_RAW, Q4_0, real_weights(Q4_0, 24, 512), activations(Q8_1_RAW, 5, 512), ordered=True)
+    return product(Q8_1_RAW, Q4_0, real_weights(Q4_0, 24, 512), activations(Q8_1_RAW, 5, 512), order=ASCENDING)
 
 
 @each_pair
 def test_the_ordered_result_passes(semantics: Semantics, fmt: BlockFormat) -> None:
-    p = product(semantics, fmt, real_weights(fmt, fewer(fmt, 40), 512), activations(semantics, 6, 512), ordered=True)
+    p = product(semantics, fmt, real_weights(fmt, fewer(fmt, 40), 512), activations(semantics, 6, 512), order=ASCENDING)
     judgement = judge(p.ordered, p)
     assert judgement.passed
     assert not judgement.bad.any()
@@ -804,7 +805,7 @@ def test_one_ulp_fails_only_a_declared_order(judged: Product, toward: float) -> 
 
 def test_the_sign_of_zero_is_a_bit() -> None:
     w, x = np.zeros((3, 18), np.uint8), activations(Q8_1_RAW, 2, 32)
-    p = product(Q8_1_RAW, Q4_0, w, x, ordered=True)
+    p = product(Q8_1_RAW, Q4_0, w, x, order=ASCENDING)
     assert judge(p.ordered, p).passed
     assert judge(-p.ordered, p).differing_bits == 6
     assert judge(-p.ordered, undeclared(p)).passed
@@ -815,7 +816,7 @@ def test_the_sign_of_zero_is_a_bit() -> None:
 def test_an_infinite_oracle_passes_nothing() -> None:
     """s overflows: the kernel and the oracle agree on infinity or NaN, and nothing was verified."""
     x = encode_q8_1(np.full((1, QK), 5000, np.float32))
-    p = product(Q8_1_RAW, Q4_0, real_weights(Q4_0, 3, QK), x, ordered=True)
+    p = product(Q8_1_RAW, Q4_0, real_weights(Q4_0, 3, QK), x, order=ASCENDING)
     assert not np.isfinite(p.exact).any()
     for y in (p.ordered, np.zeros_like(p.ordered)):
         assert judge(y, p).bad.all()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ...formats import BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
 from ...hosts import CpuHost, Host
-from ...semantics import F32, OWN, SEMANTICS, Semantics, by_oracle, quantized_inside
+from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
 from ...semantics.exact import exact_weights
 from ...support.errors import KernelFault, UsageError
 from ..interface import Kernel, Weights
@@ -171,8 +171,8 @@ class ForeignKernel(Kernel):
         return f"an oracle of its author (its own: {own})"
 
     @property
-    def ordered(self) -> int:
-        return self.declaration.ordered
+    def order(self) -> Order | None:
+        return ASCENDING if self.declaration.ordered else None
 
     def describe(self) -> str:
         where = self.host.describe() if self._source.on_host else f"python {platform.python_version()}"

@@ -36,7 +36,7 @@ from ...formats import FORMATS, BlockFormat
 from ...hosts.cupy_host import CupyHost
 from ...kernels.families import FAMILIES, find_kernel
 from ...kernels.shipped import KERNELS, LEGACY, ShippedKernel, Weights
-from ...semantics import SEMANTICS, product
+from ...semantics import ASCENDING, SEMANTICS, product
 from ...support.errors import HarnessError
 from . import figures as bench_figures
 
@@ -117,13 +117,13 @@ class Ours:
         """Whether the first rows' outputs have the right bits."""
         some = self.rows[:CHECKED_ROWS]
         on_gpu, values = ShippedKernel(kernel.spec, CupyHost()), self.cupy.asnumpy(x)
-        if kernel.ordered is True:
+        if kernel.order == ASCENDING:
             naive = ShippedKernel(KERNELS[f"{kernel.semantics}_naive"], CupyHost())
             expected: Any = naive.gemm(naive.upload(self.fmt, some), naive.quantize(values))
         else:
             values = values[:CHECKED_TOKENS]
             semantics = SEMANTICS[kernel.semantics]
-            expected = product(semantics, self.fmt, some, semantics.bytes_of(values), kernel.ordered).ordered
+            expected = product(semantics, self.fmt, some, semantics.bytes_of(values), kernel.order).ordered
         got = on_gpu.product(on_gpu.upload(self.fmt, some), values)
         return got.tobytes() == np.asarray(expected).tobytes()
 

@@ -32,7 +32,7 @@ from ...kernels.families import FAMILIES
 from ...kernels.packed import Packed
 from ...kernels.shipped import ELEMENT_KERNELS, KERNELS, ShippedKernel, Weights
 from ...llama import Llama, LlamaRefused
-from ...semantics import SCORE_LIMIT, SEMANTICS, Product, judge, llama_cpu_semantics, product
+from ...semantics import SCORE_LIMIT, SEMANTICS, Order, Product, judge, llama_cpu_semantics, product
 from ...support.errors import EnvironmentFault, KernelFault
 from .inputs import QUANTIZED, UNQUANTIZED, Bytes, Floats, Matrix, captured, fits, in_type, requantized, text
 
@@ -365,15 +365,15 @@ class Worker:
                 self._alarm(job, matrix, name, {"what": str(fault)}, 1, tally)
                 continue
             tally.cpu["kernels"] += time.process_time() - start
-            if kernel.ordered not in products:
-                products[kernel.ordered] = self._product(job.semantics, matrix, taken, kernel.ordered, tally)
-            expected = products[kernel.ordered]
+            if kernel.order not in products:
+                products[kernel.order] = self._product(job.semantics, matrix, taken, kernel.order, tally)
+            expected = products[kernel.order]
             part = expected if m == job.m else expected.rows(np.arange(at, at + m))
             self._judged(job, matrix, name, y, part, at, tally)
 
-    def _product(self, semantics: str, matrix: Matrix, taken: Bytes, ordered: int, tally: Tally) -> Product:
+    def _product(self, semantics: str, matrix: Matrix, taken: Bytes, order: Order | None, tally: Tally) -> Product:
         start = time.process_time()
-        found = product(SEMANTICS[semantics], matrix.fmt, matrix.rows, taken, ordered)
+        found = product(SEMANTICS[semantics], matrix.fmt, matrix.rows, taken, order)
         tally.cpu["oracle"] += time.process_time() - start
         return found
 

@@ -277,7 +277,7 @@ def _exact(kernel: ShippedKernel, calls: Calls) -> None:
         w = calls.matrices[call.weights]
         own = call.kind == "product"
         x = semantics.bytes_of(call.x) if own else call.x
-        call.expected = product(semantics, fmt, w, x, kernel.ordered if own else False)
+        call.expected = product(semantics, fmt, w, x, kernel.order if own else None)
         if own or semantics.activations is None:
             values = call.x if own else np.ascontiguousarray(call.x).view(np.float32)
         else:

@@ -32,6 +32,7 @@ from ...rungs import Options, Run, RungResult
 from ...rungs.blocks import blocks_rung
 from ...rungs.layers.rung import ACTIVATIONS, _Judged
 from ...rungs.layers.rung import layers_rung as layers
+from ...semantics import Order
 from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, decoded, fits, in_type, text
 
 RUNGS = {"blocks": blocks_rung, "layers": layers}
@@ -89,8 +90,8 @@ class OneBlock(Kernel):
         return self.inner.semantics
 
     @property
-    def ordered(self) -> int:
-        return self.inner.ordered if self.declares else False
+    def order(self) -> Order | None:
+        return self.inner.order if self.declares else None
 
     @property
     def layout(self) -> str:

@@ -33,7 +33,7 @@ from ...gguf import Tensor
 from ...kernels.interface import Kernel, Weights
 from ...llama import Evaluation, Gemm, LlamaRefused
 from ...results import Failure, RungResult
-from ...semantics import Product, Semantics, judge, product
+from ...semantics import Order, Product, Semantics, judge, product
 from ...semantics.elements import round_to
 from ...semantics.fast_math import as_q8_1
 from ...support.errors import KernelFault
@@ -290,7 +290,7 @@ class _Wrong(NamedTuple):
         who: whose, at which M where it is not the prompt's.
         y: float32[M, N].
         x, bytes: the activations that the kernel took, and as its definition takes them.
-        ordered: the order whose bits are required.
+        order: the order whose bits are required, if any.
         m, n: token and row of the first wrong element, the first row's.
     """
 
@@ -298,7 +298,7 @@ class _Wrong(NamedTuple):
     y: npt.NDArray[np.float32]
     x: npt.NDArray[Any]
     bytes: npt.NDArray[np.uint8]
-    ordered: int
+    order: Order | None
     m: int
     n: int
 
@@ -386,7 +386,7 @@ class _Judged:
         kernel = self.run.kernel.of(self.fmt, m, n, k)
         self._check_quantizer(x, taken)
         weights = kernel.upload(self.fmt, rows)
-        expected = product(self.semantics, self.fmt, rows, taken, kernel.ordered, self.run.options.threads)
+        expected = product(self.semantics, self.fmt, rows, taken, kernel.order, self.run.options.threads)
         for y, how in ((kernel.product(weights, x), ""), (kernel.gemm(weights, taken), ", on their bytes")):
             judgement = judge_output(
                 self.result, "kernel at other N and K", self.tensor, y, expected, self.semantics, taken, None,
@@ -425,22 +425,22 @@ class _Judged:
         own = self.semantics
         for start in range(0, len(self.rows), step):
             span = slice(start, start + step)
-            exact_own = self._product(own, span, self.own_bytes, self.kernel.ordered)
+            exact_own = self._product(own, span, self.own_bytes, self.kernel.order)
             near.add(own, self.fmt, self.rows[span], self.own_bytes, exact_own)
             if self.llama is own and not self.differing:  # one definition, the same activations
                 exact_llama = exact_shared = replace(exact_own, ordered=None)
             else:
-                exact_llama = self._product(self.llama, span, self.llama_bytes, False)
-                exact_shared = self._product(own, span, self.shared_bytes, False)
+                exact_llama = self._product(self.llama, span, self.llama_bytes, None)
+                exact_shared = self._product(own, span, self.shared_bytes, None)
             self._one(self.llama_name, self.gemm.y, span, exact_llama, self.llama, self.llama_bytes)
             self._one("kernel", self.y_own, span, exact_own, own, self.own_bytes, self.gemm.x)
             self._one("kernel on llama.cpp's activations", self.y_shared, span, exact_shared, own, self.shared_bytes)
-            exact_other: dict[int, Product] = {}
+            exact_other: dict[Order | None, Product] = {}
             for m, y in self.y_other.items():
-                ordered = self._kernel_for(m)[0].ordered
-                if ordered not in exact_other:
-                    exact_other[ordered] = self._product(own, span, self.other_bytes, ordered)
-                expected = exact_other[ordered].rows(np.arange(m))
+                order = self._kernel_for(m)[0].order
+                if order not in exact_other:
+                    exact_other[order] = self._product(own, span, self.other_bytes, order)
+                expected = exact_other[order].rows(np.arange(m))
                 bytes_of_m = self.other_bytes[:m]
                 self._one("kernel at other M", y, span, expected, own, bytes_of_m, self.other_x, f" at M={m}")
             self._directly(span, exact_shared, exact_llama)
@@ -449,8 +449,8 @@ class _Judged:
         self.gap = gap / energy if energy else 0.0
         near.judge(self.tensor)
 
-    def _product(self, semantics: Semantics, span: slice, x: npt.NDArray[np.uint8], ordered: int) -> Product:
-        return product(semantics, self.fmt, self.rows[span], x, ordered, self.run.options.threads)
+    def _product(self, semantics: Semantics, span: slice, x: npt.NDArray[np.uint8], order: Order | None) -> Product:
+        return product(semantics, self.fmt, self.rows[span], x, order, self.run.options.threads)
 
     def _one(
         self, who: str, y: npt.NDArray[np.float32], span: slice, expected: Product, semantics: Semantics,
@@ -459,11 +459,11 @@ class _Judged:
         """Judge one output on activations x; `values` are what they were quantized from, where the kernel did that."""
 
         taken = x if values is None else values[: len(y)]
-        ordered = self._kernel_for(len(y))[0].ordered if expected.ordered is not None else False
+        order = self._kernel_for(len(y))[0].order if expected.ordered is not None else None
 
         def block_of(m: int, n: int) -> Blame | None:
             kernel, weights = self._kernel_for(len(y))
-            found = blame(kernel, weights, self.rows, span.start + n, taken, m, ordered)
+            found = blame(kernel, weights, self.rows, span.start + n, taken, m, order)
             if found is not None and self.wrong is None:  # of the output that the diagnosis is about
                 self.blames.append(found)
             return found
@@ -476,7 +476,7 @@ class _Judged:
         )  # fmt: skip
         if of_kernel and not judgement.passed and self.wrong is None:
             n, m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
-            self.wrong = _Wrong(f"{who}{detail}", y, taken, x, ordered, m, span.start + n)
+            self.wrong = _Wrong(f"{who}{detail}", y, taken, x, order, m, span.start + n)
         self.utilisation[who] = max(self.utilisation.get(who, 0.0), judgement.utilisation)
 
     def heat_map(self) -> dict[str, Any]:
@@ -491,7 +491,7 @@ class _Judged:
         step = max(grid.rows, CHUNK_OUTPUTS // len(y) // grid.rows * grid.rows)
         for start in range(0, len(self.rows), step):
             span = slice(start, start + step)
-            expected = self._product(self.semantics, span, self.wrong.bytes, self.wrong.ordered)
+            expected = self._product(self.semantics, span, self.wrong.bytes, self.wrong.order)
             part = np.ascontiguousarray(y[:, span])
             self.bad[:, span] = judge(part, expected).bad
             self.outside[:, span] = judge(part, replace(expected, ordered=None)).bad & np.isfinite(expected.exact)
@@ -514,7 +514,7 @@ class _Judged:
                 return None
             found = replace(found, wrong=int(self.bad.sum()), outputs=self.bad.size, pattern=tuple(words))
             said = found.as_dict()
-        elif self.wrong.ordered:
+        elif self.wrong.order is not None:
             said = {**Diagnosis(int(self.bad.sum()), self.bad.size).as_dict(), "verdict": ORDER}
             said["lines"] = [_OF_ORDER, *words]
         else:

@@ -93,7 +93,7 @@ class Grafts:
                 weights = kernel.upload(matrix.fmt, matrix.rows)
                 y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
                 judge_whole(
-                    self.result, "kernel", matrix, gemm.first_row, y, semantics, x, kernel.ordered, threads, self.near
+                    self.result, "kernel", matrix, gemm.first_row, y, semantics, x, kernel.order, threads, self.near
                 )
             except KernelFault as error:
                 self.near.forget()
