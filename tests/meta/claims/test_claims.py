@@ -279,11 +279,11 @@ def test_aligned_words_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatc
 # ---- speed -----------------------------------------------------------------------------------------------------------
 
 
-def with_table(readme: str, name: str, rows: list[str]) -> str:
-    """The README with other rows in one of its tables."""
+def with_table(page: str, name: str, rows: list[str]) -> str:
+    """The page with other rows in one of its tables."""
     text, count = re.subn(
         rf"(<!-- bench: {name} -->\n\|[^\n]*\n\|[^\n]*\n).*?(<!-- end -->)",
-        lambda m: m[1] + "".join(f"| {row} |\n" for row in rows) + m[2], readme, flags=re.DOTALL,
+        lambda m: m[1] + "".join(f"| {row} |\n" for row in rows) + m[2], page, flags=re.DOTALL,
     )  # fmt: skip
     assert count == 1
     return text
@@ -299,17 +299,17 @@ F32_AS_CLAIMED = ["`f32_naive` | 1 | 1", "`f32_tiled` | 1.76 | 1.76", "`f32_vect
 
 
 def test_gains_are_told(sources: Sources) -> None:
-    readme = with_table(with_table(sources.readme, "ladder", AS_CLAIMED), "ladder of f32", F32_AS_CLAIMED)
-    fast = speed.gains(replace(sources, readme=readme))
+    page = with_table(with_table(sources.benchmarks, "ladder", AS_CLAIMED), "ladder of f32", F32_AS_CLAIMED)
+    fast = speed.gains(replace(sources, benchmarks=page))
     assert fast.verdict.startswith("true on one ")
     slow = [row.replace("30", "60") for row in AS_CLAIMED]
-    found = speed.gains(replace(sources, readme=with_table(readme, "ladder", slow)))
+    found = speed.gains(replace(sources, benchmarks=with_table(page, "ladder", slow)))
     assert found.verdict.startswith("true only for ")
     assert "mma`" not in found.verdict.replace("wgmma`", "")
-    missing = speed.gains(replace(sources, readme=with_table(readme, "ladder", AS_CLAIMED[:1])))
+    missing = speed.gains(replace(sources, benchmarks=with_table(page, "ladder", AS_CLAIMED[:1])))
     assert any("| not measured here |" in part for part in missing.evidence)
     with pytest.raises(ValueError, match="no table 'ladder'"):
-        speed.gains(replace(sources, readme=readme.replace("bench: ladder -->", "")))
+        speed.gains(replace(sources, benchmarks=page.replace("bench: ladder -->", "")))
 
 
 def test_costs_are_told(sources: Sources) -> None:
@@ -321,7 +321,7 @@ def test_costs_are_told(sources: Sources) -> None:
         ]
 
     costs = [
-        speed.q5_cost(replace(sources, readme=with_table(sources.readme, "against llama.cpp", rows(q5))))
+        speed.q5_cost(replace(sources, benchmarks=with_table(sources.benchmarks, "against llama.cpp", rows(q5))))
         for q5 in (11.8, 11.0)
     ]
     assert costs[0].verdict.startswith("true on one ")

@@ -470,9 +470,9 @@ def test_reasons_are_a_file_of_reasons(tmp_path: Path) -> None:
         report.reasons(path)
 
 
-def test_readme_and_page_are_what_the_results_give() -> None:
+def test_tables_and_page_are_what_the_results_give() -> None:
     data = report.load(report.RESULTS)
-    readme = report.README.read_text()
-    assert between_markers(readme, mutation_score.tables(data), "mutation") == readme
+    text = report.TABLES.read_text()
+    assert between_markers(text, mutation_score.tables(data), "mutation") == text
     assert report.page(data) == report.PAGE.read_text()
     assert report.RESULTS.stat().st_size < 1_000_000

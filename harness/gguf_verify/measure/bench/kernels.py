@@ -1,7 +1,7 @@
 """What the kernels cost on a GPU, beside llama.cpp's CUDA backend, cuBLAS and the card's ceilings, in one run.
 
     python scripts/bench_kernels.py [--types Q4_0 …] [--n 4096 14336] [--k 4096] [-m 1 16 512 4096] [--kernels NAME …]
-                                    [--json FILE] [--plot FILE.svg] [--readme README.md] [--from FILE.json …]
+                                    [--json FILE] [--plot FILE.svg] [--readme docs/benchmarks.md] [--from FILE.json …]
 
 Correctness first: each kernel must give the bits of the naive one (one with an order of its own, of the oracle) on the
 activations that are timed, for some rows of W, or nothing is timed. Then every product is one of many in a CUDA graph:

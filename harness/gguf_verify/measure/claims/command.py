@@ -57,7 +57,7 @@ def _lines(claims: Mapping[str, Claim]) -> Iterator[str]:
         "Write-ups of kernels like these state the following without having run llama.cpp. Each is checked here, where",
         "it can be against llama.cpp's own functions (v0.5.0, llama-cpp-python 0.3.36, x86-64) or outputs of its CUDA",
         "backend that were measured on an H200. NMSE is Σ(y - o)²/Σo². The names of definitions (`q8_1`, `mmq`, …)",
-        "are the README's. Samples have fixed seeds.",
+        "are those of [concepts](concepts.md#definitions). Samples have fixed seeds.",
         "",
     )
     yield table(

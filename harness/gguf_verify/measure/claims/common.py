@@ -45,12 +45,12 @@ def cuda_outputs() -> dict[str, npt.NDArray[Any]]:
 
 @dataclass(frozen=True)
 class Sources:
-    """What claims are checked against: llama.cpp's library, measured outputs of its CUDA backend, the README's measured
-    tables, and the kernels."""
+    """What claims are checked against: llama.cpp's library, measured outputs of its CUDA backend, the measured
+    tables of docs/benchmarks.md, and the kernels."""
 
     llama: Library
     cuda: Mapping[str, npt.NDArray[Any]] = field(default_factory=cuda_outputs)
-    readme: str = field(default_factory=lambda: (ROOT / "README.md").read_text())
+    benchmarks: str = field(default_factory=lambda: (ROOT / "docs" / "benchmarks.md").read_text())
     kernels: Path = field(default_factory=kernel_root)
 
 

@@ -1,4 +1,4 @@
-"""Claims about time, against the tables that bench_kernels.py wrote into the README from a run on a GPU."""
+"""Claims about time, against the tables that bench_kernels.py wrote into docs/benchmarks.md from a run on a GPU."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ TILING, FLOAT4, DP4A, TENSOR_CORES, LLAMA = (1.76, 1.76), (1.14, 1.14), (5, 10),
 Q5_COST = (16, 20)
 
 
-def bench_table(readme: str, name: str) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table between the README's markers. Raises ValueError where there is none."""
-    found = re.search(rf"<!-- bench: {re.escape(name)} -->\n(.*?)<!-- end -->", readme, re.DOTALL)
+def bench_table(page: str, name: str) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table between the page's markers. Raises ValueError where there is none."""
+    found = re.search(rf"<!-- bench: {re.escape(name)} -->\n(.*?)<!-- end -->", page, re.DOTALL)
     lines = [line for line in (found[1].splitlines() if found else []) if line.startswith("|")]
     if len(lines) < 3:
-        raise ValueError(f"the README has no table {name!r} between bench markers")
+        raise ValueError(f"docs/benchmarks.md has no table {name!r} between bench markers")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return cells[0], cells[2:]
 
 
-def _card(readme: str) -> str:
-    found = re.search(r"<!-- bench: card -->\n(.*?)\n<!-- end -->", readme, re.DOTALL)
+def _card(page: str) -> str:
+    found = re.search(r"<!-- bench: card -->\n(.*?)\n<!-- end -->", page, re.DOTALL)
     if not found:
-        raise ValueError("the README names no card between bench markers")
+        raise ValueError("docs/benchmarks.md names no card between bench markers")
     return found[1].split(" (")[0]
 
 
-def _speeds(readme: str, name: str) -> tuple[list[str], dict[str, list[float | None]]]:
+def _speeds(page: str, name: str) -> tuple[list[str], dict[str, list[float | None]]]:
     """Columns of a ladder, and TFLOP/s of each of its rungs in them."""
-    head, rows = bench_table(readme, name)
+    head, rows = bench_table(page, name)
     speeds = {row[0].strip("`"): [float(cell.split()[0]) if cell else None for cell in row[1:]] for row in rows}
     return head[1:], speeds
 
 
 def gains(s: Sources) -> Claim:
-    """Ratios of the README's ladders."""
-    columns, w4a8 = _speeds(s.readme, "ladder")
-    more, w4a16 = _speeds(s.readme, "ladder of f32")
+    """Ratios of the measured ladders."""
+    columns, w4a8 = _speeds(s.benchmarks, "ladder")
+    more, w4a16 = _speeds(s.benchmarks, "ladder of f32")
     shapes = [c for c in columns if c.startswith("N =")]
     if more != shapes:
-        raise ValueError("the README's ladders are of different shapes")
+        raise ValueError("the ladders are of different shapes")
     steps = (
         ("tiles in shared memory, W4A8", TILING, w4a8, "q8_1_tiled", "q8_1_naive"),
         ("tiles in shared memory, W4A16", TILING, w4a16, "f32_tiled", "f32_naive"),
@@ -74,7 +74,7 @@ def gains(s: Sources) -> Claim:
         ])  # fmt: skip
     right = [w for w, said in kinds.items() if said == "true"]
     known = [w for w, said in kinds.items() if said in ("true", "false")]
-    card = _card(s.readme)
+    card = _card(s.benchmarks)
     if not known:
         word = "not measured here"
     elif len(right) == len(known):
@@ -88,8 +88,9 @@ def gains(s: Sources) -> Claim:
         "kernel.",
         word,
         (
-            f"Ratios of the TFLOP/s in the README's ladders ({card}; M = 512, Q4_0), which `scripts/bench_kernels.py` "
-            "wrote from a run there; not run for this page. The write-ups' own figures are of a laptop card:",
+            f"Ratios of the TFLOP/s in the ladders of [benchmarks](benchmarks.md) ({card}; M = 512, Q4_0), which "
+            "`scripts/bench_kernels.py` wrote from a run there; not run for this page. The write-ups' own figures are "
+            "of a laptop card:",
             table(["step", "claimed", *shapes, "published, a laptop", "verdict here", "rungs"], rows),
             f"A figure counts as true within {SLACK:.0%} of what is claimed, for both shapes. Loads of 16 bytes "
             "alone are no rung here: that rung also holds its outputs in registers. A gain belongs to a card and to "
@@ -100,8 +101,8 @@ def gains(s: Sources) -> Claim:
 
 
 def q5_cost(s: Sources) -> Claim:
-    """Times of Q5_0 and Q5_1 over Q4_0's in the README's table."""
-    head, rows = bench_table(s.readme, "against llama.cpp")
+    """Times of Q5_0 and Q5_1 over Q4_0's in the table of measurements."""
+    head, rows = bench_table(s.benchmarks, "against llama.cpp")
     times: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     for row in rows:
         shape = int(row[0]), int(row[1])
@@ -121,14 +122,14 @@ def q5_cost(s: Sources) -> Claim:
                 inside, total = inside + within, total + len(cost)
             cells = [f"{cost[most, m]:+.0f} %" if (most, m) in cost else "" for m in tokens]
             out.append([who, kind, *cells, span_of_percent(list(cost.values())), f"{within} of {len(cost)}"])
-    card = _card(s.readme)
+    card = _card(s.benchmarks)
     word = f"true on one {card}" if inside == total else f"false on one {card}" if inside == 0 else ""
     return Claim(
         "The Q5 formats cost 16 to 20 % more time than Q4_0.",
         word or f"true only for {inside} of {total} cases measured on one {card}",
         (
-            f"Time over Q4_0's, from the README's table of `q8_1` and llama.cpp ({card}; K = 4096; llama.cpp's time is "
-            "the ratio there times ours, so good to half a per cent):",
+            f"Time over Q4_0's, from the table in [benchmarks](benchmarks.md) of `q8_1` and llama.cpp ({card}; "
+            "K = 4096; llama.cpp's time is the ratio there times ours, so good to half a per cent):",
             table(["who", "type", *(f"N = {most}, M = {m}" for m in tokens), f"all {total // 4} shapes", "16 to 20 %"],
                   out),
             "A block of Q5_0 is 22 bytes and one of Q5_1 24, of Q4_0 18: 22 % and 33 % more to read. That shows "

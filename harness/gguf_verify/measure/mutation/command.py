@@ -8,7 +8,7 @@
     python scripts/mutation_score.py catalogue           # the faults that the diagnosis knows
     python scripts/mutation_score.py naming              # are faults named, and found, for what and where they are?
     python scripts/mutation_score.py alarms --host gpu   # does a right output fail?
-    python scripts/mutation_score.py report              # README.md and docs/mutation.md, from docs/mutation.json
+    python scripts/mutation_score.py report              # write docs/evidence.md and mutation.md
 
 Mutants run on the CPU host, alarms on either. Exit codes: 1 a wrong name, a place that was missed or an alarm, 2 usage,
 3 the environment cannot.
@@ -50,14 +50,14 @@ def _parser() -> argparse.ArgumentParser:
     faults.add_argument("--work", type=Path, default=mutation_kill.WORK, help="models and recorded calls")
     for name, part in PARTS.items():
         part.add_arguments(commands.add_parser(name))
-    written = commands.add_parser("report", help="write README.md and docs/mutation.md")
+    written = commands.add_parser("report", help="write docs/evidence.md and docs/mutation.md")
     for command in (kill, check, faults, written, *(commands.choices[name] for name in PARTS)):
         command.add_argument("--results", type=Path, default=report.RESULTS, metavar="FILE")
     return parser
 
 
 def tables(data: dict[str, Any]) -> dict[str, str]:
-    """Marker → what stands between it and its end in README.md."""
+    """Marker → what stands between it and its end in docs/evidence.md."""
     made = {"kill": report.table(data), "run": [report.summary(data)]} if "kill" in data else {}
     for name, part in PARTS.items():
         if name in data:
@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     if "kill" not in data:
         print(f"mutation_score.py: {options.results} has no results of `kill`", file=sys.stderr)
         return 2
-    report.README.write_text(between_markers(report.README.read_text(), tables(data), "mutation"))
+    report.TABLES.write_text(between_markers(report.TABLES.read_text(), tables(data), "mutation"))
     report.PAGE.write_text(report.page(data))
     return 0
 

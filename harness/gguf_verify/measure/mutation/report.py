@@ -1,4 +1,4 @@
-"""The results file docs/mutation.json, the page docs/mutation.md and the README's table that are made of it.
+"""The results file docs/mutation.json, and what is made from it: docs/mutation.md and the tables of docs/evidence.md.
 
     {"kill": {"population": {file: mutants}, "sources": {file: hash},
               "mutants": {file: {"line:column:operator": outcome}}, "survivors": [record], "checked": {…}},
@@ -22,7 +22,7 @@ from .kill import Record, row_of, sampled
 from .mutator import Mutant
 
 ROOT = CHECKOUT
-RESULTS, PAGE, README = ROOT / "docs" / "mutation.json", ROOT / "docs" / "mutation.md", ROOT / "README.md"
+RESULTS, PAGE, TABLES = (ROOT / "docs" / name for name in ("mutation.json", "mutation.md", "evidence.md"))
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 LETTERS = {"killed": "K", "passed": "P", "missed": "M", "same": "s", "uncompilable": "u", "unobservable": "o"}
@@ -30,7 +30,7 @@ _NAMES = {letter: name for name, letter in LETTERS.items()}
 #: Rows of the table, in order; the last is the catalogue's.
 ROWS = ("GEMM sources", "format headers", "quantizer", "packing")
 CATALOGUE = "catalogue faults"
-#: Of the other gates, those that the README's table has a column for.
+#: Of the other gates, those that the table of docs/evidence.md has a column for.
 _COLUMNS = {
     "NMSE ≤ 5·10⁻⁴, of the float32 product": "nmse values",
     "NMSE, of the definition": "nmse definition",
@@ -190,7 +190,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def table(data: Data) -> list[str]:
-    """The README's table."""
+    """The table of docs/evidence.md."""
     head = ["", "mutants", "changed a bit", "killed by gguf-verify", *_COLUMNS]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, tally in tallies(data).items():
