@@ -26,8 +26,8 @@ from ..gguf import printable
 from ..hosts.base import cache_dir
 from ..hosts.compiler import cpu_name
 from ..llama import bindings
+from ..support import paths
 from ..support.errors import EnvironmentFault
-from ..support.paths import CHECKOUT
 from ..support.supervised import Processes, signal_name
 from .config import Variant
 
@@ -60,7 +60,7 @@ def requirements(gpu: bool) -> tuple[str, ...]:
 
 def _declared() -> list[tuple[str, str, str]]:
     """(name, specifier, extra or "")."""
-    project = package_parent() / "pyproject.toml"
+    project = package_parent().parent / "pyproject.toml"
     try:
         if project.is_file():
             table = tomllib.loads(project.read_text())["project"]
@@ -78,8 +78,8 @@ def _declared() -> list[tuple[str, str, str]]:
 
 
 def package_parent() -> Path:
-    """The folder that holds the package `harness`: a checkout, or site-packages."""
-    return CHECKOUT
+    """The folder that holds this package: `harness` of a checkout, or site-packages."""
+    return paths.PACKAGE.parent
 
 
 @contextlib.contextmanager
@@ -89,10 +89,10 @@ def harness_path(folder: Path) -> Iterator[str]:
     An installed harness lies among them (with this llama-cpp-python): it is copied to `folder`, metadata included.
     """
     parent = package_parent()
-    if (parent / "pyproject.toml").is_file():
+    if (parent.parent / "pyproject.toml").is_file():
         yield str(parent)
         return
-    shutil.copytree(parent / "harness", folder / "harness")
+    shutil.copytree(parent / "gguf_verify", folder / "gguf_verify")
     for info in parent.glob("gguf_verify-*.dist-info"):
         shutil.copytree(info, folder / info.name)
     yield str(folder)

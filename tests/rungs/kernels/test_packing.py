@@ -254,8 +254,9 @@ from tests.rungs.kernels.test_packing import PACKED, SHAPES, check
 from tests.rungs.kernels.test_kernels import SANITIZERS
 host = CpuHost(1, SANITIZERS)
 for name in sys.argv[3:] or PACKED:
+    kernel = ShippedKernel(KERNELS[name], host, Path(sys.argv[1]))
     for m, n, blocks in SHAPES[1:4]:
-        check(CpuHost(1), name, FORMATS[sys.argv[2]], m, n, blocks, ShippedKernel(KERNELS[name], host, Path(sys.argv[1])))
+        check(CpuHost(1), name, FORMATS[sys.argv[2]], m, n, blocks, kernel)
 # What the kernels' stacks were is the process's again: no mark of theirs may stay where it maps memory next.
 rooms = [mmap.mmap(-1, 516 << 10) for _ in range(100)]
 for room in rooms:

@@ -996,7 +996,7 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_the_dependencies_of_a_variant_are_the_projects_own() -> None:
     found = {text.partition("==")[0]: text for text in variants.requirements(gpu=False)}
-    assert set(found) == {"gguf", "jinja2", "numpy", "tqdm"}
+    assert set(found) == {"gguf", "jinja2", "msgspec", "numpy", "tqdm"}
     assert all("==" in text for text in found.values())  # as they are installed here
     with_gpu = variants.requirements(gpu=True)
     assert set(with_gpu) >= set(found.values())
@@ -1005,16 +1005,16 @@ def test_the_dependencies_of_a_variant_are_the_projects_own() -> None:
 def test_an_installed_harness_brings_nothing_but_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a variant would find this Python's llama_cpp before its own."""
     with variants.harness_path(tmp_path / "unused") as path:
-        assert path == str(ROOT)  # a checkout holds no other package
+        assert path == str(ROOT / "harness")  # a checkout holds no other package
     in_checkout = variants.requirements(gpu=False)
-    for name in ("harness", "llama_cpp", "gguf_verify-0.1.0.dist-info"):
+    for name in ("gguf_verify", "llama_cpp", "gguf_verify-0.1.0.dist-info"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "x").write_text(name)
     monkeypatch.setattr(variants, "package_parent", lambda: tmp_path / "site")
     (tmp_path / "to").mkdir()
     with variants.harness_path(tmp_path / "to") as path:
-        assert sorted(p.name for p in Path(path).iterdir()) == ["gguf_verify-0.1.0.dist-info", "harness"]
-        assert (Path(path) / "harness" / "x").is_file()
+        assert sorted(p.name for p in Path(path).iterdir()) == ["gguf_verify", "gguf_verify-0.1.0.dist-info"]
+        assert (Path(path) / "gguf_verify" / "x").is_file()
     assert variants.requirements(gpu=False) == in_checkout  # of the installed metadata
 
 
@@ -1115,7 +1115,7 @@ def test_the_nightly_costs_little_beside_its_cells(tmp_path: Path) -> None:
 
 def nightly(root: Path, *args: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "scripts" / "nightly.py"), *map(str, args)]
-    env = {**os.environ, "PYTHONPATH": str(root)}
+    env = {**os.environ, "PYTHONPATH": str(root / "harness")}
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, check=False)
 
 
@@ -1173,7 +1173,7 @@ def test_real_cells_killed_and_resumed(tmp_path: Path) -> None:
 
     def start(name: str) -> int:
         command = [sys.executable, str(ROOT / "scripts" / "nightly.py"), "run", str(tmp_path / name / "night.toml")]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
         return os.posix_spawn(sys.executable, command, env)
 
     begun = time.monotonic()

@@ -285,7 +285,7 @@ def _sanitized(kernels: Path, cases: Sequence[str], alter: str = "", cured: bool
         # leaks are Python's own; the library must come before everything that allocates
         environment = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0"}
         done = subprocess.run(
-            [sys.executable, "-m", "tests.sanitized", json.dumps(options)],
+            [sys.executable, "-m", "tests.support.sanitized", json.dumps(options)],
             cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
     if done.returncode == 0:
