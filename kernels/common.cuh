@@ -29,7 +29,7 @@ __device__ __forceinline__ uint16_t float_to_half(float f) {  // round to neares
     return bits;
 }
 #else
-#include "host/cuda_on_cpu.hpp"
+#include "emulator/cuda_on_cpu.hpp"
 #endif
 
 constexpr int QK = 32;  // activations in a block of Q8_1, and weights in a slice: a block of weights is one or more slices

@@ -135,5 +135,5 @@ __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], Sh
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "n"((int)ADD));
 }
 #else
-#include "host/hopper_on_cpu.hpp"
+#include "emulator/hopper_on_cpu.hpp"
 #endif

@@ -1,6 +1,6 @@
 """What the tensors hold: every block decoded by us and by llama.cpp in one pass, compared and tallied.
 
-`kernels/host/scan.hpp` does it with the `unpack` and `value` of `kernels/formats/`, which are what kernels decode with.
+`kernels/emulator/scan.hpp` does it with the `unpack` and `value` of `kernels/formats/`, which the kernels decode with.
 The descriptions in `gguf_verify.formats` decode a hundred times slower: they are compared with llama.cpp on some blocks
 of each tensor, and in the tests on every code and scale.
 """
@@ -89,7 +89,7 @@ def scanner(kind: TensorType) -> Path:
     else:
         codes = (f"-DCODE_LOW={fmt.low}", f"-DCODE_BITS={fmt.bits}")
         options = (f"-DFORMAT={kind.name}", f"-DBLOCK_BYTES={kind.block_bytes}", *codes)
-    return sound_library(kernel_root(), '#include "host/scan.hpp"\n', options)
+    return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', options)
 
 
 def contents(

@@ -84,7 +84,7 @@ def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bo
 
 
 def precompiled(flags: Sequence[str] = ()) -> Path | None:
-    """`host/standard.hpp`, and beside it what the compiler made of it, in the cache; None where the compiler is not
+    """`emulator/standard.hpp`, and beside it what the compiler made of it, in the cache; None where the compiler is not
     GCC, or made nothing.
 
     GCC takes it for the first header that it is told to include; where flags, macros or its own version have changed it
@@ -95,7 +95,7 @@ def precompiled(flags: Sequence[str] = ()) -> Path | None:
     """
     if "Free Software Foundation" not in _said_of_version(compiler()):
         return None
-    text = (kernel_root() / "host" / "standard.hpp").read_text()
+    text = (kernel_root() / "emulator" / "standard.hpp").read_text()
     header = cached_file((text, *FLAGS, *flags, compiler_version(), cpu_name()), ".hpp")
     made = _made_of(header)
     if not (made.exists() and header.exists()):

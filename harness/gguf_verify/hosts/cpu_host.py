@@ -1,4 +1,4 @@
-"""The CPU as a host: CUDA C++ compiled by the C++ compiler over `kernels/host/cuda_on_cpu.hpp`."""
+"""The CPU as a host: CUDA C++ compiled by the C++ compiler over `kernels/emulator/cuda_on_cpu.hpp`."""
 
 from __future__ import annotations
 

@@ -1,17 +1,30 @@
-"""llama.cpp as the reference, in a process of its own."""
+"""llama.cpp as the reference, in a process of its own: its library, passes over files, and a model with its graph.
+
+The room may import hosts, semantics, gguf, formats, results and support. `worker/` runs in llama.cpp's process, the
+rest in ours; `backends/` holds one file for each backend of llama.cpp.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Evaluation, Gemm, Gpu, Llama, LlamaRefused, Requantized, Scan, Scanned, ScannerOf
+    from .files import Requantized, Scan, Scanned, ScannerOf
+    from .library import Gpu, Llama
+    from .model import Evaluation, Gemm
+    from .process import LlamaRefused
+
+_MODULES = {
+    "Evaluation": "model", "Gemm": "model", "Gpu": "library", "Llama": "library", "LlamaRefused": "process",
+    "Requantized": "files", "Scan": "files", "Scanned": "files", "ScannerOf": "files",
+}  # fmt: skip
 
 __all__ = ["Evaluation", "Gemm", "Gpu", "Llama", "LlamaRefused", "Requantized", "Scan", "Scanned", "ScannerOf"]
 
 
 def __getattr__(name: str) -> Any:
-    """The parent's side, when it is first asked for: llama.cpp's process imports this package too."""
-    if name not in __all__:
+    """Import a module of the parent's side when one of its names is first used: llama.cpp's process imports this
+    package too, and must start fast."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import client
+    from importlib import import_module
 
-    return getattr(client, name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -258,11 +258,23 @@ def read_bytes(t: Any, offset: int = 0, nbytes: int | None = None) -> npt.NDArra
     return raw
 
 
+def from_float(type_id: int, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Rows float32[M, K] as the CPU backend quantizes activations, uint8[M, row bytes]; no bytes if K is no multiple of
+    the type's block: no product of this width takes activations of the type."""
+    traits = ggml_get_type_traits(type_id).contents
+    if x.shape[1] % traits.blck_size:
+        return np.zeros((len(x), 0), np.uint8)
+    out = np.zeros((len(x), x.shape[1] // traits.blck_size * traits.type_size), np.uint8)
+    convert = ggml_get_type_traits_cpu(type_id).contents.from_float
+    for row, target in zip(x, out, strict=True):
+        convert(pointer(row), pointer(target), x.shape[1])
+    return out
+
+
 def readable(t: Any) -> bool:
     """Whether the bytes of a weight can be read back: repacked weights cannot, their buffer has no function for it."""
-    s = t.contents
-    buffer = s.view_src.contents.buffer if s.view_src else s.buffer
-    return bool(buffer) and b"REPACK" not in ggml_backend_buffer_name(buffer)
+    name = buffer_name(t)
+    return bool(name) and b"REPACK" not in name
 
 
 def is_weight(t: Any) -> bool:
@@ -272,12 +284,11 @@ def is_weight(t: Any) -> bool:
     return bool(buffer) and ggml_backend_buffer_get_usage(buffer) == _USAGE_WEIGHTS
 
 
-def on_cuda(t: Any) -> bool:
-    """Whether a tensor lies in memory of the CUDA backend: a node's result is where it was computed."""
+def buffer_name(t: Any) -> bytes:
+    """What ggml calls the buffer that a tensor lies in: a node's result lies where it was computed."""
     s = t.contents
     buffer = s.view_src.contents.buffer if s.view_src else s.buffer
-    name = ggml_backend_buffer_name(buffer) if buffer else b""
-    return bool(name.startswith(b"CUDA") and b"Host" not in name)
+    return ggml_backend_buffer_name(buffer) if buffer else b""
 
 
 def write_tensor(t: Any, values: npt.NDArray[np.float32]) -> None:

@@ -257,12 +257,12 @@ def test_one_bad_block_wherever_it_is(
 
 def test_rows_that_hash_alike_are_compared(tmp_path: Path, llama: Llama, rng: np.random.Generator) -> None:
     """With a hash that always collides the count of equal rows is never too high."""
-    source = kernel_root() / "host" / "scan.hpp"
+    source = kernel_root() / "emulator" / "scan.hpp"
     text = source.read_text()
     assert text.count("hashes[r] = scan::row_hash(rows + r * row_bytes, row_bytes)") == 1
     root = tmp_path / "kernels"
     shutil.copytree(kernel_root(), root)
-    (root / "host" / "scan.hpp").write_text(
+    (root / "emulator" / "scan.hpp").write_text(
         text.replace("hashes[r] = scan::row_hash(rows + r * row_bytes, row_bytes)", "hashes[r] = 1")
     )
     rows = rng.integers(0, 120, (50, 180), np.uint8)
@@ -435,7 +435,7 @@ def test_elements_that_decode_otherwise(llama: Llama, tmp_path: Path, monkeypatc
     one, two, nan, other_nan = 0x3C00, 0x4000, 0x7E00, 0x7E01
     wrong = f"bits == {one} ? {one + 1} : bits == {nan} ? {one} : bits == {two} ? {nan} : bits"
     wrong += f" == {other_nan} ? {nan} : bits"
-    altered_kernels(monkeypatch, tmp_path, "host/scan.hpp", "half_to_float(bits)", f"half_to_float({wrong})")
+    altered_kernels(monkeypatch, tmp_path, "emulator/scan.hpp", "half_to_float(bits)", f"half_to_float({wrong})")
     elements = np.full(3000, 0x4200, np.uint16)
     elements[[100, 1500, 1501, 2999]] = one, nan, other_nan, two
     path = one_tensor(tmp_path / "m.gguf", elements.view(np.uint8).reshape(3, -1), "F16")
@@ -478,12 +478,12 @@ def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Pa
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
         library = content.scanner(model.tensors["w"].type)
     script = (
-        "import json, os, sys; from gguf_verify.llama import ggml, file_scan as sweep\n"
-        "ggml.ggml_cpu_init(); sweep.MAX_HASHED_ROWS = 4\n"
-        "sweeper, now = sweep.Sweeper(print), os.stat(sys.argv[1])\n"
+        "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
+        "ggml.ggml_cpu_init(); file_scan.MAX_HASHED_ROWS = 4\n"
+        "sweeper, now = file_scan.FileScanner(print), os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "part = lambda n: sweeper.part_of(sys.argv[1], identity, 0, n * 180)\n"
-        "scan = lambda n: next(sweeper.scans([sweep.Job(part(n), 2, 18, 180, sys.argv[2])], 1))[0]\n"
+        "scan = lambda n: next(sweeper.scans([file_scan.Job(part(n), 2, 18, 180, sys.argv[2])], 1))[0]\n"
         "print(json.dumps([[f[k] for k in ('blocks', 'duplicate_rows', 'duplicate')] for f in (scan(4), scan(5))]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
@@ -500,15 +500,15 @@ def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) 
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
         library = content.scanner(model.tensors["w"].type)
     script = (
-        "import json, os, sys; from gguf_verify.llama import ggml, file_scan as sweep\n"
-        "ggml.ggml_cpu_init(); sweep._CHUNK_BYTES = 36; now = os.stat(sys.argv[1])\n"
+        "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
+        "ggml.ggml_cpu_init(); file_scan._CHUNK_BYTES = 36; now = os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "def scan(longest):\n"
-        "    sweep.LONG_ROW, sweeper = longest, sweep.Sweeper(print)\n"
+        "    file_scan.LONG_ROW, sweeper = longest, file_scan.FileScanner(print)\n"
         "    part = sweeper.part_of(sys.argv[1], identity, 0, 8 * 180)\n"
         "    sizes, buffer = [], sweeper._buffer\n"
         "    sweeper._buffer = lambda size: (sizes.append(size), buffer(size))[1]\n"
-        "    return next(sweeper.scans([sweep.Job(part, 2, 18, 180, sys.argv[2])], 1))[0], max(sizes)\n"
+        "    return next(sweeper.scans([file_scan.Job(part, 2, 18, 180, sys.argv[2])], 1))[0], max(sizes)\n"
         "print(json.dumps([scan(180), scan(179)]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
@@ -529,15 +529,15 @@ def test_pieces_of_tensors_add_up(rng: np.random.Generator, tmp_path: Path) -> N
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
         library = content.scanner(model.tensors["w"].type)
     script = (
-        "import json, os, sys; from gguf_verify.llama import ggml, file_scan as sweep\n"
-        "ggml.ggml_cpu_init(); sweep._CHUNK_BYTES, sweep._SHARE_BYTES = 180, 360; now = os.stat(sys.argv[1])\n"
+        "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
+        "ggml.ggml_cpu_init(); file_scan._CHUNK_BYTES, file_scan._SHARE_BYTES = 180, 360; now = os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "def scan(threads, whole):\n"
-        "    sweep._SHARE_BYTES, told = 1 << 20 if whole else 360, []\n"
-        "    sweep._TELL_BYTES, sweeper, start, jobs = 1, sweep.Sweeper(told.append), 0, []\n"
+        "    file_scan._SHARE_BYTES, told = 1 << 20 if whole else 360, []\n"
+        "    file_scan._TELL_BYTES, sweeper, start, jobs = 1, file_scan.FileScanner(told.append), 0, []\n"
         f"    for n in {sizes}:\n"
         "        part = sweeper.part_of(sys.argv[1], identity, 180 * start, 180 * n)\n"
-        "        jobs.append(sweep.Job(part, 2, 18, 180, sys.argv[2], [(1, 0, 0)], 4))\n"
+        "        jobs.append(file_scan.Job(part, 2, 18, 180, sys.argv[2], [(1, 0, 0)], 4))\n"
         "        start += n\n"
         "    return [[f, [a.tolist() for a in arrays]] for f, arrays in sweeper.scans(jobs, threads)], told\n"
         "print(json.dumps([scan(1, True), scan(2, True), scan(3, False)]))"
@@ -1142,7 +1142,7 @@ def test_what_was_not_read_of_a_refused_file(tmp_path: Path) -> None:
 def test_a_cache_entry_that_is_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "cache_dir", lambda: tmp_path)
     path = one_tensor(tmp_path / "m.gguf", np.zeros((2, 32), np.uint8), "BF16")
-    library = library_path(kernel_root(), '#include "host/scan.hpp"\n', ("-DELEMENT=BF16",))
+    library = library_path(kernel_root(), '#include "emulator/scan.hpp"\n', ("-DELEMENT=BF16",))
     assert library.parent == tmp_path
     library.write_bytes(b"garbage")
     result = run(path, readers=False)

@@ -4,7 +4,6 @@ were measured, what is said of its quantizers, the way its activations are revea
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -251,9 +250,11 @@ def test_as_q8_1() -> None:
 _REVEAL = """
 import sys
 import numpy as np
-from gguf_verify.llama import cuda_device, ggml
+from gguf_verify.llama import ggml
+from gguf_verify.llama.worker import cuda_device
 ggml.ggml_cpu_init()
-cpu = cuda_device.Device(ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU))
+cuda_device.find_gpu = lambda: (ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU), "a stand-in", 90)
+cpu = cuda_device.CudaDevice()
 x, w4, w8 = (np.load(sys.argv[1])[n] for n in ("x", "w4", "w8"))
 np.savez(sys.argv[2], mmq=cpu.activations("mmq", x), mmq_d4=cpu.activations("mmq_d4", x),
          few=cpu.activations("mmq", x[:2]), y=cpu.multiply(2, w4, x), blocks=cpu.block_products(8, w8, x))
@@ -314,15 +315,16 @@ _STAND_IN = """
 import sys
 if any("gguf_verify.llama.worker" in a for a in sys.orig_argv):
     import numpy as np
-    from gguf_verify.llama import cuda_device, ggml
+    from gguf_verify.llama import ggml
+    from gguf_verify.llama.worker import cuda_device
     from gguf_verify.semantics import cuda
     from gguf_verify.semantics.activations import encode_mmq
     from gguf_verify.formats import Q8_1
     cuda_device.find_gpu = lambda: (ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU), "a stand-in", 90)
-    ggml.on_cuda = lambda t: {on_gpu}
+    cuda_device.CudaDevice.computed = lambda self, t: {on_gpu}
     sums = lambda self, x: Q8_1.view(encode_mmq(x).reshape(len(x), -1, 36))["s"].astype(np.float32)
     if {raw_sums}:
-        cuda_device.Device._sums = sums
+        cuda_device.CudaDevice._sums = sums
     cuda.mmvq_tokens = lambda *a: {mmvq}
 """
 
@@ -332,7 +334,7 @@ def stand_in(
     raw_sums: bool = True,
 ) -> Report:  # fmt: skip
     (tmp_path / "sitecustomize.py").write_text(_STAND_IN.format(on_gpu=on_gpu, mmvq=mmvq, raw_sums=raw_sums))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(ROOT / "harness"))))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(cuda, "mmvq_tokens", lambda *_: mmvq)
     options = Options(n_predict=2, reference="gpu", progress=False, prompt="Once")
     return verify(FIXTURES / model, "q8_1_dp4a", CpuHost(1), ["blocks", "layers", "tokens"], options)

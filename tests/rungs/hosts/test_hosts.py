@@ -332,7 +332,7 @@ def test_ucontext_fibers(tmp_path: Path) -> None:
     shuffles = SHUFFLES.replace("WORD", "uint32_t").replace("void k", "void shuffles")
     root = with_kernel(tmp_path, REDUCTION + 'extern "C" __global__ ' + shuffles)
     for name in ("cuda_on_cpu.hpp", "standard.hpp"):
-        header = root / "host" / name
+        header = root / "emulator" / name
         header.write_text(header.read_text().replace("defined(__x86_64__)", "0"))
     host = CpuHost(1)
     x = np.arange(7 * 100, dtype=np.int32)
@@ -573,7 +573,7 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert len(compiled) == 2
 
     header = with_kernel(tmp_path / "header", WRITE_A_BYTE)
-    with (header / "host" / "cuda_on_cpu.hpp").open("a") as f:
+    with (header / "emulator" / "cuda_on_cpu.hpp").open("a") as f:
         f.write("// changed\n")
     assert len({tree_hash(r) for r in (one, same, changed, header)}) == 3
     host.load(one, "k.cu", "k", {"UNUSED": "1"})

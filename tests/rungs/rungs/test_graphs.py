@@ -20,7 +20,7 @@ from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.shipped import KERNELS, Multiply, ShippedKernel, Weights
 from gguf_verify.llama import Evaluation, Gemm, Llama
-from gguf_verify.llama.client import _Node
+from gguf_verify.llama.model import _Node
 from gguf_verify.rungs import Options, RungResult
 from gguf_verify.rungs.tokens import grafts
 from gguf_verify.support.errors import KernelFault, UsageError
@@ -215,7 +215,8 @@ def test_graft_puts_each_row_back(made: Callable[..., Path]) -> None:
 
 def test_layout_of_views() -> None:
     """Batched, broadcast and strided products taken apart as ggml computes them; what cannot be is named."""
-    from gguf_verify.llama import ggml, nodes
+    from gguf_verify.llama import ggml
+    from gguf_verify.llama.worker import nodes
 
     ggml.ggml_cpu_init()
     ctx = ggml.ggml_init(ggml.InitParams(1 << 22, None, False))

@@ -219,9 +219,9 @@ class CudaSource:
         self._folder = tempfile.TemporaryDirectory(prefix="gguf-verify-")
         self.root = Path(self._folder.name)
         try:
-            (self.root / "host").mkdir()
-            for header in (kernel_root() / "host").iterdir():
-                (self.root / "host" / header.name).write_bytes(header.read_bytes())
+            (self.root / "emulator").mkdir()
+            for header in (kernel_root() / "emulator").iterdir():
+                (self.root / "emulator" / header.name).write_bytes(header.read_bytes())
             digest = self._copy(path)
             (self.root / _UNIT).write_text(_unit(path.name, symbol, declaration, digest))
         except BaseException:
@@ -273,7 +273,7 @@ def _unit(file: str, symbol: str, declaration: CudaDeclaration, digest: str) -> 
 #else
 #define half_to_float gguf_verify_half_to_float
 #define float_to_half gguf_verify_float_to_half
-#include "host/cuda_on_cpu.hpp"
+#include "emulator/cuda_on_cpu.hpp"
 #undef half_to_float
 #undef float_to_half
 #endif

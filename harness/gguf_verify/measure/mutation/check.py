@@ -38,7 +38,7 @@ def verdict(mutant: Mutant, subject: Subject, work: Path) -> str:
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         path = folder / "kernels" / mutant.file
         path.write_text(mutant.applied(path.read_text()))
-        host = folder / "kernels" / "host" / "cuda_on_cpu.hpp"
+        host = folder / "kernels" / "emulator" / "cuda_on_cpu.hpp"
         host.write_text(host.read_text() + PRELUDE)
         kernel = "q8_1_naive" if subject.kernel == ELEMENTS_KERNEL else subject.kernel
         command = [

@@ -391,9 +391,11 @@ def mutants(file: str, source: str) -> list[Mutant]:
 
 
 def sources(root: Path) -> list[str]:
-    """The shipped sources below kernels/ that are mutated: not kernels/host, which stands in for a GPU, nor
+    """The shipped sources below kernels/ that are mutated: not kernels/emulator, which stands in for a GPU, nor
     hopper.cuh and async.cuh, which are inline assembly and the include of that stand-in; nor gemm/mma.cuh, of which
     only the stand-in is compiled here, nor formats/all.cuh, which is includes."""
     left = {"hopper.cuh", "gemm/mma.cuh", "formats/all.cuh"}
-    files = (str(p.relative_to(root)) for p in sorted(root.rglob("*.cu*")) if "host" not in p.relative_to(root).parts)
+    files = (
+        str(p.relative_to(root)) for p in sorted(root.rglob("*.cu*")) if "emulator" not in p.relative_to(root).parts
+    )
     return [f for f in files if f not in left]

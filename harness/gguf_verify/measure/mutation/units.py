@@ -28,7 +28,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|(HEADER_OF\(FORMAT\)))', 
 _DEFINE = re.compile(r"^\s*#\s*define\s+(\w+)", re.MULTILINE)
 
 _PREAMBLE = """
-#include "host/cuda_on_cpu.hpp"
+#include "emulator/cuda_on_cpu.hpp"
 #include <errno.h>
 #include <unistd.h>
 #include <map>
@@ -55,7 +55,7 @@ def _read(path: Path) -> str:
 
 def flattened(root: Path, unit: Unit, changed: Mapping[str, str] | None = None, label: str = "") -> str:
     """The sources of a unit in one text, its includes below `root` replaced by what they hold, but for those of
-    kernels/host and hopper.cuh, which the unit has once.
+    kernels/emulator and hopper.cuh, which the unit has once.
 
     Args:
         changed: file below root → the text to take for it.
@@ -68,7 +68,7 @@ def flattened(root: Path, unit: Unit, changed: Mapping[str, str] | None = None, 
         return (changed or {}).get(file) or _read(root / file)
 
     def resolve(name: str, of: str) -> str | None:
-        if name.startswith(("host/", "tables/")) or "../host/" in name:
+        if name.startswith(("emulator/", "tables/")) or "../emulator/" in name:
             return None
         for candidate in ((root / of).parent / name, root / name):
             if candidate.is_file():
@@ -250,7 +250,7 @@ def ptx(root: Path, unit: Unit, changed: Mapping[str, str], sm: str) -> bytes | 
     nvrtc.version()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copy = Path(folder) / "kernels"
-        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("host"))
+        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("emulator"))
         for file, text in changed.items():
             (copy / file).write_text(text)
         here = os.getcwd()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import ggml
+from .. import ggml
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 #: What only looks at a tensor in another way; the result is a view of it, which a later node uses.

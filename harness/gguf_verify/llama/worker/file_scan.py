@@ -1,7 +1,7 @@
 """Passes over the tensors of a mapped file inside llama.cpp's process, where its functions are called without a copy.
 
-`kernels/host/scan.hpp` does the work of `Sweeper.scans`: a batch of blocks is decoded by llama.cpp and by us, and
-tallied before it leaves the cache. Pieces go to a pool of threads: ctypes lets go of Python's lock.
+`kernels/emulator/scan.hpp` does the work of `FileScanner.scans`: llama.cpp and this project each decode a batch of
+blocks, which is tallied before it leaves the cache. Pieces go to a pool of threads: ctypes releases Python's lock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..support import protocol
-from . import ggml
+from ...support import protocol
+from .. import ggml
 
 Bytes = npt.NDArray[np.uint8]
 #: Figures by name, and arrays.
@@ -42,7 +42,7 @@ _TELL_BYTES = 1 << 26
 
 
 class Tally(c.Structure):
-    """`scan::Tally` of kernels/host/scan.hpp."""
+    """`scan::Tally` of kernels/emulator/scan.hpp."""
 
     _fields_ = [
         *((name, c.c_int64) for name in (
@@ -80,7 +80,7 @@ class Job:
     Args:
         part: its bytes.
         type, block_bytes, row_bytes: of ggml, and in bytes.
-        library: kernels/host/scan.hpp, compiled for the type.
+        library: kernels/emulator/scan.hpp, compiled for the type.
         rules: (all of, one of, none of) masks of codes.
         drawn: how many blocks are wanted as they are.
     """
@@ -100,7 +100,7 @@ class Rule(c.Structure):
     _fields_ = [("all", c.c_uint32), ("any", c.c_uint32), ("none", c.c_uint32)]
 
 
-class Sweeper:
+class FileScanner:
     """Maps files and runs over them.
 
     Args:
@@ -335,7 +335,7 @@ class _Scanning:
         return self._added == len(self.starts)
 
     def result(self) -> Result:
-        """What `Sweeper.scans` returns, once all is added."""
+        """What `FileScanner.scans` returns, once all is added."""
         duplicate_rows, duplicate = self._duplicates()
         size = self._job.block_bytes
         data = self._job.part.mapped

@@ -11,28 +11,29 @@ v0.5.0): up to 8 tokens quantize_q8_1, and more quantize_mmq_q8_1 in the layout 
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Q4_0, Q4_1, Q8_0, Q8_1, Q8_1_D4
-from ..formats.block import BlockFormat
-from ..formats.legacy import QK
-from ..semantics.activations import encode_mmq, encode_mmq_d4, encode_q8_1
-from ..semantics.cuda import MMVQ_TOKENS
-from . import ggml
+from ...formats import FORMATS, Q4_0, Q4_1, Q8_0, Q8_1, Q8_1_D4
+from ...formats.block import BlockFormat
+from ...formats.legacy import QK
+from ...semantics import cuda
+from ...semantics.activations import encode_mmq, encode_mmq_d4, encode_q8_1
+from ...semantics.cuda import MMVQ_TOKENS, NoDefinition
+from .. import ggml
+from ..backends.device import Device, NoDevice, Product
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 #: Values of activations that are asked for at a time: MMQ pads each 32 of them to 512.
 _AT_ONCE = 1 << 22
+#: More layers than any model has.
+_ALL_LAYERS = 1 << 20
 _CC_MAJOR, _CC_MINOR = 75, 76  # enum CUdevice_attribute
-
-
-class NoDevice(Exception):
-    """There is no CUDA backend, or no GPU for it."""
 
 
 def find_gpu() -> tuple[int, str, int]:
@@ -46,29 +47,51 @@ def find_gpu() -> tuple[int, str, int]:
     return device, name, _compute_capability()
 
 
-class Device:
-    """A backend of ggml on one of its devices. Raises NoDevice where it cannot be started."""
+class CudaDevice(Device):
+    """The first GPU of the CUDA backend. Raises NoDevice if there is none, or if the backend does not start on it."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self) -> None:
+        device, self._name, self._sm = find_gpu()
         self._backend = ggml.ggml_backend_dev_init(device, None)
         if not self._backend:
             raise NoDevice("llama.cpp's CUDA backend cannot be started")
 
-    def multiply(self, type: int, w: Bytes, x: Floats, x_by_block: bool = False) -> Floats:
-        """`ggml_mul_mat` of weights uint8[N, row bytes] and activations float32[M, K], float32[M, N].
+    def properties(self) -> dict[str, Any]:
+        return {"name": self._name, "sm": self._sm}
 
-        Args:
-            x_by_block: the weights' rows are as long as a block, and meet each block of the activations: float32[K/n,
-                M, N].
-        """
+    def place_model(self, params: Any) -> None:
+        params.n_gpu_layers, params.main_gpu = _ALL_LAYERS, 0
+
+    def place_context(self, params: Any) -> None:
+        params.op_offload = params.offload_kqv = True
+
+    def computed(self, t: Any) -> bool:
+        name = ggml.buffer_name(t)
+        return bool(name.startswith(b"CUDA") and b"Host" not in name)
+
+    def taken(self, product: Product, x: Floats, wanted: Sequence[int]) -> dict[int, Bytes]:
+        """In the format of the product's definition; nothing if that is not known."""
+        fmt = next((f for f in FORMATS.values() if f.type_id == product.type), None)
+        if fmt is None or not product.on_backend:
+            return {}
+        try:
+            semantics = cuda.llama_cuda_semantics(fmt, product.tokens, self._sm, product.experts)
+        except NoDefinition:
+            return {}
+        assert semantics.activations is not None
+        return {semantics.activations.type_id: self.activations(semantics.name, x)}
+
+    def multiply(self, type: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
         traits = ggml.ggml_get_type_traits(type).contents
         width = w.shape[1] // traits.type_size * traits.blck_size
-        count = x.shape[1] // width if x_by_block else 1
-        out = self._products(type, w, x, width, (w.shape[1], 0, 1), count)
-        return out if x_by_block else out[0]
+        return self._products(type, w, x, width, (w.shape[1], 0, 1), 1)[0]
 
-    def block_products(self, type: int, w: Bytes, x: Floats) -> Floats:
-        """Every block × block product, float32[K/n, M, N], of weights uint8[N, row bytes] in blocks of n values."""
+    def _by_block(self, type: int, w: Bytes, x: Floats) -> Floats:
+        """Products float32[K/n, M, N] of weights, whose rows are one block of n values, with each block of x."""
+        block = ggml.ggml_get_type_traits(type).contents.blck_size
+        return self._products(type, w, x, block, (w.shape[1], 0, 1), x.shape[1] // block)
+
+    def block_products(self, type: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
         traits = ggml.ggml_get_type_traits(type).contents
         block, nb = traits.blck_size, w.shape[1] // traits.type_size
         return self._products(type, w, x, block, (w.shape[1], traits.type_size, nb), nb)
@@ -115,10 +138,10 @@ class Device:
 
     # ---- activations ------------------------------------------------------------------------------------------------
 
-    def activations(self, semantics: str, x: Floats) -> Bytes:
-        """float32[M, K] as the products of a definition of the CUDA backend take them, uint8[M, K/32·36]."""
+    def activations(self, definition: str, x: Floats) -> Bytes:
+        """float32[M, K] as the products of a definition take them, uint8[M, K/32·36]."""
         reveal = {"q8_1": self.q8_1, "q8_1_half": self.q8_1, "mmq": self.mmq, "mmq_d4": self.mmq_d4}
-        return reveal[semantics](np.ascontiguousarray(x, np.float32))
+        return reveal[definition](np.ascontiguousarray(x, np.float32))
 
     def q8_1(self, x: Floats) -> Bytes:
         """float32[M, K] as MMVQ quantizes it, Q8_1 blocks uint8[M, K/32·36], by quantize_q8_1."""
@@ -150,13 +173,13 @@ class Device:
         qs = np.full((QK, QK), zero, np.uint8)
         np.fill_diagonal(qs, zero + 1)
         packed = qs[:, :16] | qs[:, 16:] << 4 if fmt.bits == 4 else qs.view(np.int8)
-        y = self.multiply(fmt.type_id, fmt.pack(d=np.ones(QK, np.float16), qs=packed), x, x_by_block=True)
+        y = self._by_block(fmt.type_id, fmt.pack(d=np.ones(QK, np.float16), qs=packed), x)
         return y.transpose(1, 0, 2)
 
     def _sums(self, x: Floats) -> Floats:
         """s of each block, float32[M, K/32]."""
         ones = Q4_1.pack(d=np.zeros(QK, np.float16), m=np.ones(QK, np.float16), qs=np.zeros((QK, 16), np.uint8))
-        return self.multiply(Q4_1.type_id, ones, x, x_by_block=True)[..., 0].T
+        return self._by_block(Q4_1.type_id, ones, x)[..., 0].T
 
     def _half_scaled(self, x: Floats, fmt: BlockFormat, zero: int, encode: Any) -> Bytes:
         y, s = self._scaled_codes(x, fmt, zero), self._sums(x)

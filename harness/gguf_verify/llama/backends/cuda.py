@@ -1,0 +1,107 @@
+"""llama.cpp's CUDA backend: MMVQ computes products of few tokens, MMQ those of more, and each has its own definitions.
+
+The graph is therefore evaluated for the prompt in one batch, and then for its first tokens one by one. Block products
+are computed twice as well. The backend is judged on its own activation bytes, which products with unit weights reveal
+(`worker.cuda_device`), and these bytes against the definition of its quantizer (`semantics.fast_math`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ...support.errors import EnvironmentFault
+from .device import Device
+from .interface import Backend, BackendKind, Batch
+
+if TYPE_CHECKING:
+    from ...formats import WeightFormat
+    from ...semantics import Semantics
+
+#: Which kernel computes a definition, and quantizes for it.
+_PATHS = {"q8_1": "MMVQ", "q8_1_half": "MMVQ", "mmq": "MMQ", "mmq_d4": "MMQ"}
+
+
+class CudaBackend(Backend):
+    """llama.cpp on the first GPU of its CUDA backend, all layers, fusion off.
+
+    `properties`: the GPU's name, and ten times its compute capability as "sm".
+    """
+
+    reveals = tuple(_PATHS)
+    ambiguous_codes = True
+    who = "llama.cpp on the GPU"
+
+    @property
+    def paths(self) -> Mapping[str, int]:
+        return {"MMVQ": 1, "MMQ": _mmvq_tokens() + 1}
+
+    @property
+    def sm(self) -> int:
+        """Ten times the compute capability."""
+        return int(self.properties["sm"])
+
+    def describe(self) -> str:
+        name = self.properties["name"]
+        return f"CUDA on {name}, compute capability {self.sm / 10:.1f}, all layers, fusion off"
+
+    def definition(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
+        from ...semantics.cuda import llama_cuda_semantics
+
+        if "FORCE_CUBLAS = 1" in self.versions["system"]:
+            raise EnvironmentFault("this llama.cpp was built to multiply by cuBLAS alone (GGML_CUDA_FORCE_CUBLAS)")
+        return llama_cuda_semantics(fmt, tokens, self.sm, experts)
+
+    def uncovered(self, fmt: WeightFormat) -> str | None:
+        from ...formats import ElementFormat
+        from ...semantics.cuda import OF_ELEMENTS
+
+        return self.unsupported(f"{fmt.name}: {OF_ELEMENTS}") if isinstance(fmt, ElementFormat) else None
+
+    def path(self, definition: Semantics) -> str | None:
+        return _PATHS[definition.name]
+
+    def quantizer(self, path: str) -> Semantics:
+        from ...semantics import SEMANTICS
+
+        return SEMANTICS["q8_1" if path == "MMVQ" else "mmq"]
+
+    def token_counts(self, m: int) -> Sequence[int]:
+        return (m, _mmvq_tokens() + 1)
+
+    def context_size(self, tokens: int) -> int:
+        return max(tokens, 2 * _mmvq_tokens())  # room for a batch that MMVQ does not take
+
+    def batches(self, prompt: list[int], source: list[int], embeds: bool) -> Iterator[Batch]:
+        """The prompt, repeated until MMQ takes it, and its first tokens one at a time.
+
+        What an encoder-decoder model reads is treated alike."""
+        if not source:
+            yield Batch(_long(prompt))
+            for i, token in enumerate(prompt[: _mmvq_tokens()]):
+                yield Batch([token], 0 if embeds else i)  # without a memory, each is the first
+            return
+        yield Batch(_long(prompt), source=_long(source))
+        for token in source[: _mmvq_tokens()]:
+            yield Batch(prompt, source=[token])
+
+
+def _long(tokens: list[int]) -> list[int]:
+    """Tokens repeated until they are more than MMVQ takes."""
+    return tokens * -(-(_mmvq_tokens() + 1) // len(tokens))
+
+
+def _mmvq_tokens() -> int:
+    """The most tokens that MMVQ takes; that of some formats takes fewer."""
+    from ...semantics.cuda import MMVQ_TOKENS
+
+    return MMVQ_TOKENS
+
+
+def _device() -> Device:
+    from ..worker.cuda_device import CudaDevice
+
+    return CudaDevice()
+
+
+CUDA = BackendKind("gpu", "llama.cpp's CUDA backend", CudaBackend, _device)

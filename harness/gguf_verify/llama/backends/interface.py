@@ -1,0 +1,198 @@
+"""What the rungs ask a backend of llama.cpp. A backend is one file of this package that defines a `BackendKind`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from ...formats import WeightFormat
+    from ...semantics import Semantics
+    from ..library import Llama
+    from ..model import Gemm
+    from .device import Device
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class BackendKind:
+    """A backend of llama.cpp.
+
+    Args:
+        name: what `--reference` calls it.
+        title: what it is, for `--help`.
+        backend: makes its `Backend` on a llama.cpp process in which it was started, from what `Device.properties` said.
+        device: makes its `Device` in llama.cpp's process. Raises NoDevice.
+    """
+
+    name: str
+    title: str
+    backend: Callable[[BackendKind, Llama, Mapping[str, Any]], Backend]
+    device: Callable[[], Device]
+
+    def start(self, llama: Llama) -> Backend:
+        """Start it in a llama.cpp process. Raises EnvironmentFault if it cannot be used here."""
+        return self.backend(self, llama, llama.start_backend(self.name))
+
+
+class Batch(NamedTuple):
+    """Tokens that are evaluated in one batch.
+
+    Args:
+        tokens: the tokens.
+        position: of the first one; those before it were evaluated last.
+        source: what an encoder-decoder model has read before; None leaves that as it is.
+    """
+
+    tokens: list[int]
+    position: int = 0
+    source: list[int] | None = None
+
+
+class Backend(ABC):
+    """A backend of llama.cpp, started: what it computes and how it is asked.
+
+    Args:
+        kind: its record.
+        llama: the llama.cpp process in which it was started.
+        properties: what `Device.properties` said.
+    """
+
+    #: Names of the definitions whose activations it gives away as its quantizer made them: `activations`.
+    reveals: Sequence[str] = ()
+    #: Whether a code of its quantizer may differ from IEEE division's by one step (`semantics.fast_math`).
+    ambiguous_codes = False
+    #: What it is called beside a kernel's name.
+    who = "llama.cpp"
+
+    def __init__(self, kind: BackendKind, llama: Llama, properties: Mapping[str, Any]) -> None:
+        self.name, self.title, self.llama, self.properties = kind.name, kind.title, llama, properties
+
+    @property
+    def paths(self) -> Mapping[str, int]:
+        """Its kernels that have a definition each, and for each a number of tokens that leads to it; empty if it has
+        one way to multiply, whatever the number of tokens."""
+        return {}
+
+    @cached_property
+    def versions(self) -> dict[str, Any]:
+        """`Llama.versions`."""
+        return self.llama.versions()
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Where llama.cpp runs, for a report's header."""
+
+    # What it computes.
+
+    @abstractmethod
+    def definition(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
+        """What it computes for weights of a format and so many tokens, in a MUL_MAT_ID or not.
+
+        Raises:
+            NoDefinition: no definition describes it; the message says why.
+            EnvironmentFault: the library says that it computes something else.
+        """
+
+    def uncovered(self, fmt: WeightFormat) -> str | None:
+        """Why no product with such weights can be judged, or None if some can."""
+        return None
+
+    def undefined(self, gemm: Gemm, fmt: WeightFormat) -> str | None:
+        """Why it is not known exactly what a product of the graph is, or None if it is known."""
+        from ...semantics.cuda import NoDefinition
+
+        if not gemm.on_gpu:
+            return f"{self.title} left it to the CPU"
+        try:
+            self.definition(fmt, gemm.tokens, gemm.experts)
+        except NoDefinition as error:
+            return self.unsupported(error)
+        return None
+
+    def unsupported(self, error: object) -> str:
+        """A reason why something cannot be judged with this reference."""
+        return f"unsupported with --reference {self.name}: {error}"
+
+    def path(self, definition: Semantics) -> str | None:
+        """Which of `paths` computes a definition; None if there are no paths."""
+        return None
+
+    def label(self, definition: Semantics) -> str:
+        """What its outputs are called in reports: with more than one path, with the definition's name."""
+        return f"llama.cpp as {definition.name}" if self.paths else "llama.cpp"
+
+    def definitions_in_words(self, fmt: WeightFormat) -> str:
+        """The names of its definitions for a format, for a report's header."""
+        from ...semantics.cuda import NoDefinition
+
+        def name(tokens: int) -> str:
+            try:
+                return self.definition(fmt, tokens).name
+            except NoDefinition:
+                return "unsupported"
+
+        names = {path: name(tokens) for path, tokens in (self.paths or {"": 1}).items()}
+        if len(set(names.values())) == 1:
+            return next(iter(names.values()))
+        return ", ".join(f"{name} ({path})" for path, name in names.items())
+
+    # Products outside the graph.
+
+    def multiply(self, fmt: WeightFormat, rows: Bytes, x: Floats, threads: int) -> Floats:
+        """Its product float32[M, N] of weights uint8[N, row bytes] and activations float32[M, K]."""
+        return self.llama.multiply(fmt.type_id, rows, x, threads, self.name)
+
+    def activations(self, definition: str, x: Floats) -> Bytes:
+        """Activations float32[M, K] as its quantizer makes them for a definition that it `reveals`, uint8[M, row
+        bytes]."""
+        return self.llama.activations(definition, x, self.name)
+
+    def quantizer(self, path: str) -> Semantics:
+        """A definition that takes activations as the quantizer of a path makes them."""
+        raise KeyError(path)
+
+    def token_counts(self, m: int) -> Sequence[int]:
+        """Numbers of tokens, m or more, with which block products show each path."""
+        return (m,)
+
+    def block_products(
+        self, definition: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, tokens: int, threads: int
+    ) -> tuple[Floats, Bytes | None]:
+        """Every product of a block with activations x float32[M, K], float32[K/32, M, N], computed with so many tokens
+        (x repeated). Also x as its quantizer made it, uint8[M, row bytes], if it reveals that."""
+        repeated = x if tokens == len(x) else x[np.arange(tokens) % len(x)]
+        y = self.llama.block_products(fmt.type_id, rows, repeated, threads, self.name)[:, : len(x)]
+        return y, self.activations(definition.name, x) if definition.name in self.reveals else None
+
+    def computed(self, gemm: Gemm, definition: Semantics, fmt: WeightFormat, rows: Bytes, threads: int) -> Gemm:
+        """A matrix that the graph did not use, with the product of its activations outside the graph as output."""
+        gemm = replace(gemm, y=self.multiply(fmt, rows, gemm.x, threads))
+        if definition.name in self.reveals and definition.activations is not None:
+            taken = self.activations(definition.name, gemm.x)
+            gemm = replace(gemm, quantized={definition.activations.type_id: taken})
+        return gemm
+
+    # The graph.
+
+    def context_size(self, tokens: int) -> int:
+        """How many tokens the context must take for `batches`, of a run that itself needs so many."""
+        return tokens
+
+    def batches(self, prompt: list[int], source: list[int], embeds: bool) -> Iterator[Batch]:
+        """The batches whose GEMMs show all that it does with a matrix.
+
+        Args:
+            prompt: the tokens of the prompt.
+            source: what an encoder-decoder model reads, else empty.
+            embeds: the model has no memory of past tokens.
+        """
+        yield Batch(prompt)

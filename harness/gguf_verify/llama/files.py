@@ -1,0 +1,219 @@
+"""Passes over the tensors of a file in llama.cpp's process: scans, and comparisons with what llama.cpp makes of a
+source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..support.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from ..gguf import Tensor
+    from .process import Arrays, LlamaProcess
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the blocks of a tensor hold. In F32, F16 and BF16 each element counts as a block that is its own scale.
+
+    Args:
+        blocks: how many the tensor has.
+        zero_scales: blocks with d = 0.
+        zero_blocks: blocks whose values are all zero.
+        subnormal_scales: blocks with |d| below the smallest normal number of its type; `first_subnormal` is the number
+            of one, or -1.
+        negative_scales: blocks with d < 0.
+        not_finite: blocks with a scale, minimum or value that is not finite; `first_not_finite` holds the numbers of
+            the first 21.
+        differing: blocks whose decode differs from llama.cpp's; `first_differing` likewise.
+        obeying: how many blocks with d ≠ 0 obey each rule.
+        codes: int64[256], how often each code occurs; signed ones count from -128.
+        scale: least and greatest |d| that is finite and not zero; None if there is none.
+        minimum: least and greatest m that is finite, of types that store one.
+        duplicate_rows: rows that equal an earlier one; None if there are too many rows to tell.
+        duplicate: the first such row and the row that it equals.
+    """
+
+    blocks: int
+    zero_scales: int
+    zero_blocks: int
+    subnormal_scales: int
+    negative_scales: int
+    not_finite: int
+    differing: int
+    first_not_finite: list[int]
+    first_differing: list[int]
+    first_subnormal: int
+    obeying: list[int]
+    codes: npt.NDArray[np.int64]
+    scale: list[float] | None
+    minimum: list[float] | None
+    duplicate_rows: int | None
+    duplicate: list[int] | None
+
+
+@dataclass(frozen=True)
+class ScannerOf:
+    """What scans a type.
+
+    Args:
+        library: kernels/emulator/scan.hpp, compiled for the type.
+        rules: masks of codes (all of, one of, none of); the scan counts the blocks that obey each.
+        drawn: how many blocks of a tensor are returned as they are, `protocol.evenly` from the first to the last.
+    """
+
+    library: Path
+    rules: Sequence[tuple[int, int, int]] = ()
+    drawn: int = 0
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A scan; the drawn blocks, uint8[n, block_bytes], and llama.cpp's decode of them, float32[n, block_size]; and its
+    decode of the first blocks that differ, float32[n, block_size]."""
+
+    scan: Scan
+    blocks: Bytes
+    theirs: Floats
+    theirs_differing: Floats
+
+
+@dataclass(frozen=True)
+class Requantized:
+    """A tensor against what llama.cpp makes of its source: how many blocks differ, the number of the first one or -1,
+    and that block as llama.cpp makes it."""
+
+    differing: int
+    first: int
+    block: bytes
+
+
+class FilePasses:
+    """Calls of a llama.cpp process that read tensors of files which this process has mapped."""
+
+    def __init__(self, process: LlamaProcess) -> None:
+        self._process = process
+
+    def scans(
+        self, tensors: Sequence[Tensor], scanners: Mapping[str, ScannerOf], threads: int = 1,
+        on_bytes: Callable[[int], object] = lambda _n: None,
+    ) -> Generator[list[Scanned]]:  # fmt: skip
+        """Decode every block of the tensors here and in llama.cpp, compare the bits, and tally what the blocks hold.
+
+        Results come in order, several at a time. A caller that does not take all of them ends the process.
+
+        Args:
+            scanners: what scans each type that occurs, by the type's name.
+            on_bytes: called with the number of bytes that were scanned since the last call.
+
+        Raises LlamaRefused if a file is no longer the one that was opened, MalformedFile if it has shrunk.
+        """
+        files = list({os.path.abspath(t.mapped.path): t.mapped for t in tensors}.items())
+        paths = {path: i for i, (path, _) in enumerate(files)}
+        types = {t.type.name: t.type for t in tensors}
+        numbers = {name: i for i, name in enumerate(types)}
+        table = np.array(
+            [
+                (paths[os.path.abspath(t.mapped.path)], numbers[t.type.name], t.offset, t.nbytes, t.row_bytes)
+                for t in tensors
+            ], np.int64,
+        ).reshape(-1, 5)  # fmt: skip
+        kinds = [
+            {
+                "type": kind.type_id, "block_bytes": kind.block_bytes, "library": str(scanners[name].library),
+                "rules": [list(r) for r in scanners[name].rules], "drawn": scanners[name].drawn,
+            }
+            for name, kind in types.items()
+        ]  # fmt: skip
+        over, at = False, 0
+        try:
+            self._process.send(
+                "scans", {"tensors": table},
+                {"files": [(path, m.identity) for path, m in files], "kinds": kinds, "threads": threads},
+            )  # fmt: skip
+            while True:
+                header, arrays = self._process.receive("scan")
+                if header.get("event") == "bytes":
+                    on_bytes(header["n"])
+                elif header.get("event") == "scan":
+                    figures = header["figures"]
+                    some = tensors[at : at + len(figures)]
+                    at += len(figures)
+                    yield _scanned(some, [scanners[t.type.name].drawn for t in some], figures, *arrays)
+                else:
+                    over = True
+                    self._process.result("scan", header)
+                    return
+        except EnvironmentFault:
+            over = True
+            for _, mapped in files:  # if a file was cut, the process dies of it: then report the file
+                mapped.read()
+            raise
+        finally:
+            if not over:
+                self._process.abandon()
+
+    def requantize(
+        self, tensor: Tensor, source: Tensor, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
+    ) -> Requantized:
+        """Quantize the source's rows to the tensor's type, as `llama_model_quantize` does, and compare the bytes.
+
+        Raises LlamaRefused as `scans` does, and if llama.cpp makes the type with an importance matrix only.
+        """
+        figures, (block,) = self._pass(
+            "requantize", tensor, on_bytes, source, n_rows=tensor.n_rows, k=tensor.k, threads=threads,
+        )  # fmt: skip
+        return Requantized(block=block.tobytes(), **figures)
+
+    def _pass(
+        self, call: str, tensor: Tensor, on_bytes: Callable[[int], object], source: Tensor, **arguments: Any
+    ) -> tuple[Any, Arrays]:
+        """A call about a tensor and its source; its result and its arrays."""
+        arguments |= {
+            "path": os.path.abspath(tensor.mapped.path), "identity": tensor.mapped.identity, "start": tensor.offset,
+            "nbytes": tensor.nbytes, "type": tensor.type.type_id,
+            "source": os.path.abspath(source.mapped.path), "source_identity": source.mapped.identity,
+            "source_start": source.offset, "source_nbytes": source.nbytes, "source_type": source.type.type_id,
+        }  # fmt: skip
+        self._process.send(call, {}, arguments)
+        try:
+            while True:
+                header, arrays = self._process.receive(call)
+                if header.get("event") != "bytes":
+                    return self._process.result(call, header), arrays
+                on_bytes(header["n"])
+        except EnvironmentFault:
+            for mapped in (tensor.mapped, source.mapped):  # if a file was cut, the process dies of it
+                mapped.read()
+            raise
+
+
+def _scanned(
+    tensors: Sequence[Tensor], drawn: Sequence[int], figures: list[dict[str, Any]], codes: npt.NDArray[np.int64],
+    blocks: Bytes, theirs: Floats, theirs_differing: Floats,
+) -> list[Scanned]:  # fmt: skip
+    """Take apart one message of several tensors' scans."""
+    out = []
+    for tensor, most, own, counts in zip(tensors, drawn, figures, codes, strict=True):
+        kind = tensor.type
+        some, bad = min(most, own["blocks"]), len(own["first_differing"])
+        nbytes, values, of_bad = some * kind.block_bytes, some * kind.block_size, bad * kind.block_size
+        scan = Scan(codes=counts, **own)
+        out.append(
+            Scanned(
+                scan, blocks[:nbytes].reshape(some, kind.block_bytes), theirs[:values].reshape(some, kind.block_size),
+                theirs_differing[:of_bad].reshape(bad, kind.block_size),
+            )
+        )  # fmt: skip
+        blocks, theirs, theirs_differing = blocks[nbytes:], theirs[values:], theirs_differing[of_bad:]
+    return out

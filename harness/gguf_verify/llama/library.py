@@ -1,0 +1,112 @@
+"""llama.cpp as a library: its types, conversions, quantizers and single products, without a model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..support.errors import EnvironmentFault
+from .child import Child
+from .files import FilePasses
+from .model import LoadedModel
+from .process import TIME_LIMIT, LlamaProcess
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+class Gpu(NamedTuple):
+    """A GPU; `sm` is ten times its compute capability."""
+
+    name: str
+    sm: int
+
+
+class Llama(LlamaProcess):
+    """A llama.cpp process, and the calls of its library. `backend` is a name of `gguf_verify.llama.backends`.
+
+    Args: as of `LlamaProcess`.
+    """
+
+    def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
+        super().__init__(time_limit, verbose, child)
+        #: Passes over the tensors of a file.
+        self.files = FilePasses(self)
+        #: The model that this process loads.
+        self.model = LoadedModel(self)
+
+    # Until the rungs ask their backend:
+
+    def gpu(self) -> Gpu:
+        """The first GPU of llama.cpp's CUDA backend. Raises EnvironmentFault."""
+        return Gpu(**self.start_backend("gpu"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model if name in dir(LoadedModel) else self.files, name)
+
+    def versions(self) -> dict[str, Any]:
+        """Versions of llama-cpp-python, llama.cpp and ggml, the build's features, and its table of types by number."""
+        result, _ = self.ask("hello")
+        result["types"] = {int(k): v for k, v in result["types"].items()}
+        return dict(result)
+
+    def start_backend(self, name: str) -> dict[str, Any]:
+        """Start a backend in this process, which products and models on it need; what it says of its device. Raises
+        EnvironmentFault if it cannot be used here."""
+        result, _ = self.ask("start_backend", backend=name)
+        if "missing" in result:
+            raise EnvironmentFault(result["missing"])
+        return dict(result)
+
+    def activations(self, definition: str, x: Floats, backend: str = "gpu") -> Bytes:
+        """Activations float32[M, K] as a backend quantizes them for products of one of its definitions, uint8[M, row
+        bytes]."""
+        _, (out,) = self.ask("activations", {"x": x}, definition=definition, backend=backend)
+        return np.asarray(out)
+
+    def to_float(self, type_id: int, raw: Bytes, n: int) -> Floats:
+        """llama.cpp's `to_float` of n values. Raises LlamaRefused for a type that has none (F32, integers)."""
+        _, (out,) = self.ask("to_float", {"raw": raw}, type=type_id, n=n)
+        return np.asarray(out)
+
+    def from_float(self, type_id: int, x: Floats) -> Bytes:
+        """Activations float32[M, K] as llama.cpp's CPU backend quantizes them, uint8[M, row bytes]."""
+        _, (out,) = self.ask("from_float", {"x": x}, type=type_id)
+        return np.asarray(out)
+
+    def quantize(self, type_id: int, x: Floats, importance: Floats | None = None) -> Bytes:
+        """`ggml_quantize_chunk`: weights float32[rows, K], importance float32[K] → uint8[rows, row bytes]."""
+        arrays = {"x": x} | ({} if importance is None else {"importance": importance})
+        _, (out,) = self.ask("quantize", arrays, type=type_id)
+        return np.asarray(out)
+
+    def validate(self, type_id: int, raw: Bytes) -> bool:
+        """`ggml_validate_row_data`."""
+        result, _ = self.ask("validate", {"raw": raw}, type=type_id)
+        return bool(result["valid"])
+
+    def block_products(
+        self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str = "cpu", gpu: bool = False
+    ) -> Floats:
+        """Every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K]. Of a type
+        without blocks, 32 values count as a block; the last one of a row may have fewer."""
+        backend = "gpu" if gpu else backend
+        _, (out,) = self.ask("block_products", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
+        return np.asarray(out)
+
+    def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str | bool = "cpu") -> Floats:
+        """llama.cpp's product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside any model."""
+        backend = {False: "cpu", True: "gpu"}.get(backend, backend)  # type: ignore[call-overload]
+        _, (out,) = self.ask("multiply", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
+        return np.asarray(out)
+
+    def quantize_file(self, source: Path, target: Path, ftype: int, pure: bool, threads: int = 1) -> None:
+        """`llama_model_quantize`. Raises LlamaRefused."""
+        self.ask(
+            "quantize_file", source=os.path.abspath(source), target=os.path.abspath(target), ftype=ftype, pure=pure,
+            threads=threads,
+        )  # fmt: skip

@@ -1,0 +1,266 @@
+"""A model in llama.cpp's process: tokens, evaluations of its graph, capture of its products and graft into them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..support.errors import EnvironmentFault, KernelFault
+
+if TYPE_CHECKING:
+    from .process import LlamaProcess
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+#: Rows of activations that stand in for those of a matrix which got none.
+_IDLE_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One product with a matrix of weights as llama.cpp computed it: a MUL_MAT, one of several matrices of a batched
+    one, or one expert of a MUL_MAT_ID with the rows that were routed to it.
+
+    Args:
+        tensor: name of the weights.
+        node: name of the graph node.
+        type_id: ggml type of the weights.
+        x: activations, float32[M, K].
+        y: llama.cpp's output, float32[M, N].
+        quantized: x in each activation format that was asked for, uint8[M, row bytes], by ggml type; if the weights are
+            F16 or BF16, x in their type instead.
+        crc32: checksum of the matrix as llama.cpp holds it, if it was asked for.
+        first_row: the row of the tensor with which the matrix begins.
+        idle: the node did not use this matrix: x are rows that it gave to others, y is empty.
+        tokens: the number by which llama.cpp chose how to compute it: columns of a MUL_MAT, tokens of a MUL_MAT_ID.
+        experts: it is part of a MUL_MAT_ID.
+        on_gpu: the backend that the model was loaded on computed it, not the CPU in its place.
+    """
+
+    tensor: str
+    node: str
+    type_id: int
+    x: Floats
+    y: Floats
+    quantized: dict[int, Bytes]
+    crc32: int | None
+    first_row: int = 0
+    idle: bool = False
+    tokens: int = 0
+    experts: bool = False
+    on_gpu: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, N, K."""
+        return len(self.x), self.y.shape[1], self.x.shape[1]
+
+    def outside_graph(self) -> Gemm:
+        """The same matrix and activations as a MUL_MAT of its own, which the backend computes outside the graph."""
+        return replace(self, tokens=len(self.x), experts=False, on_gpu=True)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one pass over the graph gave.
+
+    Args:
+        logits: float32[tokens, vocabulary]; of a model that embeds, float32[tokens, width] or a reranker's score.
+        lookup: weights of which rows were looked up, name → type.
+        unsupported: products that could not be tapped, name → why.
+        used: weights that other nodes than products and look-ups used, name → ggml's names of the operations.
+    """
+
+    logits: Floats
+    lookup: dict[str, str]
+    unsupported: dict[str, str]
+    used: dict[str, list[str]]
+
+
+class LoadedModel:
+    """The model that a llama.cpp process holds, and its context."""
+
+    def __init__(self, process: LlamaProcess) -> None:
+        self._process = process
+
+    def open(self, path: Path, threads: int, repack: bool = False, backend: str | bool = "cpu") -> dict[str, Any]:
+        """Load a model with all of its layers on one backend.
+
+        Raises LlamaRefused if llama.cpp does not take the file, EnvironmentFault if the backend cannot be used here.
+        """
+        backend = {False: "cpu", True: "gpu"}.get(backend, backend)  # type: ignore[call-overload]
+        result, _ = self._process.ask("start_backend", backend=backend)
+        if "missing" in result:
+            raise EnvironmentFault(result["missing"])
+        result, _ = self._process.ask(
+            "open", path=os.path.abspath(path), threads=threads, repack=repack, backend=backend
+        )
+        return dict(result)
+
+    def make_context(self, n_ctx: int, n_batch: int | None = None) -> bool:
+        """Make a context of n_ctx tokens, of which n_batch (default: all) fit in one batch. Evaluations need one.
+
+        Returns:
+            whether the model embeds. An encoder or an embedding model has no memory of past tokens or no decoder; it
+            does not generate, and its evaluations hold embeddings, not logits.
+        """
+        result, _ = self._process.ask("make_context", n_ctx=n_ctx, n_batch=n_batch or n_ctx)
+        return bool(result["embeds"])
+
+    def read_source(self, tokens: list[int]) -> None:
+        """Set what an encoder-decoder model has read before it writes. Each later evaluation encodes it first, with its
+        nodes tapped."""
+        self._process.ask("read_source", tokens=tokens)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens of a prompt, with the special ones that the model asks for."""
+        result, _ = self._process.ask("tokenize", text=text)
+        return list(result["tokens"])
+
+    def pieces(self, tokens: list[int]) -> list[str]:
+        """Each token's text."""
+        result, _ = self._process.ask("pieces", tokens=tokens)
+        return list(result["pieces"])
+
+    def generate(self, tokens: list[int], n: int, on_token: Callable[[], object] = lambda: None) -> list[int]:
+        """n greedy tokens after a prompt, one at a time; the time limit applies to each token."""
+        self._process.send("generate", {}, {"tokens": tokens, "n": n})
+        while True:
+            header, _ = self._process.receive("generate")
+            if header.get("event") != "token":
+                return list(self._process.result("generate", header)["tokens"])
+            on_token()
+
+    def evaluate(self, tokens: list[int]) -> Evaluation:
+        """Logits of all tokens in one batch, no node tapped."""
+        result, (logits,) = self._process.ask("evaluate", tokens=tokens, mode="plain", options={})
+        return Evaluation(logits, **result["seen"])
+
+    def capture(
+        self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False, idle: bool = False,
+        position: int = 0,
+    ) -> Iterator[Gemm | Evaluation]:  # fmt: skip
+        """Each GEMM with weights as it is computed, then the Evaluation. llama.cpp waits while the caller works.
+
+        Args:
+            tokens: one batch.
+            activations: ggml types in which each quantized GEMM's activations are wanted too, made by llama.cpp's own
+                quantizer. If any is given, products with other weights come with their activations in the weights'
+                type. A backend that decides itself in which format a product takes them gives that one.
+            checksum: also the crc32 of the weights.
+            idle: also matrices that a node holds and did not use: experts to which no token was routed.
+            position: of the first token; the tokens before it must have been evaluated last.
+        """
+        for node, answer in self._tapped("capture", tokens, activations, checksum, position):
+            if isinstance(node, Evaluation):
+                yield node
+                return
+            try:
+                yield from node.gemms()
+                if idle:
+                    yield from node.idle()
+            except GeneratorExit:
+                self._stop()
+                raise
+            answer(None)
+
+    def _stop(self) -> None:
+        """Let the graph come to its end unobserved, after a capture that nobody follows any more."""
+        with contextlib.suppress(OSError, EOFError, EnvironmentFault):
+            while True:
+                self._process.reply("evaluate", {"stop": True})
+                header, _ = self._process.receive("evaluate")
+                if "event" not in header:
+                    return
+
+    def graft(
+        self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = ()
+    ) -> Evaluation:
+        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM."""
+        for node, answer in self._tapped("graft", tokens, activations, False):
+            if isinstance(node, Evaluation):
+                return node
+            answer(node.joined([replace(gemm) for gemm in node.gemms()]))
+        raise EnvironmentFault("llama.cpp ended a graft without a result")
+
+    def _tapped(
+        self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool, position: int = 0
+    ) -> Iterator[tuple[_Node | Evaluation, Callable[[Floats | None], None]]]:
+        """Each product of an evaluation with the function that lets the graph go on, then the Evaluation."""
+        options = {"activations": list(activations), "checksum": checksum}
+        arguments = {"tokens": tokens, "mode": mode, "options": options, "position": position}
+        self._process.send("evaluate", {}, arguments)
+
+        def answer(y: Floats | None) -> None:
+            self._process.reply("evaluate", {}, *([] if y is None else [np.ascontiguousarray(y, np.float32)]))
+
+        while True:
+            header, arrays = self._process.receive("evaluate")
+            if header.get("event") != "gemm":
+                result = self._process.result("evaluate", header)
+                yield Evaluation(arrays[0], **result["seen"]), answer
+                return
+            x, y, matrix, row, *quantized = arrays
+            yield _Node(header, x, y, matrix, row, dict(zip(header["activations"], quantized, strict=True))), answer
+
+
+class _Node:
+    """A product as the child reports it, taken apart into matrices.
+
+    Args:
+        header: the names, the type, each matrix's first row and crc32.
+        x: activations, float32[rows, K].
+        y: outputs, float32[rows, N].
+        matrix, row: the matrix and the row of x that made each output row, int32[rows].
+        quantized: x in other formats.
+    """
+
+    def __init__(
+        self, header: dict[str, Any], x: Floats, y: Floats, matrix: npt.NDArray[np.int32], row: npt.NDArray[np.int32],
+        quantized: dict[int, Bytes],
+    ) -> None:  # fmt: skip
+        self._header, self._x, self._y, self._row, self._quantized = header, x, y, row, quantized
+        order = np.argsort(matrix, kind="stable")
+        starts = np.flatnonzero(np.diff(matrix[order], prepend=-1))
+        #: The output rows of each matrix that made any.
+        self._places = {int(matrix[rows[0]]): rows for rows in np.split(order, starts[1:]) if len(rows)}
+
+    def gemms(self) -> Iterator[Gemm]:
+        """Each matrix that the node used, in their order."""
+        for matrix, places in self._places.items():
+            yield self._gemm(matrix, self._row[places], self._y[places])
+
+    def idle(self) -> Iterator[Gemm]:
+        """Each matrix that the node did not use, with some rows of x that others got."""
+        rows = np.unique(np.linspace(0, len(self._x) - 1, _IDLE_ROWS).astype(int)) if len(self._x) else np.zeros(0, int)
+        for matrix in range(len(self._header["first_rows"])):
+            if matrix not in self._places:
+                yield self._gemm(matrix, rows, self._y[:0], idle=True)
+
+    def _gemm(self, matrix: int, rows: npt.NDArray[Any], y: Floats, idle: bool = False) -> Gemm:
+        header, checksums = self._header, self._header.get("crc32")
+        return Gemm(
+            header["tensor"], header["node"], header["type"], self._x[rows], y,
+            {kind: x[rows] for kind, x in self._quantized.items()}, None if checksums is None else checksums[matrix],
+            header["first_rows"][matrix], idle, header["tokens"], header["experts"], header["on_gpu"],
+        )  # fmt: skip
+
+    def joined(self, given: list[Floats | None]) -> Floats | None:
+        """The node's output with what was given for each of `gemms` in its rows, or None if nothing was given."""
+        if all(y is None for y in given):
+            return None
+        out = self._y.copy()
+        for places, y in zip(self._places.values(), given, strict=True):
+            if y is not None:
+                if y.shape != (len(places), out.shape[1]):
+                    raise KernelFault(f"an output of {y.shape} for {len(places)} rows of {out.shape[1]}")
+                out[places] = y
+        return out

@@ -1,0 +1,126 @@
+"""The parent's side of llama.cpp's process: a crash, an abort or a hang of it becomes one clear line."""
+
+from __future__ import annotations
+
+import select
+from types import TracebackType
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from ..support import protocol
+from ..support.errors import EnvironmentFault
+from ..support.processes import signal_name
+from ..support.text import printable
+from .child import Child
+
+#: After so many seconds without an answer from llama.cpp it counts as hung.
+TIME_LIMIT = 900.0
+_LOG_LINES, _LOG_WIDTH = 6, 200
+
+Arrays = list[npt.NDArray[Any]]
+
+
+class LlamaRefused(Exception):
+    """llama.cpp declined a call in an orderly way, for example to load a file."""
+
+
+class LlamaProcess:
+    """A llama.cpp process that is asked one call at a time. As a context manager it ends the process on leaving.
+
+    Args:
+        time_limit: after so many seconds without an answer the process is killed and EnvironmentFault is raised.
+        verbose: llama.cpp's log goes to standard error.
+        child: the process, if it was started ahead.
+
+    Raises EnvironmentFault if llama.cpp cannot be used at all.
+    """
+
+    def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
+        self._time_limit = time_limit
+        self._child = child or Child(verbose)
+        self._link = self._child.link
+        self._ready = select.poll()  # Connection.poll makes a selector for every call
+        self._ready.register(self._link.fileno(), select.POLLIN)
+        try:
+            header, _ = self.receive("start")
+            if "error" in header:
+                raise EnvironmentFault(f"llama.cpp cannot be used: {header['error']}")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        self._child.close()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def ask(self, call: str, arrays: dict[str, npt.NDArray[Any]] | None = None, **arguments: Any) -> tuple[Any, Arrays]:
+        """Make a call that has one answer: its result and its arrays.
+
+        Raises:
+            LlamaRefused: llama.cpp declined.
+            EnvironmentFault: the process died, hung or failed.
+        """
+        self.send(call, arrays or {}, arguments)
+        header, out = self.receive(call)
+        return self.result(call, header), out
+
+    def send(self, call: str, arrays: dict[str, npt.NDArray[Any]], arguments: dict[str, Any]) -> None:
+        """Begin a call; `receive` its events and its answer. Raises EnvironmentFault if the process died."""
+        try:
+            protocol.send(self._link, {"call": call, "names": list(arrays), **arguments}, *arrays.values())
+        except OSError:
+            raise self._death(call) from None
+
+    def reply(self, call: str, header: dict[str, Any], *arrays: npt.NDArray[Any]) -> None:
+        """Answer an event of a call. Raises EnvironmentFault if the process died."""
+        try:
+            protocol.send(self._link, header, *arrays)
+        except OSError:
+            raise self._death(call) from None
+
+    def receive(self, call: str) -> tuple[dict[str, Any], Arrays]:
+        """The next message of a call: an event (it has a key "event") or the answer, which `result` takes."""
+        try:
+            if not self._ready.poll(1000 * self._time_limit):
+                self._child.kill()
+                raise EnvironmentFault(
+                    f"llama.cpp hung in {call}: no answer for {self._time_limit:g} s{self._last_log()}"
+                )
+            return protocol.receive(self._link)
+        except (EOFError, OSError):
+            raise self._death(call) from None
+
+    def result(self, call: str, header: dict[str, Any]) -> Any:
+        """The result that an answer holds. Raises LlamaRefused and EnvironmentFault as `ask` does."""
+        if "refused" in header:
+            raise LlamaRefused(header["refused"] + self._last_log())
+        if "error" in header:
+            raise EnvironmentFault(f"llama.cpp's process failed in {call}: {header['error']}{self._last_log()}")
+        return header["result"]
+
+    def abandon(self) -> None:
+        """End the process in the middle of a call: no later call may read what this one left in the socket."""
+        self._child.kill()
+        self._child.hang_up()
+
+    def _death(self, call: str) -> EnvironmentFault:
+        code = self._child.wait()
+        assert code is not None
+        how = signal_name(code) or f"exit code {code}"
+        return EnvironmentFault(f"llama.cpp died in {call} ({how}){self._last_log()}")
+
+    def _last_log(self) -> str:
+        """The last lines that llama.cpp printed, on one line."""
+        lines = [printable(line, _LOG_WIDTH) for line in self._child.last_lines(8192) if line.strip(" .")]
+        return f"; it said: {' | '.join(lines[-_LOG_LINES:])}" if lines else ""

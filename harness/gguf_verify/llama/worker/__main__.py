@@ -1,0 +1,90 @@
+"""Answers the parent's calls until it goes: `python -m gguf_verify.llama.worker FD`."""
+
+from __future__ import annotations
+
+import ctypes as c
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from ...support import protocol
+
+if TYPE_CHECKING:
+    from .calls import Call
+
+_PR_SET_PDEATHSIG = 1
+
+
+def calls(link: Connection) -> dict[str, Call]:
+    """Every call that this process answers, by name. Raises what the loading of llama.cpp's libraries raises."""
+    from .calls import Libraries
+    from .files import FilePasses
+    from .library import Library
+    from .model import LoadedModel
+    from .products import Products
+
+    libraries, products = Libraries(), Products()
+    kinds = (Library(libraries), products, FilePasses(link), LoadedModel(link, libraries, products.device))
+    return {name: call for kind in kinds for name, call in kind.calls().items()}
+
+
+def serve(link: Connection) -> None:
+    """Answer calls until the parent goes."""
+    try:
+        known = calls(link)
+    except Exception as error:
+        protocol.send(link, {"error": f"{type(error).__name__}: {error}"})
+        return
+    protocol.send(link, {"ready": True})
+    _prepare()
+    while True:
+        try:
+            header, arrays = protocol.receive(link)
+        except (EOFError, OSError):
+            return
+        answer, out = _answer(known, header, arrays)
+        try:
+            protocol.send(link, answer, *out)
+        except OSError:  # the parent is gone
+            return
+
+
+def _answer(
+    known: dict[str, Call], header: dict[str, Any], arrays: list[npt.NDArray[Any]]
+) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]:
+    """Make one call: its result, or why there is none."""
+    from .calls import CallFailed
+
+    try:
+        names = header.pop("names")
+        result, out = known[header.pop("call")](**header, **dict(zip(names, arrays, strict=True)))
+    except CallFailed as error:
+        return {"refused": str(error)}, ()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}, ()
+    return {"result": result}, out
+
+
+def _prepare() -> None:
+    """Do what most calls need, while the parent may still be starting."""
+    from .. import bindings
+
+    bindings.version()
+
+
+def _die_with_parent() -> None:
+    c.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve the socket whose file descriptor is the first argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    _die_with_parent()
+    serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What a call in llama.cpp's process is, and the libraries that all calls share."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy.typing as npt
+
+from .. import bindings, ggml
+
+#: What a call returns: a JSON object, and arrays.
+Reply = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
+#: A call takes JSON values and arrays by name.
+Call = Callable[..., Reply]
+
+
+class CallFailed(Exception):
+    """llama.cpp declined a call in an orderly way."""
+
+
+class Libraries:
+    """llama.cpp's libraries, loaded once and probed. Raises `ggml.AbiMismatch` if their structs are laid out otherwise.
+
+    What they print goes to standard error.
+    """
+
+    def __init__(self) -> None:
+        self.api = bindings.api
+        # kept: ctypes frees a callback that nothing refers to
+        self._log = self.api.llama_log_callback(lambda _level, text, _data: _write_log(text))
+        self.api.llama_log_set(self._log, None)
+        ggml.probe_abi()
+        ggml.ggml_cpu_init()
+        self.api.llama_backend_init()
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Drop what the libraries print."""
+        nothing = ggml.LogCallback(lambda _level, _text, _data: None)
+        ggml.ggml_log_set(nothing, None)
+        try:
+            yield
+        finally:
+            self.api.llama_log_set(self._log, None)
+
+
+def text(raw: Any) -> str:
+    """What the C API calls a string."""
+    return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
+
+
+def _write_log(line: bytes | None) -> None:
+    sys.stderr.buffer.write(line or b"")
+    sys.stderr.buffer.flush()

@@ -1,0 +1,92 @@
+"""Calls that read tensors of a mapped file: scans, and comparisons with a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...support import protocol
+from .. import ggml
+from .calls import Call, CallFailed, Reply
+from .file_scan import FileScanner, Job, Part, Result, Unusable
+
+#: One message tells of so many scans at most, or of so many bytes: a message takes longer than a small scan.
+_TOLD_AT_ONCE, _TOLD_BYTES = 16, 1 << 25
+
+
+class FilePasses:
+    """Passes over files that stay mapped between calls."""
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+        self._scanner = FileScanner(lambda n: protocol.send(link, {"event": "bytes", "n": n}))
+
+    def calls(self) -> dict[str, Call]:
+        """By name, each as the method of the same name of `gguf_verify.llama.files.FilePasses` calls it."""
+        return {"scans": self.scans, "requantize": self.requantize}
+
+    def _part(self, path: str, identity: list[int], start: int, nbytes: int) -> Part:
+        try:
+            return self._scanner.part_of(path, identity, start, nbytes)
+        except (Unusable, OSError) as error:
+            raise CallFailed(str(error)) from None
+
+    def scans(
+        self, files: list[tuple[str, list[int]]], kinds: list[dict[str, Any]], threads: int,
+        tensors: npt.NDArray[np.int64],
+    ) -> Reply:  # fmt: skip
+        """Decode every block, compare, tally: see `FileScanner.scans`.
+
+        Tensors are int64[n, 5]: number of the file and of the kind, offset, bytes, bytes of a row. Events "scan" tell
+        of several tensors each: figures of each, codes, and, one tensor's after the other, drawn blocks, their values,
+        and the values of the first blocks that differ.
+        """
+
+        def jobs() -> Iterator[Job]:
+            for file, kind, start, nbytes, row_bytes in tensors.tolist():
+                path, identity = files[file]
+                yield Job(self._part(path, identity, start, nbytes), row_bytes=row_bytes, **kinds[kind])
+
+        done: list[Result] = []
+
+        def tell() -> None:
+            if done:
+                codes, *others = zip(*(arrays for _, arrays in done), strict=True)
+                flat = [np.concatenate([a.reshape(-1) for a in of]) for of in others]
+                header = {"event": "scan", "figures": [figures for figures, _ in done]}
+                protocol.send(self._link, header, np.stack(codes), *flat)
+                done.clear()
+
+        try:
+            nbytes = 0
+            for found, size in zip(self._scanner.scans(jobs(), threads), tensors[:, 3].tolist(), strict=True):
+                done.append(found)
+                nbytes += size
+                if len(done) >= _TOLD_AT_ONCE or nbytes >= _TOLD_BYTES:
+                    tell()
+                    nbytes = 0
+        except (Unusable, OSError) as error:
+            raise CallFailed(str(error)) from None
+        finally:
+            tell()  # what was done before an error, too
+        return {}, ()
+
+    def requantize(
+        self, path: str, identity: list[int], start: int, nbytes: int, type: int,
+        source: str, source_identity: list[int], source_start: int, source_nbytes: int, source_type: int,
+        n_rows: int, k: int, threads: int,
+    ) -> Reply:  # fmt: skip
+        """Compare a tensor with what llama.cpp makes of its source: see `FileScanner.requantize`."""
+        if source_type != type and ggml.ggml_quantize_requires_imatrix(type):
+            raise CallFailed("llama.cpp makes this type with an importance matrix only")
+        target = self._part(path, identity, start, nbytes).mapped
+        raw = self._part(source, source_identity, source_start, source_nbytes).mapped
+        try:
+            figures, block = self._scanner.requantize(raw, source_type, target, type, n_rows, k, threads)
+        except Unusable as error:
+            raise CallFailed(str(error)) from None
+        return figures, (block,)

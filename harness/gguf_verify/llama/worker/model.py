@@ -1,0 +1,203 @@
+"""Calls of a model: loading, tokens, evaluations of its graph."""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...support import protocol
+from .. import ggml
+from ..backends.device import Device
+from .calls import Call, CallFailed, Libraries, Reply, text
+from .tap import Tap
+
+
+class LoadedModel:
+    """The model that this process holds and its context, if any."""
+
+    def __init__(self, link: Connection, libraries: Libraries, device_of: Callable[[str], Device]) -> None:
+        self._link, self._lib, self._device_of = link, libraries.api, device_of
+        self._device: Device
+        self._model: Any = None
+        self._context: Any = None
+        self._vocab: Any = None
+        self._callback: Any = None
+        self._tap: Tap | None = None
+        self._embeds = False
+        self._source: list[int] = []
+        self._threads = 1
+
+    def calls(self) -> dict[str, Call]:
+        """By name, each as the method of the same name of `gguf_verify.llama.model.LoadedModel` calls it."""
+        return {
+            "open": self.open, "make_context": self.make_context, "read_source": self.read_source,
+            "tokenize": self.tokenize, "pieces": self.pieces, "generate": self.generate, "evaluate": self.evaluate,
+        }  # fmt: skip
+
+    def open(self, path: str, threads: int, repack: bool, backend: str) -> Reply:
+        """Load a model with all of its layers on one backend."""
+        lib = self._lib
+        self._device = self._device_of(backend)
+        params = lib.llama_model_default_params()
+        params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE
+        params.use_extra_bufts = repack
+        self._device.place_model(params)
+        self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not self._model:
+            raise CallFailed("llama.cpp does not load the file")
+        self._threads = threads
+        self._vocab = lib.llama_model_get_vocab(self._model)
+        buffer = c.create_string_buffer(256)
+        lib.llama_model_desc(self._model, buffer, 256)
+        return {
+            "description": text(buffer.value),
+            "n_vocab": lib.llama_vocab_n_tokens(self._vocab),
+            "n_ctx_train": lib.llama_model_n_ctx_train(self._model),
+            "encoder": bool(lib.llama_model_has_encoder(self._model)),
+            "decoder": bool(lib.llama_model_has_decoder(self._model)),
+            "decoder_start": self._decoder_start(),
+        }, ()
+
+    def _decoder_start(self) -> int:
+        """The token with which an encoder-decoder model begins to write, -1 if it names none."""
+        start = int(self._lib.llama_model_decoder_start_token(self._model))
+        return start if start >= 0 else int(self._lib.llama_vocab_bos(self._vocab))
+
+    def make_context(self, n_ctx: int, n_batch: int) -> Reply:
+        """Make a context of n_ctx tokens that takes n_batch of them in one batch. That of an encoder gives embeddings:
+        each token's, or a reranker's score, because only that way of pooling computes the reranker's matrices."""
+        lib = self._lib
+        if self._context:
+            lib.llama_free(self._context)
+        params = lib.llama_context_default_params()
+        params.n_ctx = n_ctx
+        params.n_batch = params.n_ubatch = n_batch
+        params.n_threads = params.n_threads_batch = self._threads
+        params.no_perf = True
+        self._device.place_context(params)
+        self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
+        params.cb_eval = self._callback
+        self._init_context(params)
+        self._embeds = not (lib.llama_get_memory(self._context) and lib.llama_model_has_decoder(self._model))
+        if self._embeds:
+            ranks = lib.llama_pooling_type(self._context) == lib.LLAMA_POOLING_TYPE_RANK
+            params.embeddings = True
+            params.pooling_type = lib.LLAMA_POOLING_TYPE_RANK if ranks else lib.LLAMA_POOLING_TYPE_NONE
+            lib.llama_free(self._context)
+            self._init_context(params)
+        return {"embeds": self._embeds}, ()
+
+    def _init_context(self, params: Any) -> None:
+        self._context = self._lib.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise CallFailed("llama.cpp makes no context for the model")
+
+    def read_source(self, tokens: list[int]) -> Reply:
+        """Set what an encoder-decoder model has read before it writes; each later evaluation encodes it anew."""
+        self._source = tokens
+        return {}, ()
+
+    # The prompt's side of the model: text and tokens.
+
+    def tokenize(self, text: str) -> Reply:
+        """Tokens of a text, with the special ones that the model asks for."""
+        raw = text.encode()
+        size = len(raw) + 16
+        tokens = (self._lib.llama_token * size)()
+        n = self._lib.llama_tokenize(self._vocab, raw, len(raw), tokens, size, True, True)
+        if n < 0:
+            raise CallFailed("the prompt does not fit the tokenizer's buffer")
+        return {"tokens": list(tokens[:n])}, ()
+
+    def pieces(self, tokens: list[int]) -> Reply:
+        """Each token's text."""
+        out = []
+        for token in tokens:
+            buffer = c.create_string_buffer(128)
+            n = self._lib.llama_token_to_piece(self._vocab, token, buffer, 128, 0, True)
+            out.append(buffer.raw[: max(0, n)].decode(errors="replace"))
+        return {"pieces": out}, ()
+
+    # Evaluations.
+
+    def generate(self, tokens: list[int], n: int) -> Reply:
+        """The greedy continuation, one token at a time, with no node tapped."""
+        logits = self._decode(tokens, all_logits=False)
+        out: list[int] = []
+        while True:
+            out.append(int(np.argmax(logits[-1])))
+            protocol.send(self._link, {"event": "token"})
+            if len(out) == n:
+                return {"tokens": out}, ()
+            logits = self._decode(out[-1:], all_logits=False, position=len(tokens) + len(out) - 1)
+
+    def evaluate(self, tokens: list[int], mode: str, options: dict[str, Any], position: int = 0) -> Reply:
+        """Evaluate all tokens in one batch, from a position whose predecessors were evaluated last: logits
+        float32[len(tokens), n_vocab], or embeddings. Modes: plain, capture, graft.
+
+        In capture and graft the parent gets an event for each product with weights and answers it; in graft its answer
+        is the output with which the graph goes on.
+        """
+        tap = None if mode == "plain" else Tap(self._link, self._device, mode == "graft", **options)
+        self._tap = tap
+        try:
+            logits = self._decode(tokens, all_logits=True, position=position)
+        finally:
+            self._tap = None
+        if tap is None:
+            return {"seen": {"lookup": {}, "unsupported": {}, "used": {}}}, (logits,)
+        if tap.failure is not None:
+            raise tap.failure
+        return {"seen": tap.seen}, (logits,)
+
+    def _decode(self, tokens: list[int], all_logits: bool, position: int = 0) -> npt.NDArray[np.float32]:
+        lib = self._lib
+        if position == 0:
+            memory = lib.llama_get_memory(self._context)
+            if memory:
+                lib.llama_memory_clear(memory, True)
+            if self._source:
+                self._batch("llama_encode", self._source, True, 0)
+        self._batch("llama_encode" if self._embeds else "llama_decode", tokens, all_logits, position)
+        if not self._embeds:
+            rows, width = len(tokens) if all_logits else 1, lib.llama_vocab_n_tokens(self._vocab)
+            out = lib.llama_get_logits(self._context)
+        elif lib.llama_pooling_type(self._context) == lib.LLAMA_POOLING_TYPE_RANK:
+            rows, width = 1, lib.llama_model_n_cls_out(self._model)
+            out = lib.llama_get_embeddings_seq(self._context, 0)
+        else:
+            rows, width = len(tokens), lib.llama_model_n_embd_out(self._model)
+            out = lib.llama_get_embeddings(self._context)
+        if not out:
+            raise CallFailed("llama.cpp gives neither logits nor embeddings")
+        return np.ctypeslib.as_array(c.cast(out, c.POINTER(c.c_float)), (rows, width)).copy()
+
+    def _batch(self, function: str, tokens: list[int], all_outputs: bool, position: int) -> None:
+        """llama_encode or llama_decode of tokens of one sequence."""
+        lib = self._lib
+        n = len(tokens)
+        batch = lib.llama_batch_init(n, 0, 1)
+        try:
+            batch.n_tokens = n
+            for i, token in enumerate(tokens):
+                batch.token[i] = token
+                batch.pos[i] = position + i
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = 0
+                batch.logits[i] = all_outputs or i == n - 1
+            code = getattr(lib, function)(self._context, batch)
+            if code != 0:
+                raise CallFailed(f"{function} returned {code} for {n} tokens")
+        finally:
+            lib.llama_batch_free(batch)
+
+    def _on_node(self, t: int, ask: bool, _data: Any) -> bool:
+        if self._tap is None:
+            return not ask
+        return self._tap(c.cast(t, ggml.TensorP), ask)

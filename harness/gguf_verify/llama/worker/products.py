@@ -1,0 +1,60 @@
+"""Calls of single products on a backend, outside any model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .calls import Call, Reply
+
+if TYPE_CHECKING:
+    from ..backends.device import Device
+
+
+class Products:
+    """The backends that were started, and products on them."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, Device] = {}
+
+    def calls(self) -> dict[str, Call]:
+        """By name, each as the method of the same name of `gguf_verify.llama.Llama` calls it."""
+        return {
+            "start_backend": self.start_backend, "activations": self.activations,
+            "block_products": self.block_products, "multiply": self.multiply,
+        }  # fmt: skip
+
+    def device(self, backend: str) -> Device:
+        """The device of a backend, started once. Raises NoDevice."""
+        if backend not in self._devices:
+            from ..backends import BACKENDS  # late: scans of a file need none
+
+            self._devices[backend] = BACKENDS[backend].device()
+        return self._devices[backend]
+
+    def start_backend(self, backend: str) -> Reply:
+        """What the backend says of its device, or why it cannot be used here."""
+        from ..backends.device import NoDevice
+
+        try:
+            return self.device(backend).properties(), ()
+        except NoDevice as error:
+            return {"missing": str(error)}, ()
+
+    def activations(self, definition: str, backend: str, x: npt.NDArray[np.float32]) -> Reply:
+        """Activations as a backend quantizes them for products of a definition."""
+        return {}, (self.device(backend).activations(definition, x),)
+
+    def block_products(
+        self, type: int, threads: int, backend: str, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
+    ) -> Reply:
+        """Every partial product, float32[K/32, M, N]."""
+        return {}, (self.device(backend).block_products(type, w, x, threads),)
+
+    def multiply(
+        self, type: int, threads: int, backend: str, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
+    ) -> Reply:
+        """One MUL_MAT: weights uint8[N, row bytes], activations float32[M, K] → float32[M, N]."""
+        return {}, (self.device(backend).multiply(type, w, x, threads),)
