@@ -105,7 +105,7 @@ def contents(
         rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
         scanners[kind.name] = ScannerOf(scanner(kind), rules, DESCRIBED if kind.format else 0)
     left = deque(tensors)
-    with closing(llama.scans(scanned, scanners, threads, on_bytes)) as found:
+    with closing(llama.files.scans(scanned, scanners, threads, on_bytes)) as found:
         at = 0
         for some in found:
             for of_tensor, differs in zip(some, _described(scanned[at : at + len(some)], some), strict=True):

@@ -62,7 +62,7 @@ def compare(
             tensor, origin, unverified=f"llama.cpp has no conversion from {origin.type.name}, the source's"
         )
     try:
-        result = llama.requantize(tensor, origin, threads, on_bytes)
+        result = llama.files.requantize(tensor, origin, threads, on_bytes)
     except LlamaRefused as refusal:
         return Comparison(tensor, origin, unverified=str(refusal))
     compared = Comparison(tensor, origin, result)

@@ -26,6 +26,7 @@ from gguf_verify.gguf import RULES, Model, Range, open_model
 from gguf_verify.hosts import CpuHost, base, compiler
 from gguf_verify.hosts.compiler import library_path
 from gguf_verify.llama import Llama, LlamaRefused, Scan, ScannerOf
+from gguf_verify.llama.files import FilePasses
 from gguf_verify.report import audit_json, audit_text
 from gguf_verify.rungs import Options
 from gguf_verify.support.errors import EnvironmentFault, MalformedFile, UsageError
@@ -230,7 +231,7 @@ def test_rules_on_signed_bytes(llama: Llama, rng: np.random.Generator, tmp_path:
         tensor = model.tensors["w"]
         rules = [(1 << bit, 0, 0) for bit in range(4)]
         of = {"Q8_0": ScannerOf(content.scanner(tensor.type), rules)}
-        ((found,),) = llama.scans([tensor], of)
+        ((found,),) = llama.files.scans([tensor], of)
     named = [(codes == code).any(axis=1) for code in (-128, -127, 127)]
     other = (~np.isin(codes, (-128, -127, 127))).any(axis=1)
     assert found.scan.obeying == [int(held.sum()) for held in (*named, other)]
@@ -480,10 +481,10 @@ def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Pa
     script = (
         "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
         "ggml.ggml_cpu_init(); file_scan.MAX_HASHED_ROWS = 4\n"
-        "sweeper, now = file_scan.FileScanner(print), os.stat(sys.argv[1])\n"
+        "scanner, now = file_scan.FileScanner(print), os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
-        "part = lambda n: sweeper.part_of(sys.argv[1], identity, 0, n * 180)\n"
-        "scan = lambda n: next(sweeper.scans([file_scan.Job(part(n), 2, 18, 180, sys.argv[2])], 1))[0]\n"
+        "part = lambda n: scanner.part_of(sys.argv[1], identity, 0, n * 180)\n"
+        "scan = lambda n: next(scanner.scans([file_scan.Job(part(n), 2, 18, 180, sys.argv[2])], 1))[0]\n"
         "print(json.dumps([[f[k] for k in ('blocks', 'duplicate_rows', 'duplicate')] for f in (scan(4), scan(5))]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
@@ -504,11 +505,11 @@ def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) 
         "ggml.ggml_cpu_init(); file_scan._CHUNK_BYTES = 36; now = os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "def scan(longest):\n"
-        "    file_scan.LONG_ROW, sweeper = longest, file_scan.FileScanner(print)\n"
-        "    part = sweeper.part_of(sys.argv[1], identity, 0, 8 * 180)\n"
-        "    sizes, buffer = [], sweeper._buffer\n"
-        "    sweeper._buffer = lambda size: (sizes.append(size), buffer(size))[1]\n"
-        "    return next(sweeper.scans([file_scan.Job(part, 2, 18, 180, sys.argv[2])], 1))[0], max(sizes)\n"
+        "    file_scan.LONG_ROW, scanner = longest, file_scan.FileScanner(print)\n"
+        "    part = scanner.part_of(sys.argv[1], identity, 0, 8 * 180)\n"
+        "    sizes, buffer = [], scanner._buffer\n"
+        "    scanner._buffer = lambda size: (sizes.append(size), buffer(size))[1]\n"
+        "    return next(scanner.scans([file_scan.Job(part, 2, 18, 180, sys.argv[2])], 1))[0], max(sizes)\n"
         "print(json.dumps([scan(180), scan(179)]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
@@ -534,12 +535,12 @@ def test_pieces_of_tensors_add_up(rng: np.random.Generator, tmp_path: Path) -> N
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "def scan(threads, whole):\n"
         "    file_scan._SHARE_BYTES, told = 1 << 20 if whole else 360, []\n"
-        "    file_scan._TELL_BYTES, sweeper, start, jobs = 1, file_scan.FileScanner(told.append), 0, []\n"
+        "    file_scan._TELL_BYTES, scanner, start, jobs = 1, file_scan.FileScanner(told.append), 0, []\n"
         f"    for n in {sizes}:\n"
-        "        part = sweeper.part_of(sys.argv[1], identity, 180 * start, 180 * n)\n"
+        "        part = scanner.part_of(sys.argv[1], identity, 180 * start, 180 * n)\n"
         "        jobs.append(file_scan.Job(part, 2, 18, 180, sys.argv[2], [(1, 0, 0)], 4))\n"
         "        start += n\n"
-        "    return [[f, [a.tolist() for a in arrays]] for f, arrays in sweeper.scans(jobs, threads)], told\n"
+        "    return [[f, [a.tolist() for a in arrays]] for f, arrays in scanner.scans(jobs, threads)], told\n"
         "print(json.dumps([scan(1, True), scan(2, True), scan(3, False)]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
@@ -912,11 +913,11 @@ def test_selected_tensors(tmp_path: Path) -> None:
 
 
 def test_llama_dies_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(self: Llama, *_: object, **__: object) -> None:
-        os.kill(self.pid, 9)
-        self.to_float(2, np.zeros(18, np.uint8), 32)
+    def die(self: FilePasses, *_: object, **__: object) -> None:
+        os.kill(self._process.pid, 9)
+        self._process.ask("validate", {"raw": np.zeros(18, np.uint8)}, type=2)
 
-    monkeypatch.setattr(Llama, "scans", die)
+    monkeypatch.setattr(FilePasses, "scans", die)
     result = run(TINY["Q4_0"])
     assert result.exit_code == 3
     assert "SIGKILL" in (result.fault or "")
@@ -925,21 +926,21 @@ def test_llama_dies_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dies_at(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> list[int]:
     """llama.cpp is killed in its call of that number; returns where the calls are counted."""
-    whole, calls = getattr(Llama, method), []
+    whole, calls = getattr(FilePasses, method), []
 
-    def call(self: Llama, *arguments: object, **named: object) -> object:
-        calls.append(self.pid)
+    def call(self: FilePasses, *arguments: object, **named: object) -> object:
+        calls.append(self._process.pid)
         if len(calls) == number:
-            os.kill(self.pid, 9)
+            os.kill(self._process.pid, 9)
         return whole(self, *arguments, **named)
 
-    monkeypatch.setattr(Llama, method, call)
+    monkeypatch.setattr(FilePasses, method, call)
     return calls
 
 
 def at_scan(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[Llama], object]) -> None:
     """Do something just before the scan of that number is waited for."""
-    whole, scans = Llama._receive, []
+    whole, scans = Llama.receive, []
 
     def receive(self: Llama, call: str) -> object:
         if call == "scan":
@@ -948,7 +949,7 @@ def at_scan(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[Llama], 
                 do(self)
         return whole(self, call)
 
-    monkeypatch.setattr(Llama, "_receive", receive)
+    monkeypatch.setattr(Llama, "receive", receive)
 
 
 def dies_at_scan(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -1010,17 +1011,17 @@ def test_findings_survive_that_llama_does_not_start(effect: str, code: int, tmp_
     assert "BROKEN OFF" in audit_text.render(result)
 
 
-def at_call(monkeypatch: pytest.MonkeyPatch, method: str, number: int, do: Callable[[], object]) -> None:
+def at_call(monkeypatch: pytest.MonkeyPatch, kind: type, method: str, number: int, do: Callable[[], object]) -> None:
     """Do something just before llama.cpp's call of that number."""
-    whole, calls = getattr(Llama, method), []
+    whole, calls = getattr(kind, method), []
 
-    def call(self: Llama, *arguments: object, **named: object) -> object:
+    def call(self: object, *arguments: object, **named: object) -> object:
         calls.append(1)
         if len(calls) == number:
             do()
         return whole(self, *arguments, **named)
 
-    monkeypatch.setattr(Llama, method, call)
+    monkeypatch.setattr(kind, method, call)
 
 
 def rewritten(path: Path) -> None:
@@ -1068,7 +1069,7 @@ def test_a_file_that_changes_after_the_last_scan(monkeypatch: pytest.MonkeyPatch
 
 def test_a_source_that_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = Path(shutil.copy(TINY["F16"], tmp_path / "s.gguf"))
-    at_call(monkeypatch, "requantize", 30, lambda: os.utime(source, ns=(1, 1)))
+    at_call(monkeypatch, FilePasses, "requantize", 30, lambda: os.utime(source, ns=(1, 1)))
     result = run(TINY["Q4_0"], readers=False, source=source)
     assert (result.changed, result.exit_code) == (True, 3)
 
@@ -1078,7 +1079,7 @@ def test_a_file_that_changes_before_the_first_scan(
     change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = Path(shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf"))
-    at_call(monkeypatch, "versions", 1, lambda: CHANGES[change](path))
+    at_call(monkeypatch, Llama, "versions", 1, lambda: CHANGES[change](path))
     try:
         result = run(path)
     except MalformedFile:  # its digest was not done yet

@@ -190,7 +190,7 @@ def test_interrupted(when: str) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
     )  # fmt: skip
     assert process.stderr is not None
-    mark = "numpy._core" if when == "importing" else "gguf_verify.llama.client"
+    mark = "numpy._core" if when == "importing" else "gguf_verify.llama.process"
     while mark not in process.stderr.readline():
         assert process.poll() is None
     if when == "running":

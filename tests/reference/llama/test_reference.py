@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from gguf_verify.formats import FORMATS, Q8_0, Q8_1
 from gguf_verify.gguf import open_model
 from gguf_verify.llama import Evaluation, Gemm, Llama, LlamaRefused
+from gguf_verify.llama.model import LoadedModel
 from gguf_verify.support.errors import EnvironmentFault
 from tests.support.tools import FIXTURES
 
@@ -20,11 +22,11 @@ Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
 
 
 @pytest.fixture
-def model() -> Llama:
+def model() -> Iterator[LoadedModel]:
     with Llama() as process:
-        process.open(Q4_0, threads=1)
-        process.make_context(32)
-        yield process
+        process.model.open(Q4_0, threads=1)
+        process.model.make_context(32)
+        yield process.model
 
 
 def test_versions(llama: Llama) -> None:
@@ -47,7 +49,7 @@ def test_block_products_are_those_of_the_rows(llama: Llama) -> None:
         assert (part[0] == whole[b]).all()
 
 
-def test_capture_sees_weights_activations_and_outputs(model: Llama) -> None:
+def test_capture_sees_weights_activations_and_outputs(model: LoadedModel) -> None:
     tokens = model.tokenize("Once upon a time")
     gemms = list(model.capture(tokens, (Q8_0.type_id, Q8_1.type_id), checksum=True))
     done = gemms.pop()
@@ -74,14 +76,14 @@ def model_from_float(x: np.ndarray) -> np.ndarray:
     return encode_q8_0_cpu(x)
 
 
-def test_capture_can_be_left_early(model: Llama) -> None:
+def test_capture_can_be_left_early(model: LoadedModel) -> None:
     tokens = model.tokenize("Once upon a time")
     for _ in model.capture(tokens):
         break
     assert model.evaluate(tokens).logits.shape == (len(tokens), 512)
 
 
-def test_graft(model: Llama) -> None:
+def test_graft(model: LoadedModel) -> None:
     """Handing back llama.cpp's own outputs changes nothing; zeros do; one changed GEMM moves the logits."""
     tokens = model.tokenize("Once upon a time")
     plain = model.evaluate(tokens).logits
@@ -92,7 +94,7 @@ def test_graft(model: Llama) -> None:
     assert np.abs(moved - plain).max() > 0.1
 
 
-def test_generate_is_greedy(model: Llama) -> None:
+def test_generate_is_greedy(model: LoadedModel) -> None:
     tokens = model.tokenize("The import statement")
     out = model.generate(tokens, 8)
     logits = model.evaluate(tokens + out[:-1]).logits
@@ -103,7 +105,7 @@ def test_a_file_it_does_not_load(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + bytes(40))
     with Llama() as process, pytest.raises(LlamaRefused, match=r"does not load.*it said"):
-        process.open(path, threads=1)
+        process.model.open(path, threads=1)
 
 
 def test_crash() -> None:
@@ -113,7 +115,7 @@ def test_crash() -> None:
             process.versions()
 
 
-def test_abort_shows_its_last_words(model: Llama) -> None:
+def test_abort_shows_its_last_words(model: LoadedModel) -> None:
     """More tokens than the context's batch: llama.cpp asserts, and the assertion is what the user gets to read."""
     with pytest.raises(EnvironmentFault, match=r"died in evaluate \(SIGABRT\); it said: .*ASSERT"):
         model.evaluate([1] * 1000)

@@ -175,10 +175,10 @@ def test_capture_tells_weights_from_caches(made: Callable[..., Path]) -> None:
     """Attention multiplies too, here without flash attention: K·Q is no weight's product."""
     path = made("t5", "F16")
     with Llama() as process, open_model(path) as model:
-        process.open(path, threads=1)
-        process.make_context(32)
-        process.read_source(process.tokenize("Once upon a time"))
-        seen = [g for g in process.capture([0], (1,), checksum=True) if isinstance(g, Gemm)]
+        process.model.open(path, threads=1)
+        process.model.make_context(32)
+        process.model.read_source(process.model.tokenize("Once upon a time"))
+        seen = [g for g in process.model.capture([0], (1,), checksum=True) if isinstance(g, Gemm)]
         assert {g.tensor for g in seen} <= set(model.tensors)
         for gemm in seen:
             rows = model.tensors[gemm.tensor].raw.reshape(model.tensors[gemm.tensor].n_rows, -1)

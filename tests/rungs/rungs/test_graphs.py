@@ -165,10 +165,10 @@ def test_capture_pairs_each_row_with_its_matrix(made: Callable[..., Path], name:
     path = made(name)
     rows_of: dict[str, int] = {}
     with Llama() as process, open_model(path) as model:
-        process.open(path, threads=1)
-        process.make_context(32)
-        tokens = process.tokenize(PROMPT)
-        for gemm in process.capture(tokens, checksum=True, idle=True):
+        process.model.open(path, threads=1)
+        process.model.make_context(32)
+        tokens = process.model.tokenize(PROMPT)
+        for gemm in process.model.capture(tokens, checksum=True, idle=True):
             if isinstance(gemm, Evaluation):
                 assert gemm.unsupported == {}
                 continue
@@ -195,22 +195,24 @@ def test_capture_pairs_each_row_with_its_matrix(made: Callable[..., Path], name:
 def test_graft_puts_each_row_back(made: Callable[..., Path]) -> None:
     path = made("moe")
     with Llama() as process:
-        process.open(path, threads=1)
-        process.make_context(32)
-        tokens = process.tokenize(PROMPT)
-        plain = process.evaluate(tokens).logits
-        assert (process.graft(tokens, lambda g: g.y).logits == plain).all()
-        assert (process.graft(tokens, lambda g: g.y if "_exps" in g.tensor else None).logits == plain).all()
-        experts = [g for g in process.capture(tokens) if isinstance(g, Gemm) and g.tensor == DOWN and len(g.x) > 1]
+        process.model.open(path, threads=1)
+        process.model.make_context(32)
+        tokens = process.model.tokenize(PROMPT)
+        plain = process.model.evaluate(tokens).logits
+        assert (process.model.graft(tokens, lambda g: g.y).logits == plain).all()
+        assert (process.model.graft(tokens, lambda g: g.y if "_exps" in g.tensor else None).logits == plain).all()
+        experts = [
+            g for g in process.model.capture(tokens) if isinstance(g, Gemm) and g.tensor == DOWN and len(g.x) > 1
+        ]
         one = experts[0].first_row
 
         def other_order(gemm: Gemm) -> Floats | None:
             return gemm.y[::-1] if (gemm.tensor, gemm.first_row) == (DOWN, one) else None
 
-        moved = np.abs(process.graft(tokens, other_order).logits - plain).max(axis=1)
+        moved = np.abs(process.model.graft(tokens, other_order).logits - plain).max(axis=1)
         assert 0 < np.count_nonzero(moved) <= len(experts[0].x)  # of the last layer's tokens, only those that it got
         with pytest.raises(KernelFault, match="an output of"):
-            process.graft(tokens, lambda g: g.y[:1])
+            process.model.graft(tokens, lambda g: g.y[:1])
 
 
 def test_layout_of_views() -> None:
@@ -326,9 +328,13 @@ def expert_rows(path: Path, tensor: str, expert: int) -> Bytes:
 def routed_expert(path: Path, tensor: str) -> int:
     """An expert that gets several tokens of the prompt."""
     with Llama() as process:
-        process.open(path, threads=1)
-        process.make_context(32)
-        gemms = [g for g in process.capture(process.tokenize(PROMPT)) if isinstance(g, Gemm) and g.tensor == tensor]
+        process.model.open(path, threads=1)
+        process.model.make_context(32)
+        gemms = [
+            g
+            for g in process.model.capture(process.model.tokenize(PROMPT))
+            if isinstance(g, Gemm) and g.tensor == tensor
+        ]
     most = max(gemms, key=lambda g: len(g.x))
     assert len(most.x) > 2
     return most.first_row // most.y.shape[1]

@@ -179,9 +179,9 @@ def real_products(model: str) -> list[tuple[BlockFormat, Bytes, Floats]]:
     """Format, weights and activations of each GEMM as llama.cpp's graph of a fixture has them."""
     path = FIXTURES / model
     with Llama() as llama, open_model(path) as file:
-        llama.open(path, threads=1)
-        llama.make_context(64)
-        gemms = [g for g in llama.capture(llama.tokenize(PROMPT)) if isinstance(g, Gemm)]
+        llama.model.open(path, threads=1)
+        llama.model.make_context(64)
+        gemms = [g for g in llama.model.capture(llama.model.tokenize(PROMPT)) if isinstance(g, Gemm)]
         tensors = [file.tensors[g.tensor] for g in gemms]
         return [
             (FORMATS[t.type.name], np.array(t.raw).reshape(t.n_rows, -1), g.x)

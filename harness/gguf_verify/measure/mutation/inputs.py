@@ -82,12 +82,12 @@ def captured(path: Path, texts: Sequence[str], tokens: int, threads: int = 1) ->
     Raises LlamaRefused where llama.cpp does not take the model.
     """
     with Llama() as llama, open_model(path) as model:
-        info = llama.open(path, threads)
+        info = llama.model.open(path, threads)
         tokens = min(tokens, info["n_ctx_train"]) if info["n_ctx_train"] > 0 else tokens
-        llama.make_context(tokens)
+        llama.model.make_context(tokens)
         xs: dict[str, list[Floats]] = {}
         for of_text in texts:
-            for gemm in llama.capture(llama.tokenize(of_text)[:tokens]):
+            for gemm in llama.model.capture(llama.model.tokenize(of_text)[:tokens]):
                 if isinstance(gemm, Gemm) and len(gemm.x) and np.isfinite(gemm.x).all():
                     xs.setdefault(gemm.tensor, []).append(gemm.x)
         found = []
