@@ -100,7 +100,7 @@ class Llama(LlamaProcess):
 
     def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str | bool = "cpu") -> Floats:
         """llama.cpp's product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside any model."""
-        backend = {False: "cpu", True: "gpu"}.get(backend, backend)  # type: ignore[call-overload]
+        backend = ("gpu" if backend else "cpu") if isinstance(backend, bool) else backend
         _, (out,) = self.ask("multiply", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
         return np.asarray(out)
 

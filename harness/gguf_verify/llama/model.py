@@ -96,7 +96,7 @@ class LoadedModel:
 
         Raises LlamaRefused if llama.cpp does not take the file, EnvironmentFault if the backend cannot be used here.
         """
-        backend = {False: "cpu", True: "gpu"}.get(backend, backend)  # type: ignore[call-overload]
+        backend = ("gpu" if backend else "cpu") if isinstance(backend, bool) else backend
         result, _ = self._process.ask("start_backend", backend=backend)
         if "missing" in result:
             raise EnvironmentFault(result["missing"])

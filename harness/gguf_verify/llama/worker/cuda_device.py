@@ -84,7 +84,8 @@ class CudaDevice(Device):
     def multiply(self, type: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
         traits = ggml.ggml_get_type_traits(type).contents
         width = w.shape[1] // traits.type_size * traits.blck_size
-        return self._products(type, w, x, width, (w.shape[1], 0, 1), 1)[0]
+        out: Floats = self._products(type, w, x, width, (w.shape[1], 0, 1), 1)[0]
+        return out
 
     def _by_block(self, type: int, w: Bytes, x: Floats) -> Floats:
         """Products float32[K/n, M, N] of weights, whose rows are one block of n values, with each block of x."""
