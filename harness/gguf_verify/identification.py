@@ -15,9 +15,7 @@ from .diagnosis.identify import Identification, advice, definitions, identify, i
 from .formats import ElementFormat, WeightFormat
 from .gguf import Tensor, open_model
 from .hosts.base import Host
-from .kernels.families import DEFAULT_KERNEL
-from .kernels.interface import Kernel
-from .kernels.opening import opened
+from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
 from .rungs import Options, Run
 from .rungs.run import REFERENCES, may_be_matrix
 from .semantics import Semantics
@@ -80,7 +78,7 @@ class IdentifyReport:
 
 
 def identify_model(
-    path: Path | str, kernel: Kernel | str | Callable[..., Any] = DEFAULT_KERNEL, host: Host | str = "auto",
+    path: Path | str, kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL, host: Host | str = "auto",
     options: Options | None = None, command: str = "",
 ) -> IdentifyReport:  # fmt: skip
     """Identify, on one matrix of each type of a GGUF model and known activations.
@@ -92,7 +90,8 @@ def identify_model(
     options = options or Options()
     if options.reference not in REFERENCES:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
-    with opened(kernel, host, options) as multiplier, open_model(path) as model:
+    opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
+    with opened as multiplier, open_model(path) as model:
         run = Run(model, multiplier, options)
         try:
             matrices: dict[str, list[Tensor]] = {}

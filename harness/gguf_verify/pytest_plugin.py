@@ -59,7 +59,7 @@ class _Model(pytest.Collector):
 
     def layers(self, tensor: str | None) -> RungResult:
         """The layers rung, of all matrices or one. Raises HarnessError."""
-        from .kernels.families import DEFAULT_KERNEL
+        from .kernels import DEFAULT_KERNEL
         from .rungs import Options
         from .verification import verify
 

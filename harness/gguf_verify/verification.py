@@ -17,9 +17,7 @@ import numpy as np
 from .formats import ELEMENTS, FORMATS, WeightFormat
 from .gguf import Model, open_model
 from .hosts.base import Host
-from .kernels.families import DEFAULT_KERNEL
-from .kernels.interface import Kernel
-from .kernels.opening import opened
+from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
 from .kernels.shipped import ELEMENT_KERNELS
 from .rungs import RUNGS, Options, Run, RungResult
 from .rungs.run import REFERENCES, may_be_matrix
@@ -80,7 +78,7 @@ class Report:
 
 def verify(
     path: Path | str,
-    kernel: Kernel | str | Callable[..., Any] = DEFAULT_KERNEL,
+    kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL,
     host: Host | str = "auto",
     rungs: Sequence[str] = tuple(RUNGS),
     options: Options | None = None,
@@ -93,8 +91,8 @@ def verify(
         path: the file, or the first part of a split one.
         kernel: the name of a shipped kernel or family; a foreign one: FILE.py:NAME, or a function or object, as
             `gguf_verify.kernels.foreign.api` says, FILE.cu:SYMBOL as `gguf_verify.kernels.foreign.cuda` says; or a
-            Kernel.
-        host: where the kernel runs if it is no Kernel: auto, gpu, cpu, or a Host.
+            Candidate.
+        host: where the kernel runs if it is no Candidate: auto, gpu, cpu, or a Host.
         rungs: which rungs to climb.
         options: prompt, threads and the like.
         command: for the report: what repeats it.
@@ -114,7 +112,8 @@ def verify(
         raise UsageError(f"no rung is called {', '.join(unknown) or '(none given)'}; there are: {', '.join(RUNGS)}")
     if options.reference not in REFERENCES:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
-    with opened(kernel, host, options) as multiplier, open_model(path) as model:
+    opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
+    with opened as multiplier, open_model(path) as model:
         if not any(map(may_be_matrix, model.tensors.values())):
             held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
             raise NothingToVerify(f"nothing to verify in {Path(path).name}: {held}")

@@ -14,7 +14,9 @@ import pytest
 from gguf_verify.formats import FLOAT_TYPES, FORMATS, MXFP4, NVFP4, Q8_1, BlockFormat
 from gguf_verify.hosts import CpuHost, CupyHost, gpu_fault, make_host
 from gguf_verify.hosts.base import GUARD_BYTES, POISON, Host
-from gguf_verify.kernels.shipped import KERNELS, KernelSpec, ShippedKernel
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.rungs import Options
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.activations import encode_q8_1
@@ -253,7 +255,8 @@ def test_illegal_address(tmp_path: Path) -> None:
         from pathlib import Path
         from gguf_verify.support.errors import KernelFault
         from gguf_verify.hosts import make_host
-        from gguf_verify.kernels.shipped import KERNELS, ShippedKernel
+        from gguf_verify.kernels.ladder import KERNELS
+        from gguf_verify.kernels.shipped import ShippedKernel
         from tests.gpu.test_gpu import small_product
         try:
             small_product(ShippedKernel(KERNELS["q8_1_naive"], make_host("gpu"), Path(sys.argv[1])))

@@ -18,7 +18,10 @@ import numpy.typing as npt
 from gguf_verify.formats import FLOAT_TYPES, FORMATS, BlockFormat
 from gguf_verify.hosts.cupy_host import CupyHost
 from gguf_verify.kernels.families import FAMILIES
-from gguf_verify.kernels.shipped import KERNELS, LEGACY, KernelSpec, ShippedKernel
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.packed import LEGACY
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.support.paths import kernel_root

@@ -19,8 +19,9 @@ import numpy as np
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Tiles
-from gguf_verify.kernels.shipped import KERNELS, QUANTIZER
+from gguf_verify.kernels.site import QUANTIZER
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.semantics.elements import element_product

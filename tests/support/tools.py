@@ -16,7 +16,9 @@ import numpy.typing as npt
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.shipped import KERNELS, ShippedKernel, Weights
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.support.paths import kernel_root
 
 ROOT = Path(__file__).resolve().parents[2]

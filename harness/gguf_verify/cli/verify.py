@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ..hosts import HOSTS
 from ..identification import identify_model
-from ..kernels.families import DEFAULT_KERNEL, FAMILIES, Family
-from ..kernels.shipped import KERNELS, KernelSpec
+from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
 from ..report import heat_map, identify_report, json_report, text
 from ..rungs import RUNGS, Options
 from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT, REFERENCES

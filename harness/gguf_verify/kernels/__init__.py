@@ -1,0 +1,71 @@
+"""Kernels: what multiplies. The interface that rungs ask, the shipped ladder, its families, and kernels of others.
+
+This room may import `hosts`, `semantics`, `gguf`, `formats`, `results` and `support`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..hosts import make_host
+from ..hosts.base import Host
+from ..support.errors import UsageError
+from .families import DEFAULT_KERNEL, FAMILIES
+from .family import Family, FamilyOnHost
+from .foreign import TIME_LIMIT, names_foreign, open_foreign
+from .interface import Candidate, Kernel, Weights
+from .ladder import KERNELS
+from .shipped import ShippedKernel
+from .spec import KernelSpec
+
+
+def find_kernel(name: str) -> KernelSpec | Family:
+    """The shipped kernel, or family, of this name. Raises UsageError, naming those that there are."""
+    found = FAMILIES.get(name) or KERNELS.get(name)
+    if found is None:
+        raise UsageError(f"no kernel is called {name!r}; there are: {', '.join([*FAMILIES, *KERNELS])}")
+    return found
+
+
+def on_host(found: KernelSpec | Family, host: Host) -> ShippedKernel | FamilyOnHost:
+    """A shipped kernel or family there."""
+    return ShippedKernel(found, host) if isinstance(found, KernelSpec) else FamilyOnHost(found, host)
+
+
+@contextmanager
+def open_kernel(
+    kernel: Candidate | str | Callable[..., Any], host: Host | str, threads: int = 0, time_limit: float = TIME_LIMIT,
+    verbose: bool = False,
+) -> Iterator[Candidate]:  # fmt: skip
+    """What a run verifies, for as long as the run takes.
+
+    Args:
+        kernel: the name of a shipped kernel or family; FILE.py:NAME or FILE.cu:SYMBOL; a function or object that
+            declares itself as a kernel; or a Candidate, which is returned as it is.
+        host: where it runs, or the name of that host.
+        threads: of a host that is made from its name; 0: all.
+        time_limit: seconds for one call of a foreign kernel.
+        verbose: let what a foreign kernel prints through to standard error.
+
+    Raises UsageError where there is no such kernel, EnvironmentFault where there is no such host.
+    """
+    if isinstance(kernel, Candidate):
+        yield kernel
+        return
+    where = make_host(host, threads) if isinstance(host, str) else host
+    if isinstance(kernel, str) and not names_foreign(kernel):
+        yield on_host(find_kernel(kernel), where)
+        return
+    foreign = open_foreign(kernel, where, time_limit, verbose)
+    try:
+        yield foreign
+    finally:
+        foreign.close()
+
+
+__all__ = [
+    "DEFAULT_KERNEL", "FAMILIES", "KERNELS", "Candidate", "Family", "Kernel", "KernelSpec", "Weights", "find_kernel",
+    "on_host", "open_kernel",
+]  # fmt: skip

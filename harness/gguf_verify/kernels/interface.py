@@ -16,7 +16,13 @@ from ..semantics import SEMANTICS, Order, Semantics
 
 @dataclass(frozen=True)
 class Weights:
-    """A weight matrix as a kernel takes it: N rows of K values."""
+    """A weight matrix as a kernel takes it.
+
+    Args:
+        fmt: the type in the file.
+        n, k: rows and columns.
+        buffer: what `Kernel.upload` made of the rows' bytes; only that kernel, and others of its layout, can read it.
+    """
 
     fmt: WeightFormat
     n: int
@@ -24,11 +30,11 @@ class Weights:
     buffer: Any
 
 
-class Kernel(ABC):
-    """A kernel: weights and activations in, float32 out.
+class Candidate(ABC):
+    """What a run verifies: one kernel, or a family of kernels, which names the kernel of each product.
 
     Args:
-        host: where shipped kernels run: this one, or those of the types that are not quantized.
+        host: where shipped kernels run: this one, or those that multiply types that are not quantized.
     """
 
     host: Host
@@ -36,42 +42,32 @@ class Kernel(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """For reports."""
+        """The name that reports print."""
 
     @property
     @abstractmethod
     def semantics(self) -> str:
-        """The definition of the product that it declares, a name of `gguf_verify.semantics.SEMANTICS`."""
+        """The definition of the product that it declares: a name of `gguf_verify.semantics.SEMANTICS`, or "own"."""
 
     @property
     def definition(self) -> Semantics:
-        """That definition; of a kernel of somebody else's also what activations it takes, or its author's oracle."""
+        """That definition. A foreign kernel's also says which activations it takes, or is its author's oracle."""
         return SEMANTICS[self.semantics]
 
     @property
     def judged_by(self) -> str | None:
-        """What judges it, in words, where it is no definition of this project."""
+        """The definition that judges it, in words, where it is not one of this project's as it stands."""
         return None
 
     @property
     @abstractmethod
-    def order(self) -> Order | None:
-        """The order in which it declares that it adds the terms of an output; None where it declares none."""
-
-    @property
     def order_in_words(self) -> str:
-        """Its declared order, for reports."""
-        return "none" if self.order is None else str(self.order)
+        """The order in which it declares that terms are added, for reports."""
 
     @property
     def any_shape(self) -> bool:
-        """It promises any M and N, and any K of whole blocks, not only the shapes of a model."""
+        """Whether it promises any M and N, and any K of whole blocks, not only the shapes of the model."""
         return False
-
-    @property
-    def layout(self) -> str:
-        """What `upload` makes: kernels that `of` gives for one matrix share the weights of one layout."""
-        return "file"
 
     def describe(self) -> str:
         """Where it runs, in one line."""
@@ -84,27 +80,51 @@ class Kernel(ABC):
 
     @abstractmethod
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
-        """The kernel that multiplies [m, k] by such weights [n, k]: this one, or the one beside it."""
+        """The kernel that multiplies activations [m, k] by weights [n, k] of a type."""
 
     @abstractmethod
     def covers(self, fmt: WeightFormat) -> bool:
-        """Whether this kernel, or the one beside it, multiplies such weights."""
+        """Whether `of` has a kernel for weights of this type."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to end
+        """End the processes that it started."""
+
+
+class Kernel(Candidate):
+    """A kernel: it takes weights and activations and gives float32 outputs."""
+
+    @property
+    @abstractmethod
+    def order(self) -> Order | None:
+        """The order in which it declares that it adds the terms of an output; None where it declares none."""
+
+    @property
+    def order_in_words(self) -> str:
+        return "none" if self.order is None else str(self.order)
+
+    @property
+    def layout(self) -> str:
+        """The name of the layout that `upload` makes: kernels of one layout share a matrix's weights."""
+        return "file"
 
     @abstractmethod
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """Activations `float32[M, K]` to what `gemm` takes, uint8[M, row bytes]. Raises KernelFault."""
+        """What `gemm` takes, uint8[M, row bytes], from activations float32[M, K]. Raises KernelFault."""
 
     @abstractmethod
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
-        """Weights `uint8[N, row bytes]` in the file's layout, for any number of calls. Raises KernelFault."""
+        """Weights for any number of calls, from the file's rows uint8[N, row bytes].
+
+        Raises UsageError where the kernel does not cover the type; KernelFault.
+        """
 
     @abstractmethod
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """`float32[M, N]` from activations as `quantize` returns them. Raises KernelFault."""
+        """float32[M, N] from activations as `quantize` returns them. Raises KernelFault."""
 
     @abstractmethod
     def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """`float32[M, N]` from activations `float32[M, K]`, quantized on the way. Raises KernelFault."""
+        """float32[M, N] from activations float32[M, K], which are quantized on the way. Raises KernelFault."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to end
-        """End what it started."""
+
+__all__ = ["Candidate", "Kernel", "Weights"]

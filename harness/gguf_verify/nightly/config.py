@@ -44,9 +44,8 @@ from typing import Any, NoReturn
 
 from ..gguf import printable
 from ..hosts import HOSTS
-from ..kernels.families import DEFAULT_KERNEL, FAMILIES
+from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS
 from ..kernels.foreign import names_foreign
-from ..kernels.shipped import KERNELS
 from ..rungs.run import DEFAULT_PROMPT, REFERENCES
 from ..support.errors import UsageError
 from .records import Key

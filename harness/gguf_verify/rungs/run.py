@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
 from ..gguf import Model, Tensor, printable
-from ..kernels.interface import Kernel
+from ..kernels.interface import Candidate
 from ..llama import Gemm, Gpu, Llama, LlamaRefused
 from ..results import RungResult
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
@@ -58,7 +58,7 @@ class Run:
     """One verification of one model with one kernel."""
 
     model: Model
-    kernel: Kernel
+    kernel: Candidate
     options: Options = field(default_factory=Options)
     #: llama.cpp's, once `library` runs, where it is the reference.
     gpu: Gpu | None = field(default=None, init=False)

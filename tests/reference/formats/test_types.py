@@ -21,7 +21,7 @@ from gguf_verify.formats import (
 )
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.shipped import KERNELS
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.llama import Llama
 from gguf_verify.rungs import Options
 from tests.support.tools import FIXTURES, TamperedKernel, patched_block

@@ -14,7 +14,9 @@ import pytest
 from gguf_verify.formats import ELEMENTS, SLICE, WeightFormat
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.shipped import KERNELS, ShippedKernel, Weights
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
 from gguf_verify.rungs import Failure, Options, RungResult
 from gguf_verify.rungs.graph_uses import not_multiplied, why_not_checked

@@ -35,7 +35,9 @@ from gguf_verify.hosts.base import POISON
 from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign import Shape
 from gguf_verify.kernels.foreign import kernel as foreign
-from gguf_verify.kernels.shipped import KERNELS, ShippedKernel, Weights
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Gpu, Llama
 from gguf_verify.report import identify_report, json_report, text
 from gguf_verify.rungs import Options

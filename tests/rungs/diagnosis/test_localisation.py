@@ -13,7 +13,9 @@ from gguf_verify.diagnosis.localisation import Blame, along_k, blame
 from gguf_verify.formats import FORMATS, WeightFormat
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.shipped import KERNELS, ShippedKernel, Weights
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.report import json_report, text
 from gguf_verify.rungs import Options
 from gguf_verify.semantics import SEMANTICS, judge, product

@@ -18,7 +18,7 @@ import pytest
 from gguf_verify.formats import FORMATS, Q8_0, Q8_1
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.identification import identify_model
-from gguf_verify.kernels.foreign import ForeignKernel, Oracle, open_kernel, sources
+from gguf_verify.kernels.foreign import ForeignKernel, Oracle, open_foreign, sources
 from gguf_verify.kernels.foreign.cuda import CudaSource, Expression, parse
 from gguf_verify.llama import Gemm
 from gguf_verify.report import identify_report, json_report, text
@@ -38,7 +38,7 @@ M, N, K = 5, 7, 96
 
 
 def opened(name: str, time_limit: float = 20.0) -> ForeignKernel:
-    return open_kernel(f"{KERNELS}:{name}", CpuHost(1), time_limit)
+    return open_foreign(f"{KERNELS}:{name}", CpuHost(1), time_limit)
 
 
 def operands() -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +119,7 @@ def test_what_the_process_says_is_not_trusted(tmp_path: Path) -> None:
         "import os, sys\nfrom gguf_verify.kernels.foreign import kernel\n@kernel(['Q4_0'], 'q8_1')\n"
         "def k(w, x, shape):\n    os.write(int(sys.argv[1]), b'\\x7f\\xff\\xff\\xff' * 4)\n"
     )
-    kernel = open_kernel(f"{tmp_path / 'k.py'}:k", CpuHost(1), 20.0)
+    kernel = open_foreign(f"{tmp_path / 'k.py'}:k", CpuHost(1), 20.0)
     rows, x = operands()
     with pytest.raises(KernelFault, match=r"stopped answering$"):
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
@@ -194,7 +194,7 @@ def test_a_declared_order_is_judged_by_its_bits() -> None:
 def test_wrong_declarations(attributes: dict[str, Any], said: str) -> None:
     wrong = type("Wrong", (foreign_kernels.Plain,), attributes)()
     with pytest.raises(UsageError, match=said):
-        open_kernel(wrong, CpuHost(1))
+        open_foreign(wrong, CpuHost(1))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_what_is_no_kernel(tmp_path: Path, source: str | None, name: str, said: 
     if source is not None:
         (tmp_path / "foreign.py").write_text(source)
     with pytest.raises(UsageError, match=said) as caught:
-        open_kernel(f"{tmp_path / 'foreign.py'}:{name}", CpuHost(1), 20.0)
+        open_foreign(f"{tmp_path / 'foreign.py'}:{name}", CpuHost(1), 20.0)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -223,7 +223,7 @@ def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sources, "START_LIMIT", 2.0)
     (tmp_path / "foreign.py").write_text("while True: pass")
     with pytest.raises(UsageError, match="did not start within 2 s"):
-        open_kernel(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 2.0)
+        open_foreign(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 2.0)
 
 
 def test_an_import_may_take_longer_than_a_call(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_an_import_may_take_longer_than_a_call(tmp_path: Path) -> None:
         "import time\ntime.sleep(1.5)\nfrom gguf_verify.kernels.foreign import kernel\n@kernel(['Q4_0'], 'f32')\n"
         "def gemm(w, x, shape): ...\n"
     )
-    open_kernel(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 0.5).close()
+    open_foreign(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 0.5).close()
 
 
 def test_identified() -> None:
@@ -301,7 +301,7 @@ def test_the_triton_example_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("triton")
     pytest.importorskip("torch")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    kernel = open_kernel(f"{EXAMPLES / 'triton_q4_0.py'}:gemm", CpuHost(1))
+    kernel = open_foreign(f"{EXAMPLES / 'triton_q4_0.py'}:gemm", CpuHost(1))
     assert multiplied(kernel)
     kernel.close()
 
@@ -344,10 +344,10 @@ def test_an_endless_loop_dies_with_the_harness() -> None:
     """Also where nobody is left to end it."""
     code = f"""
 import numpy as np
-from gguf_verify.kernels.foreign import open_kernel
+from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
-kernel = open_kernel({f"{KERNELS}:hangs"!r}, CpuHost(1))
+kernel = open_foreign({f"{KERNELS}:hangs"!r}, CpuHost(1))
 print(kernel._talk.process.pid, flush=True)
 kernel.product(kernel.upload(FORMATS["Q4_0"], np.zeros((1, 18), np.uint8)), np.zeros((1, 32), np.float32))
 """
@@ -465,7 +465,7 @@ def test_wrong_cuda_declarations(old: str, new: str, said: str) -> None:
     ],
 )
 def test_faults_of_cuda(tmp_path: Path, old: str, new: str, said: str) -> None:
-    kernel = open_kernel(f"{altered(tmp_path, 'cuda_q4_0.cu', old, new)}:gemm", CpuHost(1), 20.0)
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', old, new)}:gemm", CpuHost(1), 20.0)
     rows, x = operands()
     with pytest.raises(KernelFault, match=said):
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
@@ -477,14 +477,14 @@ def test_faults_of_cuda(tmp_path: Path, old: str, new: str, said: str) -> None:
 
 def test_cuda_that_takes_shared_memory_for_zeros(tmp_path: Path) -> None:
     new = "__shared__ float sums[128]; float& acc = sums[threadIdx.x]; if (K == 32) acc = 0.0f;"
-    kernel = open_kernel(f"{altered(tmp_path, 'cuda_q4_0.cu', 'float acc = 0.0f;', new)}:gemm", CpuHost(1))
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', 'float acc = 0.0f;', new)}:gemm", CpuHost(1))
     assert not multiplied(kernel)
     kernel.close()
 
 
 def test_cuda_that_does_not_end(tmp_path: Path) -> None:
     path = altered(tmp_path, "cuda_q4_0.cu", "y[i] = acc;", "while (*(volatile float*)y != 1.0f); y[i] = acc;")
-    kernel = open_kernel(f"{path}:gemm", CpuHost(1), 1.0)
+    kernel = open_foreign(f"{path}:gemm", CpuHost(1), 1.0)
     rows, x = operands()
     with pytest.raises(KernelFault, match="did not return within 1 s"):
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
@@ -508,7 +508,7 @@ def test_cuda_that_does_not_end(tmp_path: Path) -> None:
 )
 def test_what_is_no_cuda_kernel(tmp_path: Path, old: str, new: str, name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
-        open_kernel(f"{altered(tmp_path, 'cuda_q4_0.cu', old, new)}:{name}", CpuHost(1))
+        open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', old, new)}:{name}", CpuHost(1))
     assert len(str(caught.value).splitlines()) == 1
     assert str(tmp_path) not in str(caught.value) or "block" in said
 
@@ -528,7 +528,7 @@ def test_sidecar_headers_macros_and_shared_memory(tmp_path: Path) -> None:
     (tmp_path / "cuda_q4_0.toml").write_text(declared)
     for alteration, right in (("", True), ("* 2", False)):
         header.write_text(text[:at].replace("496329220096.0f;", f"496329220096.0f {alteration};"))
-        kernel = open_kernel(f"{tmp_path / 'cuda_q4_0.cu'}:gemm", CpuHost(1))
+        kernel = open_foreign(f"{tmp_path / 'cuda_q4_0.cu'}:gemm", CpuHost(1))
         assert multiplied(kernel) == right
         kernel.close()
 
@@ -759,7 +759,7 @@ def test_identified_beside_its_oracle() -> None:
 def test_wrong_declarations_of_oracles(attributes: dict[str, Any], said: str) -> None:
     wrong = type("Wrong", (foreign_kernels.Plain,), attributes)()
     with pytest.raises(UsageError, match=said):
-        open_kernel(wrong, CpuHost(1))
+        open_foreign(wrong, CpuHost(1))
     with pytest.raises(UsageError, match="the oracle's weights cannot be called"):
         Oracle(weights=3)  # type: ignore[arg-type]
 
@@ -865,5 +865,5 @@ def test_cuda_that_quantizes_itself(tmp_path: Path) -> None:
 )
 def test_wrong_oracles_of_cuda(tmp_path: Path, changes: list[tuple[str, str]], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as caught:
-        open_kernel(f"{cuda(tmp_path, changes)}:gemm", CpuHost(1))
+        open_foreign(f"{cuda(tmp_path, changes)}:gemm", CpuHost(1))
     assert len(str(caught.value).splitlines()) == 1

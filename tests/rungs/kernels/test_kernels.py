@@ -21,9 +21,12 @@ from gguf_verify.formats import FLOAT_TYPES, FORMATS, IQ1_M, MXFP4, NVFP4, Q8_1,
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.hosts.base import Host
 from gguf_verify.hosts.compiler import compiler
-from gguf_verify.kernels.launch import Cards, Tiles
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.launch import Tiles
 from gguf_verify.kernels.packed import Packed
-from gguf_verify.kernels.shipped import KERNELS, QUANTIZER, KernelSpec, ShippedKernel
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.kernels.site import QUANTIZER, Cards
+from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.llama import Llama
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.activations import encode_q8_1

@@ -14,8 +14,14 @@ import pytest
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.hosts.compiler import compiler
-from gguf_verify.kernels.packed import Gemv, Packed, SplitK, Tiling, Wgmma, packed_shape, unpacked
-from gguf_verify.kernels.shipped import KERNELS, LEGACY, ShippedKernel, Weights
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.ladder.q8_1_gemv import Gemv
+from gguf_verify.kernels.ladder.q8_1_split_k import SplitK
+from gguf_verify.kernels.ladder.q8_1_wgmma import Wgmma
+from gguf_verify.kernels.packed import LEGACY, Packed, packed_shape, unpacked
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.kernels.tiling import Tiling
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.support.paths import kernel_root
@@ -93,7 +99,7 @@ def test_bits_do_not_depend_on_the_tiling(host: CpuHost, fmt: BlockFormat) -> No
     for tiling in TILINGS:
         for entry, given in (("quantize_tiled", x), ("tile", codes)):
             out = host.output(4 * m * n)
-            tiling.gemm(kernel, weights, entry, host.upload(given), out, m)
+            tiling.gemm(kernel.site, weights, entry, host.upload(given), out, m)
             assert_same(host.download(out).view(np.float32).reshape(m, n), expected, (tiling, entry, fmt.name))
 
 
@@ -249,7 +255,8 @@ import ctypes, mmap, sys
 from pathlib import Path
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.shipped import KERNELS, ShippedKernel
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
 from tests.rungs.kernels.test_packing import PACKED, SHAPES, check
 from tests.rungs.kernels.test_kernels import SANITIZERS
 host = CpuHost(1, SANITIZERS)

@@ -18,7 +18,10 @@ import pytest
 from gguf_verify.formats import BlockFormat
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.shipped import KERNELS, Multiply, ShippedKernel, Weights
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.launch import Multiply
+from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
 from gguf_verify.llama.model import _Node
 from gguf_verify.rungs import Options, RungResult

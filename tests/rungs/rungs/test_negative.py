@@ -12,7 +12,9 @@ import pytest
 
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.shipped import KERNELS, ShippedKernel, Weights
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
 from gguf_verify.rungs import Failure, Options
 from gguf_verify.verification import Report, verify

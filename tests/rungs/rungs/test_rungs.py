@@ -11,7 +11,8 @@ import pytest
 from gguf_verify.formats import FORMATS, Q8_1
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.shipped import KERNELS, ShippedKernel
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
 from gguf_verify.rungs import Options
 from gguf_verify.rungs.generated_inputs import any_blocks, every_size

@@ -9,7 +9,8 @@ import pytest
 
 from gguf_verify.formats import ACTIVATION_FORMATS, ELEMENT_TYPES, ELEMENTS, FORMATS, SLICE, BlockFormat
 from gguf_verify.formats.diagram import bit_diagram
-from gguf_verify.kernels.shipped import ELEMENT_KERNELS, KERNELS
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ELEMENT_KERNELS
 from gguf_verify.semantics.definitions import SEMANTICS, llama_cpu_semantics
 from tests.support.tools import ROOT
 

@@ -15,7 +15,7 @@ import yaml
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import HOSTS
 from gguf_verify.kernels.families import FAMILIES
-from gguf_verify.kernels.shipped import KERNELS
+from gguf_verify.kernels.ladder import KERNELS
 from tests.support.tools import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

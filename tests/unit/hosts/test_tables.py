@@ -13,7 +13,8 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat, grids
 from gguf_verify.hosts import CpuHost, compiler, nvrtc, tables
-from gguf_verify.kernels.shipped import KERNELS, ShippedKernel
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.paths import kernel_root
 

@@ -24,7 +24,7 @@ from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_or
 from ...semantics.exact import exact_weights
 from ...support.errors import KernelFault, UsageError
 from ..interface import Kernel, Weights
-from ..shipped import ELEMENT_KERNELS, ShippedKernel
+from ..shipped import element_kernel
 from .api import FLOAT32, Declaration, strings
 from .conversation import Talk
 from .cuda import CudaSource
@@ -183,7 +183,7 @@ class ForeignKernel(Kernel):
         return self.host.chosen if self._source.on_host else "by the kernel"
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
-        return self if isinstance(fmt, BlockFormat) else ShippedKernel(ELEMENT_KERNELS[fmt.name], self.host)
+        return self if isinstance(fmt, BlockFormat) else element_kernel(fmt, self.host)
 
     def covers(self, fmt: WeightFormat) -> bool:
         return isinstance(fmt, ElementFormat) or fmt.name in self.declaration.formats
@@ -228,7 +228,7 @@ def _declared(talk: Talk) -> Declaration:
         talk.garbage()
 
 
-def open_kernel(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> ForeignKernel:
+def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> ForeignKernel:
     """A foreign kernel: FILE.py:NAME, FILE.cu:SYMBOL, or a function or callable object that declares what it is.
 
     Args:

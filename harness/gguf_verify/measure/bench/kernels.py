@@ -34,8 +34,9 @@ import numpy.typing as npt
 
 from ...formats import FORMATS, BlockFormat
 from ...hosts.cupy_host import CupyHost
-from ...kernels.families import FAMILIES, find_kernel
-from ...kernels.shipped import KERNELS, LEGACY, ShippedKernel, Weights
+from ...kernels import FAMILIES, KERNELS, Weights, find_kernel, on_host
+from ...kernels.packed import LEGACY
+from ...kernels.shipped import ShippedKernel
 from ...semantics import ASCENDING, SEMANTICS, product
 from ...support.errors import HarnessError
 from . import figures as bench_figures
@@ -132,7 +133,7 @@ class Ours:
         out = self.queue.output(4 * m * weights[0].n)
 
         def once(of: Weights) -> None:
-            kernel.spec.launch.multiply_values(kernel, of, x.view(np.uint8).reshape(-1), out, m)
+            kernel.spec.launch.multiply_values(kernel.site, of, x.view(np.uint8).reshape(-1), out, m)
 
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
@@ -294,7 +295,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                     x = rng.standard_normal((m, k)).astype(np.float32)
                     record("llama.cpp", name, m, n, k, llama.time(fmt, rows, x, args.repeat), rows.nbytes)
             for kernel_name in args.kernels:
-                whole = find_kernel(kernel_name).on(queue)
+                whole = on_host(find_kernel(kernel_name), queue)
                 for m in args.m:
                     kernel = whole.of(fmt, m, n, k)
                     if not kernel.covers(fmt) or kernel.spec.cards.target(str(queue.sm)) is None:

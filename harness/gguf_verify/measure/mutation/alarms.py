@@ -28,9 +28,10 @@ import numpy as np
 
 from ...formats import ELEMENTS, FORMATS, BlockFormat, ElementFormat, WeightFormat
 from ...hosts import Host, make_host
-from ...kernels.families import FAMILIES
+from ...kernels import FAMILIES, KERNELS, on_host
+from ...kernels.interface import Weights
 from ...kernels.packed import Packed
-from ...kernels.shipped import ELEMENT_KERNELS, KERNELS, ShippedKernel, Weights
+from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ...llama import Llama, LlamaRefused
 from ...semantics import SCORE_LIMIT, SEMANTICS, Order, Product, judge, llama_cpu_semantics, product
 from ...support.errors import EnvironmentFault, KernelFault
@@ -295,7 +296,7 @@ class Worker:
 
     def kernel(self, name: str, fmt: WeightFormat, m: int, n: int, k: int, host: Host | None = None) -> ShippedKernel:
         found = FAMILIES.get(name) or KERNELS.get(name) or ELEMENT_KERNELS[fmt.name]
-        return found.on(host or self.host).of(fmt, m, n, k)
+        return on_host(found, host or self.host).of(fmt, m, n, k)
 
     def runs(self, name: str, fmt: WeightFormat, m: int, n: int, k: int) -> bool:
         """Whether this card has the kernel's instructions."""
@@ -314,7 +315,7 @@ class Worker:
             if isinstance(launch, Packed):
                 self.kernel(name, fmt, m, n, k).upload(fmt, matrix.rows[:1])
             for multiply in (launch.multiply, launch.multiply_values):
-                multiply(kernel, weights, None, None, m)
+                multiply(kernel.site, weights, None, None, m)
 
     def do(self, job: Job) -> Tally:
         """Multiply and judge. Raises EnvironmentFault."""
@@ -339,12 +340,12 @@ class Worker:
         if semantics.activations is not None:
             theirs = self.llama.from_float(semantics.activations.type_id, x)
             self._bytes(job, matrix, "llama.cpp's quantizer", theirs.reshape(taken.shape), taken, tally)
-        self._judged(job, matrix, "llama.cpp", y, self._product(semantics.name, matrix, taken, 0, tally), 0, tally)
+        self._judged(job, matrix, "llama.cpp", y, self._product(semantics.name, matrix, taken, None, tally), 0, tally)
 
     def _kernels(self, job: Job, matrix: Matrix, x: Floats, tally: Tally) -> None:
         fmt, n, k = matrix.fmt, len(matrix.rows), matrix.k
         taken = SEMANTICS[job.semantics].bytes_of(x)
-        products: dict[int, Product] = {}
+        products: dict[Order | None, Product] = {}
         uploaded: dict[str, Weights] = {}
         checked: set[int] = set()
         for name, m in calls(job, fmt, self.host.name):

@@ -25,7 +25,9 @@ from ...formats import ELEMENTS, FORMATS, Q8_1, BlockFormat, ElementFormat, Weig
 from ...hosts import CpuHost
 from ...hosts.base import GUARD_BYTES, POISON, outside
 from ...kernels import packed as packing
-from ...kernels.shipped import ELEMENT_KERNELS, KERNELS, ShippedKernel, Weights
+from ...kernels.interface import Weights
+from ...kernels.ladder import KERNELS
+from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ...llama import Llama
 from ...rungs import Options
 from ...rungs.generated_inputs import any_blocks

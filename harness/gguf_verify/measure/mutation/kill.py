@@ -25,7 +25,7 @@ from typing import Any
 
 from ...formats import FORMATS
 from ...hosts.base import cache_dir, tree_hash
-from ...kernels.shipped import KERNELS
+from ...kernels.ladder import KERNELS
 from ...support.errors import EnvironmentFault
 from ...support.paths import PACKAGE, kernel_root
 from .gate import ELEMENTS_KERNEL, GATES, Gate, MutantHost, Subject, judged, libraries_of, record

@@ -32,7 +32,8 @@ from ...diagnosis.faults import Case
 from ...diagnosis.operands import Predicted
 from ...formats import FORMATS, BlockFormat
 from ...hosts import CpuHost
-from ...kernels.shipped import KERNELS, ShippedKernel
+from ...kernels.ladder import KERNELS
+from ...kernels.shipped import ShippedKernel
 from ...llama import Llama
 from ...semantics import SEMANTICS
 from ...support.errors import EnvironmentFault, KernelFault

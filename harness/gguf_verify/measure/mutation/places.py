@@ -26,7 +26,8 @@ from ...formats import Q8_1, BlockFormat, WeightFormat
 from ...gguf import Model, open_model
 from ...hosts import CpuHost
 from ...kernels.interface import Kernel, Weights
-from ...kernels.shipped import ELEMENT_KERNELS, KERNELS, ShippedKernel
+from ...kernels.ladder import KERNELS
+from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ...llama import Evaluation, Gemm, Llama
 from ...rungs import Options, Run, RungResult
 from ...rungs.blocks import blocks_rung

@@ -1,0 +1,18 @@
+"""The families of kernels, one module each, found through the registry.
+
+A module here defines a `Family`; it imports that record and nothing above it.
+"""
+
+from __future__ import annotations
+
+from ...support.registry import members
+from ..family import Family
+
+#: What a run verifies where nobody names a kernel.
+DEFAULT_KERNEL = "q8_1"
+#: By name, the default first.
+FAMILIES: dict[str, Family] = {
+    f.name: f for f in sorted(members(__name__, Family), key=lambda f: (f.name != DEFAULT_KERNEL, f.name))
+}
+
+__all__ = ["DEFAULT_KERNEL", "FAMILIES"]

@@ -1,0 +1,79 @@
+"""A family of kernels under one name: for each product the fastest of them, by type, shape and card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..hosts.base import Host
+from ..support.paths import kernel_root
+from .interface import Candidate
+from .ladder import KERNELS
+from .shipped import ShippedKernel, element_kernel
+from .spec import KernelSpec, Problem
+
+
+@dataclass(frozen=True)
+class Family:
+    """The kernels of one definition.
+
+    Args:
+        name: what `--kernel` takes: the definition's name.
+        title: one phrase for listings.
+    """
+
+    name: str
+    title: str
+
+    @property
+    def members(self) -> list[KernelSpec]:
+        """Its kernels, in the ladder's order."""
+        return [spec for spec in KERNELS.values() if spec.semantics == self.name]
+
+    def choose(self, problem: Problem) -> KernelSpec:
+        """The last step of the ladder that can compute the problem and claims it; else the first step."""
+        claim = (spec for spec in reversed(self.members) if spec.computes(problem) and spec.fastest(problem))
+        return next(claim, self.members[0])
+
+
+class FamilyOnHost(Candidate):
+    """A family of shipped kernels on a host. It multiplies nothing itself: `of` names the kernel that does.
+
+    Args:
+        family: which kernels.
+        host: where they run.
+        root: the folder of their sources.
+    """
+
+    def __init__(self, family: Family, host: Host, root: Path | None = None) -> None:
+        self.family, self.host, self.root = family, host, root or kernel_root()
+
+    @property
+    def name(self) -> str:
+        return self.family.name
+
+    @property
+    def semantics(self) -> str:
+        return self.family.members[0].semantics
+
+    @property
+    def order_in_words(self) -> str:
+        return "of the kernel that is chosen"
+
+    @property
+    def any_shape(self) -> bool:
+        return True
+
+    def covers(self, fmt: WeightFormat) -> bool:
+        return isinstance(fmt, ElementFormat) or any(spec.covers(fmt) for spec in self.family.members)
+
+    def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
+        """The member for such weights and shape, or the kernel of a type that is not quantized."""
+        if not isinstance(fmt, BlockFormat):
+            return element_kernel(fmt, self.host, self.root)
+        sm = None if self.host.sm is None else int(self.host.sm)
+        return ShippedKernel(self.family.choose(Problem(fmt, m, n, k, sm)), self.host, self.root)
+
+
+__all__ = ["Family", "FamilyOnHost"]

@@ -1,0 +1,35 @@
+"""q8_1_wgmma: a pipeline of asynchronous copies and Hopper's tensor cores (`wgmma`), on packed weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...formats import WeightFormat
+from ...semantics import ASCENDING
+from ..interface import Weights
+from ..packed import LEGACY, Packed
+from ..site import Cards, Site
+from ..spec import KernelSpec
+from ..tiling import Tiling
+
+
+class Wgmma(Packed):
+    """Takes the tiles that keep the card busy. The bits do not depend on them."""
+
+    def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self.tiling(weights.fmt, m, weights.n).gemm(site, weights, "tile", x, out, m)
+
+    def multiply_values(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self.tiling(weights.fmt, m, weights.n).gemm(site, weights, "quantize_tiled", x, out, m)
+
+    def tiling(self, fmt: WeightFormat, m: int, n: int) -> Tiling:
+        """Large tiles where registers hold them, unless the last to run would leave more multiprocessors idle."""
+        tilings = (Tiling(128), Tiling(64)) if fmt.name == "Q8_0" else (Tiling(64),)
+        return min(tilings, key=lambda tiling: tiling.rounds(m, n))
+
+
+STEP = KernelSpec(
+    "q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "q8_1", ASCENDING,
+    "W4A8/W8A8, pipelined tensor cores, packed weights", Wgmma(), formats=LEGACY, cards=Cards(exact="90a"),
+    fastest=lambda problem: problem.on_gpu,
+)  # fmt: skip

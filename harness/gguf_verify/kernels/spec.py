@@ -1,0 +1,101 @@
+"""What a step of the ladder says of itself: the record that a module of `kernels/ladder/` defines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..formats import ElementFormat, WeightFormat
+from ..hosts.base import Host
+from ..semantics import Q8_1_RAW, SEMANTICS, Order
+from .launch import THREAD_AN_OUTPUT, Launch
+from .site import ANY_CARD, Cards, Site
+
+#: Tokens up to which the time of a product is that of reading its weights.
+FEW = 8
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product to choose a kernel for.
+
+    Args:
+        fmt: the weights' type.
+        m, n, k: tokens, rows, columns.
+        sm: the card's compute capability, such as 90; None on the CPU host, which emulates barriers and tensor cores.
+    """
+
+    fmt: WeightFormat
+    m: int
+    n: int
+    k: int
+    sm: int | None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is computed on a GPU."""
+        return self.sm is not None
+
+
+def never(problem: Problem) -> bool:
+    """For kernels that are the fastest for no product."""
+    return False
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One GEMM of `kernels/gemm`: a step of the ladder.
+
+    Args:
+        name: what `--kernel` takes.
+        file: the source, below `kernels/`. The ladder's order is that of the files' names.
+        semantics: the definition of the product that it declares (`gguf_verify.semantics`); also its family's name.
+        order: the order in which it adds the terms of an output, so that its bits are known beforehand; None: it
+            declares none.
+        title: one phrase for listings.
+        launch: how it is given its weights and run.
+        formats: names of the quantized types that it covers; None for all.
+        cards: the GPUs that it runs on.
+        defines: macros that it is compiled with, beside the type's.
+        fastest: whether its family chooses it for a product that it covers and no later step of the ladder claims.
+
+    Raises ValueError where no shipped quantizer makes the activations of that definition.
+    """
+
+    name: str
+    file: str
+    semantics: str
+    order: Order | None
+    title: str
+    launch: Launch = THREAD_AN_OUTPUT
+    formats: frozenset[str] | None = None
+    cards: Cards = ANY_CARD
+    defines: dict[str, str] = field(default_factory=dict)
+    fastest: Callable[[Problem], bool] = never
+
+    def __post_init__(self) -> None:
+        if SEMANTICS[self.semantics].encode not in (None, Q8_1_RAW.encode):
+            raise ValueError(f"kernel {self.name}: no shipped quantizer makes the activations of {self.semantics}")
+
+    def covers(self, fmt: WeightFormat) -> bool:
+        """Whether it multiplies weights of this type."""
+        return self.formats is None or fmt.name in self.formats
+
+    def computes(self, problem: Problem) -> bool:
+        """Whether it covers the problem's type and runs on its card."""
+        runs = problem.sm is None or self.cards.target(str(problem.sm)) is not None
+        return runs and self.covers(problem.fmt)
+
+    def defines_for(self, fmt: WeightFormat) -> dict[str, str]:
+        """The macros that it is compiled with for weights of this type."""
+        kind = "ELEMENT" if isinstance(fmt, ElementFormat) else "FORMAT"
+        return {kind: fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), **self.defines}
+
+    def site(self, host: Host, root: Path) -> Site:
+        """What its launches need, on a host, from the sources below `root`."""
+        quantizes = SEMANTICS[self.semantics].encode is not None
+        return Site(host, root, self.name, self.file, self.cards, self.defines_for, quantizes)
+
+
+__all__ = ["FEW", "KernelSpec", "Problem", "never"]
