@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .kernels.foreign.api import Oracle, Shape, kernel
-    from .verification import Report, verify
+    from .results import Report
+    from .verification import verify
 
     __version__: str
 
@@ -15,7 +16,7 @@ __all__ = ["Oracle", "Report", "Shape", "__version__", "kernel", "verify"]
 #: the command line import this package too, and need far less of it.
 _PUBLIC = {
     "Oracle": ".kernels.foreign.api", "Shape": ".kernels.foreign.api", "kernel": ".kernels.foreign.api",
-    "Report": ".verification", "verify": ".verification",
+    "Report": ".results", "verify": ".verification",
 }  # fmt: skip
 
 

@@ -14,10 +14,12 @@ from .diagnosis.diagnose import diagnose
 from .diagnosis.identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
 from .formats import ElementFormat, WeightFormat
 from .gguf import Tensor, open_model
+from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
-from .rungs import Options, Run
-from .rungs.run import REFERENCES, may_be_matrix
+from .results import Options
+from .rungs import Run
+from .rungs.run import REFERENCES
 from .semantics import Semantics
 from .semantics.cuda import NoDefinition
 from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
@@ -102,7 +104,7 @@ def identify_model(
                 raise NothingToVerify(f"nothing to identify in {Path(path).name}: it holds no matrix")
             header = {
                 "gguf-verify": project_version(), "llama.cpp": run.versions["llama_cpp"], "file": str(model.path),
-                "kernel": multiplier.name, "semantics": multiplier.semantics, "host": multiplier.describe(),
+                "kernel": multiplier.name, "semantics": multiplier.semantics, "host": multiplier.runs_on().words,
                 "reference": run.reference, "judged by": multiplier.judged_by,
             }  # fmt: skip
             report = IdentifyReport(header, command=command)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .rungs import RungResult
+    from .results import RungResult
 
 _PROMPT = "The quick brown fox"
 
@@ -39,7 +39,7 @@ class _Model(pytest.Collector):
 
     def collect(self) -> Iterator[pytest.Item]:
         from .gguf import open_model, printable
-        from .rungs.run import may_be_matrix
+        from .gguf.matrices import may_be_matrix
         from .support.errors import HarnessError
 
         option = self.config.getoption
@@ -60,7 +60,7 @@ class _Model(pytest.Collector):
     def layers(self, tensor: str | None) -> RungResult:
         """The layers rung, of all matrices or one. Raises HarnessError."""
         from .kernels import DEFAULT_KERNEL
-        from .rungs import Options
+        from .results import Options
         from .verification import verify
 
         option = self.config.getoption
@@ -81,6 +81,7 @@ class _Matrix(pytest.Item):
     tensor: str
 
     def runtest(self) -> None:
+        from .results import GemmRecord
         from .support.errors import HarnessError
 
         try:
@@ -88,13 +89,14 @@ class _Matrix(pytest.Item):
         except HarnessError as error:
             raise _Wrong(str(error)) from None
         wrong = [f.what for f in result.failures if f.tensor in (self.tensor, "")]
-        wrong += [f"{name}: {why}" for name, why in result.unverified if name.startswith((self.tensor, "all "))]
+        mine = (self.tensor, "all ")
+        wrong += [f"{left.name}: {left.why}" for left in result.unverified if left.name.startswith(mine)]
         if result.fault:
             wrong.append(result.fault)
         if wrong:
             raise _Wrong("\n".join(wrong))
-        judged = [record for record in result.details if record["tensor"] == self.tensor]
-        if any(record["failures"] for record in judged):
+        judged = [r for r in result.details if isinstance(r, GemmRecord) and r.tensor == self.tensor]
+        if any(record.failures for record in judged):
             raise _Wrong("it has failures that the record does not hold")
         if not judged:
             pytest.skip("no product of the graph takes it")

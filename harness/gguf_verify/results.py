@@ -1,28 +1,181 @@
-"""What a rung returns: one small record, which reports only read."""
+"""The typed records of a verification: what was asked, where it ran, what was checked, what is wrong and why.
+
+The rungs make these records; reports, nights and the pytest plugin only read them. They are msgspec Structs, so that a
+report that was written as JSON is checked against the same types when it is read back. This module imports nothing of
+the package but `support`.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
+import msgspec
+
+from .support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
+
+#: Failures that a rung records one by one; the rest is counted.
 MAX_FAILURES = 20
-#: More than the largest block has, 292 bytes of Q8_K.
+#: Bytes of a block that a failure holds: more than the largest block has (292, of Q8_K).
 MAX_HEX_BYTES = 512
 
-#: What a rung must have checked at least one of, or it has verified nothing.
-SUBSTANCE = {
-    "bytes": ("blocks", "values"),
-    "blocks": ("blocks",),
-    "layers": ("outputs",),
-    "tokens": ("tokens", "embeddings"),
-}
+DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time there was"
+DEFAULT_N_PREDICT = 32
+
+RungVerdict = Literal["passed", "failed", "unverified"]
+ReportVerdict = Literal["verified", "mismatch", "broken off", "not everything verified"]
 
 
-@dataclass(frozen=True)
-class Failure:
+# ---- what was asked, and where it ran --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user may choose; the command line's help explains each.
+
+    Args:
+        prompt: the text whose activations the kernel meets.
+        n_predict: tokens to predict after it.
+        threads: for llama.cpp, the CPU host and the exact products.
+        ctx_size: llama.cpp's context in tokens; 0 for what the prompt and the predicted tokens need.
+        seed: of everything that is drawn.
+        tensor: a regular expression that selects tensors; None for all.
+        repack: let llama.cpp repack its weights.
+        reference: the backend of llama.cpp that the kernel is compared with.
+        time_limit: seconds that llama.cpp may take for one answer.
+        kernel_time_limit: seconds that one call of a foreign kernel may take.
+        verbose: let the logs of llama.cpp and of a foreign kernel through.
+        progress: show progress bars.
+    """
+
+    prompt: str = DEFAULT_PROMPT
+    n_predict: int = DEFAULT_N_PREDICT
+    threads: int = 1
+    ctx_size: int = 0
+    seed: int = 0
+    tensor: str | None = None
+    repack: bool = False
+    reference: str = "cpu"
+    time_limit: float = 900.0
+    kernel_time_limit: float = 60.0
+    verbose: bool = False
+    progress: bool = True
+
+
+class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a kernel runs.
+
+    Args:
+        name: of the host, as `--host` takes it.
+        device: the processor's or the card's name; for a kernel in Python that chooses its own device, the interpreter.
+        sm: compute capability of the card, such as "90"; None on a CPU.
+        threads: operating-system threads that a launch takes; None where the host does not choose.
+        compiler: name and version of the C++ compiler.
+        driver, nvrtc, cupy: versions of CUDA's driver, of NVRTC and of CuPy.
+        own_process: the kernel runs in a process of its own.
+        chosen: who decided that it runs there.
+    """
+
+    name: str
+    device: str
+    sm: str | None = None
+    threads: int | None = None
+    compiler: str = ""
+    driver: str = ""
+    nvrtc: str = ""
+    cupy: str = ""
+    own_process: bool = False
+    chosen: str = ""
+
+    @property
+    def words(self) -> str:
+        """The host in one line."""
+        device = self.device if self.sm is None else f"{self.device} (sm_{self.sm})"
+        parts = [f"{self.name}: {device}" if self.name else device]
+        if self.threads is not None:
+            parts.append(f"{self.threads} threads")
+        for title, value in (("", self.compiler), ("CUDA driver ", self.driver), ("NVRTC ", self.nvrtc)):
+            parts += [f"{title}{value}"] if value else []
+        parts += [f"CuPy {self.cupy}"] if self.cupy else []
+        parts += ["in its own process"] if self.own_process else []
+        return ", ".join(parts)
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """Versions of everything that a result may depend on; `llama_build` holds the features of llama.cpp's build."""
+
+    gguf_verify: str
+    python: str
+    numpy: str
+    gguf: str
+    llama_cpp_python: str
+    llama_cpp: str
+    ggml: str
+    llama_build: str
+    platform: str
+    byte_order: str
+
+
+class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernel that is verified.
+
+    Args:
+        name: as `--kernel` takes it.
+        definition: the definition of the product that it declares.
+        judged_by: what judges it, where that is no definition of this project; None elsewhere.
+        verified_means: what "verified" says of such a kernel; None elsewhere.
+        order: its declared order of summation, in words.
+        covers: names of the quantized types that it multiplies.
+        element_kernels: type → the kernel that multiplies matrices of that type which are not quantized.
+        element_host: where those kernels run.
+    """
+
+    name: str
+    definition: str
+    judged_by: str | None
+    verified_means: str | None
+    order: str
+    covers: tuple[str, ...]
+    element_kernels: dict[str, str]
+    element_host: HostInfo
+
+
+class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's file: `sha256` has a digest for each part of a split model, `tensor_types` counts tensors by type."""
+
+    path: str
+    size: int
+    sha256: tuple[str, ...]
+    architecture: str
+    tensor_types: dict[str, int]
+
+
+class ReferenceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """llama.cpp as the reference: where it ran, in words, and type → the definitions of its products with that type."""
+
+    where: str
+    definitions: dict[str, str]
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that could matter to repeat a run."""
+
+    versions: Versions
+    host: HostInfo
+    kernel: KernelInfo
+    file: FileInfo
+    reference: ReferenceInfo
+    options: Options
+
+
+# ---- what a rung found -----------------------------------------------------------------------------------------------
+
+
+class Failure(msgspec.Struct, frozen=True):
     """One thing that is wrong, with all that is needed to look at it.
 
     Args:
@@ -52,65 +205,250 @@ class Failure:
     matrix: int | None = None
 
 
-@dataclass(frozen=True)
-class Worst:
-    """The largest utilisation of a bound, and where it was."""
+class Unverified(msgspec.Struct, frozen=True):
+    """Something that should have been checked and could not be: its name, and why."""
+
+    name: str
+    why: str
+
+
+class Side(msgspec.Struct, frozen=True):
+    """Whose output was judged: its name in reports, and whether it is the kernel's (else it is llama.cpp's)."""
+
+    name: str
+    of_kernel: bool
+
+
+class Worst(msgspec.Struct, frozen=True):
+    """The worst of one side: the largest utilisation of the bound and where it was, and the largest score anywhere."""
 
     utilisation: float
     where: str
+    score: float
+    of_kernel: bool
 
 
-@dataclass
-class RungResult:
+class TensorBytes(msgspec.Struct, frozen=True, tag_field="record", tag="tensor bytes"):
+    """A tensor of the bytes rung: `n_blocks` blocks (or values) in `nbytes` bytes from `offset` on."""
+
+    tensor: str
+    type: str
+    n_blocks: int
+    nbytes: int
+    offset: int
+    failures: int
+
+
+class TensorBlocks(msgspec.Struct, frozen=True, tag_field="record", tag="tensor blocks"):
+    """A tensor of the blocks rung, of which `n_blocks` blocks were multiplied."""
+
+    tensor: str
+    type: str
+    n_blocks: int
+    failures: int
+
+
+class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="gemm"):
+    """A GEMM of the layers rung, with the worst utilisation of each output that was judged.
+
+    Args:
+        tensor, matrix: the weights' name, and which of its matrices (experts) this is, where it holds several.
+        node: llama.cpp's name of the node in the graph.
+        type: the weights' type.
+        m, n, k: tokens, rows, columns.
+        kernel: the name of the kernel that multiplied.
+        llama_definition: what llama.cpp computed.
+        own: the kernel on activations that it quantized itself.
+        shared: the kernel on llama.cpp's own activation bytes.
+        other_m: the kernel with other numbers of tokens.
+        other_shapes: the kernel at other N and K; None where it was not run there.
+        llama: llama.cpp's own output against its own definition.
+        gap_nmse: NMSE between the two definitions' exact results.
+        failures: how many outputs were wrong.
+    """
+
+    tensor: str
+    matrix: int | None
+    node: str
+    type: str
+    m: int
+    n: int
+    k: int
+    kernel: str
+    llama_definition: str
+    own: float
+    shared: float
+    other_m: float
+    other_shapes: float | None
+    llama: float
+    gap_nmse: float
+    failures: int
+
+    @property
+    def worst(self) -> float:
+        """The kernel's largest utilisation; infinite where one is not a number."""
+        values = [v for v in (self.own, self.shared, self.other_m, self.other_shapes) if v is not None]
+        return math.inf if any(map(math.isnan, values)) else max(values)
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="token"):
+    """A predicted token: llama.cpp's, the kernel's on llama.cpp's activations and on its own, the exact product's."""
+
+    position: int
+    text: str
+    llama: int
+    shared: int
+    own: int
+    exact: int
+
+
+class EmbeddingRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="embedding"):
+    """An embedding of a model that does not generate: cosines to llama.cpp's own of the same three, and the largest
+    difference of an element on the kernel's own activations."""
+
+    position: int
+    text: str
+    shared: float
+    own: float
+    exact: float
+    own_difference: float
+
+
+Detail = TensorBytes | TensorBlocks | GemmRecord | TokenRecord | EmbeddingRecord
+
+
+class OutputMap(msgspec.Struct, frozen=True, kw_only=True):
+    """The first wrong GEMM's output on a grid of cells.
+
+    Args:
+        tensor, where, who: which output it is: weights, their name as it is shown, whose output at which M.
+        m, n: tokens and rows of the output.
+        tokens_per_cell, rows_per_cell: a cell's size.
+        utilisation: the largest of each cell, one list for each step of tokens.
+        wrong: how many outputs of each cell are wrong.
+    """
+
+    tensor: str
+    where: str
+    who: str
+    m: int
+    n: int
+    tokens_per_cell: int
+    rows_per_cell: int
+    utilisation: list[list[float]]
+    wrong: list[list[int]]
+
+
+class FaultMatch(msgspec.Struct, frozen=True):
+    """A fault of the catalogue that explains wrong outputs.
+
+    Args:
+        id: of the fault, stable.
+        words: what is wrong, with the variant.
+        fix: one line.
+        explained: share of the error, 1 for all of it.
+        utilisation: the worst |y - f| / bound over the wrong outputs, with f what the fault predicts; 0 where f is
+            nowhere finite.
+        everywhere: right outputs agree with the fault too; else it is in part of the outputs only.
+    """
+
+    id: str
+    words: str
+    fix: str
+    explained: float
+    utilisation: float
+    everywhere: bool
+
+
+class NearestFault(msgspec.Struct, frozen=True):
+    """The fault that explains the largest share of an error that no fault explains."""
+
+    id: str
+    explained: float
+
+
+class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What explains the first wrong GEMM.
+
+    Args:
+        tensor, where, who: as in `OutputMap`.
+        row, token, block: of the first wrong output; the block is None where no single one is to blame.
+        verdict: "another definition", "known fault", "another order" or "unknown".
+        wrong, outputs: how many outputs are wrong, of how many.
+        definitions: other definitions within whose bound all outputs are.
+        faults: the faults that explain the outputs; several cannot be told apart on these data.
+        nearest: the nearest fault, where none explains them.
+        lines: the diagnosis in words.
+    """
+
+    tensor: str
+    where: str
+    who: str
+    row: int
+    token: int
+    block: int | None
+    verdict: str
+    wrong: int
+    outputs: int
+    definitions: tuple[str, ...] = ()
+    faults: tuple[FaultMatch, ...] = ()
+    nearest: NearestFault | None = None
+    lines: tuple[str, ...] = ()
+
+
+class RungResult(msgspec.Struct, kw_only=True):
     """One rung of one run.
 
     Args:
-        name: bytes, blocks, layers or tokens.
+        name: of the rung.
+        question: that it answers.
+        substance: kinds of `checked` of which at least one must have been checked, or nothing was verified.
         checked: what was checked, by kind, in the order in which a report names it.
-        not_checked: what was left out because it is none of this rung's business, by kind.
-        unverified: what should have been checked and could not be: (name, why).
+        not_checked: what this rung does not check by design, by kind.
+        unverified: what should have been checked and could not be.
         failures: the first MAX_FAILURES; `n_failures` counts all.
-        worst: worst utilisation of the kernel, and of llama.cpp against its own semantics.
-        score: largest |y - o| / spread of either, by who.
-        figures: measured numbers that nobody judges, by name.
+        worst: whose output → its worst.
+        figures: measured numbers that are not judged, by name.
         notes: what a reader should know, a line each.
         details: one record a tensor, GEMM or token.
-        diagnosis: what explains the first wrong GEMM, and where: `gguf_verify.diagnosis.Diagnosis.as_dict`.
-        heat_map: utilisation of the first wrong GEMM, on a grid: tensor, where, who, and what
-            `gguf_verify.diagnosis.Map.as_dict` holds.
-        fault: why the environment broke the rung off (llama.cpp died, say), where it did.
+        diagnosis: what explains the first wrong GEMM.
+        heat_map: the first wrong GEMM's output.
+        fault: what broke the rung off (a crash of llama.cpp, for example), or None.
         seconds: how long it took.
     """
 
     name: str
-    checked: dict[str, int] = field(default_factory=dict)
-    not_checked: dict[str, int] = field(default_factory=dict)
-    unverified: list[tuple[str, str]] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    question: str = ""
+    substance: tuple[str, ...] = ()
+    checked: dict[str, int] = {}
+    not_checked: dict[str, int] = {}
+    unverified: list[Unverified] = []
+    failures: list[Failure] = []
     n_failures: int = 0
-    worst: dict[str, Worst] = field(default_factory=dict)
-    score: dict[str, float] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    details: list[dict[str, Any]] = field(default_factory=list)
-    diagnosis: dict[str, Any] | None = None
-    heat_map: dict[str, Any] | None = None
+    worst: dict[str, Worst] = {}
+    figures: dict[str, float] = {}
+    notes: list[str] = []
+    details: list[Detail] = []
+    diagnosis: LocatedDiagnosis | None = None
+    heat_map: OutputMap | None = None
     fault: str | None = None
     seconds: float = 0.0
 
     @property
-    def verdict(self) -> str:
-        """failed, unverified or passed; nothing measured is never a pass."""
+    def verdict(self) -> RungVerdict:
+        """A rung that measured nothing has not passed."""
         if self.n_failures:
             return "failed"
-        if self.unverified or self.fault or not any(map(self.checked.get, SUBSTANCE[self.name])):
+        if self.unverified or self.fault or not any(map(self.checked.get, self.substance)):
             return "unverified"
         return "passed"
 
     def count(self, kind: str, n: int = 1) -> None:
+        """Record that n things were checked."""
         self.checked[kind] = self.checked.get(kind, 0) + n
 
     def skip(self, kind: str, n: int = 1) -> None:
+        """Record that n things are not for this rung to check."""
         self.not_checked[kind] = self.not_checked.get(kind, 0) + n
 
     def fail(self, failure: Failure, n: int = 1) -> None:
@@ -121,20 +459,70 @@ class RungResult:
 
     def leave(self, name: str, why: str) -> None:
         """Record something that could not be checked, once."""
-        if (name, why) not in self.unverified:
-            self.unverified.append((name, why))
+        left = Unverified(name, why)
+        if left not in self.unverified:
+            self.unverified.append(left)
 
-    def measure(self, who: str, utilisation: float, score: float, where: str) -> None:
-        """Keep the worst utilisation and score."""
-        if who not in self.worst or not utilisation <= self.worst[who].utilisation:
-            self.worst[who] = Worst(utilisation, where)
-        if who not in self.score or not score <= self.score[who]:
-            self.score[who] = score
+    def note(self, line: str) -> None:
+        """Record what a reader should know, once."""
+        if line not in self.notes:
+            self.notes.append(line)
+
+    def measure(self, side: Side, utilisation: float, score: float, where: str) -> None:
+        """Keep the worst utilisation and the worst score of a side; NaN counts as the worst."""
+        last = self.worst.get(side.name)
+        if last is not None:
+            score = last.score if score <= last.score else score
+            if utilisation <= last.utilisation:
+                utilisation, where = last.utilisation, last.where
+        self.worst[side.name] = Worst(utilisation, where, score, side.of_kernel)
 
     @contextmanager
     def timed(self) -> Iterator[RungResult]:
+        """Add the time that the block takes to `seconds`."""
         start = time.perf_counter()
         try:
             yield self
         finally:
             self.seconds += time.perf_counter() - start
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a run found.
+
+    Args:
+        environment: everything that could matter to repeat it.
+        rungs: the rungs that were climbed, in order.
+        command: the command line that repeats the run.
+        seconds: of the whole run.
+    """
+
+    environment: Environment
+    rungs: list[RungResult] = []
+    command: str = ""
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """1 for any mismatch; else 3 where a rung was broken off; else 5 where something could not be verified."""
+        verdicts = [r.verdict for r in self.rungs]
+        if "failed" in verdicts:
+            return EXIT_MISMATCH
+        if any(r.fault for r in self.rungs):
+            return EXIT_ENVIRONMENT
+        return EXIT_VERIFIED if verdicts and set(verdicts) == {"passed"} else EXIT_UNVERIFIED
+
+    @property
+    def verdict(self) -> ReportVerdict:
+        """The exit code in words."""
+        words: dict[int, ReportVerdict] = {
+            EXIT_VERIFIED: "verified",
+            EXIT_MISMATCH: "mismatch",
+            EXIT_ENVIRONMENT: "broken off",
+            EXIT_UNVERIFIED: "not everything verified",
+        }
+        return words[self.exit_code]
+
+    def rung(self, name: str) -> RungResult | None:
+        """The rung of this name, where it was climbed."""
+        return next((r for r in self.rungs if r.name == name), None)

@@ -17,7 +17,7 @@ from gguf_verify.hosts.base import GUARD_BYTES, POISON, Host
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec
-from gguf_verify.rungs import Options
+from gguf_verify.results import Options
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.semantics.elements import element_product
@@ -152,7 +152,7 @@ def test_a_model_verifies_on_the_gpu(gpu: Host, name: str) -> None:
     options = Options(prompt="Once upon a time", n_predict=4, threads=2, progress=False)
     report = verify(ROOT / "fixtures" / name, host=gpu, options=options)
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
-    assert report.header["host"].startswith("gpu: ")
+    assert report.environment.host.words.startswith("gpu: ")
     assert [r.checked["GEMMs"] for r in report.rungs if r.name == "layers"] == [22]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gguf_verify.hosts import gpu_fault
-from gguf_verify.rungs import Options
+from gguf_verify.results import Options
 from gguf_verify.verification import Report, verify
 from tests.support.tools import FIXTURES, ROOT, cli
 
@@ -37,7 +37,7 @@ def all_rungs(kernel: str) -> None:
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
     assert [r.verdict for r in report.rungs] == ["passed"] * 3
     on_host = ".cu:" in kernel  # elsewhere its own code says where it runs
-    assert (f"{HOST}: " in report.header["host"]) == on_host
+    assert (f"{HOST}: " in report.environment.host.words) == on_host
 
 
 # -- right -------------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def one_of_two(report: Report, said: str, single: bool) -> None:
     assert all(len(what.splitlines()) == 1 for what in whats)
     if single:
         assert len(whats) == 1
-    judged = {record["tensor"]: record["failures"] for record in layers.details}
+    judged = {record.tensor: record.failures for record in layers.details}
     assert judged[RIGHT] == 0
 
 

@@ -15,9 +15,17 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
 from gguf_verify.report import html, json_report
 from gguf_verify.report.nightly import Change, Changes
-from gguf_verify.results import Failure
-from gguf_verify.rungs import RungResult
-from gguf_verify.verification import Report
+from gguf_verify.results import (
+    Failure,
+    LocatedDiagnosis,
+    OutputMap,
+    Report,
+    TensorBlocks,
+    TensorBytes,
+    TokenRecord,
+)
+from gguf_verify.rungs.judging import KERNEL, LLAMA
+from tests.support import records
 
 SCHEMAS = Path(html.__file__).parents[1] / "schemas"
 SCRIPT = "<script>alert(1)</script>"
@@ -44,57 +52,41 @@ def run_result(names: list[str] | None = None, wrong: str | None = None, kind: s
     drawn = random.Random(1)
     names = names or gemm_names(21)
     block = bytes((37 * i + 12) % 120 for i in range(FORMATS[kind].block_bytes))
-    rungs = [RungResult(name) for name in ("bytes", "blocks", "layers", "tokens")]
+    rungs = [records.rung(name) for name in ("bytes", "blocks", "layers", "tokens")]
     size = FORMATS[kind].block_bytes
     for i, name in enumerate(names):
         bad = int(name == wrong)
-        row = {"tensor": name, "type": kind, "blocks": 2048}
-        rungs[0].details.append({**row, "bytes": 2048 * size, "offset": 4096 + i * 2048 * size, "failures": 0})
-        rungs[1].details.append({**row, "failures": bad})
+        rungs[0].details.append(TensorBytes(name, kind, 2048, 2048 * size, 4096 + i * 2048 * size, 0))
+        rungs[1].details.append(TensorBlocks(name, kind, 2048, bad))
         u = 57.0 if bad else drawn.uniform(0.004, 0.09)
-        rungs[2].details.append(
-            {"tensor": name, "node": f"node-{i}", "type": kind, "M": 12, "N": 256, "K": 256, "by": "q8_1_dp4a",
-             "llama.cpp as": "q8_0_cpu", "kernel": u, "llama.cpp": drawn.uniform(0.02, 0.1), "same activations": u / 2,
-             "gap NMSE": drawn.uniform(1e-5, 4e-4), "failures": bad}
-        )  # fmt: skip
+        llama, gap = drawn.uniform(0.02, 0.1), drawn.uniform(1e-5, 4e-4)
+        rungs[2].details.append(records.gemm(name, u, bad, node=f"node-{i}", type=kind, llama=llama, gap_nmse=gap))
         if bad:
             what = f"kernel: {name} row 17 block 3 token 0: the output is outside the bound"
-            failure = Failure(what, name, 17, 3, 0, 4150, block.hex(), -0.0018, -0.0077, 7.9e-7, 57.0)  # fmt: skip
+            failure = Failure(what, name, 17, 3, 0, 4150, block.hex(), -0.0018, -0.0077, 7.9e-7, 57.0)
             rungs[1].fail(failure)
             rungs[2].fail(failure)
-            place = {"tensor": name, "who": "kernel"}
-            told = ["unknown: no fault of the catalogue explains the outputs"]
-            rungs[2].diagnosis = {**place, "row": 17, "token": 0, "block": 3, "lines": told}
-            rungs[2].heat_map = {
-                **place, "where": name, "M": 12, "N": 256, "tokens_per_cell": 1, "rows_per_cell": 8,
-                "utilisation": [[57.0 if j == 2 else 0.01 for j in range(32)] for _ in range(12)],
-                "wrong": [[int(j == 2) for j in range(32)] for _ in range(12)],
-            }  # fmt: skip
+            rungs[2].diagnosis = LocatedDiagnosis(
+                tensor=name, where=name, who="kernel", row=17, token=0, block=3, verdict="unknown", wrong=12,
+                outputs=3072, lines=("unknown: no fault of the catalogue explains the outputs",),
+            )  # fmt: skip
+            rungs[2].heat_map = OutputMap(
+                tensor=name, where=name, who="kernel", m=12, n=256, tokens_per_cell=1, rows_per_cell=8,
+                utilisation=[[57.0 if j == 2 else 0.01 for j in range(32)] for _ in range(12)],
+                wrong=[[int(j == 2) for j in range(32)] for _ in range(12)],
+            )  # fmt: skip
     for i, text in enumerate(["Once", " upon", "\n", SCRIPT, " a", " time"]):
-        same = i != 4 or wrong is None
-        rungs[3].details.append(
-            {"position": i, "text": text, "llama.cpp": 13 + i, "kernel (a)": 13 + i,
-             "kernel (b)": 13 + i if same else 99, "oracle (b)": 13 + i}
-        )  # fmt: skip
+        own = 99 if i == 4 and wrong is not None else 13 + i
+        rungs[3].details.append(TokenRecord(position=i, text=text, llama=13 + i, shared=13 + i, own=own, exact=13 + i))
     for rung in rungs:
         rung.checked = {"tensors": len(names), "blocks": 2048 * len(names), "outputs": 9, "tokens": 6}
         rung.seconds = 1.5
-    rungs[2].measure("kernel", 57.0 if wrong in names else 0.09, 1.0, f"{names[0]} row 1 token 0")
-    rungs[2].measure("llama.cpp", 0.1, 2.0, f"{names[0]} row 3 token 1")
+    rungs[2].measure(KERNEL, 57.0 if wrong in names else 0.09, 1.0, f"{names[0]} row 1 token 0")
+    rungs[2].measure(LLAMA, 0.1, 2.0, f"{names[0]} row 3 token 1")
     rungs[2].figures = {"gap to llama.cpp, worst NMSE": 4e-4, "GEMMs by q8_1_dp4a": len(names)}
     rungs[3].notes = ["a tie, margin 0.055"]
-    header = {
-        "gguf-verify": "0.1.0", "python": "3.11.7", "llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0",
-        "host": "cpu: a CPU",
-        "kernel": "q8_1", "semantics": "q8_1", "file": "/models/tiny-Q4_0.gguf", "sha256": ["2f96a0a1" * 8],
-        "tensor types": {kind: len(names)}, "seed": 0, "ggml": "0.25.3", "numpy": "2.4.6", "gguf": "0.19.0",
-        "platform": "Linux x86_64", "size": 1495200, "architecture": "llama", "host chosen": "as asked for",
-        "declared order": "ascending k", "kernels of other types": {}, "judged by": "", "verified means": "",
-        "host of other types": "cpu: a CPU",
-        "semantics of llama.cpp": {kind: "q8_0_cpu"},
-        "reference": "CPU", "threads": 2, "n_predict": 6, "prompt": "Once upon a time",
-    }  # fmt: skip
-    return Report(header, rungs, "verify_model.py tiny-Q4_0.gguf --host cpu", 6.0)
+    command = "verify_model.py tiny-Q4_0.gguf --host cpu"
+    return Report(environment=records.environment(kind, len(names)), rungs=rungs, command=command, seconds=6.0)
 
 
 def keys() -> list[Key]:

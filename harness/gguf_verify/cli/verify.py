@@ -11,8 +11,9 @@ from ..hosts import HOSTS
 from ..identification import identify_model
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
 from ..report import heat_map, identify_report, json_report, text
-from ..rungs import RUNGS, Options
-from ..rungs.run import DEFAULT_N_PREDICT, DEFAULT_PROMPT, REFERENCES
+from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
+from ..rungs import RUNGS
+from ..rungs.run import REFERENCES
 from ..support.errors import EXIT_ENVIRONMENT, UsageError, say
 from ..verification import verify
 from .common import (
@@ -134,7 +135,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
     if args.html is not None:
         from ..report import html  # late: no other run needs templates
 
-        exit_code = save(args.html, html.render_run(json_report.to_dict(report)).encode(), exit_code)
+        exit_code = save(args.html, html.render_run(report).encode(), exit_code)
     if args.heat_map is None:
         return exit_code
     maps = heat_map.grids(report.rungs)

@@ -1,6 +1,6 @@
 """What a black box computes: which definition of the product, or which known fault, explains its outputs."""
 
-from .diagnose import Diagnosis, Finding, diagnose
+from .diagnose import Diagnosis, diagnose
 from .faults import FAULTS, LEFT_OUT, Fault
 from .identify import Candidate, Identification, definitions, identify, known_inputs
 from .pattern import Map, pattern, utilisation
@@ -11,7 +11,6 @@ __all__ = [
     "Candidate",
     "Diagnosis",
     "Fault",
-    "Finding",
     "Identification",
     "Map",
     "definitions",

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
 from ..hosts.base import POISON
+from ..results import FaultMatch, NearestFault
 from ..semantics import Semantics, judge, product
 from ..semantics.sums import UNIT_ROUNDOFF
 from .faults import FAULTS, Case
@@ -36,35 +37,14 @@ MOST_TOKENS, MOST_ROWS, MOST_WEIGHTS = 64, 256, 1 << 20
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A fault that explains the outputs.
-
-    Args:
-        id: of the fault, stable.
-        words: what is wrong, with the variant.
-        fix: one line.
-        explained: share of the error, 1 for all of it.
-        utilisation: the worst |y - f| / bound over the wrong outputs; 0 where f says nothing finite.
-        everywhere: right outputs agree with the fault too; else it is in part of the outputs only.
-    """
-
-    id: str
-    words: str
-    fix: str
-    explained: float
-    utilisation: float
-    everywhere: bool
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """What is wrong with outputs.
 
     Args:
         wrong, outputs: how many fail the gates, of how many.
         definitions: other definitions within whose bound all outputs are.
-        findings: the faults that explain them; several cannot be told apart on these data.
-        nearest: (id, share of the error) of the best fault that was not named, where nothing was.
+        faults: the faults that explain them; several cannot be told apart on these data.
+        nearest: the fault that explains most of the error, where none is named.
         pattern: where the wrong outputs are, in plain words.
         advice: what to do about `definitions`, in a sentence.
     """
@@ -72,8 +52,8 @@ class Diagnosis:
     wrong: int
     outputs: int
     definitions: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    nearest: tuple[str, float] | None = None
+    faults: tuple[FaultMatch, ...] = ()
+    nearest: NearestFault | None = None
     pattern: tuple[str, ...] = field(default=())
     advice: str = ""
 
@@ -84,7 +64,7 @@ class Diagnosis:
             return "right"
         if self.definitions:
             return "another definition"
-        return "known fault" if self.findings else "unknown"
+        return "known fault" if self.faults else "unknown"
 
     @property
     def lines(self) -> list[str]:
@@ -95,28 +75,18 @@ class Diagnosis:
         if self.definitions:
             lines.append(f"it {self.advice or 'computes ' + ' or '.join(self.definitions)}")
         meant = "if what is declared is meant: " if self.definitions else ""
-        ids = dict.fromkeys(f.id for f in self.findings)
-        for f in self.findings:
+        ids = dict.fromkeys(f.id for f in self.faults)
+        for f in self.faults:
             where = "" if f.everywhere else ", in part of the outputs"
             lines.append(f"{meant}{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
         if len(ids) > 1:
             lines.append("these faults give the same on these data: one of them")
         if not lines:
             near = ""
-            if self.nearest is not None and self.nearest[1] >= RIVAL:  # less would only mislead
-                near = f" (nearest: {self.nearest[0]}, {_share(self.nearest[1])} of the error)"
+            if self.nearest is not None and self.nearest.explained >= RIVAL:  # less would only mislead
+                near = f" (nearest: {self.nearest.id}, {_share(self.nearest.explained)} of the error)"
             lines.append(f"unknown: no fault of the catalogue explains the outputs{near}")
         return lines + list(self.pattern)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "verdict": self.verdict, "wrong": self.wrong, "outputs": self.outputs,
-            "definitions": list(self.definitions),
-            "findings": [vars(f) for f in self.findings],
-            "nearest": None if self.nearest is None else {"id": self.nearest[0], "explained": self.nearest[1]},
-            "lines": self.lines,
-        }  # fmt: skip
 
 
 def _share(share: float) -> str:
@@ -178,25 +148,25 @@ def diagnose(
         found = identify_kernel(semantics, fmt, rows, values, y, threads)
         definitions = tuple(name for name in found.names if name != semantics.name)
     said = advice(semantics, definitions, fmt) if definitions else ""
-    findings, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
-    return Diagnosis(wrong, y.size, definitions, findings, nearest, tuple(pattern(bad, blocks)), said)
+    faults, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
+    return Diagnosis(wrong, y.size, definitions, faults, nearest, tuple(pattern(bad, blocks)), said)
 
 
 @dataclass(frozen=True)
 class _Fit:
     """One variant of a fault beside the wrong outputs."""
 
-    finding: Finding
+    match: FaultMatch
     residual: float
     within: float
 
 
 def _search(
     y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]
-) -> tuple[tuple[Finding, ...], tuple[str, float] | None]:
+) -> tuple[tuple[FaultMatch, ...], NearestFault | None]:
     if (y[bad].view(np.uint32) == POISON).all():
         fix = "every output needs a thread: check the grid and the bounds of the last tile"
-        return (Finding("unwritten", "outputs were never written", fix, 1.0, 0.0, bool(bad.all())),), None
+        return (FaultMatch("unwritten", "outputs were never written", fix, 1.0, 0.0, bool(bad.all())),), None
     if int(bad.sum()) < FEWEST:
         return (), None
     fits = []
@@ -207,27 +177,27 @@ def _search(
             fit = _fit(y, bad, exact, predicted)
             if fit is not None:
                 residual, share, worst, within, everywhere = fit
-                fits.append(_Fit(Finding(fault.id, words, fault.fix, share, worst, everywhere), residual, within))
+                fits.append(_Fit(FaultMatch(fault.id, words, fault.fix, share, worst, everywhere), residual, within))
     best: dict[str, float] = {}
     for f in fits:
-        best[f.finding.id] = max(best.get(f.finding.id, -np.inf), f.finding.explained)
-    named = [f for f in fits if f.within == 1 and f.finding.explained >= MOSTLY]
+        best[f.match.id] = max(best.get(f.match.id, -np.inf), f.match.explained)
+    named = [f for f in fits if f.within == 1 and f.match.explained >= MOSTLY]
     if not named:
         named = [
             f for f in fits
-            if f.within >= NEARLY and f.finding.explained >= EXPLAINED
-            and not any(share >= RIVAL for other, share in best.items() if other != f.finding.id)
+            if f.within >= NEARLY and f.match.explained >= EXPLAINED
+            and not any(share >= RIVAL for other, share in best.items() if other != f.match.id)
         ]  # fmt: skip
     if not named:
         top = max(best.items(), key=lambda pair: pair[1], default=None)
-        return (), top if top is not None and top[1] > 0.5 else None
+        return (), NearestFault(*top) if top is not None and top[1] > 0.5 else None
     finite = bad & np.isfinite(y)
     rounding = float(((UNIT_ROUNDOFF * y[finite].astype(np.float64)) ** 2).sum())
     limit = CLOSE * max(min(f.residual for f in named), rounding)
-    named = sorted((f for f in named if f.residual <= limit), key=lambda f: (not f.finding.everywhere, f.residual))
-    if named[0].finding.everywhere:  # what also says where outputs are right says more
-        named = [f for f in named if f.finding.everywhere]
-    one_each = {f.finding.id: f.finding for f in reversed(named)}
+    named = sorted((f for f in named if f.residual <= limit), key=lambda f: (not f.match.everywhere, f.residual))
+    if named[0].match.everywhere:  # what also says where outputs are right says more
+        named = [f for f in named if f.match.everywhere]
+    one_each = {f.match.id: f.match for f in reversed(named)}
     return tuple(reversed(one_each.values())), None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,14 +117,6 @@ class Map:
         self.worst[:, at] = np.maximum.reduceat(np.maximum.reduceat(ratio, down, axis=0), across, axis=1)
         counts = np.add.reduceat(bad, down, axis=0, dtype=np.int64)
         self.wrong[:, at] = np.add.reduceat(counts, across, axis=1)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON: M, N, how many tokens and rows are a cell, and of each cell, a list of rows a step of tokens, the
-        largest utilisation and the number of wrong outputs."""
-        return {
-            "M": self.m, "N": self.n, "tokens_per_cell": self.tokens, "rows_per_cell": self.rows,
-            "utilisation": self.worst.tolist(), "wrong": self.wrong.tolist(),
-        }  # fmt: skip
 
 
 def _size(n: int, most: int) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..results import HostInfo
 from ..support.errors import KernelFault
 
 #: A NaN that no arithmetic produces: an output element that still holds it was never written.
@@ -73,8 +74,12 @@ class Host(ABC):
     chosen = "as asked for"
 
     @abstractmethod
+    def info(self) -> HostInfo:
+        """Device, compiler, versions, for the report."""
+
     def describe(self) -> str:
-        """One line for the report's header: device, compiler, versions."""
+        """`info` in one line."""
+        return self.info().words
 
     @abstractmethod
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..results import HostInfo
 from ..support.errors import KernelFault
 from .base import GUARD_BYTES, Grid, Host, poisoned
 from .compiler import compiler_version, cpu_name, shared_library
@@ -54,8 +55,10 @@ class CpuHost(Host):
         self._flags = tuple(flags)
         self._functions: dict[tuple[Path, tuple[str, ...]], Any] = {}
 
-    def describe(self) -> str:
-        return f"cpu: {cpu_name()}, {self.threads} threads, {compiler_version()}"
+    def info(self) -> HostInfo:
+        return HostInfo(
+            name=self.name, device=cpu_name(), threads=self.threads, compiler=compiler_version(), chosen=self.chosen
+        )
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         options = [f"-D{k}={v}" for k, v in defines.items()]

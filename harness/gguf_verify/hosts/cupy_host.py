@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault
 from . import nvrtc
 from .base import GUARD_BYTES, Grid, Host, cached_file, poisoned, store, tree_hash
@@ -61,14 +62,14 @@ class CupyHost(Host):
         self.sm: str = self._device.compute_capability
         self._functions: dict[tuple[str, ...], Any] = {}
 
-    def describe(self) -> str:
+    def info(self) -> HostInfo:
         name = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)["name"].decode()
         driver = self._cupy.cuda.runtime.driverGetVersion()
         major, minor = nvrtc.version()
-        return (
-            f"gpu: {name} (sm_{self.sm}), CUDA driver {driver // 1000}.{driver % 1000 // 10}, "
-            f"NVRTC {major}.{minor}, CuPy {self._cupy.__version__}"
-        )
+        return HostInfo(
+            name=self.name, device=name, sm=self.sm, driver=f"{driver // 1000}.{driver % 1000 // 10}",
+            nvrtc=f"{major}.{minor}", cupy=self._cupy.__version__, chosen=self.chosen,
+        )  # fmt: skip
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         target = target or self.sm

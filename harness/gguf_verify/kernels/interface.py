@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..hosts.base import Host
+from ..results import HostInfo
 from ..semantics import SEMANTICS, Order, Semantics
 
 
@@ -69,14 +70,9 @@ class Candidate(ABC):
         """Whether it promises any M and N, and any K of whole blocks, not only the shapes of the model."""
         return False
 
-    def describe(self) -> str:
-        """Where it runs, in one line."""
-        return self.host.describe()
-
-    @property
-    def chosen(self) -> str:
-        """Who decided that it runs there."""
-        return self.host.chosen
+    def runs_on(self) -> HostInfo:
+        """Where it runs."""
+        return self.host.info()
 
     @abstractmethod
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:

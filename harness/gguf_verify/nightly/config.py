@@ -46,7 +46,8 @@ from ..gguf import printable
 from ..hosts import HOSTS
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS
 from ..kernels.foreign import names_foreign
-from ..rungs.run import DEFAULT_PROMPT, REFERENCES
+from ..results import DEFAULT_PROMPT
+from ..rungs.run import REFERENCES
 from ..support.errors import UsageError
 from .records import Key
 

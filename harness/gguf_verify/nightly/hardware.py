@@ -38,7 +38,8 @@ def _gpu() -> str:
         return ""
     from ..hosts import CupyHost
 
-    return CupyHost().describe().partition(", CUDA driver")[0].removeprefix("gpu: ")
+    info = CupyHost().info()
+    return f"{info.device} (sm_{info.sm})"
 
 
 def auto_host() -> str:

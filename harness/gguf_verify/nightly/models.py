@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ..formats import FORMATS
 from ..gguf import open_model, printable
+from ..gguf.matrices import may_be_matrix
 from ..hosts.base import cache_dir
 from ..llama import Llama, LlamaRefused, bindings
-from ..rungs.run import may_be_matrix
 from ..support.errors import EnvironmentFault, HarnessError
 from .config import FTYPES, Model
 

@@ -15,15 +15,15 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, log10
-from typing import Any, NamedTuple
+from math import isfinite, log10
+from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 import numpy as np
 import numpy.typing as npt
 
 from ..gguf import printable
-from ..rungs import RungResult
+from ..results import GemmRecord, OutputMap, RungResult
 
 #: Where the scale of colours begins: less of the bound looks the same.
 LEAST = 1e-4
@@ -78,16 +78,16 @@ class Grid:
 # ---- from report data ------------------------------------------------------------------------------------------------
 
 
-def of_gemm(made: dict[str, Any]) -> Grid:
+def of_gemm(made: OutputMap) -> Grid:
     """The map of a wrong GEMM: `RungResult.heat_map`."""
-    rows, tokens, columns = made["rows_per_cell"], made["tokens_per_cell"], range(len(made["utilisation"][0]))
+    rows, tokens, columns = made.rows_per_cell, made.tokens_per_cell, range(len(made.utilisation[0]))
     cells = tuple(
         tuple(Cell(float(v), int(w)) for v, w in zip(values, wrong, strict=True))
-        for values, wrong in zip(made["utilisation"], made["wrong"], strict=True)
+        for values, wrong in zip(made.utilisation, made.wrong, strict=True)
     )
     size = f", a cell {_count(tokens, 'token')} × {_count(rows, 'row')}" if rows * tokens > 1 else ""
     return Grid(
-        f"{printable(made['where'], 64)}, {made['who']}: {made['M']:,} tokens × {made['N']:,} rows{size}",
+        f"{printable(made.where, 64)}, {made.who}: {made.m:,} tokens × {made.n:,} rows{size}",
         "row", "token", tuple(str(i * rows) for i in columns), tuple(str(i * tokens) for i in range(len(cells))), cells,
     )  # fmt: skip
 
@@ -96,16 +96,12 @@ def of_layers(rung: RungResult) -> Grid | None:
     """The map of a pass by layer and matrix; None where the rung has nothing to show."""
     found: dict[tuple[str, str], Cell] = {}
     for record in rung.details:
-        # what is not a number any more is over every bound
-        values = [
-            float(record[key]) for key in ("kernel", "same activations", "other M") if record.get(key) is not None
-        ]
-        worst = max((inf if v != v else v for v in values), default=None)
-        place = _place(record["tensor"])
-        found[place] = found.get(place, Cell()).worse(Cell(worst, int(record["failures"])))
-    for name, _ in rung.unverified:
-        place = _place(name)
-        if not name.startswith("all "):
+        if isinstance(record, GemmRecord):
+            place = _place(record.tensor)
+            found[place] = found.get(place, Cell()).worse(Cell(record.worst, record.failures))
+    for left in rung.unverified:
+        if not left.name.startswith("all "):
+            place = _place(left.name)
             found[place] = found.get(place, Cell()).worse(Cell(unchecked=True))
     if not found:
         return None

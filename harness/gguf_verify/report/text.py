@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from ..gguf import printable
-from ..rungs import RungResult
-from ..verification import Report
+from ..results import Environment, LocatedDiagnosis, Report, RungResult
 from . import heat_map
 
 _WIDTH = 110
@@ -21,7 +22,7 @@ def render(report: Report, verbose: bool = False, blocks: bool = False) -> str:
         verbose: also one line a tensor, GEMM or token.
         blocks: draw with block characters.
     """
-    lines = [*_header(report.header), ""]
+    lines = [*_header(report.environment), ""]
     lines.append(f"{'rung':<8}{'verdict':<12}{'checked':<48}{'worst utilisation':>19}{'time':>11}")
     for rung in report.rungs:
         lines += _rung(rung)
@@ -31,30 +32,30 @@ def render(report: Report, verbose: bool = False, blocks: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _header(h: dict[str, Any]) -> Iterator[str]:
-    types = ", ".join(f"{n} {t}" for t, n in h["tensor types"].items())
+def _header(env: Environment) -> Iterator[str]:
+    v, file, kernel, options = env.versions, env.file, env.kernel, env.options
+    types = ", ".join(f"{n} {t}" for t, n in file.tensor_types.items())
     yield (
-        f"gguf-verify {h['gguf-verify']} · llama.cpp {h['llama.cpp']} (llama-cpp-python {h['llama-cpp-python']}, "
-        f"ggml {h['ggml']})"
+        f"gguf-verify {v.gguf_verify} · llama.cpp {v.llama_cpp} (llama-cpp-python {v.llama_cpp_python}, ggml {v.ggml})"
     )
-    yield f"{'':12}python {h['python']} · numpy {h['numpy']} · gguf {h['gguf']} · {h['platform']}"
-    architecture = printable(h["architecture"] or "?", 40)
-    yield f"{'file':12}{printable(h['file'], 200)} · {h['size']:,} bytes · {architecture} · {types}"
-    for digest in h["sha256"]:
+    yield f"{'':12}python {v.python} · numpy {v.numpy} · gguf {v.gguf} · {v.platform}"
+    architecture = printable(file.architecture or "?", 40)
+    yield f"{'file':12}{printable(file.path, 200)} · {file.size:,} bytes · {architecture} · {types}"
+    for digest in file.sha256:
         yield f"{'sha256':12}{digest}"
-    host, chosen = f"{'host':12}{h['host']}", f"chosen {h['host chosen']}"
+    host, chosen = f"{'host':12}{env.host.words}", f"chosen {env.host.chosen}"
     yield from [f"{host} ({chosen})"] if len(host + chosen) < _WIDTH else [host, f"{'':12}{chosen}"]
-    yield f"{'kernel':12}{h['kernel']} · semantics {h['semantics']} · declared order: {h['declared order']}"
-    if h["judged by"]:
-        yield f"{'':12}judged by {printable(h['judged by'], 200)}"
-    if others := h["kernels of other types"]:
-        kernels = ", ".join(f"{kind} {name}" for kind, name in others.items())
-        on = "" if h["host"] == h["host of other types"] else f" on {h['host of other types']}"
+    yield f"{'kernel':12}{kernel.name} · semantics {kernel.definition} · declared order: {kernel.order}"
+    if kernel.judged_by:
+        yield f"{'':12}judged by {printable(kernel.judged_by, 200)}"
+    if kernel.element_kernels:
+        kernels = ", ".join(f"{kind} {name}" for kind, name in kernel.element_kernels.items())
+        on = "" if env.host.words == kernel.element_host.words else f" on {kernel.element_host.words}"
         yield f"{'':12}matrices that are not quantized: {kernels} · declared order: ascending k{on}"
-    judged = ", ".join(f"{kind} {names}" for kind, names in h["semantics of llama.cpp"].items())
-    yield f"{'reference':12}llama.cpp, {h['reference']} · its semantics: {judged}"
-    prompt = printable(h["prompt"], 60)
-    yield f'{"run":12}seed {h["seed"]} · {h["threads"]} threads · {h["n_predict"]} tokens after "{prompt}"'
+    judged = ", ".join(f"{kind} {names}" for kind, names in env.reference.definitions.items())
+    yield f"{'reference':12}llama.cpp, {env.reference.where} · its semantics: {judged}"
+    prompt = printable(options.prompt, 60)
+    yield f'{"run":12}seed {options.seed} · {options.threads} threads · {options.n_predict} tokens after "{prompt}"'
 
 
 def _rung(rung: RungResult) -> Iterator[str]:
@@ -64,10 +65,10 @@ def _rung(rung: RungResult) -> Iterator[str]:
     verdict = "broken off" if rung.fault else rung.verdict
     yield f"{rung.name:<8}{verdict:<12}{checked:<48}{shown:>19}{rung.seconds:>9.1f} s"
     for who, w in rung.worst.items():
-        yield f"{'':20}{who}: utilisation {w.utilisation:.3g} at {w.where}, score {rung.score[who]:.3g}"
+        yield f"{'':20}{who}: utilisation {w.utilisation:.3g} at {w.where}, score {w.score:.3g}"
     left_out = ", ".join(f"{n:,} {kind}" for kind, n in rung.not_checked.items() if n)
     if left_out:
-        yield f"{'':20}not part of it: {left_out}"
+        yield f"{'':20}not checked by this rung: {left_out}"
     figures = [
         f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in rung.figures.items()
     ]
@@ -81,7 +82,8 @@ def _rung(rung: RungResult) -> Iterator[str]:
 
 def _details(rung: RungResult) -> Iterator[str]:
     for record in rung.details:
-        yield "    " + "  ".join(f"{key} {_value(value)}" for key, value in record.items())
+        fields = msgspec.structs.asdict(record)
+        yield "    " + "  ".join(f"{key} {_value(value)}" for key, value in fields.items() if value is not None)
 
 
 def _value(value: Any) -> str:
@@ -117,17 +119,17 @@ def _failures(report: Report, blocks: bool) -> Iterator[str]:
     for rung in report.rungs:
         if rung.diagnosis is not None:
             yield _diagnosed(rung.diagnosis)
-            for line in rung.diagnosis["lines"]:
+            for line in rung.diagnosis.lines:
                 yield f"       {printable(line, 300)}"
         for line in heat_map.lines_of(rung, blocks):
             yield f"       {line}"
 
 
-def _diagnosed(found: dict[str, Any]) -> str:
-    block = "" if found["block"] is None else f" block {found['block']}"
+def _diagnosed(found: LocatedDiagnosis) -> str:
+    block = "" if found.block is None else f" block {found.block}"
     return (
-        f"DIAGNOSIS of the first wrong GEMM, {printable(found['tensor'], 64)}: {found['who']}, from row {found['row']} "
-        f"token {found['token']}{block} on"
+        f"DIAGNOSIS of the first wrong GEMM, {printable(found.tensor, 64)}: {found.who}, from row {found.row} "
+        f"token {found.token}{block} on"
     )
 
 
@@ -139,8 +141,8 @@ def _unverified(report: Report) -> Iterator[str]:
     for rung in report.rungs:
         if rung.fault:
             yield f"BROKEN OFF {rung.name}: {rung.fault}"
-        for name, why in rung.unverified[:10]:
-            yield f"NOT VERIFIED {rung.name}: {printable(name, 64)}: {printable(why)}"
+        for left in rung.unverified[:10]:
+            yield f"NOT VERIFIED {rung.name}: {printable(left.name, 64)}: {printable(left.why)}"
         if len(rung.unverified) > 10:
             yield f"NOT VERIFIED {rung.name}: … and {len(rung.unverified) - 10} more"
 
@@ -148,7 +150,7 @@ def _unverified(report: Report) -> Iterator[str]:
 def _verdict(report: Report) -> Iterator[str]:
     passed = [r.name for r in report.rungs if r.verdict == "passed"]
     yield f"{report.verdict.upper()} in {report.seconds:.1f} s: {len(passed)} of {len(report.rungs)} rungs passed"
-    if means := report.header["verified means"]:
+    if means := report.environment.kernel.verified_means:
         yield f"verified here means: {means}"
     if report.exit_code and report.command:
         yield f"repeat with: {printable(report.command)}"

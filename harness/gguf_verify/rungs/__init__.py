@@ -1,22 +1,16 @@
-"""The four rungs. Each takes a Run and returns a RungResult."""
+"""The rungs of a verification, from bytes to tokens: each checks one claim about a run and returns a `RungResult`.
+
+A rung is one module (or package) here that defines a `Rung`. Rungs may import everything below them: the audit,
+diagnosis, kernels, llama.cpp, semantics, the container and the formats; not reports, nights or the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from ..support.registry import members
+from .interface import Rung
+from .run import Run
 
-from ..results import Failure, RungResult, Worst
-from .blocks import blocks_rung
-from .bytes import bytes_rung
-from .layers.rung import layers_rung
-from .run import Options, Run
-from .tokens.rung import tokens_rung
+#: By name, in the order in which they are climbed.
+RUNGS: dict[str, Rung] = {r.name: r for r in sorted(members(__name__, Rung), key=lambda rung: rung.order)}
 
-#: In the order in which they are climbed: what a lower rung finds explains a higher one.
-RUNGS: dict[str, Callable[[Run], RungResult]] = {
-    "bytes": bytes_rung,
-    "blocks": blocks_rung,
-    "layers": layers_rung,
-    "tokens": tokens_rung,
-}
-
-__all__ = ["RUNGS", "Failure", "Options", "Run", "RungResult", "Worst"]
+__all__ = ["RUNGS", "Run", "Rung"]

@@ -41,7 +41,7 @@ _FEW = 0.25
 _MOST_VALUES = 1 << 22
 
 
-class Nearness:
+class OracleDistance:
     """Of one rung: `add` what each product of a tensor gave, then `judge` them together; `report` at the end."""
 
     def __init__(self, run: Run, result: RungResult) -> None:

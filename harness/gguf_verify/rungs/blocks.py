@@ -1,14 +1,14 @@
-"""Rung 2, blocks: does one weight block × one activation block give llama.cpp's number?
+"""The blocks rung: does one weight block times one activation block give llama.cpp's number?
 
-Every block of every matrix, against one block of real activations; of weights that are not quantized, 32 values are a
-block (the last ones of a row may be fewer). The kernel runs with K=32 on one column of blocks at a time; llama.cpp
-computes all columns in one op on a view of the same bytes. At K=32 nothing hides behind a sum; and so that nothing
-hides behind a zero, each column takes its activations from the token whose codes hold the fewest, and where zeros are
-left the column is judged again on drawn activations that have none. A second row with the largest code everywhere takes
-integer sums to where they would overflow a type that is too narrow; where activations are rounded to F16 or BF16, it
-lies on ties.
+Every block of every matrix is multiplied by one block of real activations; of weights that are not quantized, 32 values
+count as a block (the last ones of a row may be fewer). The kernel runs with K = 32 on one column of blocks at a time,
+and llama.cpp computes all columns in one operation on a view of the same bytes. At K = 32 no error hides behind a sum.
+So that none hides behind a zero, each column takes its activations from the token whose codes hold the fewest zeros;
+where zeros are left, the column is judged again on drawn activations that have none. A second row of activations has
+the largest code everywhere: integer sums then overflow a type that is too narrow. Where activations are rounded to F16
+or BF16, that row lies on ties instead.
 
-llama.cpp's CUDA backend computes the same views; each is judged for as few tokens (MMVQ) and, with these repeated, for
+llama.cpp's CUDA backend computes the same views. Each is judged with few tokens (MMVQ) and, with these repeated, with
 more (MMQ).
 """
 
@@ -21,50 +21,54 @@ import numpy.typing as npt
 
 from ..formats import Q8_1, SLICE, BlockFormat, ElementFormat, WeightFormat
 from ..gguf import Tensor, printable
+from ..gguf.matrices import may_be_matrix
 from ..llama import Evaluation, LlamaRefused
-from ..results import Failure, RungResult
+from ..results import Failure, RungResult, TensorBlocks
 from ..semantics import Semantics, product
 from ..semantics.activations import encode_q8_1
 from ..semantics.cuda import MMVQ_TOKENS, OF_ELEMENTS, NoDefinition
 from ..semantics.elements import round_to
 from ..support.errors import KernelFault
-from .author_oracle import Nearness
+from .exact import ExactProducts
 from .generated_inputs import drawn, largest_codes, on_ties
 from .graph_uses import not_multiplied
-from .judging import judge_output
+from .interface import Rung
+from .judging import KERNEL, LLAMA, judge_output, llama_as
 from .llama_quantizers import Quantizers
-from .run import Run, may_be_matrix
+from .run import Run
 
 Floats = npt.NDArray[np.float32]
 
 _CHUNK_VALUES = 1 << 25
 
 
-def blocks_rung(run: Run) -> RungResult:
-    """Judge every block's product. Raises EnvironmentFault where llama.cpp dies."""
-    result = RungResult("blocks")
-    with result.timed():
-        wanted = {}
-        for tensor in run.selected():
-            if not may_be_matrix(tensor):
-                continue
-            why = run.uncovered(tensor)
-            if why is not None:
-                result.leave(tensor.name, why)
-            elif not tensor.nbytes:
-                result.skip("empty tensors")
-            elif len(tensor.shape) < 2:
-                result.leave(tensor.name, f"{len(tensor.shape)} dimensions, not a matrix")
-            else:
-                wanted[tensor.name] = tensor
-        products: set[str] = set()
-        if wanted:
-            try:
-                _check(run, result, wanted, products)
-            except LlamaRefused as error:
-                result.leave("all tensors", str(error))
-        result.skip("vectors", run.vectors(products))
-    return result
+def check(run: Run, result: RungResult) -> None:
+    """Judge every block's product. Raises EnvironmentFault where llama.cpp crashes."""
+    wanted = {}
+    for tensor in run.selected():
+        if not may_be_matrix(tensor):
+            continue
+        why = run.uncovered(tensor)
+        if why is not None:
+            result.leave(tensor.name, why)
+        elif not tensor.nbytes:
+            result.skip("empty tensors")
+        elif len(tensor.shape) < 2:
+            result.leave(tensor.name, f"{len(tensor.shape)} dimensions, not a matrix")
+        else:
+            wanted[tensor.name] = tensor
+    products: set[str] = set()
+    if wanted:
+        try:
+            _check(run, result, wanted, products)
+        except LlamaRefused as error:
+            result.leave("all tensors", str(error))
+    result.skip("vectors", run.vectors(products))
+
+
+RUNG = Rung(
+    "blocks", 2, "Does one weight block times one activation block give llama.cpp's number?", ("blocks",), check
+)
 
 
 def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: set[str]) -> None:
@@ -73,7 +77,7 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
     rows_by_width: dict[int, Floats] = {}
     left = dict(wanted)
     done: Evaluation | None = None
-    near = Nearness(run, result)
+    exact = ExactProducts(run, result)
     capture = session.llama.capture(session.prompt)
     for gemm in run.progress("blocks", capture, total=run.n_matrices(), unit="GEMM"):
         if isinstance(gemm, Evaluation):
@@ -96,7 +100,7 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
         rows_by_width.setdefault(x.shape[1], x)
         if first and tensor.k == x.shape[1]:
             left.pop(gemm.tensor, None)
-            _one_tensor(run, result, tensor, x, near)
+            _one_tensor(run, result, tensor, x, exact)
     for tensor in left.values():
         why = None if tensor.type.quantized or done is None else not_multiplied(tensor, done)
         if why is not None:
@@ -107,8 +111,8 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
             result.notes.append(
                 f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations"
             )
-            _one_tensor(run, result, tensor, rows_by_width[tensor.k], near)
-    near.report()
+            _one_tensor(run, result, tensor, rows_by_width[tensor.k], exact)
+    exact.report()
 
 
 def _zeros(x: Floats, fmt: WeightFormat) -> npt.NDArray[np.int64]:
@@ -127,7 +131,7 @@ def _fewest_zeros(x: Floats, fmt: WeightFormat) -> Floats:
     return np.ascontiguousarray(x[best, np.arange(k)].reshape(1, k))
 
 
-def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, near: Nearness) -> None:
+def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: ExactProducts) -> None:
     fmt = tensor.type.weights
     assert fmt is not None
     if run.options.reference == "gpu" and isinstance(fmt, ElementFormat):
@@ -143,23 +147,21 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, near: N
         x = np.concatenate([x, again])
         name = "blocks judged again on drawn activations"
         result.figures[name] = result.figures.get(name, 0) + len(rows) * int(lacking.sum())
-    try:
-        for start in range(0, len(rows), step):
-            _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, near)
-    except KernelFault as error:
-        result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name))
-    near.judge(tensor)
+    with exact.of(tensor):
+        try:
+            for start in range(0, len(rows), step):
+                _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, exact)
+        except KernelFault as error:
+            result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name))
     blocks = len(rows) * -(-tensor.k // fmt.unit)
     result.count("tensors")
     result.count("blocks", blocks)
-    result.details.append(
-        {"tensor": tensor.name, "type": fmt.name, "blocks": blocks, "failures": result.n_failures - failed}
-    )
+    result.details.append(TensorBlocks(tensor.name, fmt.name, blocks, result.n_failures - failed))
 
 
 def _one_chunk(
     run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], start: int, x: Floats,
-    near: Nearness,
+    exact: ExactProducts,
 ) -> None:  # fmt: skip
     semantics = run.semantics(fmt)
     of_llama = _llama_products(run, result, tensor, fmt, rows, x, start)
@@ -172,9 +174,8 @@ def _one_chunk(
         own = semantics.bytes_of(part)
         kernel = run.kernel.of(fmt, m, len(column), part.shape[1])
         y = kernel.product(kernel.upload(fmt, column), part)
-        expected = product(semantics, fmt, column, own, order=kernel.order)
-        near.add(semantics, fmt, column, own, expected)
-        judge_output(result, "kernel", tensor, y, expected, semantics, own, None, start, b)
+        expected = exact.product(semantics, fmt, column, own, kernel.order)
+        judge_output(result, KERNEL, tensor, y, expected, semantics, own, None, start, b)
         for llama_semantics, theirs, encoded in of_llama:
             if encoded is not None:
                 width = encoded.shape[1] * fmt.unit // tensor.k
@@ -185,8 +186,8 @@ def _one_chunk(
                 llama = replace(expected, ordered=None)
             else:
                 llama = product(llama_semantics, fmt, column, of_part)
-            who = "llama.cpp" if encoded is None else f"llama.cpp as {llama_semantics.name}"
-            judge_output(result, who, tensor, theirs[b][:m], llama, llama_semantics, of_part, None, start, b)
+            side = LLAMA if encoded is None else llama_as(llama_semantics)
+            judge_output(result, side, tensor, theirs[b][:m], llama, llama_semantics, of_part, None, start, b)
 
 
 def _llama_products(

@@ -1,8 +1,8 @@
-"""Rung 1, bytes: does every byte of the file mean to us what it means to llama.cpp?
+"""The bytes rung: does every byte of the file mean to us what it means to llama.cpp?
 
-It is the audit: every byte is owned by exactly one field of the container, our decode of every block is bit-equal to
-llama.cpp's `to_float`, other readers see the same tensors. A scale that is not finite is an error of the file: nothing
-computed from it means anything.
+The rung is the audit of the file: every byte is owned by exactly one field of the container, our decode of every block
+has the bits of llama.cpp's `to_float`, and other readers see the same tensors. A scale that is not finite is an error
+of the file, because nothing that is computed from it means anything.
 """
 
 from __future__ import annotations
@@ -11,32 +11,36 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..audit import Content, Examination, Readers, Reading, compare_readers, coverage
 from ..gguf import Finding, check_claims
+from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import capped
-from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult
+from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBytes
 from ..support.errors import EnvironmentFault
-from .run import Run, matrix_of, may_be_matrix, where
+from .interface import Rung
+from .run import Run
 
-#: Rules whose blocks are reported one by one.
+#: Rules of the audit whose blocks are reported one by one.
 _OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
 
 
-def bytes_rung(run: Run) -> RungResult:
-    """Judge the file's bytes. Raises EnvironmentFault where llama.cpp dies or the file was changed."""
-    result = RungResult("bytes")
-    with result.timed():
-        for part in run.model.parts:
-            result.count("bytes", part.size)
-        examined = Examination(run.model, run.library, run.options.threads, run.options.progress)
-        with ThreadPoolExecutor(1) as pool, Readers() as readers:
-            readings = pool.submit(lambda: [readers.read(part.path) for part in run.model.parts])
-            examined.read(run.selected())
-            _container(run, result, examined.findings, readings.result())
-        for content in examined.contents:
-            _content(result, content)
-        result.fault = examined.fault
-        if any(part.mapped.changed for part in run.model.parts):  # then no failure that was found need be one
-            raise EnvironmentFault("the file was changed while it was read")
-    return result
+def check(run: Run, result: RungResult) -> None:
+    """Judge the file's bytes. Raises EnvironmentFault where llama.cpp crashes or the file was changed."""
+    for part in run.model.parts:
+        result.count("bytes", part.size)
+    examined = Examination(run.model, run.library, run.options.threads, run.options.progress)
+    with ThreadPoolExecutor(1) as pool, Readers() as readers:
+        readings = pool.submit(lambda: [readers.read(part.path) for part in run.model.parts])
+        examined.read(run.selected())
+        _container(run, result, examined.findings, readings.result())
+    for content in examined.contents:
+        _content(result, content)
+    result.fault = examined.fault
+    if any(part.mapped.changed for part in run.model.parts):  # what was found may then be no failure of the file
+        raise EnvironmentFault("the file was changed while it was read")
+
+
+RUNG = Rung(
+    "bytes", 1, "Does every byte of the file mean to us what it means to llama.cpp?", ("blocks", "values"), check
+)
 
 
 def _container(run: Run, result: RungResult, of_content: list[Finding], readings: list[tuple[Reading, ...]]) -> None:
@@ -67,10 +71,8 @@ def _content(result: RungResult, content: Content) -> None:
             result.count("blocks" if kind.quantized else "values", scan.blocks)
         for differing in (True, False):
             _report(result, content, differing)
-        result.details.append(
-            {"tensor": tensor.name, "type": kind.name, "blocks": scan.blocks, "bytes": tensor.nbytes,
-             "offset": tensor.offset, "failures": content.n_differing + scan.not_finite}
-        )  # fmt: skip
+        wrong = content.n_differing + scan.not_finite
+        result.details.append(TensorBytes(tensor.name, kind.name, scan.blocks, tensor.nbytes, tensor.offset, wrong))
 
 
 def _report(result: RungResult, content: Content, differing: bool) -> None:

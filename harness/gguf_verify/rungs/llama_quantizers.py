@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..gguf import Tensor
+from ..gguf.matrices import where
 from ..results import Failure, RungResult
 from ..semantics import SEMANTICS, Semantics
 from ..semantics.fast_math import Agreement, compare_activations
-from .run import Run, where
+from .run import Run
 
 #: By definition: the kernel of llama.cpp that multiplies so, and quantizes for it.
 PATHS = {"q8_1": "MMVQ", "q8_1_half": "MMVQ", "mmq": "MMQ", "mmq_d4": "MMQ"}

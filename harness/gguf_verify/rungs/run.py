@@ -2,55 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Container, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
-from ..gguf import Model, Tensor, printable
+from ..gguf import Model, Tensor
+from ..gguf.matrices import may_be_matrix
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Gpu, Llama, LlamaRefused
-from ..results import RungResult
+from ..results import Options, RungResult
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
-from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
+from ..semantics.cuda import NoDefinition, llama_cuda_semantics
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.progress import progress_bar
+from .session import Session
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 T = TypeVar("T")
 
-DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time there was"
-DEFAULT_N_PREDICT = 32
 #: Where llama.cpp runs.
 REFERENCES = ("cpu", "gpu")
-
-
-@dataclass
-class Options:
-    """What a user may choose; see the command line's help."""
-
-    prompt: str = DEFAULT_PROMPT
-    n_predict: int = DEFAULT_N_PREDICT
-    threads: int = 1
-    ctx_size: int = 0
-    seed: int = 0
-    tensor: str | None = None
-    repack: bool = False
-    reference: str = "cpu"
-    time_limit: float = 900.0
-    kernel_time_limit: float = 60.0
-    verbose: bool = False
-    progress: bool = True
 
 
 @dataclass
@@ -207,125 +187,4 @@ class Matrix(NamedTuple):
     rows: npt.NDArray[np.uint8]
 
 
-class Session:
-    """The model in llama.cpp, its prompt, and llama.cpp's own greedy continuation."""
-
-    def __init__(self, path: Path, options: Options) -> None:
-        self.llama = Llama(options.time_limit, options.verbose)
-        self.note: str | None = None
-        #: What an encoder-decoder model reads.
-        self.source: list[int] = []
-        try:
-            self.on_gpu = options.reference == "gpu"
-            self.info = self.llama.open(path, options.threads, options.repack, self.on_gpu)
-            self.prompt = self.llama.tokenize(options.prompt)
-            if not self.prompt:
-                raise UsageError("the prompt has no tokens")
-            read = len(self.prompt)
-            length = read + options.n_predict
-            if self.on_gpu:  # room for a batch that MMVQ does not take
-                length = max(length, 2 * MMVQ_TOKENS)
-            #: An encoder or embedding model: it gives embeddings of the prompt's tokens and does not generate.
-            self.embeds = self.llama.make_context(max(options.ctx_size, length), length)
-            length = read + options.n_predict
-            if self.embeds:
-                length = read
-            elif self.info["encoder"]:  # it reads the prompt and begins to write from nothing
-                self.source = self.prompt
-                self.llama.read_source(self.source)
-                self.prompt = [self.info["decoder_start"]]
-                if self.prompt[0] < 0:
-                    raise LlamaRefused("the model names no token to begin with")
-            trained = self.info["n_ctx_train"]
-            if options.ctx_size and length > options.ctx_size:
-                predicted = "" if self.embeds else f" and {options.n_predict} to predict"
-                raise UsageError(f"{read} tokens of prompt{predicted} do not fit a context of {options.ctx_size}")
-            if self.embeds and length > trained > 0:  # it may hold a table of so many positions
-                raise UsageError(f"the prompt has {length} tokens, the model reads {trained} at most")
-            if length > trained > 0:
-                self.note = f"{length} tokens are more than the {trained} that the model was trained on"
-        except BaseException:
-            self.llama.close()
-            raise
-        self._n_predict = options.n_predict
-        self._progress = options.progress
-
-    def passes(self) -> Iterator[tuple[list[int], int]]:
-        """Batches of tokens, and the position of each, whose GEMMs show all that llama.cpp does with a matrix.
-
-        On the CPU the prompt. On a GPU also its first tokens one at a time, which take other kernels (MMVQ) than many
-        do (MMQ); a short prompt is repeated until it is long enough for these. So is what an encoder-decoder model
-        reads; when they are through, it has read the prompt again.
-        """
-        if not self.on_gpu:
-            yield self.prompt, 0
-        elif not self.source:
-            yield _long(self.prompt), 0
-            for i, token in enumerate(self.prompt[:MMVQ_TOKENS]):
-                yield [token], 0 if self.embeds else i  # without memory each is the first
-        else:
-            try:
-                for source in (_long(self.source), *([t] for t in self.source[:MMVQ_TOKENS])):
-                    self.llama.read_source(source)
-                    yield self.prompt if len(source) == 1 else _long(self.prompt), 0
-            finally:
-                with contextlib.suppress(EnvironmentFault):
-                    self.llama.read_source(self.source)
-
-    @cached_property
-    def continuation(self) -> list[int]:
-        """llama.cpp's greedy tokens after the prompt, computed one at a time."""
-        bar = progress_bar("tokens: llama.cpp's own", self._n_predict, "token", self._progress)
-        with bar:
-            return self.llama.generate(self.prompt, self._n_predict, lambda: bar.update())
-
-    def close(self) -> None:
-        self.llama.close()
-
-
-def _long(tokens: list[int]) -> list[int]:
-    """Repeated until they are more than MMVQ takes."""
-    return tokens * -(-(MMVQ_TOKENS + 1) // len(tokens))
-
-
-def may_be_matrix(tensor: Tensor) -> bool:
-    """Whether a tensor is there to be multiplied, as far as its description tells: quantized, or of numbers that are
-    multiplied and of two dimensions."""
-    return tensor.type.quantized or (isinstance(tensor.type.weights, ElementFormat) and len(tensor.shape) > 1)
-
-
-def matrix_of(tensor: Tensor, row: int) -> int | None:
-    """Which matrix (expert) of a tensor of three or more dimensions a row belongs to; None where it holds only one."""
-    return row // tensor.shape[1] if len(tensor.shape) > 2 else None
-
-
-def label(tensor: Tensor, row: int) -> str:
-    """The name of a tensor, safe to print, and of the matrix with this row where it holds several."""
-    matrix = matrix_of(tensor, row)
-    kind = "expert" if "exps" in tensor.name else "matrix"  # llama.cpp's names: blk.0.ffn_up_exps.weight
-    return printable(tensor.name, 64) + ("" if matrix is None else f" {kind} {matrix}")
-
-
-def where(tensor: Tensor, row: int, token: int | None = None, block: int | None = None) -> str:
-    """A place in words, safe to print; `row` counts through all matrices of the tensor."""
-    text = f"{label(tensor, row)} row {row}"
-    if matrix_of(tensor, row) is not None:
-        text = f"{label(tensor, row)} row {row % tensor.shape[1]} (the tensor's row {row})"
-    if block is not None:
-        text += f" block {block}"
-    return text if token is None else f"{text} token {token}"
-
-
-__all__ = [
-    "DEFAULT_N_PREDICT",
-    "DEFAULT_PROMPT",
-    "LlamaRefused",
-    "Matrix",
-    "Options",
-    "Run",
-    "Session",
-    "label",
-    "matrix_of",
-    "may_be_matrix",
-    "where",
-]
+__all__ = ["REFERENCES", "LlamaRefused", "Matrix", "Run"]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.diagnosis import FAULTS, Diagnosis, Finding, diagnose
+from gguf_verify.diagnosis import FAULTS, Diagnosis, diagnose
 from gguf_verify.formats import FORMATS
 from gguf_verify.measure.mutation import alarms, edits, naming, places
 from gguf_verify.measure.mutation import command as mutation_score
 from gguf_verify.measure.mutation.inputs import WEIGHTS, Matrix, captured, fits, text
-from gguf_verify.rungs import Failure, RungResult
+from gguf_verify.results import Failure, FaultMatch, RungResult
 from gguf_verify.semantics import Product, Semantics
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.paths import kernel_root
@@ -44,7 +44,7 @@ def test_real_activations() -> None:
 
 
 def found(*ids: str, wrong: int = 9, definitions: tuple[str, ...] = ()) -> Diagnosis:
-    return Diagnosis(wrong, 99, definitions, tuple(Finding(i, "", "", 1.0, 0.0, True) for i in ids))
+    return Diagnosis(wrong, 99, definitions, tuple(FaultMatch(i, "", "", 1.0, 0.0, True) for i in ids))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_every_edit_is_one_of_these_sources(tmp_path: Path) -> None:
 
 
 def report(*failures: Failure) -> RungResult:
-    result = RungResult("layers")
+    result = RungResult(name="layers")
     for failure in failures:
         result.fail(failure)
     return result

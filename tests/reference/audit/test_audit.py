@@ -28,7 +28,7 @@ from gguf_verify.hosts.compiler import library_path
 from gguf_verify.llama import Llama, LlamaRefused, Scan, ScannerOf
 from gguf_verify.llama.files import FilePasses
 from gguf_verify.report import audit_json, audit_text
-from gguf_verify.rungs import Options
+from gguf_verify.results import Options
 from gguf_verify.support.errors import EnvironmentFault, MalformedFile, UsageError
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.verification import Report, verify

@@ -16,7 +16,7 @@ import pytest
 from gguf_verify.formats import ELEMENTS, FORMATS, Q4_0, Q5_0, Q8_0, Q8_1, Q8_1_D4
 from gguf_verify.hosts import CpuHost
 from gguf_verify.llama import Llama
-from gguf_verify.rungs import Options
+from gguf_verify.results import Options
 from gguf_verify.rungs.llama_quantizers import PATHS
 from gguf_verify.semantics import SEMANTICS, cuda, judge, product
 from gguf_verify.semantics.activations import encode_mmq, encode_mmq_d4, encode_q8_0_cpu, encode_q8_1
@@ -362,10 +362,12 @@ def test_what_was_not_judged_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [r.n_failures for r in report.rungs] == [0, 0, 0]
     assert (blocks.verdict, tokens.verdict) == ("passed", "passed")
     assert layers.verdict == "unverified"
-    assert {why for _, why in layers.unverified} == {"MMVQ was not judged: no product of these graphs takes it there"}
+    assert {left.why for left in layers.unverified} == {
+        "MMVQ was not judged: no product of these graphs takes it there"
+    }
     assert layers.figures["gap to llama.cpp as mmq, worst NMSE"] > 1e-6
     assert layers.figures["MMQ's Gaussian codes"] == 1 << 20
-    assert report.header["reference"].startswith("CUDA on a stand-in")
+    assert report.environment.reference.where.startswith("CUDA on a stand-in")
 
 
 def test_another_quantizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,7 +390,9 @@ def test_other_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Ll
     if name != "bert":  # the prompt is read again after single tokens of it
         distance = "kernel: max |Δlogit| to llama.cpp"
         assert tokens.figures[distance] == alone.figures[distance]
-    assert {n.split(".")[-2] for n, _ in layers.unverified} == ({"ffn_gate_inp"} if name == "moe" else set())
+    assert {n.split(".")[-2] for n in [left.name for left in layers.unverified]} == (
+        {"ffn_gate_inp"} if name == "moe" else set()
+    )
     assert layers.worst["llama.cpp as q8_1"].utilisation > 10
     assert layers.worst["llama.cpp as mmq"].utilisation < 0.5
     assert layers.worst["kernel"].utilisation < 0.5
@@ -399,7 +403,7 @@ def test_what_the_gpu_leaves_to_the_cpu_is_said(tmp_path: Path, monkeypatch: pyt
     report = stand_in(tmp_path, monkeypatch, "tiny-Q4_0.gguf", on_gpu=False, mmvq=0)
     layers = report.rungs[1]
     assert layers.verdict == "unverified"
-    assert {why for _, why in layers.unverified} == {"llama.cpp's CUDA backend left it to the CPU"}
+    assert {left.why for left in layers.unverified} == {"llama.cpp's CUDA backend left it to the CPU"}
     assert not layers.checked.get("outputs")
 
 
@@ -408,7 +412,7 @@ def test_elements_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert report.exit_code == 5
     for rung in report.rungs:
         assert rung.verdict == "unverified"
-    assert all("unsupported with --reference gpu" in why for _, why in report.rungs[1].unverified)
+    assert all("unsupported with --reference gpu" in why for why in [left.why for left in report.rungs[1].unverified])
     assert len(report.rungs[0].unverified) == len(report.rungs[1].unverified) == 22
 
 

@@ -18,7 +18,7 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
-from gguf_verify.rungs import Failure, Options, RungResult
+from gguf_verify.results import Failure, Options, RungResult
 from gguf_verify.rungs.graph_uses import not_multiplied, why_not_checked
 from gguf_verify.semantics import ASCENDING, SCORE_LIMIT, judge
 from gguf_verify.semantics.elements import element_product, exact_elements, round_to
@@ -100,7 +100,7 @@ def verified(report: Report) -> dict[str, RungResult]:
     for rung in report.rungs:
         for who, worst in rung.worst.items():
             assert worst.utilisation <= 0.5, (rung.name, who, worst)
-            assert rung.score[who] <= RIGHT_SCORE, (rung.name, who, rung.score[who])
+            assert rung.worst[who].score <= RIGHT_SCORE, (rung.name, who, rung.worst[who].score)
     return {r.name: r for r in report.rungs}
 
 
@@ -112,14 +112,14 @@ def test_a_model_of_one_type(tiny: Callable[[str], Path], kind: str) -> None:
     """Nothing in it is quantized, and nothing is left: what is not checked is no matrix, or none that is multiplied."""
     report = run(tiny(kind))
     rungs = verified(report)
-    assert report.header["kernels of other types"] == {kind: f"{kind.lower()}_elements"}
+    assert report.environment.kernel.element_kernels == {kind: f"{kind.lower()}_elements"}
     assert rungs["blocks"].checked == {"tensors": 22, "blocks": 77824}
     assert rungs["layers"].checked["GEMMs"] == 22
     for name in ("blocks", "layers"):
-        assert {d["type"] for d in rungs[name].details} == {kind}
+        assert {d.type for d in rungs[name].details} == {kind}
         assert rungs[name].not_checked == {"tensors only looked up": 1, "vectors": 7}
     assert rungs["tokens"].checked == {"tokens": 4, "GEMMs grafted": 22}
-    assert {d["gap NMSE"] for d in rungs["layers"].details} == {0.0}
+    assert {d.gap_nmse for d in rungs["layers"].details} == {0.0}
 
 
 CASES = [
@@ -138,10 +138,10 @@ def test_graphs(made: Callable[..., Path], name: str, kind: str, what: dict[str,
         matrices = {t.name: t for t in model.tensors.values() if len(t.shape) > 1}
     layers = rungs["layers"]
     left_out = {k: n for k, n in layers.not_checked.items() if k != "vectors"}
-    assert len({d["tensor"] for d in layers.details}) + sum(left_out.values()) == len(matrices)
+    assert len({d.tensor for d in layers.details}) + sum(left_out.values()) == len(matrices)
     for detail in rungs["blocks"].details:
-        t = matrices[detail["tensor"]]
-        assert detail["blocks"] == t.n_rows * -(-t.k // SLICE)
+        t = matrices[detail.tensor]
+        assert detail.n_blocks == t.n_rows * -(-t.k // SLICE)
     if name == "bert":
         assert left_out == {"tensors only looked up": 2, "tensors in no product": 1}
     if what.get("tied"):
@@ -153,8 +153,11 @@ def test_a_matrix_that_no_node_uses_is_not_passed_over(made: Callable[..., Path]
     report = run(made("bert", "F16", ranks=True, pools=False), "blocks", "layers")
     assert report.exit_code == 5
     assert [r.verdict for r in report.rungs] == ["passed", "unverified"]
-    assert sorted(name for name, _ in report.rungs[1].unverified) == ["cls.output.weight", "cls.weight"]
-    assert {why for _, why in report.rungs[1].unverified} == {"no node of the graph used it for this prompt"}
+    assert sorted(name for name in [left.name for left in report.rungs[1].unverified]) == [
+        "cls.output.weight",
+        "cls.weight",
+    ]
+    assert {left.why for left in report.rungs[1].unverified} == {"no node of the graph used it for this prompt"}
     assert len([n for n in report.rungs[0].notes if "checked on another's activations" in n]) == 2
 
 
@@ -460,7 +463,7 @@ def test_zero_activations_hide_nothing(tmp_path: Path) -> None:
     assert run(path, "blocks", kernel=wrong, tensor=TENSOR).rungs[0].verdict == "failed"
     report = run(path, "blocks", "layers", tensor=TENSOR)
     assert [r.verdict for r in report.rungs] == ["passed", "unverified"]
-    assert "all zero" in report.rungs[1].unverified[0][1]
+    assert "all zero" in report.rungs[1].unverified[0].why
 
 
 def test_activations_that_no_half_holds(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Gpu, Llama
-from gguf_verify.report import identify_report, json_report, text
-from gguf_verify.rungs import Options
+from gguf_verify.report import identify_report, text
+from gguf_verify.results import Options
 from gguf_verify.semantics import SEMANTICS, Semantics, judge, llama_cpu_semantics, product
 from gguf_verify.semantics.cuda import llama_cuda_semantics
 from gguf_verify.verification import verify
@@ -156,9 +156,10 @@ def test_another_definition_in_a_run(declared: str) -> None:
 
     options = Options(prompt="The import statement", tensor="blk.0.attn_q", progress=False)
     report = verify(Q4_0, gemm, "cpu", ["layers"], options)
-    found = json_report.to_dict(report)["rungs"][0]["diagnosis"]
-    assert found["verdict"] == "another definition"
-    assert "mmq" in found["definitions"]
+    found = report.rungs[0].diagnosis
+    assert found is not None
+    assert found.verdict == "another definition"
+    assert "mmq" in found.definitions
     called = {"q8_1": "MMVQ's Q4_0 (q8_1)", "f32": "Q4_0 with float32 activations (f32)"}[declared]
     for said in ("it computes MMQ's Q4_0 (mmq)", f", not {called} as declared: it is right as that; declare mmq"):
         assert said in text.render(report)
@@ -263,7 +264,7 @@ def check_catalogue(name: str, rows: np.ndarray, x: np.ndarray, declared: list[S
                 if found.verdict == "unknown" and not np.isfinite(y).all():  # scales that are no scales: no evidence
                     assert fault.id in ("row-stride", "block-stride")
                     continue
-                assert fault.id in {f.id for f in found.findings}, (semantics.name, fault.id, which, found)
+                assert fault.id in {f.id for f in found.faults}, (semantics.name, fault.id, which, found)
                 named += 1
     return named
 
@@ -296,9 +297,9 @@ def only_one(rows: np.ndarray, x: np.ndarray, y_of: Callable[[Parts], Parts]) ->
     y = y_of(p).predicted().exact.astype(np.float32)
     found = diagnose(y, FORMATS["Q4_0"], semantics, rows, x)
     assert found.wrong
-    assert found.verdict == ("known fault" if found.findings else "unknown")
-    assert any("unknown" in line for line in found.lines) == (not found.findings)
-    return {f.id for f in found.findings}
+    assert found.verdict == ("known fault" if found.faults else "unknown")
+    assert any("unknown" in line for line in found.lines) == (not found.faults)
+    return {f.id for f in found.faults}
 
 
 def _some(v: np.ndarray, f: Callable[[np.ndarray], np.ndarray], at: object) -> np.ndarray:
@@ -347,7 +348,7 @@ def test_noise_and_single_outputs_are_unknown(made: Callable[..., np.ndarray]) -
     y[:, 5:] = np.uint32(POISON).view(np.float32)
     y[2, 3] = right[2, 3]
     found = diagnose(y, fmt, semantics, rows, x)
-    assert [f.id for f in found.findings] == ["unwritten"]
+    assert [f.id for f in found.faults] == ["unwritten"]
     assert any("rows 5 to the last" in line for line in found.lines)
 
 
@@ -357,7 +358,7 @@ def test_only_a_part_of_the_outputs(made: Callable[..., np.ndarray]) -> None:
     y = p.predicted().exact.astype(np.float32)
     y[:, 8:] = dataclasses.replace(p, m=0 * p.m).predicted().exact.astype(np.float32)[:, 8:]
     found = diagnose(y, fmt, semantics, rows, x)
-    assert [(f.id, f.everywhere) for f in found.findings] == [("offset-missing", False)]
+    assert [(f.id, f.everywhere) for f in found.faults] == [("offset-missing", False)]
     assert "in part of the outputs" in found.lines[0]
 
 
@@ -382,7 +383,7 @@ def test_sums_that_overflow(made: Callable[..., np.ndarray]) -> None:
     ((_, made_wrong),) = wrong.of(case)
     assert isinstance(made_wrong, Predicted)
     y = made_wrong.exact.astype(np.float32)
-    assert [f.id for f in diagnose(y, fmt, semantics, rows, x).findings] == ["sum-overflows"]
+    assert [f.id for f in diagnose(y, fmt, semantics, rows, x).faults] == ["sum-overflows"]
     assert diagnose(y[1:], fmt, semantics, rows, x[1:]).verdict == "unknown"  # infinities alone are no evidence
 
 
@@ -398,7 +399,7 @@ def test_subnormal_scales(made: Callable[..., np.ndarray]) -> None:
     blocks[::3, :2] = np.array([3e-5], np.float16).view(np.uint8)
     p = parts_of(semantics, fmt, rows, semantics.bytes_of(x))
     y = dataclasses.replace(p, d=np.where(p.d < 2.0**-14, 0, p.d)).predicted().exact.astype(np.float32)
-    assert {f.id for f in diagnose(y, fmt, semantics, rows, x).findings} == {"subnormals-flushed"}
+    assert {f.id for f in diagnose(y, fmt, semantics, rows, x).faults} == {"subnormals-flushed"}
 
 
 # -- kernels that are wrong --------------------------------------------------------------------------------------------
@@ -447,16 +448,17 @@ def test_altered_kernels(tmp_path: Path, path: Path, file: str, old: str, new: s
     semantics = SEMANTICS["q8_1"]
     found = diagnose_kernel(kernel, fmt, semantics, rows, x, y, (0, 0))
     assert found.wrong
-    assert [f.id for f in found.findings] == ([fault] if fault else [])
+    assert [f.id for f in found.faults] == ([fault] if fault else [])
 
 
 def test_the_layers_rung_says_what_it_is(tmp_path: Path) -> None:
     kernel = altered_kernel(tmp_path, "q8_1_naive", Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE")
     options = Options(prompt="The import statement", tensor="blk.0.attn_q", progress=False)
     report = verify(Q4_0, kernel, rungs=["layers"], options=options)
-    found = json_report.to_dict(report)["rungs"][0]["diagnosis"]
-    assert (found["tensor"], found["verdict"]) == ("blk.0.attn_q.weight", "known fault")
-    assert [f["id"] for f in found["findings"]] == ["offset-missing"]
+    found = report.rungs[0].diagnosis
+    assert found is not None
+    assert (found.tensor, found.verdict) == ("blk.0.attn_q.weight", "known fault")
+    assert [f.id for f in found.faults] == ["offset-missing"]
     shown = text.render(report)
     assert "DIAGNOSIS of the first wrong GEMM, blk.0.attn_q.weight:" in shown
     assert "the s term is missing" in shown

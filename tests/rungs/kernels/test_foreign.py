@@ -22,7 +22,8 @@ from gguf_verify.kernels.foreign import ForeignKernel, Oracle, open_foreign, sou
 from gguf_verify.kernels.foreign.cuda import CudaSource, Expression, parse
 from gguf_verify.llama import Gemm
 from gguf_verify.report import identify_report, json_report, text
-from gguf_verify.rungs import RUNGS, Options
+from gguf_verify.results import Options
+from gguf_verify.rungs.layers import explain
 from gguf_verify.rungs.layers.rung import llama_activations
 from gguf_verify.semantics import SEMANTICS, exact_result, judge, product, quantized_inside
 from gguf_verify.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
@@ -132,7 +133,7 @@ def test_a_crash_does_not_end_the_run() -> None:
     layers, tokens = report.rungs
     assert report.exit_code == 1
     assert [f.what for f in layers.failures] == ["blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"]
-    assert [d["tensor"] for d in layers.details] == ["blk.0.attn_q.weight"]
+    assert [d.tensor for d in layers.details] == ["blk.0.attn_q.weight"]
     assert [f.what for f in tokens.failures] == [f.what for f in layers.failures]
     assert tokens.checked["GEMMs grafted"] == 1
 
@@ -159,7 +160,7 @@ def test_a_function_of_this_process() -> None:
     counting.formats, counting.semantics = ["Q4_0"], "q8_1"  # type: ignore[attr-defined]
     report = verified(counting, "blocks", "layers", "tokens")
     assert report.exit_code == 0, report
-    assert report.header["kernel"] == "counting"
+    assert report.environment.kernel.name == "counting"
     assert seen == []
 
 
@@ -255,7 +256,7 @@ def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         tried.append(1)
         return SimpleNamespace(wrong=0)
 
-    monkeypatch.setattr(sys.modules[RUNGS["layers"].__module__], "diagnose_kernel", nothing)
+    monkeypatch.setattr(explain, "diagnose_kernel", nothing)
     options = Options(progress=False, tensor="attn_q|attn_k|attn_v", n_predict=1)
     report = verify(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), ["layers"], options)
     assert report.exit_code == 1
@@ -284,7 +285,7 @@ def test_the_header_says_where_it_runs(example: str) -> None:
     assert ("cpu:" in host) == example.startswith("cuda")
     assert ("(chosen by the kernel)" in host) == example.startswith("numpy")
     assert all(len(line) <= 130 for line in header)
-    assert report.header["kernel_time_limit"] == 60
+    assert report.environment.options.kernel_time_limit == 60
 
 
 @pytest.mark.parametrize("example", ["numpy_q4_0.py:gemm", "cuda_q4_0.cu:gemm", "torch_q4_0.py:gemm"])
@@ -564,7 +565,7 @@ def test_another_quantizer_inside(name: str) -> None:
 def test_the_diagnosis_of_a_quantizer_inside() -> None:
     report = verified(f"{KERNELS}:truncates", "layers")
     assert report.rungs[0].diagnosis is not None
-    assert "quantizer of activations truncates" in " ".join(report.rungs[0].diagnosis["lines"])
+    assert "quantizer of activations truncates" in " ".join(report.rungs[0].diagnosis.lines)
 
 
 def test_a_kernel_given_blocks_is_not_said_to_quantize() -> None:
@@ -623,7 +624,7 @@ def test_an_oracle_of_its_author(name: str) -> None:
         assert any("(llama.cpp)" in k for k in distances)
         assert all(v < 1e-3 for v in distances.values())
         assert sum(v < 1e-6 for v in distances.values()) == 1  # half activations are near f32; own_blocks is q8_1
-    assert json_report.to_dict(report)["header"]["judged by"] == report.header["judged by"]
+    assert json_report.to_dict(report)["environment"]["kernel"]["judged_by"] == report.environment.kernel.judged_by
 
 
 @pytest.mark.parametrize(("name", "like"), [("own_values", "f32"), ("own_codes", "mmq")])
@@ -644,7 +645,7 @@ def test_what_an_oracle_leaves_out(name: str, like: str) -> None:
 
 def test_no_other_report_speaks_of_oracles() -> None:
     report = verified(f"{KERNELS}:right", "blocks")
-    assert report.header["judged by"] is None
+    assert report.environment.kernel.judged_by is None
     assert "author" not in text.render(report)
 
 
@@ -654,7 +655,7 @@ def test_wrong_by_its_own_oracle(name: str) -> None:
     assert [r.verdict for r in report.rungs] == ["failed"] * 3
     assert report.rungs[1].failures[0].block == 0
     assert report.rungs[1].diagnosis is not None
-    assert "(f32), not Q4_0 (own) as declared: it is right as that" in report.rungs[1].diagnosis["lines"][0]
+    assert "(f32), not Q4_0 (own) as declared: it is right as that" in report.rungs[1].diagnosis.lines[0]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from gguf_verify.kernels.launch import Multiply
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
 from gguf_verify.llama.model import _Node
-from gguf_verify.rungs import Options, RungResult
+from gguf_verify.results import Options, RungResult
 from gguf_verify.rungs.tokens import grafts
 from gguf_verify.support.errors import KernelFault, UsageError
 from gguf_verify.verification import Report, verify
@@ -78,10 +78,10 @@ def test_experts(made: Callable[..., Path]) -> None:
     assert rungs["blocks"].checked["tensors"] == 2 + LAYERS * 8
     layers = rungs["layers"]
     assert layers.checked["GEMMs"] == 1 + LAYERS * (5 + 3 * EXPERTS)
-    router = [d for d in layers.details if d["tensor"] == "blk.0.ffn_gate_inp.weight"]
-    assert [(d["type"], d["N"]) for d in router] == [("F32", EXPERTS)]
+    router = [d for d in layers.details if d.tensor == "blk.0.ffn_gate_inp.weight"]
+    assert [(d.type, d.n) for d in router] == [("F32", EXPERTS)]
     for name in ("gate", "up", "down"):
-        found = [d["matrix"] for d in layers.details if d["tensor"] == f"blk.0.ffn_{name}_exps.weight"]
+        found = [d.matrix for d in layers.details if d.tensor == f"blk.0.ffn_{name}_exps.weight"]
         assert sorted(found) == list(range(EXPERTS))
     (note,) = [n for n in layers.notes if "got no token" in n]
     idle = int(note.split()[0])
@@ -94,7 +94,7 @@ def test_batched_products_on_strided_activations(made: Callable[..., Path]) -> N
     rungs = verified(run(made("deepseek")))
     layers = rungs["layers"]
     for part in ("k_b", "v_b"):
-        found = [d["matrix"] for d in layers.details if d["tensor"] == f"blk.1.attn_{part}.weight"]
+        found = [d.matrix for d in layers.details if d.tensor == f"blk.1.attn_{part}.weight"]
         assert found == list(range(graphs.HEADS))
     assert rungs["blocks"].checked["tensors"] == n_matrices(made("deepseek"))
 
@@ -108,7 +108,7 @@ def test_encoder(made: Callable[..., Path]) -> None:
     assert "embeddings of the prompt's 6 tokens are compared, not greedy tokens" in tokens.notes[0]
     assert 0 < tokens.figures["kernel (b): 1 - cosine to llama.cpp, worst"] < 1e-3
     assert 0 < tokens.figures["kernel (a): max |Δ| to llama.cpp"] < 0.5
-    assert [d["position"] for d in tokens.details] == list(range(6))
+    assert [d.position for d in tokens.details] == list(range(6))
 
 
 @pytest.mark.parametrize("seed", [5, 7])
@@ -122,7 +122,7 @@ def test_encoder_on_float32_activations(made: Callable[..., Path], seed: int) ->
 def test_reranker(made: Callable[..., Path]) -> None:
     """Its classifier is part of the graph, so it must be checked: only the model's own way of pooling computes it."""
     rungs = verified(run(made("bert", ranks=True), "layers", "tokens"))
-    assert [d["M"] for d in rungs["layers"].details if d["tensor"] == "cls.weight"] == [1]
+    assert [d.m for d in rungs["layers"].details if d.tensor == "cls.weight"] == [1]
     assert rungs["tokens"].checked == {"embeddings": 1, "GEMMs grafted": LAYERS * 6 + 2}
 
 
@@ -131,7 +131,7 @@ def test_encoder_with_a_decoder(made: Callable[..., Path]) -> None:
     rungs = verified(run(made("t5")))
     both = LAYERS * (6 + 10) + 1
     assert rungs["layers"].checked["GEMMs"] == both
-    sizes = {d["tensor"]: d["M"] for d in rungs["layers"].details}
+    sizes = {d.tensor: d.m for d in rungs["layers"].details}
     assert sizes["enc.blk.0.attn_q.weight"] == sizes["dec.blk.0.cross_attn_k.weight"] > 1
     assert sizes["dec.blk.0.attn_q.weight"] == 1
     assert rungs["tokens"].checked == {"tokens": 4, "GEMMs grafted": both}
@@ -148,8 +148,8 @@ def test_tied_embeddings(made: Callable[..., Path]) -> None:
     path = made("moe", tied=True)
     rungs = verified(run(path))
     assert rungs["blocks"].checked["tensors"] == n_matrices(path)
-    assert [d["tensor"] for d in rungs["blocks"].details].count("token_embd.weight") == 1
-    assert [d["tensor"] for d in rungs["layers"].details].count("token_embd.weight") == 1
+    assert [d.tensor for d in rungs["blocks"].details].count("token_embd.weight") == 1
+    assert [d.tensor for d in rungs["layers"].details].count("token_embd.weight") == 1
     assert "tensors only looked up" not in rungs["layers"].not_checked
     assert not [n for n in rungs["blocks"].notes if "token_embd" in n]
 
@@ -383,8 +383,8 @@ def test_rows_that_nothing_multiplies(made: Callable[..., Path], monkeypatch: py
     report = run(made("moe"), "layers", tensor=DOWN)
     assert report.exit_code == 5
     (unverified,) = report.rungs[0].unverified
-    assert unverified[0] == DOWN
-    assert f"of its {EXPERTS * graphs.WIDTH} rows" in unverified[1]
+    assert unverified.name == DOWN
+    assert f"of its {EXPERTS * graphs.WIDTH} rows" in unverified.why
 
 
 @pytest.mark.parametrize("row", [37, 200])
@@ -435,7 +435,7 @@ def test_rows_put_back_in_another_order(made: Callable[..., Path], monkeypatch: 
     monkeypatch.setattr(_Node, "joined", rolled)
     report = run(made("moe"), "tokens", tensor="_exps")
     assert report.exit_code == 5
-    assert "put back in place" in report.rungs[0].unverified[0][1]
+    assert "put back in place" in report.rungs[0].unverified[0].why
 
 
 def test_an_expert_that_llama_holds_otherwise(made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

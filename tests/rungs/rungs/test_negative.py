@@ -16,7 +16,7 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
-from gguf_verify.rungs import Failure, Options
+from gguf_verify.results import Failure, Options
 from gguf_verify.verification import Report, verify
 from tests.rungs.kernels.test_kernels import PLAIN, TILED
 from tests.support.tools import (
@@ -324,7 +324,7 @@ def test_zero_activations_hide_nothing(tmp_path: Path) -> None:
     right = ShippedKernel(KERNELS["q8_1_naive"], CpuHost(1))
     report = run(path, right, "blocks", "layers")
     assert [r.verdict for r in report.rungs] == ["passed", "unverified"]
-    assert "all zero" in report.rungs[1].unverified[0][1]
+    assert "all zero" in report.rungs[1].unverified[0].why
 
 
 def test_s_overflow_is_said(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
-from gguf_verify.rungs import Options
+from gguf_verify.results import Options
 from gguf_verify.rungs.generated_inputs import any_blocks, every_size
 from gguf_verify.rungs.tokens.rung import _Tokens
 from gguf_verify.semantics.activations import encode_q8_1
@@ -44,7 +44,7 @@ def assert_verified(report: Report, same_tokens: bool = True) -> None:
     for rung in report.rungs:
         for who, worst in rung.worst.items():
             assert worst.utilisation <= 0.5, (rung.name, who, worst)
-            assert rung.score[who] <= 10, (rung.name, who)
+            assert rung.worst[who].score <= 10, (rung.name, who)
     if same_tokens:
         assert not [note for note in report.rungs[3].notes if note.startswith("(a)")]
 
@@ -84,11 +84,11 @@ def test_a_type_that_the_kernel_does_not_cover() -> None:
     options = Options(prompt="Once upon a time", n_predict=1, tensor="blk.0.attn", progress=False)
     report = verify(FIXTURES / "tiny-Q4_0.gguf", ShippedKernel(spec, CpuHost(1)), options=options)
     assert report.exit_code == 5
-    assert report.header["covered formats"] == ["Q8_0"]
+    assert report.environment.kernel.covers == ("Q8_0",)
     for rung in report.rungs[1:]:
         assert rung.verdict == "unverified"
-        assert {name for name, _ in rung.unverified} >= {f"blk.0.attn_{x}.weight" for x in ("q", "k", "v", "output")}
-        assert {why for _, why in rung.unverified} == {"kernel q8_1_mma does not cover type Q4_0"}
+        assert {left.name for left in rung.unverified} >= {f"blk.0.attn_{x}.weight" for x in ("q", "k", "v", "output")}
+        assert {left.why for left in rung.unverified} == {"kernel q8_1_mma does not cover type Q4_0"}
 
 
 @pytest.mark.parametrize("fmt", ["Q4_1", "Q5_0", "Q8_0"])
@@ -120,9 +120,9 @@ def test_shared_models_quantized(tmp_path: Path, shared_models: Path, llama: Lla
     assert_verified(report)
     if source.startswith("stories260K"):
         # rows of 172 fit no block: llama.cpp leaves those matrices F16
-        assert report.header["tensor types"]["F16"] == 5
-        assert report.rungs[1].not_checked["vectors"] == report.header["tensor types"]["F32"]
-        assert sum(d["type"] == "F16" for d in report.rungs[1].details) == 5
+        assert report.environment.file.tensor_types["F16"] == 5
+        assert report.rungs[1].not_checked["vectors"] == report.environment.file.tensor_types["F32"]
+        assert sum(d.type == "F16" for d in report.rungs[1].details) == 5
 
 
 def test_the_gap_is_that_of_the_semantics() -> None:
@@ -132,7 +132,7 @@ def test_the_gap_is_that_of_the_semantics() -> None:
     )
     layers = report.rungs[0]
     assert layers.figures["gap to llama.cpp, worst NMSE"] > 1e-5
-    assert all(record["kernel"] < 0.2 and record["llama.cpp"] < 0.2 for record in layers.details)
+    assert all(record.own < 0.2 and record.llama < 0.2 for record in layers.details)
 
 
 def test_only_some_tensors() -> None:
@@ -151,7 +151,7 @@ def test_split_model(tmp_path: Path) -> None:
     assert_verified(report)
     checked = {"bytes": sum(p.stat().st_size for p in parts), "tensors": 30, "blocks": 81920}
     assert report.rungs[0].checked == checked
-    assert len(report.header["sha256"]) == 2
+    assert len(report.environment.file.sha256) == 2
     with open_model(parts[0]) as model:
         (last,) = {t.part for t in model.tensors.values()} - {0}
         name = next(t.name for t in model.tensors.values() if t.part == last and t.type.quantized)

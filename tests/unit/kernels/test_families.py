@@ -14,7 +14,7 @@ from gguf_verify.kernels.family import Family, FamilyOnHost
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from gguf_verify.kernels.site import Cards
 from gguf_verify.kernels.spec import KernelSpec, Problem
-from gguf_verify.rungs import Options
+from gguf_verify.results import Options
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import Report, verify
 from tests.support.tools import ROOT, altered_kernel
@@ -109,10 +109,10 @@ def run(root: Path | None = None) -> Report:
 def test_a_family_verifies() -> None:
     report = run()
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
-    assert report.header["kernel"] == "q8_1"
-    assert report.header["declared order"] == "of the kernel that is chosen"
+    assert report.environment.kernel.name == "q8_1"
+    assert report.environment.kernel.order == "of the kernel that is chosen"
     layers = report.rungs[0]
-    by = {d["by"] for d in layers.details}
+    by = {d.kernel for d in layers.details}
     assert by == {"q8_1_dp4a"}
     assert layers.figures["GEMMs by q8_1_dp4a"] == layers.checked["GEMMs"]
 

@@ -17,8 +17,9 @@ from gguf_verify.cli import main
 from gguf_verify.cli.common import shows_blocks
 from gguf_verify.report import heat_map, json_report, text
 from gguf_verify.report.heat_map import Cell, Grid, as_text, grids, of_gemm, of_layers, png, svg
-from gguf_verify.rungs import Options, RungResult
+from gguf_verify.results import Options, OutputMap, RungResult
 from gguf_verify.verification import Report, verify
+from tests.support.records import gemm
 from tests.support.tools import FIXTURES, altered_kernel, write_model
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -29,8 +30,10 @@ def made(ratio: np.ndarray, wrong: np.ndarray, rows: int = 1, tokens: int = 1) -
     """The map of a GEMM with these cells."""
     m, n = ratio.shape
     return of_gemm(
-        {"tensor": "w", "where": "w", "who": "kernel", "M": m * tokens, "N": n * rows, "rows_per_cell": rows,
-         "tokens_per_cell": tokens, "utilisation": ratio.tolist(), "wrong": wrong.astype(int).tolist()}
+        OutputMap(
+            tensor="w", where="w", who="kernel", m=m * tokens, n=n * rows, rows_per_cell=rows, tokens_per_cell=tokens,
+            utilisation=ratio.tolist(), wrong=wrong.astype(int).tolist(),
+        )
     )  # fmt: skip
 
 
@@ -42,16 +45,6 @@ def mixed() -> Grid:
     wrong = ratio > 1
     wrong[9, 0] = True  # in its bits
     return made(ratio, wrong, rows=4, tokens=2)
-
-
-def record(tensor: str, value: float, failures: int = 0) -> dict[str, object]:
-    return {
-        "tensor": tensor,
-        "kernel": value,
-        "same activations": value / 2,
-        "other M": value / 3,
-        "failures": failures,
-    }
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -121,7 +114,7 @@ def test_svg_tells_each_cell() -> None:
 
 
 def test_names_cannot_break_out() -> None:
-    rung = RungResult("layers", details=[record('blk.0.a<script>"&\x00\x1b[31m\u202e\ud800', 0.1)])
+    rung = RungResult(name="layers", details=[gemm('blk.0.a<script>"&\x00\x1b[31m\u202e\ud800', 0.1)])
     grid = of_layers(rung)
     assert grid is not None
     drawn = svg([grid])
@@ -215,9 +208,9 @@ def test_every_character_has_a_shape() -> None:
 
 def test_layers_are_in_order_and_nothing_is_hidden() -> None:
     names = [f"blk.{i}.{m}.weight" for i in (0, 1, 2, 10) for m in ("attn_q", "ffn_up")]
-    rung = RungResult("layers", details=[record(n, 0.01) for n in [*names, "output.weight"]])
-    rung.details.append(record("blk.2.attn_q.weight", 0.3))  # of another pass
-    rung.details.append(record("blk.1.ffn_up.weight", float("nan"), 7))
+    rung = RungResult(name="layers", details=[gemm(n, 0.01) for n in [*names, "output.weight"]])
+    rung.details.append(gemm("blk.2.attn_q.weight", 0.3))  # of another pass
+    rung.details.append(gemm("blk.1.ffn_up.weight", float("nan"), 7))
     rung.unverified = [
         ("blk.10.ffn_gate_inp.weight", "no"),
         ("blk.0.ffn_up.weight expert 3", "no"),
@@ -237,15 +230,15 @@ def test_layers_are_in_order_and_nothing_is_hidden() -> None:
                  "blk.0 ffn_up: 0.01, part not checked<"):  # fmt: skip
         assert said in drawn
     assert ">not checked<" in drawn
-    assert of_layers(RungResult("layers")) is None
-    assert grids([RungResult("bytes")]) == []
+    assert of_layers(RungResult(name="layers")) is None
+    assert grids([RungResult(name="bytes")]) == []
 
 
 def test_many_layers_are_put_together() -> None:
-    details = [record(f"blk.{i}.m{j}.weight", 0.01) for i in range(1000) for j in range(100)]
+    details = [gemm(f"blk.{i}.m{j}.weight", 0.01) for i in range(1000) for j in range(100)]
     details[77_777]["kernel"] = 5.0
     details[77_777]["failures"] = 1
-    grid = of_layers(RungResult("layers", details=details))
+    grid = of_layers(RungResult(name="layers", details=details))
     assert grid is not None
     assert len(grid.lines) <= heat_map.MOST_LINES
     assert len(grid.columns) <= heat_map.MOST_COLUMNS

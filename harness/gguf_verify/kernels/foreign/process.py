@@ -14,12 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ...formats import BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
 from ...hosts import CpuHost, Host
+from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
 from ...semantics.exact import exact_weights
 from ...support.errors import KernelFault, UsageError
@@ -174,13 +176,11 @@ class ForeignKernel(Kernel):
     def order(self) -> Order | None:
         return ASCENDING if self.declaration.ordered else None
 
-    def describe(self) -> str:
-        where = self.host.describe() if self._source.on_host else f"python {platform.python_version()}"
-        return f"{where}, in its own process"
-
-    @property
-    def chosen(self) -> str:
-        return self.host.chosen if self._source.on_host else "by the kernel"
+    def runs_on(self) -> HostInfo:
+        if self._source.on_host:
+            return msgspec.structs.replace(self.host.info(), own_process=True)
+        python = f"python {platform.python_version()}"
+        return HostInfo(name="", device=python, own_process=True, chosen="by the kernel")
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
         return self if isinstance(fmt, BlockFormat) else element_kernel(fmt, self.host)

@@ -29,7 +29,7 @@ from ...kernels.interface import Weights
 from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ...llama import Llama
-from ...rungs import Options
+from ...results import Options
 from ...rungs.generated_inputs import any_blocks
 from ...semantics import SEMANTICS, Product, judge, product
 from ...support.errors import KernelFault

@@ -56,7 +56,7 @@ def answer(found: Diagnosis, fault: str) -> str:
     """What the diagnosis of a fault's outputs is worth; of "", which is none of the catalogue, UNKNOWN is right."""
     if found.wrong < FEWEST:
         return SILENT
-    ids = {f.id for f in found.findings}
+    ids = {f.id for f in found.faults}
     if found.definitions:
         return DEFINITION if not ids or fault in ids else WRONG
     if not ids:
@@ -123,7 +123,7 @@ class Outcome:
 
 def outcome(fault: str, which: str, matrix: Matrix, definition: str, seed: int, found: Diagnosis) -> Outcome:
     """What the diagnosis of the fault's outputs said."""
-    names = tuple(f.id for f in found.findings) + found.definitions
+    names = tuple(f.id for f in found.faults) + found.definitions
     tensor = f"{matrix.source} {matrix.tensor}"
     return Outcome(fault, which, matrix.fmt.name, definition, seed, tensor, answer(found, fault), names)
 

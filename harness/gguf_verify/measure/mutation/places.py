@@ -29,14 +29,15 @@ from ...kernels.interface import Kernel, Weights
 from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ...llama import Evaluation, Gemm, Llama
-from ...rungs import Options, Run, RungResult
-from ...rungs.blocks import blocks_rung
-from ...rungs.layers.rung import ACTIVATIONS, _Judged
-from ...rungs.layers.rung import layers_rung as layers
+from ...results import Options, RungResult
+from ...rungs import RUNGS, Run
+from ...rungs.layers import explain
+from ...rungs.layers.activations import ACTIVATIONS
 from ...semantics import Order
 from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, decoded, fits, in_type, text
 
-RUNGS = {"blocks": blocks_rung, "layers": layers}
+#: The rungs that are tried.
+_TRIED = ("blocks", "layers")
 #: Rows that are kept of each matrix, which make trials cheap, and of how many trials one has all.
 CUT, WHOLE = 48, 16
 #: llama.cpp's file type of what the gguf package cannot write.
@@ -240,7 +241,7 @@ class Bench:
         run = Run(self.model, kernel, Options(tensor=f"^{tensor}$", progress=False))
         self.session.wanted = tensor
         run.__dict__.update(session=self.session, library=self.library)
-        return RUNGS[rung](run)
+        return RUNGS[rung].climb(run)
 
 
 @contextmanager
@@ -461,7 +462,7 @@ def of_type(
                     "block": plan.block, "declares its order": declares, "trial": done,
                 }  # fmt: skip
                 done += 1
-                for rung in RUNGS:
+                for rung in _TRIED:
                     result = _one(bench, kernel, plan, rung, declares, diagnoses)
                     said = judge_of(result, plan)
                     counts[f"{rung}: {_SAID.get(said, 'missed')}"] += 1
@@ -472,7 +473,7 @@ def of_type(
                     elif said != "right":
                         misses.append({**place, "rung": rung, "said": said})
                     if result.diagnosis is not None:
-                        ids = [f["id"] for f in result.diagnosis["findings"]] + result.diagnosis["definitions"]
+                        ids = [*(f.id for f in result.diagnosis.faults), *result.diagnosis.definitions]
                         counts["diagnosed"] += 1
                         if ids:
                             named.append({**place, "named": ids})
@@ -490,7 +491,7 @@ def _one(bench: Bench, kernel: ShippedKernel, plan: Plan, rung: str, declares: b
     if diagnoses:
         return bench.run(faulty, plan.tensor, rung)
     # a diagnosis takes longer than all the rest, and says nothing of the place
-    with mock.patch.object(_Judged, "diagnosis", return_value=None):
+    with mock.patch.object(explain, "MOST_DIAGNOSES", 0):
         return bench.run(faulty, plan.tensor, rung)
 
 
@@ -516,7 +517,7 @@ def _percent(part: int, whole: int) -> str:
 def rows(found: dict[str, Any]) -> list[list[str]]:
     """What, measured and asked."""
     out = []
-    for rung in RUNGS:
+    for rung in _TRIED:
         right, missed, unseen, row = (
             found["counts"].get(f"{rung}: {what}", 0) for what in ("named", "missed", "unseen", "row named alone")
         )

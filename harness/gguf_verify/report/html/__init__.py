@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from ...nightly.records import Night
+from ...results import Report
 from ...support.text import printable
 from ..nightly.summary import Comparison, worst
 from . import charts, night, run
@@ -30,8 +31,8 @@ def render(nights: Sequence[Night], comparison: Comparison | None = None) -> str
     return _environment().get_template("night.html").render(page=night.of(nights, comparison))
 
 
-def render_run(report: Mapping[str, Any]) -> str:
-    """One run, of its JSON report (`gguf_verify.report.json_report.to_dict`). Raises ValueError for another schema."""
+def render_run(report: Report) -> str:
+    """One run."""
     return _environment().get_template("run.html").render(run=run.of(report))
 
 

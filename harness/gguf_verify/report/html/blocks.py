@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...audit.xray import ELEMENTS, FieldBytes, Reading, read_block
 from ...formats import ACTIVATION_FORMATS, FORMATS
+from ...results import GemmRecord, Report, TensorBlocks, TensorBytes
 
 
 class Part(NamedTuple):
@@ -84,9 +85,11 @@ def _scales(read: Reading) -> list[str]:
     return out
 
 
-def types(report: Mapping[str, Any]) -> dict[str, str]:
+def types(report: Report) -> dict[str, str]:
     """Tensor → type, from what the rungs of a run's report say of them."""
     return {
-        record["tensor"]: record["type"]
-        for rung in report["rungs"] for record in rung["details"] if "tensor" in record and "type" in record
-    }  # fmt: skip
+        record.tensor: record.type
+        for rung in report.rungs
+        for record in rung.details
+        if isinstance(record, (TensorBytes, TensorBlocks, GemmRecord))
+    }

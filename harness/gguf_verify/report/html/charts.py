@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import floor, isfinite, log10
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
+from ...results import OutputMap
 from ...support.text import printable
 
 #: Steps of the scale: less than 10⁻⁴ of the bound, then two steps a decade up to it.
@@ -148,32 +149,32 @@ def _svg(kind: str, width: int, height: int, title: str, told: str, parts: Seque
     )  # fmt: skip
 
 
-def outputs_map(made: Mapping[str, Any]) -> Markup:
-    """The first wrong GEMM, tokens down and rows across: `heat_map` of the layers rung's JSON report."""
+def outputs_map(made: OutputMap) -> Markup:
+    """The first wrong GEMM, tokens down and rows across: `heat_map` of the layers rung."""
     size, left, top = 11, 64, 26
-    out = [f'<text class="lab" x="{left}" y="14">row 0 to {made["N"] - 1:,}</text>']
+    out = [f'<text class="lab" x="{left}" y="14">row 0 to {made.n - 1:,}</text>']
     out += [f'<text class="lab" x="{left - 8}" y="{top + 9}" text-anchor="end">token 0</text>']
     boxes: dict[str, list[str]] = {}
     crosses, told, shown = [], [], 0
-    for i, (values, bad) in enumerate(zip(made["utilisation"], made["wrong"], strict=True)):
+    for i, (values, bad) in enumerate(zip(made.utilisation, made.wrong, strict=True)):
         for j, (value, n) in enumerate(zip(values, bad, strict=True)):
-            x, y, used = left + j * size, top + i * size, float(value)  # float: also of "NaN" and "Infinity"
+            x, y, used = left + j * size, top + i * size, value
             shown += 1
             box = f"M{x} {y}h{size - 1}v{size - 1}h-{size - 1}z"
             boxes.setdefault(shade(used, bool(n)), []).append(box)
             if n:
-                row, token = j * made["rows_per_cell"], i * made["tokens_per_cell"]
+                row, token = j * made.rows_per_cell, i * made.tokens_per_cell
                 crosses.append(f"M{x + 2} {y + 2}l6 6m0 -6l-6 6")
                 told.append(
                     f'<path class="seen" d="{box}"><title>token {token}, row {row}: {short(used)}</title></path>'
                 )
     out += [f'<path class="{look}" d="{"".join(parts)}"/>' for look, parts in boxes.items()]
     out += [f'<path class="mark" d="{"".join(crosses)}"/>', *told[:MOST_TITLES]]
-    width = left + size * max(map(len, made["utilisation"])) + 8
-    each = f"{made['tokens_per_cell']} × {made['rows_per_cell']} outputs (tokens × rows)"
-    said = f"{made['M']:,} tokens by {made['N']:,} rows, a cell {each}; {len(crosses):,} of {shown:,} cells are wrong."
-    title = f"Utilisation of {printable(made['where'], 64)}, {printable(made['who'], 64)}"
-    return _svg("heat", max(width, 200), top + size * len(made["utilisation"]) + 8, title, said, out)
+    width = left + size * max(map(len, made.utilisation)) + 8
+    each = f"{made.tokens_per_cell} × {made.rows_per_cell} outputs (tokens × rows)"
+    said = f"{made.m:,} tokens by {made.n:,} rows, a cell {each}; {len(crosses):,} of {shown:,} cells are wrong."
+    title = f"Utilisation of {printable(made.where, 64)}, {printable(made.who, 64)}"
+    return _svg("heat", max(width, 200), top + size * len(made.utilisation) + 8, title, said, out)
 
 
 # ---- histogram -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +10,9 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from ...nightly.records import Cell, Key, Night
+from ...rungs import RUNGS
 from ...support.text import printable
+from .. import json_report
 from ..nightly import summary
 from ..nightly.summary import Changed, Comparison, Kind, Standing, Verdict
 from . import charts, run
@@ -122,15 +125,17 @@ def _troubled(standings: Sequence[Standing]) -> list[Troubled]:
             continue
         kept = None if standing.cell is None else standing.cell.report
         made = None
-        if kept is not None and shown < MOST_RUNS and kept.get("schema") == 1:
-            made, shown = run.of(kept, MOST_FAILURES, MOST_XRAYS), shown + 1
+        if kept is not None and shown < MOST_RUNS:
+            with contextlib.suppress(ValueError):  # a report of an older schema
+                made, shown = run.of(json_report.read(kept), MOST_FAILURES, MOST_XRAYS), shown + 1
         out.append(Troubled(standing, made))
     return out
 
 
 def _rungs(cells: Sequence[Cell]) -> list[RungOfNight]:
     out = []
-    for name, question in run.QUESTIONS.items():
+    for rung in RUNGS.values():
+        name, question = rung.name, rung.question
         worst: dict[str, tuple[str, float, str]] = {}
         for cell in cells:
             for m in cell.measures:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ...gguf import printable
 from ...llama import LlamaRefused
-from ...results import Failure, RungResult
+from ...results import EmbeddingRecord, Failure, RungResult
 from ..run import Run
 from .grafts import Grafts, bound_noise
 
@@ -49,7 +49,7 @@ class Embeddings:
         graft = self.grafts.graft
         shared = graft("kernel on llama.cpp's activations", self.grafts.kernel(shared=True))
         ours = graft("kernel", self.grafts.kernel(shared=False))
-        self.grafts.near.report()
+        self.grafts.exact.report()
         if not self.grafts.grafted:
             if not self.grafts.faulty:
                 self.result.leave("all embeddings", "the graph has no GEMM to graft into")
@@ -105,10 +105,10 @@ class Embeddings:
         cosines = [_cosine(got, self.plain) for got in (shared, ours, exact)]
         for i, piece in enumerate(pieces):
             a, b, o = (float(c[i]) for c in cosines)
+            difference = float(np.abs(ours[i] - self.plain[i]).max())
             self.result.details.append(
-                {"position": i, "text": printable(piece), "kernel (a) cosine": a, "kernel (b) cosine": b,
-                 "oracle (b) cosine": o, "kernel (b) max |Δ|": float(np.abs(ours[i] - self.plain[i]).max())}
-            )  # fmt: skip
+                EmbeddingRecord(position=i, text=printable(piece), shared=a, own=b, exact=o, own_difference=difference)
+            )
 
 
 def _cosine(a: Floats, b: Floats) -> Doubles:

@@ -9,14 +9,15 @@ import numpy.typing as npt
 
 from ...formats import WeightFormat
 from ...formats.legacy import QK
+from ...gguf.matrices import label
 from ...llama import Gemm, LlamaRefused
 from ...results import Failure, RungResult
 from ...semantics import UNIT_ROUNDOFF, exact_result, gamma
 from ...support.errors import KernelFault
-from ..author_oracle import Nearness
+from ..exact import ExactProducts
 from ..judging import judge_whole
-from ..layers.rung import ACTIVATIONS, llama_activations
-from ..run import Run, label
+from ..layers.activations import ACTIVATIONS, llama_activations
+from ..run import Run
 
 Floats = npt.NDArray[np.float32]
 Replace = Callable[[Gemm], Floats | None]
@@ -46,7 +47,7 @@ class Grafts:
         self.run, self.result, self.tokens = run, result, tokens
         self.grafted = 0
         self.faulty: set[str] = set()
-        self.near = Nearness(run, result)
+        self.exact = ExactProducts(run, result)
 
     def plain(self) -> Floats:
         """llama.cpp's own logits or embeddings, a row a token.
@@ -88,15 +89,12 @@ class Grafts:
             if matrix is None or gemm.tensor in self.faulty:
                 return None
             kernel, semantics = self.run.kernel.of(matrix.fmt, *gemm.shape), self.run.semantics(matrix.fmt)
-            x, threads = self._activations(gemm, matrix.fmt, shared), self.run.options.threads
+            x = self._activations(gemm, matrix.fmt, shared)
             try:
                 weights = kernel.upload(matrix.fmt, matrix.rows)
                 y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
-                judge_whole(
-                    self.result, "kernel", matrix, gemm.first_row, y, semantics, x, kernel.order, threads, self.near
-                )
+                judge_whole(self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact)
             except KernelFault as error:
-                self.near.forget()
                 self.faulty.add(gemm.tensor)
                 self.result.fail(Failure(f"{label(matrix.tensor, gemm.first_row)}: {error}", gemm.tensor))
                 return None

@@ -25,10 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...gguf import printable
+from ...gguf.matrices import may_be_matrix
 from ...llama import LlamaRefused
-from ...results import Failure, RungResult
+from ...results import Failure, RungResult, TokenRecord
 from ...support.errors import KernelFault
-from ..run import Run, may_be_matrix
+from ..interface import Rung
+from ..run import Run
 from .embeddings import Embeddings
 from .grafts import Grafts, Replace, rounding_noise
 
@@ -41,26 +43,28 @@ Logits = npt.NDArray[np.float32]
 _DRAWS, _MOST_DRAWS = 2, 16
 
 
-def tokens_rung(run: Run) -> RungResult:
-    """Judge the tokens. Raises EnvironmentFault where llama.cpp dies."""
-    result = RungResult("tokens")
-    with result.timed():
-        for tensor in run.selected():
-            why = run.uncovered(tensor) if tensor.type.quantized else None
-            if why is not None:
-                result.leave(tensor.name, why)
-        if not any(may_be_matrix(t) and run.uncovered(t) is None for t in run.selected()):
-            return result
-        try:
-            if run.session.embeds:
-                Embeddings(run, result).judge()
-            else:
-                _Tokens(run, result).judge()
-        except LlamaRefused as error:
-            result.leave("all tokens", str(error))
-        except KernelFault as error:
-            result.fail(Failure(str(error)))
-    return result
+def check(run: Run, result: RungResult) -> None:
+    """Judge the tokens. Raises EnvironmentFault where llama.cpp crashes."""
+    for tensor in run.selected():
+        why = run.uncovered(tensor) if tensor.type.quantized else None
+        if why is not None:
+            result.leave(tensor.name, why)
+    if not any(may_be_matrix(t) and run.uncovered(t) is None for t in run.selected()):
+        return
+    try:
+        if run.session.embeds:
+            Embeddings(run, result).judge()
+        else:
+            _Tokens(run, result).judge()
+    except LlamaRefused as error:
+        result.leave("all tokens", str(error))
+    except KernelFault as error:
+        result.fail(Failure(str(error)))
+
+
+RUNG = Rung(
+    "tokens", 4, "Does the model still say the same thing when its GEMMs are ours?", ("tokens", "embeddings"), check
+)
 
 
 class _Tokens:
@@ -80,7 +84,7 @@ class _Tokens:
             self.result.notes.append(f"llama.cpp's own greedy token {i} differs between one batch and one at a time")
         shared = self._graft("kernel on llama.cpp's activations", self.grafts.kernel(shared=True))
         ours = self._graft("kernel", self.grafts.kernel(shared=False))
-        self.grafts.near.report()
+        self.grafts.exact.report()
         if not self.grafts.grafted:
             if not self.grafts.faulty:
                 self.result.leave("all tokens", "the graph has no GEMM to graft into")
@@ -173,9 +177,7 @@ class _Tokens:
         pieces = self.session.llama.pieces(self.continuation)
         for i, piece in enumerate(pieces):
             theirs, a, b, o = (int(c[i]) for c in columns)
-            self.result.details.append(
-                {"position": i, "text": piece, "llama.cpp": theirs, "kernel (a)": a, "kernel (b)": b, "oracle (b)": o}
-            )
+            self.result.details.append(TokenRecord(position=i, text=piece, llama=theirs, shared=a, own=b, exact=o))
 
 
 def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:

@@ -1,0 +1,63 @@
+"""The exact products that a rung judges outputs by.
+
+Where the author of a kernel brings an `Oracle`, the exact product is what that oracle says, and the oracle is judged
+too: each product is compared with those of the known definitions. Elsewhere nothing is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import WeightFormat
+from ..gguf import Tensor
+from ..results import RungResult
+from ..semantics import Order, Product, Semantics, product
+from .author_oracle import OracleDistance
+from .run import Run
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ExactProducts:
+    """The exact products of one rung."""
+
+    def __init__(self, run: Run, result: RungResult) -> None:
+        self._threads = run.options.threads
+        self._distance = OracleDistance(run, result) if run.kernel.definition.oracle is not None else None
+
+    def product(
+        self, semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Bytes, order: Order | None = None
+    ) -> Product:
+        """The product of weights uint8[N, row bytes] and activations uint8[M, row bytes]: see `semantics.product`.
+
+        Raises KernelFault where an author's oracle breaks its contract.
+        """
+        made = product(semantics, fmt, rows, x, order, self._threads)
+        if self._distance is not None:
+            self._distance.add(semantics, fmt, rows, x, made)
+        return made
+
+    @contextmanager
+    def of(self, tensor: Tensor) -> Iterator[None]:
+        """The products in this block belong to one tensor. When they are complete, an author's oracle is judged by
+        them; where an error breaks them off, it is not."""
+        try:
+            yield
+        except BaseException:
+            if self._distance is not None:
+                self._distance.forget()
+            raise
+        if self._distance is not None:
+            self._distance.judge(tensor)
+
+    def report(self) -> None:
+        """Record how far an author's oracle is from the known definitions."""
+        if self._distance is not None:
+            self._distance.report()
+
+
+__all__ = ["ExactProducts"]

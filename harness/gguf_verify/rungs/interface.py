@@ -1,0 +1,39 @@
+"""What a rung is: a record that each rung's module defines, and that the registry finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..results import RungResult
+from .run import Run
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of the verification.
+
+    Args:
+        name: what `--rungs` takes.
+        order: rungs are climbed in ascending order: what a lower rung finds explains a higher one.
+        question: that the rung answers.
+        substance: kinds of things that it counts as checked, of which it must have checked one to pass.
+        check: does the work, and records what it finds in the result. Raises EnvironmentFault where this machine cannot
+            go on (llama.cpp crashed, for example).
+    """
+
+    name: str
+    order: int
+    question: str
+    substance: tuple[str, ...]
+    check: Callable[[Run, RungResult], None]
+
+    def climb(self, run: Run) -> RungResult:
+        """Check, and say what was found. Raises EnvironmentFault, as `check` does."""
+        result = RungResult(name=self.name, question=self.question, substance=self.substance)
+        with result.timed():
+            self.check(run, result)
+        return result
+
+
+__all__ = ["Rung"]

@@ -1,0 +1,46 @@
+"""llama.cpp's own activation bytes of a GEMM, in the layouts that exact products and kernels take."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, ElementFormat, WeightFormat
+from ...llama import Gemm
+from ...semantics import Semantics
+from ...semantics.fast_math import as_q8_1
+
+Bytes = npt.NDArray[np.uint8]
+
+#: Formats (ggml's numbers) in which a capture is asked for each GEMM's activations.
+ACTIVATIONS = (Q8_0.type_id, Q8_1.type_id, Q8_K.type_id)
+
+
+def llama_bytes(fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> Bytes:
+    """llama.cpp's own activation bytes, uint8[M, row bytes], as `product` takes them for llama.cpp's definition."""
+    if isinstance(fmt, ElementFormat):
+        rounded = gemm.x if fmt.type_id not in gemm.quantized else fmt.decode(gemm.quantized[fmt.type_id])
+        return rounded.view(np.uint8)
+    assert llama.activations is not None
+    return gemm.quantized[llama.activations.type_id]
+
+
+def llama_activations(semantics: Semantics, fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> Bytes:
+    """llama.cpp's own activation bytes, uint8[M, row bytes], in the layout that a kernel of this definition takes.
+
+    A kernel that quantizes its activations itself gets the float32 values of the blocks that a kernel of blocks gets:
+    quantized again, they have the same codes and scale, since the largest code of a block is 127.
+    """
+    if isinstance(fmt, ElementFormat):
+        return llama_bytes(fmt, gemm, llama)
+    if semantics.inside is not None:
+        blocks = llama_activations(semantics.inside, fmt, gemm, llama).reshape(len(gemm.x), -1, Q8_1.block_bytes)
+        return Q8_1.decode(blocks).reshape(gemm.x.shape).view(np.uint8)
+    if semantics.activations is Q8_1:
+        if llama.activations is Q8_1_D4:
+            return as_q8_1(gemm.quantized[Q8_1_D4.type_id], gemm.x)
+        return gemm.quantized[Q8_1.type_id]
+    assert llama.activations is not None
+    own = llama.activations
+    blocks = gemm.quantized[own.type_id].reshape(len(gemm.x), -1, own.block_bytes)
+    return own.decode(blocks).reshape(gemm.x.shape).view(np.uint8)

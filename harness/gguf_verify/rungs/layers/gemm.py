@@ -1,0 +1,244 @@
+"""Judging one GEMM: the kernel's outputs and llama.cpp's against their exact products, and against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ...diagnosis.localisation import Blame, blame
+from ...formats import ElementFormat
+from ...gguf.matrices import matrix_of, where
+from ...llama import Gemm
+from ...results import Failure, RungResult, Side
+from ...semantics import Order, Product, Semantics, product
+from ...semantics.elements import round_to
+from ..exact import ExactProducts
+from ..judging import CHUNK_OUTPUTS, KERNEL, LLAMA, judge_output, llama_as
+from ..run import Matrix, Run
+from .activations import llama_activations, llama_bytes
+from .outputs import Activations, KernelCalls, Outputs, check_quantizer, run_kernel
+from .shapes import Trial, with_more_tokens
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+#: The kernel's outputs beside KERNEL: on llama.cpp's activation bytes, for other numbers of tokens, of other shapes.
+SHARED = Side("kernel on llama.cpp's activations", True)
+OTHER_M = Side("kernel at other M", True)
+OTHER_SHAPES = Side("kernel at other N and K", True)
+
+
+@dataclass(frozen=True)
+class WrongOutput:
+    """The kernel's first wrong output of a GEMM.
+
+    Args:
+        who: whose it is, and at which M where it is not the graph's.
+        y: float32[M, N].
+        taken: the activations that the kernel took: float32[M, K], or uint8[M, row bytes].
+        encoded: these as the kernel's definition has them, uint8[M, row bytes].
+        order: the declared order whose bits are required, if any.
+        m, n: token and row of the first wrong element, the first row's.
+    """
+
+    who: str
+    y: Floats
+    taken: npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+    encoded: Bytes
+    order: Order | None
+    m: int
+    n: int
+
+
+@dataclass
+class GemmJudge:
+    """One GEMM of the graph, the kernel that is verified on it, and what was found wrong.
+
+    Args:
+        run, result: of the rung.
+        matrix, gemm: the weights, and the product as llama.cpp computed it.
+        llama: the definition of llama.cpp's product.
+    """
+
+    run: Run
+    result: RungResult
+    matrix: Matrix
+    gemm: Gemm
+    llama: Semantics
+    #: Whose output → its worst utilisation.
+    utilisation: dict[Side, float] = field(default_factory=dict)
+    wrong: WrongOutput | None = None
+    #: What is to blame for the elements of that output which were looked at.
+    blames: list[Blame] = field(default_factory=list)
+    #: NMSE between the exact products of the kernel's definition and of llama.cpp's.
+    gap: float = 0.0
+    #: Outputs that were judged at other N and K.
+    n_other_shapes: int = 0
+
+    def __post_init__(self) -> None:
+        matrix, gemm = self.matrix, self.gemm
+        self.semantics = self.run.semantics(matrix.fmt)
+        self.llama_side = LLAMA if self.run.gpu is None else llama_as(self.llama)
+        self.llama_bytes = llama_bytes(matrix.fmt, gemm, self.llama)
+        self.shared_bytes = llama_activations(self.semantics, matrix.fmt, gemm, self.llama)
+        self.own = Activations.of(self.semantics, gemm.x)
+        self.calls = KernelCalls(self.run, matrix)
+        ours = round_to(matrix.fmt.name, gemm.x) if isinstance(matrix.fmt, ElementFormat) else gemm.x
+        #: Tokens whose bytes llama.cpp's quantizer made otherwise than our encoder.
+        self.differing = int((self.llama.bytes_of(ours) != self.llama_bytes).any(axis=1).sum())
+        if self.differing and self.run.gpu is None:
+            self.result.note(
+                "llama.cpp's quantizer differs from the project's encoder; llama.cpp's own bytes were used"
+            )
+
+    # ---- running the kernel ------------------------------------------------------------------------------------------
+
+    def run_kernel(self, other_m: tuple[int, ...]) -> Outputs:
+        """Run the kernel on the graph's activations, and on `other_m` numbers of tokens. Raises KernelFault."""
+        values = with_more_tokens(self.gemm.x, max(other_m), self.run.options.seed)
+        other = Activations.of(self.semantics, values)
+        return run_kernel(
+            self.calls, self.result, self.matrix, self.gemm.first_row, self.own, self.shared_bytes, other, other_m
+        )
+
+    def check_quantizer(self, kernel_values: Floats) -> None:
+        """Check the quantizer of the kernel for the graph's tokens on values float32[M, K]. Raises KernelFault."""
+        kernel, _ = self.calls.at(len(self.gemm.x))
+        encoded = self.semantics.bytes_of(kernel_values)
+        check_quantizer(self.result, kernel, self.matrix, self.gemm.first_row, kernel_values, encoded)
+
+    def try_shape(self, trial: Trial) -> None:
+        """Run and judge the kernel at another shape, on its own quantizer and on bytes. Raises KernelFault."""
+        taken = Activations.of(self.semantics, trial.x)
+        m, n = len(trial.x), len(trial.rows)
+        fmt = self.matrix.fmt
+        self.check_quantizer(trial.x)
+        kernel = self.run.kernel.of(fmt, m, n, trial.k)
+        weights = kernel.upload(fmt, trial.rows)
+        expected = self._exact(self.semantics, trial.rows, taken.encoded, kernel.order)
+        for y, how in (
+            (kernel.product(weights, trial.x), ""),
+            (kernel.gemm(weights, taken.encoded), ", on their bytes"),
+        ):
+            detail = f" of {n} rows{trial.words} and K = {trial.k}, {m} tokens{how}"
+            judgement = judge_output(
+                self.result, OTHER_SHAPES, self.matrix.tensor, y, expected, self.semantics, taken.encoded, None,
+                self.gemm.first_row, None, detail,
+            )  # fmt: skip
+            self._keep_worst(OTHER_SHAPES, judgement.utilisation)
+            self.n_other_shapes += y.size
+
+    # ---- judging -----------------------------------------------------------------------------------------------------
+
+    def judge(self, made: Outputs, exact: ExactProducts) -> None:
+        """Judge the kernel's outputs and llama.cpp's. Raises KernelFault of an author's oracle."""
+        step = max(1, CHUNK_OUTPUTS // len(self.gemm.x))
+        gap, energy = 0.0, 0.0
+        for start in range(0, len(self.matrix.rows), step):
+            span = slice(start, start + step)
+            rows = self.matrix.rows[span]
+            own = exact.product(self.semantics, self.matrix.fmt, rows, self.own.encoded, made.kernel.order)
+            if self.llama is self.semantics and not self.differing:  # one definition, the same activations
+                theirs = shared = replace(own, ordered=None)
+            else:
+                theirs = self._exact(self.llama, rows, self.llama_bytes)
+                shared = self._exact(self.semantics, rows, self.shared_bytes)
+            self._judge_llama(span, theirs)
+            self._judge_kernel(KERNEL, made.own, span, own, self.own.encoded, self.gemm.x)
+            self._judge_kernel(SHARED, made.shared, span, shared, self.shared_bytes)
+            self._judge_other_m(made, span)
+            self._compare_directly(made.shared, span, shared, theirs)
+            gap += float(((own.exact - theirs.exact) ** 2).sum())
+            energy += float((theirs.exact**2).sum())
+        self.gap = gap / energy if energy else 0.0
+
+    def _judge_other_m(self, made: Outputs, span: slice) -> None:
+        expected: dict[Order | None, Product] = {}
+        for m, y in made.others.items():
+            order = self.calls.at(m)[0].order
+            if order not in expected:
+                expected[order] = self._exact(self.semantics, self.matrix.rows[span], made.other.encoded, order)
+            taken = made.other.first(m)
+            of_m = expected[order].rows(np.arange(m))
+            self._judge_kernel(OTHER_M, y, span, of_m, taken.encoded, taken.values, f" at M={m}")
+
+    def _exact(self, semantics: Semantics, rows: Bytes, x: Bytes, order: Order | None = None) -> Product:
+        return product(semantics, self.matrix.fmt, rows, x, order, self.run.options.threads)
+
+    def exact_of_wrong(self, span: slice) -> Product:
+        """The exact product that the first wrong output was judged by, of these rows."""
+        assert self.wrong is not None
+        return self._exact(self.semantics, self.matrix.rows[span], self.wrong.encoded, self.wrong.order)
+
+    def _judge_llama(self, span: slice, expected: Product) -> None:
+        part = np.ascontiguousarray(self.gemm.y[:, span])
+        judgement = judge_output(
+            self.result, self.llama_side, self.matrix.tensor, part, expected, self.llama, self.llama_bytes, None,
+            self.gemm.first_row + span.start,
+        )  # fmt: skip
+        self._keep_worst(self.llama_side, judgement.utilisation)
+
+    def _judge_kernel(
+        self, side: Side, y: Floats, span: slice, expected: Product, encoded: Bytes, values: Floats | None = None,
+        detail: str = "",
+    ) -> None:  # fmt: skip
+        """Judge one output of the kernel.
+
+        Args:
+            encoded: its activations, as its definition has them.
+            values: what the kernel quantized them from, where it did that itself.
+        """
+        taken = encoded if values is None else values[: len(y)]
+        order = self.calls.at(len(y))[0].order if expected.ordered is not None else None
+        part = np.ascontiguousarray(y[:, span])
+        judgement = judge_output(
+            self.result, side, self.matrix.tensor, part, expected, self.semantics, encoded,
+            self._localiser(span, taken, order), self.gemm.first_row + span.start, None, detail,
+        )  # fmt: skip
+        if not judgement.passed and self.wrong is None:
+            n, m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
+            self.wrong = WrongOutput(f"{side.name}{detail}", y, taken, encoded, order, m, span.start + n)
+        self._keep_worst(side, judgement.utilisation)
+
+    def _localiser(
+        self, span: slice, taken: npt.NDArray[np.float32] | npt.NDArray[np.uint8], order: Order | None
+    ) -> Callable[[int, int], Blame | None]:
+        """(m, n) of an output → what along K is to blame for it; kept for the output that is diagnosed."""
+
+        def block_of(m: int, n: int) -> Blame | None:
+            kernel, weights = self.calls.at(len(taken))
+            found = blame(kernel, weights, self.matrix.rows, span.start + n, taken, m, order)
+            if found is not None and self.wrong is None:
+                self.blames.append(found)
+            return found
+
+        return block_of
+
+    def _keep_worst(self, side: Side, utilisation: float) -> None:
+        self.utilisation[side] = max(self.utilisation.get(side, 0.0), utilisation)
+
+    def _compare_directly(self, y: Floats, span: slice, shared: Product, theirs: Product) -> None:
+        """Compare kernel and llama.cpp on the same activation bytes, without an exact product between them.
+
+        Beside rounding they may differ in s, which a kernel of `q8_1` reads as a half and llama.cpp's Q4_0 and Q5_0 do
+        not read at all: that difference of the definitions is exactly known.
+        """
+        with np.errstate(all="ignore"):
+            difference = np.abs(y[:, span].astype(np.float64) - self.gemm.y[:, span])
+            allowed = shared.bound + theirs.bound + np.abs(shared.exact - theirs.exact)
+            bad = ~(difference <= allowed)
+        if not bad.any():
+            return
+        m, n = (int(i) for i in np.argwhere(bad)[0])
+        tensor, row = self.matrix.tensor, self.gemm.first_row + span.start + n
+        self.result.fail(
+            Failure(
+                f"{where(tensor, row, m)}: on the same activation bytes the kernel and llama.cpp differ by more than "
+                "both bounds", tensor.name, row, token=m, got=float(y[m, span.start + n]),
+                expected=float(self.gemm.y[m, span.start + n]), bound=float(allowed[m, n]),
+                matrix=matrix_of(tensor, row),
+            ), int(bad.sum())
+        )  # fmt: skip
