@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FLOAT_TYPES, FORMATS, MXFP4, NVFP4, Q8_1, BlockFormat
-from gguf_verify.hosts import CpuHost, CupyHost, gpu_fault, make_host
+from gguf_verify.hosts import HOSTS, CpuHost, CupyHost, make_host
 from gguf_verify.hosts.base import GUARD_BYTES, POISON, Host
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
@@ -47,7 +47,8 @@ from tests.rungs.kernels.test_kernels import (
 from tests.rungs.kernels.test_packing import PACKED
 from tests.support.tools import LEGACY, ROOT, altered_kernel
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_fault() is not None, reason=f"no GPU: {gpu_fault()}")]
+FAULT = HOSTS["gpu"].fault()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(FAULT is not None, reason=f"no GPU: {FAULT}")]
 
 MS, NS = (1, 3, 16, 33, 128), (1, 31, 257, 768)
 

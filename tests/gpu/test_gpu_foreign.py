@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.hosts import gpu_fault
+from gguf_verify.hosts import HOSTS
 from gguf_verify.results import Options
 from gguf_verify.verification import Report, verify
 from tests.support.tools import FIXTURES, ROOT, cli
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu_fault() is not None, reason=f"no GPU: {gpu_fault()}")]
+FAULT = HOSTS["gpu"].fault()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(FAULT is not None, reason=f"no GPU: {FAULT}")]
 
 HOST = "gpu"
 EXAMPLES = ROOT / "examples"

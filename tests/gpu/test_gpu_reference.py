@@ -9,7 +9,7 @@ import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS, BlockFormat, WeightFormat
-from gguf_verify.hosts import CpuHost, gpu_fault, make_host
+from gguf_verify.hosts import HOSTS, CpuHost, make_host
 from gguf_verify.hosts.base import Host
 from gguf_verify.identification import identify_model
 from gguf_verify.llama import Llama
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def host() -> Host:
-    return CpuHost() if gpu_fault() is not None else make_host("gpu")
+    return CpuHost() if HOSTS["gpu"].fault() is not None else make_host("gpu")
 
 
 def defined(fmt: BlockFormat) -> list[str]:

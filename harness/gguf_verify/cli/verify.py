@@ -7,7 +7,7 @@ import re
 from itertools import combinations
 from pathlib import Path
 
-from ..hosts import HOSTS
+from ..hosts import HOST_CHOICES, help_of_hosts
 from ..identification import identify_model
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
 from ..report import heat_map, identify_report, json_report, text
@@ -65,7 +65,12 @@ def _parser() -> argparse.ArgumentParser:
         "-c", "--ctx-size", type=int, default=0, metavar="N", help="context size (default: what prompt and tokens need)"
     )
     add("-s", "--seed", type=int, default=0, metavar="N", help="seed of what is drawn (default: %(default)s)")
-    add("--host", choices=HOSTS, default="auto", help="where the kernel runs; auto takes a GPU if there is one")
+    add(
+        "--host",
+        choices=HOST_CHOICES,
+        default="auto",
+        help=f"where the kernel runs; {help_of_hosts()}; auto takes the first of these that this machine has",
+    )
     add(
         "--reference",
         choices=REFERENCES,

@@ -1,32 +1,66 @@
-"""Where kernels run. `make_host` is the only place that knows which hosts exist."""
+"""Where kernels run: one file for each host. `HOSTS` has them by the name that `--host` takes, the best one first.
+
+The room may import formats, results and support.
+"""
 
 from __future__ import annotations
 
-from ..support.errors import UsageError
-from .base import Host
+from ..results import HostInfo
+from ..support.errors import EnvironmentFault, UsageError
+from ..support.registry import members
+from .base import Host, HostKind
 from .cpu_host import CpuHost
-from .cupy_host import CupyHost, gpu_fault
+from .cupy_host import CupyHost
 
-HOSTS = ("auto", "gpu", "cpu")
+HOSTS: dict[str, HostKind] = {
+    kind.name: kind for kind in sorted(members(__name__, HostKind), key=lambda kind: -kind.rank)
+}
+#: Lets this machine decide.
+AUTO = "auto"
+#: What `--host` takes.
+HOST_CHOICES = (AUTO, *HOSTS)
 
 
 def make_host(name: str, threads: int = 0) -> Host:
-    """The host of this name; `auto` takes a GPU where there is a usable one, else the CPU.
+    """The host of this name; `auto` takes the best one that is usable on this machine.
 
     Raises:
-        EnvironmentFault: `gpu` where there is none: never a silent fallback.
+        EnvironmentFault: this machine lacks what the host needs. No other host takes its place.
         UsageError: no such host.
     """
-    fault = gpu_fault() if name == "auto" else None
-    if name == "gpu" or (name == "auto" and fault is None):
-        host: Host = CupyHost()
-    elif name in ("auto", "cpu"):
-        host = CpuHost(threads)
-    else:
-        raise UsageError(f"no host is called {name!r}; there are: {', '.join(HOSTS)}")
-    if name == "auto":
-        host.chosen = f"by auto: {fault}" if fault else "by auto"
-    return host
+    if name == AUTO:
+        name, faults = auto_host()
+        host = HOSTS[name].make(threads)
+        host.chosen = f"by auto: {'; '.join(faults)}" if faults else "by auto"
+        return host
+    if name not in HOSTS:
+        raise UsageError(f"no host is called {name!r}; there are: {', '.join(HOST_CHOICES)}")
+    return HOSTS[name].make(threads)
 
 
-__all__ = ["HOSTS", "CpuHost", "CupyHost", "Host", "make_host"]
+def auto_host() -> tuple[str, list[str]]:
+    """The name of the host that `auto` takes here, and why better ones cannot be used. Raises EnvironmentFault."""
+    faults: list[str] = []
+    for name, kind in HOSTS.items():
+        fault = kind.fault()
+        if fault is None:
+            return name, faults
+        faults.append(fault)
+    raise EnvironmentFault(f"no host can be used: {'; '.join(faults)}")
+
+
+def cards() -> list[HostInfo]:
+    """The cards that kernels can run on here."""
+    usable = [kind.make(0).info() for kind in HOSTS.values() if not kind.emulated and kind.fault() is None]
+    return [info for info in usable if info.sm is not None]
+
+
+def help_of_hosts() -> str:
+    """What each host is, for a help text."""
+    return "; ".join(f"{kind.name}: {kind.title}" for kind in HOSTS.values())
+
+
+__all__ = [
+    "AUTO", "HOSTS", "HOST_CHOICES", "CpuHost", "CupyHost", "Host", "HostKind", "auto_host", "cards", "help_of_hosts",
+    "make_host",
+]  # fmt: skip

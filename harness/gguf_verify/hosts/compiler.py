@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from ..support.cache import cached_file, store, tree_hash
 from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
-from .base import cached_file, store, tree_hash
 from .tables import tables_hash, write_headers
 
 # -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.

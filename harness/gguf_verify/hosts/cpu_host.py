@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from ..results import HostInfo
 from ..support.errors import KernelFault
-from .base import GUARD_BYTES, Grid, Host, poisoned
-from .compiler import compiler_version, cpu_name, shared_library
+from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
+from .compiler import compiler, compiler_version, cpu_name, shared_library
 
 #: Of a launch: `cuda_on_cpu::Outcome`.
 _STUCK, _OUTSIDE_SHARED = 1, 2
@@ -44,14 +44,14 @@ class CpuHost(Host):
     """Runs kernels on `threads` cores.
 
     Args:
-        threads: operating-system threads a launch; 0 takes every core this process may use.
+        threads: operating-system threads of a launch; 0 takes every core that this process may use.
         flags: further compiler flags, such as a sanitizer's.
     """
 
     name = "cpu"
 
     def __init__(self, threads: int = 0, flags: Sequence[str] = ()) -> None:
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads: int = threads or len(os.sched_getaffinity(0))
         self._flags = tuple(flags)
         self._functions: dict[tuple[Path, tuple[str, ...]], Any] = {}
 
@@ -59,6 +59,9 @@ class CpuHost(Host):
         return HostInfo(
             name=self.name, device=cpu_name(), threads=self.threads, compiler=compiler_version(), chosen=self.chosen
         )
+
+    def check(self) -> None:
+        compiler()
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         options = [f"-D{k}={v}" for k, v in defines.items()]
@@ -101,3 +104,6 @@ class CpuHost(Host):
 
     def _read(self, output: _Buffer) -> npt.NDArray[np.uint8]:
         return output.array
+
+
+CPU = HostKind("cpu", "the CPU, which emulates a card", 0, CpuHost, lambda: None, emulated=True)

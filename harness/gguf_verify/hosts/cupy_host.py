@@ -1,4 +1,4 @@
-"""A GPU as a host, through CuPy: kernels compiled by NVRTC for the card and loaded as a RawModule."""
+"""An NVIDIA GPU as a host, through CuPy: NVRTC compiles kernels for the card, CuPy loads them as a RawModule."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
+from ..support.cache import cached_file, store, tree_hash
 from ..support.errors import EnvironmentFault, KernelFault
 from . import nvrtc
-from .base import GUARD_BYTES, Grid, Host, cached_file, poisoned, store, tree_hash
+from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
 from .driver import resident_blocks, start_overlapping
 from .tables import tables_hash
 
 
 @cache
 def gpu_fault() -> str | None:
-    """Why no GPU can be used, or None where one can."""
+    """Why no GPU can be used, or None if one can."""
     try:
         import cupy
     except ImportError:
@@ -47,7 +48,7 @@ class _Output:
 
 
 class CupyHost(Host):
-    """Runs kernels on the current CUDA device. Raises EnvironmentFault where there is none."""
+    """Runs kernels on the current CUDA device. Raises EnvironmentFault if there is none."""
 
     name = "gpu"
 
@@ -85,7 +86,7 @@ class CupyHost(Host):
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """CUDA's errors as ours; after an illegal address every call fails, and each says so."""
+        """CUDA's errors as ours. After an illegal address, every call fails."""
         cuda = self._cupy.cuda
         try:
             yield
@@ -134,3 +135,10 @@ class CupyHost(Host):
     def _read(self, output: _Output) -> npt.NDArray[np.uint8]:
         with self._faults():
             return np.asarray(self._cupy.asnumpy(output.memory))
+
+
+def _fault() -> str | None:
+    return gpu_fault()
+
+
+GPU = HostKind("gpu", "an NVIDIA GPU, through CuPy", 10, lambda _threads: CupyHost(), _fault)

@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..gguf import printable
-from ..hosts import HOSTS
+from ..hosts import HOST_CHOICES, HOSTS
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS
 from ..kernels.foreign import names_foreign
 from ..results import DEFAULT_PROMPT
@@ -273,8 +273,8 @@ class _Reader:
     def _hosts(self, table: _Table, key: str, default: list[str]) -> tuple[str, ...]:
         hosts = table.texts(key, default)
         for host in hosts:
-            if host not in HOSTS:
-                table.fail(key, f"no host is called {printable(host, 60)}; there are: {', '.join(HOSTS)}")
+            if host not in HOST_CHOICES:
+                table.fail(key, f"no host is called {printable(host, 60)}; there are: {', '.join(HOST_CHOICES)}")
         return tuple(hosts)
 
     def _check_kernels(self, config: Config) -> None:
@@ -371,7 +371,7 @@ class _Reader:
     def _excluded(
         self, top: _Table, models: set[str], types: set[str], kernels: set[str], prompts: set[str], variants: set[str]
     ) -> tuple[Mapping[str, str], ...]:  # fmt: skip
-        known = {"model": models, "type": types, "kernel": kernels, "host": {"cpu", "gpu"}, "prompt": prompts,
+        known = {"model": models, "type": types, "kernel": kernels, "host": set(HOSTS), "prompt": prompts,
                  "variant": variants}  # fmt: skip
         out = []
         for i, rule in enumerate(top.take("exclude", list, "a list of tables, [[exclude]]", [])):

@@ -8,8 +8,8 @@ import platform
 import subprocess
 from pathlib import Path
 
+from .. import hosts
 from ..hosts.compiler import cpu_name
-from ..hosts.cupy_host import gpu_fault
 from ..support.paths import CHECKOUT, PACKAGE, kernel_root
 from ..support.version import project_version
 
@@ -34,17 +34,12 @@ def _memory() -> str:
 
 
 def _gpu() -> str:
-    if gpu_fault() is not None:
-        return ""
-    from ..hosts import CupyHost
-
-    info = CupyHost().info()
-    return f"{info.device} (sm_{info.sm})"
+    return ", ".join(f"{card.device} (sm_{card.sm})" for card in hosts.cards())
 
 
 def auto_host() -> str:
     """What `--host auto` takes here."""
-    return "gpu" if gpu_fault() is None else "cpu"
+    return hosts.auto_host()[0]
 
 
 def project() -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from ..formats import FORMATS
 from ..gguf import open_model, printable
 from ..gguf.matrices import may_be_matrix
-from ..hosts.base import cache_dir
 from ..llama import Llama, LlamaRefused, bindings
+from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError
 from .config import FTYPES, Model
 

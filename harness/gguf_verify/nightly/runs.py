@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from ..gguf import printable
-from ..hosts.base import cache_dir
+from ..support.cache import cache_dir
 from ..support.errors import (
     EXIT_ENVIRONMENT,
     EXIT_MALFORMED,

@@ -23,10 +23,10 @@ from importlib import metadata
 from pathlib import Path
 
 from ..gguf import printable
-from ..hosts.base import cache_dir
 from ..hosts.compiler import cpu_name
 from ..llama import bindings
 from ..support import paths
+from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault
 from ..support.supervised import Processes, signal_name
 from .config import Variant

@@ -23,12 +23,13 @@ from gguf_verify.audit import Audit, AuditOptions, Examination, audit, content
 from gguf_verify.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint, rules_of
 from gguf_verify.formats import FORMATS, BlockFormat, decode_elements
 from gguf_verify.gguf import RULES, Model, Range, open_model
-from gguf_verify.hosts import CpuHost, base, compiler
+from gguf_verify.hosts import CpuHost, compiler
 from gguf_verify.hosts.compiler import library_path
 from gguf_verify.llama import Llama, LlamaRefused, Scan, ScannerOf
 from gguf_verify.llama.files import FilePasses
 from gguf_verify.report import audit_json, audit_text
 from gguf_verify.results import Options
+from gguf_verify.support import cache
 from gguf_verify.support.errors import EnvironmentFault, MalformedFile, UsageError
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.verification import Report, verify
@@ -1141,7 +1142,7 @@ def test_what_was_not_read_of_a_refused_file(tmp_path: Path) -> None:
 
 
 def test_a_cache_entry_that_is_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
     path = one_tensor(tmp_path / "m.gguf", np.zeros((2, 32), np.uint8), "BF16")
     library = library_path(kernel_root(), '#include "emulator/scan.hpp"\n', ("-DELEMENT=BF16",))
     assert library.parent == tmp_path
@@ -1183,7 +1184,7 @@ def test_a_file_that_changes_under_the_audit(tmp_path: Path, llama: Llama) -> No
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "/no/compiler")
-    monkeypatch.setattr(base, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
     result = run(TINY["Q4_0"], readers=False)
     assert result.exit_code == 3
     assert "no C++ compiler" in (result.fault or "")

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import CpuHost, base, compiler, cupy_host, make_host
-from gguf_verify.hosts.base import GUARD_BYTES, POISON, tree_hash
+from gguf_verify.hosts import HOSTS, CpuHost, auto_host, compiler, cupy_host, make_host
+from gguf_verify.hosts.base import GUARD_BYTES, POISON
+from gguf_verify.support import cache as support_cache
+from gguf_verify.support.cache import tree_hash
 from gguf_verify.support.errors import EnvironmentFault, KernelFault, UsageError
 from gguf_verify.support.paths import kernel_root
 from tests.support.tools import ROOT
@@ -538,7 +540,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
 def test_compiler_that_fails_in_silence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
 ) -> None:
-    monkeypatch.setattr(base, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
     silent = tmp_path / "cxx"
     silent.write_text("#!/bin/sh\nexit 1\n")
     silent.chmod(0o755)
@@ -551,7 +553,7 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A build is found again by another host and from another folder; any change of its inputs gives a new one."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    monkeypatch.setattr(base, "cache_dir", lambda: cache)
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: cache)
     compiled: list[str] = []
     original = compiler._compile
 
@@ -598,7 +600,7 @@ def test_precompiled_header(
 
     there = compiler.precompiled()
     assert there is not None
-    monkeypatch.setattr(base, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
     for path in (there, compiler._made_of(there)):
         shutil.copy(path, tmp_path)
     made = tmp_path / compiler._made_of(there).name
@@ -648,35 +650,38 @@ def test_cache_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """Nowhere to write, or a user without a home: a temporary folder."""
     made = tmp_path / "temporary"
     made.mkdir()
-    monkeypatch.setattr(base.tempfile, "mkdtemp", lambda prefix: str(made))
+    monkeypatch.setattr(support_cache.tempfile, "mkdtemp", lambda prefix: str(made))
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
-    assert base.cache_dir.__wrapped__() == made
+    assert support_cache.cache_dir.__wrapped__() == made
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(base.Path, "home", homeless)
-    assert base.cache_dir.__wrapped__() == made
+    monkeypatch.setattr(support_cache.Path, "home", homeless)
+    assert support_cache.cache_dir.__wrapped__() == made
 
 
 # -- which host ------------------------------------------------------------------------------------------------------
 
 
 def test_choice_of_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gguf_verify.hosts
-
-    for module in (gguf_verify.hosts, cupy_host):
-        monkeypatch.setattr(module, "gpu_fault", lambda: "no device in this test")
+    monkeypatch.setattr(cupy_host, "gpu_fault", lambda: "no device in this test")
+    assert list(HOSTS) == ["gpu", "cpu"]
+    assert auto_host() == ("cpu", ["no device in this test"])
     assert isinstance(make_host("auto"), CpuHost)
+    assert make_host("auto").chosen == "by auto: no device in this test"
     assert isinstance(make_host("cpu"), CpuHost)
+    assert make_host("cpu").chosen == "as asked for"
     assert make_host("cpu", 3).threads == 3
     assert make_host("cpu").threads == len(os.sched_getaffinity(0))
     with pytest.raises(EnvironmentFault, match="no device in this test"):
         make_host("gpu")
     with pytest.raises(UsageError, match="auto, gpu, cpu"):
         make_host("cuda")
+    monkeypatch.setattr(cupy_host, "gpu_fault", lambda: None)
+    assert auto_host() == ("gpu", [])
 
 
 def test_description_names_the_machine() -> None:

@@ -36,9 +36,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts import CpuHost, CupyHost
-from ...hosts.base import Grid, Host
-from ...hosts.compiler import compiler
+from ...hosts import make_host
+from ...hosts.base import Grid
 from ...semantics import OWN
 from ...support.errors import EnvironmentFault, HarnessError, UsageError
 from ...support.paths import kernel_root
@@ -297,12 +296,8 @@ class CudaRunner:
     def __init__(self, root: Path, symbol: str, declared: str, host: str, threads: int) -> None:
         self._said = parse(declared)
         self.declaration = self._said.of
-        self._host: Host
-        if host == "gpu":
-            self._host = CupyHost()
-        else:
-            compiler()
-            self._host = CpuHost(threads)
+        self._host = make_host(host, threads)
+        self._host.check()
         self._kernels = {}
         for fmt in self.declaration.formats:
             try:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ...formats import BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
-from ...hosts import CpuHost, Host
+from ...hosts import Host
 from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
 from ...semantics.exact import exact_weights
@@ -253,7 +253,7 @@ def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbos
         cuda = CudaSource(path, name)
     except UsageError as error:
         raise UsageError(f"kernel {shown}: {printable(str(error), 600)}") from None
-    threads = host.threads if isinstance(host, CpuHost) else 0
+    threads = host.threads or 0
     asked = {"root": str(cuda.root), "name": name, "declared": cuda.declared, "host": host.name, "threads": threads}
     oracle = {"path": os.path.abspath(cuda.oracle[0]), "name": cuda.oracle[1], "oracle": True} if cuda.oracle else {}
     try:

@@ -27,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores,
 import numpy as np
 
 from ...formats import ELEMENTS, FORMATS, BlockFormat, ElementFormat, WeightFormat
-from ...hosts import Host, make_host
+from ...hosts import HOSTS, Host, make_host
 from ...kernels import FAMILIES, KERNELS, on_host
 from ...kernels.interface import Weights
 from ...kernels.packed import Packed
@@ -227,7 +227,7 @@ def calls(job: Job, fmt: WeightFormat, host: str) -> list[tuple[str, int]]:
     names = [name for name, spec in KERNELS.items() if spec.semantics == job.semantics and spec.covers(fmt)]
     found = []
     for name in names:
-        if host == "gpu" or name in QUICK:
+        if not HOSTS[host].emulated or name in QUICK:
             found.append((name, job.m))
         elif not job.fill or job.seed % 8 == 0:
             found.append((name, min(job.m, FEW)))
@@ -279,7 +279,7 @@ class Worker:
     """Does jobs on one host.
 
     Args:
-        host: "cpu" or "gpu".
+        host: its name.
         matrices: what jobs name by number.
     """
 
@@ -507,7 +507,7 @@ def done(host: str, matrices: Sequence[Matrix], jobs: Sequence[Job], processes: 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `measure`."""
     parser.add_argument("models", nargs="*", type=Path, help="further GGUF files whose matrices are multiplied")
-    parser.add_argument("--host", choices=("cpu", "gpu"), default="cpu", help="where kernels run")
+    parser.add_argument("--host", choices=list(HOSTS), default="cpu", help="where kernels run")
     parser.add_argument("--outputs", type=lambda s: int(float(s)), default=10**9, help="judge at least so many")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts and drawn values")
     parser.add_argument("-j", "--jobs", type=int, default=0, help="processes; 0: one for each core")

@@ -24,8 +24,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ...formats import FORMATS
-from ...hosts.base import cache_dir, tree_hash
 from ...kernels.ladder import KERNELS
+from ...support.cache import cache_dir, tree_hash
 from ...support.errors import EnvironmentFault
 from ...support.paths import PACKAGE, kernel_root
 from .gate import ELEMENTS_KERNEL, GATES, Gate, MutantHost, Subject, judged, libraries_of, record

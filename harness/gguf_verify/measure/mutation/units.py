@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 
 from ...hosts import nvrtc
-from ...hosts.base import tree_hash
 from ...hosts.compiler import FLAGS, compiler
 from ...hosts.tables import headers
+from ...support.cache import tree_hash
 from ...support.errors import EnvironmentFault
 from .mutator import PRELUDE
 
