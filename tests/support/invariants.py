@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_verify.gguf import KINDS, RULES, GgufFile, check_claims, layout, open_model, parse, parser
+from gguf_verify.gguf import KINDS, RULES, GgufFile, check_consistency, layout, open_model, parse, parser
 from gguf_verify.gguf.records import MAX_PER_RULE, Finding
 from gguf_verify.gguf.storage import Budget, Strings
 from gguf_verify.support.errors import HarnessError
@@ -118,7 +118,7 @@ def check_model(path: Path) -> None:
     start = time.perf_counter()
     try:
         with open_model(path) as model:
-            findings = check_claims(model)
+            findings = check_consistency(model)
             check_findings(findings, max(part.size for part in model.parts))
             assert all(f.effect == "warning" for f in findings)
     except HarnessError as error:

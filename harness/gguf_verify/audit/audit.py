@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..formats import FORMATS
-from ..gguf import Finding, GgufFile, Model, RefusedFile, Tensor, check_claims, open_model, parse
+from ..gguf import Finding, GgufFile, Model, RefusedFile, Tensor, check_consistency, open_model, parse
 from ..gguf.records import capped, finding
 from ..llama import Llama, LlamaRefused
 from ..llama.child import Child
@@ -191,7 +191,7 @@ def _readable(
     digests = pool.submit(model.sha256) if options.digest else None
     readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
     result = Audit(model.path, model.parts, n_tensors=len(model.tensors))
-    ours = (*model.findings, *check_claims(model), *(f for part in model.parts for f in coverage(part)))
+    ours = (*model.findings, *check_consistency(model), *(f for part in model.parts for f in coverage(part)))
     try:
         with Llama(options.time_limit, options.verbose, child) as llama:
             versions = llama.versions()

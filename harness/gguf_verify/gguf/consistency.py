@@ -1,7 +1,7 @@
-"""Claims: what a model's metadata and file name say about its tensors, held against the tensors.
+"""Whether what a model's metadata and file name say about its tensors is true of the tensors.
 
-Every finding here is a warning: the bytes are well defined, someone was told something wrong about them. Only what
-holds for every architecture is checked for all of them; the rest names the architectures it is known for.
+Every finding here is a warning: the bytes are well defined, but a reader is told something wrong about them. A check
+that does not hold for every architecture names the architectures for which it does.
 """
 
 from __future__ import annotations
@@ -41,15 +41,18 @@ BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
 GUESSED = int(_gguf.LlamaFileType.GUESSED)
 
 
-def check_claims(model: Model) -> tuple[Finding, ...]:
-    """Every claim that the tensors contradict. Nothing for a file without tensors, or one that says it is no model."""
+def check_consistency(model: Model) -> tuple[Finding, ...]:
+    """Everything in the metadata that the tensors contradict.
+
+    Nothing is checked in a file without tensors, or in one that says that it is not a model (an adapter, say).
+    """
     kind = model.metadata.get("general.type")
     if not model.tensors or (isinstance(kind, str) and kind != "model"):
         return ()
-    return tuple(_Claims(model).check())
+    return tuple(_Checks(model).check())
 
 
-class _Claims:
+class _Checks:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.tensors: Mapping[str, Tensor] = model.tensors
@@ -103,8 +106,8 @@ class _Claims:
     def present(self, recipes: Sequence[str]) -> bool:
         """Whether one of the recipes can be what made this file.
 
-        Where no row is long enough for a recipe's blocks, llama.cpp falls back to other types: nothing is claimed
-        wrongly then.
+        Where no row is a multiple of a recipe's blocks, llama.cpp falls back to other types, so the recipe can be right
+        without a tensor of its type.
         """
         for recipe in recipes:
             for main in RECIPES.get(recipe, (_main_type(recipe),)):

@@ -66,7 +66,7 @@ class Model:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of all parts; what metadata claim wrongly is in `claims.check_claims`."""
+        """Of all parts. `consistency.check_consistency` finds where metadata contradict the tensors."""
         return tuple(f for part in self.parts for f in part.findings)
 
     def sha256(self) -> tuple[str, ...]:

@@ -12,13 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from struct import Struct
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from ..support.errors import MalformedFile
+from .mapped import Mapped
 from .records import KINDS, Range
-
-if TYPE_CHECKING:
-    from .mapped import Mapped
 
 MAX_KEYS = 1 << 16  # known models have fewer than 100
 MAX_TENSORS = 1 << 17  # a mixture of experts with a tensor for each expert has some 75,000

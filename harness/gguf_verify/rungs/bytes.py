@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from ..audit import Content, Examination, Readers, Reading, compare_readers, coverage
-from ..gguf import Finding, check_claims
+from ..gguf import Finding, check_consistency
 from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import capped
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBytes
@@ -44,7 +44,7 @@ RUNG = Rung(
 
 
 def _container(run: Run, result: RungResult, of_content: list[Finding], readings: list[tuple[Reading, ...]]) -> None:
-    ours = (*run.model.findings, *check_claims(run.model), *capped(of_content))
+    ours = (*run.model.findings, *check_consistency(run.model), *capped(of_content))
     ours += tuple(f for part in run.model.parts for f in coverage(part))
     for part, readings_of_part in zip(run.model.parts, readings, strict=True):
         explained = tuple(f for f in ours if f.part == part.part)

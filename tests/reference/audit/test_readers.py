@@ -24,7 +24,7 @@ import pytest
 
 from gguf_verify.audit.reader_process import MAX_WHOLE
 from gguf_verify.audit.readers import EXPLAIN, READERS, Readers, Reading, Seen, _Child, compare, ours
-from gguf_verify.gguf import RULES, Finding, GgufFile, RefusedFile, check_claims, open_model, parse
+from gguf_verify.gguf import RULES, Finding, GgufFile, RefusedFile, check_consistency, open_model, parse
 from gguf_verify.support.errors import EnvironmentFault, MalformedFile
 from tests.support import corpus
 from tests.support.corpus import Entry, SplitEntry
@@ -83,7 +83,7 @@ def _row(entry: Entry, group: str, readers: Readers, folder: Path) -> Row:
         accepted = file.refused is None
     if entry.claim:
         with open_model(path) as model:
-            findings += check_claims(model)
+            findings += check_consistency(model)
     return Row(entry.name, group, tuple(f.id for f in findings), readings, compared, accepted)
 
 
@@ -266,7 +266,7 @@ def test_disputed_files(known: Table, tmp_path: Path) -> None:
         path.write_bytes(built.data)
         with open_model(path) as model:
             assert model.findings == ()
-            assert check_claims(model) == ()
+            assert check_consistency(model) == ()
         row = known.named(entry.name)
         (found,) = (f for f in row.compared if f.id == RULES[str(entry.slug)].id)
         assert (found.effect, found.start, found.stop) == (entry.effect, built.start, built.stop), found.line()

@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_verify.gguf import KINDS, RULES, RefusedFile, check_claims, open_model, parse, printable
+from gguf_verify.gguf import KINDS, RULES, RefusedFile, check_consistency, open_model, parse, printable
 from gguf_verify.gguf.mapped import Mapped
 from gguf_verify.gguf.records import MAX_PER_RULE
 from gguf_verify.gguf.storage import Budget, Strings
@@ -83,7 +83,7 @@ def test_harmless_files_are_accepted_in_silence(entry: Entry, tmp_path: Path) ->
     path, _ = save(entry, tmp_path)
     with open_model(path) as model:
         assert model.findings == ()
-        assert check_claims(model) == ()
+        assert check_consistency(model) == ()
 
 
 @pytest.mark.parametrize("entry", [*corpus.CLAIMS, *corpus.TRUE_CLAIMS], ids=by_name)
@@ -91,7 +91,7 @@ def test_each_lie_of_the_metadata_is_found(entry: Entry, tmp_path: Path) -> None
     path, built = save(entry, tmp_path)
     with open_model(path) as model:
         assert model.findings == ()
-        found = check_claims(model)
+        found = check_consistency(model)
         if entry.slug is None:
             assert found == ()
             return
@@ -135,7 +135,7 @@ def test_expert_count(tmp_path: Path) -> None:
     path = tmp_path / "experts.gguf"
     path.write_bytes(built.data)
     with open_model(path) as model:
-        (finding,) = check_claims(model)
+        (finding,) = check_consistency(model)
     assert finding.id == RULES["expert-count"].id
     assert (finding.start, finding.stop) == (built.start, built.stop)
 
@@ -224,7 +224,7 @@ def test_shared_models_are_clean(name: str) -> None:
     assert_tiles(path)
     with open_model(path) as model:
         assert model.findings == ()
-        assert check_claims(model) == ()
+        assert check_consistency(model) == ()
         assert model.architecture == "llama"
         assert model.size == path.stat().st_size
         assert model.sha256() == (hashlib.sha256(path.read_bytes()).hexdigest(),)

@@ -1,0 +1,369 @@
+"""Everything that can be found wrong with a file, as data: one rule for each finding's id.
+
+A rule's number and slug are stable, and so is its effect. The parser and the checks of this room find the rules below
+100; `gguf_verify.audit` finds the others. The documentation's page of findings is made of this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Effect = Literal["refuse", "error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that can be wrong with a file.
+
+    Args:
+        number: the stable part of the id.
+        slug: the readable part of the id; as stable.
+        effect: "refuse": reading on would be unsafe or ambiguous (exit 4). "error": the bytes are well defined, but
+            wrong (exit 1). "warning": llama.cpp can still use the file, or its metadata contradict it (exit 0; exit 1
+            with --strict). "note": worth knowing (exit 0).
+        why: why it matters, as each finding says it.
+        cause: how files come to be like this, in a sentence.
+        cure: what to do about it, in a sentence.
+    """
+
+    number: int
+    slug: str
+    effect: Effect
+    why: str
+    cause: str
+    cure: str
+
+    @property
+    def id(self) -> str:
+        """What findings, reports and the documentation call it, such as `GGUF-013-duplicate-key`."""
+        return f"GGUF-{self.number:03d}-{self.slug}"
+
+
+_WRITER = "The program that wrote the file has a bug, or the file was altered by hand."
+_DAMAGED = "The file was damaged, or crafted to harm its readers."
+_AGAIN = "Download or convert the file again."
+_REWRITE = "Write the file again with gguf-py or llama.cpp's own tools."
+_DISTRUST = "Do not load the file; ask whoever published it for a sound one."
+_KEY = "Correct the key with gguf-py's gguf_set_metadata.py or gguf_new_metadata.py."
+
+_RULES = (
+    # the header
+    Rule(
+        1, "truncated", "refuse", "the file ends inside its own header, so what it describes is not known",
+        "A download, a copy or a conversion stopped early.", _AGAIN,
+    ),
+    Rule(
+        2, "magic", "refuse", "only a file that starts with GGUF can be read as one",
+        "The file has another format (safetensors, the older GGML), or is an error page or a Git LFS pointer that was "
+        "saved under this name.",
+        "Check what the download gave; convert other formats with llama.cpp's convert_hf_to_gguf.py.",
+    ),
+    Rule(
+        3, "version", "refuse", "versions 2 and 3 share one layout; others are laid out differently or not known",
+        "The file was written in 2023 (version 1), by something newer than this project, or its header is damaged.",
+        "Convert the model again with a current llama.cpp.",
+    ),
+    Rule(
+        4, "big-endian", "refuse", "llama.cpp on a little-endian machine reads every number of such a file wrong",
+        "The file was made for a big-endian machine, such as s390x.",
+        "Convert it with gguf-py's gguf_convert_endian.py.",
+    ),
+    Rule(
+        5, "tensor-count", "refuse",
+        "so many tensors cannot stand in the bytes that are there, or no model has so many: a mixture of experts with "
+        "a tensor for each expert has some 75,000",
+        _DAMAGED, _DISTRUST,
+    ),
+    Rule(
+        6, "key-count", "refuse",
+        "so many keys cannot stand in the bytes that are there, or no model has so many: known ones have fewer than "
+        "100",
+        _DAMAGED, _DISTRUST,
+    ),
+    Rule(
+        7, "metadata-size", "refuse",
+        "no model's metadata are so large, and to keep them would take memory without bound",
+        _DAMAGED, _DISTRUST,
+    ),
+    # keys and values
+    Rule(
+        10, "string-length", "refuse",
+        "the string would reach past the end of the file, or past the 1 GiB that llama.cpp reads",
+        _DAMAGED, _DISTRUST,
+    ),
+    Rule(
+        11, "empty-key", "refuse", "a value without a name belongs to nothing, and llama.cpp refuses it",
+        _WRITER, _REWRITE,
+    ),
+    Rule(
+        12, "long-key", "error", "the GGUF specification ends keys at 65535 bytes, and readers may rely on it",
+        _WRITER, "Give the key a shorter name.",
+    ),
+    Rule(
+        13, "duplicate-key", "refuse", "which of the values counts depends on the reader",
+        "A tool added a key that was there already, or someone wants two readers to see two models.",
+        "Keep one of the values and write the file again with gguf-py.",
+    ),
+    Rule(
+        14, "nul-in-name", "refuse",
+        "llama.cpp ends a name at its first NUL, other readers do not: it has two names",
+        "The writer wrote fixed-size, zero-padded names, or someone wants two readers to see two models.", _REWRITE,
+    ),
+    Rule(
+        15, "bad-utf8", "error", "GGUF strings are UTF-8; gguf-py fails on such a string, llama.cpp passes it on",
+        "A converter wrote a tokenizer's raw bytes, or cut a string within a character.",
+        "Correct the string at its source and convert the model again.",
+    ),
+    Rule(
+        16, "value-type", "refuse",
+        "the length of an unknown value is not known, so nothing after it can be read",
+        "The file is damaged, or newer than this project.", _AGAIN,
+    ),
+    Rule(
+        17, "bool-value", "error", "GGUF allows 0 and 1 only; whether 2 is true depends on the reader",
+        _WRITER, _KEY,
+    ),
+    Rule(
+        18, "array-length", "refuse",
+        "the array would reach past the end of the file, or past the 2^30 elements that llama.cpp reads",
+        _DAMAGED, _DISTRUST,
+    ),
+    Rule(
+        19, "nested-array", "error",
+        "the GGUF specification allows an array in an array, llama.cpp refuses the file",
+        "The writer stored a list of lists.", "Store the values as one flat array.",
+    ),
+    Rule(
+        20, "nested-too-deep", "refuse", "no reader needs it, and it can exhaust one that recurses",
+        _DAMAGED, _DISTRUST,
+    ),
+    # alignment
+    Rule(
+        25, "alignment-type", "refuse", "general.alignment is a uint32 by specification; llama.cpp refuses others",
+        _WRITER, _REWRITE,
+    ),
+    Rule(
+        26, "alignment-value", "refuse", "where the data begin cannot be computed from it",
+        "The alignment is 0 or not a power of two: the writer has a bug, or the file is damaged.", _REWRITE,
+    ),
+    Rule(27, "alignment-huge", "refuse", "the data would begin past the end of the file", _DAMAGED, _DISTRUST),
+    Rule(
+        28, "alignment-small", "warning",
+        "the GGUF specification asks for a multiple of 8; smaller ones leave tensors misaligned in memory",
+        "Someone set general.alignment below 8 to save space.", "Write the file again with the default of 32.",
+    ),
+    # tensor descriptions
+    Rule(
+        30, "empty-tensor-name", "warning", "nothing can ask for a tensor without a name",
+        _WRITER, "Name the tensor, or leave it out.",
+    ),
+    Rule(
+        31, "long-tensor-name", "refuse", "llama.cpp holds 63 bytes of name and refuses the file",
+        "A converter kept the long names of another framework.", "Map the names to llama.cpp's and convert again.",
+    ),
+    Rule(
+        32, "duplicate-tensor", "refuse", "which of the tensors is meant depends on the reader",
+        "A tool added a tensor that was there already, or someone wants two readers to see two models.",
+        "Keep one of the tensors and write the file again.",
+    ),
+    Rule(
+        33, "too-many-dimensions", "refuse", "ggml tensors have at most 4 dimensions",
+        "A converter kept a shape of another framework, or the file is damaged.",
+        "Reshape the tensor to at most 4 dimensions and convert again.",
+    ),
+    Rule(
+        34, "negative-dimension", "refuse", "dimensions are signed to ggml: at 2^63 and above they are negative",
+        _DAMAGED, _DISTRUST,
+    ),
+    Rule(
+        35, "dimensions-overflow", "refuse", "the size of the tensor does not fit in 63 bits and would wrap",
+        _DAMAGED, _DISTRUST,
+    ),
+    Rule(
+        36, "tensor-type", "refuse", "the size of a block is not known, so neither is the size of the tensor",
+        "The type was removed from ggml, belongs to a fork of it, or is newer than this project.",
+        "Convert the model again to a type of the supported llama.cpp.",
+    ),
+    Rule(
+        37, "partial-block", "refuse", "blocks never span rows, so the bytes of such a row are not defined",
+        "A converter quantized a tensor whose rows are no multiple of the block.",
+        "Quantize with llama.cpp, which keeps such a tensor in another type.",
+    ),
+    # where the data lie
+    Rule(
+        40, "offset-outside", "refuse", "the tensor's bytes are not in the file",
+        "The file is cut, damaged or crafted.", _AGAIN,
+    ),
+    Rule(
+        41, "offset-misaligned", "refuse",
+        "tensor data start at multiples of the alignment; llama.cpp refuses others",
+        _WRITER, _REWRITE,
+    ),
+    Rule(
+        42, "overlap", "refuse", "bytes that belong to two tensors cannot mean both",
+        "The writer shared bytes between tensors, or the file is crafted.",
+        "Write each tensor's bytes once for each tensor.",
+    ),
+    Rule(
+        43, "offset-order", "error",
+        "llama.cpp refuses tensors whose data do not follow in the order of the descriptions; gguf-py reads them",
+        "The writer sorted the descriptions after it had placed the data.", _REWRITE,
+    ),
+    Rule(
+        44, "gap", "warning",
+        "bytes that no tensor owns could hide anything; all tensors keep their meaning, yet llama.cpp v0.5.0 does not "
+        "load the file",
+        "A tensor's description was removed, or something was hidden in the file.", _REWRITE,
+    ),
+    Rule(
+        45, "zero-with-data", "error", "a tensor with a zero dimension has no bytes, but the file holds some for it",
+        _WRITER, _REWRITE,
+    ),
+    Rule(
+        46, "data-truncated", "refuse", "the last bytes of a tensor are missing",
+        "A download, a copy or a conversion stopped early.", _AGAIN,
+    ),
+    Rule(
+        47, "padding-cut", "warning",
+        "all tensors are whole, but a reader that maps whole aligned pieces would read past the end",
+        "The writer did not pad the last tensor, or the file was cut there.", _REWRITE,
+    ),
+    Rule(
+        48, "trailing", "warning", "bytes after the last tensor are read by nobody, and could hide anything",
+        "Something was appended to the file, such as a signature, an archive or a payload.",
+        "Look at the bytes; cut the file where the last tensor's padding ends.",
+    ),
+    Rule(
+        49, "nonzero-padding", "warning",
+        "padding is zero by specification; other bytes are read by nobody, and could hide anything",
+        "The writer left uninitialised memory in the padding, or something was hidden there.", _REWRITE,
+    ),
+    # split files
+    Rule(
+        60, "split-first", "refuse", "the metadata stand in the first part, and llama.cpp starts from it only",
+        "A later part of a split model was named.", "Name the first part, which ends in -00001-of-… .",
+    ),
+    Rule(
+        61, "split-part-missing", "refuse", "the tensors of a missing part cannot be verified",
+        "Not all parts were downloaded, or they lie in another folder.", "Put all parts beside the first one.",
+    ),
+    Rule(
+        62, "split-inconsistent", "refuse", "the parts do not belong together",
+        "Parts of two models were mixed, or a part was renamed.",
+        "Download all parts from one place again, and keep their names.",
+    ),
+    # what the metadata say, against the tensors
+    Rule(
+        80, "file-type", "warning", "general.file_type names a type that no tensor has; tools show it to users",
+        "The file was quantized again, or edited, by a tool that left the key as it was.", _KEY,
+    ),
+    Rule(
+        81, "file-name", "warning", "the file's name promises a quantization that no tensor has",
+        "The file was renamed, or another one was published under its name.",
+        "Rename the file after the types that it holds.",
+    ),
+    Rule(
+        82, "block-count", "warning", "llama.cpp loads as many layers as this key says",
+        "Layers were removed or merged and the key was left as it was.", _KEY,
+    ),
+    Rule(
+        83, "embedding-length", "warning",
+        "llama.cpp sizes its graph by this key and refuses tensors that differ",
+        "The key was copied from another model.", _KEY,
+    ),
+    Rule(
+        84, "vocabulary-size", "warning", "each token needs a row of the embedding, and each row a token",
+        "Tokens were added without resizing the embedding, or the embedding was padded without adding tokens.",
+        "Convert the model again with the tokenizer that belongs to it.",
+    ),
+    Rule(
+        85, "feed-forward-length", "warning", "llama.cpp expects feed-forward tensors of this size",
+        "The key was copied from another model.", _KEY,
+    ),
+    Rule(
+        86, "head-count", "warning",
+        "llama.cpp splits attention by these keys and expects tensors of that size",
+        "The keys were copied from another model.", _KEY,
+    ),
+    Rule(
+        87, "expert-count", "warning", "llama.cpp expects as many experts in each expert tensor",
+        "Experts were removed or merged and the key was left as it was.", _KEY,
+    ),
+    Rule(
+        88, "key-type", "warning", "llama.cpp refuses a key whose value is not of the type that it expects",
+        "The key was written with another type, for instance as a string.", _KEY,
+    ),
+    # content: what the tensors' bytes mean
+    Rule(
+        100, "scale-not-finite", "error", "nothing computed from such a block means anything",
+        "The model's weights overflowed a half when they were quantized, or the file is damaged.",
+        "Check the source model for weights beyond 65504; quantize or download it again.",
+    ),
+    Rule(
+        101, "value-not-finite", "error", "nothing computed from such a value means anything",
+        "Training diverged, or weights overflowed a half when they were converted.",
+        "Check the source model; keep this tensor in BF16 or F32.",
+    ),
+    Rule(
+        102, "decode-differs", "error", "the block means something else to us than to llama.cpp",
+        "This project or this build of llama.cpp decodes the type wrongly.",
+        "Report it with the block's bytes, which the finding shows.",
+    ),
+    Rule(
+        103, "scale-subnormal", "note",
+        "a subnormal half keeps fewer than 11 bits of the scale, and code that computes in half may flush it to zero",
+        "The block's weights are tiny.", "Nothing needs to be done unless a kernel loses these blocks.",
+    ),
+    Rule(
+        104, "unowned", "error", "a byte that no one field owns could mean anything: the parser is wrong",
+        "This project has a bug.", "Report it, with the file if you can.",
+    ),
+    # other readers
+    Rule(
+        110, "llama-refuses", "error", "llama.cpp does not load the file, and no other finding says why",
+        "llama.cpp's reader demands something that this project does not check.",
+        "Read llama.cpp's message in the finding; report the missing check.",
+    ),
+    Rule(
+        111, "gguf-py-refuses", "warning",
+        "tools built on gguf-py cannot read the file, and no other finding says why",
+        "gguf-py does not know a type or a layout that llama.cpp reads.", "Update gguf-py, or tell its users.",
+    ),
+    Rule(
+        112, "reader-verdict", "note", "a reader's verdict is not ours; another finding says what is wrong",
+        "Readers are stricter or laxer about the same fault.", "Cure the other finding.",
+    ),
+    Rule(
+        113, "reader-differs", "error", "two readers see different tensors in the same bytes",
+        "A reader has a bug, or the file is crafted so that tools and llama.cpp see different models.",
+        "Do not load the file before you know which reader is wrong.",
+    ),
+    Rule(
+        114, "reader-broke", "warning",
+        "a reader that crashes or hangs on a file can be made to by whoever made it",
+        "The reader has a bug that this file meets.",
+        "Report it to the reader's authors, and do not load the file with it.",
+    ),
+    # against the source
+    Rule(
+        120, "source-differs", "error", "the tensor is not what llama.cpp makes of the source",
+        "The file was made of other weights, by another version or quantizer, or with an importance matrix; or it was "
+        "altered.",
+        "Quantize the source with llama.cpp and compare, or ask the publisher how the file was made.",
+    ),
+    Rule(
+        121, "source-missing", "error", "the source holds no tensor of that name and shape to make it from",
+        "The source is not the model that the file was made of, or tensors were added.", "Name the right source.",
+    ),
+    Rule(
+        122, "source-left", "warning", "a tensor of the source did not come along",
+        "The converter leaves the tensor out on purpose, or it was lost.",
+        "Check whether the architecture needs the tensor.",
+    ),
+)  # fmt: skip
+
+#: By slug.
+RULES: dict[str, Rule] = {rule.slug: rule for rule in _RULES}
+
+__all__ = ["RULES", "Effect", "Rule"]
