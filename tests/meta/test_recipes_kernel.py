@@ -1,4 +1,4 @@
-"""The recipe "add a kernel" of docs/extending.md, carried out: a spec and its source are listed and change a verdict."""
+"""The recipe "add a kernel" of docs/extending.md, carried out: a spec and a source are listed and change a verdict."""
 
 from __future__ import annotations
 
