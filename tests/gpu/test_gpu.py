@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FLOAT_TYPES, FORMATS, MXFP4, NVFP4, Q8_1, BlockFormat
-from gguf_verify.hosts import HOSTS, CpuHost, CupyHost, make_host
+from gguf_verify.hosts import CpuHost, CupyHost, make_host
 from gguf_verify.hosts.base import GUARD_BYTES, POISON, Host
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
@@ -24,7 +24,7 @@ from gguf_verify.semantics.elements import element_product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.verification import verify
-from tests.rungs.kernels.test_kernels import (
+from tests.reference.kernels.test_kernels import (
     ALL,
     LADDER,
     NAIVE,
@@ -44,11 +44,11 @@ from tests.rungs.kernels.test_kernels import (
     random_weights,
     sources,
 )
-from tests.rungs.kernels.test_packing import PACKED
+from tests.reference.kernels.test_packing import PACKED
+from tests.support.needs import compute_sanitizer, need, unmet
 from tests.support.tools import LEGACY, ROOT, altered_kernel
 
-FAULT = HOSTS["gpu"].fault()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(FAULT is not None, reason=f"no GPU: {FAULT}")]
+pytestmark = pytest.mark.needs("gpu")
 
 MS, NS = (1, 3, 16, 33, 128), (1, 31, 257, 768)
 
@@ -275,7 +275,7 @@ def test_packed_kernels(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) ->
     """The ladder's shapes: the bits of naive on the same card; of the kernel with an order of its own, of the CPU."""
     spec, naive = KERNELS[name], ShippedKernel(KERNELS["q8_1_naive"], gpu)
     if spec.cards.target(str(gpu.sm)) is None:
-        pytest.skip(f"{name} needs {spec.cards}")
+        unmet("gpu", f"{name} needs {spec.cards}")
     kernel, on_cpu, rng = ShippedKernel(spec, gpu), ShippedKernel(spec, cpu), np.random.default_rng(23)
     for k in (32, 96, 288, 4096):
         w, x = random_weights(rng, fmt, 1024, k), random_activations(rng, naive.spec, 257, k)
@@ -314,9 +314,8 @@ def test_gemv_of_values(gpu: Host, m: int) -> None:
 
 
 def under_sanitizer(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not Path(program).exists():
-        pytest.skip("no compute-sanitizer")
+    need("compute-sanitizer")
+    program = compute_sanitizer() or ""
     command = [
         program,
         "--tool",

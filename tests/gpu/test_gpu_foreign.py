@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.hosts import HOSTS
 from gguf_verify.results import Options
 from gguf_verify.verification import Report, verify
 from tests.support.tools import FIXTURES, ROOT, cli
 
-FAULT = HOSTS["gpu"].fault()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(FAULT is not None, reason=f"no GPU: {FAULT}")]
+pytestmark = pytest.mark.needs("gpu")
 
 HOST = "gpu"
 EXAMPLES = ROOT / "examples"
@@ -55,16 +53,19 @@ def test_the_command_line() -> None:
     assert "VERIFIED" in done.stdout
 
 
+@pytest.mark.needs("torch")
 def test_the_torch_example() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     assert torch.cuda.is_available(), "this PyTorch sees no GPU"
     all_rungs(f"{EXAMPLES / 'torch_q4_0.py'}:gemm")
 
 
+@pytest.mark.needs("triton")
 def test_the_triton_example() -> None:
     """Its first call compiles."""
-    pytest.importorskip("triton")
-    torch = pytest.importorskip("torch")
+    import torch
+
     assert torch.cuda.is_available(), "this PyTorch sees no GPU"
     all_rungs(f"{EXAMPLES / 'triton_q4_0.py'}:gemm")
 

@@ -17,24 +17,12 @@ from gguf_verify.results import Options
 from gguf_verify.rungs import run as run_module
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definitions import Semantics
-from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import Report, verify
-from tests.reference.formats.test_types import model_of
+from tests.rungs.formats.test_types import model_of
 from tests.support import graphs
 from tests.support.tools import FIXTURES, LEGACY, altered_kernel
 
-
-def fault() -> str | None:
-    try:
-        with Llama() as llama:
-            llama.gpu()
-    except EnvironmentFault as error:
-        return str(error)
-    return None
-
-
-FAULT = fault()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(FAULT is not None, reason=f"no GPU for llama.cpp: {FAULT}")]
+pytestmark = pytest.mark.needs("llama-gpu")
 
 #: Both halves of a block's codes meet the first half of the activations.
 WRONG = ("gemm/q8_1/04_dp4a.cu", "load_word_4(xb->qs, j + 4)", "load_word_4(xb->qs, j)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -34,6 +33,7 @@ from gguf_verify.support.errors import EnvironmentFault, MalformedFile, UsageErr
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.verification import Report, verify
 from tests.support import corpus
+from tests.support.needs import need
 from tests.support.tools import FIXTURES, LEGACY, ROOT, patched, patched_block, split_model, write_model
 
 Bytes = npt.NDArray[np.uint8]
@@ -176,8 +176,7 @@ def test_any_processor_scans_alike(
     name: str, option: str, llama: Llama, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of a quantizer's and blocks of any bytes, by the best instructions of this machine and without them."""
-    if platform.machine() != "x86_64":
-        pytest.skip("there is one way alone")
+    need("x86-64")
     fmt = FORMATS[name]
     per_row, n_rows = 5, 300
     values = rng.standard_normal((n_rows * per_row, fmt.block_size), np.float32)

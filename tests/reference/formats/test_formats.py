@@ -7,7 +7,6 @@ leaves the result open (a float that does not fit is cast to an integer): NaN an
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
 import sys
@@ -50,9 +49,7 @@ ENCODED = [name for name, fmt in FORMATS.items() if fmt.encode_values]
 TINY, FLT_MAX = np.float32(2.0**-149), np.finfo(np.float32).max
 
 # GCC contracts x·id + 8.5 to one fused operation where the baseline of the machine has it: not on x86-64
-bit_equal_encoders = pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "AMD64"), reason="llama.cpp's quantizers are reproduced for x86-64 builds"
-)
+bit_equal_encoders = pytest.mark.needs("x86-64")
 
 # a user must not see NumPy's warnings either
 pytestmark = pytest.mark.filterwarnings("error")

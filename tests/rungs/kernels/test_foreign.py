@@ -24,12 +24,13 @@ from gguf_verify.llama import Gemm
 from gguf_verify.report import identify_report, json_report, text
 from gguf_verify.results import Options
 from gguf_verify.rungs.layers import explain
-from gguf_verify.rungs.layers.rung import llama_activations
+from gguf_verify.rungs.layers.activations import llama_activations
 from gguf_verify.semantics import SEMANTICS, exact_result, judge, product, quantized_inside
 from gguf_verify.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
 from gguf_verify.support.errors import KernelFault, UsageError
 from gguf_verify.verification import Report, verify
 from tests.support import foreign_kernels
+from tests.support.needs import need
 from tests.support.tools import FIXTURES, ROOT, assert_one_line, cli
 
 KERNELS = ROOT / "tests" / "support" / "foreign_kernels.py"
@@ -291,7 +292,7 @@ def test_the_header_says_where_it_runs(example: str) -> None:
 @pytest.mark.parametrize("example", ["numpy_q4_0.py:gemm", "cuda_q4_0.cu:gemm", "torch_q4_0.py:gemm"])
 def test_examples(example: str) -> None:
     if example.startswith("torch"):
-        pytest.importorskip("torch")
+        need("torch")
     report = verified(f"{EXAMPLES / example}", "blocks", "layers", "tokens")
     assert report.exit_code == 0, report.rungs
     assert [r.verdict for r in report.rungs] == ["passed"] * 3
@@ -299,8 +300,7 @@ def test_examples(example: str) -> None:
 
 def test_the_triton_example_in_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which runs it on the CPU, too slowly for a whole run."""
-    pytest.importorskip("triton")
-    pytest.importorskip("torch")
+    need("triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     kernel = open_foreign(f"{EXAMPLES / 'triton_q4_0.py'}:gemm", CpuHost(1))
     assert multiplied(kernel)
@@ -332,7 +332,7 @@ def altered(folder: Path, example: str, old: str, new: str) -> Path:
 )
 def test_a_fault_in_an_example(tmp_path: Path, example: str, name: str, old: str, new: str) -> None:
     if example.startswith("torch"):
-        pytest.importorskip("torch")
+        need("torch")
     report = verified(f"{altered(tmp_path, example, old, new)}:{name}")
     assert [r.verdict for r in report.rungs] == ["failed", "failed"]
     first = report.rungs[1].failures[0]

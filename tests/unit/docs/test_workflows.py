@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import HOST_CHOICES
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.ladder import KERNELS
+from tests.support.needs import need
 from tests.support.tools import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -99,8 +99,7 @@ LINTERS = (
 @pytest.mark.parametrize("command", LINTERS)
 def test_linters(command: str) -> None:
     program, *arguments = command.split()
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
+    need(program)
     line = [program, *arguments, *map(str, WORKFLOWS)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

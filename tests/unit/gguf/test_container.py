@@ -22,8 +22,8 @@ from gguf_verify.gguf.storage import Budget, Strings
 from gguf_verify.support.errors import EXIT_MALFORMED, MalformedFile
 from tests.support import corpus
 from tests.support.corpus import STRING, A, Entry, SplitEntry
+from tests.support.needs import SHARED_MODELS, need
 
-MODELS = Path(__file__).parents[4] / "shared" / "models"
 SHARED = ("TinyStories-656K-Q8_0.gguf", "TinyStories-656K-f16.gguf", "stories260K-ggml-org-f32.gguf")
 
 
@@ -39,10 +39,8 @@ def save(entry: Entry, folder: Path) -> tuple[Path, corpus.Built]:
 
 
 def shared_model(name: str) -> Path:
-    path = MODELS / name
-    if not path.exists():
-        pytest.skip(f"{name} is not at hand")
-    return path
+    need("shared-models")
+    return SHARED_MODELS / name
 
 
 def assert_tiles(path: Path) -> None:

@@ -17,6 +17,7 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.paths import kernel_root
+from tests.support.needs import need
 
 #: The tables that a format's kernels need.
 NEEDED = {
@@ -99,10 +100,7 @@ def test_a_format_compiles_with_the_tables_that_it_needs(name: str, monkeypatch:
             defines = {"FORMAT": name, "BLOCK_BYTES": str(fmt.block_bytes)}
             return nvrtc.compile_cubin(kernel_root(), KERNELS["q8_1_dp4a"].file, "90", defines)
 
-    try:
-        nvrtc.version()
-    except EnvironmentFault as fault:
-        pytest.skip(str(fault))
+    need("nvrtc")
     assert compiled()
     for table in needed:
         with pytest.raises(EnvironmentFault, match=re.escape(table)):

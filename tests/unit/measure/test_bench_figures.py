@@ -89,8 +89,8 @@ def test_several_files_of_one_card(tmp_path: Path) -> None:
         bench_figures.load(paths[3:])
 
 
+@pytest.mark.needs("matplotlib")
 def test_roofline(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / "roofline.svg"
     bench_figures.roofline(DATA, path)
     first = path.read_bytes()

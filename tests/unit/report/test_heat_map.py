@@ -154,8 +154,10 @@ def test_colours_are_in_order() -> None:
 # -- PNG ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("matplotlib")
 def test_png_is_what_another_decoder_reads(tmp_path: Path) -> None:
-    image = pytest.importorskip("matplotlib.image", reason="matplotlib is not installed: an independent decoder of PNG")
+    from matplotlib import image
+
     path = tmp_path / "map.png"
     path.write_bytes(png([mixed()]))
     pixels = np.rint(image.imread(path)[..., :3] * 255).astype(int)

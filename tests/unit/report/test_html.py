@@ -1,4 +1,4 @@
-"""Pages in a browser: headless Chromium, where there is one (Debian: chromium and chromium-driver)."""
+"""Pages in a browser: headless Chromium, where there is one."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.select import Select
 
 from gguf_verify.report import html
-from tests.support import nights
+from tests.support import needs, nights
 from tests.support.nights import HOSTILE, SCRIPT, changes, history, run_report
 
-webdriver = pytest.importorskip("selenium.webdriver")
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.select import Select  # noqa: E402
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here"),
-    pytest.mark.skipif(DRIVER is None, reason="no chromedriver here"),
-]
+pytestmark = pytest.mark.needs("chromium")
 
 WRONG = nights.gemm_names(21)[8]
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 
 
+#: The pages are our own, so that no sandbox is needed; root, as which continuous integration runs, cannot have one. The
+#: browser must ask nobody for updates or anything else.
+BROWSER_OPTIONS = (
+    "--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars", "--disable-gpu", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-extensions",
+    "--disable-sync", "--disable-domain-reliability", "--no-pings", "--host-resolver-rules=MAP * ~NOTFOUND",
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    # no sandbox: continuous integration runs as root, and the page is our own
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
+    options.binary_location = needs.browser() or ""
+    for argument in BROWSER_OPTIONS:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     try:
         yield driver
     finally:

@@ -13,7 +13,6 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.hosts import CpuHost, nvrtc
-from gguf_verify.hosts.compiler import compiler
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.ladder.q8_1_gemv import Gemv
@@ -23,9 +22,9 @@ from gguf_verify.kernels.packed import LEGACY, Packed, packed_shape, unpacked
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.tiling import Tiling
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
-from gguf_verify.support.errors import EnvironmentFault, KernelFault
+from gguf_verify.support.errors import KernelFault
 from gguf_verify.support.paths import kernel_root
-from tests.rungs.kernels.test_kernels import (
+from tests.reference.kernels.test_kernels import (
     assert_same,
     gaussians,
     quantizer_inputs,
@@ -33,6 +32,7 @@ from tests.rungs.kernels.test_kernels import (
     random_weights,
     stack_bytes,
 )
+from tests.support.needs import libasan, need
 from tests.support.tools import ROOT, altered_kernel
 
 PACKED = [name for name, spec in KERNELS.items() if isinstance(spec.launch, Packed)]
@@ -257,8 +257,8 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from tests.rungs.kernels.test_packing import PACKED, SHAPES, check
-from tests.rungs.kernels.test_kernels import SANITIZERS
+from tests.reference.kernels.test_packing import PACKED, SHAPES, check
+from tests.reference.kernels.test_kernels import SANITIZERS
 host = CpuHost(1, SANITIZERS)
 for name in sys.argv[3:] or PACKED:
     kernel = ShippedKernel(KERNELS[name], host, Path(sys.argv[1]))
@@ -273,11 +273,8 @@ print("clean")
 
 
 def under_sanitizers(root: Path, fmt: str, *names: str) -> subprocess.CompletedProcess[str]:
-    found = subprocess.run([compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
-    library = Path(found.stdout.strip())
-    if not (library.is_absolute() and library.exists()):
-        pytest.skip("the compiler has no address sanitizer as a library (libasan)")
-    environment = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0"}
+    need("libasan")
+    environment = os.environ | {"LD_PRELOAD": str(libasan()), "ASAN_OPTIONS": "detect_leaks=0"}
     command = [sys.executable, "-c", SANITIZED, str(root), fmt, *names]
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -314,10 +311,8 @@ def test_sanitizers_see(tmp_path: Path, name: str, file: str, old: str, new: str
 @at_once("Q5_1")
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """For Hopper, and what runs elsewhere for every card."""
-    try:
-        supported = nvrtc.architectures()
-    except EnvironmentFault as fault:
-        pytest.skip(str(fault))
+    need("nvrtc")
+    supported = nvrtc.architectures()
     macros = {"FORMAT": fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), "TOKENS": "64"}
     sources = [("pack/weights.cu", macros, "90"), ("pack/activations.cu", macros, "90")]
     for tiling in TILINGS:

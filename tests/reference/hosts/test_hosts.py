@@ -328,7 +328,7 @@ def test_any_number_of_workers_gives_the_same_bits(build: Build) -> None:
         np.testing.assert_array_equal(results[0], other)
 
 
-@pytest.mark.skipif("x86_64" not in os.uname().machine, reason="other machines use ucontext anyway")
+@pytest.mark.needs("x86-64")  # other machines use ucontext anyway
 def test_ucontext_fibers(tmp_path: Path) -> None:
     """The switch for machines other than x86-64, compiled here."""
     shuffles = SHUFFLES.replace("WORD", "uint32_t").replace("void k", "void shuffles")

@@ -20,7 +20,6 @@ import pytest
 from gguf_verify.formats import FLOAT_TYPES, FORMATS, IQ1_M, MXFP4, NVFP4, Q8_1, BlockFormat
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.hosts.base import Host
-from gguf_verify.hosts.compiler import compiler
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Tiles
 from gguf_verify.kernels.packed import Packed
@@ -33,6 +32,7 @@ from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault, UsageError
 from gguf_verify.support.paths import kernel_root
+from tests.support.needs import libasan, need, unmet
 from tests.support.tools import LEGACY, ROOT, altered_kernel
 
 MS, NS = (1, 3, 33), (1, 31, 257)
@@ -582,12 +582,9 @@ SANITIZERS = ["-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize
 def in_a_process(root: Path, cases: list[tuple[str, str]], sanitizers: bool = True) -> subprocess.CompletedProcess[str]:
     environment = os.environ.copy()
     if sanitizers:
-        found = subprocess.run([compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
-        library = Path(found.stdout.strip())
-        if not (library.is_absolute() and library.exists()):
-            pytest.skip("the compiler has no address sanitizer as a library (libasan)")
+        need("libasan")
         # leaks are Python's own; the library must come before everything that allocates
-        environment |= {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0"}
+        environment |= {"LD_PRELOAD": str(libasan()), "ASAN_OPTIONS": "detect_leaks=0"}
     options = {"root": str(root), "cases": cases, "flags": SANITIZERS if sanitizers else []}
     command = [sys.executable, "-m", "tests.support.sanitized", json.dumps(options)]
     return subprocess.run(
@@ -716,10 +713,8 @@ def stack_bytes(cubin: bytes) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def supported() -> list[int]:
-    try:
-        return nvrtc.architectures()
-    except EnvironmentFault as fault:
-        pytest.skip(str(fault))
+    need("nvrtc")
+    return nvrtc.architectures()
 
 
 @pytest.mark.parametrize(
@@ -728,7 +723,7 @@ def supported() -> list[int]:
 def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
     """And keeps all in registers: no local memory, so nothing spilled."""
     if int(sm) not in supported:
-        pytest.skip(f"this NVRTC does not compile for sm_{sm}")
+        unmet("nvrtc", f"this version does not compile for sm_{sm}")
 
     def compiled(source: tuple[str, str, dict[str, str]]) -> list[int]:
         file, _, macros = source

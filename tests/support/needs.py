@@ -1,0 +1,170 @@
+"""What tests need beside the project's own dependencies, and what becomes of a test whose need is not met.
+
+A test says `@pytest.mark.needs("chromium")`; a helper that finds out later calls `need("libasan")`. A need that is not
+met skips the test, and fails it where the command line has `--require=chromium`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+#: The contributors' models, beside the checkout.
+SHARED_MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
+
+
+class Unmet(pytest.skip.Exception):
+    """Skips a test because of a need. `need` is its name."""
+
+    def __init__(self, need: str, reason: str) -> None:
+        super().__init__(f"{need}: {reason}", _use_item_location=True)
+        self.need = need
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that not every machine has.
+
+    Args:
+        what: it in words, for the line at the end of a run.
+        cure: what makes the tests run.
+        fault: says why the need is not met, or None where it is met.
+    """
+
+    what: str
+    cure: str
+    fault: Callable[[], str | None]
+
+
+def _programs(*names: str) -> Callable[[], str | None]:
+    def fault() -> str | None:
+        missing = [name for name in names if shutil.which(name) is None]
+        return f"{' and '.join(missing)} not found" if missing else None
+
+    return fault
+
+
+def _modules(*names: str) -> Callable[[], str | None]:
+    def fault() -> str | None:
+        missing = [name for name in names if importlib.util.find_spec(name) is None]
+        return f"{' and '.join(missing)} not installed" if missing else None
+
+    return fault
+
+
+def _gpu() -> str | None:
+    from gguf_verify.hosts import HOSTS
+
+    return HOSTS["gpu"].fault()
+
+
+def _llama_gpu() -> str | None:
+    from gguf_verify.llama import Llama
+    from gguf_verify.support.errors import EnvironmentFault
+
+    try:
+        with Llama() as llama:
+            llama.gpu()
+    except EnvironmentFault as fault:
+        return str(fault)
+    return None
+
+
+def _nvrtc() -> str | None:
+    from gguf_verify.hosts import nvrtc
+    from gguf_verify.support.errors import EnvironmentFault
+
+    try:
+        nvrtc.version()
+    except EnvironmentFault as fault:
+        return str(fault)
+    return None
+
+
+def libasan() -> Path | None:
+    """The compiler's address sanitizer as a library that can be preloaded."""
+    from gguf_verify.hosts.compiler import compiler
+
+    found = subprocess.run([compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
+    library = Path(found.stdout.strip())
+    return library if library.is_absolute() and library.exists() else None
+
+
+def _x86() -> str | None:
+    machine = platform.machine()
+    return None if machine in ("x86_64", "AMD64") else f"this machine is {machine}"
+
+
+def browser() -> str | None:
+    """Chromium, or Chrome, which is the same to a driver."""
+    return shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def _chromium() -> str | None:
+    fault = _programs("chromedriver")() or _modules("selenium")()
+    return fault if browser() else "no chromium"
+
+
+def compute_sanitizer() -> str | None:
+    """The program, which a CUDA toolkit does not put on the path."""
+    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+
+
+NEEDS = {
+    "gpu": Need("CUDA device", "a machine with a GPU and the extra cuda12 or cuda13", _gpu),
+    "llama-gpu": Need(
+        "CUDA backend of llama.cpp", "a machine with a GPU and llama-cpp-python built with -DGGML_CUDA=ON", _llama_gpu
+    ),
+    "compute-sanitizer": Need(
+        "compute-sanitizer", "the CUDA toolkit", lambda: None if compute_sanitizer() else "no compute-sanitizer"
+    ),
+    "chromium": Need(
+        "browser", "apt-get install chromium chromium-driver", _chromium
+    ),
+    "libasan": Need(
+        "address sanitizer", "GCC with libasan", lambda: None if libasan() else "the compiler has no libasan.so"
+    ),
+    "nvrtc": Need("NVRTC", "pip install nvidia-cuda-nvrtc", _nvrtc),
+    "torch": Need("PyTorch", "pip install torch", _modules("torch")),
+    "triton": Need("Triton", "pip install triton torch", _modules("triton", "torch")),
+    "matplotlib": Need("matplotlib", "pip install matplotlib", _modules("matplotlib")),
+    "shared-models": Need(
+        "shared model", "the folder shared/models beside the checkout",
+        lambda: None if SHARED_MODELS.is_dir() else f"no folder {SHARED_MODELS.name} beside the checkout",
+    ),
+    "x86-64": Need("x86-64 processor", "an x86-64 machine", _x86),
+    "check-jsonschema": Need("check-jsonschema", "pip install check-jsonschema", _programs("check-jsonschema")),
+    "zizmor": Need("zizmor", "pip install zizmor", _programs("zizmor")),
+    "actionlint": Need("actionlint", "its program on the path", _programs("actionlint")),
+}  # fmt: skip
+
+#: Names of needs that must be met: `--require`.
+required: set[str] = set()
+
+
+@cache
+def fault_of(name: str) -> str | None:
+    """Why a need is not met, or None; found out once."""
+    return NEEDS[name].fault()
+
+
+def need(name: str) -> None:
+    """Skips the running test if the need is not met; fails it if the need is required."""
+    unmet(name, fault_of(name))
+
+
+def unmet(name: str, fault: str | None) -> None:
+    """As `need`, where the caller knows the fault, as of one type or one card alone."""
+    if fault is None:
+        return
+    if name in required:
+        pytest.fail(f"--require={name}: {fault}", pytrace=False)
+    raise Unmet(name, fault)
