@@ -25,7 +25,7 @@
 // four bits further up q·2^-20. So the second half of a block's activations is divided by 16 and d is multiplied by 2^24;
 // both are exact. z is what a block's term adds to d·Σ, or what the weights' m meets.
 #pragma once
-#include "formats/all.cuh"
+#include "formats/format.cuh"
 
 namespace packed {
 

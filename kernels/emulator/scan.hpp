@@ -1,8 +1,8 @@
 // One pass over the blocks of a tensor on the CPU: is every block's decode llama.cpp's, and what do the blocks hold?
 //
-// Compiled once per type, with -DFORMAT and -DBLOCK_BYTES as the kernels are, or with -DELEMENT=F32, F16 or BF16. The
-// blocks go through the very `unpack` and `value` that the kernels use; llama.cpp's `to_float` comes as a pointer. A
-// batch stays in the first cache from llama.cpp's decode to ours: the file is read from memory once.
+// Compiled once per type, with the macros of the type's record as the kernels are (formats/format.cuh). The blocks go
+// through the very `unpack` and `value` that the kernels use; llama.cpp's `to_float` comes as a pointer. A batch stays in
+// the first cache from llama.cpp's decode to ours: the file is read from memory once.
 #pragma once
 #include <cerrno>
 #include <unistd.h>
@@ -10,11 +10,7 @@
 #include <immintrin.h>
 #endif
 
-#ifdef FORMAT
-#include "../formats/all.cuh"
-#else
-#include "../common.cuh"
-#endif
+#include "../formats/format.cuh"
 
 namespace scan {
 
@@ -101,7 +97,7 @@ inline uint64_t row_hash(const uint8_t* p, int64_t n) {
 
 #ifdef FORMAT
 
-// Codes are counted from this one; `BlockFormat.low` and `bits` of harness/formats say the same.
+// Codes are counted from this one; `BlockFormat.low` and `bits` of gguf_verify.formats say the same.
 #ifndef CODE_LOW
 #error "compile with -DCODE_LOW and -DCODE_BITS"
 #endif
@@ -419,31 +415,9 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
 #else
 
 // An element is a block of one value, which is its own scale.
-struct F32 {
-    uint32_t bits;
-    static constexpr float SMALLEST_NORMAL = 0x1p-126f;
-    float value() const {
-        float f;
-        memcpy(&f, &bits, 4);
-        return f;
-    }
-};
-struct F16 {
-    uint16_t bits;
-    static constexpr float SMALLEST_NORMAL = 0x1p-14f;
-    float value() const { return half_to_float(bits); }
-};
-struct BF16 {
-    uint16_t bits;
-    static constexpr float SMALLEST_NORMAL = 0x1p-126f;
-    float value() const {
-        const uint32_t wide = (uint32_t)bits << 16;
-        float f;
-        memcpy(&f, &wide, 4);
-        return f;
-    }
-};
-
+#ifndef SMALLEST_NORMAL
+#error "compile with -DSMALLEST_NORMAL"
+#endif
 constexpr int BATCH = 1024, BYTES = sizeof(ELEMENT);
 
 struct Counts {  // elements have no codes
@@ -473,7 +447,7 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
     for (int64_t j = 0; j < n; ++j) {
         const float size = std::fabs(ours[j]);
         zeros += size == 0;
-        small += size > 0 && size < ELEMENT::SMALLEST_NORMAL;
+        small += size > 0 && size < SMALLEST_NORMAL;
         negative += ours[j] < 0;
         least = size > 0 && size < least ? size : least;
     }
@@ -488,7 +462,7 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
             }
             const float size = std::fabs(ours[j]);
             if (size > largest) largest = size;
-            if (size > 0 && size < ELEMENT::SMALLEST_NORMAL && t.first_subnormal < 0) t.first_subnormal = first + j;
+            if (size > 0 && size < SMALLEST_NORMAL && t.first_subnormal < 0) t.first_subnormal = first + j;
         }
     }
     t.zero_scales += zeros;

@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FLOAT_TYPES, FORMATS, MXFP4, NVFP4, Q8_1, BlockFormat
+from gguf_verify.formats import FLOAT_TYPES, FORMATS, BlockFormat
+from gguf_verify.formats.mxfp4 import MXFP4
+from gguf_verify.formats.nvfp4 import NVFP4
+from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.hosts import CpuHost, CupyHost, make_host
 from gguf_verify.hosts.base import GUARD_BYTES, POISON, Host
 from gguf_verify.kernels.ladder import KERNELS
@@ -243,7 +246,7 @@ def test_compile_error(gpu: Host, tmp_path: Path) -> None:
 
 def test_block_size_that_disagrees(gpu: Host) -> None:
     with pytest.raises(EnvironmentFault, match="disagree about the size of a block"):
-        gpu.load(kernel_root(), "gemm/q8_1/01_naive.cu", "gemm", {"FORMAT": "Q4_0", "BLOCK_BYTES": "20"})
+        gpu.load(kernel_root(), "gemm/q8_1/01_naive.cu", "gemm", {**FORMATS["Q4_0"].macros, "BLOCK_BYTES": "20"})
 
 
 def test_illegal_address(tmp_path: Path) -> None:

@@ -25,9 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "fixtures"
 
 #: Formats of one block of 32 and one half scale, with a quantizer of our own.
-LEGACY = {name: FORMATS[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")}
-#: llama.cpp's file types (`enum llama_ftype`) of the covered formats.
-FTYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7}
+LEGACY = {name: fmt for name, fmt in FORMATS.items() if fmt.legacy}
 
 
 def cli(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import FLOAT_TYPES, TensorType, decode_elements
+from ..formats import ELEMENTS, FLOAT_TYPES, TensorType, decode_elements
 from ..gguf import Finding, Tensor
 from ..gguf.records import MAX_PER_RULE, finding
 from ..hosts.compiler import sound_library
@@ -81,15 +81,20 @@ class Content:
         return max(self.scan.differing if self.scan else 0, len(self.differing))
 
 
-def scanner(kind: TensorType) -> Path:
-    """The scanner compiled for a type. Raises EnvironmentFault."""
+def scanner_options(kind: TensorType) -> list[str]:
+    """What the compiler is told of a type that is scanned."""
     fmt = kind.format
     if fmt is None:
-        options: tuple[str, ...] = (f"-DELEMENT={kind.name}",)
+        element = ELEMENTS[kind.name]
+        macros = {**element.macros, "SMALLEST_NORMAL": f"{element.smallest_normal.hex()}f"}
     else:
-        codes = (f"-DCODE_LOW={fmt.low}", f"-DCODE_BITS={fmt.bits}")
-        options = (f"-DFORMAT={kind.name}", f"-DBLOCK_BYTES={kind.block_bytes}", *codes)
-    return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', options)
+        macros = {**fmt.macros, "CODE_LOW": str(fmt.low), "CODE_BITS": str(fmt.bits)}
+    return [f"-D{name}={value}" for name, value in macros.items()]
+
+
+def scanner(kind: TensorType) -> Path:
+    """The scanner compiled for a type. Raises EnvironmentFault."""
+    return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', scanner_options(kind))
 
 
 def contents(

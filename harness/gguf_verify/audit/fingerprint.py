@@ -42,7 +42,6 @@ class Rule:
         return self.all, self.any, self.none
 
 
-KNOWN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 REFERENCE = "llama.cpp's reference quantizer"
 IMPORTANCE = "llama.cpp with an importance matrix"
 
@@ -53,7 +52,7 @@ def _codes(*codes: int) -> int:
 
 def rules_of(fmt: BlockFormat) -> tuple[Rule, ...]:
     """The rules that are known for a format, the narrowest producer first; of superblocks none is known."""
-    if fmt.name not in KNOWN:
+    if not fmt.legacy:
         return ()
     top = (1 << fmt.bits) - 1
     if fmt.bits == 8:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..formats import FLOAT_TYPES
+from ..formats import FLOAT_TYPES, NO_TO_FLOAT
 from ..gguf import Finding, Model, Tensor
 from ..gguf.records import finding
 from ..llama import Llama, LlamaRefused, Requantized
 from ..support.text import printable, quoted
-from .xray import NO_TO_FLOAT, XRay, llama_values, xray
+from .xray import XRay, llama_values, xray
 
 #: Keys that llama.cpp writes when it quantized with an importance matrix.
 IMPORTANCE_KEY = "quantize.imatrix.file"

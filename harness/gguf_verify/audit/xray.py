@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ACTIVATION_FORMATS, FORMATS, BlockFormat, Field, decode_elements
-from ..formats.block import Piece, Run, each
+from ..formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS, NO_TO_FLOAT, BlockFormat, Field, decode_elements
+from ..formats.layout import Piece
 from ..gguf import GgufFile, Model, Range, Tensor
 from ..llama import Llama
 from ..support.errors import UsageError
@@ -31,23 +31,8 @@ Floats = npt.NDArray[np.float32]
 #: Elements in a window of a tensor that has no blocks.
 WINDOW = 32
 
-#: Types that llama.cpp has no conversion from (`to_float` in ggml.c's `type_traits`, llama.cpp v0.5.0).
-NO_TO_FLOAT = ("F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K")
-
 _COVERED = FORMATS | ACTIVATION_FORMATS
 _SUGGESTED, _SEARCHED = 3, 10_000
-
-
-def _float_bits(exponent: int, mantissa: int) -> tuple[Run, ...]:
-    return Run(1, "sign"), Run(exponent, "exponent"), Run(mantissa, "mantissa")
-
-
-#: What an element is made of; the bits as an integer.
-ELEMENTS = {
-    "F32": Field("x", "<u4", WINDOW, "a float", each(WINDOW, *_float_bits(8, 23))),
-    "F16": Field("x", "<u2", WINDOW, "a half", each(WINDOW, *_float_bits(5, 10))),
-    "BF16": Field("x", "<u2", WINDOW, "a bfloat16, the high half of a float", each(WINDOW, *_float_bits(8, 7))),
-}
 
 
 class Place(NamedTuple):
@@ -425,7 +410,7 @@ def read_block(kind: str, content: bytes, offset: int = 0) -> Reading:
         return _of_block(fmt, content, offset)
     if kind not in ELEMENTS:
         return Reading()
-    if not content or len(content) * 8 % ELEMENTS[kind].item_bits:
+    if not content or len(content) * 8 % (8 * ELEMENTS[kind].block_bytes):
         raise ValueError(f"{len(content)} bytes are no elements of {kind}")
     return _of_elements(kind, content, offset)
 
@@ -468,22 +453,22 @@ def _of_block(fmt: BlockFormat, content: bytes, offset: int) -> Reading:
 
 
 def _of_elements(kind: str, content: bytes, offset: int) -> Reading:
-    raw, whole = np.frombuffer(content, np.uint8), ELEMENTS[kind]
-    n = len(raw) * 8 // whole.item_bits
-    field = Field(whole.name, whole.dtype, n, whole.doc, each(n, *whole.layout[0].runs))
-    bits = raw.view(field.dtype)
+    raw = np.frombuffer(content, np.uint8)
+    n = len(raw) // ELEMENTS[kind].block_bytes
+    field = ELEMENTS[kind].field(n)
+    words = raw.view(field.dtype)
     parts, low = [], field.item_bits
-    for run in field.layout[0].runs:
-        low -= run.width
-        of_all = (bits >> low) & ((1 << run.width) - 1)
-        parts.append(Part(run.name, low + run.width - 1, low, tuple(of_all.tolist())))
+    for bits in field.layout[0].bits:
+        low -= bits.width
+        of_all = (words >> low) & ((1 << bits.width) - 1)
+        parts.append(Part(bits.name, low + bits.width - 1, low, tuple(of_all.tolist())))
     with np.errstate(invalid="ignore"):
         values = decode_elements(kind, raw)
-    codes = tuple(bits.tolist())
+    codes = tuple(words.tolist())
     size = field.item_bits // 8
     sources = tuple(f"byte {offset + i * size:#x}" for i in range(n))
     return Reading(
-        f"x is {whole.doc}", tuple(_fields([field], content, offset)), codes=codes, parts=tuple(parts), items=codes,
+        f"x is {field.doc}", tuple(_fields([field], content, offset)), codes=codes, parts=tuple(parts), items=codes,
         sources=sources, values=values,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..formats.legacy import round_half_away, signed_max
+from ..formats.c_arithmetic import round_half_away, signed_max
 from ..semantics import Semantics
 from ..semantics.activations import encode_q8_1
 from .operands import Bytes, Doubles, Floats, Parts, Predicted, activation_parts, parts_of, weight_parts
@@ -23,12 +23,6 @@ _QK = 32
 _SMALLEST_HALF = 2.0**-14
 #: Values of K that tiles have.
 _TILES = (32, 64, 128, 256, 512)
-_NIBBLES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "MXFP4"})
-_NIBBLES_BY_64 = frozenset({"Q4_K", "Q5_K"})
-_FIFTH_BITS = frozenset({"Q5_0", "Q5_1"})
-_UNSIGNED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q4_K", "Q5_K"})
-_HALF_SCALE = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q1_0", "Q2_0"})
-
 Variants = Iterator[tuple[str, Parts | Predicted]]
 
 
@@ -200,7 +194,7 @@ def _fifth_bits_missing(case: Case) -> Variants:
     offset = case.fmt.offset if case.fmt.name in case.semantics.integer_offset else 0
     low = np.mod(p.q + offset, 16) - offset
     yield "", replace(p, q=low)
-    if case.fmt.name in _FIFTH_BITS:
+    if _of_one_block_of_32(case):
         first = np.arange(_QK) < 16
         yield "of values 0 to 15", replace(p, q=np.where(first, low, p.q))
         yield "of values 16 to 31", replace(p, q=np.where(first, p.q, low))
@@ -208,7 +202,7 @@ def _fifth_bits_missing(case: Case) -> Variants:
 
 def _nibbles_swapped(case: Case) -> Variants:
     p = case.parts
-    step = 32 if case.fmt.name in _NIBBLES_BY_64 else 16
+    step = case.fmt.nibble_distance or 0
     order = (np.arange(2 * step) + step) % (2 * step)
     yield "whole codes", replace(p, q=_by_32(p.q, order))
     if case.fmt.bits == 5:
@@ -219,7 +213,7 @@ def _nibbles_swapped(case: Case) -> Variants:
 
 def _nibbles_in_pairs(case: Case) -> Variants:
     p = case.parts
-    if case.fmt.name in _NIBBLES_BY_64:
+    if case.fmt.nibble_distance == 32:
         order = np.arange(64) // 2 + np.arange(64) % 2 * 32
         yield "low nibble j as value 2j, high as 2j + 1", replace(p, q=_by_32(p.q, order))
         return
@@ -234,7 +228,7 @@ def _nibbles_in_pairs(case: Case) -> Variants:
 
 def _signedness(case: Case) -> Variants:
     p, fmt = case.parts, case.fmt
-    if fmt.name in _UNSIGNED:
+    if fmt.low == 0:
         offset = fmt.offset if fmt.name in case.semantics.integer_offset else 0
         stored = p.q + offset
         signed = np.where(stored >= 2.0 ** (fmt.bits - 1), stored - 2.0**fmt.bits, stored)
@@ -310,13 +304,13 @@ def _flushed(case: Case) -> Variants:
         return np.where(np.abs(v) < _SMALLEST_HALF, 0.0, v)
 
     p, meets = case.parts, case.meets_sum
-    if case.fmt.name in _HALF_SCALE:
+    if case.fmt.has_half_scale:
         m = flush(p.m) if case.fmt.has_min else np.where(flush(p.d) == 0, 0.0, p.m)
         yield "scales of weights", replace(p, d=flush(p.d), m=m)
     if _half_scale(case):
         e, s = flush(p.e), flush(p.s) if meets else p.s
         yield "scales of activations", replace(p, e=e, s=s).with_sums()
-        if case.fmt.name in _HALF_SCALE:
+        if case.fmt.has_half_scale:
             yield "scales of weights and activations", replace(p, d=flush(p.d), m=m, e=e, s=s).with_sums()
 
 
@@ -545,8 +539,18 @@ def _with_values(case: Case) -> bool:
     return case.quantized and case.values is not None
 
 
-def _has(names: frozenset[str]) -> Callable[[Case], bool]:
-    return lambda case: case.fmt.name in names
+def _has_fifth_bits(case: Case) -> bool:
+    return case.fmt.has_fifth_bits
+
+
+def _of_one_block_of_32(case: Case) -> bool:
+    """The fifth bits are the bits of one word."""
+    return case.fmt.has_fifth_bits and case.fmt.block_size == _QK
+
+
+def _has_nibbles(case: Case) -> bool:
+    """Two codes share a byte, and their values are 16 or 32 apart."""
+    return case.fmt.nibble_distance in (16, 32)
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -591,21 +595,21 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "fifth-bits-interleaved", "the fifth bits go to the wrong codes",
-        "bit j of qh belongs to value j, and bit j + 16 to value j + 16", _has(_FIFTH_BITS), _fifth_bits,
+        "bit j of qh belongs to value j, and bit j + 16 to value j + 16", _of_one_block_of_32, _fifth_bits,
     ),
     Fault(
         "fifth-bits-missing", "the fifth bits are not added", "add 16·(bit j of qh) to code j",
-        _has(_FIFTH_BITS | {"Q5_K"}), _fifth_bits_missing,
+        _has_fifth_bits, _fifth_bits_missing,
     ),
     Fault(
         "nibbles-swapped", "low and high nibbles are exchanged",
         "the low nibbles are the first half of the values, the high nibbles the second",
-        _has(_NIBBLES | _NIBBLES_BY_64), _nibbles_swapped,
+        _has_nibbles, _nibbles_swapped,
     ),
     Fault(
         "nibbles-in-pairs", "the nibbles of a byte are taken for neighbouring values",
         "the low nibble of byte j is value j, its high nibble value j + 16 (K-quants: j + 32)",
-        _has(_NIBBLES | _NIBBLES_BY_64), _nibbles_in_pairs,
+        _has_nibbles, _nibbles_in_pairs,
     ),
     Fault(
         "signedness", "codes are read with the wrong sign",

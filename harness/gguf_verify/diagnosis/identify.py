@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Q8_1, ElementFormat, WeightFormat
-from ..formats.legacy import round_half_away
+from ..formats import ElementFormat, WeightFormat
+from ..formats.c_arithmetic import round_half_away
+from ..formats.q8_1 import Q8_1
 from ..semantics import F32, Q8_1_RAW, SEMANTICS, Product, Semantics, judge, llama_cpu_semantics, product
 from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
 from ..semantics.elements import element_product

@@ -1,153 +1,81 @@
-"""A block format is data: a frozen record of fields and a decode rule. Sizes and offsets are derived, never typed in.
+"""A block format is data: one frozen record of all that is known of a quantized type.
 
-A quantized row of K values is K / block_size blocks, each block_bytes long, one after the other. All arrays of blocks
-here are `uint8[..., block_bytes]`; all arrays of values are `float32[..., block_size]`.
+Sizes, offsets and traits that follow from the layout are derived, never typed in. A quantized row of K values is
+K / block_size blocks, each block_bytes long, one after the other. All arrays of blocks here are
+`uint8[..., block_bytes]`; all arrays of values are `float32[..., block_size]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from .kernel_table import KernelTable
+from .layout import Field
+from .llama_products import LlamaProducts
+
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8] | npt.NDArray[np.int8]
-
-
-#: Of a smaller scale, finite in itself, any code makes a finite value.
-_LARGE = 2.0**100
-
-
-@dataclass(frozen=True)
-class Run:
-    """Neighbouring bits of an item of a field, which mean one thing.
-
-    Args:
-        width: how many bits.
-        name: what they are: "x" for bits of a value's code, the name of another packed array, or plain words.
-        index: of the value (or member of that array) that they belong to in the first item of their group; None where
-            there is only one.
-        low: which bit of it the lowest of these is.
-        step: what the index grows by from one item of the group to the next.
-    """
-
-    width: int
-    name: str
-    index: int | None = None
-    low: int = 0
-    step: int = 1
-
-
-@dataclass(frozen=True)
-class Items:
-    """A group of items of a field whose bits are laid out alike: item `items[j]`, with j counted from 0.
-
-    Args:
-        items: which items of the field.
-        runs: the bits of each, from the high bit to the low.
-    """
-
-    items: range
-    runs: tuple[Run, ...]
-
-
-def each(count: int, *runs: Run) -> tuple[Items]:
-    """The layout of a field all of whose `count` items are laid out alike."""
-    return (Items(range(count), runs),)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bits `shift` up to `shift + width` of one item: bits `low` and up of `name[index]`. See `Run`."""
-
-    item: int
-    shift: int
-    width: int
-    name: str
-    index: int | None
-    low: int
-
-
-@dataclass(frozen=True)
-class Field:
-    """One member of the block struct: `count` little-endian items of NumPy type `dtype`.
-
-    Raises ValueError for a layout that does not give each bit of each item exactly one meaning.
-    """
-
-    name: str
-    dtype: str
-    count: int
-    doc: str
-    layout: tuple[Items, ...]
-
-    def __post_init__(self) -> None:
-        if sorted(i for group in self.layout for i in group.items) != list(range(self.count)):
-            raise ValueError(f"the layout of {self.name} is not one of {self.count} items")
-        if any(sum(run.width for run in group.runs) != self.item_bits for group in self.layout):
-            raise ValueError(f"the layout of {self.name} is not one of {self.item_bits} bits")
-
-    @property
-    def item_bits(self) -> int:
-        return 8 * np.dtype(self.dtype).itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self.item_bits // 8 * self.count
-
-    @property
-    def c_type(self) -> str:
-        """Type of an item, as a kernel's author would write it."""
-        name = np.dtype(self.dtype).name
-        return {"float16": "half", "float32": "float"}.get(name, name)
-
-    def pieces(self) -> Iterator[Piece]:
-        """What each bit means: group by group, item by item, from the high bit to the low."""
-        for group in self.layout:
-            for j, item in enumerate(group.items):
-                shift = self.item_bits
-                for run in group.runs:
-                    shift -= run.width
-                    index = None if run.index is None else run.index + run.step * j
-                    yield Piece(item, shift, run.width, run.name, index, run.low)
-
-
 Structs = npt.NDArray[np.void]
 
+#: Under a finite scale that is smaller, any code makes a finite value.
+_LARGE = 2.0**100
+#: Values of one block of the activations that CUDA kernels take, and of a legacy block of weights.
+QK = 32
+#: Values of a superblock.
+QK_K = 256
+_NOT_WEIGHTS = LlamaProducts()
+#: The `type_id` of a layout that ggml has no number for, since no file holds it.
+NO_TYPE_ID = -1
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class BlockFormat:
     """A quantized type whose value i of a block is `d[g]·q[i] + m[g]`, where g = i // group.
 
-    Every type of llama.cpp is one: scales of a superblock are multiplied out, signs, zero points, grids and tables of
+    Every type of llama.cpp is one: scales of a superblock are multiplied out; signs, zero points, grids and tables of
     non-linear values are part of the integers q. Where the file stores no minimum, m is `-offset·d` (Q4_0: offset 8) or
     zero; those formats keep their codes as stored, before the offset, because kernels that use the sum s of the
     activations work on those.
 
     Args:
         name: ggml's name of the type.
-        type_id: ggml's number of the type (`enum ggml_type`).
+        type_id: ggml's number of the type (`enum ggml_type`); NO_TYPE_ID where ggml has none.
+        file_type: llama.cpp's number of the files whose main type it is (`enum llama_ftype`), of several recipes the
+            medium one; None where there is none.
+        not_quantized_alone: why llama.cpp cannot quantize a whole file to the type without more than the file; empty
+            where it can.
+        recipes: names of file types whose tensors are mainly of this type although their name is not its own
+            (`llama_ftype_get_default_type`).
         block_size: values in a block.
         fields: the members of the struct in file order, without padding.
         bits: the codes lie in `low` up to, not including, `low + 2^bits`.
         offset: what is subtracted from a code before scaling.
         source: where the layout and the rule were read.
+        rule: how a value is decoded, as text.
         read_codes: `structs -> codes[..., block_size]`.
         encode_values: `float32[..., block_size] -> blocks`, llama.cpp's reference quantizer, bit for bit; None where
             only llama.cpp itself quantizes to the type.
+        slow_decode: one block's bytes → its values, in plain Python, which shares nothing with the rest: see `_slow`.
+        slow_encode: the values of a block → its bytes, likewise; None where `encode_values` is.
         group: values that share a scale: 16, 32 or the whole block.
         low: the smallest code.
-        zero: the zero point that is part of the codes: code + zero is what the file holds, and what some code
-            multiplies before it subtracts the zero point's product.
+        zero: the zero point that is part of the codes: code + zero is what the file holds. Some code multiplies that
+            and subtracts the product of the zero point.
         read_scales: `structs -> float32[..., groups]`; None where the field d is the scale of all.
         read_minima: `structs -> float32[..., groups]`; None where the field m, if there is one, is the minimum of all.
-        read_sound: `structs -> bool[...]`: whether what the block stores is a number, where bits that stand for none
-            decode as if they did; None where no bits are such.
-        rule: how a value is decoded, as text.
+        read_sound: `structs -> bool[...]`: False for a block whose bits stand for NaN although they decode as a
+            number; None where no bits do.
+        make_finite: makes finite the scales of structs of random bytes, in place, with a random generator; None where
+            finite fields of type half are enough.
+        llama: the definitions of llama.cpp's products with such weights.
+        activations: some definition quantizes activations to it.
+        tables: the tables that its CUDA header includes.
     """
 
     name: str
@@ -155,17 +83,26 @@ class BlockFormat:
     block_size: int
     fields: tuple[Field, ...]
     bits: int
-    offset: int
-    source: str
     read_codes: Callable[[Structs], Codes]
+    slow_decode: Callable[[bytes], list[float]]
+    slow_encode: Callable[[list[float]], bytes] | None = None
     encode_values: Callable[[Floats], Bytes] | None = None
+    file_type: int | None = None
+    not_quantized_alone: str = ""
+    recipes: tuple[str, ...] = ()
+    offset: int = 0
+    source: str = "ggml-common.h, ggml-quants.c (llama.cpp v0.5.0)"
+    rule: str = "x = d·q"
     group: int = 32
     low: int = 0
     zero: int = 0
     read_scales: Callable[[Structs], Floats] | None = None
     read_minima: Callable[[Structs], Floats] | None = None
     read_sound: Callable[[Structs], npt.NDArray[np.bool_]] | None = None
-    rule: str = "x = d·q"
+    make_finite: Callable[[Structs, np.random.Generator], None] | None = None
+    llama: LlamaProducts = _NOT_WEIGHTS
+    activations: bool = False
+    tables: tuple[KernelTable, ...] = ()
 
     def __post_init__(self) -> None:
         if self.block_size % self.group:
@@ -182,7 +119,7 @@ class BlockFormat:
 
     @property
     def unit(self) -> int:
-        """Values that the rungs look at together: a block."""
+        """Values that the rungs report as one block."""
         return self.block_size
 
     @property
@@ -201,8 +138,61 @@ class BlockFormat:
 
     @property
     def min_times_sum(self) -> bool:
-        """The minimum meets the activations' stored s; else (in superblocks) the sum of their codes, times d_a."""
+        """Whether the minimum is multiplied by the activations' stored s; in superblocks it is multiplied by the sum of
+        their codes, times d_a."""
         return self.read_minima is None
+
+    # -- traits that follow from the layout ----------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> bool:
+        """Whether matrices of a file are of this type: llama.cpp multiplies with them."""
+        return bool(self.llama.cpu)
+
+    @property
+    def to_float(self) -> bool:
+        """Whether llama.cpp converts it to float32 (`to_float` in ggml.c's `type_traits`); it does for all weights."""
+        return self.weights
+
+    @property
+    def macros(self) -> dict[str, str]:
+        """What a kernel of such weights is compiled with: the struct, its header in kernels/formats, and its size."""
+        header = f'"{self.name.lower()}.cuh"'
+        return {"FORMAT": self.name, "FORMAT_HEADER": header, "BLOCK_BYTES": str(self.block_bytes)}
+
+    @cached_property
+    def stored_bits(self) -> int:
+        """Bits that a block stores for each code: those that the layout names "x"."""
+        return sum(p.width for f in self.fields for p in f.pieces() if p.name == "x") // self.block_size
+
+    @cached_property
+    def nibble_distance(self) -> int | None:
+        """How far apart the two values are whose codes share a byte, a nibble each; None where none do."""
+        for f in self.fields:
+            for group in f.layout:
+                low, high = group.bits[-1], group.bits[0]
+                if [(b.width, b.name, b.low) for b in group.bits] == [(4, "x", 0)] * 2:
+                    return (high.index or 0) - (low.index or 0)
+        return None
+
+    @cached_property
+    def has_fifth_bits(self) -> bool:
+        """Whether the fifth bits of the codes lie apart from the other four, one bit for each value."""
+        bits = (b for f in self.fields for group in f.layout for b in group.bits)
+        return any((b.width, b.name, b.low) == (1, "x", 4) for b in bits)
+
+    @property
+    def has_half_scale(self) -> bool:
+        """Whether a block has one scale, which is a half."""
+        return self.read_scales is None and any(f.name == "d" and f.dtype == "<f2" for f in self.fields)
+
+    @property
+    def legacy(self) -> bool:
+        """Whether it is what llama.cpp calls a legacy quant: 32 values under one half scale, codes as they are."""
+        plain = self.block_size == QK and self.has_half_scale and self.stored_bits == self.bits
+        return plain and self.weights
+
+    # -- bytes ---------------------------------------------------------------------------------------------------------
 
     def field_offset(self, name: str) -> int:
         """Byte offset of a field in the block. Raises KeyError for an unknown name."""
@@ -259,8 +249,8 @@ class BlockFormat:
     def decode(self, blocks: Bytes) -> Floats:
         """The values, `float32[..., block_size]`, bit-equal to llama.cpp's `to_float`.
 
-        d·(q-offset) is exact in float32 in every format (significands of 24 bits at most together), so one rounding
-        remains at most, that of adding m: contraction to a fused multiply-add cannot change it.
+        d·(q-offset) is exact in float32 in every format (the significands have 24 bits at most together). So there is
+        at most one rounding, that of adding m, and contraction to a fused multiply-add cannot change it.
         """
         codes = self.codes(blocks)
         q = codes.astype(np.float32).reshape(*codes.shape[:-1], self.groups, self.group)
@@ -273,14 +263,14 @@ class BlockFormat:
         return q.reshape(codes.shape)
 
     def finite(self, blocks: Bytes) -> npt.NDArray[np.bool_]:
-        """Whether all scales and minima of a block are finite numbers, and its values are, `bool[...]`."""
+        """Whether all scales, minima and values of a block are finite numbers, `bool[...]`."""
         with np.errstate(invalid="ignore", over="ignore"):
             scales = self.scales(blocks)
             sound = np.asarray((np.isfinite(scales) & np.isfinite(self.minima(blocks))).all(axis=-1))
             if self.read_sound is not None:
                 sound &= self.read_sound(self.view(blocks))
             large = sound & (np.abs(scales).max(axis=-1) > _LARGE)
-            if large.any():  # d is finite, d·q may not be
+            if large.any():  # d is finite, but d·q may overflow
                 sound[large] = np.isfinite(self.decode(blocks[large])).all(axis=-1)
         return sound
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from .block import Field, Items, Run
+from .layout import Bits, Field, Items
 
 _DOTS = ("…", "…", "…")
 
 
 def bit_diagram(fields: Sequence[Field]) -> list[tuple[str, list[str]]]:
     """The diagram: field name → its lines, in file order. No line is longer than the layout needs."""
-    split = {run.name for field in fields for group in field.layout for run in group.runs if run.low}
+    split = {bits.name for field in fields for group in field.layout for bits in group.bits if bits.low}
     labels, cells, names = [], [], []
     start = 0
     for field in fields:
@@ -52,25 +52,25 @@ def _label(field: Field, group: Items, start: int) -> tuple[str, str]:
 
 
 def _cells(group: Items, split: set[str]) -> list[tuple[str, str, str]]:
-    """For each run its bits in the item, whose they are, and, for names in `split`, which bits of it."""
+    """Of each run of bits: numbers in the item, what it belongs to and, for names in `split`, which bits of that."""
     cells: list[tuple[str, str, str]] = []
-    high = sum(run.width for run in group.runs)
-    for run in group.runs:
-        whose = run.name
-        if run.index is not None:
-            whose += f"[{_index(run.index, run.step, len(group.items))}]"
-        cells.append((_span(high - 1, high - run.width), whose, _bits(run) if run.name in split else ""))
-        high -= run.width
-    if len(cells) > 5 and _regular(group.runs):
+    high = sum(bits.width for bits in group.bits)
+    for bits in group.bits:
+        whose = bits.name
+        if bits.index is not None:
+            whose += f"[{_index(bits.index, bits.step, len(group.items))}]"
+        cells.append((_span(high - 1, high - bits.width), whose, _which(bits) if bits.name in split else ""))
+        high -= bits.width
+    if len(cells) > 5 and _regular(group.bits):
         return [*cells[:2], _DOTS, *cells[-2:]]
     return cells
 
 
-def _regular(runs: Sequence[Run]) -> bool:
+def _regular(runs: Sequence[Bits]) -> bool:
     """Whether the runs differ in their index only, by equal steps: then the first and last two say it all."""
-    if len({(run.width, run.name, run.low, run.step) for run in runs}) > 1:
+    if len({(bits.width, bits.name, bits.low, bits.step) for bits in runs}) > 1:
         return False
-    indices = [run.index for run in runs if run.index is not None]
+    indices = [bits.index for bits in runs if bits.index is not None]
     return len(indices) == len(runs) and len({b - a for a, b in pairwise(indices)}) == 1
 
 
@@ -89,9 +89,9 @@ def _span(high: int, low: int) -> str:
     return f"{high} … {low}"
 
 
-def _bits(run: Run) -> str:
-    high = run.low + run.width - 1
-    return f"bit {run.low}" if run.width == 1 else f"bits {high}…{run.low}"
+def _which(bits: Bits) -> str:
+    high = bits.low + bits.width - 1
+    return f"bit {bits.low}" if bits.width == 1 else f"bits {high}…{bits.low}"
 
 
 def _centred(cell: tuple[str, str, str]) -> tuple[str, ...]:

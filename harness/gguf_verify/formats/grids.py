@@ -1,11 +1,12 @@
 """The tables of the I-quants, read from the gguf package: grids of 4 or 8 values, sign bytes, non-linear values.
 
-Nothing of them is written down here: the description of a format, the kernels (`gguf_verify.hosts.tables`) and the
-slow decoder all start from `gguf.quants`, and the tests hold every entry against llama.cpp's `to_float`.
+No table is written down here. The record of a format, the kernels (`KernelTable`) and the slow decoder all start from
+`gguf.quants`, and the tests compare every entry with llama.cpp's `to_float`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -13,37 +14,62 @@ import numpy.typing as npt
 
 from ..support.errors import EnvironmentFault
 from ..support.partial_import import submodule
+from .kernel_table import KernelTable, pairs, words
 
 Codes = npt.NDArray[np.int8]
 Bytes = npt.NDArray[np.uint8]
-
-#: Entries of each grid, and values of an entry.
-SHAPES = {
-    "IQ1_S": (2048, 8), "IQ2_XXS": (256, 8), "IQ2_XS": (512, 8), "IQ2_S": (1024, 8),
-    "IQ3_XXS": (256, 4), "IQ3_S": (512, 4),
-}  # fmt: skip
 
 
 def _missing(what: str) -> EnvironmentFault:
     return EnvironmentFault(f"the installed gguf package does not hold {what} where versions 0.17 to 0.19 do")
 
 
-@cache
-def grid(name: str) -> Codes:
-    """The grid of a type, int8[entries, 4 or 8]; IQ1_M shares IQ1_S's. Raises EnvironmentFault where gguf has none."""
-    try:
-        kind = getattr(submodule("gguf.quants"), name)
-        kind.init_grid()
-        entries = np.asarray(kind.grid).reshape(SHAPES[name]).astype(np.int8)
-    except (ImportError, AttributeError, TypeError, ValueError):
-        raise _missing(f"the grid of {name}") from None
-    entries.setflags(write=False)
-    return entries
+@dataclass(frozen=True)
+class Grid:
+    """A grid of the gguf package.
+
+    Args:
+        name: the type that the package files it under.
+        count: entries.
+        size: values of an entry: 4 or 8.
+    """
+
+    name: str
+    count: int
+    size: int
+
+    @cache  # noqa: B019 - grids are a handful of constants
+    def entries(self) -> Codes:
+        """The grid, int8[count, size]. Raises EnvironmentFault where the gguf package does not hold it."""
+        try:
+            kind = getattr(submodule("gguf.quants"), self.name)
+            kind.init_grid()
+            found = np.asarray(kind.grid).reshape(self.count, self.size).astype(np.int8)
+        except (ImportError, AttributeError, TypeError, ValueError):
+            raise _missing(f"the grid of {self.name}") from None
+        found.setflags(write=False)
+        return found
+
+    def kernel_table(self) -> KernelTable:
+        """The kernels' copy of a grid of positive values: four to a 32-bit word."""
+        shape = f"[{self.count}][2]" if self.size == 8 else f"[{self.count}]"
+
+        def entries() -> list[str]:
+            packed = np.ascontiguousarray(self.entries()).view("<u4")
+            return list(pairs(packed) if self.size == 8 else words(packed[:, 0]))
+
+        return KernelTable(
+            self.name.lower(), f"uint32_t {self.name}_GRID{shape}", f"the grid of {self.name}",
+            "magnitudes, four to a word", entries,
+        )  # fmt: skip
 
 
 @cache
 def ksigns() -> Bytes:
-    """The sign bytes that 7 bits stand for, uint8[128]; bit j negates value j of 8. Raises EnvironmentFault alike."""
+    """The sign bytes that 7 bits stand for, uint8[128]; bit j negates value j of 8.
+
+    Raises EnvironmentFault where the gguf package does not hold them.
+    """
     try:
         return np.frombuffer(submodule("gguf.quants").IQ2_XXS.ksigns, np.uint8).reshape(128)
     except (ImportError, AttributeError, TypeError, ValueError):
@@ -52,7 +78,10 @@ def ksigns() -> Bytes:
 
 @cache
 def kvalues() -> Codes:
-    """The values of the codes of IQ4_NL and IQ4_XS, int8[16]. Raises EnvironmentFault alike."""
+    """The values of the codes of IQ4_NL and IQ4_XS, int8[16].
+
+    Raises EnvironmentFault where the gguf package does not hold them.
+    """
     try:
         values = np.array(submodule("gguf.quants").IQ4_NL.kvalues).reshape(16).astype(np.int8)
     except (ImportError, AttributeError, TypeError, ValueError):
@@ -63,6 +92,6 @@ def kvalues() -> Codes:
 
 @cache
 def signs() -> Codes:
-    """What a sign byte multiplies 8 values by, int8[256, 8] of ±1."""
+    """The factors ±1 of 8 values by sign byte, int8[256, 8]."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return np.asarray(1 - 2 * bits.astype(np.int8))

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats import FORMATS, BlockFormat, WeightFormat
 from ..support.errors import KernelFault
 from .launch import Launch
 from .site import MAX_GRID, Site
 
 Bytes = npt.NDArray[np.uint8]
 
-#: The types that can be packed: blocks of 32 values under one half scale.
-LEGACY = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"})
+#: The types that can be packed: blocks of 32 values under one half scale, whose codes are stored as they are.
+LEGACY = frozenset(fmt.name for fmt in FORMATS.values() if fmt.legacy)
 #: Rows of a tile of packed weights, values of a block.
 ROWS, QK = 128, 32
 #: The layout in which a chunk is cut in four strips of 32 rows.

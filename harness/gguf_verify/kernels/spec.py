@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..formats import ElementFormat, WeightFormat
+from ..formats import WeightFormat
 from ..hosts.base import Host
 from ..semantics import Q8_1_RAW, SEMANTICS, Order
 from .launch import THREAD_AN_OUTPUT, Launch
@@ -89,8 +89,7 @@ class KernelSpec:
 
     def defines_for(self, fmt: WeightFormat) -> dict[str, str]:
         """The macros that it is compiled with for weights of this type."""
-        kind = "ELEMENT" if isinstance(fmt, ElementFormat) else "FORMAT"
-        return {kind: fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), **self.defines}
+        return {**fmt.macros, **self.defines}
 
     def site(self, host: Host, root: Path) -> Site:
         """What its launches need, on a host, from the sources below `root`."""

@@ -42,6 +42,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..formats import FILE_TYPES
 from ..gguf import printable
 from ..hosts import HOST_CHOICES, HOSTS
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS
@@ -51,11 +52,6 @@ from ..rungs.run import REFERENCES
 from ..support.errors import UsageError
 from .records import Key
 
-#: Types that llama.cpp quantizes whole files to: `enum llama_ftype` of llama.h.
-FTYPES = {
-    "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "Q2_K": 10, "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18,
-    "IQ4_NL": 25, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37, "F16": 1, "BF16": 32,
-}  # fmt: skip
 #: More cells than any night has time for.
 MOST_CELLS = 100_000
 _MOST_BYTES = 1 << 20
@@ -292,9 +288,9 @@ class _Reader:
         if quantize is not None:
             types = quantize.texts("types")
             for kind in types:
-                if kind not in FTYPES:
+                if kind not in FILE_TYPES:
                     quantize.fail("types", f"llama.cpp quantizes no file to {printable(kind, 60)}; there are: "
-                                  f"{', '.join(FTYPES)}")  # fmt: skip
+                                  f"{', '.join(FILE_TYPES)}")  # fmt: skip
             sources = self._files(quantize, "sources")
             for key, value in (("types", types), ("sources", sources)):
                 if not value:

@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ..formats import FORMATS
+from ..formats import FILE_TYPES, FORMATS
 from ..gguf import open_model, printable
 from ..gguf.matrices import may_be_matrix
 from ..llama import Llama, LlamaRefused, bindings
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError
-from .config import FTYPES, Model
+from .config import Model
 
 
 def identity(path: Path) -> str:
@@ -88,7 +88,7 @@ class Quantizer:
         temporary = Path(name)
         try:
             with Llama(self._time_limit) as llama:
-                llama.quantize_file(model.path, temporary, FTYPES[model.type], True, self._threads)
+                llama.quantize_file(model.path, temporary, FILE_TYPES[model.type], True, self._threads)
             with open_model(temporary) as opened:
                 if not any(t.type.name == model.type for t in opened.tensors.values()):
                     raise EnvironmentFault(f"llama.cpp made no {model.type} of any tensor")

@@ -19,14 +19,16 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Q8_1, SLICE, BlockFormat, ElementFormat, WeightFormat
+from ..formats import SLICE, BlockFormat, ElementFormat, WeightFormat
+from ..formats.element import ON_CUDA
+from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
 from ..gguf.matrices import may_be_matrix
 from ..llama import Evaluation, LlamaRefused
 from ..results import Failure, RungResult, TensorBlocks
 from ..semantics import Semantics, product
 from ..semantics.activations import encode_q8_1
-from ..semantics.cuda import MMVQ_TOKENS, OF_ELEMENTS, NoDefinition
+from ..semantics.cuda import MMVQ_TOKENS, NoDefinition
 from ..semantics.elements import round_to
 from ..support.errors import KernelFault
 from .exact import ExactProducts
@@ -135,7 +137,7 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: 
     fmt = tensor.type.weights
     assert fmt is not None
     if run.options.reference == "gpu" and isinstance(fmt, ElementFormat):
-        result.leave(tensor.name, f"unsupported with --reference gpu: {fmt.name}: {OF_ELEMENTS}")
+        result.leave(tensor.name, f"unsupported with --reference gpu: {fmt.name}: {ON_CUDA}")
         return
     failed = result.n_failures
     rows = run.row_bytes(tensor)

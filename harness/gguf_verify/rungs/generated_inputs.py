@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats import ELEMENTS, BlockFormat
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -69,7 +69,7 @@ def every_size(k: int) -> Floats:
 def on_ties(kind: str, like: Floats) -> Floats:
     """float32[1, K] about as large as the largest of `like`: each lies midway between two F16 or BF16, of which the
     even one is above and below in turn. Rounding in another way, or not at all, shows in every product."""
-    low = {"F16": 13, "BF16": 16}.get(kind, 0)  # bits of a float32 that the type does not have
+    low = ELEMENTS[kind].missing_bits if kind in ELEMENTS else 0
     values = largest_codes(like)
     if low:
         bits = values.view(np.uint32) >> low << low | np.uint32(1 << low - 1)
@@ -95,8 +95,6 @@ def any_blocks(fmt: BlockFormat, n: int, seed: int) -> Bytes:
             low, high = np.array([usual, any_size, subnormal, large])[rng.integers(0, 4, n)].T
             bits = rng.integers(low, high) | rng.integers(0, 2, n) << 15
             structs[item.name] = bits.astype("<u2").view("<f2")
-    if fmt.name == "IQ1_M":  # the high bits of its half lie in the last word: not all ones
-        structs["scales"][:, 3] &= 0xEFFF
-    if fmt.name == "MXFP4":  # from 2^-128, and sums are floats
-        structs["e"] = rng.integers(0, 190, n)
+    if fmt.make_finite is not None:
+        fmt.make_finite(structs, rng)
     return blocks

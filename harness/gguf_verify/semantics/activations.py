@@ -8,8 +8,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K
-from ..formats.legacy import round_half_away, signed_max
+from ..formats.c_arithmetic import round_half_away, signed_max
+from ..formats.q8_0 import Q8_0
+from ..formats.q8_1 import Q8_1
+from ..formats.q8_1_d4 import Q8_1_D4
+from ..formats.q8_k import Q8_K
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

@@ -13,7 +13,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, BlockFormat, ElementFormat, WeightFormat
+from ..formats import BlockFormat, WeightFormat
+from ..formats.q8_0 import Q8_0
+from ..formats.q8_1 import Q8_1
+from ..formats.q8_1_d4 import Q8_1_D4
+from ..formats.q8_k import Q8_K
 from .activations import (
     Bytes,
     Floats,
@@ -167,8 +171,4 @@ def by_oracle(oracle: Oracle, takes: Semantics) -> Semantics:
 
 def llama_cpu_semantics(fmt: WeightFormat) -> Semantics:
     """What llama.cpp's CPU backend computes for a weight format (its `vec_dot_type`, checked against the library)."""
-    if isinstance(fmt, ElementFormat):
-        return SEMANTICS[fmt.name.lower()]
-    if fmt.block_size == Q8_K.block_size:
-        return Q8_K_CPU
-    return Q8_1_CPU if fmt.name in _MIN_FORMATS else Q8_0_CPU
+    return SEMANTICS[fmt.llama.cpu]

@@ -32,7 +32,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..formats.elements import ELEMENTS, SLICE
+from ..formats import ELEMENTS, SLICE
 from .order import Order
 from .rounding import multiply_adds
 from .sums import EXTRA_ROUNDINGS, Doubles, Floats, Product, concatenated, gamma, spread_of, walk

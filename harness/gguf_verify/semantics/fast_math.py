@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import Q8_1, Q8_1_D4
-from ..formats.legacy import QK
+from ..formats import QK
+from ..formats.q8_1 import Q8_1
+from ..formats.q8_1_d4 import Q8_1_D4
 from .activations import Bytes, Floats, butterfly_sum
 from .definitions import Semantics
 

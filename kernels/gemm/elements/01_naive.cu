@@ -1,6 +1,6 @@
 // 01 naive for weights that are not quantized (semantics f16, bf16, f32): one thread an output element,
 // y[m,n] = Σ_k round(a)·w by fused multiply-adds in ascending k. Any K.
-#include "formats/elements.cuh"
+#include "formats/format.cuh"
 
 extern "C" __global__ void gemm(const ELEMENT* __restrict__ w,  // (N, K)
                                 const float* __restrict__ x,    // (M, K)

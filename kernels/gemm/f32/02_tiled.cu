@@ -9,7 +9,7 @@
 // What it leaves. A product still takes two loads from shared memory: 03.
 //
 // Rows past the end repeat the last one: they are read and multiplied as others are, and not written.
-#include "formats/all.cuh"
+#include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 4) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
                                                        const float* __restrict__ x,   // (M, K)

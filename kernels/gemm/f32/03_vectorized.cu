@@ -10,7 +10,7 @@
 //
 // Shared memory is transposed, k first, so that the floats of neighbouring rows lie beside each other. A row of it is
 // 4 floats longer than the tile: when 4 lanes write 4 values of k of 8 rows, two of them at most meet in a bank.
-#include "formats/all.cuh"
+#include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
                                                           const float* __restrict__ x,   // (M, K)

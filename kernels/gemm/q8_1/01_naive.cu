@@ -1,6 +1,6 @@
 // 01 naive: one thread an output element, semantics q8_1. The measure of all that follow: y[m,n] = Σ accumulate(...),
 // slices of 32 in ascending k. Every thread reads its whole row of W and of X: nothing is shared, nothing is reused.
-#include "formats/all.cuh"
+#include "formats/format.cuh"
 
 extern "C" __global__ void gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
                                 const Q8_1* __restrict__ x,    // (M, K/32)

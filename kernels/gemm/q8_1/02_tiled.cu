@@ -8,7 +8,7 @@
 // What it leaves. Every product still takes two loads of one byte from shared memory and a multiply-add: 03 and 05.
 //
 // Rows past the end repeat the last one: they are read and multiplied as others are, and not written.
-#include "formats/all.cuh"
+#include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 4) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
                                                        const Q8_1* __restrict__ x,    // (M, K/32)

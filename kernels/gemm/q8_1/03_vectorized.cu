@@ -12,7 +12,7 @@
 // Q8_0).
 //
 // Shared memory holds a slice as two planes of 16 codes a row, so 8 lanes that read 8 rows meet 32 different banks.
-#include "formats/all.cuh"
+#include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
                                                        const Q8_1* __restrict__ x,    // (M, K/32)

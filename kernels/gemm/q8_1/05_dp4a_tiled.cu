@@ -7,7 +7,7 @@
 //
 // Beside the products an output costs a term a slice: the conversion of its sum and two or three float operations. A
 // conversion runs at an eighth to a quarter of an addition's rate; sums that start at INTEGER_BASE need none.
-#include "formats/all.cuh"
+#include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
                                                           const Q8_1* __restrict__ x,    // (M, K/32)

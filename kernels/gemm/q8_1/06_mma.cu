@@ -14,7 +14,7 @@
 //
 // Shared memory holds the words c and c + 4 of a row (codes 4c… and 16+4c…) beside each other: that is just what lane c
 // of a row needs, in one load of 8 bytes, and 16 lanes meet 32 banks.
-#include "formats/all.cuh"
+#include "formats/format.cuh"
 #include "gemm/mma.cuh"
 
 extern "C" __global__ void __launch_bounds__(512, 1) gemm(const FORMAT* __restrict__ w,  // (N, K/32)

@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, Q5_0, Q5_1, Q8_0, Q8_1, Q8_1_D4, BlockFormat
+from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.q5_0 import Q5_0
+from gguf_verify.formats.q5_1 import Q5_1
+from gguf_verify.formats.q8_0 import Q8_0
+from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.q8_1_d4 import Q8_1_D4
 from gguf_verify.llama import Llama
 from gguf_verify.semantics import ASCENDING, SEMANTICS, exact_result, product
 from gguf_verify.semantics.activations import encode_q8_1

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_verify.formats import FORMATS
 from gguf_verify.semantics import Product
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.paths import kernel_root
@@ -291,7 +292,7 @@ def line_of(file: str, what: str) -> int:
 
 
 def unit_of(file: str, macros: dict[str, str]) -> Unit:
-    return Unit(file, tuple({"FORMAT": "Q5_1", "BLOCK_BYTES": "24", **macros}.items()))
+    return Unit(file, tuple({**FORMATS["Q5_1"].macros, **macros}.items()))
 
 
 def test_lines_of_functions_that_nobody_calls() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from gguf_verify.audit import Audit, AuditOptions, Examination, audit, content
 from gguf_verify.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint, rules_of
-from gguf_verify.formats import FORMATS, BlockFormat, decode_elements
+from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat, decode_elements, tensor_type
 from gguf_verify.gguf import RULES, Model, Range, open_model
 from gguf_verify.hosts import CpuHost, compiler
 from gguf_verify.hosts.compiler import library_path
@@ -436,7 +436,9 @@ def test_elements_that_decode_otherwise(llama: Llama, tmp_path: Path, monkeypatc
     one, two, nan, other_nan = 0x3C00, 0x4000, 0x7E00, 0x7E01
     wrong = f"bits == {one} ? {one + 1} : bits == {nan} ? {one} : bits == {two} ? {nan} : bits"
     wrong += f" == {other_nan} ? {nan} : bits"
-    altered_kernels(monkeypatch, tmp_path, "emulator/scan.hpp", "half_to_float(bits)", f"half_to_float({wrong})")
+    altered_kernels(
+        monkeypatch, tmp_path, "formats/f16.cuh", "return half_to_float(bits)", f"return half_to_float({wrong})"
+    )
     elements = np.full(3000, 0x4200, np.uint16)
     elements[[100, 1500, 1501, 2999]] = one, nan, other_nan, two
     path = one_tensor(tmp_path / "m.gguf", elements.view(np.uint8).reshape(3, -1), "F16")
@@ -1143,7 +1145,9 @@ def test_what_was_not_read_of_a_refused_file(tmp_path: Path) -> None:
 def test_a_cache_entry_that_is_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
     path = one_tensor(tmp_path / "m.gguf", np.zeros((2, 32), np.uint8), "BF16")
-    library = library_path(kernel_root(), '#include "emulator/scan.hpp"\n', ("-DELEMENT=BF16",))
+    kind = tensor_type(ELEMENTS["BF16"].type_id)
+    assert kind is not None
+    library = library_path(kernel_root(), '#include "emulator/scan.hpp"\n', content.scanner_options(kind))
     assert library.parent == tmp_path
     library.write_bytes(b"garbage")
     result = run(path, readers=False)

@@ -32,9 +32,8 @@ from gguf_verify.formats import (
     grids,
     tensor_type,
 )
-from gguf_verify.formats import slow_decoder as scalar
-from gguf_verify.formats.block import Items, Run, each
 from gguf_verify.formats.diagram import bit_diagram
+from gguf_verify.formats.layout import Bits, Items, each
 from gguf_verify.llama import Llama
 
 Bytes = npt.NDArray[np.uint8]
@@ -63,7 +62,7 @@ def vectorised_decode(fmt: BlockFormat, blocks: Bytes) -> Floats:
 
 
 def scalar_decode(fmt: BlockFormat, blocks: Bytes) -> Floats:
-    return np.array([scalar.decode_block(fmt.name, b.tobytes()) for b in blocks], np.float32)
+    return np.array([fmt.slow_decode(b.tobytes()) for b in blocks], np.float32)
 
 
 def vectorised_encode(fmt: BlockFormat, x: Floats) -> Bytes:
@@ -71,7 +70,8 @@ def vectorised_encode(fmt: BlockFormat, x: Floats) -> Bytes:
 
 
 def scalar_encode(fmt: BlockFormat, x: Floats) -> Bytes:
-    return np.array([list(scalar.encode_block(fmt.name, row.tolist())) for row in x], np.uint8)
+    assert fmt.slow_encode is not None
+    return np.array([list(fmt.slow_encode(row.tolist())) for row in x], np.uint8)
 
 
 def sample(cases: npt.NDArray, implementation: Callable) -> npt.NDArray:
@@ -158,6 +158,15 @@ def test_fields_tile_the_block(name: str) -> None:
     assert at == fmt.block_bytes
 
 
+#: The grids of the gguf package, by the type that it files them under.
+GRIDS = {
+    name: grids.Grid(name, count, size)
+    for name, count, size in (
+        ("IQ1_S", 2048, 8), ("IQ2_XXS", 256, 8), ("IQ2_XS", 512, 8), ("IQ2_S", 1024, 8), ("IQ3_XXS", 256, 4),
+        ("IQ3_S", 512, 4),
+    )
+}  # fmt: skip
+
 # ---- what the bits mean ----------------------------------------------------------------------------------------------
 
 Numbers = dict[str, npt.NDArray[np.int64]]
@@ -222,7 +231,7 @@ def entries(name: str) -> Callable[[Numbers], npt.NDArray]:
     def codes(n: Numbers) -> npt.NDArray:
         seven = n["sign"] & 127
         bits = n["sign"] if name in ("IQ2_S", "IQ3_S") else seven | (np.bitwise_count(seven) & 1).astype(np.int64) << 7
-        return under_signs(grids.grid(name)[n["grid"]], bits)
+        return under_signs(GRIDS[name].entries()[n["grid"]], bits)
 
     return codes
 
@@ -230,7 +239,7 @@ def entries(name: str) -> Callable[[Numbers], npt.NDArray]:
 def eighths(n: Numbers) -> npt.NDArray:
     """One delta may be of more than one entry."""
     delta = np.repeat(n["delta"], 32 // n["delta"].shape[1], axis=1)
-    return (8 * grids.grid("IQ1_S")[n["grid"]] + (1 - 2 * delta)[..., None]).reshape(len(delta), -1)
+    return (8 * GRIDS["IQ1_S"].entries()[n["grid"]] + (1 - 2 * delta)[..., None]).reshape(len(delta), -1)
 
 
 def odd(d: str, divisor: int) -> Callable[[Numbers], npt.NDArray]:
@@ -385,7 +394,7 @@ def test_every_value_has_its_code(name: str) -> None:
 
 
 def test_layout_must_give_every_bit_one_meaning() -> None:
-    nibble, whole = Run(4, "x", 0), Run(8, "x", 0)
+    nibble, whole = Bits(4, "x", 0), Bits(8, "x", 0)
     for layout in (
         each(16, nibble), each(16, nibble, whole), each(15, whole), each(17, whole), (), each(16),
         (*each(8, whole), Items(range(7, 16), (whole,))), (*each(8, whole), Items(range(9, 16), (whole,))),
@@ -415,9 +424,9 @@ def test_diagram_of_codes_in_two_fields() -> None:
 def test_diagram_of_groups_of_items() -> None:
     """The twelve bytes in which K-quants pack eight scales and eight minima of 6 bits."""
     scales = Field("scales", "u1", 12, "", (
-        Items(range(4), (Run(2, "sc", 4, low=4), Run(6, "sc", 0))),
-        Items(range(4, 8), (Run(2, "m", 4, low=4), Run(6, "m", 0))),
-        Items(range(8, 12), (Run(4, "m", 4), Run(4, "sc", 4))),
+        Items(range(4), (Bits(2, "sc", 4, low=4), Bits(6, "sc", 0))),
+        Items(range(4, 8), (Bits(2, "m", 4, low=4), Bits(6, "m", 0))),
+        Items(range(8, 12), (Bits(4, "m", 4), Bits(4, "sc", 4))),
     ))  # fmt: skip
     bits = [(p.name, p.index, p.low + k) for p in scales.pieces() for k in range(p.width)]
     assert sorted(bits) == [(name, i, k) for name in ("m", "sc") for i in range(8) for k in range(6)]
@@ -437,8 +446,8 @@ def test_diagram_of_groups_of_items() -> None:
 def test_diagram_of_items_that_alternate() -> None:
     """As formats with a grid do it: a word of grid indices, a word of signs and a scale."""
     words = Field("qs", "<u4", 4, "", (
-        Items(range(0, 4, 2), tuple(Run(8, "grid", k, step=4) for k in (3, 2, 1, 0))),
-        Items(range(1, 4, 2), (Run(4, "scale", 0), Run(28, "signs", 0, step=2))),
+        Items(range(0, 4, 2), tuple(Bits(8, "grid", k, step=4) for k in (3, 2, 1, 0))),
+        Items(range(1, 4, 2), (Bits(4, "scale", 0), Bits(28, "signs", 0, step=2))),
     ))  # fmt: skip
     assert [(p.item, p.shift, p.index) for p in words.pieces() if p.name == "grid"] == [
         (0, 24, 3), (0, 16, 2), (0, 8, 1), (0, 0, 0), (2, 24, 7), (2, 16, 6), (2, 8, 5), (2, 0, 4),
@@ -472,9 +481,6 @@ def test_rows_are_whole_blocks(name: str) -> None:
 def test_unknown_names_are_errors() -> None:
     with pytest.raises(KeyError):
         ALL["Q4_0"].field_offset("m")
-    for call in (scalar.decode_block, scalar.encode_block):
-        with pytest.raises(KeyError):
-            call("Q4_2", b"")
     with pytest.raises(KeyError):
         decode_elements("I8", np.zeros(4, np.uint8))
     assert tensor_type(4) is None  # Q4_2, removed
@@ -931,8 +937,7 @@ def test_what_is_encoded_comes_back_within_half_a_step(
 def test_others_are_quantized_by_llama_cpp_only(name: str) -> None:
     with pytest.raises(ValueError, match=f"only llama.cpp quantizes to {name}"):
         ALL[name].encode(np.zeros((1, ALL[name].block_size), np.float32))
-    with pytest.raises(KeyError):
-        scalar.encode_block(name, [0.0] * ALL[name].block_size)
+    assert ALL[name].slow_encode is None
 
 
 @pytest.mark.parametrize("name", ENCODED)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import HOSTS, CpuHost, auto_host, compiler, cupy_host, make_host
 from gguf_verify.hosts.base import GUARD_BYTES, POISON
 from gguf_verify.support import cache as support_cache
@@ -524,7 +525,7 @@ def test_entry_that_is_not_there(roots: Callable[[str], Path]) -> None:
 
 def test_block_size_that_disagrees() -> None:
     with pytest.raises(EnvironmentFault, match="disagree about the size of a block"):
-        CpuHost(1).load(kernel_root(), "gemm/q8_1/01_naive.cu", "gemm", {"FORMAT": "Q4_0", "BLOCK_BYTES": "20"})
+        CpuHost(1).load(kernel_root(), "gemm/q8_1/01_naive.cu", "gemm", {**FORMATS["Q4_0"].macros, "BLOCK_BYTES": "20"})
 
 
 @pytest.mark.parametrize("variable", ["CXX", "PATH"])

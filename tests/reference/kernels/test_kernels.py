@@ -17,7 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FLOAT_TYPES, FORMATS, IQ1_M, MXFP4, NVFP4, Q8_1, BlockFormat
+from gguf_verify.formats import ELEMENTS, FLOAT_TYPES, FORMATS, BlockFormat
+from gguf_verify.formats.iq1_m import IQ1_M
+from gguf_verify.formats.mxfp4 import MXFP4
+from gguf_verify.formats.nvfp4 import NVFP4
+from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.hosts.base import Host
 from gguf_verify.kernels.ladder import KERNELS
@@ -61,7 +65,7 @@ assert set(ELEMENT_TYPES) == set(FLOAT_TYPES)
 
 
 def element_defines(kind: str) -> dict[str, str]:
-    return {"ELEMENT": kind, "BLOCK_BYTES": str(ELEMENT_TYPES[kind][1].itemsize)}
+    return ELEMENTS[kind].macros
 
 
 def sources() -> list[tuple[str, str, dict[str, str]]]:

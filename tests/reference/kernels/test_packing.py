@@ -313,7 +313,7 @@ def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """For Hopper, and what runs elsewhere for every card."""
     need("nvrtc")
     supported = nvrtc.architectures()
-    macros = {"FORMAT": fmt.name, "BLOCK_BYTES": str(fmt.block_bytes), "TOKENS": "64"}
+    macros = {**fmt.macros, "TOKENS": "64"}
     sources = [("pack/weights.cu", macros, "90"), ("pack/activations.cu", macros, "90")]
     for tiling in TILINGS:
         if tiling.tokens == 128 and fmt.name != "Q8_0":

@@ -13,7 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import ELEMENTS, FORMATS, Q4_0, Q5_0, Q8_0, Q8_1, Q8_1_D4
+from gguf_verify.formats import ELEMENTS, FORMATS
+from gguf_verify.formats.q4_0 import Q4_0
+from gguf_verify.formats.q5_0 import Q5_0
+from gguf_verify.formats.q8_0 import Q8_0
+from gguf_verify.formats.q8_1 import Q8_1
+from gguf_verify.formats.q8_1_d4 import Q8_1_D4
 from gguf_verify.hosts import CpuHost
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options
@@ -319,7 +324,7 @@ if any("gguf_verify.llama.worker" in a for a in sys.orig_argv):
     from gguf_verify.llama.worker import cuda_device
     from gguf_verify.semantics import cuda
     from gguf_verify.semantics.activations import encode_mmq
-    from gguf_verify.formats import Q8_1
+    from gguf_verify.formats.q8_1 import Q8_1
     cuda_device.find_gpu = lambda: (ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU), "a stand-in", 90)
     cuda_device.CudaDevice.computed = lambda self, t: {on_gpu}
     sums = lambda self, x: Q8_1.view(encode_mmq(x).reshape(len(x), -1, 36))["s"].astype(np.float32)

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, Q8_0, Q8_1
+from gguf_verify.formats import FORMATS
+from gguf_verify.formats.q8_0 import Q8_0
+from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.gguf import open_model
 from gguf_verify.llama import Evaluation, Gemm, Llama, LlamaRefused
 from gguf_verify.llama.model import LoadedModel

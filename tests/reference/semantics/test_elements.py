@@ -358,8 +358,8 @@ def tampered_source(folder: Path, old: str, new: str, file: str = SOURCE) -> Shi
         pytest.param(
             "BF16", SOURCE, "ELEMENT::round(xr[k])", "xr[k]", id="BF16 activations not rounded", marks=pytest.mark.slow
         ),
-        pytest.param("BF16", "formats/elements.cuh", "u += 0x7FFF + (u >> 16 & 1);", "", id="BF16 cut off"),
-        pytest.param("BF16", "formats/elements.cuh", "0x7FFF + (u >> 16 & 1)", "0x8000", id="BF16 ties away"),
+        pytest.param("BF16", "formats/bf16.cuh", "u += 0x7FFF + (u >> 16 & 1);", "", id="BF16 cut off"),
+        pytest.param("BF16", "formats/bf16.cuh", "0x7FFF + (u >> 16 & 1)", "0x8000", id="BF16 ties away"),
         pytest.param(
             "F32",
             SOURCE,

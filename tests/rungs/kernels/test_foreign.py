@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, Q8_0, Q8_1
+from gguf_verify.formats import FORMATS
+from gguf_verify.formats.q8_0 import Q8_0
+from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign import ForeignKernel, Oracle, open_foreign, sources

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gguf_verify.formats import FILE_TYPES
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.interface import Weights
@@ -21,7 +22,6 @@ from gguf_verify.verification import Report, verify
 from tests.reference.kernels.test_kernels import PLAIN, TILED
 from tests.support.tools import (
     FIXTURES,
-    FTYPES,
     LEGACY,
     TamperedKernel,
     altered_kernel,
@@ -73,7 +73,7 @@ def assert_placed(report: Report) -> None:
 def test_one_code_off_by_one(tmp_path: Path, llama: Llama, fmt: str, kernel: str) -> None:
     """In one block of one row of the weights, given only to the kernel: row and block are named by both rungs."""
     model = tmp_path / f"model-{fmt}.gguf"
-    llama.quantize_file(FIXTURES / "tiny-F16.gguf", model, FTYPES[fmt], pure=True)
+    llama.quantize_file(FIXTURES / "tiny-F16.gguf", model, FILE_TYPES[fmt], pure=True)
     original = block_bytes(model, "blk.0.attn_q.weight", 77, 5)
     codes_at = LEGACY[fmt].field_offset("qs")
     altered = bytearray(original)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS, Q8_1
+from gguf_verify.formats import FILE_TYPES, FORMATS
+from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
@@ -21,7 +22,7 @@ from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import Report, verify
 from tests.reference.kernels.test_kernels import TILED
-from tests.support.tools import FIXTURES, FTYPES, patched, split_model
+from tests.support.tools import FIXTURES, LEGACY, patched, split_model
 
 PROMPT = "Once upon a time"
 #: Fixtures and kernels of `make test`.
@@ -94,7 +95,7 @@ def test_a_type_that_the_kernel_does_not_cover() -> None:
 @pytest.mark.parametrize("fmt", ["Q4_1", "Q5_0", "Q8_0"])
 def test_fixture_in_other_formats(tmp_path: Path, llama: Llama, fmt: str) -> None:
     target = tmp_path / f"tiny-{fmt}.gguf"
-    llama.quantize_file(FIXTURES / "tiny-F16.gguf", target, FTYPES[fmt], pure=True)
+    llama.quantize_file(FIXTURES / "tiny-F16.gguf", target, FILE_TYPES[fmt], pure=True)
     assert_verified(run(target))
 
 
@@ -110,12 +111,12 @@ def test_shared_q8_0_as_it_is(shared_models: Path) -> None:
             ("TinyStories-656K-f16.gguf", ("Q8_0",)),
             ("stories260K-ggml-org-f32.gguf", ("Q5_1",)),
         )
-        for fmt in FTYPES
+        for fmt in LEGACY
     ],
 )
 def test_shared_models_quantized(tmp_path: Path, shared_models: Path, llama: Llama, source: str, fmt: str) -> None:
     target = tmp_path / f"model-{fmt}.gguf"
-    llama.quantize_file(shared_models / source, target, FTYPES[fmt], pure=True)
+    llama.quantize_file(shared_models / source, target, FILE_TYPES[fmt], pure=True)
     report = run(target)
     assert_verified(report)
     if source.startswith("stories260K"):

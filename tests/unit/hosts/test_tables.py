@@ -34,16 +34,25 @@ def numbers(name: str) -> np.ndarray:
     return np.array([int(v, 0) for v in re.findall(r"-?0x[0-9a-f]+|-?\d+", body)])
 
 
-@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
-def test_grids_as_words(name: str) -> None:
-    got = numbers(name.lower()).astype("<u4").view(np.int8).reshape(grids.SHAPES[name])
-    assert (got == grids.grid(name)).all()
+@pytest.mark.parametrize(
+    "grid",
+    [
+        grids.Grid("IQ2_XXS", 256, 8), grids.Grid("IQ2_XS", 512, 8), grids.Grid("IQ2_S", 1024, 8),
+        grids.Grid("IQ3_XXS", 256, 4), grids.Grid("IQ3_S", 512, 4),
+    ],
+    ids=lambda grid: grid.name,
+)  # fmt: skip
+def test_grids_as_words(grid: grids.Grid) -> None:
+    got = numbers(grid.name.lower()).astype("<u4").view(np.int8).reshape(grid.count, grid.size)
+    assert (got == grid.entries()).all()
     assert got.min() > 0  # with_signs of kernels/formats/grid.cuh needs it
 
 
 def test_grid_of_iq1_as_nibbles() -> None:
     packed = numbers("iq1").astype("<u4").view(np.uint8).reshape(2048, 4)
-    assert (np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.int8) - 1 == grids.grid("IQ1_S")).all()
+    assert (
+        np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.int8) - 1 == grids.Grid("IQ1_S", 2048, 8).entries()
+    ).all()
 
 
 def test_signs_and_values() -> None:
@@ -97,8 +106,7 @@ def test_a_format_compiles_with_the_tables_that_it_needs(name: str, monkeypatch:
     def compiled(without: str = "") -> bytes:
         with monkeypatch.context() as patch:
             altered(lambda t: [t.pop(n) for n in set(t) - needed | {without} & set(t)], patch)
-            defines = {"FORMAT": name, "BLOCK_BYTES": str(fmt.block_bytes)}
-            return nvrtc.compile_cubin(kernel_root(), KERNELS["q8_1_dp4a"].file, "90", defines)
+            return nvrtc.compile_cubin(kernel_root(), KERNELS["q8_1_dp4a"].file, "90", fmt.macros)
 
     need("nvrtc")
     assert compiled()
@@ -112,7 +120,11 @@ def test_a_gguf_package_without_the_tables_is_said(table: str, monkeypatch: pyte
     quants = SimpleNamespace(IQ2_XXS=SimpleNamespace(), IQ4_NL=SimpleNamespace(kvalues=(1,)))
     monkeypatch.setitem(sys.modules, "gguf.quants", quants)
     with pytest.raises(EnvironmentFault, match="the installed gguf package does not hold"):
-        getattr(grids, table).__wrapped__(*(["IQ2_XXS"] if table == "grid" else []))
+        {
+            "grid": lambda: grids.Grid.entries.__wrapped__(grids.Grid("IQ2_XXS", 256, 8)),
+            "ksigns": grids.ksigns.__wrapped__,
+            "kvalues": grids.kvalues.__wrapped__,
+        }[table]()
 
 
 def test_headers_are_written_where_the_compiler_looks(tmp_path: Path) -> None:

@@ -16,8 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import FORMATS, IQ1_M, MXFP4, NVFP4, Q4_0, Q4_K, Q5_1, BlockFormat
-from gguf_verify.formats import slow_decoder as scalar
+from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats.iq1_m import IQ1_M
+from gguf_verify.formats.mxfp4 import MXFP4
+from gguf_verify.formats.nvfp4 import NVFP4
+from gguf_verify.formats.q4_0 import Q4_0
+from gguf_verify.formats.q4_k import Q4_K
+from gguf_verify.formats.q5_1 import Q5_1
 from gguf_verify.hosts.base import POISON
 from gguf_verify.llama import Llama
 from gguf_verify.semantics import (
@@ -586,7 +591,7 @@ def rational(semantics: Semantics, fmt: BlockFormat, w: bytes, x: bytes) -> Rati
     size = fmt.block_bytes
     rows = [w[i : i + size] for i in range(0, len(w), size)]
     if semantics.activations is None:
-        values = [Fraction(v) for row in rows for v in scalar.decode_block(fmt.name, row)]
+        values = [Fraction(v) for row in rows for v in fmt.slow_decode(row)]
         steps = [v * Fraction(a) for v, a in zip(values, struct.unpack(f"<{len(values)}f", x), strict=True)]
         return Rational(sum(steps, Fraction(0)), sum(map(abs, steps), Fraction(0)), steps)
     blocks = np.frombuffer(w, np.uint8).reshape(-1, size)

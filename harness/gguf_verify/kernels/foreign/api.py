@@ -29,7 +29,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...formats import FORMATS, Q8_1
+from ...formats import FORMATS
+from ...formats.q8_1 import Q8_1
 from ...semantics import OWN, SEMANTICS
 from ...support.errors import UsageError
 

@@ -24,7 +24,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import FORMATS, Q8_1
+from ...formats import FORMATS
+from ...formats.q8_1 import Q8_1
 from ...hosts.base import GUARD_BYTES, POISON, outside, poisoned
 from ...support import protocol
 from ...support.errors import EnvironmentFault, HarnessError, UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...formats import WeightFormat
+from ...formats import BlockFormat, WeightFormat
 from ...semantics import ASCENDING
 from ..interface import Weights
 from ..packed import LEGACY, Packed
@@ -24,7 +24,7 @@ class Wgmma(Packed):
 
     def tiling(self, fmt: WeightFormat, m: int, n: int) -> Tiling:
         """Large tiles where registers hold them, unless the last to run would leave more multiprocessors idle."""
-        tilings = (Tiling(128), Tiling(64)) if fmt.name == "Q8_0" else (Tiling(64),)
+        tilings = (Tiling(128), Tiling(64)) if isinstance(fmt, BlockFormat) and fmt.bits == 8 else (Tiling(64),)
         return min(tilings, key=lambda tiling: tiling.rounds(m, n))
 
 

@@ -17,9 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import FORMATS, Q4_0, Q4_1, Q8_0, Q8_1, Q8_1_D4
+from ...formats import FORMATS, QK
 from ...formats.block import BlockFormat
-from ...formats.legacy import QK
+from ...formats.q4_0 import Q4_0
+from ...formats.q4_1 import Q4_1
+from ...formats.q8_0 import Q8_0
+from ...formats.q8_1 import Q8_1
+from ...formats.q8_1_d4 import Q8_1_D4
 from ...semantics import cuda
 from ...semantics.activations import encode_mmq, encode_mmq_d4, encode_q8_1
 from ...semantics.cuda import MMVQ_TOKENS, NoDefinition

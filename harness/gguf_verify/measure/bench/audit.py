@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 
 from ...support.paths import CHECKOUT
-from .common import FTYPES, Measured, measure, model_at
+from .common import FILES, Measured, measure, model_at
 
 #: It is slow.
 DEQUANTIZED = 3
@@ -40,7 +40,7 @@ for tensor in gguf.GGUFReader(sys.argv[1]).tensors:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--type", choices=FTYPES, default="Q4_0")
+    parser.add_argument("--type", choices=FILES, default="Q4_0")
     parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--keep", type=Path, help="keep (or use) the model file, or the folder that it is in")
     parser.add_argument("--repeat", type=int, default=5)

@@ -14,12 +14,13 @@ import gguf
 import numpy as np
 from tqdm import tqdm
 
-from ...formats import ELEMENTS, FORMATS, ElementFormat, WeightFormat
+from ...formats import ELEMENTS, FILE_TYPES, FORMATS, ElementFormat, WeightFormat
 from ...llama import Llama
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, N_VOCAB = 2048, 5632, 32, 4, 32000
 #: llama.cpp's file types. All matrices of a model are of one type, but for Q4_K_M: see `type_of`.
-FTYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "F16": 1, "Q4_K_M": 15}
+FILES = {**{name: FILE_TYPES[name] for name, fmt in FORMATS.items() if fmt.legacy}, "F16": FILE_TYPES["F16"],
+         "Q4_K_M": FILE_TYPES["Q4_K"]}  # fmt: skip
 
 
 def shapes(n_layer: int) -> list[tuple[str, int, int]]:
@@ -64,7 +65,7 @@ def make_model(path: Path, kind: str, n_layer: int, seed: int = 0) -> None:
     writer.add_rope_dimension_count(N_EMBD // N_HEAD)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(N_VOCAB)
-    writer.add_file_type(FTYPES[kind])
+    writer.add_file_type(FILES[kind])
     bytes_ = [f"<0x{i:02X}>" for i in range(256)]
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *(f"word{i}" for i in range(N_VOCAB - 259))]
     kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2, *[gguf.TokenType.BYTE] * 256]

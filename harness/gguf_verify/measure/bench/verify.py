@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...support.paths import CHECKOUT
-from .common import FTYPES, Measured, measure, model_at
+from .common import FILES, Measured, measure, model_at
 
 
 def verify(model: Path, arguments: list[str]) -> tuple[dict[str, Any], Measured]:
@@ -34,7 +34,7 @@ def verify(model: Path, arguments: list[str]) -> tuple[dict[str, Any], Measured]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--type", choices=FTYPES, default="Q4_0")
+    parser.add_argument("--type", choices=FILES, default="Q4_0")
     parser.add_argument("--layers", type=int, nargs="+", default=[22], help="one model for each number of layers")
     parser.add_argument("--keep", type=Path, help="keep (or use) the model file; with several sizes, a folder")
     parser.add_argument("-n", type=int, default=16, help="tokens to predict")

@@ -15,8 +15,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ...formats import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1, Q8_1_D4, BlockFormat
-from ...formats.legacy import signed_max
+from ...formats import BlockFormat
+from ...formats.c_arithmetic import signed_max
+from ...formats.q4_0 import Q4_0
+from ...formats.q4_1 import Q4_1
+from ...formats.q5_0 import Q5_0
+from ...formats.q5_1 import Q5_1
+from ...formats.q8_0 import Q8_0
+from ...formats.q8_1 import Q8_1
+from ...formats.q8_1_d4 import Q8_1_D4
 from ...hosts.compiler import compiler
 from ...semantics import SEMANTICS, judge, product
 from ...semantics.activations import butterfly_sum

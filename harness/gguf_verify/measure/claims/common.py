@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import FORMATS, Q8_1, BlockFormat
-from ...formats.legacy import round_half_away
+from ...formats import FORMATS, BlockFormat
+from ...formats.c_arithmetic import round_half_away
+from ...formats.q8_1 import Q8_1
 from ...gguf import open_model
 from ...llama import Gemm, Llama
 from ...support.paths import CHECKOUT, kernel_root

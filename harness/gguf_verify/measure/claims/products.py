@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...formats import Q4_0, Q5_0, Q8_1, BlockFormat
+from ...formats import BlockFormat
+from ...formats.q4_0 import Q4_0
+from ...formats.q5_0 import Q5_0
+from ...formats.q8_1 import Q8_1
 from ...semantics import SEMANTICS, exact_result, judge, product
 from ...semantics.activations import butterfly_sum, encode_q8_1
 from .common import (

@@ -275,7 +275,7 @@ def _edits() -> Iterator[Edit]:
         changes = (
             (FILE, f"struct {name} {{", f"struct alignas(4) {name} {{"),
             (FILE, f"sizeof({name}) == {size}", f"sizeof({name}) == {padded}"),
-            ("formats/all.cuh", "sizeof(FORMAT) == BLOCK_BYTES", "sizeof(FORMAT) > BLOCK_BYTES"),
+            ("formats/format.cuh", "sizeof(FORMAT) == BLOCK_BYTES", "sizeof(FORMAT) > BLOCK_BYTES"),
         )
         yield Edit("block-stride", "a padded struct", (name,), "q8_1_naive", changes)
     for make in (naive, f32):

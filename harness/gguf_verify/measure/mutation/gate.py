@@ -21,7 +21,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import ELEMENTS, FORMATS, Q8_1, BlockFormat, ElementFormat, WeightFormat
+from ...formats import ELEMENTS, FILE_TYPES, FORMATS, BlockFormat, ElementFormat, WeightFormat
+from ...formats.q8_1 import Q8_1
 from ...hosts import CpuHost
 from ...hosts.base import GUARD_BYTES, POISON, outside
 from ...kernels import packed as packing
@@ -48,7 +49,6 @@ FIXTURES = ROOT / "fixtures"
 TENSORS = r"^blk\.0\.(attn_k|ffn_down)\.weight$"
 ELEMENTS_KERNEL = "elements"
 #: Types that gguf-py has no name of: `enum llama_ftype` of llama.h, by which llama.cpp quantizes the whole file.
-_FTYPES = {"Q2_0": 41}
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def model_of(fmt: str, folder: Path) -> Path:
     path = folder / f"tiny-{fmt}.gguf"
     if not path.exists():
         made = path.with_suffix(f".{os.getpid()}")  # others may make it too
-        if fmt in _FTYPES:
+        if fmt not in gguf.GGMLQuantizationType.__members__:  # its writer does not know the type
             with Llama() as llama:
-                llama.quantize_file(FIXTURES / "tiny-F16.gguf", made, _FTYPES[fmt], pure=True)
+                llama.quantize_file(FIXTURES / "tiny-F16.gguf", made, FILE_TYPES[fmt], pure=True)
         else:
             _write_model(fmt, made)
         made.replace(path)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...formats import FORMATS
+from ...formats import ELEMENTS, FORMATS
 from ...kernels.ladder import KERNELS
 from ...support.cache import cache_dir, tree_hash
 from ...support.errors import EnvironmentFault
@@ -65,15 +65,18 @@ def subjects(root: Path, file: str) -> list[Subject]:
     if of_file:
         kinds = _PACKED_KINDS if of_file[0].formats is not None else _KINDS
         return [Subject(spec.name, fmt) for spec in of_file for fmt in kinds]
-    if file in ("gemm/elements/01_naive.cu", "formats/elements.cuh"):
-        return [Subject(ELEMENTS_KERNEL, fmt) for fmt in ("F16", "BF16", "F32")]
+    elements = [f.name for f in ELEMENTS.values() if file in ("gemm/elements/01_naive.cu", header_of(f))]
+    if elements:
+        return [Subject(ELEMENTS_KERNEL, fmt) for fmt in elements]
     if file.startswith("formats/"):
-        users = [f for f in FORMATS if file in closure(root, Unit("formats/all.cuh", (("FORMAT", f),)))]
-        own = [f for f in users if header_of(root, f) == file]
+        units = {f: Unit("formats/format.cuh", tuple(FORMATS[f].macros.items())) for f in FORMATS}
+        including = [f for f, unit in units.items() if file in closure(root, unit)]
+        of_type = [f for f in including if header_of(FORMATS[f]) == file]
         # of words.cuh and grid.cuh, types that use each of their functions
-        some = own or [f for f in users if f in ("Q4_0", "Q5_0", "Q3_K", "Q1_0", "Q2_K", "IQ2_XXS")] or users[:2]
-        packed = [Subject("q8_1_gemv", fmt) for fmt in own if KERNELS["q8_1_gemv"].covers(FORMATS[fmt])]
-        return [Subject(kernel, fmt) for kernel in _PLAIN for fmt in some] + packed
+        telling = ("Q4_0", "Q5_0", "Q3_K", "Q1_0", "Q2_K", "IQ2_XXS")
+        some = of_type or [f for f in including if f in telling] or including[:2]
+        of_gemv = [Subject("q8_1_gemv", fmt) for fmt in of_type if KERNELS["q8_1_gemv"].covers(FORMATS[fmt])]
+        return [Subject(kernel, fmt) for kernel in _PLAIN for fmt in some] + of_gemv
     packed = [(kernel, fmt) for fmt in ("Q8_0", "Q5_1", "Q4_0", "Q5_0") for kernel in ("q8_1_split_k", "q8_1_gemv")]
     by_hand = {
         "common.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_naive", "Q2_K"), ("q8_1_naive", "Q5_1"),

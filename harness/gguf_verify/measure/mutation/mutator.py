@@ -393,8 +393,8 @@ def mutants(file: str, source: str) -> list[Mutant]:
 def sources(root: Path) -> list[str]:
     """The shipped sources below kernels/ that are mutated: not kernels/emulator, which stands in for a GPU, nor
     hopper.cuh and async.cuh, which are inline assembly and the include of that stand-in; nor gemm/mma.cuh, of which
-    only the stand-in is compiled here, nor formats/all.cuh, which is includes."""
-    left = {"hopper.cuh", "gemm/mma.cuh", "formats/all.cuh"}
+    only the stand-in is compiled here, nor formats/format.cuh, which is includes."""
+    left = {"hopper.cuh", "gemm/mma.cuh", "formats/format.cuh"}
     files = (
         str(p.relative_to(root)) for p in sorted(root.rglob("*.cu*")) if "emulator" not in p.relative_to(root).parts
     )

@@ -22,7 +22,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import Q8_1, BlockFormat, WeightFormat
+from ...formats import FILE_TYPES, BlockFormat, WeightFormat
+from ...formats.q8_1 import Q8_1
 from ...gguf import Model, open_model
 from ...hosts import CpuHost
 from ...kernels.interface import Kernel, Weights
@@ -41,7 +42,6 @@ _TRIED = ("blocks", "layers")
 #: Rows that are kept of each matrix, which make trials cheap, and of how many trials one has all.
 CUT, WHOLE = 48, 16
 #: llama.cpp's file type of what the gguf package cannot write.
-_FTYPES = {"Q2_0": 41}
 #: A kernel for most trials, by semantics; the others of the ladder share the rest.
 _MOST = ("q8_1_dp4a", "q8_1_naive", "f32_naive")
 LISTED = 100
@@ -165,8 +165,8 @@ _quantized = _Once()
 
 def write_model(path: Path, fmt: WeightFormat, llama: Llama) -> Path:
     """The unquantized fixture with every matrix in this format."""
-    if fmt.name in _FTYPES:
-        llama.quantize_file(UNQUANTIZED, path, _FTYPES[fmt.name], True)
+    if fmt.name not in gguf.GGMLQuantizationType.__members__:  # its writer does not know the type
+        llama.quantize_file(UNQUANTIZED, path, FILE_TYPES[fmt.name], True)
         return path
     writer = gguf.GGUFWriter(path, "llama")
     for field in gguf.GGUFReader(UNQUANTIZED).fields.values():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ...formats import WeightFormat
 from ...hosts import nvrtc
 from ...hosts.compiler import FLAGS, compiler
 from ...hosts.tables import headers
@@ -24,7 +25,7 @@ from .mutator import PRELUDE
 #: As the CPU host compiles, but for optimisation: the unmutated source must give the same bits (the run checks it).
 MUTANT_FLAGS = [f for f in FLAGS if f not in ("-O2", "-ftree-vectorize")] + ["-O1", "-w", "-fmax-errors=0"]
 
-_INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|(HEADER_OF\(FORMAT\)))', re.MULTILINE)
+_INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|(FORMAT_HEADER))', re.MULTILINE)
 _DEFINE = re.compile(r"^\s*#\s*define\s+(\w+)", re.MULTILINE)
 
 _PREAMBLE = """
@@ -84,7 +85,7 @@ def flattened(root: Path, unit: Unit, changed: Mapping[str, str] | None = None, 
         for match in _INCLUDE.finditer(text):
             out.append(text[at : match.start()])
             line = text.count("\n", 0, match.end()) + 2
-            name = match[1] or f"formats/{_headers_of_formats(root)[defines['FORMAT']]}"
+            name = match[1] or defines["FORMAT_HEADER"].strip('"')
             target = resolve(name, file)
             out.append(f'\n{expand(target) if target else ""}\n#line {line} "{label}{file}"')
             at = match.end()
@@ -98,14 +99,9 @@ def flattened(root: Path, unit: Unit, changed: Mapping[str, str] | None = None, 
     return "".join(given) + text + "\n" + "".join(ends)
 
 
-@cache
-def _headers_of_formats(root: Path) -> dict[str, str]:
-    return dict(re.findall(r'#define HEADER_(\w+) "([^"]+)"', _read(root / "formats/all.cuh")))
-
-
-def header_of(root: Path, fmt: str) -> str:
+def header_of(fmt: WeightFormat) -> str:
     """The format's own header, below kernels/."""
-    return f"formats/{_headers_of_formats(root)[fmt]}"
+    return "formats/" + fmt.macros["FORMAT_HEADER"].strip('"')
 
 
 @cache

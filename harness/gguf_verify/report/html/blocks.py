@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...audit.xray import ELEMENTS, FieldBytes, Reading, read_block
-from ...formats import ACTIVATION_FORMATS, FORMATS
+from ...audit.xray import FieldBytes, Reading, read_block
+from ...formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS
 from ...results import GemmRecord, Report, TensorBlocks, TensorBytes
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import Q8_0, Q8_1, Q8_1_D4, Q8_K, ElementFormat, WeightFormat
+from ...formats import ACTIVATION_FORMATS, ElementFormat, WeightFormat
+from ...formats.q8_1 import Q8_1
+from ...formats.q8_1_d4 import Q8_1_D4
 from ...llama import Gemm
 from ...semantics import Semantics
 from ...semantics.fast_math import as_q8_1
@@ -13,7 +15,7 @@ from ...semantics.fast_math import as_q8_1
 Bytes = npt.NDArray[np.uint8]
 
 #: Formats (ggml's numbers) in which a capture is asked for each GEMM's activations.
-ACTIVATIONS = (Q8_0.type_id, Q8_1.type_id, Q8_K.type_id)
+ACTIVATIONS = tuple(fmt.type_id for fmt in ACTIVATION_FORMATS.values())
 
 
 def llama_bytes(fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> Bytes:

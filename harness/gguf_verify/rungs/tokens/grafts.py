@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import WeightFormat
-from ...formats.legacy import QK
+from ...formats import QK, WeightFormat
 from ...gguf.matrices import label
 from ...llama import Gemm, LlamaRefused
 from ...results import Failure, RungResult

@@ -1,0 +1,192 @@
+"""Plain Python for the slow decoders and encoders: one block at a time, the test of the vectorised formats.
+
+The slow functions of a format share nothing with its vectorised ones: no NumPy, and no tables but the grids and values
+that the gguf package holds. Each restates one function of llama.cpp v0.5.0, ggml/src/ggml-quants.c (layouts:
+ggml-common.h). A C `float` is a Python float that `f32` has rounded: it carries 53 bits ≥ 2·24 + 2, so rounding twice
+gives what one float32 +, -, · or / gives.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from functools import cache
+
+from ..support.partial_import import submodule
+from .block import QK
+
+_FLT_MAX = (2.0 - 2.0**-23) * 2.0**127
+
+
+def f32(x: float) -> float:
+    """A double rounded to float32; what does not fit becomes infinite."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", x))[0])
+    except OverflowError:
+        return math.copysign(math.inf, x)
+
+
+def half(x: float) -> bytes:
+    """A float32 as the two bytes of a half, to nearest even; 65520 and more become infinite (struct would raise)."""
+    try:
+        return struct.pack("<e", x)
+    except OverflowError:
+        return struct.pack("<e", math.copysign(math.inf, x))
+
+
+def read_half(raw: bytes, at: int) -> float:
+    return float(struct.unpack_from("<e", raw, at)[0])
+
+
+def times(a: float, b: float) -> float:
+    return f32(a * b)
+
+
+def plus(a: float, b: float) -> float:
+    return f32(a + b)
+
+
+def inverse(d: float) -> float:
+    """`d ? 1.0f/d : 0.0f`"""
+    return f32(1.0 / d) if d != 0 else 0.0
+
+
+def low_byte(x: float) -> int:
+    """The bits of `(int8_t) x` and of `(uint8_t) x`: x86 truncates to int32 and keeps the low byte.
+
+    C leaves open what happens where x does not fit; cvttss2si then gives INT_MIN, whose low byte is 0.
+    """
+    return int(x) & 0xFF if -(2.0**31) <= x < 2.0**31 else 0
+
+
+def int8(x: float) -> int:
+    byte = low_byte(x)
+    return byte - 256 if byte > 127 else byte
+
+
+def roundf(x: float) -> float:
+    """C's roundf: half away from zero. x ± 0.5 is exact in a double for every float32 that has a fraction."""
+    if not math.isfinite(x) or abs(x) >= 2.0**23:
+        return x
+    return math.copysign(math.floor(abs(x) + 0.5), x)
+
+
+def extreme(values: list[float]) -> float:
+    """The first value of the greatest magnitude, signed; +0 where all are zero."""
+    magnitude, extreme = 0.0, 0.0
+    for v in values:
+        if magnitude < abs(v):
+            magnitude, extreme = abs(v), v
+    return extreme
+
+
+def magnitude(values: list[float]) -> float:
+    return abs(extreme(values))
+
+
+def least_and_greatest(values: list[float]) -> tuple[float, float]:
+    """Least and greatest value; of equal ones the first, which tells -0 from +0."""
+    low, high = _FLT_MAX, -_FLT_MAX
+    for v in values:
+        if v < low:
+            low = v
+        if v > high:
+            high = v
+    return low, high
+
+
+def five_bits(qh: int, qs: bytes) -> list[int]:
+    codes = []
+    for j in range(QK):
+        nibble = qs[j] % 16 if j < 16 else qs[j - 16] // 16
+        codes.append(nibble + 16 * (qh // 2**j % 2))
+    return codes
+
+
+def pack_five_bits(q: list[int]) -> bytes:
+    qh = sum(1 << j for j in range(QK) if q[j] & 16)
+    return struct.pack("<I", qh) + bytes(q[j] % 16 + q[j + 16] % 16 * 16 for j in range(16))
+
+
+def codes_of_eight_bits(values: list[float]) -> tuple[float, list[int]]:
+    d = f32(magnitude(values) / 127)
+    factor = inverse(d)
+    return d, [int8(roundf(times(v, factor))) for v in values]
+
+
+def field_of_byte(byte: int, low: int, width: int) -> int:
+    """Bits `low` and up, `width` of them."""
+    return byte // (1 << low) % (1 << width)
+
+
+def pair(qs: bytes, i: int) -> int:
+    """Two bits for each value, in two halves of 32 bytes."""
+    return field_of_byte(qs[i // 128 * 32 + i % 32], i % 128 // 32 * 2, 2)
+
+
+def nibble(qs: bytes, i: int) -> int:
+    """Four bits for each value, in four runs of 32 bytes."""
+    return field_of_byte(qs[i // 64 * 32 + i % 32], i % 64 // 32 * 4, 4)
+
+
+def bit(mask: bytes, i: int) -> int:
+    return field_of_byte(mask[i % 32], i // 32, 1)
+
+
+def scale_min_k4(g: int, packed: bytes) -> tuple[int, int]:
+    """get_scale_min_k4"""
+    if g < 4:
+        return packed[g] % 64, packed[g + 4] % 64
+    return packed[g + 4] % 16 + packed[g - 4] // 64 * 16, packed[g + 4] // 16 + packed[g] // 64 * 16
+
+
+def digit(byte: int, n: int) -> int:
+    """Digit n in base 3 of a byte's fraction, as the code takes it: multiply in 8 bits, times 3, drop 8 bits."""
+    return byte * int(3**n) % 256 * 3 // 256
+
+
+def e2m1_doubled(nibble: int) -> int:
+    """kvalues_fp4: twice a float of a sign, two bits of exponent (bias 1) and one of mantissa"""
+    exponent, mantissa = nibble // 2 % 4, nibble % 2
+    magnitude = (2 + mantissa) * 2 ** (exponent - 1) if exponent else mantissa
+    return -magnitude if nibble & 8 else magnitude
+
+
+def ue4m3_halved(byte: int) -> float:
+    """ggml_ue4m3_to_fp32"""
+    if byte in (0, 127):
+        return 0.0
+    exponent, mantissa = byte // 8 % 16, byte % 8
+    return ((8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9) / 2
+
+
+@cache
+def grid(name: str) -> list[list[int]]:
+    """The entries of a grid: hexadecimal digits of bytes of four 2-bit or two 4-bit numbers, the lowest first."""
+    kind = getattr(submodule("gguf.quants"), name)
+    width = 2 if len(kind.grid_map) <= 4 else 4
+    packed = bytes.fromhex(kind.grid_hex.decode())
+    values = [int(kind.grid_map[field_of_byte(b, low, width)]) for b in packed for low in range(0, 8, width)]
+    size = kind.grid_shape[1]
+    return [values[at : at + size] for at in range(0, len(values), size)]
+
+
+def sign(bits: int, j: int) -> int:
+    return -1 if bits // 2**j % 2 else 1
+
+
+def sign_of_seven(bits: int, j: int) -> int:
+    """ksigns_iq2xs: the eighth sign makes the number of negative ones even."""
+    return sign(bits % 128 + 128 * (bits % 128).bit_count(), j)
+
+
+def word(raw: bytes, at: int) -> int:
+    return int(struct.unpack_from("<I", raw, at)[0])
+
+
+def short(raw: bytes, at: int) -> int:
+    return int(struct.unpack_from("<H", raw, at)[0])
+
+
+def kvalue(nibble: int) -> int:
+    return int(submodule("gguf.quants").IQ4_NL.kvalues[nibble])

@@ -1,0 +1,42 @@
+"""C's casts and roundings, and the searches of llama.cpp's reference quantizers, on NumPy arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .block import Floats
+
+
+def c_int8(x: Floats) -> npt.NDArray[np.int8]:
+    """C's `(int8_t) x` as x86 compiles it: truncate to int32 (INT_MIN where it does not fit), keep the low byte."""
+    fits = np.abs(x) < 2.0**31
+    return np.where(fits, np.trunc(np.where(fits, x, 0)), 0).astype(np.int32).astype(np.int8)
+
+
+def round_half_away(x: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    """C's `roundf`. Adding 0.5 could itself round up in floating point, so the fraction is compared instead."""
+    whole = np.trunc(x)
+    return np.asarray(whole + np.where(np.abs(x - whole) >= 0.5, np.copysign(np.ones_like(x), x), np.zeros_like(x)))
+
+
+def signed_max(x: Floats) -> Floats:
+    """The first value of the greatest magnitude, with its sign, `[...]`; +0 for zeros, where C's search begins."""
+    return at_index(x, np.abs(x).argmax(axis=-1)) + np.float32(0)
+
+
+def at_index(x: Floats, index: npt.NDArray[np.intp]) -> Floats:
+    """One value of each row of `[..., values]`, `[...]`."""
+    return np.asarray(np.take_along_axis(x, index[..., None], axis=-1)[..., 0])
+
+
+def inverse(d: Floats) -> Floats:
+    """1/d in float32, or 0 where d is 0."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.where(d != 0, np.float32(1) / d, np.float32(0)).astype(np.float32)
+
+
+def to_half(x: Floats) -> npt.NDArray[np.float16]:
+    """Rounded to half; what does not fit becomes infinite."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16)

@@ -1,0 +1,91 @@
+"""The record of a type of one floating-point number a weight: little-endian, without a scale, without a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .layout import Bits, Field, each
+from .llama_products import LlamaProducts
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+#: Values that the rungs report as one block; the last ones of a row may be fewer.
+SLICE = 32
+#: Why llama.cpp's CUDA backend has no definition for them (mmvf.cu, mmf.cu; cuBLAS may even add up halves).
+ON_CUDA = "llama.cpp's CUDA backend multiplies it by cuBLAS, or in ways chosen by shape"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementFormat:
+    """A type of weights that are not quantized, with as much of `BlockFormat`'s interface as products need.
+
+    Args:
+        name: ggml's name of the type.
+        type_id: ggml's number of the type (`enum ggml_type`).
+        file_type: llama.cpp's number of the files whose main type it is (`enum llama_ftype`).
+        words: the NumPy type of its bits as an integer.
+        exponent, mantissa: how many bits of a value are which; the one beside them is the sign.
+        doc: what a value is, as a phrase.
+        read: uint8[n · bytes] → float32[n], exact.
+        round: float32 → float32, rounded to nearest even to a value of the type.
+        to_float: whether llama.cpp converts it to float32 (`to_float` in ggml.c's `type_traits`).
+        llama: the definitions of llama.cpp's products with such weights.
+    """
+
+    name: str
+    type_id: int
+    file_type: int
+    words: str
+    exponent: int
+    mantissa: int
+    doc: str
+    read: Callable[[Bytes], Floats]
+    round: Callable[[Floats], Floats]
+    to_float: bool = True
+    llama: LlamaProducts
+    not_quantized_alone: str = ""
+    recipes: tuple[str, ...] = ()
+    block_size: int = 1
+    #: Values that the rungs report as one block.
+    unit: int = SLICE
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a value."""
+        return np.dtype(self.words).itemsize
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest positive value that is not subnormal."""
+        return float(2.0 ** (2 - 2 ** (self.exponent - 1)))
+
+    @property
+    def missing_bits(self) -> int:
+        """Low bits of a float32's mantissa that the type does not have."""
+        return 23 - self.mantissa
+
+    @property
+    def macros(self) -> dict[str, str]:
+        """What a kernel of such weights is compiled with: the struct, its header in kernels/formats, and its size."""
+        header = f'"{self.name.lower()}.cuh"'
+        return {"ELEMENT": self.name, "FORMAT_HEADER": header, "BLOCK_BYTES": str(self.block_bytes)}
+
+    def field(self, count: int) -> Field:
+        """So many values as a field of a block, for whoever shows bits."""
+        bits = Bits(1, "sign"), Bits(self.exponent, "exponent"), Bits(self.mantissa, "mantissa")
+        return Field("x", self.words, count, self.doc, each(count, *bits))
+
+    def decode(self, rows: Bytes) -> Floats:
+        """uint8[N, row bytes] as float32[N, K]."""
+        return self.read(np.ascontiguousarray(rows).reshape(-1)).reshape(len(rows), -1)
+
+    def finite(self, rows: Bytes) -> npt.NDArray[np.bool_]:
+        """Whether each value of uint8[…, block_bytes] is finite, bool[…]."""
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            values = self.decode(rows.reshape(-1, self.block_bytes))
+            return np.asarray(np.isfinite(values).reshape(rows.shape[:-1]))

@@ -1,0 +1,43 @@
+"""A table of numbers that the CUDA header of a format includes: what it is, and where its entries come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """A table of the kernels, which their sources include as `tables/<name>.cuh`.
+
+    Args:
+        name: of the header.
+        declared: type, name and dimensions of the C array.
+        source: where the gguf package has the table.
+        what: one phrase for the header's first line.
+        entries: the entries of the array as C text. Raises EnvironmentFault where the gguf package lacks the table.
+    """
+
+    name: str
+    declared: str
+    source: str
+    what: str
+    entries: Callable[[], Iterable[str]]
+
+    @property
+    def header(self) -> str:
+        """The name by which sources include it."""
+        return f"tables/{self.name}.cuh"
+
+
+def words(values: Iterable[np.uint32]) -> Iterator[str]:
+    """32-bit words as C text."""
+    return (f"{word:#010x}" for word in values)
+
+
+def pairs(values: npt.NDArray[np.uint32]) -> Iterator[str]:
+    """uint32[n, 2] as C text, two words to an entry."""
+    return (f"{{{low:#010x}, {high:#010x}}}" for low, high in values)
