@@ -20,7 +20,7 @@ STEP = KernelSpec(
 '''
 
 SOURCE = """// 99 pairs: as 01, with a sum of even blocks and one of odd blocks.
-#include "formats/all.cuh"
+#include "formats/format.cuh"
 
 extern "C" __global__ void gemm(const FORMAT* __restrict__ w, const float* __restrict__ x, float* __restrict__ y,
                                 int64_t M, int64_t N, int64_t K) {
