@@ -35,15 +35,15 @@ MOST_ROWS, MOST_K, MOST_WEIGHTS = 256, 1 << 18, 1 << 22
 
 @dataclass(frozen=True)
 class Identified:
-    """One product and its definition.
+    """One product and the definition that was identified.
 
     Args:
         type, tensor: of the weights.
         m, n, k: the product's shape.
         who: the kernel's name, or "llama.cpp".
         declared: the definition that is claimed.
-        found: what was identified; None where the kernel broke its contract, which `lines` say.
-        lines: what there is to say, where that is not what is declared.
+        found: what was identified; None where the kernel broke its contract, which `lines` explain.
+        lines: explanations, where something else was identified than is declared.
     """
 
     type: str

@@ -35,10 +35,10 @@ from .semantics.cuda import MMVQ_TOKENS, NoDefinition
 from .support.errors import EnvironmentFault, NothingToVerify, UsageError
 from .support.version import project_version
 
-#: What a pass of a kernel says that is judged by an oracle of its author.
+#: What "verified" says of a kernel that is judged by an oracle of its author.
 VERIFIED_BY_ITS_ORACLE = (
-    "the kernel computes what an oracle of its author says; that it is llama.cpp's product is said no further than by "
-    "the oracle's distances to the known definitions above"
+    "the kernel computes what an oracle of its author says; how near that is to llama.cpp's product, only the oracle's "
+    "distances to the known definitions above tell"
 )
 
 
@@ -55,20 +55,19 @@ def verify(
 
     Args:
         path: the file, or the first part of a split one.
-        kernel: the name of a shipped kernel or family; a foreign one: FILE.py:NAME, or a function or object, as
-            `gguf_verify.kernels.foreign.api` says, FILE.cu:SYMBOL as `gguf_verify.kernels.foreign.cuda` says; or a
-            Candidate.
-        host: where the kernel runs if it is no Candidate: auto, gpu, cpu, or a Host.
-        rungs: which rungs to climb.
-        options: prompt, threads and the like.
-        command: for the report: what repeats it.
+        kernel: the name of a shipped kernel or family; a foreign kernel, as FILE.py:NAME, as FILE.cu:SYMBOL, or as a
+            function or object that declares itself (see `gguf_verify.kernels.foreign`); or a Candidate.
+        host: where the kernel runs, unless it is a Candidate: the name of a host, or a Host.
+        rungs: the rungs to climb.
+        options: prompt, threads and further choices.
+        command: the command line that repeats the run, for the report.
         on_rung: called after each rung.
 
     Raises:
         MalformedFile: the file cannot be read safely.
         NothingToVerify: it holds no matrix.
-        EnvironmentFault: no such host, or llama.cpp cannot be used at all; what breaks off one rung (llama.cpp dies on
-            this model, a build fails) is recorded in its result.
+        EnvironmentFault: there is no such host, or llama.cpp cannot be used at all. What breaks off a single rung
+            (llama.cpp crashes on this model, a build fails) is recorded in that rung's result.
         UsageError: no such kernel or rung, or the options select nothing.
     """
     start = time.perf_counter()

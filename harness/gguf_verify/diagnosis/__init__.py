@@ -1,4 +1,8 @@
-"""What a black box computes: which definition of the product, or which known fault, explains its outputs."""
+"""What explains outputs: which definition of the product a kernel computes, or which known fault it has, and where.
+
+Diagnosis looks only at inputs and outputs, and may run a kernel again. It may import kernels, semantics, the container,
+the formats, results and support.
+"""
 
 from .diagnose import Diagnosis, diagnose
 from .faults import FAULTS, LEFT_OUT, Fault

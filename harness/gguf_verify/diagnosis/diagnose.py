@@ -1,10 +1,12 @@
-"""Which known fault explains outputs that are wrong: each is replayed on the same inputs, and named only if it fits.
+"""Which known fault explains outputs that are wrong: each fault is replayed on the same inputs, and named if it fits.
 
-A fault explains 1 - Σ(y - f)²/Σ(y - o)² of the error, over the wrong outputs, with f what it predicts and o the exact
-result of the declared definition. It is named where every wrong output is within the rounding bound of its prediction
-and it explains MOSTLY of the error; or, for accumulators whose roundings cannot all be followed, where NEARLY all
-are, it explains EXPLAINED, and no other fault explains RIVAL. Of several, those stay whose residual is at most CLOSE
-times the least one or the rounding of a float32: they cannot be told apart on these data.
+A fault explains the share 1 - Σ(y - f)²/Σ(y - o)² of the error, summed over the wrong outputs, where f is what the
+fault predicts and o the exact product of the declared definition. The fault is named where every wrong output is within
+the rounding bound of its prediction and it explains at least MOSTLY of the error. The roundings of some accumulators
+cannot all be followed; there, a fault is also named where the share NEARLY of the wrong outputs are within the bound,
+it explains at least EXPLAINED, and no other fault explains as much as RIVAL. If several faults fit, those are named
+whose residual is at most CLOSE times the least one or the rounding of a float32: they cannot be told apart on these
+data.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from .pattern import pattern
 
 #: See the module.
 MOSTLY, EXPLAINED, NEARLY, RIVAL, CLOSE = 0.9999, 0.99, 0.95, 0.9, 10.0
-#: Share of the wrong outputs about which a fault must say something (it may lead out of the arrays).
+#: A fault must predict this share of the wrong outputs (a fault may read outside the arrays, and predicts nothing there).
 KNOWN = 0.25
-#: Wrong outputs below which nothing is named: one or two may fit by chance.
+#: Nothing is named where fewer outputs are wrong: one or two may fit by chance.
 FEWEST = 4
 #: The most tokens, rows and weights that are replayed.
 MOST_TOKENS, MOST_ROWS, MOST_WEIGHTS = 64, 256, 1 << 20
@@ -45,7 +47,7 @@ class Diagnosis:
         definitions: other definitions within whose bound all outputs are.
         faults: the faults that explain them; several cannot be told apart on these data.
         nearest: the fault that explains most of the error, where none is named.
-        pattern: where the wrong outputs are, in plain words.
+        pattern: where the wrong outputs are, in words.
         advice: what to do about `definitions`, in a sentence.
     """
 
@@ -68,7 +70,7 @@ class Diagnosis:
 
     @property
     def lines(self) -> list[str]:
-        """For a report; none where the outputs are right."""
+        """The diagnosis in words; empty where the outputs are right."""
         if not self.wrong:
             return []
         lines = []
@@ -80,7 +82,7 @@ class Diagnosis:
             where = "" if f.everywhere else ", in part of the outputs"
             lines.append(f"{meant}{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
         if len(ids) > 1:
-            lines.append("these faults give the same on these data: one of them")
+            lines.append("these faults predict the same outputs on these data: it is one of them")
         if not lines:
             near = ""
             if self.nearest is not None and self.nearest.explained >= RIVAL:  # less would only mislead
@@ -90,7 +92,7 @@ class Diagnosis:
 
 
 def _share(share: float) -> str:
-    return f"{int(share * 10000) / 100:g} %"  # never rounded up to all of it
+    return f"{int(share * 10000) / 100:g} %"  # cut, not rounded, so that less than all is not 100 %
 
 
 def most(fmt: WeightFormat, rows: Bytes) -> tuple[int, int]:
@@ -106,17 +108,17 @@ def diagnose(
     """What explains outputs float32[M, N], if they are wrong.
 
     Args:
-        semantics: the definition that the kernel declares. Of an oracle of its author no fault is replayed.
+        semantics: the definition that the kernel declares. No fault is replayed for an author's oracle.
         rows: weights uint8[N, row bytes].
         x: float32[M, K] that the kernel quantized itself, or uint8[M, row bytes] as it was given them.
         blocks: the first wrong blocks of K of some outputs, for the pattern.
         threads: for the exact products.
 
     The first MOST_TOKENS tokens and MOST_ROWS rows are looked at, fewer where they are long. Raises ValueError for
-    shapes that do not fit, KernelFault of an oracle.
+    shapes that do not fit, and KernelFault where an author's oracle fails.
     """
     if y.shape != (len(x), len(rows)):
-        raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
+        raise ValueError(f"outputs of shape {y.shape} do not belong to {len(x)} tokens and {len(rows)} rows")
     values = x if x.dtype == np.float32 else None
     if values is None and semantics.activations is None and (semantics.inside or semantics.oracle):
         values = x = np.ascontiguousarray(x).view(np.float32)

@@ -25,7 +25,7 @@ _QK, _SEED = 32, 5
 
 
 def called(semantics: Semantics, fmt: WeightFormat) -> str:
-    """What authors call a definition: MMQ's Q4_0, the CPU's Q4_0."""
+    """What kernel authors call a definition: MMQ's Q4_0, for example, or the CPU's Q4_0."""
     if semantics is F32:
         return f"{fmt.name} with float32 activations"
     known = {"the CPU's": llama_cpu_semantics(fmt)}
@@ -39,9 +39,9 @@ def identify_kernel(
     declared: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1,
     own: Semantics | None = None,
 ) -> Identification:  # fmt: skip
-    """`identify`, and where no definition fits by its own quantizer, by that of the declared one.
+    """`identify`; where no definition fits with its own quantizer, also with the quantizer of the declared one.
 
-    For a kernel may be handed blocks of Q8_1, and then do with them what another definition does.
+    A kernel may be given blocks of Q8_1 and then compute with them what another definition does.
     """
     found = identify(fmt, rows, x, y, threads, own=own)
     if found.names or declared.activations is not Q8_1:
@@ -52,12 +52,12 @@ def identify_kernel(
 
 
 def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
-    """For a kernel that is right, but as other definitions, the nearest first, than it declares."""
+    """What to tell the author of a kernel that is correct for other definitions, the nearest first, than it declares."""
     which = " or ".join(f"{called(SEMANTICS[name], fmt)} ({name})" for name in names)
     source = SEMANTICS[names[0]].source.split(" (")[0].split(" for ")[0]
     return (
-        f"computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: it is right as that; declare "
-        f"{names[0]}, or compare it with {source}"
+        f"computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: the kernel is correct for that "
+        f"definition; declare {names[0]}, or compare it with {source}"
     )
 
 
@@ -84,7 +84,7 @@ def expected(
 
     Args:
         taken: the activations as a product of it took them, uint8[M, row bytes], where they are known: its quantizer
-            may be built with approximate division, and x lie where that shows.
+            may be built with approximate division, and some x lie where that changes a code.
     """
     if isinstance(fmt, ElementFormat):
         if semantics is F32:
@@ -96,9 +96,10 @@ def expected(
 def known_inputs(m: int, k: int, seed: int = _SEED) -> Floats:
     """Activations float32[M, K] on which all definitions differ.
 
-    Normal values, whose scales are no halves. Of every four blocks of 32, one lies on ties: its largest magnitude is
-    127 times a power of two and the others are odd halves of that, which rounding to even and away from zero part;
-    another lies where x/d and x·(127/max), in float32, are rounded to different codes.
+    The values are normally distributed, and their scales are not halves. Of every four blocks of 32, one lies on ties:
+    its largest magnitude is 127 times a power of two and the others are odd halves of that, which rounding to even and
+    rounding away from zero round differently; another lies where x/d and x·(127/max), in float32, are rounded to
+    different codes.
     """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((m, k)).astype(np.float32)
@@ -189,14 +190,15 @@ def identify(
         y: outputs float32[M, N].
         threads: for the exact products.
         taken: definition → x as its products took it, as `expected` says.
-        own: a definition beside the known ones, or in place of the one of its name: that which a kernel declares.
+        own: the definition that a kernel declares, beside the known ones or in place of the one of its name.
 
-    Raises ValueError for shapes that do not fit, or nothing to judge; KernelFault of that oracle.
+    Raises ValueError for shapes that do not fit, or where there is nothing to judge; KernelFault where an author's
+    oracle fails.
     """
     if y.shape != (len(x), len(rows)) or not y.size:
-        raise ValueError(f"outputs {y.shape} are none of {len(x)} tokens and {len(rows)} rows")
+        raise ValueError(f"outputs of shape {y.shape} do not belong to {len(x)} tokens and {len(rows)} rows")
     if not isinstance(fmt, ElementFormat) and rows.shape[1] != fmt.row_bytes(x.shape[1]):
-        raise ValueError(f"rows of {rows.shape[1]} bytes are not of {x.shape[1]} values of {fmt.name}")
+        raise ValueError(f"rows of {rows.shape[1]} bytes do not hold {x.shape[1]} values of {fmt.name}")
     y = np.ascontiguousarray(y, np.float32)
     found = []
     looked_at = {s.name: s for s in [*definitions(fmt), *([] if own is None else [own])]}

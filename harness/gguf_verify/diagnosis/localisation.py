@@ -1,9 +1,10 @@
 """From a wrong output element to the block of K that causes it.
 
-The kernel is run again on the same weights and activations, of which the token of the wrong output keeps some blocks
-and is zero elsewhere: so tiles, tails and the loop over K are those of the call that failed. Bisection over how many
-blocks it keeps, from the first on, finds the one with which the sum goes wrong; that block alone, and all but it, tell
-whether it is the block or the accumulation that is wrong, and whether others are, too.
+The kernel runs again on the same weights and on activations in which the token of the wrong output keeps some of its
+blocks and is zero elsewhere. Tiles, tails and the loop over K are then those of the call that failed. Bisection over
+the number of blocks that are kept, counted from the first, finds the block with which the sum becomes wrong. A run with
+that block alone, and one with all blocks but that one, tell whether the block or the accumulation is wrong, and whether
+other blocks are wrong, too.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class Blame:
     """What along K makes an output wrong.
 
     Args:
-        first: with how many blocks the sum is still right; None where it is wrong with none, or is right this time.
+        first: the number of blocks, counted from the first, with which the sum is still right, and so the number of the
+            block that makes it wrong; None where the output is wrong without any block, or is right this time.
         alone: the product of that block alone is wrong, too.
-        only: the sum of all others is right.
-        again: it is wrong when the kernel is run again.
-        blocks: in a row.
+        only: the sum of all other blocks is right.
+        again: the output is wrong when the kernel runs again.
+        blocks: how many blocks a row has.
     """
 
     first: int | None
@@ -50,31 +52,31 @@ class Blame:
     def advice(self) -> str:
         """For a failure without a block."""
         if not self.again:
-            return "it is right when the kernel is run again: look for races and for memory that is not initialised"
+            return "it is right when the kernel runs again: look for races and for memory that is not initialised"
         if self.first is None:
             return (
                 "it is wrong even where the token's activations are all zero: look at where outputs are written, and "
                 "from which token they are read"
             )
         return (
-            f"no single block is wrong, the sum is from block {self.first} on: look at the accumulation over K, at "
-            "tiles and tails"
+            f"no single block is wrong; the sum is wrong from block {self.first} on: look at the accumulation over K, "
+            "at tiles and tails"
         )
 
 
 def along_k(blames: Iterable[Blame]) -> Iterator[str]:
-    """What the wrong outputs follow along K, in plain words: a line for each kind."""
+    """How the wrong outputs depend on K, in words: one line for each kind."""
     kinds: dict[str, set[int]] = {}
     for b in blames:
         last = b.first == b.blocks - 1 and b.blocks > 1
         if not b.again:
-            kind = "not K: right when the kernel is run again"
+            kind = "not K: right when the kernel runs again"
         elif b.first is None:
             kind = "not K: wrong even where the token's activations are all zero"
         elif not b.alone:
-            kind = "along K: no block alone is wrong, the sum is from block {} on"
+            kind = "along K: no block alone is wrong; the sum is wrong from block {} on"
         elif not b.only:
-            kind = "along K: wrong from block {} on, with and without it"
+            kind = "along K: wrong from block {} on, with that block and without it"
         else:
             kind = "along K: only block {} is wrong" + (", the last" if last else f" of {b.blocks}")
         kinds.setdefault(kind, set()).add(-1 if b.first is None else b.first)
@@ -86,7 +88,7 @@ def blame(
     kernel: Kernel, weights: Weights, rows: npt.NDArray[np.uint8], n: int, x: npt.NDArray[Any], m: int,
     order: Order | None = None,
 ) -> Blame | None:  # fmt: skip
-    """Which block of K makes the output of weight row n and token m wrong; None where that cannot be told.
+    """Which block of K makes the output of weight row n and token m wrong; None where that cannot be found out.
 
     Args:
         weights: `rows` as the kernel got them.

@@ -28,7 +28,7 @@ def utilisation(y: npt.NDArray[np.float32], p: Product) -> Doubles:
 
 
 def pattern(bad: Bools, blocks: Sequence[int] = ()) -> list[str]:
-    """What the wrong outputs, bool[M, N], follow: rows, tokens, tiles, lanes of warps, K.
+    """What the wrong outputs, bool[M, N], have in common: rows, tokens, tiles, lanes of warps, K.
 
     Args:
         blocks: the first wrong blocks of K of some outputs.
@@ -81,7 +81,7 @@ def _which(wrong: Bools) -> str:
 
 
 def _lanes(bad: Bools) -> npt.NDArray[np.intp] | None:
-    """Lanes of warps that are wrong, where outputs are counted one after the other and the rest are right."""
+    """Lanes of warps that are wrong, where warps take outputs one after the other and all other lanes are right."""
     flat = bad.ravel()
     if flat.size < 2 * _WARP:
         return None
@@ -101,7 +101,7 @@ def _ranges(at: npt.NDArray[np.intp], most: int = 6) -> str:
 class Map:
     """Utilisation of an output [M, N] on a grid of cells: the largest of each, and how many of it are wrong.
 
-    A cell is a power of two of rows and of tokens, so that tiles and warps stay whole.
+    A cell has a power of two of rows and of tokens, so that no tile or warp is split between cells.
     """
 
     def __init__(self, m: int, n: int) -> None:
@@ -120,5 +120,5 @@ class Map:
 
 
 def _size(n: int, most: int) -> int:
-    """The least power of two of which `most` make n."""
+    """The smallest power of two such that `most` cells of this size hold n."""
     return int(2 ** max(0, (-(-n // most) - 1).bit_length()))

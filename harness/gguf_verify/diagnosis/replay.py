@@ -1,4 +1,4 @@
-"""Diagnosis of a kernel that can be run again: on a part of its inputs that is small enough to be replayed."""
+"""Diagnosis of a kernel that can run again, on a part of its inputs that is small enough to replay faults on."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def diagnose_kernel(
 ) -> Diagnosis:  # fmt: skip
     """What explains the kernel's outputs y float32[M, N].
 
-    The first rows and tokens are multiplied again, so that strides and tiles are those of a whole product; where these
-    are right, the window of y around `at` is looked at, which knows nothing of its surroundings.
+    The first rows and tokens are multiplied again, so that strides and tiles are those of a whole product. Where these
+    outputs are right, the window of y around `at` is diagnosed instead, without its surroundings.
 
     Args:
         at: (m, n) of an output that is wrong.

@@ -1,11 +1,12 @@
-"""A kernel that is judged by an oracle of its author: how far that is from every known definition of the product.
+"""How far an author's `Oracle` is from every known definition of the product.
 
-The oracle gives two matrices and the harness does the rest, so it cannot make its own bound; but it may be another
-product, or be written so that its terms cancel and the bound, which grows with them, excuses anything. Both are
-measured on the activations that the kernel meets, and both are mismatches. What is wrong in few places hides in the
-distance of the products, so its matrices are also compared with the file's weights and the activations, value by value.
-A few weights that are others are a mismatch; many may be rotated ones of the same product, and activations may be
-clipped: that is told.
+An oracle gives two matrices, and the rungs multiply and bound them, so an oracle cannot widen its own bound. But it may
+describe another product, or its terms may be written so that they cancel, and then the bound, which grows with the
+terms, would excuse any output. Both are measured on the activations that the kernel gets, and both are mismatches.
+
+An error in few places hides in the distance between the products. So the oracle's matrices are also compared with the
+file's weights and with the activations, value by value. A few weights that differ are a mismatch. Where many differ,
+the oracle may have rotated the weights of the same product, and it may have clipped activations: the report says so.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from ..semantics.cuda import MMVQ_TOKENS, NoDefinition
 from ..semantics.exact import exact_weights
 from .run import Run
 
-#: NMSE to every definition above which an oracle is of another product: activations of 8 bits are at 1e-4, of 4 bits
-#: below 1e-2.
+#: An oracle with a larger NMSE to every definition describes another product: activations of 8 bits are at 1e-4, those
+#: of 4 bits below 1e-2.
 FAR = 1e-2
-#: How many times as large as that of every definition its bound may be: the rule of `f32` counts K roundings where
-#: another counts K/32, and codes without their offset are about twice as large.
+#: The oracle's bound may be so many times as large as that of every definition: the bound of `f32` counts K roundings
+#: where another counts K/32, and codes without their offset are about twice as large.
 EXCUSE = 64.0
-#: Of the mean bound, what is too small to excuse anything.
+#: A share of the mean bound that is too small to excuse anything.
 _NEGLIGIBLE = 1e-3
-#: How far a value may be from the file's, or the activation's, in units of its row's largest, before it is told: codes
-#: of 4 bits are within 0.07.
-_TOLD = 0.1
-#: Share of the weights off so far up to which they are a fault, and no rotation of all of them.
+#: A value is reported where it is further from the file's, or from the activation's, in units of its row's largest
+#: value: codes of 4 bits are within 0.07.
+_REPORTED = 0.1
+#: Up to this share of weights that are so far off, they are a fault; more may be a rotation of all of them.
 _FEW = 0.25
 #: Weights that are compared at a time.
 _MOST_VALUES = 1 << 22
 
 
 class OracleDistance:
-    """Of one rung: `add` what each product of a tensor gave, then `judge` them together; `report` at the end."""
+    """The distances of one rung: `add` each product of a tensor, then `judge` them together, and `report` at the end."""
 
     def __init__(self, run: Run, result: RungResult) -> None:
         self._run, self._result = run, result
@@ -50,7 +51,7 @@ class OracleDistance:
         self._sums: dict[str, tuple[float, float]] = {}
         self._excused = 0.0
         self._worst: dict[str, float] = {}
-        #: The furthest value of either matrix; the place of the first of a few weights that are off.
+        #: The largest difference of a value of either matrix, and the place of the first of a few weights that differ.
         self._off = {"weights": 0.0, "activations": 0.0}
         self._few: tuple[int, int, float] | None = None
 
@@ -58,8 +59,8 @@ class OracleDistance:
         self, semantics: Semantics, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8],
         own: Product,
     ) -> None:  # fmt: skip
-        """The product of weights uint8[N, row bytes] and activations as the kernel takes them; a definition of this
-        project is near to itself and not looked at."""
+        """Add the product of weights uint8[N, row bytes] and activations as the kernel takes them. Products of another
+        definition than an author's oracle are not looked at."""
         if semantics.oracle is None or isinstance(fmt, ElementFormat):
             return
         self._compare(semantics.oracle, semantics, fmt, rows, x)
@@ -79,7 +80,7 @@ class OracleDistance:
         self, oracle: Oracle, semantics: Semantics, fmt: BlockFormat, rows: npt.NDArray[np.uint8],
         x: npt.NDArray[np.uint8],
     ) -> None:  # fmt: skip
-        """Its two matrices, where they have a column a value."""
+        """Compare the oracle's two matrices, where they have one column for each value."""
         values = _values(semantics.activations, x)
         rows = rows[: max(1, _MOST_VALUES // values.shape[1])]
         blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
@@ -91,7 +92,7 @@ class OracleDistance:
                 largest = np.abs(given).max(axis=1, keepdims=True)
                 off = np.divide(np.abs(theirs - given), largest, out=np.zeros(given.shape), where=largest > 0)
                 self._off[what] = max(self._off[what], float(off.max()))
-                wrong = off > _TOLD
+                wrong = off > _REPORTED
                 if what == "weights" and self._few is None and 0 < wrong.sum() < _FEW * wrong.size:
                     n, i = (int(v) for v in np.argwhere(wrong)[0])
                     self._few = n, i, float(wrong.mean())
@@ -119,11 +120,12 @@ class OracleDistance:
         return names
 
     def forget(self) -> None:
-        """Leave out what was added since the last `judge`: the product was broken off."""
+        """Forget what was added since the last `judge`, because an error broke the product off."""
         self._sums, self._excused, self._few = {}, 0.0, None
 
     def judge(self, tensor: Tensor) -> None:
-        """Record where the products since the last call are far from every definition, or excused from everything."""
+        """Record a failure where the products since the last call are far from every definition, or where their bound
+        excuses any output."""
         nmse = {}
         for name, (difference, energy) in self._sums.items():
             nmse[name] = difference / energy if energy else (np.inf if difference else 0.0)
@@ -135,7 +137,7 @@ class OracleDistance:
             nearest = min(nmse, key=lambda name: nmse[name])
             self._result.fail(
                 Failure(
-                    f"{label}: the oracle of the kernel's author is another product: NMSE {nmse[nearest]:.2g} to "
+                    f"{label}: the oracle of the kernel's author describes another product: NMSE {nmse[nearest]:.2g} to "
                     f"{nearest}, the nearest definition, more than {FAR:g}", tensor.name,
                 )
             )  # fmt: skip
@@ -151,7 +153,7 @@ class OracleDistance:
             self._result.fail(
                 Failure(
                     f"{label}: the oracle of the kernel's author has terms that cancel: its bound is {excused:.2g} "
-                    "times as large as that of any definition, and excuses anything", tensor.name,
+                    "times as large as that of any definition, and would excuse any output", tensor.name,
                 )
             )  # fmt: skip
 
@@ -160,7 +162,7 @@ class OracleDistance:
         for name, worst in self._worst.items():
             self._result.figures[f"the author's oracle to {name}, worst NMSE"] = worst
         for what, off in self._off.items() if self._worst else ():
-            if off > _TOLD:
+            if off > _REPORTED:
                 self._result.notes.append(
                     f"the author's oracle has {what} that are not "
                     f"{'those of the file' if what == 'weights' else 'those that it is given'}: off by up to {off:.2g} "

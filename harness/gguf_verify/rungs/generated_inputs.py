@@ -1,4 +1,4 @@
-"""Activations that are drawn, where the model's own would let a fault hide."""
+"""Activations and weights that are generated, for faults that would hide in those of the model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..formats import ELEMENTS, BlockFormat
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-#: Above it, the sum of a block of equal activations is no finite half.
+#: The largest size: above it, the sum of a block of equal activations is not a finite half.
 _MOST = 2000.0
 
 
 def drawn(shape: tuple[int, int], like: Floats, seed: int) -> Floats:
-    """float32[M, K] of the size of `like`, with magnitudes within a factor of ten: none gets the code zero."""
+    """float32[M, K] of the size of `like`, with magnitudes within a factor of ten, so that none gets the code zero."""
     rng = np.random.default_rng(seed)
     size = min(float(np.sqrt(np.mean(like.astype(np.float64) ** 2))), _MOST) or 1.0
     values = rng.uniform(0.2, 2.0, shape) * rng.choice([-1.0, 1.0], shape) * size
@@ -29,8 +29,8 @@ _UNEVEN = np.array([41, 47, 55, 61, 83, 97, 107, 109], np.float32)
 def ties_of_codes(k: int) -> Floats:
     """float32[1, K] of which, over d = max|x|/127, four values of 32 are halves and the others integers.
 
-    A half decides how all that are rounded with it are; multiplied by 1/d it is less than one, so a quantizer that
-    does so, or rounds halves otherwise, gives another code. Sums stay finite halves.
+    A half shows in which way a quantizer rounds ties. Multiplied by 1/d, it is less than a half, so a quantizer that
+    multiplies instead of dividing gives another code, too. The sums s stay finite halves.
     """
     at = np.arange(k)
     codes = np.where(at % 32 == 0, 127, at * 7 % 127 - 63).astype(np.float32)
@@ -44,10 +44,12 @@ _SIZES, _LEAST = 271, -149
 
 
 def every_size(k: int) -> Floats:
-    """float32[M, K] whose blocks of 32 are of all sizes from the smallest subnormal to 2^121: first ordinary rows; as
-    many on ties, with the largest code positive and negative in turn, among zeros of both signs; then some whose values
-    cancel, of sizes from 1 to 2^12, so that s, a half, shows in which order they are added; and as many so small that
-    d, a subnormal, falls short of max|x|/127 and codes of both signs are cut at 127."""
+    """float32[M, K] whose blocks of 32 are of all sizes from the smallest subnormal to 2^121.
+
+    The rows are: ordinary ones; as many on ties, with the largest code positive and negative in turn, among zeros of
+    both signs; some whose values cancel, of sizes from 1 to 2^12, so that s, a half, shows in which order they are
+    added; and as many so small that d, a subnormal, falls short of max|x|/127 and codes of both signs are cut at 127.
+    """
     rng = np.random.default_rng(k)
     blocks = -(-k // 32)
     n, some = max(4, -(-_SIZES // blocks)), max(4, -(-24 // blocks))
@@ -67,8 +69,8 @@ def every_size(k: int) -> Floats:
 
 
 def on_ties(kind: str, like: Floats) -> Floats:
-    """float32[1, K] about as large as the largest of `like`: each lies midway between two F16 or BF16, of which the
-    even one is above and below in turn. Rounding in another way, or not at all, shows in every product."""
+    """float32[1, K] about as large as the largest of `like`, each midway between two F16 or BF16 values, of which the
+    even one is above and below in turn. Rounding in another way, or not rounding, shows in every product."""
     low = ELEMENTS[kind].missing_bits if kind in ELEMENTS else 0
     values = largest_codes(like)
     if low:
@@ -78,7 +80,7 @@ def on_ties(kind: str, like: Floats) -> Floats:
 
 
 def largest_codes(like: Floats) -> Floats:
-    """float32[1, K] of one value: every code is 127, and integer sums and s are as large as they get."""
+    """float32[1, K] of one value, so that every code is 127, and integer sums and s are as large as they can be."""
     size = min(float(np.abs(like).max()), _MOST) or 1.0
     return np.full((1, like.shape[1]), size, np.float32)
 

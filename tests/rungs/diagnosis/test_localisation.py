@@ -116,9 +116,9 @@ def test_the_sum_and_no_block() -> None:
     who, _ = found(clipped)
     assert who is not None
     assert (who.first, who.block) == (2, None)
-    assert "no single block is wrong, the sum is from block 2 on" in who.advice
+    assert "no single block is wrong; the sum is wrong from block 2 on" in who.advice
     assert list(along_k([who, Blame(4, blocks=8)])) == [
-        "along K: no block alone is wrong, the sum is from block 2 or 4 on"
+        "along K: no block alone is wrong; the sum is wrong from block 2 or 4 on"
     ]
 
 
@@ -135,8 +135,8 @@ def test_not_the_same_twice() -> None:
     who, _ = found(lambda _, y: y if next(turn) else y * 1.01)
     assert who is not None
     assert not who.again
-    assert "right when the kernel is run again" in who.advice
-    assert list(along_k([who])) == ["not K: right when the kernel is run again"]
+    assert "right when the kernel runs again" in who.advice
+    assert list(along_k([who])) == ["not K: right when the kernel runs again"]
 
 
 def test_a_window_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,21 @@
-"""The tokens rung of a model that does not generate: its embeddings of the prompt's tokens stand for greedy tokens.
+"""The tokens rung of a model that does not generate: its embeddings of the prompt's tokens take the place of tokens.
 
-Element by element, with the kernel's output grafted in place of llama.cpp's at every GEMM with weights:
+The embeddings are compared element by element, with the kernel's output grafted in place of llama.cpp's at every GEMM
+with weights:
 
-(a) the kernel fed llama.cpp's own activation bytes: within 2·wobble + |e_x - e_l| of llama.cpp's embedding e_l, where
-    e_x is what the exact oracle, grafted on the same bytes, gives: what the two definitions differ by;
-(b) the kernel on its own quantizer: within 2·wobble of what the exact oracle of its semantics gives.
+(a) the kernel gets llama.cpp's own activation bytes: each element must be within 2·wobble + |e_x - e_l| of llama.cpp's
+    embedding e_l. Here e_x is what the exact product gives when it is grafted on the same bytes, so that |e_x - e_l| is
+    the difference between the two definitions;
+(b) the kernel uses its own quantizer: each element must be within 2·wobble of what the exact product of the kernel's
+    definition gives.
 
-The wobble is how far right arithmetic moves any element of an embedding, measured for each pass (a kernel of float32
-activations has codes in the first only): a last bit moves an activation's code by one step, which moves others in later
-layers. Whether such a step occurs is chance: noise of the size of float32 rounding would measure nothing at one time
-and much at another. The noise drawn here is as large as the bound of each product, the most that correct arithmetic may
-be off: then codes do move. Two right passes may both be moved: hence twice. What is too small to be seen through it is
-for the judgement of each grafted output, which both kernel passes get too.
+The wobble is how far correct arithmetic moves any element of an embedding. It is measured for each pass (a kernel of
+float32 activations has codes only in the first): a difference in the last bit moves an activation's code by one step,
+which moves further codes in later layers. Whether such a step occurs is chance, so noise of the size of float32
+rounding would measure nothing at one time and much at another. The noise drawn here is as large as the bound of each
+product, the most that correct arithmetic may be off, and then codes do move. Two correct passes may both have moved,
+hence the factor of two. Errors too small to be seen through the wobble are found where each grafted output is judged,
+which is done in both of the kernel's passes.
 """
 
 from __future__ import annotations
@@ -28,13 +32,14 @@ from .grafts import Grafts, bound_noise
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-#: Noise is drawn so many times; more often for a reranker's single score, which a draw may leave where it is by chance
-#: (measured: of 17 Gaussian numbers, a given one is more than twice as large as all others once in a thousand times).
+#: Noise is drawn so many times, and more often where there are few numbers, as for a reranker's single score, which a
+#: draw may leave where it is by chance (measured: of 17 Gaussian numbers, a given one is more than twice as large as all
+#: others once in a thousand times).
 _DRAWS, _DRAWS_OF_FEW, _FEW = 2, 16, 64
 
 
 class Embeddings:
-    """The verdict on the embeddings of a run's prompt."""
+    """Judges the embeddings of a run's prompt."""
 
     def __init__(self, run: Run, result: RungResult) -> None:
         self.run, self.result = run, result
@@ -54,8 +59,8 @@ class Embeddings:
             if not self.grafts.faulty:
                 self.result.leave("all embeddings", "the graph has no GEMM to graft into")
             return
-        exact = graft("exact oracle", self.grafts.oracle(shared=False))
-        exact_shared = graft("exact oracle on llama.cpp's activations", self.grafts.oracle(shared=True))
+        exact = graft("exact product", self.grafts.exact_product(shared=False))
+        exact_shared = graft("exact product on llama.cpp's activations", self.grafts.exact_product(shared=True))
         wobble = {shared: self._wobble(shared, of) for shared, of in ((True, exact_shared), (False, exact))}
         gap = np.abs(exact_shared.astype(np.float64) - plain)
         self._compare("(a) on llama.cpp's activations", shared, plain, 2 * wobble[True] + gap)
@@ -63,17 +68,17 @@ class Embeddings:
         self.result.count("embeddings", len(plain))
         self.result.count("GEMMs grafted", self.grafts.grafted)
         self.result.figures["wobble (a)"], self.result.figures["wobble (b)"] = wobble[True], wobble[False]
-        for name, got in (("kernel (a)", shared), ("kernel (b)", ours), ("oracle (b)", exact)):
+        for name, got in (("kernel (a)", shared), ("kernel (b)", ours), ("exact product (b)", exact)):
             self.result.figures[f"{name}: 1 - cosine to llama.cpp, worst"] = float(1 - _cosine(got, plain).min())
             self.result.figures[f"{name}: max |Δ| to llama.cpp"] = float(np.abs(got - plain).max())
-        self.result.figures["kernel (b): max |Δ| to its oracle"] = float(np.abs(ours - exact).max())
+        self.result.figures["kernel (b): max |Δ| to the exact product"] = float(np.abs(ours - exact).max())
         self._details(shared, ours, exact)
 
     def _wobble(self, shared: bool, exact: Floats) -> float:
-        """The largest move of any element when noise as large as the bound is added to the exact oracle of a pass."""
-        oracle, wobble = self.grafts.oracle(shared), 0.0
+        """The largest move of any element when noise as large as the bound is added to the exact product of a pass."""
+        product, wobble = self.grafts.exact_product(shared), 0.0
         for seed in range(_DRAWS if exact.size >= _FEW else _DRAWS_OF_FEW):
-            moved = self.grafts.graft(f"noise, draw {seed + 1}", self.grafts.noisy(oracle, seed, bound_noise))
+            moved = self.grafts.graft(f"noise, draw {seed + 1}", self.grafts.noisy(product, seed, bound_noise))
             wobble = max(wobble, float(np.abs(moved - exact).max()))
         return wobble
 
@@ -87,7 +92,7 @@ class Embeddings:
             j = int(np.where(np.isnan(excess[i]), np.inf, excess[i]).argmax())
             self.result.fail(
                 Failure(
-                    f"{what}: element {j} of the embedding of token {i} is off by more than right arithmetic moves it",
+                    f"{what}: element {j} of the embedding of token {i} is off by more than correct arithmetic moves it",
                     token=int(i), got=float(got[i, j]), expected=float(expected[i, j]), bound=float(allowed[i, j]),
                     utilisation=float(excess[i, j]),
                 )

@@ -1,4 +1,4 @@
-"""Passes over the graph with other outputs in place of llama.cpp's, for the tokens rung."""
+"""Passes over llama.cpp's graph in which other outputs are grafted in place of its own, for the tokens rung."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Replace = Callable[[Gemm], Floats | None]
 
 
 def rounding_noise(k: int) -> float:
-    """As float32 sums wander: one of nb terms by u/√3·√Σ S[b]²; with S[b]² growing evenly to the result's, that is
-    u·√(nb/6) times the result."""
+    """Noise as large as the rounding errors of a float32 sum: a sum of nb terms is off by u/√3·√Σ S[b]²; if S[b]² grows
+    evenly to the square of the result, that is u·√(nb/6) times the result."""
     return UNIT_ROUNDOFF * float(np.sqrt(k / QK / 6))
 
 
 def bound_noise(k: int) -> float:
-    """As large as the bound γ_n·Σ|a|·|w|, n = nb + 8: over k products of random sign that sum is about √k times the
-    result."""
+    """Noise as large as the bound γ_n·Σ|a|·|w|, n = nb + 8: over k products of random sign, that sum is about √k times
+    the result."""
     return gamma(k // QK + 8) * float(np.sqrt(k))
 
 
@@ -38,8 +38,8 @@ class Grafts:
     """Evaluations of one batch of tokens.
 
     Args:
-        grafted: the most GEMMs that a pass replaced.
-        faulty: tensors in whose products the kernel broke its contract: llama.cpp's outputs stay in their place.
+        grafted: how many GEMMs a pass replaced, at most.
+        faulty: tensors in whose products the kernel broke its contract; llama.cpp's outputs stay in their place.
     """
 
     def __init__(self, run: Run, result: RungResult, tokens: list[int]) -> None:
@@ -49,20 +49,20 @@ class Grafts:
         self.exact = ExactProducts(run, result)
 
     def plain(self) -> Floats:
-        """llama.cpp's own logits or embeddings, a row a token.
+        """llama.cpp's own logits or embeddings, one row for each token.
 
-        Its own outputs, taken apart into GEMMs and put back, must give the same bits: every pass stands on that. Raises
-        LlamaRefused.
+        llama.cpp's own outputs, taken apart into GEMMs and put back, must give the same bits: every pass relies on
+        that. Raises LlamaRefused where they do not.
         """
         llama = self.run.session.llama
         plain = llama.evaluate(self.tokens).logits
         again = llama.graft(self.tokens, lambda gemm: gemm.y if self.run.wants(gemm.tensor) else None).logits
         if plain.tobytes() != again.tobytes():
-            raise LlamaRefused("llama.cpp's own outputs, put back in place, change what it says: no graft counts")
+            raise LlamaRefused("llama.cpp's own outputs, put back in place, change its logits: no graft can be judged")
         return plain
 
     def graft(self, what: str, replace: Replace) -> Floats:
-        """Those of a pass in which `replace` gives the outputs of the selected tensors' GEMMs."""
+        """Logits or embeddings of a pass in which `replace` gives the outputs of the selected tensors' GEMMs."""
         count = 0
         with self.run.bar(f"tokens: {what}", self.run.n_matrices(), "GEMM") as bar:
 
@@ -101,8 +101,9 @@ class Grafts:
 
         return replace
 
-    def oracle(self, shared: bool) -> Replace:
-        """Exact results of the kernel's semantics, rounded once; as in the kernel's passes, none of faulty tensors."""
+    def exact_product(self, shared: bool) -> Replace:
+        """The exact products of the kernel's definition, rounded once; none of faulty tensors, as in the kernel's own
+        passes."""
 
         def replace(gemm: Gemm) -> Floats | None:
             matrix = self.run.matrix(self.result, gemm)
@@ -118,7 +119,7 @@ class Grafts:
         """The same outputs with noise.
 
         Args:
-            size: a row length K → the noise's standard deviation, in units of the root mean square of a row of outputs.
+            size: K → the noise's standard deviation, in units of the root mean square of a row of outputs.
         """
         rng = np.random.default_rng((self.run.options.seed, seed))
 
@@ -132,7 +133,7 @@ class Grafts:
         return noisy
 
     def _activations(self, gemm: Gemm, fmt: WeightFormat, shared: bool) -> npt.NDArray[np.uint8]:
-        """As the kernel's semantics has them, by the harness's encoder or, shared, from llama.cpp's bytes."""
+        """The activations as the kernel's definition has them: by its encoder or, `shared`, from llama.cpp's bytes."""
         semantics = self.run.semantics(fmt)
         if shared:
             llama = self.run.llama_semantics(fmt, gemm.tokens, gemm.experts)

@@ -1,20 +1,21 @@
-"""Rung 4, tokens: does the model still say the same thing when its GEMMs are ours?
+"""The tokens rung: does the model still say the same thing when its GEMMs are ours?
 
-llama.cpp continues the prompt greedily; then prompt and continuation are evaluated in one batch (teacher-forced) with
-the kernel's output grafted in place of llama.cpp's at every GEMM with weights:
+llama.cpp continues the prompt greedily. Then the prompt and the continuation are evaluated in one batch (teacher
+forcing), with the kernel's output grafted in place of llama.cpp's at every GEMM with weights:
 
-(a) the kernel fed llama.cpp's own activation bytes: every greedy token must be llama.cpp's;
-(b) the kernel on its own quantizer: every greedy token must be the one that the exact oracle of the kernel's semantics,
-    grafted in the same place, gives.
+(a) the kernel gets llama.cpp's own activation bytes: every greedy token must be llama.cpp's;
+(b) the kernel uses its own quantizer: every greedy token must be the one that the exact product of the kernel's
+    definition gives when it is grafted in the same place.
 
-Token by token is a blunt measure, so the kernel's output is also judged at each GEMM of both passes, on the activations
-that it gets there. A token that differs is a tie, said and not failed, where the reference's margin between the two
-candidates is at most twice the wobble: how far correct arithmetic moves the logits of that pass, because a last bit
-moves an activation's code by one step in a later layer. It is measured by grafting the exact oracle with noise of the
-size of float32 rounding, never with the kernel, so a wrong kernel cannot widen what it is judged by.
+A comparison of tokens is a blunt measure, so the kernel's output is also judged at each GEMM of both passes, on the
+activations that it gets there. A token that differs is a tie, which is reported and does not fail, where the
+reference's margin between the two candidates is at most twice the wobble. The wobble is how far correct arithmetic
+moves the logits of that pass, because a difference in the last bit moves an activation's code by one step in a later
+layer. It is measured by grafting the exact product with noise of the size of float32 rounding, never with the kernel,
+so that a wrong kernel cannot widen the tolerance that it is judged by.
 
-Where the kernel breaks its contract in products with a tensor, that is a failure, llama.cpp's own outputs stay in their
-place, and the rest goes on.
+Where the kernel breaks its contract in the products with a tensor, that is a failure; llama.cpp's own outputs stay in
+their place there, and the pass goes on.
 
 A model that does not generate (an encoder, an embedding model) is judged by its embeddings: see `embeddings`.
 """
@@ -36,10 +37,10 @@ from .grafts import Grafts, Replace, rounding_noise
 
 Logits = npt.NDArray[np.float32]
 
-#: Noise is drawn so many times, and where that does not explain a token more often: the wobble is the largest move of
-#: any logit. Whether a last bit moves a code is chance, and a kernel's pass in which one moved must not be judged by
-#: draws in which none did (measured on a tiny model and prompts of 3 to 9 tokens: 27 of 48 draws moved a logit by more
-#: than 1e-4, up to 0.25, the others by some 1e-6).
+#: Noise is drawn so many times, and up to so many times where the first draws do not explain a token. The wobble is the
+#: largest move of any logit. Whether a last bit moves a code is chance, and a kernel's pass in which one moved must not
+#: be judged by draws in which none did (measured on a tiny model and prompts of 3 to 9 tokens: 27 of 48 draws moved a
+#: logit by more than 1e-4, up to 0.25, the others by some 1e-6).
 _DRAWS, _MOST_DRAWS = 2, 16
 
 
@@ -89,14 +90,14 @@ class _Tokens:
             if not self.grafts.faulty:
                 self.result.leave("all tokens", "the graph has no GEMM to graft into")
             return
-        exact = self._graft("exact oracle", self.grafts.oracle(shared=False))
+        exact = self._graft("exact product", self.grafts.exact_product(shared=False))
         ties = self._compare("(a) on llama.cpp's activations", shared, self.plain, None)
         ties += self._compare("(b) on its own quantizer", ours, exact, exact)
         self.result.count("tokens", len(self.continuation))
         self.result.count("GEMMs grafted", self.grafts.grafted)
         if ties:
             self.result.figures["ties"] = ties
-        for name, logits in (("kernel", ours), ("oracle", exact)):
+        for name, logits in (("kernel", ours), ("exact product", exact)):
             self._distance(name, logits)
         self._details(shared, ours, exact)
 
@@ -104,18 +105,18 @@ class _Tokens:
         return self.grafts.graft(what, replace)[self.first :]
 
     def _moved(self, shared: bool, exact: Logits, draw: int) -> float:
-        """The largest move of any logit when rounding noise is added to the exact oracle of pass (a) or (b)."""
-        noisy = self.grafts.noisy(self.grafts.oracle(shared), draw, rounding_noise)
+        """The largest move of any logit when rounding noise is added to the exact product of pass (a) or (b)."""
+        noisy = self.grafts.noisy(self.grafts.exact_product(shared), draw, rounding_noise)
         return float(np.abs(self._graft(f"rounding noise, draw {draw + 1}", noisy) - exact).max())
 
     def _allowed(
         self, shared: bool, exact: Logits, expected: Logits, differ: npt.NDArray[np.intp], margins: Logits
     ) -> npt.NDArray[np.float64]:
-        """How far right arithmetic may move a logit of each token from the expected ones: the wobble, anywhere, and
-        what the definitions differ by at this token (zero in (b), where the exact oracle itself is expected).
+        """How far correct arithmetic may move a logit of each token from the expected ones: by the wobble, and by the
+        difference of the definitions at this token (zero in (b), where the exact product itself is expected).
 
         Args:
-            differ, margins: the tokens that are to be explained.
+            differ, margins: the tokens that are to be explained, and the reference's margin at each.
         """
         gap = np.abs(exact - expected).max(axis=1).astype(np.float64)
         wobble = 0.0
@@ -129,7 +130,7 @@ class _Tokens:
         """Compare greedy tokens; returns the number of ties.
 
         Args:
-            exact: the exact oracle on the kernel's activations, None where it has not been computed: (a).
+            exact: the logits of the exact product, None where it has not been computed, as in (a).
         """
         wrong = ~np.isfinite(got).all(axis=1)
         for i in np.flatnonzero(wrong):
@@ -140,7 +141,7 @@ class _Tokens:
             return 0
         shared = exact is None
         if exact is None:
-            exact = self._graft("exact oracle on llama.cpp's activations", self.grafts.oracle(shared=True))
+            exact = self._graft("exact product on llama.cpp's activations", self.grafts.exact_product(shared=True))
         margins = expected[differ, theirs[differ]] - expected[differ, ours[differ]]
         allowed, ties = self._allowed(shared, exact, expected, differ, margins), 0
         pieces = self.session.llama.pieces([int(t) for i in differ for t in (ours[i], theirs[i])])
@@ -163,7 +164,7 @@ class _Tokens:
         return ties
 
     def _distance(self, name: str, logits: Logits) -> None:
-        """Figures against llama.cpp's logits that nobody judges."""
+        """Record distances to llama.cpp's logits, which are not judged."""
         p, q = _log_softmax(self.plain), _log_softmax(logits)
         kl = (np.exp(p) * (p - q)).sum(axis=1)
         self.result.figures[f"{name}: mean KL to llama.cpp"] = float(kl.mean())
