@@ -30,7 +30,7 @@ from .pattern import pattern
 
 #: See the module.
 MOSTLY, EXPLAINED, NEARLY, RIVAL, CLOSE = 0.9999, 0.99, 0.95, 0.9, 10.0
-#: A fault must predict this share of the wrong outputs (a fault may read outside the arrays, and predicts nothing there).
+#: A fault must predict this share of the wrong outputs: one that reads outside the arrays predicts nothing there.
 KNOWN = 0.25
 #: Nothing is named where fewer outputs are wrong: one or two may fit by chance.
 FEWEST = 4

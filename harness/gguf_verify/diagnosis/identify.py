@@ -52,7 +52,7 @@ def identify_kernel(
 
 
 def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
-    """What to tell the author of a kernel that is correct for other definitions, the nearest first, than it declares."""
+    """What to tell the author of a kernel that is correct for other definitions (the nearest first) than declared."""
     which = " or ".join(f"{called(SEMANTICS[name], fmt)} ({name})" for name in names)
     source = SEMANTICS[names[0]].source.split(" (")[0].split(" for ")[0]
     return (

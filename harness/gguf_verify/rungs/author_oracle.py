@@ -43,7 +43,7 @@ _MOST_VALUES = 1 << 22
 
 
 class OracleDistance:
-    """The distances of one rung: `add` each product of a tensor, then `judge` them together, and `report` at the end."""
+    """The distances of one rung: `add` each product of a tensor, `judge` them together, and `report` at the end."""
 
     def __init__(self, run: Run, result: RungResult) -> None:
         self._run, self._result = run, result
@@ -137,8 +137,8 @@ class OracleDistance:
             nearest = min(nmse, key=lambda name: nmse[name])
             self._result.fail(
                 Failure(
-                    f"{label}: the oracle of the kernel's author describes another product: NMSE {nmse[nearest]:.2g} to "
-                    f"{nearest}, the nearest definition, more than {FAR:g}", tensor.name,
+                    f"{label}: the oracle of the kernel's author describes another product: NMSE {nmse[nearest]:.2g} "
+                    f"to {nearest}, the nearest definition, more than {FAR:g}", tensor.name,
                 )
             )  # fmt: skip
         if few is not None:

@@ -14,7 +14,7 @@ _NO_PRODUCTS = frozenset(
 
 
 def not_multiplied(tensor: Tensor, done: Evaluation) -> str | None:
-    """What kind of tensor this is, for a report, where no product of the graph needs it; None where that is not known."""
+    """The kind of a tensor that no product of the graph needs, for a report; None where that is not known."""
     operations = done.used.get(tensor.name, [])
     if operations:
         return "tensors in no product" if _NO_PRODUCTS.issuperset(operations) else None

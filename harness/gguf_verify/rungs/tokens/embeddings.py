@@ -33,8 +33,8 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 #: Noise is drawn so many times, and more often where there are few numbers, as for a reranker's single score, which a
-#: draw may leave where it is by chance (measured: of 17 Gaussian numbers, a given one is more than twice as large as all
-#: others once in a thousand times).
+#: draw may leave where it is by chance (measured: of 17 Gaussian numbers, a given one is more than twice as large as
+#: all others once in a thousand times).
 _DRAWS, _DRAWS_OF_FEW, _FEW = 2, 16, 64
 
 
@@ -92,7 +92,7 @@ class Embeddings:
             j = int(np.where(np.isnan(excess[i]), np.inf, excess[i]).argmax())
             self.result.fail(
                 Failure(
-                    f"{what}: element {j} of the embedding of token {i} is off by more than correct arithmetic moves it",
+                    f"{what}: element {j} of the embedding of token {i} is off by more than correct arithmetic is",
                     token=int(i), got=float(got[i, j]), expected=float(expected[i, j]), bound=float(allowed[i, j]),
                     utilisation=float(excess[i, j]),
                 )
