@@ -16,27 +16,42 @@ target = sys.argv[sys.argv.index("--json") + 1]
 kernel = sys.argv[sys.argv.index("--kernel") + 1]
 
 
-def rung(name):
+def rung(name, substance):
     own = {
-        "name": name, "verdict": "passed", "seconds": 0.25, "fault": None, "checked": {}, "not_checked": {},
-        "unverified": [], "failures": [], "n_failures": 0, "worst": {}, "score": {}, "diagnosis": None, "figures": {},
-        "notes": [], "details": [],
+        "name": name, "verdict": "passed", "question": "?", "substance": [substance], "seconds": 0.25, "fault": None,
+        "checked": {substance: 1}, "not_checked": {}, "unverified": [], "failures": [], "n_failures": 0, "worst": {},
+        "diagnosis": None, "heat_map": None, "figures": {}, "notes": [], "details": [],
     }  # fmt: skip
     if name == "layers":
-        own["worst"] = {"kernel": {"utilisation": 0.03125, "where": "blk.0 row 1"}}
-        own["score"] = {"kernel": 1.5}
+        own["worst"] = {"kernel": {"utilisation": 0.03125, "where": "blk.0 row 1", "score": 1.5, "of_kernel": True}}
         own["figures"] = {"gap to llama.cpp, worst NMSE": 0.0003}
-        own["details"] = [{"tensor": "blk.0", "kernel": 0.03125}, {"tensor": "blk.0", "kernel": 0.0625}]
+        own["details"] = [gemm(0.03125), gemm(0.0625)]
     return own
 
 
+def gemm(utilisation):
+    return {
+        "record": "gemm", "tensor": "blk.0", "matrix": None, "node": "n", "type": "Q4_0", "m": 1, "n": 1, "k": 32,
+        "kernel": kernel, "llama_definition": "q8_0_cpu", "own": utilisation, "shared": 0.0, "other_m": 0.0,
+        "other_shapes": None, "llama": 0.0, "gap_nmse": 0.0003, "failures": 0,
+    }  # fmt: skip
+
+
 def report():
-    names = ("gguf-verify", "llama-cpp-python", "llama.cpp", "ggml", "llama.cpp build", "python", "numpy", "gguf",
-             "reference", "platform")  # fmt: skip
-    header = dict.fromkeys(names, "1") | {"host": "cpu: stub (x86_64), 1 threads, c++ 1"}
-    rungs = [rung(name) for name in ("bytes", "blocks", "layers", "tokens")]
-    return {"schema": 1, "verdict": "verified", "exit_code": 0, "header": header, "seconds": 1.0, "command": kernel,
-            "rungs": rungs}  # fmt: skip
+    names = ("gguf_verify", "llama_cpp_python", "llama_cpp", "ggml", "llama_build", "python", "numpy", "gguf",
+             "platform", "byte_order")  # fmt: skip
+    host = {"name": "cpu", "device": "stub (x86_64)", "sm": None, "threads": 1, "compiler": "c++ 1", "driver": "",
+            "nvrtc": "", "cupy": "", "own_process": False, "chosen": ""}  # fmt: skip
+    environment = {
+        "versions": dict.fromkeys(names, "1"), "host": host,
+        "kernel": {"name": kernel, "definition": "q8_1", "judged_by": None, "verified_means": None, "order": "",
+                   "covers": [], "element_kernels": {}, "element_host": host},
+        "file": {"path": model, "size": 1, "sha256": [], "architecture": "llama", "tensor_types": {}},
+        "reference": {"where": "CPU", "definitions": {}}, "options": {},
+    }  # fmt: skip
+    substance = {"bytes": "blocks", "blocks": "blocks", "layers": "outputs", "tokens": "tokens"}
+    return {"schema": 2, "verdict": "verified", "exit_code": 0, "environment": environment, "seconds": 1.0,
+            "command": kernel, "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
 
 
 def write(made):
@@ -66,9 +81,34 @@ elif word == "garbage":
 elif word == "list":
     write([made])
 elif word == "schema":
-    write(made | {"schema": 2})
+    write(made | {"schema": 1})
 elif word == "lacks":
     del made["rungs"][1]["worst"]
+    write(made)
+elif word == "lacks-environment":
+    del made["environment"]
+    write(made)
+elif word == "lacks-claim":
+    del made["rungs"][1]["verdict"]
+    write(made)
+elif word == "wrong-type":
+    made["rungs"][2]["n_failures"] = "no"
+    write(made)
+elif word == "another-rung":
+    made["rungs"][2]["name"] = "nonsense"
+    write(made)
+elif word == "nested":
+    with open(target, "w") as file:
+        file.write("[" * 1_000_000)
+elif word == "undecodable":
+    with open(target, "wb") as file:
+        file.write(json.dumps(made).encode().replace(b"stub", b"\xff\xfe"))
+elif word == "not-a-number":  # is read as a number
+    made["rungs"][2]["details"][1]["other_m"] = "NaN"
+    made["rungs"][2]["worst"]["kernel"]["utilisation"] = "Infinity"
+    write(made)
+elif word == "nothing-checked":
+    made["rungs"][2]["checked"] = {}
     write(made)
 elif word == "says-mismatch":
     write(made | {"verdict": "mismatch"})

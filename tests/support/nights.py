@@ -109,10 +109,10 @@ def cell(key: Key, n: int, outcome: Outcome = Outcome.VERIFIED, gemms: int = 21,
         {rung: drawn.gauss(5, 0.2) for rung in ("bytes", "blocks", "layers", "tokens")} if told else {},
         {"llama-cpp-python": "0.3.36" if key.variant == "installed" else key.variant, "gguf-verify": "0.1.0"},
         "cpu: a CPU",
-        (Measure("layers", "kernel", max(used.values()), 2.0, f"{names[8]} row 17 token 0"),
-         Measure("layers", "llama.cpp as q8_0_cpu", 0.1, 5.0, f"{names[0]} row 3 token 1")) if told else (),
+        (Measure("layers", "kernel", max(used.values()), 2.0, f"{names[8]} row 17 token 0", True),
+         Measure("layers", "llama.cpp as q8_0_cpu", 0.1, 5.0, f"{names[0]} row 3 token 1", False)) if told else (),
         {"layers: gap to llama.cpp, worst NMSE": 4e-4}, used if told else {},
-        run_report(names, names[8]) if bad else None,
+        run_result(names, names[8]) if bad else None,
     )  # fmt: skip
 
 

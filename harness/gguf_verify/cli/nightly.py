@@ -1,4 +1,4 @@
-"""`gguf-verify nightly run|compare|status|pin …` and `scripts/nightly.py`: the matrix, and its memory."""
+"""`gguf-verify nightly run|compare|status|pin …` and `scripts/nightly.py`: run the matrix, and look at its history."""
 
 from __future__ import annotations
 
@@ -8,70 +8,82 @@ from pathlib import Path
 
 from ..gguf import printable
 from ..nightly.compare import Comparison, compare
-from ..nightly.config import read_config
+from ..nightly.config import REFERENCE, read_config
 from ..nightly.history import History
-from ..nightly.noise import MOST
+from ..nightly.night import Settings, run_night
 from ..nightly.records import Night
-from ..nightly.runs import Settings, exit_code, run_night
+from ..nightly.significance import MOST_NIGHTS
 from ..report.nightly import write_reports
 from ..report.nightly.lines import comparison_lines, head, night_lines
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_UNVERIFIED, UsageError, say
 from .common import check_output, check_ranges, deliver, internal_errors, on_terminal
 
-#: What `run` also writes.
+#: The reports that `run` can also write.
 REPORTS = ("html", "junit", "markdown", "json")
 
 _EPILOG = """\
 exit codes
-  run      0 every cell is verified · 1 a mismatch · 3 a cell was broken off, crashed or ran out of time, or the night
-           cannot be run · 4 a file is malformed · 5 not everything was verified; interrupted: 128 and the signal's
-           number, and the same command resumes the night
-  compare  0 nothing that was verified fails, nothing has vanished · 1 something does or has; with --strict also where
-           utilisations drift or times regress · 5 nothing could be compared
-  all      2 usage, the configuration among it · 3 the history cannot be used · 4 the history is damaged, or none
-
-The configuration: harness/gguf_verify/nightly/config.py
+  run      0: every cell is verified
+           1: a cell is a mismatch
+           3: a cell was broken off, crashed or ran out of time, or the night cannot run
+           4: a model file is malformed
+           5: not everything could be verified
+           128 + N: signal N interrupted the night; the same command resumes it
+  compare  0: no verified cell fails now, and none has vanished
+           1: a cell fails or has vanished; with --strict, also if utilisations drifted or cells became slower
+           5: no cell could be compared
+  all      2: a mistake in the command line or the configuration, or there is no history
+           3: the history cannot be used
+           4: the history is damaged
 """
+_RUN_EPILOG = f"A configuration with every key:\n\n{REFERENCE}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gguf-verify nightly", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
-        description="Run a matrix of models, kernels and variants of llama.cpp, remember it, compare nights.",
+        description="Run a matrix of models, kernels and variants of llama.cpp every night, and compare the nights.",
     )  # fmt: skip
     parser.set_defaults(verbose=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="run|compare|status|pin")
-    run_ = commands.add_parser("run", help="run the matrix, or the rest of it where a night was interrupted")
+    run_ = commands.add_parser(
+        "run", help="run the matrix, or the rest of it if the last night was interrupted", epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     run_.add_argument("config", type=Path, metavar="CONFIG.toml")
     run_.add_argument(
-        "-j", "--jobs", type=int, metavar="N", help="cells at a time (default: as the configuration says)"
+        "-j", "--jobs", type=int, metavar="N", help="how many cells run at the same time (default: the configuration's)"
     )
-    run_.add_argument("--new", action="store_true", help="begin a new night, whatever was left of the last")
+    run_.add_argument("--new", action="store_true", help="begin a new night instead of resuming the last one")
     for kind in REPORTS:
         run_.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"also write the night's report as {kind}")
-    compare_ = commands.add_parser("compare", help="what is worse, better or gone since another night")
+    compare_ = commands.add_parser("compare", help="show what is worse, better or gone since another night")
     _add_source(compare_)
     compare_.add_argument(
-        "--old", metavar="N|NAME", help="a night's number or pinned name (default: the finished one before)"
+        "--old",
+        metavar="N|NAME",
+        help="the earlier night: number or pinned name (default: the last finished)",
     )
-    compare_.add_argument("--new", metavar="N|NAME", help="likewise (default: the newest)")
-    compare_.add_argument("--strict", action="store_true", help="drift and slower cells also make exit code 1")
-    status = commands.add_parser("status", help="the last nights")
+    compare_.add_argument(
+        "--new", metavar="N|NAME", help="the later night: number or pinned name (default: the newest)"
+    )
+    compare_.add_argument("--strict", action="store_true", help="exit code 1 also for drift and slower cells")
+    status = commands.add_parser("status", help="list the last nights")
     _add_source(status)
-    status.add_argument("-n", type=int, default=10, metavar="N", help="how many (default: %(default)s)")
-    pin = commands.add_parser("pin", help="give a night a name, to compare with")
+    status.add_argument("-n", type=int, default=10, metavar="N", help="how many nights (default: %(default)s)")
+    pin = commands.add_parser("pin", help="give a night a name for --old and --new")
     pin.add_argument("name", metavar="NAME")
     _add_source(pin)
-    pin.add_argument("--night", type=int, metavar="N", help="its number (default: the newest that is finished)")
+    pin.add_argument("--night", type=int, metavar="N", help="its number (default: the last finished one)")
     return parser
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("config", type=Path, nargs="?", metavar="CONFIG.toml", help="use its history and its nights")
     source.add_argument(
-        "config", type=Path, nargs="?", metavar="CONFIG.toml", help="whose history and nights are meant"
+        "--history", type=Path, metavar="FILE", help="use all nights of this history"
     )
-    source.add_argument("--history", type=Path, metavar="FILE", help="a history, all its nights")
 
 
 def run(argv: list[str]) -> int:
@@ -88,17 +100,17 @@ def _run(args: argparse.Namespace) -> int:
     config = read_config(args.config)
     files = {kind: path for kind in REPORTS if (path := getattr(args, kind)) is not None}
     if len({path.absolute() for path in files.values()}) < len(files):
-        raise UsageError("two reports would go to one file")
+        raise UsageError("two reports name the same file")
     for kind, path in files.items():
         check_output(path, args.config, config.history, flag=f"--{kind}")
     night = run_night(config, Settings(jobs=args.jobs, new=args.new, terminal=on_terminal()))
-    code = exit_code(night)
+    code = night.exit_code
     if files:
         with History(config.history, make=False) as history:
             earlier = [n for n in history.nights(config=config.name) if n.number < night.number]
             whole = history.night(night.number, reports=True)
         try:
-            write_reports([*reversed(earlier[:MOST]), whole], _compared(earlier, whole), **files)
+            write_reports([*reversed(earlier[:MOST_NIGHTS]), whole], _compared(earlier, whole), **files)
         except OSError as error:
             say(f"cannot write {printable(str(error.filename), 200)}: {error.strerror}")
             code = code or EXIT_ENVIRONMENT
@@ -106,13 +118,13 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _compared(earlier: Sequence[Night], new: Night, old: Night | None = None) -> Comparison | None:
-    """With `old`, or the newest finished night of these; None where there is none."""
+    """The comparison with `old`, or with the newest finished night of `earlier`; None if there is none."""
     old = old or next((n for n in earlier if n.finished), None)
-    return None if old is None or old.number == new.number else compare(earlier[:MOST], old, new)
+    return None if old is None or old.number == new.number else compare(earlier[:MOST_NIGHTS], old, new)
 
 
 def _source(args: argparse.Namespace) -> tuple[History, str | None]:
-    """The history, and the configuration whose nights are meant."""
+    """The history, and the name of the configuration whose nights to use; None for all."""
     if args.history is not None:
         return History(args.history, make=False), None
     config = read_config(args.config)
@@ -125,7 +137,7 @@ def _compare(args: argparse.Namespace) -> int:
         nights = history.nights(config=config)
         new = nights[0] if args.new is None and nights else _named(history, args.new)
         if new is None:
-            return _say(["the history holds no night"], EXIT_UNVERIFIED)
+            return _say(["the history has no night"], EXIT_UNVERIFIED)
         earlier = [n for n in nights if n.number < new.number and n.config == new.config]
         found = _compared(earlier, new, _named(history, args.old))
     if found is None:
@@ -158,7 +170,7 @@ def _status(args: argparse.Namespace) -> int:
 
 def _pin(args: argparse.Namespace) -> int:
     if not args.name or args.name.isdigit():
-        raise UsageError("a name is not empty and no number")
+        raise UsageError("a name must not be empty or a number")
     history, config = _source(args)
     with history:
         number = args.night
@@ -167,7 +179,7 @@ def _pin(args: argparse.Namespace) -> int:
         if number is None:
             raise UsageError("the history has no finished night")
         history.pin(args.name, number)
-    return _say([f"night {number} is called {printable(args.name, 64)}"], 0)
+    return _say([f"night {number} is now called {printable(args.name, 64)}"], 0)
 
 
 def _say(lines: Iterable[str], code: int) -> int:

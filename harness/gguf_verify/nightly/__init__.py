@@ -1,1 +1,5 @@
-"""The nightly: a matrix of runs with a memory. `records` is what everything else speaks of."""
+"""The nightly: a matrix of verification runs, each in its own process, with a history and comparisons between nights.
+
+Its modules import `results`, `support` and, to plan and prepare a night, `rungs`, `kernels`, `llama`, `hosts`, `gguf`
+and `formats`. They import neither `report`, which renders their records, nor `measure`.
+"""

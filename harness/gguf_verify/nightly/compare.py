@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ..gguf import printable
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
-from .hardware import SAME_MACHINE
-from .noise import Slow, drifts, judge_times
+from .machine import SAME_MACHINE
 from .records import Cell, Key, Night, Outcome
+from .significance import TimeChange, drifts, judge_times
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Drift:
 
 @dataclass(frozen=True)
 class Slower:
-    """A time beyond the history's noise: see `gguf_verify.nightly.noise.Slow`."""
+    """A time beyond the history's noise: see `gguf_verify.nightly.significance.TimeChange`."""
 
     key: Key
-    time: Slow
+    time: TimeChange
 
     @property
     def words(self) -> str:

@@ -1,34 +1,6 @@
-"""The nightly's configuration: a TOML file, checked whole, and the matrix of cells that it means.
+"""The configuration of a nightly: a TOML file, checked completely, and the matrix of cells that it describes.
 
-name = "nightly"               # of the configuration in the history; the file's own name where it is not given
-history = "nightly.sqlite"     # paths count from this file's folder
-jobs = 1                       # cells at a time
-time_limit = 900               # seconds a cell
-build_time_limit = 7200        # seconds for making a variant's Python
-n_predict = 16
-threads = 0                    # a cell; 0: every core
-models = ["tiny-Q4_0.gguf", "models/*.gguf"]              # as they are
-kernels = ["q8_1", "f32", "my_kernel.py:gemm"]            # default: q8_1
-hosts = ["cpu"]                # default: auto
-keep_reports = "failures"      # or "all"
-
-[quantize]                     # further cells: each source in each type, quantized by llama.cpp
-sources = ["tiny-F16.gguf"]
-types = ["Q4_0", "Q6_K"]
-
-[prompts]                      # name → text; default: the command line's own
-story = "Once upon a time"
-
-[variants.NAME]                # of llama.cpp; an empty table is the one that is installed. Default: that one
-llama-cpp-python = "0.3.35"    # this version, in a virtual environment of its own
-cmake-args = "-DGGML_NATIVE=OFF"                          # built so, likewise
-repack = true                  # --repack
-reference = "gpu"              # --reference
-hosts = ["gpu"]                # instead of the hosts above
-
-[[exclude]]                    # cells that match all that is given are not planned
-kernel = "f32"                 # model, type, kernel, host, prompt, variant
-variant = "repacked"
+`REFERENCE` shows every key. The structs below hold the defaults and the limits.
 """
 
 from __future__ import annotations
@@ -37,72 +9,142 @@ import hashlib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from ..formats import FILE_TYPES
-from ..gguf import printable
 from ..hosts import HOST_CHOICES, HOSTS
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS
 from ..kernels.foreign import names_foreign
 from ..results import DEFAULT_PROMPT
 from ..rungs.run import REFERENCES
 from ..support.errors import UsageError
+from ..support.text import printable
 from .records import Key
 
+#: A configuration with every key that there is.
+REFERENCE = """\
+name = "nightly"               # the configuration's name in the history; default: the file's name without .toml
+history = "nightly.sqlite"     # the history; paths are relative to this file's folder
+jobs = 1                       # how many cells run at the same time
+time_limit = 900               # seconds that a cell may take
+build_time_limit = 7200        # seconds that installing a llama.cpp may take
+n_predict = 16                 # tokens that each run generates
+threads = 0                    # threads of a cell; 0 means every core
+models = ["tiny-Q4_0.gguf", "models/*.gguf"]              # files that are verified as they are
+kernels = ["q8_1", "f32", "my_kernel.py:gemm"]            # as --kernel takes them; default: q8_1
+hosts = ["cpu"]                # as --host takes them; default: auto
+keep_reports = "failures"      # which runs' full reports the history keeps: "failures" or "all"
+
+[quantize]                     # more models: llama.cpp quantizes each source to each type
+sources = ["tiny-F16.gguf"]
+types = ["Q4_0", "Q6_K"]
+
+[prompts]                      # name = text; default: the default prompt of `gguf-verify verify`
+story = "Once upon a time"
+
+[variants.NAME]                # one llama.cpp; without keys, the installed one. Default: only the installed one
+llama-cpp-python = "0.3.35"    # this version, installed in a virtual environment of its own
+cmake-args = "-DGGML_NATIVE=OFF"                          # built with these CMake arguments, likewise
+repack = true                  # as --repack
+reference = "gpu"              # as --reference
+hosts = ["gpu"]                # replaces the hosts above for this variant
+
+[[exclude]]                    # cells that match every key of this table are not run
+kernel = "f32"                 # any of: model, type, kernel, host, prompt, variant
+variant = "NAME"
+"""
+#: Which runs' full reports the history keeps.
+KEEP_REPORTS = ("failures", "all")
 #: More cells than any night has time for.
 MOST_CELLS = 100_000
 _MOST_BYTES = 1 << 20
 _MOST_PROMPT = 100_000
 _NAME = re.compile(r"[\w.+-]{1,64}")
 _VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d*)?([.+-][\w.]+)?")
+#: What TOML calls the types that msgspec names.
+_TOML_TYPES = {
+    "str": "a string", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
+    "object": "a table",
+}  # fmt: skip
+
+#: No command line can hold a NUL.
+Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
+Names = Annotated[list[Text], Meta(min_length=1)]
+Seconds = Annotated[float, Meta(ge=1, le=10**6)]
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One llama.cpp: see the module. Without `version` and `cmake_args` it is the installed one."""
+class Quantize(Struct, frozen=True):
+    """The table [quantize]: `sources` are patterns of files."""
 
-    name: str
-    version: str | None = None
-    cmake_args: str | None = None
+    sources: Names
+    types: Names
+
+
+class Variant(Struct, frozen=True, rename={"version": "llama-cpp-python", "cmake_args": "cmake-args"}):
+    """A table [variants.NAME]: one llama.cpp. Without `version` and `cmake_args` it is the installed one."""
+
+    version: Text | None = None
+    cmake_args: Text | None = None
     repack: bool = False
-    reference: str = "cpu"
-    hosts: tuple[str, ...] | None = None
+    reference: str = REFERENCES[0]
+    hosts: Names | None = None
 
     @property
     def installed(self) -> bool:
         return self.version is None and self.cmake_args is None
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model, `type` "" as it is, else quantized to that type."""
+class Model(Struct, frozen=True):
+    """A model: as it is where `type` is "", else quantized to that type."""
 
     path: Path
     type: str = ""
 
 
+class ConfigFile(Struct, frozen=True, kw_only=True):
+    """What the file says. Names, paths and the inner tables are checked afterwards."""
+
+    name: Text | None = None
+    history: Text = "nightly.sqlite"
+    jobs: Annotated[int, Meta(ge=1, le=256)] = 1
+    time_limit: Seconds = 900.0
+    build_time_limit: Seconds = 7200.0
+    n_predict: Annotated[int, Meta(ge=1, le=1 << 20)] = 16
+    threads: Annotated[int, Meta(ge=0, le=512)] = 0
+    models: Names | None = None
+    kernels: Names = msgspec.field(default_factory=lambda: [DEFAULT_KERNEL])
+    hosts: Names = msgspec.field(default_factory=lambda: ["auto"])
+    keep_reports: Text = KEEP_REPORTS[0]
+    quantize: dict[str, Any] | None = None
+    prompts: dict[str, Any] | None = None
+    variants: dict[str, Any] | None = None
+    exclude: list[dict[str, Text]] = []
+
+
 @dataclass(frozen=True)
 class Config:
-    """A configuration: see the module."""
+    """A checked configuration. See `REFERENCE` for the keys.
 
-    name: str
+    Args:
+        path: the configuration's file.
+        file: its settings; the fields below stand for what must be looked up first.
+        models: all models of the matrix; those that are yet to be quantized have a type.
+        prompts: name → text.
+        variants: name → llama.cpp.
+    """
+
     path: Path
+    file: ConfigFile
+    name: str
     history: Path
     models: tuple[Model, ...]
-    kernels: tuple[str, ...]
-    hosts: tuple[str, ...]
-    prompts: Mapping[str, str]
-    variants: tuple[Variant, ...]
-    excluded: tuple[Mapping[str, str], ...] = ()
-    jobs: int = 1
-    time_limit: float = 900.0
-    build_time_limit: float = 7200.0
-    n_predict: int = 16
-    threads: int = 0
-    keep_all: bool = False
+    prompts: dict[str, str]
+    variants: dict[str, Variant]
 
     @property
     def folder(self) -> Path:
@@ -113,277 +155,225 @@ class Config:
         return self.folder / kernel.rpartition(":")[0] if names_foreign(kernel) else None
 
     def kernel_argument(self, kernel: str) -> str:
-        """As `--kernel` takes it in any folder."""
+        """The kernel's name for `--kernel`, which works in any folder."""
         path = self.kernel_path(kernel)
         return kernel if path is None else f"{path}:{kernel.rpartition(':')[2]}"
 
     def cells(self, auto: str) -> tuple[Key, ...]:
-        """The matrix, in the order in which it is run; `auto`: the host that it stands for here.
+        """The keys of the matrix in the order in which the cells run.
 
-        Raises UsageError where nothing is left of it.
+        Args:
+            auto: the host that "auto" means on this machine.
+
+        Raises UsageError where every cell is excluded.
         """
         keys = dict.fromkeys(
             key
-            for variant in self.variants
+            for variant_name, variant in self.variants.items()
             for model in self.models
-            for kernel in self.kernels
+            for kernel in self.file.kernels
             for prompt in self.prompts
-            for host in variant.hosts or self.hosts
+            for host in variant.hosts or self.file.hosts
             for key in [
-                Key(model.path.name, model.type, kernel, auto if host == "auto" else host, prompt, variant.name)
+                Key(model.path.name, model.type, kernel, auto if host == "auto" else host, prompt, variant_name)
             ]
-            if not any(all(getattr(key, k) == v for k, v in rule.items()) for rule in self.excluded)
+            if not any(all(getattr(key, name) == value for name, value in rule.items()) for rule in self.file.exclude)
         )
         if not keys:
             raise UsageError(f"{printable(self.path.name)}: exclude: leaves no cell of the matrix")
         return tuple(keys)
 
-    def describe(self) -> dict[str, str]:
-        """What changes the meaning of a night, beside the files: name → value."""
-        variants = {v.name: repr(v) for v in self.variants}
-        prompts = hashlib.sha256(repr(sorted(self.prompts.items())).encode()).hexdigest()
+    def settings(self) -> dict[str, str]:
+        """The settings that change what a night means, besides the files: name → value."""
+        file = self.file
         return {
-            "n_predict": str(self.n_predict), "threads": str(self.threads), "time_limit": f"{self.time_limit:g}",
-            "prompts": prompts, "variants": hashlib.sha256(repr(sorted(variants.items())).encode()).hexdigest(),
+            "n_predict": str(file.n_predict), "threads": str(file.threads), "time_limit": f"{file.time_limit:g}",
+            "prompts": _digest(self.prompts), "variants": _digest(self.variants),
         }  # fmt: skip
 
 
+def _digest(named: dict[str, Any]) -> str:
+    return hashlib.sha256(repr(sorted(named.items())).encode()).hexdigest()
+
+
 def read_config(path: Path) -> Config:
-    """Read a configuration. Raises UsageError, one line that names file and key."""
+    """Read a configuration. Raises UsageError with one line that names the file and the key."""
     shown = printable(path.name or str(path))
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST_BYTES + 1)
         if len(raw) > _MOST_BYTES:
-            raise UsageError(f"{shown}: is larger than any configuration")
+            raise UsageError(f"{shown}: the file has more than {_MOST_BYTES:,} bytes")
         table = tomllib.loads(raw.decode())
     except OSError as error:
         raise UsageError(f"cannot read the configuration {shown}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{shown}: is no TOML: {printable(str(error), 200)}") from None
-    return _Reader(shown, path).config(table)
+        raise UsageError(f"{shown}: this is not TOML: {printable(str(error), 200)}") from None
+    try:
+        return _config(path, table)
+    except _Mistake as error:
+        place, what = error.args
+        raise UsageError(f"{shown}: {printable(place, 100)}: {what}") from None
 
 
-@dataclass
-class _Table:
-    """A table of the file, whose keys are taken one after the other."""
-
-    reader: _Reader
-    where: str
-    held: dict[str, Any]
-    known: set[str] = field(default_factory=set)
-
-    def take(self, key: str, kind: type | tuple[type, ...], words: str, default: Any) -> Any:
-        self.known.add(key)
-        if key not in self.held:
-            return default
-        value = self.held[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            self.fail(key, f"must be {words}, is {printable(repr(value), 60)}")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> Any:
-        value = self.take(key, str, "a string", default)
-        if value is not None and ("\0" in value or value != value.encode("utf-8", "replace").decode()):
-            self.fail(key, "holds a character that no command line takes")
-        return value
-
-    def number(self, key: str, default: float, low: float, high: float, kind: Any = int) -> Any:
-        value = self.take(key, kind, "a number" if kind is not int else "a whole number", default)
-        if not low <= value <= high:
-            self.fail(key, f"must be from {low:g} to {high:g}, is {value}")
-        return value
-
-    def texts(self, key: str, default: list[str] | None = None) -> list[str]:
-        value = self.take(key, list, "a list of strings", default if default is not None else [])
-        for entry in value:
-            if not isinstance(entry, str) or not entry or "\0" in entry:
-                self.fail(key, f"must be a list of strings, holds {printable(repr(entry), 60)}")
-        if key in self.held and not value:
-            self.fail(key, "is empty")
-        twice = sorted({e for e in value if value.count(e) > 1})
-        if twice:
-            self.fail(key, f"holds {printable(twice[0], 60)} twice")
-        return list(value)
-
-    def table(self, key: str) -> _Table | None:
-        found = self.take(key, dict, f"a table, [{key}]", None)
-        return None if found is None else _Table(self.reader, f"{self.where}{key}.", found)
-
-    def end(self) -> None:
-        """Every key was taken."""
-        for key in self.held:
-            if key not in self.known:
-                self.fail(key, f"is not known; there are: {', '.join(sorted(self.known))}")
-
-    def fail(self, key: str, what: str) -> NoReturn:
-        self.reader.fail(f"{self.where}{key}", what)
+class _Mistake(Exception):
+    """Arguments: the place of a key in the file, and what is wrong with its value."""
 
 
-class _Reader:
-    def __init__(self, shown: str, path: Path) -> None:
-        self._shown, self._path = shown, path
-        self._folder = path.absolute().parent
+def _config(path: Path, table: dict[str, Any]) -> Config:
+    file = _typed(table, ConfigFile, "")
+    folder = path.absolute().parent
+    history = folder / file.history
+    if history.is_dir() or not history.parent.is_dir():
+        raise _Mistake("history", f"{printable(str(history), 200)} cannot be a file")
+    name = path.stem if file.name is None else file.name
+    _check_name("name", name)
+    models, prompts, variants = _models(file, folder), _prompts(file.prompts), _variants(file.variants)
+    config = Config(path, file, name, history, models, prompts, variants)
+    _check_known("keep_reports", file.keep_reports, KEEP_REPORTS, "nothing is called")
+    _check_hosts("hosts", file.hosts)
+    _check_kernels(config)
+    _check_exclusions(config)
+    hosts = sum(len(v.hosts or file.hosts) for v in config.variants.values())
+    most = len(config.models) * len(file.kernels) * len(config.prompts) * hosts
+    if most > MOST_CELLS:
+        raise _Mistake("models", f"the matrix has {most:,} cells, and at most {MOST_CELLS:,} are allowed")
+    config.cells("cpu")
+    return config
 
-    def fail(self, key: str, what: str) -> NoReturn:
-        raise UsageError(f"{self._shown}: {printable(key, 100)}: {what}")
 
-    def config(self, held: dict[str, Any]) -> Config:
-        top = _Table(self, "", held)
-        name = top.text("name", self._path.stem)
-        self._check_name("name", name)
-        history = self._folder / top.text("history", "nightly.sqlite")
-        if history.is_dir() or not history.parent.is_dir():
-            self.fail("history", f"{printable(str(history), 200)} cannot be a file")
-        jobs = top.number("jobs", 1, 1, 256)
-        time_limit = float(top.number("time_limit", 900, 1, 10**6, (int, float)))
-        build_time_limit = float(top.number("build_time_limit", 7200, 1, 10**6, (int, float)))
-        n_predict = top.number("n_predict", 16, 1, 1 << 20)
-        threads = top.number("threads", 0, 0, 512)
-        kernels = top.texts("kernels", [DEFAULT_KERNEL])
-        hosts = self._hosts(top, "hosts", ["auto"])
-        keep = top.text("keep_reports", "failures")
-        if keep not in ("failures", "all"):
-            top.fail("keep_reports", f'must be "failures" or "all", is {printable(repr(keep), 60)}')
-        models = self._models(top)
-        prompts = self._prompts(top.table("prompts"))
-        variants = self._variants(top)
-        excluded = self._excluded(top, {m.path.name for m in models}, {m.type for m in models}, set(kernels),
-                                  set(prompts), {v.name for v in variants})  # fmt: skip
-        top.end()
-        config = Config(
-            name, self._path, history, models, tuple(kernels), hosts, prompts, variants, excluded, jobs, time_limit,
-            build_time_limit, n_predict, threads, keep == "all",
-        )  # fmt: skip
-        self._check_kernels(config)
-        most = len(models) * len(kernels) * len(prompts) * sum(len(v.hosts or hosts) for v in variants)
-        if most > MOST_CELLS:
-            self.fail("models", f"the matrix has {most:,} cells, {MOST_CELLS:,} are the most")
-        config.cells("cpu")
-        return config
+def _typed(value: Any, kind: Any, place: str) -> Any:
+    """A value of the file as `kind`. Raises _Mistake that names the key."""
+    before = f"{place}." if place else ""
+    if isinstance(value, dict) and hasattr(kind, "__struct_fields__"):
+        known = [entry.encode_name for entry in msgspec.structs.fields(kind)]
+        for key in value:
+            if key not in known:
+                raise _Mistake(f"{before}{key}", f"this key is not known; there are: {', '.join(known)}")
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        what, _, key = str(error).partition(" - at `$.")
+        key = key.rstrip("`")
+        if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+            raise _Mistake(f"{before}{missing[1]}", "is missing") from None
+        expected = re.fullmatch(r"Expected `(\w+)[^`]*`(.*?)(, got `\w+`)?", what)
+        if expected:
+            what = f"must be {_TOML_TYPES[expected[1]]}{expected[2]}"
+        found = value.get(key.partition("[")[0]) if key else value
+        raise _Mistake(f"{before}{key}" if key else place, f"{what}, is {printable(repr(found), 60)}") from None
 
-    def _check_name(self, key: str, name: str) -> None:
-        if not _NAME.fullmatch(name):
-            self.fail(key, "a name has up to 64 letters, digits and . _ + -")
 
-    def _hosts(self, table: _Table, key: str, default: list[str]) -> tuple[str, ...]:
-        hosts = table.texts(key, default)
-        for host in hosts:
-            if host not in HOST_CHOICES:
-                table.fail(key, f"no host is called {printable(host, 60)}; there are: {', '.join(HOST_CHOICES)}")
-        return tuple(hosts)
+def _check_name(place: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise _Mistake(place, "a name consists of up to 64 letters, digits and . _ + -")
 
-    def _check_kernels(self, config: Config) -> None:
-        for kernel in config.kernels:
-            path = config.kernel_path(kernel)
-            if path is None and kernel not in FAMILIES and kernel not in KERNELS:
-                self.fail("kernels", f"no kernel is called {printable(kernel, 60)}; there are: "
-                          f"{', '.join([*FAMILIES, *KERNELS])}, FILE.py:NAME and FILE.cu:SYMBOL")  # fmt: skip
-            if path is not None and not path.is_file():
-                self.fail("kernels", f"{printable(kernel, 100)}: no such file")
 
-    def _models(self, top: _Table) -> tuple[Model, ...]:
-        found = [Model(path) for path in self._files(top, "models")]
-        quantize = top.table("quantize")
-        if quantize is not None:
-            types = quantize.texts("types")
-            for kind in types:
-                if kind not in FILE_TYPES:
-                    quantize.fail("types", f"llama.cpp quantizes no file to {printable(kind, 60)}; there are: "
-                                  f"{', '.join(FILE_TYPES)}")  # fmt: skip
-            sources = self._files(quantize, "sources")
-            for key, value in (("types", types), ("sources", sources)):
-                if not value:
-                    quantize.fail(key, "is missing")
-            found += [Model(path, kind) for path in sources for kind in types]
-            quantize.end()
-        if not found:
-            self.fail("models", "the matrix is empty: neither models nor [quantize] name a file")
-        names: dict[str, Path] = {}
-        for model in found:
-            other = names.setdefault(model.path.name, model.path)
-            if other != model.path:
-                self.fail("models", f"two models are called {printable(model.path.name, 60)}: their cells could not "
-                          "be told apart")  # fmt: skip
-        return tuple(found)
+def _once(place: str, values: list[str]) -> list[str]:
+    for value in values:
+        if not value:
+            raise _Mistake(place, "contains an empty string")
+        if values.count(value) > 1:
+            raise _Mistake(place, f"contains {printable(value, 60)} twice")
+    return values
 
-    def _files(self, table: _Table, key: str) -> list[Path]:
-        """What the patterns name, each file once."""
-        found: dict[Path, None] = {}
-        for pattern in table.texts(key):
-            if re.search(r"[*?\[]", pattern) and not (self._folder / pattern).exists():
-                base, relative = (
-                    (Path("/"), pattern.lstrip("/")) if pattern.startswith("/") else (self._folder, pattern)
-                )
-                try:
-                    paths = sorted(path for path in base.glob(relative) if path.is_file())
-                except (ValueError, NotImplementedError, OSError) as error:
-                    table.fail(key, f"{printable(pattern, 100)} is no pattern: {printable(str(error), 100)}")
-            else:
-                paths = [self._folder / pattern]
-            if not paths or not paths[0].is_file():
-                table.fail(key, f"{printable(pattern, 100)}: no such file")
-            found |= dict.fromkeys(Path(os.path.abspath(path)) for path in paths)
-        return list(found)
 
-    def _prompts(self, table: _Table | None) -> dict[str, str]:
-        if table is None:
-            return {"default": DEFAULT_PROMPT}
-        out = {}
-        for name in table.held:
-            self._check_name(f"prompts.{name}", name)
-            out[name] = table.text(name)
-            if not out[name]:
-                table.fail(name, "is empty")
-            if len(out[name].encode()) > _MOST_PROMPT:
-                table.fail(name, f"is longer than the {_MOST_PROMPT:,} bytes that a command line takes")
-        if not out:
-            self.fail("prompts", "is empty")
-        return out
+def _check_known(place: str, value: str, known: Any, what: str) -> None:
+    if value not in known:
+        raise _Mistake(place, f"{what} {printable(value, 60)}; there are: {', '.join(known)}")
 
-    def _variants(self, top: _Table) -> tuple[Variant, ...]:
-        table = top.table("variants")
-        if table is None:
-            return (Variant("installed"),)
-        out = []
-        for name in table.held:
-            self._check_name(f"variants.{name}", name)
-            own = table.table(name)
-            assert own is not None
-            version, cmake = own.text("llama-cpp-python"), own.text("cmake-args")
-            if version is not None and not _VERSION.fullmatch(version):
-                own.fail("llama-cpp-python", f"{printable(version, 60)} is no version")
-            reference = own.text("reference", REFERENCES[0])
-            if reference not in REFERENCES:
-                own.fail("reference", f"must be one of {', '.join(REFERENCES)}, is {printable(reference, 60)}")
-            repack = own.take("repack", bool, "true or false", False)
-            hosts = self._hosts(own, "hosts", []) or None
-            out.append(Variant(name, version, cmake, repack, reference, hosts))
-            own.end()
-        if not out:
-            self.fail("variants", "is empty")
-        return tuple(out)
 
-    def _excluded(
-        self, top: _Table, models: set[str], types: set[str], kernels: set[str], prompts: set[str], variants: set[str]
-    ) -> tuple[Mapping[str, str], ...]:  # fmt: skip
-        known = {"model": models, "type": types, "kernel": kernels, "host": set(HOSTS), "prompt": prompts,
-                 "variant": variants}  # fmt: skip
-        out = []
-        for i, rule in enumerate(top.take("exclude", list, "a list of tables, [[exclude]]", [])):
-            if not isinstance(rule, dict):
-                self.fail("exclude", "must be a list of tables, [[exclude]]")
-            table = _Table(self, f"exclude {i + 1}.", rule)
-            chosen = {}
-            for key, values in known.items():
-                value = table.text(key)
-                if value is not None:
-                    if value not in values:  # it would exclude nothing, and nobody would know
-                        table.fail(key, f"nothing is called {printable(value, 60)}; there are: "
-                                   f"{', '.join(sorted(printable(v, 60) for v in values if v))}")  # fmt: skip
-                    chosen[key] = value
-            table.end()
-            if not chosen:
-                self.fail(f"exclude {i + 1}", "is empty: it would exclude everything")
-            out.append(chosen)
-        return tuple(out)
+def _check_hosts(place: str, hosts: list[str]) -> None:
+    for host in _once(place, hosts):
+        _check_known(place, host, HOST_CHOICES, "no host is called")
+
+
+def _check_kernels(config: Config) -> None:
+    for kernel in _once("kernels", config.file.kernels):
+        path = config.kernel_path(kernel)
+        if path is None:
+            _check_known(
+                "kernels", kernel, [*FAMILIES, *KERNELS, "FILE.py:NAME", "FILE.cu:SYMBOL"], "no kernel is called"
+            )
+        elif not path.is_file():
+            raise _Mistake("kernels", f"{printable(kernel, 100)}: no such file")
+
+
+def _models(file: ConfigFile, folder: Path) -> tuple[Model, ...]:
+    found = [Model(path) for path in _files("models", file.models or [], folder)]
+    if file.quantize is not None:
+        quantize = _typed(file.quantize, Quantize, "quantize")
+        for name in _once("quantize.types", quantize.types):
+            _check_known("quantize.types", name, FILE_TYPES, "llama.cpp quantizes no file to")
+        sources = _files("quantize.sources", quantize.sources, folder)
+        found += [Model(path, name) for path in sources for name in quantize.types]
+    if not found:
+        raise _Mistake("models", "the matrix is empty: neither models nor [quantize] names a file")
+    names: dict[str, Path] = {}
+    for model in found:
+        if names.setdefault(model.path.name, model.path) != model.path:
+            what = f"two models are called {printable(model.path.name, 60)}, so their cells could not be told apart"
+            raise _Mistake("models", what)
+    return tuple(found)
+
+
+def _files(place: str, patterns: list[str], folder: Path) -> list[Path]:
+    """The files that the patterns match, each once."""
+    found: dict[Path, None] = {}
+    for pattern in _once(place, patterns):
+        if re.search(r"[*?\[]", pattern) and not (folder / pattern).exists():
+            base, relative = (Path("/"), pattern.lstrip("/")) if pattern.startswith("/") else (folder, pattern)
+            try:
+                paths = sorted(path for path in base.glob(relative) if path.is_file())
+            except (ValueError, NotImplementedError, OSError) as error:
+                what = f"{printable(pattern, 100)} is not a pattern: {printable(str(error), 100)}"
+                raise _Mistake(place, what) from None
+        else:
+            paths = [folder / pattern]
+        if not paths or not paths[0].is_file():
+            raise _Mistake(place, f"{printable(pattern, 100)}: no such file")
+        found |= dict.fromkeys(Path(os.path.abspath(path)) for path in paths)
+    return list(found)
+
+
+def _named(place: str, table: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """A table whose keys are names that the user chose."""
+    if not table:
+        raise _Mistake(place, "the table is empty")
+    for name in table:
+        _check_name(f"{place}.{name}", name)
+    return {name: _typed(value, kind, f"{place}.{name}") for name, value in table.items()}
+
+
+def _prompts(table: dict[str, Any] | None) -> dict[str, str]:
+    prompts = {"default": DEFAULT_PROMPT} if table is None else _named("prompts", table, Text)
+    for name, text in prompts.items():
+        if not 0 < len(text.encode()) <= _MOST_PROMPT:
+            raise _Mistake(f"prompts.{name}", f"a prompt has from 1 to {_MOST_PROMPT:,} bytes")
+    return prompts
+
+
+def _variants(table: dict[str, Any] | None) -> dict[str, Variant]:
+    variants = {"installed": Variant()} if table is None else _named("variants", table, Variant)
+    for name, variant in variants.items():
+        if variant.version is not None and not _VERSION.fullmatch(variant.version):
+            raise _Mistake(f"variants.{name}.llama-cpp-python", f"{printable(variant.version, 60)} is not a version")
+        _check_known(f"variants.{name}.reference", variant.reference, REFERENCES, "no reference is called")
+        _check_hosts(f"variants.{name}.hosts", variant.hosts or [])
+    return variants
+
+
+def _check_exclusions(config: Config) -> None:
+    """Each value names something: a rule with a misspelt name would exclude nothing, and nobody would notice."""
+    known = {
+        "model": {m.path.name for m in config.models}, "type": {m.type for m in config.models if m.type},
+        "kernel": config.file.kernels, "host": HOSTS, "prompt": config.prompts,
+        "variant": config.variants,
+    }  # fmt: skip
+    for i, rule in enumerate(config.file.exclude):
+        if not rule:
+            raise _Mistake(f"exclude[{i}]", "the table is empty and would exclude every cell")
+        for name, value in rule.items():
+            _check_known(f"exclude[{i}].{name}", name, known, "no part of a cell's key is called")
+            names = sorted(printable(known_name, 60) for known_name in known[name])
+            _check_known(f"exclude[{i}].{name}", printable(value, 60), names, "nothing is called")

@@ -1,20 +1,22 @@
-"""The nightly's memory: nights and their cells in one SQLite file.
+"""The nightly's history: nights and their cells in one SQLite file.
 
-Tables (schema version 1): `key` the cells' names; `night`; `planned` the keys of a night in order; `cell` what was
-recorded of one, in one transaction, with `facts` (JSON: what is small) and `gemms` (JSON, taken apart when it is looked
-at); `report` zlib-compressed JSON; `pin` names for nights. `PRAGMA user_version` is the schema's version: an older file
-is brought up to date when it is opened, a newer one is refused.
+Tables (schema version 2): `key` has the cells' keys; `night`; `planned` has the keys of a night in order; `cell` has
+what was recorded of a cell, written in one transaction, with `facts` (JSON: what is small) and `gemms` (JSON: what is
+large); `report` has a run's report as zlib-compressed JSON of the report schema in `schema`; `pin` has names of nights.
 
-Write-ahead log and immediate transactions: several processes may write at once, each waits for the other.
+`PRAGMA user_version` is the schema's version. A file of an older version is migrated when it is opened, a newer one is
+refused. Version 2 made each measure in `facts` an object, which says whether it is the kernel's, and added
+`report.schema`. Reports of another schema than `REPORT_SCHEMA` stay in the file and are not read.
+
+The file uses the write-ahead log and immediate transactions: several processes may write at once, and each waits for
+the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import gc
 import json
-import math
 import os
 import sqlite3
 import time
@@ -25,14 +27,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..gguf import printable
-from ..support.errors import EnvironmentFault, MalformedFile, UsageError
-from .records import Cell, Key, Measure, Night, Outcome
+import msgspec
+from msgspec import Struct
 
-#: Seconds that a writer waits for another.
-BUSY = 30.0
-#: Bytes of a report's JSON that are read back at most.
+from ..support.errors import EnvironmentFault, MalformedFile, UsageError
+from ..support.plain import plain
+from ..support.text import printable
+from .records import Cell, Key, Measure, Night, Outcome
+from .run_report import REPORT_SCHEMA, UnreadableReport, from_json
+
+#: How many seconds a writer waits for another one.
+BUSY_SECONDS = 30.0
+#: How many bytes of a report's JSON are read back at most.
 MOST_REPORT = 1 << 28
+
+
+class _Facts(Struct):
+    """The small parts of a cell that have no column."""
+
+    rungs: dict[str, float]
+    figures: dict[str, float]
+    measures: tuple[Measure, ...]
+
+
+_FACTS = msgspec.json.Decoder(_Facts, strict=False)
+_NUMBERS = msgspec.json.Decoder(dict[str, float], strict=False)
 
 
 def _version_1(db: sqlite3.Connection) -> None:
@@ -62,43 +81,30 @@ def _version_1(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-#: What makes version 1 of nothing, 2 of 1, and so on. A schema that was ever released is never altered here: append.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_version_1]
+def _version_2(db: sqlite3.Connection) -> None:
+    db.execute("ALTER TABLE report ADD COLUMN schema INTEGER NOT NULL DEFAULT 1")
+    names = ("rung", "who", "utilisation", "score", "where")
+    for night, key, text in db.execute("SELECT night, key, facts FROM cell").fetchall():
+        facts = json.loads(text)
+        facts["measures"] = [
+            dict(zip(names, measure, strict=True)) | {"of_kernel": str(measure[1]).startswith("kernel")}
+            for measure in facts["measures"]
+        ]
+        db.execute("UPDATE cell SET facts = ? WHERE night = ? AND key = ?", (json.dumps(facts), night, key))
 
 
-class _Later(Mapping[str, float]):
-    """name → number, taken apart when it is first looked at: there are hundreds to a cell, and few are."""
-
-    __slots__ = ("_made", "_text")
-
-    def __init__(self, text: str) -> None:
-        self._text: str | None = text
-        self._made: dict[str, float] = {}
-
-    def _all(self) -> dict[str, float]:
-        if self._text is not None:
-            self._made, self._text = _numbers(json.loads(self._text)), None
-        return self._made
-
-    def __getitem__(self, name: str) -> float:
-        return self._all()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __len__(self) -> int:
-        return len(self._all())
-
-    def __repr__(self) -> str:
-        return repr(self._all())
+#: What makes version 1 out of an empty file, version 2 out of version 1, and so on. A migration that was released is
+#: never changed: append another.
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_version_1, _version_2]
 
 
 class History:
-    """The file at `path`, made where there is none. Use it as a context manager, in one thread.
+    """The history in the file `path`, which is made if it does not exist. Use it as a context manager, in one thread.
 
     Raises:
-        MalformedFile: it is no history, or damaged.
-        EnvironmentFault: it cannot be written, is of a newer version, the disk is full, another writer is never done.
+        MalformedFile: the file is damaged or not a history.
+        EnvironmentFault: the file cannot be written, is of a newer version, the disk is full, or another process keeps
+            it locked.
         UsageError: there is no file and `make` is False.
 
     All methods raise them too.
@@ -113,7 +119,7 @@ class History:
         with self._faults():
             if self.path.exists() and self.path.stat().st_size and not os.access(self.path, os.W_OK):
                 raise EnvironmentFault(f"the history {self._shown} cannot be written")
-            self._db = sqlite3.connect(self.path, timeout=BUSY, isolation_level=None)
+            self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         try:
             with self._faults():
                 self._open()
@@ -135,22 +141,22 @@ class History:
         version = self._version()
         if version > len(MIGRATIONS):
             raise EnvironmentFault(
-                f"the history {self._shown} has version {version}, this gguf-verify knows {len(MIGRATIONS)} at most: "
-                "use a newer one"
+                f"the history {self._shown} has version {version}, but this gguf-verify supports only versions up to "
+                f"{len(MIGRATIONS)}: use a newer gguf-verify"
             )
         self._write_ahead()
-        self._db.execute("PRAGMA synchronous = FULL")  # a cell that was recorded is not lost with the power
+        self._db.execute("PRAGMA synchronous = FULL")  # a recorded cell survives a power failure
         if version < len(MIGRATIONS):
-            with self._transaction():
+            with self._transaction(), self._checked():
                 if not self._version() and self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                    raise MalformedFile(f"{self._shown} is a database, but no history of nights")
-                for number in range(self._version(), len(MIGRATIONS)):  # again: another may have been faster
+                    raise MalformedFile(f"{self._shown} is a database, but not a history of nights")
+                for number in range(self._version(), len(MIGRATIONS)):  # again: another process may have been faster
                     MIGRATIONS[number](self._db)
                     self._db.execute(f"PRAGMA user_version = {number + 1}")
 
     def _write_ahead(self) -> None:
-        """Turn the write-ahead log on. SQLite does not wait for others there, of whom one may just do the same."""
-        deadline = time.monotonic() + BUSY
+        """Turn the write-ahead log on. SQLite does not wait here for another process that does the same."""
+        deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
                 self._db.execute("PRAGMA journal_mode = WAL")
@@ -165,25 +171,36 @@ class History:
 
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
-        """SQLite's errors as ours, one line each."""
+        """Turn SQLite's errors into one-line errors of this project."""
+        damaged = f"{self._shown} is damaged or not a history"
         try:
             yield
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-                raise MalformedFile(f"{self._shown} is no history, or damaged: {error}") from None
+                raise MalformedFile(f"{damaged}: {error}") from None
             if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-                raise EnvironmentFault(f"the history {self._shown} is in use by another for {BUSY:g} s") from None
+                what = f"another process has been using the history {self._shown} for {BUSY_SECONDS:g} s"
+                raise EnvironmentFault(what) from None
             if name == "SQLITE_ERROR" and "no such" in str(error):
-                raise MalformedFile(f"{self._shown} is no history, or damaged: {error}") from None
+                raise MalformedFile(f"{damaged}: {error}") from None
             raise EnvironmentFault(f"the history {self._shown} cannot be used: {error}") from None
         except OSError as error:
             raise EnvironmentFault(f"the history {self._shown} cannot be used: {error.strerror}") from None
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _checked(self) -> Iterator[None]:
+        """Refuse content that does not have the types of the schema."""
+        try:
+            yield
+        except (msgspec.MsgspecError, UnreadableReport, ValueError, TypeError, KeyError, zlib.error):
+            what = f"{self._shown} is damaged: it contains a record that no gguf-verify wrote"
+            raise MalformedFile(what) from None
+
+    @contextlib.contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
         with self._faults():
-            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(f"BEGIN {kind}")
             try:
                 yield
                 self._db.execute("COMMIT")
@@ -198,7 +215,11 @@ class History:
         self, config: str, planned: Sequence[Key], hardware: Mapping[str, str], project: str,
         fingerprint: Mapping[str, str] | None = None,
     ) -> Night:  # fmt: skip
-        """A new night with the next number. `fingerprint`: what must be the same for it to be resumed, name → value."""
+        """Begin a night with the next number.
+
+        Args:
+            fingerprint: name → value of everything that must be unchanged for the night to be resumed.
+        """
         if len(set(planned)) != len(planned):
             raise ValueError("a cell is planned twice")
         started = _now()
@@ -206,7 +227,7 @@ class History:
             (number,) = self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM night").fetchone()
             self._db.execute(
                 "INSERT INTO night VALUES (?, ?, NULL, ?, ?, ?, ?)",
-                (number, started, config, _dumps(hardware), project, _dumps(fingerprint or {})),
+                (number, started, config, _json(dict(hardware)), project, _json(dict(fingerprint or {}))),
             )
             self._db.executemany("INSERT OR IGNORE INTO key VALUES (NULL, ?, ?, ?, ?, ?, ?)", planned)
             self._db.executemany(
@@ -217,11 +238,8 @@ class History:
         return Night(number, started, None, config, tuple(planned), {}, dict(hardware), project)
 
     def record(self, number: int, cell: Cell) -> None:
-        """One cell of a night, whole or not at all. Raises ValueError where it is not planned or was recorded."""
-        facts = {
-            "rungs": dict(cell.rung_seconds), "figures": dict(cell.figures),
-            "measures": [(m.rung, m.who, m.utilisation, m.score, m.where) for m in cell.measures],
-        }  # fmt: skip
+        """Record one cell of a night, all of it or nothing. Raises ValueError if it is not planned or was recorded."""
+        facts = _Facts(dict(cell.rung_seconds), dict(cell.figures), cell.measures)
         with self._transaction():
             found = self._db.execute(
                 "SELECT planned.key FROM planned JOIN key ON key.id = planned.key WHERE night = ? "
@@ -233,17 +251,18 @@ class History:
             try:
                 self._db.execute(
                     "INSERT INTO cell VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (number, found[0], cell.outcome.value, _text(cell.words), cell.exit_code, cell.seconds,
-                     _text(cell.host), _dumps(cell.versions), _dumps(facts), _dumps(dict(cell.gemms))),
+                    (number, found[0], cell.outcome.value, plain(cell.words), cell.exit_code, cell.seconds,
+                     plain(cell.host), _json(dict(cell.versions)), _json(facts), _json(dict(cell.gemms))),
                 )  # fmt: skip
             except sqlite3.IntegrityError:
                 raise ValueError(f"night {number} has cell {cell.key} already") from None
             if cell.report is not None:
-                content = zlib.compress(_dumps(cell.report).encode(), 6)
-                self._db.execute("INSERT INTO report VALUES (?, ?, ?)", (number, found[0], content))
+                content = zlib.compress(_json(cell.report).encode(), 6)
+                row = (number, found[0], content, REPORT_SCHEMA)
+                self._db.execute("INSERT INTO report VALUES (?, ?, ?, ?)", row)
 
     def finish(self, number: int) -> None:
-        """All that was planned has been recorded. Raises ValueError where it has not."""
+        """Mark a night as finished. Raises ValueError if a planned cell is not recorded."""
         with self._transaction():
             (missing,) = self._db.execute(
                 "SELECT count(*) FROM planned LEFT JOIN cell USING (night, key) WHERE night = ? AND outcome IS NULL",
@@ -254,7 +273,7 @@ class History:
             self._db.execute("UPDATE night SET finished = ? WHERE number = ? AND finished IS NULL", (_now(), number))
 
     def pin(self, name: str, number: int) -> None:
-        """Give a night a name; one that had it loses it. Raises UsageError where there is no such night."""
+        """Give a night a name, which another night loses. Raises UsageError if there is no such night."""
         with self._transaction():
             if self._db.execute("SELECT 1 FROM night WHERE number = ?", (number,)).fetchone() is None:
                 raise UsageError(f"the history {self._shown} has no night {number}")
@@ -269,33 +288,34 @@ class History:
         return None if found is None else int(found[0])
 
     def pins(self) -> dict[str, int]:
-        """Name → number."""
+        """Name → number of the night."""
         with self._faults():
             return dict(self._db.execute("SELECT name, night FROM pin ORDER BY name"))
 
     def night(self, number: int, reports: bool = False) -> Night:
-        """One night; `reports`: with what is kept of them. Raises UsageError where there is no such night."""
-        found = self._nights("WHERE number = ?", (number,), reports)
+        """One night with its GEMMs; with `reports`, also with the reports that were kept. Raises UsageError if there is
+        no such night."""
+        found = self._nights("WHERE number = ?", (number,), True, reports)
         if not found:
             raise UsageError(f"the history {self._shown} has no night {number}")
         return found[0]
 
     def nights(self, limit: int | None = None, config: str | None = None) -> list[Night]:
-        """The newest `limit` nights, of one configuration or of all, newest first, without reports."""
+        """The newest `limit` nights of one configuration or of all, newest first, without GEMMs and reports."""
         where, values = ("", ()) if config is None else ("WHERE config = ?", (config,))
         return self._nights(
             f"WHERE number IN (SELECT number FROM night {where} ORDER BY number DESC LIMIT ?)",
-            (*values, -1 if limit is None else limit), False,
+            (*values, -1 if limit is None else limit), False, False,
         )  # fmt: skip
 
     def fingerprint(self, number: int) -> dict[str, str]:
-        """What the night was begun with."""
+        """The fingerprint that the night was begun with."""
         with self._faults():
             found = self._db.execute("SELECT fingerprint FROM night WHERE number = ?", (number,)).fetchone()
             return {} if found is None else dict(json.loads(found[0]))
 
     def seconds(self, config: str) -> dict[Key, float]:
-        """What the cells of a configuration took when they were last recorded."""
+        """How long each cell of a configuration took when it was last recorded."""
         with self._faults():
             rows = self._db.execute(
                 "SELECT cell.key, seconds, max(night) FROM cell JOIN night ON number = night WHERE config = ? "
@@ -309,98 +329,64 @@ class History:
             self._keys[row[0]] = Key(*row[1:])
         return self._keys
 
-    def _nights(self, where: str, values: tuple[Any, ...], reports: bool) -> list[Night]:
-        collecting = gc.isenabled()
-        gc.disable()  # a hundred thousand objects and no cycles: searching them takes as long as making them
-        try:
-            with self._faults():
-                self._db.execute("BEGIN")  # one state of the file, whoever writes meanwhile
-                try:
-                    return self._read(where, values, reports)
-                finally:
-                    self._db.execute("ROLLBACK")
-        except (ValueError, TypeError, KeyError, IndexError, zlib.error):
-            raise MalformedFile(f"the history {self._shown} is damaged: it holds what no gguf-verify wrote") from None
-        finally:
-            if collecting:
-                gc.enable()
-
-    def _read(self, where: str, values: tuple[Any, ...], reports: bool) -> list[Night]:
+    def _nights(self, where: str, values: tuple[Any, ...], gemms: bool, reports: bool) -> list[Night]:
         out = []
-        heads = self._db.execute(
-            f"SELECT number, started, finished, config, hardware, project FROM night {where} ORDER BY number DESC",
-            values,
-        ).fetchall()
-        keys = self._all_keys()
-        for number, started, finished, config, hardware, project in heads:
-            plan = self._db.execute("SELECT key FROM planned WHERE night = ? ORDER BY position", (number,)).fetchall()
-            held: dict[int, Any] = {}
-            if reports:
-                for key, content in self._db.execute("SELECT key, content FROM report WHERE night = ?", (number,)):
-                    held[key] = json.loads(_unpack(content))
-            rows = self._db.execute(
-                "SELECT key, outcome, words, exit_code, seconds, host, versions, facts, gemms FROM cell "
-                "WHERE night = ?", (number,),
-            )  # fmt: skip
-            cells = {row[0]: _cell(keys[row[0]], row, held.get(row[0])) for row in rows}
-            ordered = {keys[key]: cells[key] for (key,) in plan if key in cells}
-            planned = tuple(keys[key] for (key,) in plan)
-            out.append(Night(number, started, finished, config, planned, ordered, json.loads(hardware), project))
+        with (
+            self._transaction("DEFERRED"),
+            self._checked(),
+        ):  # one state of the file, whatever another process writes meanwhile
+            heads = self._db.execute(
+                f"SELECT number, started, finished, config, hardware, project FROM night {where} ORDER BY number DESC",
+                values,
+            ).fetchall()
+            keys = self._all_keys()
+            for number, started, finished, config, hardware, project in heads:
+                plan = self._db.execute("SELECT key FROM planned WHERE night = ? ORDER BY position", (number,))
+                planned = {key: keys[key] for (key,) in plan}
+                cells = self._cells(number, keys, gemms, reports)
+                ordered = {name: cells[key] for key, name in planned.items() if key in cells}
+                out.append(
+                    Night(
+                        number, started, finished, config, (*planned.values(),), ordered, json.loads(hardware), project
+                    )
+                )
         return out
 
-
-def _cell(key: Key, row: Any, report: Any) -> Cell:
-    _, outcome, words, exit_code, seconds, host, versions, facts, gemms = row
-    facts = json.loads(facts)
-    measures = tuple(
-        [
-            Measure(rung, who, float(utilisation), None if score is None else float(score), place)
-            for rung, who, utilisation, score, place in facts["measures"]
-        ]
-    )
-    return Cell(
-        key, Outcome(outcome), words, exit_code, seconds, _numbers(facts["rungs"]), _shared(versions), host, measures,
-        _numbers(facts["figures"]), _Later(gemms), report,
-    )  # fmt: skip
-
-
-def _numbers(found: dict[str, Any]) -> dict[str, float]:
-    """With the strings of numbers that are not finite as numbers."""
-    return {name: float(value) if isinstance(value, str) else value for name, value in found.items()}
+    def _cells(self, number: int, keys: Mapping[int, Key], gemms: bool, reports: bool) -> dict[int, Cell]:
+        kept = {}
+        if reports:
+            rows = self._db.execute(
+                "SELECT key, content FROM report WHERE night = ? AND schema = ?", (number, REPORT_SCHEMA)
+            )
+            kept = {key: from_json(_decompressed(content)) for key, content in rows}
+        found = {}
+        for key, outcome, words, exit_code, seconds, host, versions, facts, gemm_text in self._db.execute(
+            "SELECT key, outcome, words, exit_code, seconds, host, versions, facts, "
+            f"{'gemms' if gemms else 'NULL'} FROM cell WHERE night = ?", (number,),
+        ):  # fmt: skip
+            held = _FACTS.decode(facts)
+            found[key] = Cell(
+                keys[key], Outcome(outcome), words, exit_code, seconds, held.rungs, _shared(versions), host,
+                held.measures, held.figures, _NUMBERS.decode(gemm_text) if gemms else {}, kept.get(key),
+            )  # fmt: skip
+        return found
 
 
 @cache
-def _shared(text: str) -> dict[str, str]:
-    """The same object for the same text: all cells of a night have the same few versions."""
-    return dict(json.loads(text))
+def _shared(versions: str) -> dict[str, str]:
+    """The same object for the same text: the cells of a night have few different versions."""
+    return dict(json.loads(versions))
 
 
-def _dumps(value: Any) -> str:
-    """As JSON; numbers that are not finite as the strings that `float` takes."""
-    return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+def _json(value: Any) -> str:
+    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {_text(str(k)): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return _text(value) if isinstance(value, str) else value
-
-
-def _text(text: str) -> str:
-    """Without lone surrogates, which neither SQLite nor UTF-8 holds."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _unpack(content: bytes) -> bytes:
-    """Decompress, a bounded amount."""
+def _decompressed(content: bytes) -> bytes:
     unpacking = zlib.decompressobj()
     out = unpacking.decompress(content, MOST_REPORT)
     if not unpacking.eof:
-        raise ValueError("not whole, or too large")
+        raise zlib.error("the report is cut off, or too large")
     return out
 
 

@@ -1,4 +1,4 @@
-"""The models of a night: what identifies them, and those that llama.cpp quantizes for it."""
+"""The models of a night: how a change of a file is noticed, and the models that llama.cpp quantizes for the night."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .config import Model
 
 
 def identity(path: Path) -> str:
-    """Size and time of the last change: what tells cheaply that a file is the one that it was."""
+    """Size and time of the last change: a cheap way to notice that a file was replaced."""
     try:
         found = path.stat()
     except OSError as error:
@@ -28,8 +28,8 @@ def identity(path: Path) -> str:
 
 
 def unsuitable(model: Model) -> str | None:
-    """Why a source has no matrix of the type that it is to be quantized to, or None: then a cell of that name would
-    verify something else."""
+    """Why quantizing the model would give no matrix of its type, so that a cell of that name would verify something
+    else; None if it would."""
     fmt = FORMATS.get(model.type)
     if fmt is None:
         return None
@@ -37,14 +37,14 @@ def unsuitable(model: Model) -> str | None:
         with open_model(model.path) as opened:
             matrices = [t for t in opened.tensors.values() if may_be_matrix(t)]
     except HarnessError:
-        return None  # the cell will say so
+        return None  # the cell will report the error
     if not matrices or any(t.k % fmt.block_size == 0 for t in matrices):
         return None
-    return f"no row is a multiple of {fmt.block_size} values"
+    return f"the length of no row is a multiple of {fmt.block_size}"
 
 
 def sha256(path: Path) -> str:
-    """Of a file. Raises EnvironmentFault."""
+    """The file's digest. Raises EnvironmentFault."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -53,11 +53,11 @@ def sha256(path: Path) -> str:
 
 
 class Quantizer:
-    """Makes quantized models, each once, kept in the cache by the source's sha256, the type and llama-cpp-python's
-    version.
+    """Makes quantized models, each once. The cache keeps them by the source's sha256, the type and the version of
+    llama-cpp-python.
 
     Args:
-        time_limit: seconds for one.
+        time_limit: how many seconds quantizing one may take.
     """
 
     def __init__(self, threads: int, time_limit: float) -> None:
@@ -65,14 +65,14 @@ class Quantizer:
         self._digests: dict[Path, str] = {}
 
     def path(self, model: Model) -> Path:
-        """Where it is, or would be. Raises EnvironmentFault."""
+        """Where the cache keeps the model. Raises EnvironmentFault."""
         if model.path not in self._digests:
             self._digests[model.path] = sha256(model.path)
         folder = cache_dir() / "models"
         return folder / f"{self._digests[model.path][:32]}-{model.type}-{bindings.version()}.gguf"
 
     def made(self, model: Model, on_start: Callable[[], object] = lambda: None) -> Path:
-        """The model's file, made if it is not there. Raises HarnessError with one line for its cells."""
+        """The model's file, which is made if it does not exist. Raises HarnessError with one line for its cells."""
         if not model.type:
             return model.path
         target = self.path(model)
@@ -91,10 +91,10 @@ class Quantizer:
                 llama.quantize_file(model.path, temporary, FILE_TYPES[model.type], True, self._threads)
             with open_model(temporary) as opened:
                 if not any(t.type.name == model.type for t in opened.tensors.values()):
-                    raise EnvironmentFault(f"llama.cpp made no {model.type} of any tensor")
+                    raise EnvironmentFault(f"llama.cpp quantized no tensor to {model.type}")
             temporary.replace(target)
         except LlamaRefused as error:
-            raise EnvironmentFault(f"llama.cpp does not quantize it: {error}") from None
+            raise EnvironmentFault(f"llama.cpp cannot quantize the model: {error}") from None
         except OSError as error:
             raise EnvironmentFault(f"the cache cannot be written: {error.strerror}") from None
         finally:

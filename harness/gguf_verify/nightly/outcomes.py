@@ -1,167 +1,150 @@
-"""What a run that has ended means for its cell. A pass is exit code 0 and a report that says verified at all four
-rungs: anything less, or anything that does not fit together, is none."""
+"""What the end of a run means for its cell.
+
+A pass is exit code 0 and a report that says verified at every rung and does not contradict itself. Anything less is not
+a pass.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from ..gguf import printable
-from ..report.json_report import SCHEMA_VERSION, read
-from ..results import Environment, GemmRecord, Report
+from ..results import GemmRecord, Report
 from ..rungs import RUNGS
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
 from ..support.supervised import Ended, signal_name
+from ..support.text import printable
 from .records import Cell, Key, Measure, Outcome
+from .run_report import Claims, UnreadableReport, read_report
 
-#: Bytes of JSON that are read.
-MOST_REPORT = 1 << 28
-_WORDS = 400
+_MOST_CHARACTERS = 400
 #: How `gguf_verify.support.errors.say` begins a line.
-_OURS = "gguf-verify: "
+_OUR_PREFIX = "gguf-verify: "
 
-_BY_EXIT = {
+_BY_EXIT_CODE = {
     EXIT_MISMATCH: Outcome.MISMATCH, EXIT_ENVIRONMENT: Outcome.BROKEN_OFF, EXIT_MALFORMED: Outcome.MALFORMED,
     EXIT_UNVERIFIED: Outcome.UNVERIFIED,
 }  # fmt: skip
+_BY_VERDICT = {outcome.value: outcome for outcome in (Outcome.MISMATCH, Outcome.BROKEN_OFF, Outcome.UNVERIFIED)}
 
 
-class _Unreadable(Exception):
-    """The report is none."""
-
-
-def broken_off(key: Key, words: str, exit_code: int | None = None, seconds: float = 0.0) -> Cell:
-    """A cell that was not run to its end."""
-    return Cell(key, Outcome.BROKEN_OFF, _line(words), exit_code, seconds)
+def broken_off(key: Key, words: str) -> Cell:
+    """A cell whose run could not be started."""
+    return Cell(key, Outcome.BROKEN_OFF, printable(words, _MOST_CHARACTERS))
 
 
 def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, keep_all: bool) -> Cell:
-    """The record of a run.
+    """The record of a run that has ended.
 
     Args:
-        path: of its JSON report, if it wrote one.
-        version: of llama-cpp-python that it must have run with; None where that does not matter.
-        keep_all: keep the report of a pass, too.
+        path: where the run writes its JSON report.
+        version: the version of llama-cpp-python that it must have run with; None if any version will do.
+        keep_all: also keep the report of a pass.
     """
-    raw, report, flaw = None, None, ""
+    report = claims = None
     try:
-        raw, report = _read(path)
-        facts = _facts(report)
-    except _Unreadable as error:
-        raw, report, flaw, facts = None, None, str(error), {}
-    outcome, words = _judge(ended, raw, report, flaw, time_limit)
-    ran_with = facts.get("versions", {}).get("llama-cpp-python")
-    if report is not None and version is not None and ran_with != version:
-        outcome, words = Outcome.BROKEN_OFF, f"ran with llama-cpp-python {ran_with}, not with {version}"
-    code = None if ended.exit_code is None or ended.exit_code < 0 else ended.exit_code
-    kept = raw if keep_all or outcome is not Outcome.VERIFIED else None
-    return Cell(key, outcome, _line(words), code, ended.seconds, report=kept, **facts)
-
-
-def _judge(
-    ended: Ended, raw: dict[str, Any] | None, report: Report | None, flaw: str, time_limit: float
-) -> tuple[Outcome, str]:
+        report, claims = read_report(path)
+        flaw = ""
+    except UnreadableReport as error:
+        flaw = str(error)
     code = ended.exit_code
-    last = f": {ended.last_line.removeprefix(_OURS)}" if ended.last_line else ""
+    last = f": {ended.last_line.removeprefix(_OUR_PREFIX)}" if ended.last_line else ""
     if code is None:
-        return Outcome.TIMED_OUT, f"not done within {time_limit:g} s{last}"
-    if code < 0:
-        return Outcome.CRASHED, f"died of {signal_name(code)}{last}"
-    if code not in (EXIT_VERIFIED, *_BY_EXIT):
-        return Outcome.BROKEN_OFF, f"exit code {code}{last}"
-    if raw is None or report is None:
-        if code == EXIT_VERIFIED:
-            return Outcome.UNVERIFIED, f"exit code 0, but {flaw}"
-        if code == EXIT_MISMATCH and not ended.last_line.startswith(_OURS):  # Python's own exit code for any error
-            return Outcome.BROKEN_OFF, f"exit code 1 and no report{last}"
-        return _BY_EXIT[code], last.removeprefix(": ") or f"exit code {code} and not a word"
-    verdict = raw.get("verdict")
+        outcome, words = Outcome.TIMED_OUT, f"not finished within {time_limit:g} s{last}"
+    elif code < 0:
+        outcome, words = Outcome.CRASHED, f"died of {signal_name(code)}{last}"
+    elif code not in (EXIT_VERIFIED, *_BY_EXIT_CODE):
+        outcome, words = Outcome.BROKEN_OFF, f"exit code {code}{last}"
+    elif report is None or claims is None:
+        outcome, words = _without_report(ended, code, flaw, last)
+    else:
+        outcome, words = _with_report(code, report, claims, last)
+    versions = {} if report is None else _versions(report)
+    ran_with = versions.get("llama-cpp-python")
+    if report is not None and version is not None and ran_with != version:
+        outcome, words = Outcome.BROKEN_OFF, f"ran with llama-cpp-python {ran_with} instead of {version}"
+    words = printable(words, _MOST_CHARACTERS)
+    code = None if code is None or code < 0 else code
+    if report is None:
+        return Cell(key, outcome, words, code, ended.seconds)
+    return Cell(
+        key, outcome, words, code, ended.seconds, {rung.name: rung.seconds for rung in report.rungs}, versions,
+        report.environment.host.words, _measures(report),
+        {f"{rung.name}: {name}": value for rung in report.rungs for name, value in rung.figures.items()},
+        _gemms(report), report if keep_all or outcome is not Outcome.VERIFIED else None,
+    )  # fmt: skip
+
+
+def _without_report(ended: Ended, code: int, flaw: str, last: str) -> tuple[Outcome, str]:
+    if code == EXIT_VERIFIED:
+        return Outcome.UNVERIFIED, f"exit code 0, but {flaw}"
+    if code == EXIT_MISMATCH and not ended.last_line.startswith(_OUR_PREFIX):  # Python's own exit code for any error
+        return Outcome.BROKEN_OFF, f"exit code 1 and no report{last}"
+    return _BY_EXIT_CODE[code], last.removeprefix(": ") or f"exit code {code} without a message"
+
+
+def _with_report(code: int, report: Report, claims: Claims, last: str) -> tuple[Outcome, str]:
     if code != EXIT_VERIFIED:
-        contradicts = f"exit code {code}, but its report says verified" if verdict == Outcome.VERIFIED else ""
-        return _BY_EXIT[code], contradicts or _words(report) or last.removeprefix(": ")
-    if verdict != Outcome.VERIFIED:
-        known = {o.value: o for o in (Outcome.MISMATCH, Outcome.BROKEN_OFF, Outcome.UNVERIFIED)}
-        return known.get(
-            str(verdict), Outcome.UNVERIFIED
-        ), f'exit code 0, but its report says "{printable(str(verdict), 60)}"'
-    climbed = {rung.name: rung.verdict for rung in report.rungs}
-    if lacking := [name for name in RUNGS if climbed.get(name) != "passed"]:
-        return Outcome.UNVERIFIED, f"its report says verified, but not that these passed: {', '.join(lacking)}"
-    if (
-        raw.get("exit_code") != EXIT_VERIFIED
-        or report.verdict != "verified"
-        or any(r.failures or r.unverified or r.fault for r in report.rungs)
-    ):
+        if claims.verdict == Outcome.VERIFIED:
+            return _BY_EXIT_CODE[code], f"exit code {code}, but its report says verified"
+        return _BY_EXIT_CODE[code], _first_problem(report) or last.removeprefix(": ")
+    if claims.verdict != Outcome.VERIFIED:
+        outcome = _BY_VERDICT.get(claims.verdict, Outcome.UNVERIFIED)
+        return outcome, f'exit code 0, but its report says "{printable(claims.verdict, 60)}"'
+    passed = {rung.name for rung in claims.rungs if rung.verdict == "passed"}
+    if lacking := [name for name in RUNGS if name not in passed]:
+        return Outcome.UNVERIFIED, f"its report says verified, but not that these rungs passed: {', '.join(lacking)}"
+    contradicted = any(
+        rung.verdict != "passed" or rung.failures or rung.unverified or rung.fault for rung in report.rungs
+    )
+    if contradicted or claims.exit_code != EXIT_VERIFIED or report.verdict != claims.verdict:
         return Outcome.UNVERIFIED, "its report says verified and contradicts itself"
     return Outcome.VERIFIED, ""
 
 
-def _words(report: Report) -> str:
-    """The first thing that is wrong, and how much more there is."""
+def _first_problem(report: Report) -> str:
+    """The first thing that is wrong, and how many more there are."""
     for rung in report.rungs:
         if rung.failures:
-            more = f" (and {rung.n_failures - 1:,} more)" if rung.n_failures > 1 else ""
-            return f"{rung.name}: {rung.failures[0].what}{more}"
+            return f"{rung.name}: {rung.failures[0].what}{_more(rung.n_failures)}"
     for rung in report.rungs:
         if rung.fault:
             return f"{rung.name}: {rung.fault}"
     for rung in report.rungs:
-        if left := rung.unverified:
-            more = f" (and {len(left) - 1:,} more)" if len(left) > 1 else ""
-            return f"{rung.name}: {left[0].name}: {left[0].why}{more}"
+        if rung.unverified:
+            first = rung.unverified[0]
+            return f"{rung.name}: {first.name}: {first.why}{_more(len(rung.unverified))}"
     return ", ".join(f"{rung.name} {rung.verdict}" for rung in report.rungs)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Report]:
-    """Raises _Unreadable."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_REPORT + 1)
-        if len(raw) > MOST_REPORT:
-            raise _Unreadable("its report is larger than any")
-        plain = json.loads(raw)
-    except FileNotFoundError:
-        raise _Unreadable("it wrote no report") from None
-    except (OSError, ValueError, RecursionError, MemoryError):
-        raise _Unreadable("its report is no JSON") from None
-    try:
-        return plain, read(plain)
-    except ValueError as error:
-        raise _Unreadable(f"its report is none of schema {SCHEMA_VERSION}: {error}") from None
+def _more(n: int) -> str:
+    return f" (and {n - 1:,} more)" if n > 1 else ""
 
 
-def _facts(report: Report) -> dict[str, Any]:
-    """What a cell holds of a report. Raises _Unreadable where it has a rung that does not exist."""
-    measures: list[Measure] = []
-    figures: dict[str, float] = {}
+def _versions(report: Report) -> dict[str, str]:
+    """Name → version of everything that a result may depend on."""
+    versions, host = report.environment.versions, report.environment.host
+    of_host = {"C++ compiler": host.compiler, "CUDA driver": host.driver, "NVRTC": host.nvrtc, "CuPy": host.cupy}
+    return {
+        "gguf-verify": versions.gguf_verify, "llama-cpp-python": versions.llama_cpp_python,
+        "llama.cpp": versions.llama_cpp, "ggml": versions.ggml, "llama.cpp build": versions.llama_build,
+        "python": versions.python, "numpy": versions.numpy, "gguf": versions.gguf,
+        "reference": report.environment.reference.where, "platform": versions.platform,
+    } | {name: version for name, version in of_host.items() if version}  # fmt: skip
+
+
+def _measures(report: Report) -> tuple[Measure, ...]:
+    return tuple(
+        Measure(rung.name, who, worst.utilisation, worst.score, worst.where, worst.of_kernel)
+        for rung in report.rungs
+        for who, worst in rung.worst.items()
+    )
+
+
+def _gemms(report: Report) -> dict[str, float]:
+    """Tensor → the kernel's worst utilisation in the layers rung."""
     gemms: dict[str, float] = {}
     for rung in report.rungs:
-        if rung.name not in RUNGS:
-            raise _Unreadable("its report lacks what a report has")
-        measures += [Measure(rung.name, who, w.utilisation, w.score, w.where) for who, w in rung.worst.items()]
-        figures |= {f"{rung.name}: {name}": float(value) for name, value in rung.figures.items()}
         for record in rung.details:
-            # not (a <= b): a NaN stays
-            if isinstance(record, GemmRecord) and not record.own <= gemms.get(record.tensor, -1.0):
-                gemms[record.tensor] = record.own
-    return {
-        "rung_seconds": {rung.name: rung.seconds for rung in report.rungs}, "versions": _versions(report.environment),
-        "host": report.environment.host.words, "measures": tuple(measures), "figures": figures, "gemms": gemms,
-    }  # fmt: skip
-
-
-def _versions(env: Environment) -> dict[str, str]:
-    """Name → version, of everything that has one."""
-    v, host = env.versions, env.host
-    found = {
-        "gguf-verify": v.gguf_verify, "llama-cpp-python": v.llama_cpp_python, "llama.cpp": v.llama_cpp, "ggml": v.ggml,
-        "llama.cpp build": v.llama_build, "python": v.python, "numpy": v.numpy, "gguf": v.gguf,
-        "reference": env.reference.where, "platform": v.platform, "CUDA driver": host.driver, "NVRTC": host.nvrtc,
-        "CuPy": host.cupy, "C++ compiler": host.compiler,
-    }  # fmt: skip
-    return {name: version for name, version in found.items() if version}
-
-
-def _line(words: str) -> str:
-    return printable(words, _WORDS)
+            if isinstance(record, GemmRecord):
+                gemms[record.tensor] = max(gemms.get(record.tensor, 0.0), record.worst)
+    return gemms

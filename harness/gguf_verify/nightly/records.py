@@ -1,11 +1,14 @@
-"""What a night is made of. Runs make these records, the history keeps them, comparisons and reports only read them."""
+"""The records of a night. A night makes them, the history keeps them, and comparisons and reports only read them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from ..results import Report
+from ..support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
 
 
 class Outcome(StrEnum):
@@ -20,15 +23,22 @@ class Outcome(StrEnum):
     CRASHED = "crashed"
 
 
+#: Exit codes of a night; the first outcome that occurs decides.
+_EXIT_CODES = {
+    Outcome.MISMATCH: EXIT_MISMATCH, Outcome.CRASHED: EXIT_ENVIRONMENT, Outcome.TIMED_OUT: EXIT_ENVIRONMENT,
+    Outcome.BROKEN_OFF: EXIT_ENVIRONMENT, Outcome.MALFORMED: EXIT_MALFORMED, Outcome.UNVERIFIED: EXIT_UNVERIFIED,
+}  # fmt: skip
+
+
 class Key(NamedTuple):
-    """Which cell of the matrix: equal keys of two nights are compared.
+    """Which cell of the matrix. Cells of two nights with equal keys are compared with each other.
 
     Args:
-        model: the file's name without folder, unique in a configuration.
-        type: the type that its matrices were quantized to for this cell; "" as the file has them.
+        model: the file's name without its folder, unique in a configuration.
+        type: the type that its matrices were quantized to for this cell; "" for the file as it is.
         kernel, host: as `--kernel` and `--host` take them.
         prompt: its name in the configuration.
-        variant: of llama.cpp, its name in the configuration.
+        variant: the name of the llama.cpp in the configuration.
     """
 
     model: str
@@ -44,14 +54,15 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """The worst of a rung, of one side.
+    """The worst of one side in one rung.
 
     Args:
-        rung: blocks, layers or tokens.
-        who: "kernel", "llama.cpp" or "llama.cpp as …", as the run's report has it.
-        utilisation: |y − o| over the bound; below 1 is right.
-        score: |y − o| over the spread; None where there is none.
-        where: tensor, row, block and token, in words.
+        rung: the rung's name.
+        who: the side's name, as the run's report has it: "kernel", "llama.cpp" or "llama.cpp as …".
+        utilisation: |y - o| / bound; an output at or below 1 is right.
+        score: |y - o| / spread; None if the rung has none.
+        where: tensor, row, block and token, as text.
+        of_kernel: the side is the kernel's, not llama.cpp's.
     """
 
     rung: str
@@ -59,26 +70,26 @@ class Measure:
     utilisation: float
     score: float | None
     where: str
+    of_kernel: bool
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run.
+    """One run of the matrix.
 
     Args:
-        key: which.
+        key: which run.
         outcome: how it ended.
-        words: one line: what is wrong, or why it ended so; "" where it is verified.
-        exit_code: of the run; None where it was killed.
+        words: one line that says what is wrong, or why the run ended in this way; "" if it is verified.
+        exit_code: of the run; None if the run was killed.
         seconds: wall time of the run.
         rung_seconds: rung → seconds.
-        versions: name → version: llama-cpp-python, llama.cpp, gguf-verify, CuPy, NVRTC and whatever else the run says.
-        host: where the kernel ran, in words.
-        measures: worst utilisation and score by rung and side.
-        figures: measured numbers that nobody judges: the semantic gap ("layers: gap to llama.cpp, worst NMSE"), KL
-            divergences, top-1 agreement; name → number.
-        gemms: tensor → worst utilisation of the kernel in the layers rung, for heat maps and trends.
-        report: the run's whole JSON report (`gguf_verify.report.json_report`, schema 1), where it is kept.
+        versions: name → version, such as "llama-cpp-python", "llama.cpp", "gguf-verify", "CuPy" and "NVRTC".
+        host: where the kernel ran, in one line.
+        measures: worst utilisation and score of each side in each rung.
+        figures: measured numbers that are not judged, such as KL divergences: name → number.
+        gemms: tensor → worst utilisation of the kernel in the layers rung; only in a night that is read by itself.
+        report: the run's report, if it is kept; only in a night that is read with its reports.
     """
 
     key: Key
@@ -92,7 +103,11 @@ class Cell:
     measures: tuple[Measure, ...] = ()
     figures: Mapping[str, float] = field(default_factory=dict)
     gemms: Mapping[str, float] = field(default_factory=dict)
-    report: Mapping[str, Any] | None = None
+    report: Report | None = None
+
+    @property
+    def verified(self) -> bool:
+        return self.outcome is Outcome.VERIFIED
 
 
 @dataclass(frozen=True)
@@ -101,12 +116,12 @@ class Night:
 
     Args:
         number: 1, 2, … in its history.
-        started, finished: ISO 8601, UTC, to the second; `finished` None while cells are missing.
+        started, finished: ISO 8601, UTC, to the second; `finished` is None while cells are missing.
         config: the configuration's name.
-        planned: keys of all cells of the matrix, in order; one that is not among `cells` was not run.
-        cells: what was recorded.
-        hardware: name → what it ran on: CPU, cores, memory, GPU, kernel of the system.
-        project: the project's version, with its commit where it is known.
+        planned: the keys of all cells of the matrix, in order.
+        cells: the recorded cells.
+        hardware: name → what the night ran on: CPU, cores, memory, GPU, operating system.
+        project: the project's version, with its commit if it is known.
     """
 
     number: int
@@ -120,5 +135,15 @@ class Night:
 
     @property
     def missing(self) -> tuple[Key, ...]:
-        """Planned, not recorded."""
+        """Cells that are planned and not recorded."""
         return tuple(key for key in self.planned if key not in self.cells)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every planned cell is verified; else 1 for a mismatch, 3 if a cell was broken off, crashed or ran out of
+        time, 4 for a malformed file, 5 if something is unverified or was not run."""
+        outcomes = {cell.outcome for cell in self.cells.values()}
+        for outcome, code in _EXIT_CODES.items():
+            if outcome in outcomes:
+                return code
+        return EXIT_UNVERIFIED if self.missing or not self.cells else EXIT_VERIFIED

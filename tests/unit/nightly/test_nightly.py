@@ -15,25 +15,32 @@ import sqlite3
 import subprocess
 import sys
 import time
+import tomllib
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.cli import nightly as cli_nightly
+from gguf_verify.nightly import environments, requirements
 from gguf_verify.nightly import history as history_module
-from gguf_verify.nightly import runs, variants
+from gguf_verify.nightly import night as night_module
 from gguf_verify.nightly.compare import Comparison, compare
-from gguf_verify.nightly.config import Variant, read_config
+from gguf_verify.nightly.config import REFERENCE, ConfigFile, Variant, read_config
+from gguf_verify.nightly.environments import Environments
+from gguf_verify.nightly.exclusive import locked
 from gguf_verify.nightly.history import History
-from gguf_verify.nightly.noise import LEAST, drifts, judge_times
+from gguf_verify.nightly.night import Settings, run_night
 from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
-from gguf_verify.nightly.runs import Settings, exit_code, run_night
+from gguf_verify.nightly.significance import LEAST_NIGHTS, drifts, judge_times
 from gguf_verify.report.nightly.lines import comparison_lines, night_lines
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, MalformedFile, UsageError
 from gguf_verify.support.supervised import Processes, Stopped
+from tests.support.nights import run_result
 from tests.support.tools import FIXTURES, ROOT
 
 STUB = [sys.executable, "-I", "-S", str(ROOT / "tests" / "support" / "nightly_stub.py")]
@@ -95,43 +102,43 @@ def test_the_matrix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("models = [", "is no TOML"),
-        ("jobz = 1", "jobz: is not known; there are: .*jobs"),
+        ("models = [", "this is not TOML"),
+        ("jobz = 1", "jobz: this key is not known; there are: .*jobs"),
         ("jobs = '1'", "jobs: must be a whole number, is '1'"),
         ("jobs = true", "jobs: must be a whole number, is True"),
-        ("jobs = 0", "jobs: must be from 1 to 256, is 0"),
-        ("time_limit = nan", "time_limit: must be from 1 to 1e"),
+        ("jobs = 0", "jobs: must be a whole number >= 1, is 0"),
+        ("time_limit = nan", "time_limit: must be a number >= 1.0, is nan"),
         ("n_predict = 1.5", "n_predict: must be a whole number"),
-        ("name = '../x'", "name: a name has up to 64"),
+        ("name = '../x'", "name: a name consists of up to 64"),
         ("history = '/no/such/folder/h'", "history: .* cannot be a file"),
-        ("keep_reports = 'some'", 'keep_reports: must be "failures" or "all"'),
+        ("keep_reports = 'some'", "keep_reports: nothing is called some; there are: failures, all"),
         ("kernels = ['q9']", "kernels: no kernel is called q9; there are: .*q8_1"),
         ("kernels = ['own.py:f']", "kernels: own.py:f: no such file"),
-        ("kernels = ['q8_1', 'q8_1']", "kernels: holds q8_1 twice"),
-        ("kernels = []", "kernels: is empty"),
-        ("kernels = 'q8_1'", "kernels: must be a list of strings, is 'q8_1'"),
-        ("kernels = [1]", "kernels: must be a list of strings, holds 1"),
+        ("kernels = ['q8_1', 'q8_1']", "kernels: contains q8_1 twice"),
+        ("kernels = []", "kernels: must be a list of length >= 1"),
+        ("kernels = 'q8_1'", "kernels: must be a list, is 'q8_1'"),
+        ("kernels = [1]", r"kernels\[0\]: must be a string, is \[1\]"),
         ("[quantize]\nsources = ['tiny.gguf']\ntypes = ['Q9']", "quantize.types: llama.cpp quantizes no file to Q9"),
         ("[quantize]\nsources = ['tiny.gguf']", "quantize.types: is missing"),
         ("[quantize]\ntypes = ['Q4_0']", "quantize.sources: is missing"),
-        ("quantize = 3", r"quantize: must be a table, \[quantize\]"),
-        ("[prompts]\na = ''", "prompts.a: is empty"),
+        ("quantize = 3", "quantize: must be a table, is 3"),
+        ("[prompts]\na = ''", "prompts.a: a prompt has from 1 to 100,000 bytes"),
         ("[prompts]\na = 1", "prompts.a: must be a string"),
-        ("[prompts]\n'a b' = 'x'", "prompts.a b: a name has"),
-        ("[prompts]\na = \"\\u0000\"", "prompts.a: holds a character"),
-        ("[prompts]", "prompts: is empty"),
-        ("[variants.a]\nllama-cpp-python = 'latest'", "variants.a.llama-cpp-python: latest is no version"),
-        ("[variants.a]\nllama-cpp-python = '1; rm'", "is no version"),
+        ("[prompts]\n'a b' = 'x'", "prompts.a b: a name consists"),
+        ("[prompts]\na = \"\\u0000\"", "prompts.a: must be a string matching regex"),
+        ("[prompts]", "prompts: the table is empty"),
+        ("[variants.a]\nllama-cpp-python = 'latest'", "variants.a.llama-cpp-python: latest is not a version"),
+        ("[variants.a]\nllama-cpp-python = '1; rm'", "is not a version"),
         ("[variants.a]\nrepack = 1", "variants.a.repack: must be true or false, is 1"),
-        ("[variants.a]\nreference = 'tpu'", "variants.a.reference: must be one of cpu, gpu, is tpu"),
+        ("[variants.a]\nreference = 'tpu'", "variants.a.reference: no reference is called tpu; there are: cpu, gpu"),
         ("[variants.a]\nhosts = ['moon']", "variants.a.hosts: no host is called moon"),
-        ("[variants.a]\ncolour = 1", "variants.a.colour: is not known"),
+        ("[variants.a]\ncolour = 1", "variants.a.colour: this key is not known"),
         ("variants.a = 1", "variants.a: must be a table"),
-        ("[variants]", "variants: is empty"),
-        ("[[exclude]]\nkernel = 'f32'", "exclude 1.kernel: nothing is called f32"),
-        ("[[exclude]]\ncolour = 'f32'", "exclude 1.colour: is not known"),
-        ("[[exclude]]", "exclude 1: is empty"),
-        ("exclude = [1]", r"exclude: must be a list of tables"),
+        ("[variants]", "variants: the table is empty"),
+        ("[[exclude]]\nkernel = 'f32'", r"exclude\[0\].kernel: nothing is called f32"),
+        ("[[exclude]]\ncolour = 'f32'", r"exclude\[0\].colour: no part of a cell's key is called colour"),
+        ("[[exclude]]", r"exclude\[0\]: the table is empty"),
+        ("exclude = [1]", r"exclude\[0\]: must be a table"),
         ("[[exclude]]\nkernel = 'q8_1'", "exclude: leaves no cell of the matrix"),
     ],
 )  # fmt: skip
@@ -153,7 +160,7 @@ def test_a_mistake_is_one_line_with_file_and_key(
     [
         ('["no.gguf"]', "models: no.gguf: no such file"),
         ('["*.bin"]', r"models: \*.bin: no such file"),
-        ("[]", "models: is empty"),
+        ("[]", "models: must be a list of length >= 1"),
         ('["tiny.gguf", "other/tiny.gguf"]', "models: two models are called tiny.gguf"),
         ('["other"]', "models: other: no such file"),
     ],
@@ -173,8 +180,22 @@ def test_no_models_at_all(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read the configuration no\.toml"):
         read_config(tmp_path / "no.toml")
     path.write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="is no TOML"):
+    with pytest.raises(UsageError, match="is not TOML"):
         read_config(path)
+
+
+def test_the_reference_names_every_key(tmp_path: Path) -> None:
+    for name in ("tiny-Q4_0.gguf", "tiny-F16.gguf"):
+        (tmp_path / name).symlink_to(FIXTURES / name)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "more.gguf").symlink_to(Q4_0)
+    (tmp_path / "my_kernel.py").touch()
+    path = tmp_path / "reference.toml"
+    path.write_text(REFERENCE)
+    config = read_config(path)
+    assert set(tomllib.loads(REFERENCE)) == {f.encode_name for f in msgspec.structs.fields(ConfigFile)}
+    assert set(tomllib.loads(REFERENCE)["variants"]["NAME"]) == {f.encode_name for f in msgspec.structs.fields(Variant)}
+    assert {model.type for model in config.models} == {"", "Q4_0", "Q6_K"}
 
 
 # ---- how cells end --------------------------------------------------------------------------------------------------
@@ -193,13 +214,27 @@ def by_prompt(night: Night) -> dict[str, Cell]:
 OUTCOMES = {
     "pass": (Outcome.VERIFIED, ""),
     "lies": (Outcome.UNVERIFIED, "exit code 0, but it wrote no report"),
-    "garbage": (Outcome.UNVERIFIED, "exit code 0, but its report is no JSON"),
-    "list": (Outcome.UNVERIFIED, "exit code 0, but its report is none of schema 1"),
-    "schema": (Outcome.UNVERIFIED, "exit code 0, but its report is none of schema 1"),
-    "lacks": (Outcome.UNVERIFIED, "exit code 0, but its report lacks what a report has"),
+    "garbage": (Outcome.UNVERIFIED, "exit code 0, but its report is not JSON"),
+    "nested": (Outcome.UNVERIFIED, "exit code 0, but its report is not JSON"),
+    "undecodable": (Outcome.UNVERIFIED, "exit code 0, but its report is not JSON"),
+    "list": (Outcome.UNVERIFIED, "exit code 0, but its report does not have schema 2"),
+    "schema": (Outcome.UNVERIFIED, "exit code 0, but its report does not have schema 2"),
+    "lacks": (Outcome.UNVERIFIED, "exit code 0, but its report lacks the field worst"),
+    "lacks-environment": (Outcome.UNVERIFIED, "exit code 0, but its report lacks the field environment"),
+    "lacks-claim": (
+        Outcome.UNVERIFIED,
+        "exit code 0, but its report does not fit schema 2: Object missing required field `verdict` - at `$.rungs[1]`",
+    ),
+    "wrong-type": (
+        Outcome.UNVERIFIED,
+        "exit code 0, but its report does not fit schema 2: Expected `int`, got `str` - at `$.rungs[2].n_failures`",
+    ),
+    "another-rung": (Outcome.UNVERIFIED, "exit code 0, but its report has an unknown rung nonsense"),
+    "not-a-number": (Outcome.VERIFIED, ""),
+    "nothing-checked": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "says-mismatch": (Outcome.MISMATCH, 'exit code 0, but its report says "mismatch"'),
-    "three-rungs": (Outcome.UNVERIFIED, "its report says verified, but not that these passed: tokens"),
-    "one-failed": (Outcome.UNVERIFIED, "its report says verified, but not that these passed: tokens"),
+    "three-rungs": (Outcome.UNVERIFIED, "its report says verified, but not that these rungs passed: tokens"),
+    "one-failed": (Outcome.UNVERIFIED, "its report says verified, but not that these rungs passed: tokens"),
     "holds-failures": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "report-exit": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "contradicts": (Outcome.MISMATCH, "exit code 1, but its report says verified"),
@@ -222,24 +257,28 @@ def test_every_outcome(tmp_path: Path) -> None:
     cells = by_prompt(night)
     assert {word: (cell.outcome, cell.words) for word, cell in cells.items()} == OUTCOMES
     assert night.finished
-    assert exit_code(night) == 1
+    assert night.exit_code == 1
     passed = cells["pass"]
-    assert passed.measures == (Measure("layers", "kernel", 0.03125, 1.5, "blk.0 row 1"),)
+    assert passed.measures == (Measure("layers", "kernel", 0.03125, 1.5, "blk.0 row 1", True),)
     assert passed.figures == {"layers: gap to llama.cpp, worst NMSE": 0.0003}
     assert passed.gemms == {"blk.0": 0.0625}
     assert passed.versions["llama-cpp-python"] == "1"
+    assert passed.versions["C++ compiler"] == "c++ 1"
     assert passed.rung_seconds["blocks"] == 0.25
+    assert cells["not-a-number"].gemms == {"blk.0": math.inf}
+    assert cells["not-a-number"].measures[0].utilisation == math.inf
     assert cells["segv"].exit_code is None
     assert cells["fault"].exit_code == 3
     with History(tmp_path / "nightly.sqlite") as history:
         held = by_prompt(history.night(1, reports=True))
     assert held["pass"].report is None  # kept of what is no pass
     assert held["mismatch"].report is not None
-    assert held["mismatch"].report["rungs"][2]["n_failures"] == 4
+    assert held["mismatch"].report.rungs[2].n_failures == 4
+    assert held["mismatch"].report.verdict == "mismatch"
     lines = "\n".join(night_lines(night))
-    assert "22 cells, 2 verified, 4 mismatch" in lines
+    assert f"{len(OUTCOMES)} cells, 3 verified, 4 mismatch" in lines
     assert "Traceback" not in lines
-    assert sum("/22 " in line for line in said) == 22  # a line a cell
+    assert sum(f"/{len(OUTCOMES)} " in line for line in said) == len(OUTCOMES)  # a line for each cell
     assert any(line.endswith(" left") for line in said)
 
 
@@ -248,7 +287,7 @@ def test_all_reports_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
     with History(tmp_path / "nightly.sqlite") as history:
         (cell,) = history.night(1, reports=True).cells.values()
     assert cell.report is not None
-    assert cell.report["verdict"] == "verified"
+    assert cell.report.verdict == "verified"
 
 
 def alive(pid: int) -> bool:
@@ -272,23 +311,23 @@ def test_the_time_limit_ends_all_that_a_cell_started(tmp_path: Path) -> None:
     night = run_stub(tmp_path, "time_limit = 3\njobs = 2", slow=f"hangs {pids}", leaves=f"leaves {pids}")
     cells = by_prompt(night)
     assert (cells["slow"].outcome, cells["slow"].exit_code) == (Outcome.TIMED_OUT, None)
-    assert cells["slow"].words == "not done within 3 s: still going"
+    assert cells["slow"].words == "not finished within 3 s: still going"
     assert 3 <= cells["slow"].seconds < 30
     assert cells["leaves"].outcome is Outcome.VERIFIED
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 3  # two of the one, one of the other, which has a session of its own
     assert gone(started)
-    assert exit_code(night) == 3
+    assert night.exit_code == 3
 
 
 def test_another_llama_cpp_than_the_variants_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub says that it ran with llama-cpp-python 1."""
-    monkeypatch.setattr(runs._Runner, "_command", lambda _self, _key, _ready, model, report: [
+    monkeypatch.setattr(night_module._Runner, "_command", lambda _self, _key, _ready, model, report: [
         *STUB, str(model), "--prompt=pass", "--json", str(report), "--kernel", "q8_1"])  # fmt: skip
     config = read_config(write_config(tmp_path))
     (cell,) = run_night(config, Settings(say=lambda _line: None)).cells.values()
     assert cell.outcome is Outcome.BROKEN_OFF
-    assert cell.words.startswith("ran with llama-cpp-python 1, not with 0.")
+    assert cell.words.startswith("ran with llama-cpp-python 1 instead of 0.")
 
 
 def test_stopped_processes_are_gone(tmp_path: Path) -> None:
@@ -410,7 +449,7 @@ def test_sigterm_ends_all_and_the_same_command_resumes(tmp_path: Path) -> None:
     assert [key.prompt for key in night.cells] == ["a"]
     assert [key.prompt for key in night.missing] == ["b"]
     assert not night.finished
-    assert exit_code(night) == 5
+    assert night.exit_code == 5
 
 
 def unfinished(folder: Path, **prompts: str) -> Path:
@@ -443,8 +482,8 @@ def test_what_has_changed_begins_a_new_night_and_is_named(tmp_path: Path, monkey
         change()
         said.clear()
         run_night(read_config(path), Settings(harness=STUB, say=said.append))
-        assert said[0].startswith("night 1 is not finished and cannot be: "), said
-        assert f"{expected} changed; a new one begins" in said[0]
+        assert said[0].startswith("night 1 was not finished and cannot be resumed: "), said
+        assert f"{expected} changed; a new night begins" in said[0]
         with History(folder / "nightly.sqlite") as history:
             assert [len(n.cells) for n in history.nights()] == [2, 1]
 
@@ -464,8 +503,8 @@ def test_new_insists(tmp_path: Path) -> None:
 def test_the_second_of_one_configuration_is_told_so(tmp_path: Path) -> None:
     config = read_config(write_config(tmp_path, a="pass"))
     with (
-        runs._lock(config),
-        pytest.raises(EnvironmentFault, match='a night of "night" is being run already, by process'),
+        locked(config),
+        pytest.raises(EnvironmentFault, match='a night of "night" is already running, by process'),
     ):
         run_night(config, Settings(harness=STUB))
     run_night(config, Settings(harness=STUB, say=lambda _line: None))
@@ -496,8 +535,8 @@ KEY = Key("m.gguf", "Q4_0", "q8_1", "cpu", "p", "installed")
 def cell_for(key: Key = KEY, outcome: Outcome = Outcome.VERIFIED, seconds: float = 1.0, u: float = 0.1) -> Cell:
     return Cell(
         key, outcome, "" if outcome is Outcome.VERIFIED else "wrong", 0, seconds, {"bytes": 0.5}, {"llama.cpp": "1"},
-        "cpu: x", (Measure("layers", "kernel", u, None, "there"),), {"KL": 1e-3}, {"blk.0": u, "blk.1": math.inf},
-        {"schema": 1, "x": "é"},
+        "cpu: x", (Measure("layers", "kernel", u, None, "there", True),), {"KL": 1e-3}, {"blk.0": u, "blk.1": math.inf},
+        run_result(["é"]),
     )  # fmt: skip
 
 
@@ -525,7 +564,7 @@ def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
         history.record(1, cell_for(other))
         history.finish(1)
         assert history.night(1).finished
-        assert history.nights(1)[0].cells[other] == dataclasses.replace(cell_for(other), report=None)
+        assert history.nights(1)[0].cells[other] == dataclasses.replace(cell_for(other), gemms={}, report=None)
         history.pin("base", 1)
         assert history.pinned("base") == 1
         assert history.pinned("no") is None
@@ -537,6 +576,7 @@ def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
 
 
 def test_an_older_history_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schema version 1, with a report of schema 1, which is not read; then a version to come."""
     path = tmp_path / "h"
     db = sqlite3.connect(path)
     db.executescript(
@@ -561,22 +601,31 @@ def test_an_older_history_is_brought_up_to_date(tmp_path: Path, monkeypatch: pyt
         INSERT INTO night VALUES (3, '2026-01-01T00:00:00Z', NULL, 'c', '{"CPU":"x"}', '1.0', '{}');
         INSERT INTO planned VALUES (3, 0, 1);
         INSERT INTO cell VALUES (3, 1, 'verified', '', 0, 2.5, 'cpu', '{}',
-            '{"rungs":{},"figures":{},"measures":[["layers","kernel",0.5,null,"w"]]}', '{"a":0.5}');
+            '{"rungs":{},"figures":{},
+              "measures":[["layers","kernel (a)",0.5,null,"w"],["layers","llama.cpp",0.1,1,"w"]]}',
+            '{"a":0.5}');
         """
     )
+    db.execute("INSERT INTO report VALUES (3, 1, ?)", (zlib.compress(b'{"schema": 1}'),))
+    db.commit()
     db.close()
 
-    def second(db: sqlite3.Connection) -> None:
+    def third(db: sqlite3.Connection) -> None:
         db.execute("ALTER TABLE night ADD COLUMN note TEXT NOT NULL DEFAULT 'none'")
 
-    for _ in range(2):  # once with what this version knows, once with a version to come
+    for version in (2, 3):
         with History(path) as history:
-            night = history.night(3)
-            assert night.cells[KEY].measures == (Measure("layers", "kernel", 0.5, None, "w"),)
-            assert night.cells[KEY].gemms == {"a": 0.5}
-        monkeypatch.setattr(history_module, "MIGRATIONS", [*history_module.MIGRATIONS, second])
-    version = sqlite3.connect(path).execute("PRAGMA user_version").fetchone()[0]
-    assert version == 2
+            cell = history.night(3, reports=True).cells[KEY]
+            assert cell.measures == (
+                Measure("layers", "kernel (a)", 0.5, None, "w", True),
+                Measure("layers", "llama.cpp", 0.1, 1, "w", False),
+            )  # fmt: skip
+            assert cell.gemms == {"a": 0.5}
+            assert cell.report is None
+        db = sqlite3.connect(path)
+        assert db.execute("PRAGMA user_version").fetchone()[0] == version
+        assert db.execute("SELECT schema FROM report").fetchall() == [(1,)]
+        monkeypatch.setattr(history_module, "MIGRATIONS", [*history_module.MIGRATIONS, third])
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,7 +640,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkey
     with pytest.raises(HarnessError):
         History(path)
     db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone()[0] == 1
+    assert db.execute("PRAGMA user_version").fetchone()[0] == 2
     assert not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'more'").fetchall()
 
 
@@ -629,10 +678,10 @@ def odd(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (no_database, MalformedFile, "is no history, or damaged"),
-        (of_others, MalformedFile, "is a database, but no history"),
-        (newer, EnvironmentFault, "has version 99, this gguf-verify knows 1 at most"),
-        (hollow, MalformedFile, "is no history, or damaged"),
+        (no_database, MalformedFile, "is damaged or not a history"),
+        (of_others, MalformedFile, "is a database, but not a history"),
+        (newer, EnvironmentFault, "has version 99, but this gguf-verify supports only versions up to 2"),
+        (hollow, MalformedFile, "is damaged or not a history"),
         (odd, MalformedFile, "is damaged"),
         (Path.mkdir, EnvironmentFault, "cannot be used"),
     ],
@@ -705,7 +754,7 @@ def test_a_full_disk_is_one_line_and_half_a_cell_is_none(tmp_path: Path) -> None
         history._db.execute(f"PRAGMA max_page_count = {pages}")  # answers as a full disk does
         noise = random.Random(0).randbytes(300_000).hex()
         with pytest.raises(EnvironmentFault, match="full"):
-            history.record(1, dataclasses.replace(cell_for(), report={"x": noise}))
+            history.record(1, dataclasses.replace(cell_for(), report=run_result([noise])))
         history._db.execute("PRAGMA max_page_count = 100000")
         assert history.night(1).missing == (KEY,)
         history.record(1, cell_for())
@@ -728,10 +777,10 @@ def test_a_thousand_cells_and_twenty_nights_load_quickly(tmp_path: Path) -> None
         start = time.process_time()
         nights = history.nights()
         seconds = time.process_time() - start
+        assert history.night(20).cells[keys[5]].gemms == gemms
     assert sum(len(n.cells) for n in nights) == 20_000
     print(f"20 nights of 1,000 cells: {seconds:.2f} s")
     assert seconds < 1.5
-    assert nights[0].cells[keys[5]].gemms == gemms
 
 
 # ---- comparisons ----------------------------------------------------------------------------------------------------
@@ -850,7 +899,7 @@ def test_a_thousand_stable_nights_and_no_false_alarm() -> None:
     base = {k: rng.uniform(2, 300) for k in range(40)}
     sigma = {k: math.exp(rng.uniform(math.log(0.01), math.log(0.06))) for k in base}
     alarms = judged = 0
-    history = [noisy_night(rng, base, sigma) for _ in range(LEAST)]
+    history = [noisy_night(rng, base, sigma) for _ in range(LEAST_NIGHTS)]
     for _ in range(1000):
         new = noisy_night(rng, base, sigma)
         times = judge_times(history, new)
@@ -939,10 +988,10 @@ def test_what_is_noise_in_one_history_is_a_regression_in_another() -> None:
 
 
 def test_few_nights_judge_no_time() -> None:
-    history = [{"a": 1.0, "b": 1.0}] * (LEAST - 1)
+    history = [{"a": 1.0, "b": 1.0}] * (LEAST_NIGHTS - 1)
     times = judge_times([*history, {"a": 1.0}], {"a": 100.0, "b": 100.0, "c": 1.0})
     assert times.judged == 1
-    assert times.not_judged == {LEAST - 1: 1, 0: 1}
+    assert times.not_judged == {LEAST_NIGHTS - 1: 1, 0: 1}
     nights = [night_of(i, [cell_for()]) for i in range(1, 4)]
     lines = list(comparison_lines(compare(nights, nights[-1], night_of(4, [cell_for(seconds=50)]))))
     assert "times of 1 cells not judged: 3 of 5 nights" in lines
@@ -978,7 +1027,7 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert said("compare", str(path))[1].startswith("night 3 against night 2: 1 cells in both, 0 verified in both\nNEW")
     assert said("compare", str(path), "--new", "2")[0] == 0
     assert said("compare", str(path), "--new", "1")[0] == 5
-    assert said("pin", "base", str(path), "--night", "1") == (0, "night 1 is called base\n")
+    assert said("pin", "base", str(path), "--night", "1") == (0, "night 1 is now called base\n")
     assert said("compare", str(path), "--old", "base")[1].startswith("night 3 against night 1")
     assert "no night is called basis; pinned are: base (1)" in said("compare", str(path), "--old", "basis")[1]
     assert said("compare", str(path), "--old", "77")[0] == 2
@@ -988,51 +1037,52 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [line.split(",")[0] for line in text.splitlines()] == [f"night {i} of night" for i in (3, 2, 1)]
     assert text.splitlines()[2].endswith("(base)")
     assert said("status", "--history", str(tmp_path / "nightly.sqlite"))[1].startswith("night 4 of another")
-    assert said("pin", "newest", str(path))[1] == "night 3 is called newest\n"
+    assert said("pin", "newest", str(path))[1] == "night 3 is now called newest\n"
 
 
 # ---- variants -------------------------------------------------------------------------------------------------------
 
 
 def test_the_dependencies_of_a_variant_are_the_projects_own() -> None:
-    found = {text.partition("==")[0]: text for text in variants.requirements(gpu=False)}
-    assert set(found) == {"gguf", "jinja2", "msgspec", "numpy", "tqdm"}
+    found = {text.partition("==")[0]: text for text in requirements.requirements(gpu=False)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(found) == {re.split(r"[<>=~ ]", text)[0] for text in project["dependencies"]} - {"llama-cpp-python"}
     assert all("==" in text for text in found.values())  # as they are installed here
-    with_gpu = variants.requirements(gpu=True)
+    with_gpu = requirements.requirements(gpu=True)
     assert set(with_gpu) >= set(found.values())
 
 
 def test_an_installed_harness_brings_nothing_but_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a variant would find this Python's llama_cpp before its own."""
-    with variants.harness_path(tmp_path / "unused") as path:
+    with requirements.package_path(tmp_path / "unused") as path:
         assert path == str(ROOT / "harness")  # a checkout holds no other package
-    in_checkout = variants.requirements(gpu=False)
+    in_checkout = requirements.requirements(gpu=False)
     for name in ("gguf_verify", "llama_cpp", "gguf_verify-0.1.0.dist-info"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "x").write_text(name)
-    monkeypatch.setattr(variants, "package_parent", lambda: tmp_path / "site")
+    monkeypatch.setattr(requirements, "package_parent", lambda: tmp_path / "site")
     (tmp_path / "to").mkdir()
-    with variants.harness_path(tmp_path / "to") as path:
+    with requirements.package_path(tmp_path / "to") as path:
         assert sorted(p.name for p in Path(path).iterdir()) == ["gguf_verify", "gguf_verify-0.1.0.dist-info"]
         assert (Path(path) / "gguf_verify" / "x").is_file()
-    assert variants.requirements(gpu=False) == in_checkout  # of the installed metadata
+    assert requirements.requirements(gpu=False) == in_checkout  # of the installed metadata
 
 
 def test_what_matters_names_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variants, "cache_dir", lambda: tmp_path)
-    made = variants.Variants(Processes(), 10)
-    base = Variant("a", version="0.3.35")
+    monkeypatch.setattr(environments, "cache_dir", lambda: tmp_path)
+    made = Environments(Processes(), 10)
+    base = Variant(version="0.3.35")
     name = made.identity(base)
-    assert made.identity(dataclasses.replace(base, name="b", repack=True)) == name  # neither changes what is installed
+    assert made.identity(msgspec.structs.replace(base, repack=True)) == name  # neither changes what is installed
     others = [
-        dataclasses.replace(base, version="0.3.34"), dataclasses.replace(base, cmake_args="-DGGML_NATIVE=OFF"),
-        dataclasses.replace(base, cmake_args=""),
+        msgspec.structs.replace(base, version="0.3.34"), msgspec.structs.replace(base, cmake_args="-DGGML_NATIVE=OFF"),
+        msgspec.structs.replace(base, cmake_args=""),
     ]  # fmt: skip
     names = [made.identity(v) for v in others]
     monkeypatch.setenv("CXX", "another")
     names.append(made.identity(base))
     assert len({name, *names}) == 5
-    assert made.identity(Variant("i")).startswith("installed 0.")
+    assert made.identity(Variant()).startswith("installed 0.")
 
 
 class Pip(Processes):
@@ -1057,42 +1107,42 @@ class Pip(Processes):
 def test_an_environment_is_made_once_and_again_if_it_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(variants, "cache_dir", lambda: tmp_path)
-    variant = Variant("v", version="0.3.35", cmake_args="-DX=1")
+    monkeypatch.setattr(environments, "cache_dir", lambda: tmp_path)
+    variant = Variant(version="0.3.35", cmake_args="-DX=1")
     pip = Pip(fails="llama-cpp-python==")
     with pytest.raises(
         EnvironmentFault, match=r"cannot be installed: ERROR: no matching distribution .log: [0-9a-f]+.log"
     ):
-        variants.Variants(pip, 60).ready(variant)
-    log = variants.Variants(pip, 60).log(variant).read_text()
+        Environments(pip, 60).ready(variant)
+    log = Environments(pip, 60).log(variant).read_text()
     assert "no matching distribution" in log
     assert "--no-binary llama-cpp-python --no-cache-dir llama-cpp-python==0.3.35" in log
-    folder = tmp_path / "variants" / variants.Variants(pip, 60).identity(variant)
+    folder = tmp_path / "variants" / Environments(pip, 60).identity(variant)
     (folder / "half").write_text("made")
     pip = Pip()
-    ready = variants.Variants(pip, 60).ready(variant)
-    assert ready.version == "0.3.35"
+    ready = Environments(pip, 60).ready(variant)
+    assert ready.llama_version == "0.3.35"
     assert ready.python == str(folder / "bin" / "python")
     assert not (folder / "half").exists()
     assert len(pip.commands) == 3
-    variants.Variants(pip, 60).ready(variant)
+    Environments(pip, 60).ready(variant)
     assert len(pip.commands) == 3
 
 
 def test_a_variant_that_cannot_be_made_is_its_cells_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variants, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(environments, "cache_dir", lambda: tmp_path / "cache")
 
     def fails(*_args: object) -> None:
         raise EnvironmentFault("its llama.cpp cannot be installed: no network")
 
-    monkeypatch.setattr(variants.Variants, "_make", fails)
+    monkeypatch.setattr(Environments, "_make", fails)
     text = "[variants.here]\n[variants.there]\nllama-cpp-python = '0.3.35'"
     night = run_stub(tmp_path, text, p="pass")
     assert {key.variant: (cell.outcome, cell.words) for key, cell in night.cells.items()} == {
         "here": (Outcome.VERIFIED, ""),
         "there": (Outcome.BROKEN_OFF, "its llama.cpp cannot be installed: no network"),
     }
-    assert exit_code(night) == 3
+    assert night.exit_code == 3
 
 
 # ---- overhead -------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def hostile_nights() -> tuple[list[Night], Changes]:
         cells[key] = replace(
             made, gemms=dict.fromkeys(HOSTILE, 0.5), versions={name: name}, host=name, figures={name: 1.0},
             measures=tuple(replace(m, where=name, who=f"kernel {name}") for m in made.measures),
-            report=run_report([*HOSTILE], name),
+            report=nights.run_result([*HOSTILE], name),
         )  # fmt: skip
     night = Night(1, "2026-10-20T01:30:00+00:00", "2026-10-20T02:00:00+00:00", SCRIPT, (*listed, keys()[0]), cells,
                   {name: name for name in HOSTILE}, SCRIPT)  # fmt: skip

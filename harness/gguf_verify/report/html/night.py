@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +11,6 @@ from markupsafe import Markup
 from ...nightly.records import Cell, Key, Night
 from ...rungs import RUNGS
 from ...support.text import printable
-from .. import json_report
 from ..nightly import summary
 from ..nightly.summary import Changed, Comparison, Kind, Standing, Verdict
 from . import charts, run
@@ -126,8 +124,7 @@ def _troubled(standings: Sequence[Standing]) -> list[Troubled]:
         kept = None if standing.cell is None else standing.cell.report
         made = None
         if kept is not None and shown < MOST_RUNS:
-            with contextlib.suppress(ValueError):  # a report of an older schema
-                made, shown = run.of(json_report.read(kept), MOST_FAILURES, MOST_XRAYS), shown + 1
+            made, shown = run.of(kept, MOST_FAILURES, MOST_XRAYS), shown + 1
         out.append(Troubled(standing, made))
     return out
 
@@ -141,7 +138,7 @@ def _rungs(cells: Sequence[Cell]) -> list[RungOfNight]:
             for m in cell.measures:
                 if m.rung != name:
                     continue
-                who = m.who if m.who.startswith("kernel") else "llama.cpp"
+                who = m.who if m.of_kernel else "llama.cpp"
                 if who not in worst or charts.rank(m.utilisation) > charts.rank(worst[who][1]):
                     worst[who] = who, m.utilisation, f"{m.where} of {cell.key}"
         spent = [cell.rung_seconds[name] for cell in cells if name in cell.rung_seconds]

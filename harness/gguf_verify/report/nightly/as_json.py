@@ -1,4 +1,4 @@
-"""A night as JSON, schema version 1: `harness/report/schemas/nightly.schema.json`, and `run.schema.json` for the runs.
+"""A night as JSON, schema version 2: `harness/report/schemas/nightly.schema.json`, and `run.schema.json` for the runs.
 
 An object with `schema`, `verdict` {word, level, sentence, outcomes}, `night` (number, started, finished, config,
 project, hardware, missing, and `cells`: every field of `gguf_verify.nightly.records.Cell`), `comparison` (null, or
@@ -16,9 +16,10 @@ from typing import Any
 
 from ...nightly.records import Cell, Key, Night
 from ..json_report import safe
+from ..json_report import to_dict as run_json
 from .summary import KINDS, Comparison, last, verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def to_dict(nights: Sequence[Night], comparison: Comparison | None = None) -> dict[str, Any]:
@@ -67,9 +68,10 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "seconds": cell.seconds, "rung_seconds": dict(cell.rung_seconds), "versions": dict(cell.versions),
         "host": cell.host,
         "measures": [
-            {"rung": m.rung, "who": m.who, "utilisation": m.utilisation, "score": m.score, "where": m.where}
+            {"rung": m.rung, "who": m.who, "utilisation": m.utilisation, "score": m.score, "where": m.where,
+             "of_kernel": m.of_kernel}
             for m in cell.measures
         ],
         "figures": dict(cell.figures), "gemms": dict(cell.gemms),
-        "report": None if cell.report is None else dict(cell.report),
+        "report": None if cell.report is None else run_json(cell.report),
     }  # fmt: skip

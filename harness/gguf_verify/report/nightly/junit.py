@@ -104,10 +104,10 @@ def _evidence(case: _Case) -> Iterator[str]:
     for m in case.cell.measures:
         yield f"{m.rung}, {m.who}: utilisation {m.utilisation:.3g} at {m.where}"
     if case.cell.report is not None:
-        for rung in case.cell.report.get("rungs", ()):
-            yield from (f"{rung['name']}: {failure['what']}" for failure in rung["failures"])
-        if command := case.cell.report.get("command"):
-            yield f"repeat with: {command}"
+        for rung in case.cell.report.rungs:
+            yield from (f"{rung.name}: {failure.what}" for failure in rung.failures)
+        if case.cell.report.command:
+            yield f"repeat with: {case.cell.report.command}"
 
 
 def _timestamp(started: str) -> str:

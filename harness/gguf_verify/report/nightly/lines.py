@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from ...gguf import printable
 from ...nightly.compare import Change, Comparison
-from ...nightly.noise import LEAST
 from ...nightly.records import Key, Night, Outcome
+from ...nightly.significance import LEAST_NIGHTS
 
 _MOST_LINES = 20
 
@@ -67,7 +67,7 @@ def comparison_lines(found: Comparison) -> Iterator[str]:
     ]  # fmt: skip
     yield ", ".join(f"{n} {what}" for n, what in counts)
     for nights, cells in sorted((found.times_not_judged or {}).items()):
-        yield f"times of {cells} cells not judged: {nights} of {LEAST} nights"
+        yield f"times of {cells} cells not judged: {nights} of {LEAST_NIGHTS} nights"
     if found.times_judged:
         pace = f"the night's pace is {found.pace:.3g} of what is usual, {found.pace_sigmas:+.1f} σ"
         yield f"times of {found.times_judged} cells judged; {pace}"

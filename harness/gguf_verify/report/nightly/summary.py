@@ -164,7 +164,7 @@ def count(n: int, what: str) -> str:
 
 def worst(cell: Cell, rung: str = "layers") -> float | None:
     """Worst utilisation of the kernel in a rung; NaN counts as the worst of all."""
-    values = [m.utilisation for m in cell.measures if m.rung == rung and m.who.startswith("kernel")]
+    values = [m.utilisation for m in cell.measures if m.rung == rung and m.of_kernel]
     return next((v for v in values if v != v), max(values, default=None))
 
 

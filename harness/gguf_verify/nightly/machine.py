@@ -1,4 +1,4 @@
-"""What a night runs on and what it is a night of."""
+"""The machine that a night runs on, and the version of the project that it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..hosts.compiler import cpu_name
 from ..support.paths import CHECKOUT, PACKAGE, kernel_root
 from ..support.version import project_version
 
-#: The names whose values must be the same for times to be compared.
+#: Times of two nights are compared only if these values are equal.
 SAME_MACHINE = ("CPU", "cores", "GPU")
 
 
@@ -38,12 +38,12 @@ def _gpu() -> str:
 
 
 def auto_host() -> str:
-    """What `--host auto` takes here."""
+    """The host that `--host auto` chooses on this machine."""
     return hosts.auto_host()[0]
 
 
 def project() -> str:
-    """The project's version, in a checkout with its commit, and "with changes" where it has any."""
+    """The project's version; in a checkout with its commit, and "with changes" if a file differs from it."""
     root = CHECKOUT
     version = project_version()
     if not (root / ".git").exists():
@@ -64,7 +64,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def code_hash() -> str:
-    """sha256 over the harness and the kernels: two nights of the same have the same code."""
+    """sha256 of the package and the kernels: nights with the same hash ran the same code."""
     package = PACKAGE
     digest = hashlib.sha256()
     for root in (package, kernel_root()):

@@ -1,0 +1,250 @@
+"""One night: the matrix's cells in child processes, each recorded completely or not at all; an interrupted night is
+resumed where it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ..support.cache import cache_dir
+from ..support.errors import EnvironmentFault, HarnessError, say
+from ..support.supervised import Processes, Stopped
+from ..support.text import printable
+from . import machine
+from .config import Config, Model
+from .environments import Environments, Interpreter
+from .exclusive import Interrupted, interruptible, locked
+from .history import History
+from .models import Quantizer, identity, unsuitable
+from .outcomes import broken_off, cell_of
+from .progress import Progress
+from .records import Cell, Key, Night
+from .requirements import package_path
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@dataclass
+class Settings:
+    """How a night is run.
+
+    Args:
+        jobs: how many cells run at the same time; None for the configuration's number.
+        new: begin a new night instead of resuming one.
+        terminal: show a progress bar instead of one line for each cell.
+        harness: for tests: the command that is run in place of `gguf-verify verify`.
+        say: takes each line of progress.
+    """
+
+    jobs: int | None = None
+    new: bool = False
+    terminal: bool = False
+    harness: Sequence[str] | None = None
+    say: Callable[[str], object] = say
+
+
+def run_night(config: Config, settings: Settings | None = None) -> Night:
+    """Run a configuration's matrix, or the rest of it if the last night was interrupted.
+
+    Returns the finished night without reports. Raises HarnessError: the history cannot be used, another process runs
+    this configuration, or no cell is left of the matrix; Interrupted.
+    """
+    settings = settings or Settings()
+    with locked(config), History(config.history) as history, interruptible() as processes:
+        return _Runner(config, settings, history, processes).run()
+
+
+class _Runner:
+    """Runs one night.
+
+    What the cells need is made before them: `_interpreters` by variant and `_files` by model. Where that failed, the
+    entry is the line that says why, and it becomes the outcome of the cells.
+    """
+
+    def __init__(self, config: Config, settings: Settings, history: History, processes: Processes) -> None:
+        self._config, self._settings, self._history, self._processes = config, settings, history, processes
+        self._jobs = settings.jobs or config.file.jobs
+        self._models = {(m.path.name, m.type): m for m in config.models}
+        self._environments = Environments(processes, config.file.build_time_limit)
+        self._interpreters: dict[str, Interpreter | str] = {}
+        self._files: dict[Model, Path | str] = {}
+        name = hashlib.sha256(f"{os.path.abspath(config.history)}\0{config.name}".encode()).hexdigest()[:16]
+        self._work = cache_dir() / "nightly" / name
+
+    def run(self) -> Night:
+        night = self._begin()
+        try:
+            shutil.rmtree(self._work, ignore_errors=True)  # a night that was killed left it
+            self._work.mkdir(parents=True)
+        except OSError as error:
+            raise EnvironmentFault(f"the cache cannot be written: {error.strerror}") from None
+        try:
+            (self._work / "harness").mkdir()
+            with package_path(self._work / "harness") as path:
+                self._prepare(night.missing)
+                self._run_cells(night, path)
+        finally:
+            shutil.rmtree(self._work, ignore_errors=True)
+        self._history.finish(night.number)
+        return self._history.night(night.number)
+
+    # ---- which night ------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> Night:
+        """The night to resume, or a new one."""
+        planned = self._planned()
+        hardware = machine.hardware()
+        fingerprint = self._fingerprint(hardware)
+        found = self._history.nights(1, self._config.name)
+        if found and found[0].finished is None and not self._settings.new:
+            night = found[0]
+            before = self._history.fingerprint(night.number)
+            changed = sorted(n for n in before.keys() | fingerprint.keys() if before.get(n) != fingerprint.get(n))
+            if night.planned != planned:
+                changed.append("the matrix")
+            if not changed:
+                self._say(f"resuming night {night.number}: {len(night.cells)} of {len(planned)} cells are recorded")
+                return night
+            what = f"night {night.number} was not finished and cannot be resumed"
+            self._say(f"{what}: {_first_names(changed)} changed; a new night begins")
+        night = self._history.begin(self._config.name, planned, hardware, machine.project(), fingerprint)
+        self._say(f"night {night.number}: {len(planned)} cells, {self._jobs} at a time")
+        return night
+
+    def _planned(self) -> tuple[Key, ...]:
+        """The cells, without those whose model has no matrix of their type."""
+        flaws = {(m.path.name, m.type): unsuitable(m) for m in self._config.models}
+        for (name, type_), flaw in flaws.items():
+            if flaw:
+                self._say(f"not planned: {printable(name, 60)} as {type_}: {flaw}")
+        hosts = {
+            host for variant in self._config.variants.values() for host in variant.hosts or self._config.file.hosts
+        }
+        auto = machine.auto_host() if "auto" in hosts else ""
+        keys = tuple(key for key in self._config.cells(auto) if not flaws[key.model, key.type])
+        if not keys:
+            raise EnvironmentFault("no model of the matrix has rows that fit any of the types")
+        return keys
+
+    def _fingerprint(self, hardware: Mapping[str, str]) -> dict[str, str]:
+        """What must be unchanged for a night to be resumed."""
+        config = self._config
+        out = {f"model {m.path.name}": identity(m.path) for m in config.models}
+        for kernel in config.file.kernels:
+            if (path := config.kernel_path(kernel)) is not None:
+                out[f"kernel {kernel}"] = identity(path)
+        out |= {f"variant {name}": self._environments.identity(variant) for name, variant in config.variants.items()}
+        out |= {f"the setting {name}": value for name, value in config.settings().items()}
+        out |= {f"the machine's {name}": hardware.get(name, "") for name in machine.SAME_MACHINE}
+        return out | {"the project's code": machine.code_hash()}
+
+    # ---- what cells need --------------------------------------------------------------------------------------------
+
+    def _prepare(self, pending: Sequence[Key]) -> None:
+        """Make environments and models, one after the other."""
+        for name in dict.fromkeys(key.variant for key in pending):
+            variant = self._config.variants[name]
+            made = _made(self._environments.ready, variant, partial(self._say_making, name))
+            if isinstance(made, str):
+                self._say(f"variant {name}: {made}")
+            self._interpreters[name] = made
+        threads = self._config.file.threads or len(os.sched_getaffinity(0))
+        quantizer = Quantizer(threads, self._config.file.build_time_limit)
+        for model in dict.fromkeys(self._models[key.model, key.type] for key in pending):
+            line = f"quantizing {printable(model.path.name, 60)} to {model.type}"
+            self._files[model] = _made(quantizer.made, model, partial(self._say, line))
+
+    def _say_making(self, name: str) -> None:
+        log = self._environments.log(self._config.variants[name])
+        self._say(f"making the environment of variant {name}; log: {log}")
+
+    # ---- the cells --------------------------------------------------------------------------------------------------
+
+    def _run_cells(self, night: Night, path: str) -> None:
+        before = self._history.seconds(self._config.name)
+        progress = Progress(night, night.missing, self._jobs, before, self._settings.terminal, self._say)
+        pool = ThreadPoolExecutor(self._jobs)
+        try:
+            waiting: set[Future[Cell]] = {pool.submit(self._cell, key, path, progress) for key in night.missing}
+            while waiting:
+                done, waiting = wait(waiting, 0.5, FIRST_COMPLETED)
+                for future in done:
+                    cell = future.result()
+                    self._history.record(night.number, cell)
+                    progress.done(cell)
+                progress.show()
+        except Stopped:
+            raise Interrupted(signal.SIGTERM) from None
+        finally:
+            self._processes.stop()
+            pool.shutdown(cancel_futures=True)
+            progress.close()
+
+    def _cell(self, key: Key, path: str, progress: Progress) -> Cell:
+        """Run one cell. Raises Stopped."""
+        interpreter = self._interpreters[key.variant]
+        if isinstance(interpreter, str):
+            return broken_off(key, interpreter)
+        model = self._files[self._models[key.model, key.type]]
+        if isinstance(model, str):
+            return broken_off(key, model)
+        progress.begins(key)
+        folder = self._work / hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
+        folder.mkdir()
+        try:
+            report = folder / "report.json"
+            temporary = folder / "tmp"  # a run that is killed leaves its temporary files
+            temporary.mkdir()
+            env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": self._python_path(interpreter, path)}
+            env.pop("PYTHONHOME", None)
+            time_limit, keep_all = self._config.file.time_limit, self._config.file.keep_reports == "all"
+            command = self._command(key, interpreter, model, report)
+            ended = self._processes.run(command, time_limit, env, folder)
+            version = None if self._settings.harness else interpreter.llama_version
+            return cell_of(key, ended, report, time_limit, version, keep_all)
+        except OSError as error:
+            return broken_off(key, f"could not be started: {error.strerror}")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _python_path(self, interpreter: Interpreter, path: str) -> str:
+        """Another Python sees only this package; this one also sees what it saw before."""
+        own = "" if interpreter.separate and not self._settings.harness else os.environ.get("PYTHONPATH", "")
+        return os.pathsep.join(filter(None, [path, own]))
+
+    def _command(self, key: Key, interpreter: Interpreter, model: Path, report: Path) -> list[str]:
+        config, variant = self._config, self._config.variants[key.variant]
+        harness = self._settings.harness or [interpreter.python, "-P", "-m", "gguf_verify", "verify"]
+        return [
+            *harness, str(model), f"--prompt={config.prompts[key.prompt]}", "-n", str(config.file.n_predict),
+            "-t", str(config.file.threads), "--host", key.host, "--kernel", config.kernel_argument(key.kernel),
+            "--reference", variant.reference, "--json", str(report), "--time-limit", f"{config.file.time_limit:g}",
+            *(["--repack"] if variant.repack else []),
+        ]  # fmt: skip
+
+    def _say(self, line: str) -> None:
+        self._settings.say(line)
+
+
+def _made(make: Callable[[S, Callable[[], object]], T], source: S, on_start: Callable[[], object]) -> T | str:
+    """What `make` makes, or the line that says why it cannot."""
+    try:
+        return make(source, on_start)
+    except Interrupted:
+        raise
+    except HarnessError as error:
+        return str(error)
+
+
+def _first_names(names: Sequence[str]) -> str:
+    shown = ", ".join(printable(name, 60) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,93 @@
+"""The JSON report of a run, read back as typed records. What does not fit them in every field is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from ..results import Report, RungResult
+from ..rungs import RUNGS
+from ..support.text import printable
+
+T = TypeVar("T")
+
+#: The version of the reports' JSON schema that is read.
+REPORT_SCHEMA = 2
+#: How many bytes of JSON are read at most.
+MOST_BYTES = 1 << 28
+
+
+class UnreadableReport(Exception):
+    """The report cannot be read; the argument ends the sentence "its report …" or replaces it."""
+
+
+class RungClaim(Struct, frozen=True):
+    """What the report says of a rung, in so many words."""
+
+    name: str
+    verdict: str
+
+
+class Claims(Struct, frozen=True):
+    """What the report says in so many words and what also follows from its records."""
+
+    verdict: str
+    exit_code: int
+    rungs: tuple[RungClaim, ...]
+
+
+def read_report(path: Path) -> tuple[Report, Claims]:
+    """Read the report that a run wrote. Raises UnreadableReport."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise UnreadableReport("it wrote no report") from None
+    except OSError as error:
+        raise UnreadableReport(f"its report cannot be read: {error.strerror}") from None
+    if len(raw) > MOST_BYTES:
+        raise UnreadableReport(f"its report has more than {MOST_BYTES:,} bytes")
+    document = _document(raw)
+    if not isinstance(document, dict) or document.get("schema") != REPORT_SCHEMA:
+        raise UnreadableReport(f"its report does not have schema {REPORT_SCHEMA}")
+    return _report(document), _converted(document, Claims)
+
+
+def from_json(raw: bytes) -> Report:
+    """A report that the history wrote. Raises UnreadableReport."""
+    return _report(_document(raw))
+
+
+def _document(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError):
+        raise UnreadableReport("its report is not JSON") from None
+
+
+def _report(document: Any) -> Report:
+    """Defaults of the records are for those who make them: here every field must be there."""
+    try:
+        missing = set(Report.__struct_fields__) - set(document)
+        for rung in document["rungs"]:
+            missing |= set(RungResult.__struct_fields__) - set(rung)
+    except (TypeError, KeyError):
+        missing = {"rungs"}
+    if missing:
+        raise UnreadableReport(f"its report lacks the field {min(missing)}")
+    report = _converted(document, Report)
+    if unknown := [rung.name for rung in report.rungs if rung.name not in RUNGS]:
+        raise UnreadableReport(f"its report has an unknown rung {printable(unknown[0], 60)}")
+    return report
+
+
+def _converted(document: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(document, kind, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UnreadableReport(
+            f"its report does not fit schema {REPORT_SCHEMA}: {printable(str(error), 200)}"
+        ) from None
