@@ -27,7 +27,7 @@ from gguf_verify.semantics.elements import element_product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.verification import verify
-from tests.reference.kernels.test_kernels import (
+from tests.support.kernel_inputs import (
     ALL,
     LADDER,
     NAIVE,
@@ -47,8 +47,8 @@ from tests.reference.kernels.test_kernels import (
     random_weights,
     sources,
 )
-from tests.reference.kernels.test_packing import PACKED
 from tests.support.needs import compute_sanitizer, need, unmet
+from tests.support.packed_kernels import PACKED
 from tests.support.tools import LEGACY, ROOT, altered_kernel
 
 pytestmark = pytest.mark.needs("gpu")

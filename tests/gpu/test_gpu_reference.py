@@ -18,9 +18,9 @@ from gguf_verify.rungs import run as run_module
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definitions import Semantics
 from gguf_verify.verification import Report, verify
-from tests.rungs.formats.test_types import model_of
 from tests.support import graphs
 from tests.support.tools import FIXTURES, LEGACY, altered_kernel
+from tests.support.typed_models import model_of
 
 pytestmark = pytest.mark.needs("llama-gpu")
 

@@ -25,7 +25,7 @@ from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.support.paths import kernel_root
-from tests.reference.kernels.test_kernels import element_gemm, gaussians, random_elements, random_weights
+from tests.support.kernel_inputs import element_gemm, gaussians, random_elements, random_weights
 
 #: M, N, blocks: one of each; odd numbers of blocks; past tiles of 16, 64 and 128; more blocks than a ring has stages.
 SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (7, 33, 40)]

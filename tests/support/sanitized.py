@@ -25,7 +25,7 @@ from gguf_verify.kernels.site import QUANTIZER
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.semantics.elements import element_product
-from tests.reference.kernels.test_kernels import (
+from tests.support.kernel_inputs import (
     ELEMENT_KERNEL,
     element_defines,
     gaussians,

@@ -1,10 +1,9 @@
-"""Every covered type on a real graph: the fixture's model in it through all rungs, and one wrong bit of each field."""
+"""Every type through all rungs, and one wrong bit of each field of its blocks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -12,11 +11,9 @@ from gguf_verify import verify
 from gguf_verify.formats import (
     ACTIVATION_FORMATS,
     ELEMENT_TYPES,
-    FILE_TYPES,
     FORMATS,
     BlockFormat,
     Field,
-    decode_elements,
 )
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
@@ -25,47 +22,19 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options
-from tests.support.tools import FIXTURES, TamperedKernel, patched_block
+from tests.support.tools import TamperedKernel, patched_block
+from tests.support.typed_models import model_of
 
-F16 = FIXTURES / "tiny-F16.gguf"
 #: llama.cpp's file type of what the gguf package cannot write.
 TENSOR = "blk.1.ffn_down.weight"
+
+
 QUICK = {"prompt": "Once upon", "n_predict": 3, "progress": False, "threads": 2}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("types")
-
-
-def model_of(fmt: BlockFormat, folder: Path, llama: Llama) -> Path:
-    """The fixture with every matrix in this type, quantized by llama.cpp (by uniform importance where it needs any)."""
-    path = folder / f"tiny-{fmt.name}.gguf"
-    if path.exists():
-        return path
-    if fmt.name not in gguf.GGMLQuantizationType.__members__:  # its writer does not know the type
-        llama.quantize_file(F16, path, FILE_TYPES[fmt.name], True)
-        return path
-    reader = gguf.GGUFReader(F16)
-    writer = gguf.GGUFWriter(path, "llama")
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
-            element = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], element)
-    with open_model(F16) as model:
-        for tensor in model.tensors.values():
-            raw = tensor.raw.reshape(tensor.n_rows, -1)
-            values = decode_elements(tensor.type.name, raw.reshape(-1)).reshape(tensor.n_rows, tensor.k)
-            if len(tensor.shape) == 1:
-                writer.add_tensor(tensor.name, values.reshape(-1))
-            else:
-                made = llama.quantize(fmt.type_id, values)
-                writer.add_tensor(tensor.name, made, raw_dtype=gguf.GGMLQuantizationType(fmt.type_id))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 #: Of some families one type; `make test-all` has the others.

@@ -19,7 +19,7 @@ from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
 from gguf_verify.results import Failure, Options
 from gguf_verify.verification import Report, verify
-from tests.reference.kernels.test_kernels import PLAIN, TILED
+from tests.support.kernel_inputs import PLAIN, TILED
 from tests.support.tools import (
     FIXTURES,
     LEGACY,

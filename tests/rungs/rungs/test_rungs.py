@@ -21,7 +21,7 @@ from gguf_verify.rungs.tokens.rung import _Tokens
 from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import Report, verify
-from tests.reference.kernels.test_kernels import TILED
+from tests.support.kernel_inputs import TILED
 from tests.support.tools import FIXTURES, LEGACY, patched, split_model
 
 PROMPT = "Once upon a time"

@@ -1,25 +1,16 @@
-"""Families: for every product a kernel that can compute it; what was chosen is what is judged."""
+"""Families: for every product a kernel that can compute it."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from gguf_verify.formats import ELEMENTS, FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, find_kernel, on_host
-from gguf_verify.kernels.family import Family, FamilyOnHost
-from gguf_verify.kernels.shipped import ELEMENT_KERNELS, ShippedKernel
+from gguf_verify.kernels.shipped import ELEMENT_KERNELS
 from gguf_verify.kernels.site import Cards
 from gguf_verify.kernels.spec import KernelSpec, Problem
-from gguf_verify.results import Options
 from gguf_verify.support.errors import UsageError
-from gguf_verify.verification import Report, verify
-from tests.support.tools import ROOT, altered_kernel
-
-Q4_0 = ROOT / "fixtures" / "tiny-Q4_0.gguf"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -79,79 +70,3 @@ def test_names() -> None:
     assert on_host(find_kernel("q8_1_mma"), host).of(FORMATS["Q4_0"], 1, 1, 32).name == "q8_1_mma"
     with pytest.raises(UsageError, match="no kernel is called 'q8'; there are: q8_1, f32, f32_naive"):
         find_kernel("q8")
-
-
-class ByTokens(Family):
-    """Kernels of three layouts and orders, by the number of tokens."""
-
-    def choose(self, problem: Problem) -> KernelSpec:
-        few = {1: "q8_1_gemv", 2: "q8_1_split_k"}
-        return KERNELS[few.get(problem.m, "q8_1_naive" if problem.m < 9 else "q8_1_dp4a")]
-
-
-class OfACard(Family):
-    """What would be taken on a card."""
-
-    def __init__(self, sm: int) -> None:
-        super().__init__("q8_1", "")
-        object.__setattr__(self, "sm", sm)
-
-    def choose(self, problem: Problem) -> KernelSpec:
-        return super().choose(replace(problem, sm=self.sm))
-
-
-def run(root: Path | None = None) -> Report:
-    options = Options(prompt="The import statement", n_predict=3, progress=False)
-    kernel = FamilyOnHost(ByTokens("q8_1", ""), CpuHost(2), root)
-    return verify(Q4_0, kernel, rungs=["layers", "tokens"], options=options)
-
-
-def test_a_family_verifies() -> None:
-    report = run()
-    assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
-    assert report.environment.kernel.name == "q8_1"
-    assert report.environment.kernel.order == "of the kernel that is chosen"
-    layers = report.rungs[0]
-    by = {d.kernel for d in layers.details}
-    assert by == {"q8_1_dp4a"}
-    assert layers.figures["GEMMs by q8_1_dp4a"] == layers.checked["GEMMs"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sm", [80, 90])
-def test_a_cards_choices(sm: int) -> None:
-    """What would be taken there, on the CPU."""
-    options = Options(prompt="The import statement", n_predict=2, progress=False)
-    report = verify(Q4_0, FamilyOnHost(OfACard(sm), CpuHost(2)), rungs=["layers", "tokens"], options=options)
-    assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
-
-
-def test_a_wrong_member_is_seen_and_named_by_its_tokens(tmp_path: Path) -> None:
-    """Which only one number of tokens meets."""
-    old, new = "if (n < N && token < tokens) y[", "if (n < N && token < tokens && n != 7) y["
-    wrong = altered_kernel(tmp_path, "q8_1_gemv", "gemm/q8_1/08_gemv.cu", old, new)
-    report = run(wrong.root)
-    assert report.exit_code == 1
-    first = report.rungs[0].failures[0]
-    assert " at M=1" in first.what
-    assert first.row == 7
-
-
-def test_a_fault_of_quantizing_on_the_way_is_placed(tmp_path: Path) -> None:
-    """Which neither Q8_1 bytes nor another number of tokens meet: the replay must take the failing call's way."""
-    old = "codes[at * 4 + c] = {four_bytes(p.q), four_bytes(p.q + 4)};"
-    new = "codes[at * 4 + c] = {four_bytes(p.q) ^ (block == 3 ? 1u : 0u), four_bytes(p.q + 4)};"
-    wrong = altered_kernel(tmp_path, "q8_1_gemv", "gemm/q8_1/08_gemv.cu", old, new)
-    options = Options(prompt="The import statement", n_predict=1, progress=False, tensor="blk.0.attn_q")
-    report = verify(Q4_0, wrong, rungs=["layers"], options=options)
-    assert report.exit_code == 1
-    failures = report.rungs[0].failures
-    assert {f.what.split(" at M=")[1].split(":")[0] for f in failures} <= {"1", "2", "3", "4"}
-    assert {f.block for f in failures} == {3}
-
-
-def test_a_kernel_by_name_is_no_family() -> None:
-    report = verify(Q4_0, ShippedKernel(KERNELS["q8_1_dp4a"], CpuHost(2)), rungs=["layers"], options=Options(
-        prompt="The import statement", n_predict=1, progress=False, tensor="blk.0.attn_q"))  # fmt: skip
-    assert report.exit_code == 0
-    assert not [name for name in report.rungs[0].figures if name.startswith("GEMMs by")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import struct
 import xml.etree.ElementTree as ElementTree
@@ -15,15 +14,13 @@ import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.cli.common import shows_blocks
-from gguf_verify.report import heat_map, json_report, text
+from gguf_verify.report import heat_map
 from gguf_verify.report.heat_map import Cell, Grid, as_text, grids, of_gemm, of_layers, png, svg
-from gguf_verify.results import Options, OutputMap, RungResult
-from gguf_verify.verification import Report, verify
+from gguf_verify.results import OutputMap, RungResult
 from tests.support.records import gemm
-from tests.support.tools import FIXTURES, altered_kernel, write_model
+from tests.support.tools import FIXTURES
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
-NAIVE = "gemm/q8_1/01_naive.cu"
 
 
 def made(ratio: np.ndarray, wrong: np.ndarray, rows: int = 1, tokens: int = 1) -> Grid:
@@ -45,9 +42,6 @@ def mixed() -> Grid:
     wrong = ratio > 1
     wrong[9, 0] = True  # in its bits
     return made(ratio, wrong, rows=4, tokens=2)
-
-
-# -- text --------------------------------------------------------------------------------------------------------------
 
 
 def test_text_loses_no_wrong_cell() -> None:
@@ -86,9 +80,6 @@ def test_lines_that_look_the_same_are_one() -> None:
     lines = as_text(made(ratio, ratio > 1))
     assert [line.split() for line in lines[2:-1]] == [["token", "0", "........"], ["token", "5", "11111111"]]
     assert lines[-1] == ". right; 1 over it by that power of 10"
-
-
-# -- SVG ---------------------------------------------------------------------------------------------------------------
 
 
 def test_svg_tells_each_cell() -> None:
@@ -151,9 +142,6 @@ def test_colours_are_in_order() -> None:
         assert abs(lightness(colour) - lightness(heat_map._ink(colour))) > 100
 
 
-# -- PNG ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.needs("matplotlib")
 def test_png_is_what_another_decoder_reads(tmp_path: Path) -> None:
     from matplotlib import image
@@ -205,9 +193,6 @@ def test_every_character_has_a_shape() -> None:
     assert set(words.upper()) - {" "} <= heat_map._FONT.keys()
 
 
-# -- maps by layer -----------------------------------------------------------------------------------------------------
-
-
 def test_layers_are_in_order_and_nothing_is_hidden() -> None:
     names = [f"blk.{i}.{m}.weight" for i in (0, 1, 2, 10) for m in ("attn_q", "ffn_up")]
     rung = RungResult(name="layers", details=[gemm(n, 0.01) for n in [*names, "output.weight"]])
@@ -249,66 +234,6 @@ def test_many_layers_are_put_together() -> None:
     assert len(png([grid])) < 1 << 20
 
 
-# -- in a run ----------------------------------------------------------------------------------------------------------
-
-
-def wrong_in(tmp_path: Path, old: str, new: str) -> Report:
-    kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, old, new)
-    options = Options(prompt="The import statement", tensor="blk.[01].attn_[qk]", progress=False)
-    return verify(Q4_0, kernel, rungs=["layers"], options=options)
-
-
-def test_of_a_wrong_kernel(tmp_path: Path) -> None:
-    report = wrong_in(tmp_path, "y[i] = acc", "y[i] = i % N == 37 && i / N > 2 ? 2.0f * acc : acc")
-    made = json_report.to_dict(report)["rungs"][0]["heat_map"]
-    assert (made["tensor"], made["who"], made["N"]) == ("blk.0.attn_q.weight", "kernel", 256)
-    wrong = np.array(made["wrong"])
-    assert made["tokens_per_cell"] == 1
-    assert wrong.shape == (made["M"], 64)
-    assert wrong.sum() == made["M"] - 3
-    assert (wrong[3:, 37 // made["rows_per_cell"]] == 1).all()
-    assert ((np.array(made["utilisation"]) > 1) == (wrong > 0)).all()
-    shown = text.render(report).splitlines()
-    start = next(i for i, line in enumerate(shown) if "utilisation of blk.0.attn_q.weight, kernel" in line)
-    lines = [line[7:] for line in shown[start:]]
-    assert [lines[2].split()[1], lines[3].split()[1]] == ["0", "3"]  # of lines that look the same the first
-    assert set(lines[2].split()[2]) == {"."}
-    assert lines[3].split()[2].strip(".").isdigit()
-    first, second = grids(report.rungs)
-    assert first.title.startswith("blk.0.attn_q.weight, kernel")
-    assert second.lines == ("blk.0", "blk.1")
-    assert all(cell.wrong for line in second.cells for cell in line)
-
-
-def test_the_same_output_is_shown_once(tmp_path: Path) -> None:
-    report = wrong_in(tmp_path, "y[i] = acc", "y[i] = i % N == 37 ? 2.0f * acc : acc")
-    assert len(report.rungs[0].failures) == 20
-    shown = [line for line in text.render(report).splitlines() if line.startswith("FAILED")]
-    assert len(shown) < 10
-    assert len({re.sub(".*: (blk[^:]*).*", r"\1", line) for line in shown}) == len(shown)
-    assert re.search(r"… [0-9]+ of [0-9,]+ failures shown; [0-9]+ are of the same outputs", text.render(report))
-
-
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(Q4_0), "--host", "cpu", "-p", "The", "-n", "1", "--rungs", "layers", "--tensor", "attn_[qk]"]
-    drawn = tmp_path / "map.svg"
-    assert main([*arguments, "--heat-map", str(drawn)]) == 0
-    root = ElementTree.parse(drawn).getroot()
-    cells = [e.text or "" for e in root.findall(".//{*}rect/{*}title")]
-    assert len(cells) == 6
-    assert all(re.fullmatch(r"blk\.[0-2] attn_[qk]: [0-9.e-]+", c) for c in cells)
-    assert main([*arguments, "--heat-map", str(tmp_path / "map.png"), "--json", str(tmp_path / "r.json")]) == 0
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "r.json").read_text())["rungs"][0]["heat_map"] is None
-    (tmp_path / "full.svg").symlink_to("/dev/full")
-    capsys.readouterr()
-    assert main([*arguments, "--heat-map", str(tmp_path / "full.svg")]) == 3
-    captured = capsys.readouterr()
-    assert "VERIFIED" in captured.out
-    assert captured.err.startswith("gguf-verify: cannot write ")
-    assert len(captured.err.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -333,15 +258,6 @@ def test_what_cannot_be_written_is_said_before_the_run(
     captured = capsys.readouterr()
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
-
-
-def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """llama.cpp cannot run such a model: there is no picture, which is said, and the verdict stands."""
-    path = write_model(tmp_path / "none.gguf", {"w": (np.ones((4, 18), np.uint8), "Q4_0")})
-    drawn = tmp_path / "map.svg"
-    assert main([str(path), "--host", "cpu", "--rungs", "layers", "--heat-map", str(drawn)]) == 5
-    assert capsys.readouterr().err == "gguf-verify: no heat map: the layers rung judged nothing\n"
-    assert not drawn.exists()
 
 
 class Terminal(io.TextIOWrapper):

@@ -1,0 +1,101 @@
+"""X-rays beside llama.cpp's values of the same blocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.audit.xray import (
+    NO_TO_FLOAT,
+    WINDOW,
+    find_block,
+    llama_values,
+    xray,
+)
+from gguf_verify.formats import tensor_type
+from gguf_verify.gguf import Model, Tensor, open_model
+from gguf_verify.llama import Llama, LlamaRefused
+from gguf_verify.support.errors import UsageError
+from tests.support import corpus
+from tests.support.blocks_by_hand import ALL, ELEMENTS, Make, shown
+from tests.support.tools import FIXTURES
+
+# a user must not see NumPy's warnings either
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Writes a file with one tensor of that content, and opens it."""
+    models: list[Model] = []
+
+    def tensor(
+        type_id: int, shape: list[int], data: bytes, name: str | bytes = "a.weight", file: str = "m.gguf"
+    ) -> Tensor:
+        path = tmp_path / file
+        path.write_bytes(corpus.gguf([], [corpus.info(name, shape, type_id, 0)], [data, bytes(-len(data) % 32)]).data)
+        models.append(open_model(path))
+        return next(iter(models[-1].tensors.values()))
+
+    yield tensor
+    for model in models:
+        model.close()
+
+
+@pytest.mark.parametrize("file", ["tiny-Q5_1.gguf", "tiny-Q4_0.gguf", "tiny-F16.gguf"])
+def test_real_blocks(file: str, llama: Llama) -> None:
+    with open_model(FIXTURES / file) as model:
+        raw = (FIXTURES / file).read_bytes()
+        for at in range(0, model.size, 99_991):
+            try:
+                tensor, row, block = find_block(model, offset=at)
+            except UsageError:
+                continue
+            x = xray(tensor, row, block, llama_values(llama, tensor, row, block), asked=at)
+            assert x.offset <= at < x.stop
+            assert x.raw == raw[x.offset : x.stop]
+            assert x.differs == ()
+            assert (x.theirs is None) == (tensor.type.name == "F32")
+            shown(x)
+
+
+def test_llama_converts_what_it_is_said_to(llama: Llama, make: Make) -> None:
+    """And refuses where it is asked for a conversion that it does not have: calling it would kill the process."""
+    types = llama.versions()["types"]
+    assert set(NO_TO_FLOAT) <= {tensor_type(t).name for t in types}
+    for type_id in types:
+        kind = tensor_type(type_id)
+        n = kind.block_size if kind.quantized else WINDOW
+        data = bytes(kind.block_bytes * n // kind.block_size)
+        tensor = make(type_id, [n], data)
+        values = llama_values(llama, tensor, 0, 0)
+        x = xray(tensor, 0, 0, values)
+        text = shown(x)
+        if kind.name in NO_TO_FLOAT:
+            assert values is None
+            with pytest.raises(LlamaRefused, match="no conversion"):
+                llama.to_float(type_id, np.frombuffer(data, np.uint8), n)
+            assert f"no conversion from {kind.name}" in text
+        else:
+            assert values.shape == (n,)
+            assert x.theirs == tuple(values.tolist())
+        if kind.name in ALL or kind.name in ELEMENTS:
+            assert len(x.ours) == n
+        else:
+            assert x.ours is None
+            assert f"our decode does not cover {kind.name}" in text
+            assert "00 00 00" in text
+        if x.theirs is not None:
+            assert f" {n - 1} " in text
+
+
+def test_256_values_fit(llama: Llama, make: Make) -> None:
+    data = np.random.default_rng(8).integers(0, 256, 210, dtype=np.uint8).tobytes()
+    tensor = make(14, [256], data)
+    text = shown(xray(tensor, 0, 0, llama_values(llama, tensor, 0, 0)))
+    for i in range(256):
+        assert re.search(rf"(?m)(^|│) *{i} +\S+", text), i

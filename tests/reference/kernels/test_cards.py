@@ -1,0 +1,58 @@
+"""Every shipped kernel compiles for every card, and spills no register."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.hosts import nvrtc
+from gguf_verify.support.errors import EnvironmentFault
+from gguf_verify.support.paths import kernel_root
+from tests.support.kernel_inputs import sources, stack_bytes
+from tests.support.needs import need, unmet
+
+CARDS = ("75", "80", "86", "89", "90", "100", "120")
+
+
+@pytest.fixture(scope="module")
+def supported() -> list[int]:
+    need("nvrtc")
+    return nvrtc.architectures()
+
+
+@pytest.mark.parametrize(
+    "sm", [sm if sm in ("75", "120") else pytest.param(sm, marks=pytest.mark.slow) for sm in CARDS]
+)
+def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
+    """And keeps all in registers: no local memory, so nothing spilled."""
+    if int(sm) not in supported:
+        unmet("nvrtc", f"this version does not compile for sm_{sm}")
+
+    def compiled(source: tuple[str, str, dict[str, str]]) -> list[int]:
+        file, _, macros = source
+        return list(stack_bytes(nvrtc.compile_cubin(kernel_root(), file, sm, macros)))
+
+    with ThreadPoolExecutor(2) as pool:
+        for source, stacks in zip(sources(), pool.map(compiled, sources()), strict=True):
+            assert stacks, "the cubin does not say"
+            assert not any(stacks), (sm, source, stacks)
+
+
+def test_a_stack_is_seen(supported: list[int], tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text(
+        'extern "C" __global__ void k(const int* x, int* y, int n) {\n'
+        "    int a[64] = {};\n    for (int i = 0; i < n; ++i) a[x[i] & 63] += i;\n    y[0] = a[n & 63];\n}\n"
+    )
+    for sm in CARDS:
+        if int(sm) in supported:
+            assert max(stack_bytes(nvrtc.compile_cubin(tmp_path, "k.cu", sm, {}))) == 256
+
+
+def test_nvrtc_says_what_is_wrong(supported: list[int], tmp_path: Path) -> None:
+    (tmp_path / "k.cu").write_text("__global__ void k() { no_such_name(); }\n")
+    with pytest.raises(EnvironmentFault, match=r"could not compile k\.cu for sm_90: .*no_such_name"):
+        nvrtc.compile_cubin(tmp_path, "k.cu", "90", {})
+    with pytest.raises(EnvironmentFault, match="INVALID_OPTION"):
+        nvrtc.compile_cubin(tmp_path, "k.cu", "13", {})

@@ -1,0 +1,51 @@
+"""Which formats and cards a kernel covers, and what it refuses."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.kernels.site import Cards
+from gguf_verify.support.errors import EnvironmentFault, UsageError
+from gguf_verify.support.paths import kernel_root
+from tests.support.kernel_inputs import PLAIN, sources
+
+
+@pytest.fixture(scope="module")
+def host(request: pytest.FixtureRequest) -> CpuHost:
+    host = CpuHost(2)
+    if len(request.session.items) > 50:  # all of them: compile two at a time what the cache does not hold
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda source: host.load(kernel_root(), *source), sources()))
+    return host
+
+
+def test_a_type_that_a_kernel_does_not_cover(host: CpuHost) -> None:
+    kernel = ShippedKernel(KERNELS["q8_1_mma"], host)
+    rows = np.zeros((2, 210), np.uint8)
+    with pytest.raises(UsageError, match="kernel q8_1_mma does not cover type Q6_K"):
+        kernel.upload(FORMATS["Q6_K"], rows)
+
+
+def test_cards() -> None:
+    assert [Cards(80).target(sm) for sm in ("75", "80", "120")] == [None, "80", "120"]
+    assert [Cards(exact="90a").target(sm) for sm in ("80", "90", "100")] == [None, "90a", None]
+    with pytest.raises(EnvironmentFault, match="kernel fast needs a GPU of sm_90a; this one is sm_100"):
+        Cards(exact="90a").target_or_fault("fast", "100")
+    with pytest.raises(EnvironmentFault, match="kernel fast needs a GPU of sm_80 or later; this one is sm_75"):
+        Cards(80).target_or_fault("fast", "75")
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_zeros_give_a_positive_zero(host: CpuHost, name: str) -> None:
+    """-0 from a negative scale times no codes does not survive the sum with +0."""
+    kernel, fmt = ShippedKernel(KERNELS[name], host), FORMATS["Q8_0"]
+    w = fmt.pack(d=np.full((4, 3), -1.0), qs=np.zeros((4, 3, 32))).reshape(4, -1)
+    x = kernel.quantize(np.ones((2, 96), np.float32))
+    assert (kernel.gemm(kernel.upload(fmt, w), x).view(np.uint32) == 0).all()

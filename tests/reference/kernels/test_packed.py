@@ -1,0 +1,150 @@
+"""The kernels that take packed weights and tiled activations have the bits of the naive kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.hosts import CpuHost
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.ladder.q8_1_gemv import Gemv
+from gguf_verify.kernels.ladder.q8_1_split_k import SplitK
+from gguf_verify.kernels.ladder.q8_1_wgmma import Wgmma
+from gguf_verify.kernels.packed import packed_shape, unpacked
+from gguf_verify.kernels.shipped import ShippedKernel
+from tests.support.kernel_inputs import (
+    assert_same,
+    gaussians,
+    quantizer_inputs,
+    random_weights,
+)
+from tests.support.packed_kernels import FIVE, PACKED, SHAPES, TILINGS, at_once, check
+
+by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
+
+
+@pytest.fixture(scope="module")
+def host() -> CpuHost:
+    return CpuHost(2)
+
+
+def test_there_are_some() -> None:
+    assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv"}
+
+
+@at_once("Q5_1", "Q8_0")
+@pytest.mark.parametrize("name", PACKED)
+def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
+    for m, n, blocks in SHAPES:
+        check(host, name, fmt, m, n, blocks)
+
+
+@at_once("Q8_0")
+def test_bits_do_not_depend_on_the_tiling(host: CpuHost, fmt: BlockFormat) -> None:
+    """Of 07, from values and from Q8_1."""
+    m, n, k = 130, 260, 96
+    rng, naive, kernel = (
+        np.random.default_rng(4),
+        ShippedKernel(KERNELS["q8_1_naive"], host),
+        ShippedKernel(KERNELS["q8_1_wgmma"], host),
+    )
+    w, x = random_weights(rng, fmt, n, k), gaussians(rng, m, k)
+    codes = naive.quantize(x)
+    expected, weights = naive.gemm(naive.upload(fmt, w), codes), kernel.upload(fmt, w)
+    for tiling in TILINGS:
+        for entry, given in (("quantize_tiled", x), ("tile", codes)):
+            out = host.output(4 * m * n)
+            tiling.gemm(kernel.site, weights, entry, host.upload(given), out, m)
+            assert_same(host.download(out).view(np.float32).reshape(m, n), expected, (tiling, entry, fmt.name))
+
+
+def test_tilings_that_are_chosen() -> None:
+    """Of 132 multiprocessors: large tiles unless small ones are done sooner; none that the tests leave out."""
+    shapes = ((4096, 4096), (512, 14336), (512, 4096), (1, 1))
+    assert [Wgmma().tiling(FORMATS["Q8_0"], m, n).tokens for m, n in shapes] == [128, 128, 64, 64]
+    assert [Wgmma().tiling(FORMATS["Q4_0"], m, n).tokens for m, n in shapes] == [64] * 4
+    small = [SplitK().tiling(m, n, 4).tokens for m in (1, 64, 128) for n in (4096, 14336)]
+    assert small == [16, 16, 32, 32, 64, 32]
+
+
+@at_once("Q5_1")
+def test_gemv_without_bulk_copies(fmt: BlockFormat) -> None:
+    """As on cards before Hopper, where lanes copy."""
+    before, host = CpuHost(2, ["-D__CUDA_ARCH__=800"]), CpuHost(2)
+    for m, n, blocks in SHAPES:
+        check(host, "q8_1_gemv", fmt, m, n, blocks, ShippedKernel(KERNELS["q8_1_gemv"], before))
+
+
+@at_once("Q5_1")
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 16])
+def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
+    """The quantizer in the kernel has the bits of the one beside it, on every kind of input."""
+    rng, kernel = np.random.default_rng(29), ShippedKernel(KERNELS["q8_1_gemv"], host)
+    for kind, x in quantizer_inputs().items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = x.astype(np.float32)[-m:, :1184]
+        weights = kernel.upload(fmt, random_weights(rng, fmt, 20, x.shape[1]))
+        assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (fmt.name, kind))
+
+
+@pytest.mark.parametrize(("m", "blocks"), [(1, 1030), (3, 300)])
+def test_gemv_of_rows_longer_than_shared_memory(host: CpuHost, m: int, blocks: int) -> None:
+    fmt, rng, kernel = FORMATS["Q4_1"], np.random.default_rng(31), ShippedKernel(KERNELS["q8_1_gemv"], host)
+    check(host, "q8_1_gemv", fmt, m, 9, blocks)
+    weights = kernel.upload(fmt, random_weights(rng, fmt, 9, 32 * blocks))
+    assert Gemv.shape(None, weights, m)["X_BLOCKS"] < blocks
+    x = rng.standard_normal((m, 32 * blocks)).astype(np.float32)
+    assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)))
+
+
+@by_format
+@pytest.mark.parametrize(("sm", "most"), [("75", 64 << 10), ("86", 99 << 10), ("90", 227 << 10), ("120", 99 << 10)])
+def test_gemv_fits_in_shared_memory(fmt: BlockFormat, sm: str, most: int) -> None:
+    """Limits: CUDA C++ programming guide, compute capabilities. On Hopper, two blocks of one token's shape."""
+    for m in (1, 2, 3, 4):
+        for blocks in (1, 128, 448, 5000):
+            shape = Gemv.shape(sm, Weights(fmt, 1, 32 * blocks, None), m)
+            aligned = Gemv.shared(fmt, shape) + 1024  # after the barriers
+            assert aligned <= (most if m > 1 or blocks > 448 or sm != "90" else most // 2)
+            assert shape["X_BLOCKS"] > 0
+            assert shape["X_BLOCKS"] % (4 * shape["WARPS"]) == 0
+            if m == 1 and blocks <= 128:  # a usual row is quantized on the way
+                assert shape["X_BLOCKS"] >= blocks
+
+
+def test_kernels_of_one_layout_share_their_weights(host: CpuHost) -> None:
+    """And kernels of two do not: what is prepared has the same bytes if, and only if, the layout is called the same."""
+    fmt = FORMATS["Q4_0"]
+    prepared: dict[str, set[bytes]] = {}
+    rows = np.random.default_rng(32).integers(0, 256, (130, 3 * fmt.block_bytes), np.uint8)
+    for name in (*PACKED, "q8_1_naive"):
+        kernel = ShippedKernel(KERNELS[name], host)
+        buffer = kernel.upload(fmt, rows).buffer
+        raw = host.download(buffer) if name in PACKED else np.asarray(buffer)
+        prepared.setdefault(kernel.spec.launch.layout, set()).add(raw.tobytes())
+    assert all(len(different) == 1 for different in prepared.values())
+    assert len(set.union(*prepared.values())) == len(prepared) == 3
+
+
+@by_format
+@pytest.mark.parametrize("name", ["q8_1_wgmma", "q8_1_gemv"])
+def test_packing_is_undone(host: CpuHost, name: str, fmt: BlockFormat) -> None:
+    """And changes of any byte are seen, also of one that belongs to no row."""
+    rng, kernel = np.random.default_rng(3), ShippedKernel(KERNELS[name], host)
+    strips = name == "q8_1_gemv"
+    for n, blocks in ((1, 1), (130, 3), (128, 4)):
+        rows = rng.integers(0, 256, (n, blocks * fmt.block_bytes), np.uint8)
+        weights = kernel.upload(fmt, rows)
+        packed = host.download(weights.buffer)
+        tiles, padded, chunk = packed_shape(fmt, n, weights.k)
+        assert packed.size == tiles * padded * chunk
+        again, clean = unpacked(fmt, packed, n, weights.k, strips)
+        assert clean
+        np.testing.assert_array_equal(again, rows)
+        for at in (*rng.integers(0, packed.size, 20), packed.size - 1):
+            other = packed.copy()
+            other[at] ^= 0x10
+            again, clean = unpacked(fmt, other, n, weights.k, strips)
+            assert not clean or (again != rows).any()

@@ -1,0 +1,41 @@
+"""The kernels that take packed weights compile for their cards, and spill no register."""
+
+from __future__ import annotations
+
+from gguf_verify.formats import BlockFormat
+from gguf_verify.hosts import nvrtc
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder.q8_1_gemv import Gemv
+from gguf_verify.support.paths import kernel_root
+from tests.support.kernel_inputs import (
+    stack_bytes,
+)
+from tests.support.needs import need
+from tests.support.packed_kernels import TILINGS, at_once
+
+
+@at_once("Q5_1")
+def test_compiles_without_spills(fmt: BlockFormat) -> None:
+    """For Hopper, and what runs elsewhere for every card."""
+    need("nvrtc")
+    supported = nvrtc.architectures()
+    macros = {**fmt.macros, "TOKENS": "64"}
+    sources = [("pack/weights.cu", macros, "90"), ("pack/activations.cu", macros, "90")]
+    for tiling in TILINGS:
+        if tiling.tokens == 128 and fmt.name != "Q8_0":
+            continue
+        sizes = {"TOKENS": str(tiling.tokens), "WARPGROUPS": str(tiling.groups), "CTAS": str(tiling.ctas)}
+        sources += [("gemm/q8_1/07_wgmma.cu", macros | sizes | {"STAGES": "3"}, "90a")]
+        if tiling.tokens <= 64:
+            parts = {"STAGES": "3", "PART_STAGES": "16"}
+            sources += [("gemm/q8_1/09_split_k.cu", macros | sizes | parts, "90a")]
+    sources += [("pack/weights.cu", macros | {"STRIPS": "1"}, "90")]
+    for sm in ("75", "90", "120"):
+        shapes = [Gemv.shape(sm, Weights(fmt, 1, 4096, None), m) for m in (1, 2, 4)]
+        shapes += [{"TOKENS": t, "STAGES": 4} for t in (8, 16)]
+        sources += [("gemm/q8_1/08_gemv.cu", macros | {k: str(v) for k, v in s.items()}, sm) for s in shapes]
+    for file, defines, sm in sources:
+        if int(sm.rstrip("a")) in supported:
+            stacks = list(stack_bytes(nvrtc.compile_cubin(kernel_root(), file, sm, defines)))
+            assert stacks
+            assert not any(stacks), (file, fmt.name, sm, stacks)

@@ -1,0 +1,76 @@
+"""Faults of packing, and of kernels that take packed weights, are seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost
+from gguf_verify.support.errors import KernelFault
+from tests.support.packed_kernels import SHAPES, check
+from tests.support.tools import altered_kernel
+
+
+@pytest.fixture(scope="module")
+def host() -> CpuHost:
+    return CpuHost(2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("(high & 0x0F0F0F0F) << 4", "(high & 0x0F0F0F0F) << 3", id="high nibbles"),
+        pytest.param("8 * r + g", "8 * g + r", id="rows"),
+        pytest.param("row < N && block < blocks", "row <= N && block < blocks", id="a row past the last"),
+        pytest.param("? b->d : 0", "? (uint16_t)(b->d & 0xFFFE) : 0", id="the last bit of d"),
+    ],
+)
+def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
+    kernel = altered_kernel(tmp_path, "q8_1_gemv", "pack/weights.cu", old, new)
+    rows = np.random.default_rng(5).integers(1, 256, (40, 54), np.uint8)  # a row more: 39 are given
+    with pytest.raises(KernelFault, match="do not hold the file's bytes"):
+        kernel.upload(FORMATS["Q4_0"], rows[:39])
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    [
+        pytest.param("q8_1_wgmma", "pack/activations.cu", "piece ^ row % 8", "piece ^ row / 2 % 8", id="swizzle"),
+        pytest.param("q8_1_wgmma", "packed.cuh", "BYTES ? 1.0f : 0x1p-4f", "1.0f", id="scale of the second half"),
+        pytest.param("q8_1_wgmma", "pack/activations.cu", "words[2 * j + odd] =", "words[j + 2 * odd] =",
+                     id="order of k", marks=pytest.mark.slow),
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "piece * PIECE + i / 4 * 8", "piece * PIECE + i / 4 * 4",
+                     id="places of outputs"),
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "parity ^= slot == 0;", "", id="a stale stage"),
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "(block * TOKENS + piece", "(0 * TOKENS + piece",
+                     id="another block's scales"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "i < left; ++i", "i < HALF; ++i",
+                     id="terms of the round before", marks=pytest.mark.slow),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "const int t = c / 2 ^ g & 1;", "const int t = c / 2;",
+                     id="rows of the other tile"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "first = x_base + warp * BLOCKS", "first = warp * BLOCKS",
+                     id="another round's activations", marks=pytest.mark.slow),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "sums[i][2 + e]", "sums[i][3 - e]",
+                     id="another token's sums", marks=pytest.mark.slow),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "from += ROUND * PART;", "from += (ROUND + 1) * PART;",
+                     id="another block's weights"),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "PART_D))[8 * c + 4 * j + warp]", "PART_D))[8 * c + 4 * j]",
+                     id="scales of other rows", marks=pytest.mark.slow),
+        pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "codes[0] = low, codes[GROUPS] = high",
+                     "codes[0] = high, codes[GROUPS] = low", id="halves of tiles", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_faults_are_seen(tmp_path: Path, host: CpuHost, name: str, file: str, old: str, new: str) -> None:
+    kernel = altered_kernel(tmp_path, name, file, old, new)
+
+    def seen(m: int, n: int, blocks: int) -> bool:
+        try:
+            check(host, name, FORMATS["Q4_0"], m, n, blocks, kernel)
+        except (AssertionError, KernelFault):
+            return True
+        return False
+
+    assert any(seen(*shape) for shape in SHAPES)

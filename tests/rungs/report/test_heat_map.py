@@ -1,0 +1,89 @@
+"""Heat maps of runs: what a wrong kernel's map shows, and the option that asks for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.cli import main
+from gguf_verify.report import json_report, text
+from gguf_verify.report.heat_map import grids
+from gguf_verify.results import Options
+from gguf_verify.verification import Report, verify
+from tests.support.tools import FIXTURES, altered_kernel, write_model
+
+Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
+
+
+NAIVE = "gemm/q8_1/01_naive.cu"
+
+
+def wrong_in(tmp_path: Path, old: str, new: str) -> Report:
+    kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, old, new)
+    options = Options(prompt="The import statement", tensor="blk.[01].attn_[qk]", progress=False)
+    return verify(Q4_0, kernel, rungs=["layers"], options=options)
+
+
+def test_of_a_wrong_kernel(tmp_path: Path) -> None:
+    report = wrong_in(tmp_path, "y[i] = acc", "y[i] = i % N == 37 && i / N > 2 ? 2.0f * acc : acc")
+    made = json_report.to_dict(report)["rungs"][0]["heat_map"]
+    assert (made["tensor"], made["who"], made["N"]) == ("blk.0.attn_q.weight", "kernel", 256)
+    wrong = np.array(made["wrong"])
+    assert made["tokens_per_cell"] == 1
+    assert wrong.shape == (made["M"], 64)
+    assert wrong.sum() == made["M"] - 3
+    assert (wrong[3:, 37 // made["rows_per_cell"]] == 1).all()
+    assert ((np.array(made["utilisation"]) > 1) == (wrong > 0)).all()
+    shown = text.render(report).splitlines()
+    start = next(i for i, line in enumerate(shown) if "utilisation of blk.0.attn_q.weight, kernel" in line)
+    lines = [line[7:] for line in shown[start:]]
+    assert [lines[2].split()[1], lines[3].split()[1]] == ["0", "3"]  # of lines that look the same the first
+    assert set(lines[2].split()[2]) == {"."}
+    assert lines[3].split()[2].strip(".").isdigit()
+    first, second = grids(report.rungs)
+    assert first.title.startswith("blk.0.attn_q.weight, kernel")
+    assert second.lines == ("blk.0", "blk.1")
+    assert all(cell.wrong for line in second.cells for cell in line)
+
+
+def test_the_same_output_is_shown_once(tmp_path: Path) -> None:
+    report = wrong_in(tmp_path, "y[i] = acc", "y[i] = i % N == 37 ? 2.0f * acc : acc")
+    assert len(report.rungs[0].failures) == 20
+    shown = [line for line in text.render(report).splitlines() if line.startswith("FAILED")]
+    assert len(shown) < 10
+    assert len({re.sub(".*: (blk[^:]*).*", r"\1", line) for line in shown}) == len(shown)
+    assert re.search(r"… [0-9]+ of [0-9,]+ failures shown; [0-9]+ are of the same outputs", text.render(report))
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(Q4_0), "--host", "cpu", "-p", "The", "-n", "1", "--rungs", "layers", "--tensor", "attn_[qk]"]
+    drawn = tmp_path / "map.svg"
+    assert main([*arguments, "--heat-map", str(drawn)]) == 0
+    root = ElementTree.parse(drawn).getroot()
+    cells = [e.text or "" for e in root.findall(".//{*}rect/{*}title")]
+    assert len(cells) == 6
+    assert all(re.fullmatch(r"blk\.[0-2] attn_[qk]: [0-9.e-]+", c) for c in cells)
+    assert main([*arguments, "--heat-map", str(tmp_path / "map.png"), "--json", str(tmp_path / "r.json")]) == 0
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "r.json").read_text())["rungs"][0]["heat_map"] is None
+    (tmp_path / "full.svg").symlink_to("/dev/full")
+    capsys.readouterr()
+    assert main([*arguments, "--heat-map", str(tmp_path / "full.svg")]) == 3
+    captured = capsys.readouterr()
+    assert "VERIFIED" in captured.out
+    assert captured.err.startswith("gguf-verify: cannot write ")
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """llama.cpp cannot run such a model: there is no picture, which is said, and the verdict stands."""
+    path = write_model(tmp_path / "none.gguf", {"w": (np.ones((4, 18), np.uint8), "Q4_0")})
+    drawn = tmp_path / "map.svg"
+    assert main([str(path), "--host", "cpu", "--rungs", "layers", "--heat-map", str(drawn)]) == 5
+    assert capsys.readouterr().err == "gguf-verify: no heat map: the layers rung judged nothing\n"
+    assert not drawn.exists()
