@@ -1,4 +1,4 @@
-"""Kernels as others might write them, right and wrong: test_foreign.py runs them as FILE.py:NAME."""
+"""Kernels as others might write them, right and wrong: tests run them as FILE.py:NAME."""
 
 from __future__ import annotations
 

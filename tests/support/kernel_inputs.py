@@ -32,7 +32,7 @@ MS, NS = (1, 3, 33), (1, 31, 257)
 OFTEN = frozenset({"Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K"})
 
 
-PLAIN = [k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed)]  # the rest: test_packing.py
+PLAIN = [k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed)]  # not PACKED of packed_kernels
 
 
 PAIRS = [(k, f) for f in FORMATS.values() for k in PLAIN if KERNELS[k].covers(f)]

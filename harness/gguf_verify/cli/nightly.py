@@ -81,9 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_source(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("config", type=Path, nargs="?", metavar="CONFIG.toml", help="use its history and its nights")
-    source.add_argument(
-        "--history", type=Path, metavar="FILE", help="use all nights of this history"
-    )
+    source.add_argument("--history", type=Path, metavar="FILE", help="use all nights of this history")
 
 
 def run(argv: list[str]) -> int:

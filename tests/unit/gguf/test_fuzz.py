@@ -1,6 +1,6 @@
 """Generated files: right ones, and such with lies in their fields or wrong bytes. What holds for every file must hold.
 
-The examples are always the same, some 20 s of them. To look for others: FUZZ_EXAMPLES=100000 pytest tests/test_fuzz.py
+The examples are always the same, some 20 s of them. Others: FUZZ_EXAMPLES=100000 pytest tests/unit/gguf/test_fuzz.py
 """
 
 from __future__ import annotations

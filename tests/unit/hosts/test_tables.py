@@ -1,4 +1,4 @@
-"""The tables of the I-quants on their way from the gguf package to the compilers; what they mean: test_formats."""
+"""The tables of the I-quants, on their way from the gguf package to the compilers."""
 
 from __future__ import annotations
 

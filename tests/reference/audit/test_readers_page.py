@@ -1,0 +1,88 @@
+"""docs/readers.md states what the readers say of the crafted files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.audit.readers import EXPLAIN, READERS
+from gguf_verify.gguf import RULES, check_consistency, open_model
+from tests.support import corpus
+from tests.support.reader_table import PAGE, Table, _by_slug, _versions_line, render, tabulate
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    return tabulate(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def known(table: Table) -> Table:
+    """The table where the readers are those that the page and the expectations are of."""
+    stated = next((line for line in PAGE.read_text().splitlines() if line.startswith("Readers: ")), "")
+    if stated != _versions_line(table.versions):
+        pytest.skip(f"the page is of other versions: {stated!r}, here are {_versions_line(table.versions)!r}")
+    return table
+
+
+def test_the_page_is_current(known: Table) -> None:
+    assert PAGE.read_text() == render(known), "write it anew: python -m tests.support.reader_table"
+
+
+def test_harmless_files_give_nothing(known: Table) -> None:
+    for row in known.of("good", "claim"):
+        assert row.compared == (), row.name
+        assert [r.verdict for r in row.readings] == ["accepted", "accepted"], row.name
+
+
+def test_disputed_files(known: Table, tmp_path: Path) -> None:
+    """We accept each in silence; the disagreement is found, and where it is."""
+    for entry in corpus.DISPUTED:
+        path, built = tmp_path / "x.gguf", entry.build()
+        path.write_bytes(built.data)
+        with open_model(path) as model:
+            assert model.findings == ()
+            assert check_consistency(model) == ()
+        row = known.named(entry.name)
+        (found,) = (f for f in row.compared if f.id == RULES[str(entry.slug)].id)
+        assert (found.effect, found.start, found.stop) == (entry.effect, built.start, built.stop), found.line()
+
+
+def test_a_verdict_that_is_not_ours_is_a_note_that_names_the_finding(known: Table) -> None:
+    for row in known.of("refuse", "error", "warning"):
+        notes = [f for f in row.compared if f.id == RULES["reader-verdict"].id]
+        other = "accepted" if not row.accepted else "refused"
+        assert len(notes) == sum(r.verdict == other for r in row.readings), row.name
+        for note in notes:
+            assert note.effect == "note"
+            assert row.rules[0] in note.line()
+
+
+def test_what_explains_a_refusal_does(known: Table) -> None:
+    """`EXPLAIN` holds exactly the rules over whose files, read on by us, a reader stumbles."""
+    for reader in READERS:
+        rows = [row for row in known.of("error", "warning") if row.cell(reader) == "refused"]
+        assert {rule.split("-", 2)[2] for row in rows for rule in row.rules} == set(EXPLAIN[reader])
+
+
+def test_only_the_expected_rows_break_a_reader(known: Table) -> None:
+    broke = {(row.name, r.reader) for row in known.rows for r in row.readings if r.verdict == "broke"}
+    assert broke == {
+        ("array length 2^60", "gguf-py"), ("dimensions overflow beside a zero", "llama.cpp"),
+        ("dimensions 2^62 - 1, 0 and 2", "llama.cpp"), ("4 TiB of data claimed", "llama.cpp"),
+    }  # fmt: skip
+    for row in known.rows:
+        slugs = _by_slug(row.compared)
+        assert slugs.count("reader-broke") == sum(r.verdict == "broke" for r in row.readings), row.name
+        assert "llama-refuses" not in slugs, row.name
+
+
+def test_every_text_fits_a_line(table: Table) -> None:
+    for row in table.rows:
+        for reading in row.readings:
+            assert reading.said.isprintable()
+            assert len(reading.said) < 260
+        for found in row.compared:
+            assert found.line().isprintable()
+            assert len(found.line()) < 600

@@ -1,0 +1,191 @@
+"""The CPU host's arithmetic: guards, halves, dot products, tensor cores and roundings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.base import GUARD_BYTES, POISON
+from gguf_verify.support.errors import KernelFault
+from tests.support.short_kernels import WRITE_A_BYTE, Build, run, with_kernel
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """source → a folder that holds it as `k.cu`, the same one for the same source."""
+    made: dict[str, Path] = {}
+
+    def root(source: str) -> Path:
+        if source not in made:
+            made[source] = with_kernel(tmp_path_factory.mktemp("root"), source)
+        return made[source]
+
+    return root
+
+
+@pytest.fixture
+def build(roots: Callable[[str], Path]) -> Build:
+    def load(source: str, host: CpuHost) -> Any:
+        return host.load(roots(source), "k.cu", "k", {})
+
+    return load
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 64, 4096])
+def test_bytes_outside_the_output(build: Build, nbytes: int) -> None:
+    host = CpuHost(1)
+    kernel = build(WRITE_A_BYTE, host)
+    for at, counts in [
+        (-1, "1 bytes before, 0 after"),
+        (-GUARD_BYTES, "1 bytes before, 0 after"),
+        (nbytes, "0 bytes before, 1 after"),
+        (nbytes + GUARD_BYTES - 1, "0 bytes before, 1 after"),
+    ]:
+        with pytest.raises(KernelFault, match=counts):
+            run(host, kernel, 1, 1, np.empty(nbytes, np.uint8), np.int64(at))
+    for at in (0, nbytes - 1):
+        assert run(host, kernel, 1, 1, np.empty(nbytes, np.uint8), np.int64(at))[at] == 7
+
+
+def test_unwritten_elements_hold_poison(build: Build) -> None:
+    host = CpuHost(1)
+    got = run(host, build(WRITE_A_BYTE, host), 1, 1, np.empty(100, np.uint32), np.int64(4 * 41 + 2))
+    assert (np.flatnonzero(got != POISON) == [41]).all()
+    assert np.isnan(np.uint32(POISON).view(np.float32))
+
+
+def all_halves() -> np.ndarray:
+    return np.arange(2**16, dtype=np.uint16)
+
+
+def test_half_to_float(build: Build) -> None:
+    host = CpuHost(1)
+    kernel = build(
+        "void k(float* y, const uint16_t* x) { const int i = blockIdx.x; y[i] = half_to_float(x[i]); }", host
+    )
+    got = run(host, kernel, 2**16, 1, np.empty(2**16, np.float32), all_halves())
+    expected = all_halves().view(np.float16).astype(np.float32)
+    nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(got), nan)
+    np.testing.assert_array_equal(got.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
+
+
+def floats_near_halves() -> np.ndarray:
+    """Every half, every midpoint of two and their neighbours, in both signs; the edges of the range; random bits."""
+    finite = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
+    midpoints = np.append((finite[1:] + finite[:-1]) / 2, 65520.0)
+    exact = np.concatenate([finite, midpoints]).astype(np.float32)
+    up, down = np.nextafter(exact, np.float32(np.inf)), np.nextafter(exact, np.float32(-np.inf))
+    edges = [65519.99, 65520, 65536, 3e38, np.inf, np.nan, 1e-45, 1e-40, 2**-25, 2**-24, 2**-14, 2**-126]
+    values = np.concatenate([exact, up, down, np.array(edges, np.float32)])
+    bits = np.random.default_rng(1).integers(0, 2**32, 200_000).astype(np.uint32).view(np.float32)
+    return np.concatenate([values, -values, bits])
+
+
+def test_float_to_half(build: Build) -> None:
+    host = CpuHost(1)
+    source = """void k(uint16_t* y, const float* x, int64_t n) {
+        for (int64_t i = blockIdx.x; i < n; i += gridDim.x) y[i] = float_to_half(x[i]);
+    }"""
+    x = floats_near_halves()
+    got = run(host, build(source, host), 64, 1, np.empty(len(x), np.uint16), x, np.int64(len(x)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = x.astype(np.float16).view(np.uint16)
+    expected[np.isnan(x)] = 0x7FFF  # what a GPU's cvt.rn.f16.f32 makes of every NaN
+    np.testing.assert_array_equal(got, expected)
+    assert (got == 0x7C00).any()
+
+
+def test_byte_perm(build: Build) -> None:
+    host, rng = CpuHost(1), np.random.default_rng(3)
+    source = """void k(uint32_t* y, const uint32_t* a, const uint32_t* b, const uint32_t* s, int n) {
+        for (int i = 0; i < n; ++i) y[i] = __byte_perm(a[i], b[i], s[i]);
+    }"""
+    a, b, s = (rng.integers(0, 1 << 32, 500, np.uint32) for _ in range(3))
+    got = run(host, build(source, host), 1, 1, np.empty(500, np.uint32), a, b, s, np.int32(500))
+    both = np.concatenate([a.view(np.uint8).reshape(-1, 4), b.view(np.uint8).reshape(-1, 4)], axis=1)
+    chosen = np.stack([s >> 4 * i & 7 for i in range(4)], axis=1)
+    np.testing.assert_array_equal(got, np.take_along_axis(both, chosen, axis=1).copy().view(np.uint32)[:, 0])
+
+
+def test_mma(build: Build) -> None:
+    """Against a product of integers; warps of a block do not mix."""
+    host, rng = CpuHost(1), np.random.default_rng(4)
+    source = """void k(int*, const int8_t*, const int8_t*);
+#include "gemm/mma.cuh"
+extern "C" __global__ void k(int* y, const int8_t* a, const int8_t* b) {
+        const int warp = threadIdx.x / 32, r = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+        const uint32_t* rows = (const uint32_t*)(a + 512 * warp);
+        const uint32_t* columns = (const uint32_t*)(b + 256 * warp);
+        const uint32_t *upper = rows + 8 * r + c, *lower = upper + 64;
+        const uint32_t of_a[4] = {upper[0], lower[0], upper[4], lower[4]};
+        const uint32_t of_b[2] = {columns[8 * r + c], columns[8 * r + c + 4]};
+        int d[4];
+        mma(d, of_a, of_b, 100);
+        for (int i = 0; i < 4; ++i) y[128 * warp + 8 * (r + i / 2 * 8) + 2 * c + i % 2] = d[i];
+    }"""
+    a, b = rng.integers(-128, 128, (3, 16, 32), np.int8), rng.integers(-128, 128, (3, 8, 32), np.int8)
+    got = run(host, build(source, host), 1, 96, np.empty((3, 16, 8), np.int32), a, b)
+    np.testing.assert_array_equal(got, a.astype(np.int32) @ b.astype(np.int32).transpose(0, 2, 1) + 100)
+
+
+def test_buffers_are_aligned() -> None:
+    """Wherever the array lies; a kernel may load 16 bytes at a time."""
+    whole = np.arange(200, dtype=np.uint8)
+    for at in range(32):
+        buffer = CpuHost(1).upload(whole[at : at + 100])
+        assert buffer.address % 16 == 0
+        np.testing.assert_array_equal(buffer.array, whole[at : at + 100])
+
+
+@pytest.mark.parametrize("flags", [[], ["-mno-sse4.1"]], ids=["simd", "portable"])
+def test_dp4a(build: Build, flags: list[str]) -> None:
+    if flags and "x86_64" not in os.uname().machine:
+        pytest.skip("the SIMD path is x86's")
+    host = CpuHost(1, flags)
+    source = """void k(int* y, const int* a, const int* b, const int* c, int n) {
+        for (int i = 0; i < n; ++i) y[i] = __dp4a(a[i], b[i], c[i]);
+    }"""
+    rng = np.random.default_rng(2)
+    extreme = np.array([-128, -127, -1, 0, 1, 127], np.int8)
+    a, b = (np.concatenate([rng.choice(extreme, (3000, 4)), rng.integers(-128, 128, (3000, 4)).astype(np.int8)])
+            for _ in range(2))  # fmt: skip
+    a[0] = b[0] = b[1] = -128
+    a[1] = 127
+    c = rng.integers(-(2**30), 2**30, len(a)).astype(np.int32)
+    got = run(host, build(source, host), 1, 1, c, a.view(np.int32), b.view(np.int32), c, np.int32(len(a)))
+    np.testing.assert_array_equal(got, c + (a.astype(np.int32) * b).sum(axis=1))
+
+
+def test_roundings_are_those_asked_for(build: Build) -> None:
+    """One rounding in __fmaf_rn, two in a·b + c (never contracted), and subnormal results are kept."""
+    source = """void k(float* y, const float* a, const float* b, const float* c, int n) {
+        for (int i = 0; i < n; ++i) {
+            y[i] = __fmaf_rn(a[i], b[i], c[i]);
+            y[n + i] = __fadd_rn(__fmul_rn(a[i], b[i]), c[i]);
+            y[2 * n + i] = a[i] * b[i] + c[i];
+            y[3 * n + i] = __fdiv_rn(a[i], b[i]);
+        }
+    }"""
+    host = CpuHost(1)
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((2, 5000)).astype(np.float32)
+    # nearly cancels, so that a rounding too many shows
+    c = (-(a * b) * (1 + rng.integers(-2, 3, 5000) * 2.0**-23)).astype(np.float32)
+    a[:1000] *= np.float32(2**-70)
+    b[:1000] *= np.float32(2**-70)
+    a[:1000:2] *= np.float32(2**-8)
+    c[:1000] = rng.integers(-9, 10, 1000) * np.float32(2**-149)
+    got = run(host, build(source, host), 1, 1, np.empty((4, 5000), np.float32), a, b, c, np.int32(5000))
+    # 24 + 24 bits and a near-cancelling c fit float64's 53 (and below 2^-126, its range), so one rounding is left
+    fused = (a.astype(np.float64) * b + c).astype(np.float32)
+    assert (fused != a * b + c).mean() > 0.3
+    assert ((fused != 0) & (np.abs(fused) < 2**-126)).any()
+    for row, expected in zip(got, [fused, a * b + c, a * b + c, a / b], strict=True):
+        np.testing.assert_array_equal(row.view(np.uint32), expected.view(np.uint32))

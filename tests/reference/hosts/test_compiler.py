@@ -1,0 +1,211 @@
+"""Compiling for the CPU host: its faults, its cache and its precompiled header."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import HOSTS, CpuHost, auto_host, compiler, cupy_host, make_host
+from gguf_verify.support import cache as support_cache
+from gguf_verify.support.cache import tree_hash
+from gguf_verify.support.errors import EnvironmentFault, UsageError
+from gguf_verify.support.paths import kernel_root
+from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """source → a folder that holds it as `k.cu`, the same one for the same source."""
+    made: dict[str, Path] = {}
+
+    def root(source: str) -> Path:
+        if source not in made:
+            made[source] = with_kernel(tmp_path_factory.mktemp("root"), source)
+        return made[source]
+
+    return root
+
+
+def test_compile_error(tmp_path: Path) -> None:
+    root = with_kernel(tmp_path, "void k(float* y) { y[0] = no_such_name; }")
+    with pytest.raises(EnvironmentFault, match=r"could not compile k\.cu: .*k\.cu:2:\d+: .*no_such_name") as caught:
+        CpuHost(1).load(root, "k.cu", "k", {})
+    assert "\n" not in str(caught.value)
+
+
+def test_entry_that_is_not_there(roots: Callable[[str], Path]) -> None:
+    with pytest.raises(EnvironmentFault, match="could not compile"):
+        CpuHost(1).load(roots(WRITE_A_BYTE), "k.cu", "other", {})
+
+
+def test_block_size_that_disagrees() -> None:
+    with pytest.raises(EnvironmentFault, match="disagree about the size of a block"):
+        CpuHost(1).load(kernel_root(), "gemm/q8_1/01_naive.cu", "gemm", {**FORMATS["Q4_0"].macros, "BLOCK_BYTES": "20"})
+
+
+@pytest.mark.parametrize("variable", ["CXX", "PATH"])
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(variable, "/nonexistent")
+    with pytest.raises(EnvironmentFault, match=r"no C\+\+ compiler found"):
+        CpuHost(1).load(kernel_root(), "quantize/q8_1.cu", "quantize", {})
+    with pytest.raises(EnvironmentFault, match=r"no C\+\+ compiler found"):
+        CpuHost(1).describe()
+
+
+def test_compiler_that_fails_in_silence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
+) -> None:
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
+    silent = tmp_path / "cxx"
+    silent.write_text("#!/bin/sh\nexit 1\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("CXX", str(silent))
+    with pytest.raises(EnvironmentFault, match="could not compile"):
+        CpuHost(1).load(roots(WRITE_A_BYTE), "k.cu", "k", {})
+
+
+def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A build is found again by another host and from another folder; any change of its inputs gives a new one."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: cache)
+    compiled: list[str] = []
+    original = compiler._compile
+
+    def counting(root: Path, unit: str, options: Sequence[str]) -> bytes:
+        compiled.append(unit)
+        return original(root, unit, options)
+
+    monkeypatch.setattr(compiler, "_compile", counting)
+    one = with_kernel(tmp_path / "one", WRITE_A_BYTE)
+    same = with_kernel(tmp_path / "same", WRITE_A_BYTE)
+    for root in (one, one, same):
+        host = CpuHost(1)
+        assert host.load(root, "k.cu", "k", {}) is host.load(root, "k.cu", "k", {})
+    assert len(compiled) == len(list(cache.glob("*.so"))) == 1
+
+    changed = with_kernel(tmp_path / "changed", WRITE_A_BYTE.replace("7", "8"))
+    host = CpuHost(1)
+    assert run(host, host.load(changed, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0)) == 8
+    assert len(compiled) == 2
+
+    header = with_kernel(tmp_path / "header", WRITE_A_BYTE)
+    with (header / "emulator" / "cuda_on_cpu.hpp").open("a") as f:
+        f.write("// changed\n")
+    assert len({tree_hash(r) for r in (one, same, changed, header)}) == 3
+    host.load(one, "k.cu", "k", {"UNUSED": "1"})
+    CpuHost(1, ["-O1"]).load(one, "k.cu", "k", {})
+    assert len(compiled) == len(list(cache.glob("*.so"))) == 4
+
+
+@pytest.mark.parametrize("damage", ["none", "missing", "cut short", "empty"])
+def test_precompiled_header(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path], damage: str
+) -> None:
+    """A kernel is the same bytes with and without it, and whatever becomes of it; what GCC chokes on is made anew."""
+    if "Free Software Foundation" not in compiler._said_of_version(compiler.compiler()):
+        assert compiler.precompiled() is None
+        pytest.skip("only GCC's are used")
+    commands: list[Sequence[str]] = []
+    original = compiler._run
+
+    def noting(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return original(command)
+
+    there = compiler.precompiled()
+    assert there is not None
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
+    for path in (there, compiler._made_of(there)):
+        shutil.copy(path, tmp_path)
+    made = tmp_path / compiler._made_of(there).name
+    whole = made.stat().st_size
+    assert whole > 1e6
+    if damage == "missing":
+        made.unlink()
+    elif damage != "none":
+        os.truncate(made, {"cut short": whole // 2, "empty": 0}[damage])
+
+    monkeypatch.setattr(compiler, "_run", noting)
+    unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
+    with_it = compiler._compile(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"])
+    with_header = ["-include" in command for command in commands]
+    assert with_header == ([True, False] if damage == "cut short" else [True])
+    assert made.exists() == (damage != "cut short")
+    monkeypatch.setattr(compiler, "precompiled", lambda _flags: None)
+    assert compiler._compile(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"]) == with_it
+    assert "-include" not in commands[-1]
+
+
+def test_precompiled_header_of_other_flags(monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]) -> None:
+    """Flags have one each, macros none; a kernel is the same bytes with and without it."""
+    if compiler.precompiled() is None:
+        pytest.skip("only GCC's are used")
+    unit, options, asked = '#include "k.cu"\nCPU_KERNEL(k)\n', ["-O1", "-DFORMAT=Q4_0"], []
+    original = compiler.precompiled
+
+    def noting(flags: Sequence[str]) -> Path | None:
+        asked.append(original(flags))
+        return asked[-1]
+
+    monkeypatch.setattr(compiler, "precompiled", noting)
+    with_it = compiler._compile(roots(WRITE_A_BYTE), unit, options)
+    assert asked == [original(["-O1"])]
+    assert asked != [original()]
+    monkeypatch.setattr(compiler, "precompiled", lambda _flags: None)
+    assert compiler._compile(roots(WRITE_A_BYTE), unit, options) == with_it
+
+
+def test_no_precompiled_header_but_gccs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_said_of_version", lambda _: "clang version 17")
+    assert compiler.precompiled() is None
+
+
+def test_cache_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nowhere to write, or a user without a home: a temporary folder."""
+    made = tmp_path / "temporary"
+    made.mkdir()
+    monkeypatch.setattr(support_cache.tempfile, "mkdtemp", lambda prefix: str(made))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
+    assert support_cache.cache_dir.__wrapped__() == made
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(support_cache.Path, "home", homeless)
+    assert support_cache.cache_dir.__wrapped__() == made
+
+
+def test_choice_of_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupy_host, "gpu_fault", lambda: "no device in this test")
+    assert list(HOSTS) == ["gpu", "cpu"]
+    assert auto_host() == ("cpu", ["no device in this test"])
+    assert isinstance(make_host("auto"), CpuHost)
+    assert make_host("auto").chosen == "by auto: no device in this test"
+    assert isinstance(make_host("cpu"), CpuHost)
+    assert make_host("cpu").chosen == "as asked for"
+    assert make_host("cpu", 3).threads == 3
+    assert make_host("cpu").threads == len(os.sched_getaffinity(0))
+    with pytest.raises(EnvironmentFault, match="no device in this test"):
+        make_host("gpu")
+    with pytest.raises(UsageError, match="auto, gpu, cpu"):
+        make_host("cuda")
+    monkeypatch.setattr(cupy_host, "gpu_fault", lambda: None)
+    assert auto_host() == ("gpu", [])
+
+
+def test_description_names_the_machine() -> None:
+    said = CpuHost(2).describe()
+    assert said.startswith("cpu: ")
+    assert "2 threads" in said
+    assert compiler.cpu_name() in said

@@ -1,0 +1,322 @@
+"""The CPU host runs threads, warps, barriers and shared memory as a GPU does."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.base import POISON
+from gguf_verify.support.errors import KernelFault
+from tests.support.short_kernels import Build, run, with_kernel
+from tests.support.tools import ROOT
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """source → a folder that holds it as `k.cu`, the same one for the same source."""
+    made: dict[str, Path] = {}
+
+    def root(source: str) -> Path:
+        if source not in made:
+            made[source] = with_kernel(tmp_path_factory.mktemp("root"), source)
+        return made[source]
+
+    return root
+
+
+@pytest.fixture
+def build(roots: Callable[[str], Path]) -> Build:
+    def load(source: str, host: CpuHost) -> Any:
+        return host.load(roots(source), "k.cu", "k", {})
+
+    return load
+
+
+REDUCTION = """void k(int64_t* y, const int* x, int rounds) {
+    __shared__ int64_t part[1024];
+    const int t = threadIdx.x, n = blockDim.x;
+    for (int r = 0; r < rounds; ++r) {
+        part[t] = (int64_t)x[blockIdx.x * n + t] * (r + 1);
+        __syncthreads();
+        for (int width = 512; width > 0; width /= 2) {
+            if (t < width && t + width < n) part[t] += part[t + width];
+            __syncthreads();
+        }
+        if (t == n - 1) y[blockIdx.x * rounds + r] = part[0];  // not the thread that wrote it
+        __syncthreads();
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 31, 32, 33, 64, 255, 256, 500, 1023, 1024])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_block_wide_reduction(build: Build, threads: int, workers: int) -> None:
+    host = CpuHost(workers)
+    x = np.random.default_rng(threads).integers(-(2**31), 2**31, (13, threads)).astype(np.int32)
+    got = run(host, build(REDUCTION, host), 13, threads, np.empty((13, 3), np.int64), x, np.int32(3))
+    np.testing.assert_array_equal(got, x.sum(axis=1, dtype=np.int64)[:, None] * [1, 2, 3])
+
+
+# Each warp makes a number of rounds of its own, so that no warp can lean on another's exchanges; three kinds of
+# exchange in a row, with and without a barrier of the warp between them.
+SHUFFLES = """void k(WORD* y, const WORD* x, int rounds) {
+    const int t = threadIdx.x, lane = t % 32, warp = t / 32, left = blockDim.x - 32 * warp, n = left < 32 ? left : 32;
+    WORD v = x[t];
+    for (int r = 0; r < rounds + warp; ++r) {
+        v = 3 * v + __shfl_sync(0xFFFFFFFF, v, (7 * lane + r) % n);
+        if (n == 32) v = 5 * v + __shfl_xor_sync(0xFFFFFFFF, v, r % 32);
+        if (r % 3 == 0) __syncwarp();
+        if (n == 32) v = 7 * v + __shfl_down_sync(0xFFFFFFFF, v, r % 32);
+        if (n == 32) v = v + __shfl_down_sync(0xFFFFFFFF, v, r % 8, 8) + __shfl_sync(0xFFFFFFFF, v, r, 16);
+    }
+    y[t] = v;
+}
+"""
+
+
+def shuffled(x: np.ndarray, rounds: int) -> np.ndarray:
+    out = x.copy()
+    for warp in range(-(-len(x) // 32)):
+        v = out[32 * warp : 32 * warp + 32]
+        n = len(v)
+        lane = np.arange(n)
+        for r in range(rounds + warp):
+            v = 3 * v + v[(7 * lane + r) % n]
+            if n == 32:
+                v = 5 * v + v[lane ^ (r % 32)]
+                v = 7 * v + v[np.where(lane + r % 32 < 32, lane + r % 32, lane)]
+                down = np.where(lane % 8 + r % 8 < 8, lane + r % 8, lane)
+                v = v + v[down] + v[lane // 16 * 16 + r % 16]
+        out[32 * warp : 32 * warp + 32] = v
+    return out
+
+
+@pytest.mark.parametrize(("c_type", "dtype"), [("uint32_t", np.uint32), ("uint64_t", np.uint64)])
+def test_warp_exchanges(build: Build, c_type: str, dtype: type) -> None:
+    """Words of 4 and 8 bytes; whole warps and a last one of 1 to 31 lanes."""
+    host = CpuHost(1)
+    kernel = build(SHUFFLES.replace("WORD", c_type), host)
+    for threads in (1, 31, 32, 33, 64, 100, 1024):
+        x = np.random.default_rng(threads).integers(0, 2**32, threads).astype(dtype)
+        got = run(host, kernel, 1, threads, x, x, np.int32(40))
+        np.testing.assert_array_equal(got, shuffled(x, 40))
+
+
+def test_floats_pass_through_a_warp(build: Build) -> None:
+    """Every bit of a float, NaN payloads and -0 too."""
+    host = CpuHost(1)
+    kernel = build(
+        "void k(float* y, const float* x) { y[threadIdx.x] = __shfl_xor_sync(~0u, x[threadIdx.x], 31); }", host
+    )
+    x = np.random.default_rng(0).integers(0, 2**32, 32).astype(np.uint32)
+    x[:3] = 0x80000000, 0x7FC01234, 0x00000001
+    np.testing.assert_array_equal(run(host, kernel, 1, 32, x, x), x[np.arange(32) ^ 31])
+
+
+def test_exited_threads_are_not_waited_for(build: Build) -> None:
+    """Thread t leaves after t % 5 barriers, and lanes of a warp leave before others exchange."""
+    source = """void k(int* y, int keep) {
+        __shared__ int count[5];
+        const int t = threadIdx.x;
+        if (t < 5) count[t] = 0;
+        __syncthreads();
+        if (t >= keep) return;
+        for (int r = 0; r < t % 5; ++r) {
+            count[r] += 1;
+            __syncthreads();
+        }
+        if (t % 5 < 4) return;
+        y[t / 5] = count[0] * 1000 + count[3] + __shfl_xor_sync(~0u, 0, 1);
+    }"""
+    host = CpuHost(1)
+    kernel = build(source, host)
+    for keep in (5, 40, 63, 200):
+        r = np.arange(keep) % 5
+        got = run(host, kernel, 1, 200, np.empty(keep // 5, np.int32), np.int32(keep))
+        np.testing.assert_array_equal(got, (r > 0).sum() * 1000 + (r > 3).sum())
+
+
+def test_blocks_and_grids_of_three_dimensions(build: Build) -> None:
+    source = """void k(uint32_t* y) {
+        const uint32_t threads = blockDim.x * blockDim.y * blockDim.z;
+        const uint32_t t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+        const uint32_t b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+        __syncthreads();  // indices must survive the switch to another thread and back
+        const uint32_t lane = __shfl_sync(~0u, t, 5);  // lanes are counted over the whole block
+        uint32_t* at = y + 8 * (b * threads + t);
+        at[0] = threadIdx.x, at[1] = threadIdx.y, at[2] = threadIdx.z;
+        at[3] = blockIdx.x, at[4] = blockIdx.y, at[5] = blockIdx.z;
+        at[6] = lane, at[7] = gridDim.x * 10000 + gridDim.y * 100 + gridDim.z;
+    }"""
+    for workers in (1, 2):
+        host = CpuHost(workers)
+        grid, block = (3, 5, 2), (8, 4, 6)
+        out = host.output(4 * 8 * 30 * 192)
+        host.launch(build(source, host), grid, block, [out])
+        got = host.download(out).view(np.uint32).reshape(2, 5, 3, 6, 4, 8, 8)
+        bz, by, bx, tz, ty, tx = np.indices((2, 5, 3, 6, 4, 8))
+        lane = (tx + 8 * (ty + 4 * tz)) // 32 * 32 + 5
+        np.testing.assert_array_equal(got, np.stack([tx, ty, tz, bx, by, bz, lane, 0 * tx + 30502], axis=-1))
+
+
+def test_shared_memory_begins_unset(build: Build) -> None:
+    """As on a GPU, what no thread has written is no zero; nor is it what the launch before has left."""
+    source = """void k(float* y, int write) {
+        __shared__ float some[96];
+        DYNAMIC_SHARED(more);
+        const int t = threadIdx.x;
+        if (t < write) some[t] = 1.0f, ((float*)more)[t] = 2.0f;
+        __syncthreads();
+        y[64 * blockIdx.x + t] = t < 32 ? some[t] : ((float*)more)[t - 32];
+    }"""
+    for workers, change in ((1, "#1"), (2, "#2"), (1, "#3")):  # a new library each: what one finds is not another's
+        host = CpuHost(workers)
+        kernel = build(f"{source}  // {change}", host)
+        for write in (0, 32, 5):
+            out = host.output(4 * 64 * 40)
+            host.launch(kernel, (40, 1, 1), (64, 1, 1), [out, np.int32(write)], shared=128)
+            got = host.download(out).view(np.float32).reshape(-1, 2, 32)
+            assert (got[:, :, :write] == [[[1], [2]]]).all()
+            assert np.isnan(got[:, :, write:]).all()
+
+
+@pytest.mark.parametrize(("given", "at", "fine"), [
+    (400, 0, True), (400, 399, True), (400, 400, False), (400, -1, False), (0, 0, False), (401, 400, True),
+    (232448, 232447, True), (232448, 232448, False), (1024, 200_000, False),
+])  # fmt: skip
+def test_bytes_outside_dynamic_shared_memory(build: Build, given: int, at: int, fine: bool) -> None:
+    source = """void k(int* y, int at) {
+        DYNAMIC_SHARED(room);
+        if (blockIdx.x == 37) room[at] = 7;
+        y[blockIdx.x] = (uintptr_t)room % 1024;
+    }"""
+    for workers in (1, 2):
+        host = CpuHost(workers)
+        kernel, out = build(source, host), host.output(4 * 40)
+        with nullcontext() if fine else pytest.raises(KernelFault, match=f"outside its {given} bytes of dynamic"):
+            host.launch(kernel, (40, 1, 1), (1, 1, 1), [out, np.int32(at)], shared=given)
+        assert not host.download(out).view(np.int32).any()
+
+
+@pytest.mark.parametrize("at", [-600_000, 600_000, 8_000_000])
+def test_far_outside_dynamic_shared_memory(build: Build, at: int) -> None:
+    """Nobody's memory is there: reading it is a crash, as it is a fault on a GPU."""
+    host = CpuHost(1)
+    kernel = build("void k(int* y, int at) { DYNAMIC_SHARED(room); y[0] = room[at]; }", host)
+    child = os.fork()
+    if not child:
+        faulthandler.disable()
+        host.launch(kernel, (1, 1, 1), (1, 1, 1), [host.output(4), np.int32(at)], shared=400)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
+
+
+def in_time(call: Callable[[], object], seconds: float = 30) -> BaseException | None:
+    """What `call` raised; fails where it is still running after `seconds`, which no later test would survive."""
+    raised: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "the launch hangs"
+    return raised[0] if raised else None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("wrong_block", [0, 63])
+def test_barrier_that_some_threads_never_reach(build: Build, workers: int, wrong_block: int) -> None:
+    """Thread 0 waits for its block, the others of its warp for that thread: a fault, not a hang. The host stays usable
+    and no stack is left behind."""
+    source = """void k(int* y, int wrong) {
+        if (threadIdx.x == 0 && blockIdx.x == wrong) __syncthreads();
+        else __syncwarp();
+        y[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+    }"""
+    host = CpuHost(workers)
+    kernel = build(source, host)
+    out = np.empty((64, 64), np.int32)
+    error = in_time(lambda: run(host, kernel, 64, 64, out, np.int32(wrong_block)))
+    assert isinstance(error, KernelFault)
+    assert "barrier" in str(error)
+    mappings = len(Path("/proc/self/maps").read_text().splitlines())
+    for _ in range(20):
+        with pytest.raises(KernelFault):
+            run(host, kernel, 64, 64, out, np.int32(wrong_block))
+    assert len(Path("/proc/self/maps").read_text().splitlines()) < mappings + 60
+    assert (run(host, kernel, 64, 64, out, np.int32(-1)) == 1).all()
+
+
+def test_many_workers_with_large_blocks(roots: Callable[[str], Path]) -> None:
+    """As on a machine of 64 cores: stacks for all of them would be more mappings than a process may have. In a process
+    of its own, because it would die."""
+    program = """if True:
+        import sys, numpy as np
+        from pathlib import Path
+        from gguf_verify.hosts import CpuHost
+        host = CpuHost(64)
+        out = host.output(2048 * 8)
+        x = host.upload(np.ones(2048 * 1024, np.int32))
+        kernel = host.load(Path(sys.argv[1]), "k.cu", "k", {})
+        host.launch(kernel, (2048, 1, 1), (1024, 1, 1), [out, x, np.int32(1)])
+        assert (host.download(out).view(np.int64) == 1024).all()
+    """
+    command = [sys.executable, "-c", program, str(roots(REDUCTION))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_any_number_of_workers_gives_the_same_bits(build: Build) -> None:
+    """A grid of more than 2^16 blocks; each works in shared memory that it must not share with another worker's."""
+    source = """void k(float* y) {
+        __shared__ float s[4];
+        s[threadIdx.x] = 0.1f * blockIdx.x + threadIdx.x;
+        __syncthreads();
+        float acc = 0.0f;
+        for (int i = 0; i < 4; ++i) acc = __fmaf_rn(s[i], s[3 - i], acc);
+        y[(int64_t)blockIdx.x * 4 + threadIdx.x] = acc + threadIdx.x;
+    }"""
+    blocks = 2**16 + 77
+    results = []
+    for workers in (1, 2, 3):
+        host = CpuHost(workers)
+        results.append(run(host, build(source, host), blocks, 4, np.empty((blocks, 4), np.uint32)))
+    assert (results[0] != POISON).all()
+    assert len(np.unique(results[0])) > 2**15
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+
+@pytest.mark.needs("x86-64")  # other machines use ucontext anyway
+def test_ucontext_fibers(tmp_path: Path) -> None:
+    """The switch for machines other than x86-64, compiled here."""
+    shuffles = SHUFFLES.replace("WORD", "uint32_t").replace("void k", "void shuffles")
+    root = with_kernel(tmp_path, REDUCTION + 'extern "C" __global__ ' + shuffles)
+    for name in ("cuda_on_cpu.hpp", "standard.hpp"):
+        header = root / "emulator" / name
+        header.write_text(header.read_text().replace("defined(__x86_64__)", "0"))
+    host = CpuHost(1)
+    x = np.arange(7 * 100, dtype=np.int32)
+    got = run(host, host.load(root, "k.cu", "k", {}), 7, 100, np.empty((7, 2), np.int64), x, np.int32(2))
+    np.testing.assert_array_equal(got, x.reshape(7, 100).sum(axis=1)[:, None] * [1, 2])
+    u = np.arange(70, dtype=np.uint32) * 12345
+    kernel = host.load(root, "k.cu", "shuffles", {})
+    np.testing.assert_array_equal(run(host, kernel, 1, 70, u, u, np.int32(40)), shuffled(u, 40))

@@ -1,0 +1,183 @@
+"""Kernels of other people in CUDA C++: the sidecar that declares them, and their faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.kernels.foreign.cuda import CudaSource, Expression, parse
+from gguf_verify.support.errors import KernelFault, UsageError
+from tests.support.foreign_runs import EXAMPLES, K, M, N, altered, multiplied, operands
+
+DECLARED = """
+formats = ["Q4_0"]
+semantics = "q8_1"
+parameters = ["weights", "activations", "output", "int32 M", "int32 N", "int32 K"]
+block = 128
+grid = "ceil(M * N, 128)"
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        (7, 7),
+        ("M * (N + 2) - K / 32", 5 * 9 - 3),
+        ("ceil(M * N, 32)", 2),
+        ("min(M, N) + max(N, 4) * 2", 19),
+        ("K / 100", 0),
+    ],
+)
+def test_expressions(expression: str | int, value: int) -> None:
+    assert Expression(expression).value(M, N, K) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "M +",
+        "__import__('os')",
+        "M ** 9",
+        "L",
+        "M.real",
+        "ceil(M)",
+        "1.5",
+        "True",
+        True,
+        1.5,
+        "-M",
+        "(" * 150,
+        "1" * 201,
+    ],
+)
+def test_what_is_no_expression(expression: object) -> None:
+    with pytest.raises(UsageError, match="is no expression of M, N and K"):
+        Expression(expression)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("formats =", "formats", "is no TOML"),
+        ("formats =", "format =", "declares no formats"),
+        ("block = 128", "block = [1, 2, 3, 4]", "one to three dimensions"),
+        ("block = 128", 'block = "M ** 2"', "is no expression"),
+        ("int32 M", "float M", "parameter 'float M' is none of"),
+        ('"weights", ', "", "parameters must hold weights once"),
+        ("block", 'macros = { "A B" = 1 }\nblock', "macro 'A B' is no name"),
+        ("block", "macros = { Q5_0 = { A = 1 } }\nblock", "'Q5_0', which is not among its formats"),
+        ("block", "blocks = 3\nblock", "declares 'blocks', which means nothing"),
+        ("q8_1", "q8_9", "semantics 'q8_9' is none of"),
+    ],
+)
+def test_wrong_cuda_declarations(old: str, new: str, said: str) -> None:
+    assert old in DECLARED
+    with pytest.raises(UsageError, match=said):
+        parse(DECLARED.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("y[i] = acc;", "y[i + 1] = acc;", r"wrote outside its output: 0 bytes before, 4 after"),
+        ("y[i] = acc;", "y[i] = acc; ((Q8_1*)x)[m].d ^= 1;", r"modified its activations: 5 bytes, the first at 0$"),
+        ("y[i] = acc;", "y[i] = acc; *(float*)(long long)i = 1;", r"crashed: its process died of SIGSEGV"),
+        (
+            "y[i] = acc;",
+            "if (i & 1) __syncthreads(); else __syncwarp(); y[i] = acc;",
+            "wait at a barrier that the others never reach",
+        ),
+        (
+            "y[i] = acc;",
+            "DYNAMIC_SHARED(room); room[threadIdx.x] = 1; y[i] = acc;",
+            r"wrote outside its 0 bytes of dynamic shared memory$",
+        ),
+        ("block = 128", 'block = "M * 1000"', r"its block at M=5, N=7, K=96 is 5000 × 1 × 1, which CUDA does not"),
+        (
+            'grid = "ceil(M * N, 128)"',
+            'grid = "M - 5"',
+            r"its grid at M=5, N=7, K=96 is 0 × 1 × 1, which CUDA does not",
+        ),
+        ("block = 128", 'block = "1024 / (M - 5)"', r"divides by zero at M=5, N=7, K=96"),
+    ],
+)
+def test_faults_of_cuda(tmp_path: Path, old: str, new: str, said: str) -> None:
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', old, new)}:gemm", CpuHost(1), 20.0)
+    rows, x = operands()
+    with pytest.raises(KernelFault, match=said):
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    root = Path(kernel._source._asked["root"])  # type: ignore[attr-defined]
+    assert root.is_dir()
+    kernel.close()
+    assert not root.exists()
+
+
+def test_cuda_that_takes_shared_memory_for_zeros(tmp_path: Path) -> None:
+    new = "__shared__ float sums[128]; float& acc = sums[threadIdx.x]; if (K == 32) acc = 0.0f;"
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', 'float acc = 0.0f;', new)}:gemm", CpuHost(1))
+    assert not multiplied(kernel)
+    kernel.close()
+
+
+def test_cuda_that_does_not_end(tmp_path: Path) -> None:
+    path = altered(tmp_path, "cuda_q4_0.cu", "y[i] = acc;", "while (*(volatile float*)y != 1.0f); y[i] = acc;")
+    kernel = open_foreign(f"{path}:gemm", CpuHost(1), 1.0)
+    rows, x = operands()
+    with pytest.raises(KernelFault, match="did not return within 1 s"):
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "said"),
+    [
+        (
+            "float acc = 0.0f;",
+            "float acc = zero;",
+            "gemm",
+            r"compile .*: cuda_q4_0\.cu:\d+:\d+: error: .*zero",
+        ),
+        ("int M, int N", "int M, long long N", "gemm", "the parameters of gemm are not those that are declared"),
+        ("[gguf-verify]", "[gguf]", "gemm", r"no // \[gguf-verify\] block, and there is no cuda_q4_0\.toml"),
+        ("q8_1", "q8_1", "gemv", "could not compile .*gemv"),
+        ("q8_1", "q8_1", "a-b", "'a-b' is no name of a function"),
+    ],
+)
+def test_what_is_no_cuda_kernel(tmp_path: Path, old: str, new: str, name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', old, new)}:{name}", CpuHost(1))
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(tmp_path) not in str(caught.value) or "block" in said
+
+
+def test_sidecar_headers_macros_and_shared_memory(tmp_path: Path) -> None:
+    """The declaration in FILE.toml, the formats' structs in a header; a header that changes is compiled anew."""
+    text = altered(tmp_path, "cuda_q4_0.cu", "[gguf-verify]", "[gguf]").read_text()
+    at = text.index("extern")
+    (tmp_path / "lib").mkdir()
+    header = tmp_path / "lib" / "blocks.h"
+    body = text[at:].replace(
+        "float acc = 0.0f;", "DYNAMIC_SHARED(room); float& acc = ((float*)room)[threadIdx.x]; acc = 0;"
+    )
+    body = body.replace("sum += (wb", "sum += STEP * (wb")
+    (tmp_path / "cuda_q4_0.cu").write_text('#include "lib/blocks.h"\n' + body)
+    declared = DECLARED + 'shared = "4 * 128"\nmacros.Q4_0 = { STEP = 1 }\n'
+    (tmp_path / "cuda_q4_0.toml").write_text(declared)
+    for alteration, right in (("", True), ("* 2", False)):
+        header.write_text(text[:at].replace("496329220096.0f;", f"496329220096.0f {alteration};"))
+        kernel = open_foreign(f"{tmp_path / 'cuda_q4_0.cu'}:gemm", CpuHost(1))
+        assert multiplied(kernel) == right
+        kernel.close()
+
+
+def test_the_cuda_example_compiles_for_gpus() -> None:
+    """By NVRTC, which needs no GPU; it has not run on one here."""
+    source = CudaSource(EXAMPLES / "cuda_q4_0.cu", "gemm")
+    for sm in ("75", "90"):
+        assert nvrtc.compile_cubin(source.root, "foreign.cu", sm, {})[:4] == b"\x7fELF"
+    source.close()

@@ -1,0 +1,93 @@
+"""Nights of real cells."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.nightly.history import History
+from tests.support.stub_nights import killed_and_resumed, plain, write_config
+from tests.support.tools import ROOT
+
+
+def nightly(root: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "scripts" / "nightly.py"), *map(str, args)]
+    env = {**os.environ, "PYTHONPATH": str(root / "harness")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=env, check=False)
+
+
+def copy_of_the_project(folder: Path, file: str, old: str, new: str) -> Path:
+    """With one line of a kernel altered."""
+    for name in ("harness", "kernels", "scripts"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    source = folder / "kernels" / file
+    text = source.read_text()
+    assert old in text
+    source.write_text(text.replace(old, new))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_planted_regression_is_reported_exactly_and_alone(tmp_path: Path) -> None:
+    path = write_config(
+        tmp_path, "kernels = ['q8_1', 'f32']\nn_predict = 2\nthreads = 1\njobs = 2",
+        story="Once upon a time", fox="The quick brown fox",
+    )  # fmt: skip
+    first = nightly(ROOT, "run", path)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "4 cells, 4 verified" in first.stdout
+    assert all(line.startswith("gguf-verify: ") for line in first.stderr.splitlines())
+    altered = copy_of_the_project(
+        tmp_path / "copy", "gemm/f32/01_naive.cu", "float acc = 0.0f;", "float acc = i == 77 ? 0.5f : 0.0f;"
+    )
+    second = nightly(altered, "run", path)
+    assert second.returncode == 1, second.stdout + second.stderr
+    compared = nightly(ROOT, "compare", path)
+    assert compared.returncode == 1
+    told = [line for line in compared.stdout.splitlines() if line.split()[0].isupper() and "CHANGED" not in line]
+    wrong = "NEW FAILURE tiny.gguf · f32 · cpu · {} · installed: verified → mismatch: "
+    assert len(told) == 2, compared.stdout
+    for line, prompt in zip(told, ("story", "fox"), strict=True):
+        assert line.startswith(wrong.format(prompt))
+    assert "2 new failures, 0 vanished, 0 fixed, 0 still failing, 0 appeared, 0 utilisations drifted" in compared.stdout
+    with History(tmp_path / "nightly.sqlite") as history:
+        night = history.night(1)
+        assert history.night(2).cells[night.planned[0]].measures == night.cells[night.planned[0]].measures
+    cell = night.cells[night.planned[0]]
+    assert len(cell.gemms) == 22
+    assert {m.rung for m in cell.measures} == {"blocks", "layers", "tokens"}
+    assert "layers: gap to llama.cpp, worst NMSE" in cell.figures
+
+
+@pytest.mark.slow
+def test_real_cells_killed_and_resumed(tmp_path: Path) -> None:
+    prompts = {"a": "Once upon a time", "b": "The quick brown fox", "c": "One day"}
+    text = "n_predict = 2\nthreads = 1\nkernels = ['q8_1', 'f32']"
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        write_config(tmp_path / name, text, **prompts)
+
+    def start(name: str) -> int:
+        command = [sys.executable, str(ROOT / "scripts" / "nightly.py"), "run", str(tmp_path / name / "night.toml")]
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
+        return os.posix_spawn(sys.executable, command, env)
+
+    begun = time.monotonic()
+    assert os.waitpid(start("whole"), 0)[1] == 0
+    longest = time.monotonic() - begun
+    with History(tmp_path / "whole" / "nightly.sqlite") as history:
+        expected = history.night(1)
+    night, met = killed_and_resumed(
+        tmp_path, tmp_path / "killed" / "night.toml", lambda: start("killed"), 5, 11, longest / 4
+    )
+    strip = [dataclasses.replace(c, rung_seconds={}) for _, c in plain(night)]  # type: ignore[misc]
+    assert strip == [dataclasses.replace(c, rung_seconds={}) for _, c in plain(expected)]  # type: ignore[misc]
+    assert met >= 2

@@ -1,0 +1,81 @@
+"""Audits of files that tests write, and faults that are planted between two of an audit's steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gguf_verify.audit import Audit, AuditOptions, audit, content
+from gguf_verify.gguf import RULES, open_model
+from gguf_verify.hosts import CpuHost
+from gguf_verify.llama import Llama, Scan
+from gguf_verify.results import Options
+from gguf_verify.verification import Report, verify
+from tests.support.tools import FIXTURES, write_model
+
+Bytes = npt.NDArray[np.uint8]
+
+
+TINY = {name: FIXTURES / f"tiny-{name}.gguf" for name in ("Q4_0", "Q5_1", "F16")}
+
+
+def ids(result: Audit) -> list[str]:
+    return [f.id for f in result.findings]
+
+
+def rule(slug: str) -> str:
+    return RULES[slug].id
+
+
+def run(path: Path, **options: object) -> Audit:
+    return audit(path, AuditOptions(**{"progress": False, "threads": 2, **options}))  # type: ignore[arg-type]
+
+
+def one_tensor(path: Path, rows: Bytes, kind: str, name: str = "w") -> Path:
+    """A file of one tensor, `rows` uint8[rows, row bytes]."""
+    return write_model(path, {name: (rows, kind)})
+
+
+def scanned(path: Path, llama: Llama, threads: int = 2) -> Scan:
+    with open_model(path) as model:
+        (found,) = content.contents(list(model.tensors.values()), llama, threads)
+        assert found.scan is not None
+        return found.scan
+
+
+def bytes_rung(path: Path) -> Report:
+    return verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(progress=False, threads=2))
+
+
+def halves(*values: int) -> Bytes:
+    """Bit patterns as bytes, little endian."""
+    return np.array(values, "<u2").view(np.uint8)
+
+
+def at_scan(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[Llama], object]) -> None:
+    """Do something just before the scan of that number is waited for."""
+    whole, scans = Llama.receive, []
+
+    def receive(self: Llama, call: str) -> object:
+        if call == "scan":
+            scans.append(call)
+            if len(scans) == number:
+                do(self)
+        return whole(self, call)
+
+    monkeypatch.setattr(Llama, "receive", receive)
+
+
+def dies_at_scan(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """llama.cpp is killed then, and what it has sent is lost."""
+
+    def die(llama: Llama) -> None:
+        os.kill(llama.pid, 9)
+        llama._link.close()
+
+    at_scan(monkeypatch, number, die)

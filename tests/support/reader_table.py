@@ -1,0 +1,237 @@
+"""What each reader says of each crafted file, and the page of it: python -m tests.support.reader_table"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf_verify.audit.readers import READERS, Readers, Reading, compare
+from gguf_verify.gguf import RULES, Finding, RefusedFile, check_consistency, open_model, parse
+from tests.support import corpus
+from tests.support.corpus import Entry, SplitEntry
+from tests.support.tools import ROOT
+
+PAGE = ROOT / "docs" / "readers.md"
+
+
+#: gguf-py never ends the one; that it ends another must not depend on how busy the machine is. Seconds.
+HANGS = next(e for e in corpus.REFUSED if e.name == "array length 2^60")
+
+
+SHORT, PATIENCE = 2.0, 60.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A crafted file, or one part of a split model: our findings, both readings, and what comparing them gave."""
+
+    name: str
+    group: str
+    rules: tuple[str, ...]
+    readings: tuple[Reading, ...]
+    compared: tuple[Finding, ...]
+    accepted: bool
+
+    def cell(self, reader: str) -> str:
+        """A reader's verdict in a few words."""
+        reading = next(r for r in self.readings if r.reader == reader)
+        if reading.verdict == "broke":
+            return reading.said.partition(":")[0]
+        other = any(f.id == RULES["reader-differs"].id and (not self.accepted or reader in f.found)
+                    for f in self.compared)  # fmt: skip
+        return "accepted, sees other tensors" if reading.verdict == "accepted" and other else reading.verdict
+
+
+@dataclass(frozen=True)
+class Table:
+    rows: tuple[Row, ...]
+    versions: dict[str, str]
+
+    def of(self, *groups: str) -> list[Row]:
+        return [row for row in self.rows if row.group in groups]
+
+    def named(self, name: str) -> Row:
+        (row,) = (row for row in self.rows if row.name == name)
+        return row
+
+
+def _row(entry: Entry, group: str, readers: Readers, folder: Path) -> Row:
+    path = folder / entry.file_name
+    path.write_bytes(entry.build().data)
+    readings = readers.read(path)
+    with parse(path) as file:
+        compared = compare(file, readings, file.findings)
+        findings = list(file.findings)
+        accepted = file.refused is None
+    if entry.claim:
+        with open_model(path) as model:
+            findings += check_consistency(model)
+    return Row(entry.name, group, tuple(f.id for f in findings), readings, compared, accepted)
+
+
+def _split_rows(entry: SplitEntry, readers: Readers, folder: Path) -> Iterator[Row]:
+    """One row for each file that is there; the model's refusal stands with the file that it names."""
+    for name, data in entry.files.items():
+        (folder / name).write_bytes(data)
+    where, rule = "", ""
+    try:
+        open_model(folder / entry.opened).close()
+    except RefusedFile as refused:
+        where, rule = refused.path.name, refused.finding.id
+    for name in entry.files:
+        readings = readers.read(folder / name)
+        with parse(folder / name) as file:
+            compared = compare(file, readings, file.findings)
+            yield Row(f"{entry.name}: `{name}`", "split", (rule,) if name == where else (), readings, compared,
+                      file.refused is None)  # fmt: skip
+    for name in entry.files:
+        (folder / name).unlink()
+
+
+def tabulate(folder: Path) -> Table:
+    groups: dict[str, Iterable[Entry]] = {
+        "refuse": (e for e in corpus.BAD if e.effect == "refuse"),
+        "error": (e for e in corpus.BAD if e.effect == "error"),
+        "warning": (e for e in corpus.BAD if e.effect == "warning"),
+        "claim": corpus.CLAIMS,
+        "good": [*corpus.GOOD, *corpus.TRUE_CLAIMS],
+        "disputed": corpus.DISPUTED,
+    }
+    with Readers(time_limit=PATIENCE) as readers, Readers(time_limit=SHORT) as hasty:
+        rows = [
+            _row(entry, group, hasty if entry.name == HANGS.name else readers, folder)
+            for group, entries in groups.items()
+            for entry in entries
+        ]
+        for entry in corpus.SPLITS:
+            rows += _split_rows(entry, readers, folder)
+        return Table(tuple(rows), readers.versions())
+
+
+def _by_slug(findings: Sequence[Finding]) -> list[str]:
+    return [f.id.split("-", 2)[2] for f in findings]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that a row shows, and what it must say for that."""
+
+    row: str
+    gguf_py: str
+    llama_cpp: str
+    text: str
+
+
+FACTS = (
+    Fact("NUL in a tensor name", "accepted, sees other tensors", "accepted, sees other tensors",
+         "Both read the file, and a tensor has two names: gguf-py keeps the NUL, llama.cpp ends the name there."),
+    Fact("type whose size gguf-py has wrong", "accepted, sees other tensors", "accepted",
+         "gguf-py takes a block of Q8_1 for 40 bytes, ggml for 36: the same tensor, read from other bytes."),
+    Fact("offset overlaps", "accepted", "refused",
+         "gguf-py hands out the same bytes as two tensors."),
+    Fact("offset wraps into the file", "accepted", "refused",
+         "gguf-py adds an offset near 2^64 to the start of the data, wraps, and hands out the header as weights."),
+    Fact("array length 2^60", "hung", "refused",
+         "These few bytes keep gguf-py busy, and growing, until memory ends."),
+    Fact("dimensions overflow beside a zero", "refused", "crashed (SIGABRT)",
+         "llama.cpp aborts, and with it the program that opened the file."),
+    Fact("dimensions 2^62 - 1, 0 and 2", "accepted", "crashed (SIGABRT)",
+         "It also aborts on an empty tensor whose dimensions do not overflow."),
+    Fact("4 TiB of data claimed", "refused", "out of memory (SIGABRT)",
+         "llama.cpp asks for the memory before it looks whether the file is as long, and aborts where it gets none."),
+    Fact("big-endian", "accepted", "refused",
+         "gguf-py reads either byte order."),
+    Fact("gap between tensors", "accepted", "refused",
+         "llama.cpp loads no file with bytes between two tensors, though every tensor is well defined."),
+    Fact("final padding missing", "accepted", "refused",
+         "All tensors are whole. Its C reader asks for the padding too; its model loader does not, and loads such a "
+         "file."),
+    Fact("trailing bytes", "accepted", "accepted",
+         "What stands behind the last tensor, and in padding, is read by nobody: only gguf-verify says so."),
+    Fact("bool 2", "accepted", "accepted",
+         "Nor does anyone else mind a bool that is neither 0 nor 1."),
+)  # fmt: skip
+
+
+SECTIONS = {
+    "refuse": ("Refused", "gguf-verify refuses these files (exit code 4): reading on would be unsafe or ambiguous."),
+    "error": ("Errors", "Well defined but wrong (exit code 1)."),
+    "warning": ("Warnings", "Read, with a warning (exit code 0)."),
+    "claim": ("Claims", "The container is right, but the metadata say something wrong of the tensors (a warning). "
+              "Readers of the container do not look."),
+    "good": ("Accepted in silence", "Harmless, however odd."),
+    "disputed": ("Accepted by gguf-verify, not by all", "gguf-verify has nothing against these files; the rule is that "
+                 "of the disagreement."),
+    "split": ("Split models", "Each part is a file of its own to the two readers; the rule is what gguf-verify says of "
+              "the model, at the part that it names."),
+}  # fmt: skip
+
+
+def _versions_line(versions: dict[str, str]) -> str:
+    return "Readers: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
+
+
+def render(table: Table) -> str:
+    """docs/readers.md. Fails where a fact is not one."""
+    refused = table.of("refuse")
+    verdicts = {name: [row.cell(name) for row in refused] for name in READERS}
+    accepts = {name: sum(cell.startswith("accepted") for cell in cells) for name, cells in verdicts.items()}
+    broke = {name: sum(cell.partition(" ")[0] in ("hung", "crashed", "out") for cell in cells)
+             for name, cells in verdicts.items()}  # fmt: skip
+    lines = [
+        "# Three readers, the same bytes",
+        "",
+        "<!-- Generated by `python -m tests.support.reader_table` from tests/support/corpus.py; a test fails "
+        "where it is not current. -->",
+        "",
+        _versions_line(table.versions),
+        "",
+        "The files of the tests' corpus, each made by code to hold one thing that a reader must get right, as",
+        "gguf-verify, gguf-py (`GGUFReader`) and llama.cpp (`gguf_init_from_file`, data included) see them. "
+        "`gguf-verify audit`",
+        "runs the same comparison on any file. The two others read in child processes, so what a file does to them is "
+        "a verdict:",
+        "crashed, hung, out of memory (2 GiB beside the file).",
+        "",
+        f"Of {len(refused)} files that gguf-verify refuses, gguf-py accepts {accepts['gguf-py']} and llama.cpp "
+        f"{accepts['llama.cpp']}; {broke['gguf-py']} and {broke['llama.cpp']} break them.",
+        "",
+        "Some that are worth a look:",
+        "",
+    ]
+    for fact in FACTS:
+        row = table.named(fact.row)
+        assert (row.cell("gguf-py"), row.cell("llama.cpp")) == (fact.gguf_py, fact.llama_cpp), f"no fact: {fact}"
+        lines.append(f"- *{fact.row}* (gguf-py: {fact.gguf_py}; llama.cpp: {fact.llama_cpp}). {fact.text}")
+    for group, (title, text) in SECTIONS.items():
+        lines += ["", f"## {title}", text, "", "| file | rule | gguf-py | llama.cpp |", "|---|---|---|---|"]
+        for row in table.of(group):
+            rules = row.rules or (tuple(f.id for f in row.compared) if group == "disputed" else ())
+            shown = ", ".join(f"`{rule}`" for rule in rules)
+            lines.append(f"| {row.name} | {shown} | {row.cell('gguf-py')} | {row.cell('llama.cpp')} |")
+    return "\n".join(lines) + "\n"
+
+
+FIELDS = (
+    ("name", "b\x1b[2J", 0, 0, r"the name 'b\x1b[2J'", "the name 'b.weight'"),
+    ("shape", (2, 32), 1, 1, "the shape 2 x 32", "the shape 32 x 2"),
+    ("shape", (), 1, 1, "the shape 1", "the shape 32 x 2"),
+    ("type_id", 8, 2, 2, "type Q8_0", "type Q4_0"),
+    ("type_id", 9999, 2, 2, "type 9999", "type Q4_0"),
+    ("offset", 5, 3, 3, "data at byte 5", "data at byte 224"),
+    ("nbytes", 35, 0, 3, "35 bytes of data", "36 bytes of data"),
+)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        page = render(tabulate(Path(folder)))
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page)
+    print(f"{PAGE.relative_to(ROOT)}: {len(page.splitlines())} lines")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Short CUDA kernels, built for the CPU host."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gguf_verify.hosts import CpuHost
+from gguf_verify.support.paths import kernel_root
+
+Build = Callable[..., Any]
+
+
+def with_kernel(folder: Path, source: str) -> Path:
+    """A copy of the kernels' folder in which `k.cu` holds this source."""
+    root = folder / "kernels"
+    shutil.copytree(kernel_root(), root)
+    (root / "k.cu").write_text('#include "common.cuh"\nextern "C" __global__ ' + source)
+    return root
+
+
+def run(host: CpuHost, kernel: Any, grid: int, block: int, out: np.ndarray, *args: Any) -> np.ndarray:
+    """Launch with the output first; the output has the shape and type of `out`."""
+    buffer = host.output(out.nbytes)
+    uploaded = [host.upload(a) if isinstance(a, np.ndarray) else a for a in args]
+    host.launch(kernel, (grid, 1, 1), (block, 1, 1), [buffer, *uploaded])
+    return host.download(buffer).view(out.dtype).reshape(out.shape)
+
+
+WRITE_A_BYTE = "void k(uint8_t* y, int64_t at) { y[at] = 7; }"

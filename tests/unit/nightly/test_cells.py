@@ -1,0 +1,151 @@
+"""How the cells of a night end."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.nightly import night as night_module
+from gguf_verify.nightly.config import read_config
+from gguf_verify.nightly.history import History
+from gguf_verify.nightly.night import Settings, run_night
+from gguf_verify.nightly.records import Cell, Measure, Night, Outcome
+from gguf_verify.report.nightly.lines import night_lines
+from gguf_verify.support.supervised import Processes, Stopped
+from tests.support.stub_nights import STUB, gone, run_stub, write_config
+
+
+def by_prompt(night: Night) -> dict[str, Cell]:
+    return {key.prompt: cell for key, cell in night.cells.items()}
+
+
+OUTCOMES = {
+    "pass": (Outcome.VERIFIED, ""),
+    "lies": (Outcome.UNVERIFIED, "exit code 0, but it wrote no report"),
+    "garbage": (Outcome.UNVERIFIED, "exit code 0, but its report is not JSON"),
+    "nested": (Outcome.UNVERIFIED, "exit code 0, but its report is not JSON"),
+    "undecodable": (Outcome.UNVERIFIED, "exit code 0, but its report is not JSON"),
+    "list": (Outcome.UNVERIFIED, "exit code 0, but its report does not have schema 2"),
+    "schema": (Outcome.UNVERIFIED, "exit code 0, but its report does not have schema 2"),
+    "lacks": (Outcome.UNVERIFIED, "exit code 0, but its report lacks the field worst"),
+    "lacks-environment": (Outcome.UNVERIFIED, "exit code 0, but its report lacks the field environment"),
+    "lacks-claim": (
+        Outcome.UNVERIFIED,
+        "exit code 0, but its report does not fit schema 2: Object missing required field `verdict` - at `$.rungs[1]`",
+    ),
+    "wrong-type": (
+        Outcome.UNVERIFIED,
+        "exit code 0, but its report does not fit schema 2: Expected `int`, got `str` - at `$.rungs[2].n_failures`",
+    ),
+    "another-rung": (Outcome.UNVERIFIED, "exit code 0, but its report has an unknown rung nonsense"),
+    "not-a-number": (Outcome.VERIFIED, ""),
+    "nothing-checked": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
+    "says-mismatch": (Outcome.MISMATCH, 'exit code 0, but its report says "mismatch"'),
+    "three-rungs": (Outcome.UNVERIFIED, "its report says verified, but not that these rungs passed: tokens"),
+    "one-failed": (Outcome.UNVERIFIED, "its report says verified, but not that these rungs passed: tokens"),
+    "holds-failures": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
+    "report-exit": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
+    "contradicts": (Outcome.MISMATCH, "exit code 1, but its report says verified"),
+    "mismatch": (Outcome.MISMATCH, "layers: blk.0 row 3 is wrong (and 3 more)"),
+    "unverified": (Outcome.UNVERIFIED, "layers: x: no kernel"),
+    "fault": (Outcome.BROKEN_OFF, "layers: llama.cpp died in evaluate (SIGSEGV)"),
+    "malformed": (Outcome.MALFORMED, "\\x1b[31mno GGUF"),
+    "says-wrong": (Outcome.MISMATCH, "the kernel wrote outside its output"),
+    "raises": (Outcome.BROKEN_OFF, "exit code 1 and no report: ValueError: no"),
+    "usage": (Outcome.BROKEN_OFF, "exit code 2: no such kernel"),
+    "segv": (Outcome.CRASHED, "died of SIGSEGV: last words"),
+    "strange": (Outcome.BROKEN_OFF, "exit code 99"),
+    "floods": (Outcome.VERIFIED, ""),
+}
+
+
+def test_every_outcome(tmp_path: Path) -> None:
+    said: list[str] = []
+    night = run_stub(tmp_path, "jobs = 2", said, **{word: word for word in OUTCOMES})
+    cells = by_prompt(night)
+    assert {word: (cell.outcome, cell.words) for word, cell in cells.items()} == OUTCOMES
+    assert night.finished
+    assert night.exit_code == 1
+    passed = cells["pass"]
+    assert passed.measures == (Measure("layers", "kernel", 0.03125, 1.5, "blk.0 row 1", True),)
+    assert passed.figures == {"layers: gap to llama.cpp, worst NMSE": 0.0003}
+    assert passed.gemms == {"blk.0": 0.0625}
+    assert passed.versions["llama-cpp-python"] == "1"
+    assert passed.versions["C++ compiler"] == "c++ 1"
+    assert passed.rung_seconds["blocks"] == 0.25
+    assert cells["not-a-number"].gemms == {"blk.0": math.inf}
+    assert cells["not-a-number"].measures[0].utilisation == math.inf
+    assert cells["segv"].exit_code is None
+    assert cells["fault"].exit_code == 3
+    with History(tmp_path / "nightly.sqlite") as history:
+        held = by_prompt(history.night(1, reports=True))
+    assert held["pass"].report is None  # kept of what is no pass
+    assert held["mismatch"].report is not None
+    assert held["mismatch"].report.rungs[2].n_failures == 4
+    assert held["mismatch"].report.verdict == "mismatch"
+    lines = "\n".join(night_lines(night))
+    assert f"{len(OUTCOMES)} cells, 3 verified, 4 mismatch" in lines
+    assert "Traceback" not in lines
+    assert sum(f"/{len(OUTCOMES)} " in line for line in said) == len(OUTCOMES)  # a line for each cell
+    assert any(line.endswith(" left") for line in said)
+
+
+def test_all_reports_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
+    run_stub(tmp_path, 'keep_reports = "all"', p="pass")
+    with History(tmp_path / "nightly.sqlite") as history:
+        (cell,) = history.night(1, reports=True).cells.values()
+    assert cell.report is not None
+    assert cell.report.verdict == "verified"
+
+
+def test_the_time_limit_ends_all_that_a_cell_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    night = run_stub(tmp_path, "time_limit = 3\njobs = 2", slow=f"hangs {pids}", leaves=f"leaves {pids}")
+    cells = by_prompt(night)
+    assert (cells["slow"].outcome, cells["slow"].exit_code) == (Outcome.TIMED_OUT, None)
+    assert cells["slow"].words == "not finished within 3 s: still going"
+    assert 3 <= cells["slow"].seconds < 30
+    assert cells["leaves"].outcome is Outcome.VERIFIED
+    started = [int(line) for line in pids.read_text().split()]
+    assert len(started) == 3  # two of the one, one of the other, which has a session of its own
+    assert gone(started)
+    assert night.exit_code == 3
+
+
+def test_another_llama_cpp_than_the_variants_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub says that it ran with llama-cpp-python 1."""
+    monkeypatch.setattr(night_module._Runner, "_command", lambda _self, _key, _ready, model, report: [
+        *STUB, str(model), "--prompt=pass", "--json", str(report), "--kernel", "q8_1"])  # fmt: skip
+    config = read_config(write_config(tmp_path))
+    (cell,) = run_night(config, Settings(say=lambda _line: None)).cells.values()
+    assert cell.outcome is Outcome.BROKEN_OFF
+    assert cell.words.startswith("ran with llama-cpp-python 1 instead of 0.")
+
+
+def test_stopped_processes_are_gone(tmp_path: Path) -> None:
+    processes = Processes()
+    pids = tmp_path / "pids"
+    command = [*STUB, "x", f"--prompt=hangs {pids}", "--json", str(tmp_path / "r"), "--kernel", "k"]
+
+    def stop_later(_pid: int) -> None:
+        while not pids.exists() or len(pids.read_text().split()) < 2:
+            time.sleep(0.01)
+        processes.stop()
+
+    with pytest.raises(Stopped):
+        processes.run(command, 100, on_start=stop_later)
+    assert gone([int(line) for line in pids.read_text().split()])
+    with pytest.raises(Stopped):
+        processes.run(command, 100)
+    processes.close()
+
+
+def test_a_command_that_is_not_there() -> None:
+    processes = Processes()
+    ended = processes.run(["/no/such/command"], 10)
+    processes.close()
+    assert ended.exit_code == 127
+    assert "/no/such/command: No such file" in ended.last_line
