@@ -1,4 +1,4 @@
-"""What holds for every file, whatever its bytes; for the generated files of the tests and scripts/fuzz_container.py."""
+"""What holds for every file, whatever its bytes; for the generated files of the tests and of `measure fuzz`."""
 
 from __future__ import annotations
 

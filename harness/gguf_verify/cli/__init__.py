@@ -1,4 +1,4 @@
-"""`gguf-verify [verify|audit|nightly] …`. stdout is the result, stderr is progress and errors."""
+"""`gguf-verify [verify|audit|nightly|measure] …`. stdout is the result, stderr is progress and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..support.errors import HarnessError, say
 
 #: The commands: each is a module of this package with `run(argv) -> exit code`. A command line that begins with none of
 #: them is `verify`'s.
-COMMANDS = ("verify", "audit", "nightly")
+COMMANDS = ("verify", "audit", "nightly", "measure")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

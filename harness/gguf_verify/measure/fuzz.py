@@ -1,9 +1,9 @@
-"""Coverage-guided fuzzing of the container: python scripts/fuzz_container.py --seconds 600
+"""Coverage-guided fuzzing of the GGUF parser.
 
 Atheris (pip install 'gguf-verify[fuzz]') makes files out of the crafted ones of the tests, keeps those that reach new
-code of harness/container, and looks for one on which parsing or the check of the claims raises, breaks what has to
-hold for every file (tests/invariants.py), or takes more than 2 s or 1 GB. Exit code 0: none was found; 1: one was, it
-is saved, and the last line says how to repeat it; 2: usage; 3: atheris is not installed.
+code of gguf_verify.gguf, and looks for one on which the parser or the check of the metadata raises, breaks an invariant
+that holds for every file (tests/support/invariants.py), or takes more than 2 s or 1 GB. The exit code is 0 where it
+finds none. Otherwise it is 1, the file is saved, and the last line says how to repeat the failure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib.util
+import os
 import random
 import re
 import subprocess
@@ -20,59 +21,73 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..support.paths import CHECKOUT
+from ..support.errors import EnvironmentFault
+from ..support.paths import CHECKOUT, PACKAGE
+from .measure import Measure
 
-ROOT = CHECKOUT
-
-SECONDS = 2  # an input may take
+SECONDS = 2  # that an input may take
 MEMORY = 1024  # MB that the process may take
 LARGEST = 1 << 16  # bytes of an input
 FOUND = Path(tempfile.gettempdir(), "gguf-verify-found")
-#: What an input is saved as, by its length, unless it is a part of a split model: names make claims too.
+#: The name that an input is saved under, by its length, unless it is a part of a split model: the parser reads names
+#: too.
 NAMES = ("fuzzed.gguf", "tiny-Q8_0.gguf", "x-iq4_nl-F16.gguf")
-#: What a number is changed to.
+#: The values to which a number is changed.
 LIES = (0, 1, 3, 4, 8, 9, 31, 33, 64, 65535, 65536, 1 << 30, 1 << 31, 1 << 32, 1 << 61, 1 << 62, 1 << 63, -32, -1)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=60, help="for how long (60)")
-    parser.add_argument("--corpus", type=Path, help="a folder to keep interesting files in and to go on from")
-    parser.add_argument("--found", type=Path, default=FOUND, help=f"where to save what is found ({FOUND})")
-    parser.add_argument("--input", type=Path, nargs="+", help="run these files only; atheris is not needed")
-    parser.add_argument("--seed", type=int, default=0, help="of libFuzzer's random numbers (0: another one each time)")
-    parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.child is not None:
-        return fuzz(Path(args.child[0]), args.child[1:])
-    if not args.input and importlib.util.find_spec("atheris") is None:
-        print("atheris is not installed: pip install 'gguf-verify[fuzz]'", file=sys.stderr)
-        return 3
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this measure."""
+    add = parser.add_argument
+    add("--seconds", type=int, default=60, help="how long to look (%(default)s)")
+    add("--corpus", type=Path, help="a folder to keep interesting files in, and to go on from")
+    add("--found", type=Path, default=FOUND, help="where to save what is found (%(default)s)")
+    add("--input", type=Path, nargs="+", metavar="FILE", help="only run these files; this does not need atheris")
+    add("--seed", type=int, default=0, help="of libFuzzer's random numbers (0: another one each time)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fuzz, or run the given files; returns the exit code. Raises EnvironmentFault without atheris."""
+    if not options.input and importlib.util.find_spec("atheris") is None:
+        raise EnvironmentFault("atheris is not installed: pip install 'gguf-verify[fuzz]'")
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
-        if args.input:
-            target = Target(Path(scratch))
-            for path in args.input:
-                faulthandler.dump_traceback_later(5 * SECONDS, exit=True)
-                target(path.read_bytes())
-                print(f"{path}: nothing wrong")
-            return 0
-        return supervise(args, Path(scratch))
+        if options.input:
+            with _child("repeat", scratch, *options.input) as child:
+                return child.wait()
+        return _supervised(options, Path(scratch))
 
 
-def supervise(args: argparse.Namespace, scratch: Path) -> int:
-    """libFuzzer ends its process with exit codes of its own; so it runs in a child."""
-    corpus, seeds, work = args.corpus or scratch / "corpus", scratch / "seeds", scratch / "work"
-    for folder in (corpus, seeds, work, args.found):
+def _child(work: str, *arguments: object, stderr: int | None = None) -> subprocess.Popen[str]:
+    """This module in a process of its own, which can import the tests' helpers. libFuzzer ends its process by itself,
+    and must see the parser being imported."""
+    command = [sys.executable, "-m", "gguf_verify.measure.fuzz", work, *map(str, arguments)]
+    paths = [str(PACKAGE.parent), str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.Popen(command, text=True, errors="replace", env=environment, stderr=stderr)
+
+
+def _repeat(folder: Path, paths: list[str]) -> int:
+    """Run these files."""
+    target = Target(folder)
+    for path in paths:
+        faulthandler.dump_traceback_later(5 * SECONDS, exit=True)
+        target(Path(path).read_bytes())
+        print(f"{path}: nothing wrong")
+    return 0
+
+
+def _supervised(options: argparse.Namespace, scratch: Path) -> int:
+    """Fuzz in a child and report what it finds."""
+    corpus = options.corpus or scratch / "corpus"
+    for folder in (corpus, options.found):
         folder.mkdir(parents=True, exist_ok=True)
-    write_seeds(seeds)
-    command = [
-        sys.executable, __file__, "--child", str(work), str(corpus), str(seeds), f"-max_total_time={args.seconds}",
-        f"-timeout={SECONDS}", f"-rss_limit_mb={MEMORY}", f"-max_len={LARGEST}", f"-artifact_prefix={args.found}/",
-        f"-seed={args.seed}", "-print_final_stats=1", "-reload=0",
-    ]  # fmt: skip
     start = time.monotonic()
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+    child = _child(
+        "fuzz", scratch, corpus, scratch / "seeds", f"-max_total_time={options.seconds}", f"-timeout={SECONDS}",
+        f"-rss_limit_mb={MEMORY}", f"-max_len={LARGEST}", f"-artifact_prefix={options.found}/",
+        f"-seed={options.seed}", "-print_final_stats=1", "-reload=0", stderr=subprocess.PIPE,
+    )  # fmt: skip
     assert child.stderr is not None
     covered = executed = "?"
     found: list[str] = []
@@ -88,14 +103,14 @@ def supervise(args: argparse.Namespace, scratch: Path) -> int:
         f"{sum(1 for _ in corpus.iterdir())} files kept"
     )
     for path in found:
-        print(f"found; to repeat it: {sys.executable} {__file__} --input {path}")
+        print(f"found; to repeat it: gguf-verify measure fuzz --input {path}")
     if not found and code:
         print(f"the fuzzer itself ended with exit code {code}")
     return 1 if found or code else 0
 
 
 def write_seeds(folder: Path) -> None:
-    """The crafted files of the tests, and the headers of the fixtures."""
+    """Write the crafted files of the tests, and the headers of the fixtures."""
     from tests.support import corpus
 
     from ..gguf import parse
@@ -105,13 +120,13 @@ def write_seeds(folder: Path) -> None:
     for i, data in enumerate(crafted):
         if len(data) <= LARGEST:
             (folder / f"crafted-{i}").write_bytes(data)
-    for path in (ROOT / "fixtures").glob("*.gguf"):
+    for path in (CHECKOUT / "fixtures").glob("*.gguf"):
         with parse(path) as file:
             (folder / path.stem).write_bytes(file.buffer[: min(file.data_offset, LARGEST)].tobytes())
 
 
 class Target:
-    """What is run on each input, which is written to a folder for that."""
+    """Runs the checks on an input, which it writes to a folder first."""
 
     def __init__(self, folder: Path) -> None:
         from tests.support import corpus
@@ -131,7 +146,7 @@ class Target:
 
 
 def mutate(data: bytes, largest: int, seed: int, path: Path, anything: Callable[[bytes, int], bytes]) -> bytes:
-    """Half of the time changes fields, as far as the file, saved as `path`, can be read; `anything` otherwise."""
+    """Change fields of a file, where it can be parsed (it is saved as `path`), or, half of the time, do `anything`."""
     from ..gguf import parse
 
     rng = random.Random(seed)
@@ -141,7 +156,7 @@ def mutate(data: bytes, largest: int, seed: int, path: Path, anything: Callable[
     try:
         with parse(path) as file:
             fields = [data[r.start : r.stop] for r in file.byte_map]
-    except Exception:  # as it will again when this file is run
+    except Exception:  # it will raise again when this file is run
         return anything(data, largest)
     for _ in range(rng.randint(1, 3)):
         if len(fields) < 5:
@@ -166,19 +181,26 @@ def mutate(data: bytes, largest: int, seed: int, path: Path, anything: Callable[
     return b"".join(fields)[:largest]
 
 
-def fuzz(folder: Path, arguments: list[str]) -> int:
+def _fuzz(folder: Path, arguments: list[str]) -> int:
+    """Run libFuzzer with these arguments; it ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["gguf_verify.gguf"], enable_loader_override=False):
         import gguf_verify.gguf  # noqa: F401 - what is imported here is watched
 
+    for name in ("seeds", "work"):
+        (folder / name).mkdir()
+    write_seeds(folder / "seeds")
+
     def mutator(data: bytes, largest: int, seed: int) -> bytes:
         return mutate(data, largest, seed, folder / "parent.gguf", atheris.Mutate)
 
-    atheris.Setup([sys.argv[0], *arguments], Target(folder), custom_mutator=mutator)
+    atheris.Setup([sys.argv[0], *arguments], Target(folder / "work"), custom_mutator=mutator)
     atheris.Fuzz()
     return 0
 
 
+MEASURE = Measure("fuzz", "whether an input breaks the GGUF parser", __doc__ or "", add_arguments, run)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit({"fuzz": _fuzz, "repeat": _repeat}[sys.argv[1]](Path(sys.argv[2]), sys.argv[3:]))

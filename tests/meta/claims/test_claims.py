@@ -1,9 +1,8 @@
-"""docs/claims.md is what the checks of scripts/claims.py give, and each check can give another verdict."""
+"""docs/claims.md is what the checks of claims give now, and each check can give another verdict."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.formats.q5_0 import Q5_0
 from gguf_verify.formats.q5_1 import Q5_1
@@ -19,15 +19,8 @@ from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
 from gguf_verify.llama import Llama
-from gguf_verify.semantics import ASCENDING, SEMANTICS, exact_result, product
-from gguf_verify.semantics.activations import encode_q8_1
-from gguf_verify.support.errors import EnvironmentFault
-from tests.support.tools import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
+from gguf_verify.measure import claims
 from gguf_verify.measure.claims import blocks, products, speed
-from gguf_verify.measure.claims import command as claims
 from gguf_verify.measure.claims.common import (
     FIVE,
     Claim,
@@ -39,6 +32,9 @@ from gguf_verify.measure.claims.common import (
     with_sums,
     written_up,
 )
+from gguf_verify.semantics import ASCENDING, SEMANTICS, exact_result, product
+from gguf_verify.semantics.activations import encode_q8_1
+from gguf_verify.support.errors import EnvironmentFault
 
 Array = np.ndarray[Any, Any]
 
@@ -71,14 +67,14 @@ def test_the_page_states_what_the_check_gives(made: Callable[[str], Claim], name
     page = claims.PAGE.read_text()
     number = list(claims.CHECKS).index(name) + 1
     section = re.search(rf"\n## Claim {number}\n(.*?)(?=\n## Claim|\Z)", page, re.DOTALL)
-    assert section, "run `python scripts/claims.py`"
-    for part in (claim.statement, f"**{claims._sentence(claim.verdict)}**", *claim.evidence, f"-k {name}`"):
-        assert part in section[1], "run `python scripts/claims.py`"
+    assert section, "run `gguf-verify measure claims`"
+    for part in (claim.statement, f"**{claims.sentence(claim.verdict)}**", *claim.evidence, f"-k {name}`"):
+        assert part in section[1], "run `gguf-verify measure claims`"
 
 
 def test_the_page_is_current(made: Callable[[str], Claim]) -> None:
     expected = claims.render({name: made(name) for name in claims.CHECKS})
-    assert claims.PAGE.read_text() == expected, "run `python scripts/claims.py`"
+    assert claims.PAGE.read_text() == expected, "run `gguf-verify measure claims`"
 
 
 #: Whoever changes a verdict is to mean it.
@@ -108,24 +104,21 @@ def test_a_page_that_differs(
     check: dict[str, Any] = {"one": lambda _s: Claim("The statement.", "true", ("Evidence 1.",))}
     monkeypatch.setattr(claims, "CHECKS", check)
     monkeypatch.setattr(claims, "PAGE", tmp_path / "claims.md")
-    monkeypatch.setattr(sys, "argv", ["claims.py", "--check"])
-    assert claims.main() == 1
+    assert main(["measure", "claims", "--check"]) == 1
     assert not claims.PAGE.exists()
-    monkeypatch.setattr(sys, "argv", ["claims.py"])
-    assert claims.main() == 0
-    monkeypatch.setattr(sys, "argv", ["claims.py", "--check"])
-    assert claims.main() == 0
+    assert main(["measure", "claims"]) == 0
+    assert main(["measure", "claims", "--check"]) == 0
     check["one"] = lambda _s: Claim("The statement.", "false", ("Evidence 2.",))
     capsys.readouterr()
-    assert claims.main() == 1
+    assert main(["measure", "claims", "--check"]) == 1
     assert "+**False.**" in capsys.readouterr().out
 
     def cannot(_s: Sources) -> Claim:
         raise EnvironmentFault("there is no compiler")
 
     check["one"] = cannot
-    assert claims.main() == 3
-    assert capsys.readouterr().err == "claims: there is no compiler\n"
+    assert main(["measure", "claims"]) == 3
+    assert capsys.readouterr().err == "gguf-verify: there is no compiler\n"
 
 
 # ---- checks that must see the difference -----------------------------------------------------------------------------
@@ -157,7 +150,7 @@ def test_a_quantizer_by_write_ups_is_told(sources: Sources) -> None:
         return raw
 
     one = blocks.quantizers_byte_identical(replace(sources, llama=Altered(sources.llama, quantize=one_code)))
-    assert one.verdict == "true only for Q4_0, Q4_1, Q5_0 and Q8_0; all but 3 blocks of Q5_1"
+    assert one.verdict == "true only for Q4_0, Q4_1, Q5_0 and Q8_0; all but 3 blocks of Q5_1 agree"
 
 
 def test_float32_scales_are_told(sources: Sources) -> None:
@@ -171,6 +164,7 @@ def test_float32_scales_are_told(sources: Sources) -> None:
     halves["d"] = halves["d"].astype(np.float16)
     x = halves.view(np.uint8).reshape(4, -1)
     y = product(SEMANTICS["mmq_d4"], Q8_0, sources.cuda["Q8_0/w"], x, order=ASCENDING).ordered
+    assert y is not None
     half = replace(sources, cuda={**sources.cuda, "Q8_0/many": y})
     assert blocks.scales_are_fp32(half).verdict == "false"
 
@@ -180,6 +174,7 @@ def test_other_sums_are_told(sources: Sources) -> None:
     assert blocks.s_is_the_raw_sum(raw).verdict == "true"
     a = sources.cuda["q8_1"]
     y = product(SEMANTICS["q8_1_half"], Q5_1, sources.cuda["Q5_1/w"], with_sums(a, sum_of_codes(a)), order=ASCENDING)
+    assert y.ordered is not None
     codes = replace(sources, cuda={**sources.cuda, "Q5_1/few": y.ordered})
     assert blocks.s_is_the_raw_sum(codes).verdict == "false"
 
@@ -268,7 +263,7 @@ def test_formats_of_one_error_are_told(sources: Sources, monkeypatch: pytest.Mon
             return np.ones(shape)
 
     monkeypatch.setattr(products, "gaussian", lambda _seed, *shape: np.ones(shape, np.float32))
-    monkeypatch.setattr(products.np.random, "default_rng", lambda _seed: Ones())
+    monkeypatch.setattr(np.random, "default_rng", lambda _seed: Ones())
     shifted = replace(sources, llama=Altered(sources.llama, quantize=lambda t, x: sources.llama.quantize(t, x * 1.01)))
     assert products.one_figure_per_format(shifted).verdict == "true"
 
@@ -278,7 +273,7 @@ def test_aligned_words_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(blocks, "_sanitized", lambda *_: "clean")
     assert blocks.q8_0_misaligned(sources).verdict == "false"
     monkeypatch.setattr(blocks, "_sanitized", lambda *_: "load of misaligned address")
-    assert blocks.q8_0_misaligned(sources).verdict == "true; so do Q4_0 and Q5_0"
+    assert blocks.q8_0_misaligned(sources).verdict == "true; Q4_0 and Q5_0 fail likewise"
 
 
 # ---- speed -----------------------------------------------------------------------------------------------------------
@@ -313,7 +308,7 @@ def test_gains_are_told(sources: Sources) -> None:
     assert "mma`" not in found.verdict.replace("wgmma`", "")
     missing = speed.gains(replace(sources, benchmarks=with_table(page, "ladder", AS_CLAIMED[:1])))
     assert any("| not measured here |" in part for part in missing.evidence)
-    with pytest.raises(ValueError, match="no table 'ladder'"):
+    with pytest.raises(ValueError, match="no place is marked <!-- bench: ladder -->"):
         speed.gains(replace(sources, benchmarks=page.replace("bench: ladder -->", "")))
 
 
@@ -338,7 +333,11 @@ def test_costs_are_told(sources: Sources) -> None:
 
 
 def test_words_and_figures() -> None:
-    assert [verdict({"a": a, "b": b}) for a, b in ((1, 1), (0, 0), (1, 0))] == ["true", "false", "true only for a"]
+    assert [verdict({"a": a, "b": b}) for a, b in ((True, True), (False, False), (True, False))] == [
+        "true",
+        "false",
+        "true only for a",
+    ]
     assert verdict({"a": True, "b": True, "c": True, "d": False}) == "true only for a, b and c"
     assert [figure(v) for v in (221.4, 9.96, 0.00234, 10.2, 1.0)] == ["220", "10", "0.0023", "10", "1.0"]
     assert span([2.0, 1.0, 1.5], 2) == "1.0 to 2.0"

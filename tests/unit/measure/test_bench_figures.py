@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.support.tools import ROOT
-
-sys.path.append(str(ROOT / "scripts"))
-
-from gguf_verify.measure.bench import figures as bench_figures
+from gguf_verify.measure.bench import figures
+from gguf_verify.support.errors import UsageError
 
 
 def record(who: str, us: float, kind: str = "Q4_0", m: int = 1, n: int = 4096, k: int = 4096, **more: Any) -> Any:
@@ -36,7 +32,7 @@ DATA = made(
 
 
 def test_tables() -> None:
-    made = bench_figures.tables(DATA)
+    made = figures.tables(DATA)
     assert set(made) == {"card", "ladder", "ladder of f32", "against llama.cpp", "decode"}
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in made["ladder"].splitlines()]
     assert rows[2] == ["`q8_1_naive`", "17.2", "0.15"]
@@ -49,30 +45,16 @@ def test_tables() -> None:
 
 
 def test_what_was_not_measured_has_no_table() -> None:
-    assert set(bench_figures.tables(made(record("f32_naive", 5)))) == {"card"}
-
-
-def test_markers() -> None:
-    text = "a\n<!-- bench: ladder -->\nold\n<!-- end -->\nb\n<!-- bench: card -->\n<!-- end -->\n"
-    filled = bench_figures.between_markers(text, {"ladder": r"new \1", "card": "c"})
-    assert filled == "a\n<!-- bench: ladder -->\nnew \\1\n<!-- end -->\nb\n<!-- bench: card -->\nc\n<!-- end -->\n"
-    assert bench_figures.between_markers(filled, {"ladder": r"new \1", "card": "c"}) == filled
-    with pytest.raises(SystemExit, match="0 places are marked <!-- bench: decode -->"):
-        bench_figures.between_markers(text, {"decode": ""})
-
-
-def test_the_page_has_every_marker() -> None:
-    text = (ROOT / "docs" / "benchmarks.md").read_text()
-    bench_figures.between_markers(text, dict.fromkeys(bench_figures.tables(DATA), "x"))
+    assert set(figures.tables(made(record("f32_naive", 5)))) == {"card"}
 
 
 def test_slower_choices() -> None:
-    assert list(bench_figures.slower_choices(DATA)) == []
+    assert list(figures.slower_choices(DATA)) == []
     slow = made(*DATA["results"], record("q8_1_gemv", 3.7), record("q8_1_split_k", 5))
-    assert list(bench_figures.slower_choices(slow)) == [
+    assert list(figures.slower_choices(slow)) == [
         "Q4_0 M 1 N 4096 K 4096: q8_1 takes q8_1_gemv, 4.0 us; q8_1_gemv 3.7 us"
     ]
-    assert list(bench_figures.slower_choices(made(record("q8_1", 4, by="q8_1_gemv"), record("q8_1_gemv", 3.9)))) == []
+    assert list(figures.slower_choices(made(record("q8_1", 4, by="q8_1_gemv"), record("q8_1_gemv", 3.9)))) == []
 
 
 def test_several_files_of_one_card(tmp_path: Path) -> None:
@@ -81,24 +63,24 @@ def test_several_files_of_one_card(tmp_path: Path) -> None:
     paths[1].write_text(json.dumps(made(record("q8_1", 3))))
     paths[2].write_text(json.dumps(made(host="another")))
     paths[3].write_text('{"results": 1}')
-    data = bench_figures.load(paths[:2])
+    data = figures.load(paths[:2])
     assert [r["us"] for r in data["results"]] == [3, 6]
-    with pytest.raises(SystemExit, match=r"2\.json: measured on another, others on gpu: Card"):
-        bench_figures.load([*paths[:2], paths[2]])
-    with pytest.raises(SystemExit, match=r"3\.json holds no measurements"):
-        bench_figures.load(paths[3:])
+    with pytest.raises(UsageError, match=r"2\.json: measured on another, others on gpu: Card"):
+        figures.load([*paths[:2], paths[2]])
+    with pytest.raises(UsageError, match=r"3\.json holds no measurements"):
+        figures.load(paths[3:])
 
 
 @pytest.mark.needs("matplotlib")
 def test_roofline(tmp_path: Path) -> None:
     path = tmp_path / "roofline.svg"
-    bench_figures.roofline(DATA, path)
+    figures.roofline(DATA, path)
     first = path.read_bytes()
     texts = [e.text or "" for e in ElementTree.fromstring(first).iter("{http://www.w3.org/2000/svg}text")]
     assert {"this project, Q4_0", "llama.cpp, Q4_0", "cuBLAS int8, 900 TFLOP/s"} <= set(texts)
     assert any(t.startswith("Card (sm_90)") for t in texts)
-    bench_figures.roofline(DATA, path)
+    figures.roofline(DATA, path)
     assert path.read_bytes() == first
-    bench_figures.roofline(made(record("q8_1", 4)), tmp_path / "one.png")
+    figures.roofline(made(record("q8_1", 4)), tmp_path / "one.png")
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-    assert bench_figures.intensity(record("q8_1", 1)) == pytest.approx(2 * 4096**2 / (4096**2 * 18 / 32 + 4 * 8192))
+    assert figures.intensity(record("q8_1", 1)) == pytest.approx(2 * 4096**2 / (4096**2 * 18 / 32 + 4 * 8192))

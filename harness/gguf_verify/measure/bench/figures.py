@@ -1,15 +1,18 @@
-"""The tables and the plot that bench_kernels.py makes of its measurements.
+"""The tables and the plot of `gguf-verify measure bench kernels`.
 
-A record: who, type, M, N, K, us, "TFLOP/s", "TB/s of weights", "weight bytes", and by, the kernel that a family chose.
+A record has who, type, M, N, K, us, "TFLOP/s", "TB/s of weights", "weight bytes", and by: the kernel that a family
+chose.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from ...support.errors import EnvironmentFault, UsageError
+from ..markdown import table
 
 Data = dict[str, Any]
 Record = dict[str, Any]
@@ -20,14 +23,14 @@ LADDER_M = 512
 PUBLISHED = {
     "q8_1_naive": 0.15, "q8_1_tiled": 0.26, "q8_1_vectorized": 0.17, "q8_1_dp4a": 1.3, "q8_1_mma": 2.6, LLAMA: 13.0,
 }  # fmt: skip
-#: A choice is said to be slower from so much on: what two runs of one kernel may differ by.
+#: A choice counts as slower from this share on, by which two runs of one kernel may differ.
 NOISE = 0.05
 
 
 def load(paths: Sequence[Path]) -> Data:
-    """Measurements of one card from several files; the last of equal records counts.
+    """Measurements of one GPU from several files. Of records for the same product, the last one counts.
 
-    Raises SystemExit where a file is none, or the cards differ.
+    Raises UsageError where a file holds no measurements, or the GPUs differ.
     """
     header: Data = {}
     records: dict[tuple[Any, ...], Record] = {}
@@ -37,10 +40,10 @@ def load(paths: Sequence[Path]) -> Data:
             for r in data["results"]:
                 records[r["who"], r["type"], r["M"], r["N"], r["K"]] = r
             if header and header["host"] != data["header"]["host"]:
-                raise SystemExit(f"{path}: measured on {data['header']['host']}, others on {header['host']}")
+                raise UsageError(f"{path}: measured on {data['header']['host']}, others on {header['host']}")
             header = {**header, **{k: v for k, v in data["header"].items() if v is not None}}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SystemExit(f"{path} holds no measurements: {error!r}") from None
+            raise UsageError(f"{path} holds no measurements: {error!r}") from None
     return {"header": header, "results": list(records.values())}
 
 
@@ -52,16 +55,13 @@ def _values(data: Data, key: str, who: str) -> list[Any]:
     return sorted({r[key] for r in data["results"] if r["who"] == who})
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
-
-
-def ladder(data: Data, family: str = FAMILY) -> list[str]:
-    """TFLOP/s of each rung for Q4_0 at M = 512, and what it gains on the rung before; [] where it was not measured."""
+def ladder(data: Data, family: str = FAMILY) -> str:
+    """TFLOP/s of each step of the ladder for Q4_0 at M = 512, and its gain on the step before; "" where it was not
+    measured."""
     found = _at(data)
     shapes = [(n, k) for k in (4096, 14336) for n in (4096,) if (f"{family}_naive", "Q4_0", LADDER_M, n, k) in found]
     if not shapes:
-        return []
+        return ""
     names = list(dict.fromkeys(r["who"] for r in data["results"] if r["who"].startswith(f"{family}_")))
     names = [n for n in names if (n, "Q4_0", LADDER_M, *shapes[0]) in found]
     before: dict[tuple[int, int], float] = {}
@@ -79,11 +79,11 @@ def ladder(data: Data, family: str = FAMILY) -> list[str]:
             row.append(f"{PUBLISHED[name]:g}" if name in PUBLISHED else "")
         rows.append(row)
     head = ["", *(f"N = {n}, K = {k}" for n, k in shapes), *(["published, a laptop"] if family == FAMILY else [])]
-    return _table(head, rows)
+    return table(head, rows)
 
 
-def against_llama(data: Data) -> list[str]:
-    """llama.cpp's time over ours for each type and shape, and ours in µs; [] where it was not measured."""
+def against_llama(data: Data) -> str:
+    """llama.cpp's time over ours for each type and shape, and ours in µs; "" where it was not measured."""
     found = _at(data)
     types = [t for t in _values(data, "type", FAMILY) if t != "-"]
     rows = []
@@ -96,11 +96,11 @@ def against_llama(data: Data) -> list[str]:
                     cells.append(f"{theirs['us'] / ours['us']:.2f}× ({ours['us']:.4g})" if ours and theirs else "")
                 if any(cells):
                     rows.append([str(n), str(m), *cells])
-    return _table(["N", "M", *types], rows) if rows else []
+    return table(["N", "M", *types], rows) if rows else ""
 
 
-def decode(data: Data) -> list[str]:
-    """TB/s of weights at M = 1, and the share of what a copy moves; [] where it was not measured."""
+def decode(data: Data) -> str:
+    """TB/s of weights at M = 1, and its share of a copy's rate; "" where it was not measured."""
     found, copy = _at(data), data["header"]["copy TB/s"]
     types = [t for t in _values(data, "type", FAMILY) if t != "-"]
     rows = []
@@ -110,7 +110,7 @@ def decode(data: Data) -> list[str]:
             cells = [f"{r['TB/s of weights']:.2f} ({100 * r['TB/s of weights'] / copy:.0f} %)" if r else "" for r in at]
             if any(cells):
                 rows.append([str(n), "ours" if who == FAMILY else who, *cells])
-    return _table(["N", "", *types], rows) if rows else []
+    return table(["N", "", *types], rows) if rows else ""
 
 
 def tables(data: Data) -> dict[str, str]:
@@ -119,25 +119,15 @@ def tables(data: Data) -> dict[str, str]:
     copy, int8 = header["copy TB/s"], header.get("int8 TFLOP/s")
     ceilings = f"A device copy moves {copy:.2f} TB/s" + (f", cuBLAS int8 {int8:.0f} TFLOP/s." if int8 else ".")
     made = {
-        "card": [f"{header['host'].removeprefix('gpu: ')}; medians of {header['repeat']}. {ceilings}"],
+        "card": f"{header['host'].removeprefix('gpu: ')}; medians of {header['repeat']}. {ceilings}",
         "ladder": ladder(data), "ladder of f32": ladder(data, "f32"), "against llama.cpp": against_llama(data),
         "decode": decode(data),
     }  # fmt: skip
-    return {name: "\n".join(lines) for name, lines in made.items() if lines}
-
-
-def between_markers(text: str, made: Mapping[str, str], kind: str = "bench") -> str:
-    """The text with `<!-- KIND: NAME -->` … `<!-- end -->` filled. Raises SystemExit where a marker is missing."""
-    for name, content in made.items():
-        pattern = re.compile(rf"(<!-- {kind}: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-        text, count = pattern.subn(lambda m, c=content: f"{m[1]}{c}\n{m[2]}", text)  # type: ignore[misc]
-        if count != 1:
-            raise SystemExit(f"{count} places are marked <!-- {kind}: {name} --> … <!-- end -->, 1 is needed")
-    return text
+    return {name: text for name, text in made.items() if text}
 
 
 def slower_choices(data: Data) -> Iterator[str]:
-    """A line for each shape at which a measured kernel of a family beats the one that the family chose."""
+    """A line for each shape at which a measured kernel of a family is faster than the one that the family chose."""
     found = _at(data)
     for r in data["results"]:
         if "by" not in r:
@@ -151,17 +141,17 @@ def slower_choices(data: Data) -> Iterator[str]:
 
 
 def intensity(r: Record) -> float:
-    """FLOP a byte that has to move: weights, float32 activations and outputs, once each."""
+    """FLOP for each byte that must be moved: weights, float32 activations and outputs, once each."""
     return float(2 * r["M"] * r["N"] * r["K"] / (r["weight bytes"] + 4 * r["M"] * (r["N"] + r["K"])))
 
 
 def roofline(data: Data, path: Path) -> None:
-    """Every shape of ours and llama.cpp's under the two ceilings. Raises SystemExit without matplotlib."""
+    """Plot every shape of ours and llama.cpp's under the two ceilings. Raises EnvironmentFault without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise SystemExit("--plot needs matplotlib: pip install matplotlib") from None
+        raise EnvironmentFault("--plot needs matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     marks = {FAMILY: ("o", "this project"), LLAMA: ("x", LLAMA)}
@@ -169,10 +159,10 @@ def roofline(data: Data, path: Path) -> None:
     points = [(r, intensity(r)) for r in data["results"] if r["who"] in marks and r["type"] in types]
     for who, (marker, title) in marks.items():
         for i, kind in enumerate(types):
-            of = sorted(((x, r["TFLOP/s"]) for r, x in points if (r["who"], r["type"]) == (who, kind)))
-            axes.scatter(
-                *zip(*of, strict=True), marker=marker, color=f"C{i}", s=28, label=f"{title}, {kind}"
-            ) if of else None
+            of = sorted((x, r["TFLOP/s"]) for r, x in points if (r["who"], r["type"]) == (who, kind))
+            if of:
+                x, y = zip(*of, strict=True)
+                axes.scatter(x, y, marker=marker, color=f"C{i}", s=28, label=f"{title}, {kind}")
     copy, int8 = data["header"]["copy TB/s"], data["header"].get("int8 TFLOP/s")
     low, high = (f(x for _, x in points) for f in (min, max))
     ends = [low / 1.5, high * 1.5]

@@ -1,20 +1,19 @@
-"""What the kernels cost on a GPU, beside llama.cpp's CUDA backend, cuBLAS and the card's ceilings, in one run.
+"""What the kernels cost on a GPU, compared in one run with llama.cpp's CUDA backend, cuBLAS and the GPU's limits.
 
-    python scripts/bench_kernels.py [--types Q4_0 …] [--n 4096 14336] [--k 4096] [-m 1 16 512 4096] [--kernels NAME …]
-                                    [--json FILE] [--plot FILE.svg] [--readme docs/benchmarks.md] [--from FILE.json …]
+Before a kernel is timed, it must give the bits of the naive kernel for some rows of W, on the activations that are
+timed (a kernel with another order of summation: the bits of the exact product in that order). Every product is then one
+of many in a CUDA graph: it quantizes the activations, rearranges them if the kernel needs that, and multiplies them by
+the next of several copies of the weights, which together are larger than the second-level cache. Where a kernel's
+launches may overlap, they do: it loads its weights while the product before ends. A figure is the median over --repeat
+graphs, divided by the number of products.
 
-Correctness first: each kernel must give the bits of the naive one (one with an order of its own, of the oracle) on the
-activations that are timed, for some rows of W, or nothing is timed. Then every product is one of many in a CUDA graph:
-quantize the activations, rearrange them if the kernel wants that, multiply, each time by another copy of the weights,
-together larger than the second cache. Where a kernel's launches may overlap, they do: its weights are asked for while
-the product before ends. A figure is the median over --repeat graphs, divided by the products.
+llama.cpp is timed where the installed llama-cpp-python has the CUDA backend: `ggml_mul_mat` of the same weights, in
+graphs of as many nodes; it quantizes the activations too. cuBLAS is timed where PyTorch is installed. For the name of a
+family (`q8_1`), the kernel that is chosen for each shape is timed, and a line says where another measured kernel is
+faster.
 
-llama.cpp is timed where the installed llama-cpp-python has the CUDA backend (`ggml_mul_mat` of the same weights, in
-graphs of as many nodes; it quantizes the activations too), cuBLAS where PyTorch is installed. The name of a family
-(`q8_1`) times what is chosen for each shape, and says where another of the measured kernels would have been faster.
-
---readme writes the tables between the markers of a Markdown file, --plot a roofline (SVG or PNG; needs matplotlib),
-both also from the JSON of earlier runs (--from), without a GPU.
+--readme writes the tables between the markers of a Markdown file, and --plot draws a roofline (SVG or PNG; it needs
+matplotlib). Both also take the JSON of earlier runs (--from), without a GPU.
 """
 
 from __future__ import annotations
@@ -38,19 +37,22 @@ from ...kernels import FAMILIES, KERNELS, Weights, find_kernel, on_host
 from ...kernels.packed import LEGACY
 from ...kernels.shipped import ShippedKernel
 from ...semantics import ASCENDING, SEMANTICS, product
-from ...support.errors import HarnessError
-from . import figures as bench_figures
+from ...support.errors import KernelFault
+from .. import markdown
+from . import figures
 
-#: Bytes of weights that the second cache of no card holds.
+#: Bytes of weights that no GPU's second-level cache holds.
 ROTATED_BYTES = 240_000_000
 #: Rows that are checked: tiles of the largest kernel, and a part of one.
 CHECKED_ROWS = 300
-#: Tokens at which the oracle, in NumPy, checks an order of a kernel's own.
+#: Tokens that are checked where a kernel has another order, since NumPy computes the exact product slowly.
 CHECKED_TOKENS = 20
+#: Graphs that are run before those that are timed.
+_WARM_UP = 3
 
 
 class Queue(CupyHost):
-    """A GPU whose launches are put into a stream and not waited for; outputs have neither guards nor poison."""
+    """A GPU whose launches are queued in a stream and not awaited; outputs have neither guards nor poison."""
 
     def upload(self, array: Any) -> Any:
         return array if isinstance(array, self._cupy.ndarray) else super().upload(array)
@@ -70,7 +72,7 @@ class Queue(CupyHost):
 
 
 def random_rows(rng: np.random.Generator, fmt: BlockFormat, n: int, k: int) -> npt.NDArray[np.uint8]:
-    """Random codes under scales as models have them: uint8[n, row bytes]."""
+    """Random codes under scales of the usual size, uint8[n, row bytes]."""
     rows = rng.integers(0, 256, (n, k // fmt.block_size, fmt.block_bytes), np.uint8)
     structs = fmt.view(rows)
     for name in ("d", "m"):
@@ -80,17 +82,17 @@ def random_rows(rng: np.random.Generator, fmt: BlockFormat, n: int, k: int) -> n
 
 
 def median_us(work: Callable[[], object], products: int, repeat: int, cupy: Any) -> float:
-    """The median time of one product, by events around the whole."""
+    """The median time of one product, from events before and after all of them."""
     stream = cupy.cuda.get_current_stream()
     times = []
-    for i in range(repeat + 3):
+    for i in range(repeat + _WARM_UP):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         start.record(stream)
         work()
         stop.record(stream)
         stop.synchronize()
-        if i >= 3:
-            times.append(1e3 * cupy.cuda.get_elapsed_time(start, stop) / products)
+        if i >= _WARM_UP:
+            times.append(1e3 * float(cupy.cuda.get_elapsed_time(start, stop)) / products)
     return statistics.median(times)
 
 
@@ -105,10 +107,10 @@ class Ours:
         self._kept: dict[str, list[Weights]] = {}
 
     def weights(self, kernel: ShippedKernel) -> list[Weights]:
-        """As the kernel takes them; kernels of one layout share them."""
+        """The copies, in the kernel's layout; kernels of one layout share them."""
         layout = kernel.spec.launch.layout
         if layout not in self._kept:
-            self._kept.clear()  # several gigabytes a layout
+            self._kept.clear()  # a layout takes several gigabytes
             first = kernel.upload(self.fmt, self.rows)
             more = [Weights(self.fmt, first.n, first.k, first.buffer.copy()) for _ in range(self.copies - 1)]
             self._kept[layout] = [first, *more]
@@ -129,6 +131,7 @@ class Ours:
         return got.tobytes() == np.asarray(expected).tobytes()
 
     def time(self, kernel: ShippedKernel, weights: list[Weights], x: Any, repeat: int) -> float:
+        """Microseconds for a product."""
         cupy, m = self.cupy, len(x)
         out = self.queue.output(4 * m * weights[0].n)
 
@@ -175,7 +178,7 @@ class Llama:
         return self.cuda if "cuda" in name else self.base
 
     def time(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32], repeat: int) -> float:
-        """Microseconds a product."""
+        """Microseconds for a product."""
 
         class Params(c.Structure):
             _fields_ = [("mem_size", c.c_size_t), ("mem_buffer", c.c_void_p), ("no_alloc", c.c_bool)]
@@ -184,7 +187,10 @@ class Llama:
         copies = max(2, -(-ROTATED_BYTES // rows.nbytes))
         base.ggml_init.argtypes = [Params]
         context = c.c_void_p(base.ggml_init(Params(64 << 20, None, True)))
-        new = lambda kind, *ne: c.c_void_p(base.ggml_new_tensor_2d(context, kind, *map(c.c_int64, ne)))  # noqa: E731
+
+        def new(kind: int, *ne: int) -> c.c_void_p:
+            return c.c_void_p(base.ggml_new_tensor_2d(context, kind, *map(c.c_int64, ne)))
+
         weights = [new(fmt.type_id, k, n) for _ in range(copies)]
         activations = new(0, k, m)
         graph = c.c_void_p(base.ggml_new_graph_custom(context, c.c_size_t(copies + 8), c.c_bool(False)))
@@ -192,8 +198,9 @@ class Llama:
             base.ggml_build_forward_expand(graph, c.c_void_p(base.ggml_mul_mat(context, w, activations)))
         buffer = c.c_void_p(base.ggml_backend_alloc_ctx_tensors(context, self.backend))
         if not buffer:
-            raise RuntimeError("llama.cpp's CUDA backend has no memory for it")
-        for tensor, array in [*((w, rows) for w in weights), (activations, np.ascontiguousarray(x))]:
+            raise RuntimeError("llama.cpp's CUDA backend has not enough memory")
+        inputs: list[tuple[c.c_void_p, npt.NDArray[Any]]] = [(w, rows) for w in weights]
+        for tensor, array in [*inputs, (activations, np.ascontiguousarray(x))]:
             base.ggml_backend_tensor_set(tensor, c.c_void_p(array.ctypes.data), c.c_size_t(0), c.c_size_t(array.nbytes))
         times = []
         for i in range(repeat + 5):
@@ -210,7 +217,7 @@ class Llama:
 
 
 def cublas_us(m: int, n: int, k: int, repeat: int) -> dict[str, float]:
-    """cuBLAS through PyTorch: halves, and bytes where it takes the shape; {} without PyTorch."""
+    """Microseconds of cuBLAS, through PyTorch, on halves, and on int8 where it takes the shape; {} without PyTorch."""
     try:
         import torch
     except ImportError:
@@ -237,32 +244,32 @@ def cublas_us(m: int, n: int, k: int, repeat: int) -> dict[str, float]:
                     for w in matrices:
                         work(w)
                 times = []
-                for i in range(repeat + 3):
+                for i in range(repeat + _WARM_UP):
                     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                     start.record(stream)
                     graph.replay()
                     stop.record(stream)
                     stop.synchronize()
-                    if i >= 3:
+                    if i >= _WARM_UP:
                         times.append(1e3 * start.elapsed_time(stop) / copies)
                 out[name] = statistics.median(times)
     return out
 
 
 def cublas_int8_peak(repeat: int) -> float | None:
-    """TFLOP/s of the largest int8 product, what the card's tensor cores give; None without PyTorch."""
+    """TFLOP/s of a large int8 product, the most that the GPU's tensor cores reach; None without PyTorch."""
     found = cublas_us(8192, 8192, 8192, repeat).get("cuBLAS int8")
     return None if found is None else 2 * 8192**3 / found / 1e6
 
 
 def copy_tbs(cupy: Any, repeat: int) -> float:
-    """Bytes read and written a second by a device copy, in TB/s."""
+    """Bytes that a device copy reads and writes, in TB/s."""
     a, b = cupy.empty(1 << 30, np.uint8), cupy.empty(1 << 30, np.uint8)
     return 2 * (1 << 30) / median_us(lambda: cupy.copyto(b, a), 1, repeat, cupy) / 1e6
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """All measurements, as data."""
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """All measurements, as JSON has them. Raises KernelFault where a kernel has other bits than it should."""
     queue = Queue()
     cupy, rng = queue._cupy, np.random.default_rng(args.seed)
     try:
@@ -304,44 +311,41 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                         continue
                     x = cupy.asarray(rng.standard_normal((m, k)).astype(np.float32))
                     if not ours.check(kernel, x):
-                        raise SystemExit(f"{kernel.name} has other bits than it should, {name}, M {m}, N {n}, K {k}")
+                        raise KernelFault(f"{kernel.name} has other bits than it should, {name}, M {m}, N {n}, K {k}")
                     us = ours.time(kernel, ours.weights(kernel), x, args.repeat)
                     by = kernel.name if kernel_name in FAMILIES else None
                     record(kernel_name, name, m, n, k, us, rows.nbytes, by)
     return {"header": header, "results": results}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `kernels`."""
+    add = parser.add_argument
     names = [*FAMILIES, *KERNELS]
-    parser.add_argument("--types", nargs="+", choices=sorted(FORMATS), default=sorted(LEGACY))
-    parser.add_argument("--n", nargs="+", type=int, default=[4096, 14336])
-    parser.add_argument("--k", nargs="+", type=int, default=[4096])
-    parser.add_argument("-m", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512, 4096])
-    parser.add_argument("--kernels", nargs="+", choices=names, default=["q8_1"], metavar="NAME")
-    parser.add_argument("--repeat", type=int, default=20)
-    parser.add_argument("--most", type=float, default=200.0, help="skip a kernel where a graph is more TFLOP than this")
-    parser.add_argument("--no-cublas", dest="cublas", action="store_false")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--from", dest="earlier", nargs="+", type=Path, metavar="FILE.json", help="measure nothing")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
-    parser.add_argument("--readme", type=Path, metavar="FILE.md")
-    args = parser.parse_args()
-    try:
-        data = bench_figures.load(args.earlier) if args.earlier else run(args)
-    except HarnessError as error:
-        print(f"bench_kernels: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    for line in bench_figures.slower_choices(data):
+    add("--types", nargs="+", choices=sorted(FORMATS), default=sorted(LEGACY), metavar="TYPE", help="of weights")
+    add("--n", nargs="+", type=int, default=[4096, 14336], help="rows of weights")
+    add("--k", nargs="+", type=int, default=[4096], help="columns")
+    add("-m", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512, 4096], help="tokens")
+    add("--kernels", nargs="+", choices=names, default=["q8_1"], metavar="NAME", help="kernels and families")
+    add("--repeat", type=int, default=20, help="graphs that are timed (%(default)s)")
+    add("--most", type=float, default=200.0, help="skip a kernel whose graph would take more TFLOP than this")
+    add("--no-cublas", dest="cublas", action="store_false", help="do not time cuBLAS")
+    add("--seed", type=int, default=0, help="of weights and activations")
+    add("--from", dest="earlier", nargs="+", type=Path, metavar="FILE.json", help="take these, and measure nothing")
+    add("--json", type=Path, metavar="FILE", help="write the measurements")
+    add("--plot", type=Path, metavar="FILE.svg", help="draw a roofline")
+    add("--readme", type=Path, metavar="FILE.md", help="write the tables between this file's markers")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and write; returns the exit code."""
+    data = figures.load(args.earlier) if args.earlier else measured(args)
+    for line in figures.slower_choices(data):
         print(line)
     if args.json:
         args.json.write_text(json.dumps(data, indent=1))
     if args.plot:
-        bench_figures.roofline(data, args.plot)
+        figures.roofline(data, args.plot)
     if args.readme:
-        args.readme.write_text(bench_figures.between_markers(args.readme.read_text(), bench_figures.tables(data)))
-
-
-if __name__ == "__main__":
-    main()
+        markdown.fill(args.readme, figures.tables(data), "bench")
+    return 0

@@ -28,35 +28,33 @@ from ...hosts.compiler import compiler
 from ...semantics import SEMANTICS, judge, product
 from ...semantics.activations import butterfly_sum
 from ...support.errors import EnvironmentFault
+from ...support.paths import CHECKOUT
+from ..inputs import Bytes, Floats
+from ..markdown import listed, table
 from .common import (
     FIVE,
-    ROOT,
-    Bytes,
     Claim,
-    Floats,
     Sources,
     gaussian,
-    listed,
     nmse,
     real_weights,
     sum_of_codes,
-    table,
     verdict,
     with_sums,
     written_up,
 )
 
-#: Blocks of a drawn sample.
+#: Blocks in a drawn sample.
 BLOCKS = 1 << 15
 
 
 def _equal(a: Bytes, b: Bytes, size: int) -> int:
-    """Blocks of `size` bytes that are the same."""
+    """How many blocks of `size` bytes are the same."""
     return int((a.reshape(-1, size) == b.reshape(-1, size)).all(axis=1).sum())
 
 
 def _percent(part: int, of: int) -> str:
-    """A share that is neither all nor nothing is never printed as if it were."""
+    """A share; one that is neither all nor nothing is never printed as if it were."""
     if part in (0, of):
         return "100 %" if part else "0 %"
     return f"{min(max(100 * part / of, 0.1), 99.9):.1f} %"
@@ -94,19 +92,20 @@ def q4_0_scale(s: Sources) -> Claim:
         "Q4_0's scale is max|x|/7, and its codes are round(x/d) + 8.",
         verdict({"all": holds}),
         (
-            "Blocks of `ggml_quantize_chunk` with the scale, and with all the bytes, of a rule:",
+            "The share of blocks from `ggml_quantize_chunk` that have the scale, or all the bytes, that a rule gives:",
             table(["weights", "rule", "same scale", "same bytes"], rows),
-            "ggml divides the value of largest magnitude, with its sign, by -8: that value becomes code 0 exactly, "
-            f"code 15 is a step short of the other end, and d is negative in {negative[0]} of the Gaussian blocks. "
-            "Max/7 leaves code 0 to nobody and errs more: NMSE of the decoded weights "
-            f"{a[0]:.2e} against {a[1]:.2e} (Gaussian), {b[0]:.2e} against {b[1]:.2e} (`tiny-F16`).",
+            "ggml divides the value of largest magnitude, with its sign, by -8. That value becomes code 0 exactly, "
+            "code 15 stands for a value one step short of the opposite one, and d is negative in "
+            f"{negative[0]} of the Gaussian blocks. "
+            "The rule with max/7 never uses code 0 and has a larger error: the NMSE of the decoded weights is "
+            f"{a[0]:.2e} instead of {a[1]:.2e} (Gaussian), and {b[0]:.2e} instead of {b[1]:.2e} (`tiny-F16`).",
         ),
-        "tests/test_formats.py, `gguf-verify audit` (fingerprints)",
+        "tests/reference/formats/test_formats.py and `gguf-verify audit` (fingerprints)",
     )
 
 
 def quantizers_byte_identical(s: Sources) -> Claim:
-    """Write-ups' quantizers against `ggml_quantize_chunk`, block by block."""
+    """The write-ups' quantizers against `ggml_quantize_chunk`, block by block."""
     samples: dict[str, Floats] = {
         "Gaussian": gaussian(2, BLOCKS, 32),
         "`tiny-F16`": np.concatenate([w.reshape(-1, 32) for w in real_weights().values()]),
@@ -125,26 +124,26 @@ def quantizers_byte_identical(s: Sources) -> Claim:
         rows.append([fmt.name, *row])
     never = [name for name, d in differing.items() if d == sum(len(x) for x in samples.values())]
     rarely = {name: d for name, d in differing.items() if name not in never and d}
-    few = f"; all but {sum(rarely.values()):,} blocks of {listed(list(rarely))}" if rarely else ""
+    few = f"; all but {sum(rarely.values()):,} blocks of {listed(list(rarely))} agree" if rarely else ""
     return Claim(
         "The write-ups' quantizers (Q4_0 as above, Q5_0 with 15 and 16; Q4_1 and Q5_1 with d = (max - min)/15 or /31; "
         "Q8_0 with d = max|x|/127; codes by round(x/d)) give ggml's bytes.",
         verdict({name: d == 0 for name, d in differing.items()})
-        + (f": no block of {listed(never)}{few}" if never else few),
+        + (f": no block of {listed(never)} agrees{few}" if never else few),
         (
-            "Blocks that differ from `ggml_quantize_chunk`:",
+            "How many blocks differ from those of `ggml_quantize_chunk`:",
             table(["type", *(f"{name}, {len(x):,}" for name, x in samples.items())], rows),
-            "Q4_0 and Q5_0 have another scale. In the others ggml multiplies by 1/d, once rounded, where the write-ups "
-            "divide by d: the results differ by an ulp, which decides where x/d lies at a half. Gaussian values hardly "
-            "ever do; values of few bits, such as halves, do. "
+            "Q4_0 and Q5_0 have another scale. In the other types ggml multiplies by the rounded 1/d, where the "
+            "write-ups divide by d. The two results differ by an ulp, which changes the code where x/d is close to "
+            "half an integer. This is rare for Gaussian values, but not for values of few bits, such as halves. "
             f"This project's own encoders differ in {ours:,} blocks.",
         ),
-        "tests/test_formats.py",
+        "tests/reference/formats/test_formats.py",
     )
 
 
 def scales_are_fp32(s: Sources) -> Claim:
-    """The bytes of scales in blocks of the CPU, and the scales that explain outputs of CUDA."""
+    """The bytes of scales in blocks from the CPU, and the scales that explain outputs of CUDA."""
     size = {f.name: s.llama.versions()["types"][f.type_id]["block_bytes"] for f in (Q8_0, Q8_1)}
     patterns = np.arange(1 << 16, dtype=np.uint16)
     halves = patterns.view(np.float16)
@@ -179,21 +178,22 @@ def scales_are_fp32(s: Sources) -> Claim:
         "The scales of Q8_0 and Q8_1 are float32.",
         verdict(holds),
         (
-            f"ggml's blocks are {size['Q8_0']} bytes (2 + 32) and {size['Q8_1']} (2 + 2 + 32): there is no room. "
-            f"`to_float` of Q8_0 blocks with every two bytes for d gives the half's value in {as_half:,} of "
-            f"{finite.sum():,} finite ones. `from_float` stores half(max|x|/127) in the first two bytes of "
-            f"{stored['Q8_0']:,} of {d.size:,} blocks of Q8_0 and {stored['Q8_1']:,} of Q8_1; the first four are "
-            f"max|x|/127 as a float32 in {wide['Q8_0']:,} and {wide['Q8_1']:,}.",
-            "MMQ's activations in the layout D4 are no `block_q8_1` and have a float32 scale: the outputs measured "
-            f"on an H200 (Q8_0, 64 tokens) are {'within' if many[0] else 'outside'} the bound with it, and "
-            f"{'within' if many[1] else 'outside'} it with the same scale rounded to half.",
+            f"ggml's blocks have {size['Q8_0']} bytes (2 + 32) and {size['Q8_1']} (2 + 2 + 32), which leaves no room "
+            "for a float32. "
+            f"`to_float` was given Q8_0 blocks with all finite halves as d: it reads d as a half in {as_half:,} of "
+            f"{finite.sum():,}. `from_float` stores half(max|x|/127) in the first two bytes of "
+            f"{stored['Q8_0']:,} of {d.size:,} blocks of Q8_0 and of {stored['Q8_1']:,} of Q8_1; the first four bytes "
+            f"are max|x|/127 as a float32 in {wide['Q8_0']:,} and {wide['Q8_1']:,}.",
+            "MMQ's activations in the layout D4 are not `block_q8_1` and do have a float32 scale. The outputs that "
+            f"were measured on an H200 (Q8_0, 64 tokens) are {'within' if many[0] else 'outside'} the bound with that "
+            f"scale, and {'within' if many[1] else 'outside'} it with the same scale rounded to half.",
         ),
-        "tests/test_cuda_reference.py",
+        "tests/reference/llama/test_cuda_reference.py",
     )
 
 
 def s_is_the_raw_sum(s: Sources) -> Claim:
-    """Which sum lies in the bytes of `from_float`, and which explains outputs of CUDA."""
+    """Which sum the bytes of `from_float` hold, and which sum explains outputs of CUDA."""
     x = gaussian(5, 64, 4096)
     blocks = Q8_1.view(s.llama.from_float(Q8_1.type_id, x).reshape(64, 128, 36))
     wide = x.reshape(64, 128, 32)
@@ -217,11 +217,11 @@ def s_is_the_raw_sum(s: Sources) -> Claim:
         verdict({"CUDA": all(passed), "the CPU": cpu[0] == n}),
         (
             table(["path", "weights", "s = half(Σx)", "s = half(d·Σq)"], rows),
-            "CPU: blocks of a Gaussian sample whose bytes hold that sum, d before its rounding (where both halves are "
-            "equal both count). CUDA: whether outputs that an H200 gave are within the bound of the exact product "
-            "with that sum in the activations.",
+            "CPU: the share of blocks of a Gaussian sample whose bytes hold that sum, with d before its rounding "
+            "(where both sums round to the same half, a block counts for both). CUDA: whether outputs from an H200 are "
+            "within the bound of the exact product with that sum in the activations.",
         ),
-        "tests/test_cuda_reference.py, tests/test_semantics.py",
+        "tests/reference/llama/test_cuda_reference.py and tests/unit/semantics/test_semantics.py",
     )
 
 
@@ -248,32 +248,32 @@ def bit_order(s: Sources) -> Claim:
         "nibbles (values 0..15) and bits 16..31 to the high ones (values 16..31), not to neighbours in turn.",
         verdict(moves),
         (
-            "`to_float` of Q5_0 and Q5_1 blocks with one bit set: bit j of qh moves "
-            f"{'just value j' if q5 else 'others'}, by 16; the low nibble of qs[j] "
-            f"{'value j and the high one value j + 16' if q5 else 'and the high one others'}.",
-            f"`from_float` of 32 blocks of a single 1 to Q8_1: the code of value j "
+            "`to_float` was given Q5_0 and Q5_1 blocks with one bit set. Bit j of qh changes "
+            f"{'value j only' if q5 else 'other values'}, by 16; the low nibble of qs[j] changes "
+            f"{'value j, and the high nibble value j + 16' if q5 else 'other values, and so does the high nibble'}.",
+            f"`from_float` was given 32 blocks with a single 1. The Q8_1 code of value j "
             f"{'is' if moves['Q8_1 of the CPU'] else 'is not'} byte 4 + j. "
-            "MMQ's blocks of four times 32 activations (layouts DS4 and D4) lie in memory that is not seen from "
-            "outside: not checked.",
+            "MMQ's blocks of four times 32 activations (layouts DS4 and D4) are in memory that cannot be read from "
+            "outside, so their order is not checked.",
         ),
-        "docs/formats.md, tests/test_formats.py",
+        "[formats](formats.md) and tests/reference/formats/test_formats.py",
     )
 
 
 # ---- alignment -------------------------------------------------------------------------------------------------------
 
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O0", "-g1"]
-#: In whose header 2-byte loads of qs are replaced by 4-byte ones.
+#: Types in whose header 2-byte loads of qs are replaced by 4-byte loads.
 _ALTERED = {"Q8_0": "q8_0.cuh", "Q4_0": "q4_0.cuh", "Q5_0": "q5_0.cuh"}
 
-
-#: A cure: the same 4 bytes, from any address.
+#: A fix: the same 4 bytes, from any address.
 _CAST = "return ((const uint32_t*)bytes)[j];"
 _MEMCPY = "uint32_t w; __builtin_memcpy(&w, (const uint8_t*)bytes + 4 * j, 4); return w;"
 
 
 def _sanitized(kernels: Path, cases: Sequence[str], alter: str = "", cured: bool = False) -> str:
-    """What the sanitizers say of `q8_1_dp4a` on the CPU host, or "clean". Raises EnvironmentFault without libasan."""
+    """What the sanitizers report for `q8_1_dp4a` on the CPU host, or "clean". Raises EnvironmentFault without
+    libasan."""
     found = subprocess.run([compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
     library = Path(found.stdout.strip())
     if not (library.is_absolute() and library.exists()):
@@ -289,11 +289,11 @@ def _sanitized(kernels: Path, cases: Sequence[str], alter: str = "", cured: bool
                 raise ValueError(f"{file} no longer holds what this check alters")
             header.write_text(text.replace(old, new))
         options = {"root": str(root), "cases": [["q8_1_dp4a", name] for name in cases], "flags": SANITIZERS}
-        # leaks are Python's own; the library must come before everything that allocates
+        # Python itself leaks; the library must be loaded before everything that allocates
         environment = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0"}
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.sanitized", json.dumps(options)],
-            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
+            cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
     if done.returncode == 0:
         return "clean"
@@ -302,13 +302,13 @@ def _sanitized(kernels: Path, cases: Sequence[str], alter: str = "", cured: bool
 
 
 def _words(fmt: BlockFormat) -> str:
-    """Where qs begins in blocks one after another, from an aligned address: its remainders by 4."""
+    """The address of qs modulo 4 in consecutive blocks, the first of which begins at an aligned address."""
     at = fmt.field_offset("qs")
     return ", ".join(str((b * fmt.block_bytes + at) % 4) for b in range(4)) + ", …"
 
 
 def q8_0_misaligned(s: Sources) -> Claim:
-    """The shipped dp4a kernel with words of 2 and of 4 bytes, under sanitizers on the CPU host."""
+    """The shipped dp4a kernel with loads of 2 and of 4 bytes, under sanitizers on the CPU host."""
     names = [f.name for f in FIVE]
     with ThreadPoolExecutor(2) as pool:
         clean = pool.submit(_sanitized, s.kernels, names)
@@ -325,17 +325,17 @@ def q8_0_misaligned(s: Sources) -> Claim:
     said = verdict({"loads of 4 bytes from the file's blocks": fails["Q8_0"], "2 bytes": "misaligned" in as_shipped})
     return Claim(
         "Q8_0 fails with a misaligned address.",
-        f"{said}; so do {listed(others)}" if others and fails["Q8_0"] else said,
+        f"{said}; {listed(others)} fail likewise" if others and fails["Q8_0"] else said,
         (
-            "`q8_1_dp4a` on the CPU host under `-fsanitize=address,undefined`, qs read as words of 4 bytes, and as "
-            "shipped:",
+            "What `-fsanitize=address,undefined` reports for `q8_1_dp4a` on the CPU host, with qs read as words of 4 "
+            "bytes, and as shipped:",
             table(["type", "block", "qs at", "address of qs modulo 4", "4-byte words", "as shipped"], rows),
-            "A block of 34 bytes (as one of 18 or 22) is aligned to 2 only: in an aligned row the codes of every other "
-            "block, the first one included, lie at an odd multiple of 2. A GPU refuses such an access as a "
-            "misaligned address; an x86 CPU does not, so there only a sanitizer sees it. Cures: two loads of 2 bytes "
-            "(`load_word_2`, as shipped; Q4_1 and Q5_1 may load 4), `memcpy` (the same 4-byte words of Q8_0: "
-            f"{by_memcpy}), or weights packed in another order (`kernels/pack/weights.cu`). Not run on a GPU for "
-            "this page.",
+            "A block of 34 bytes (and one of 18 or 22) is aligned to 2 bytes only: in an aligned row the codes of "
+            "every other block, the first one included, begin at an odd multiple of 2. A GPU refuses a 4-byte load "
+            "there as a misaligned address. An x86 CPU does not, so that only a sanitizer reports it. Three things fix "
+            "it: two loads of 2 bytes (`load_word_2`, as shipped; Q4_1 and Q5_1 may load 4), `memcpy` (the sanitizers' "
+            f"report for the 4-byte words of Q8_0 is then: {by_memcpy}), or weights packed in another order "
+            "(`kernels/pack/weights.cu`). This was not run on a GPU for this page.",
         ),
-        "tests/test_kernels.py -k sanitizers",
+        "tests/rungs/kernels/test_kernels.py -k sanitizers",
     )

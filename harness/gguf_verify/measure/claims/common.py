@@ -1,4 +1,4 @@
-"""What the checks of claims share: their sources, the record that each returns, and the quantizers of write-ups."""
+"""What the checks of claims share: their sources, the record that each returns, and the write-ups' quantizers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import FORMATS, BlockFormat
+from ...formats import ELEMENTS, FORMATS, BlockFormat
 from ...formats.c_arithmetic import round_half_away
 from ...formats.q8_1 import Q8_1
 from ...gguf import open_model
-from ...llama import Gemm, Llama
 from ...support.paths import CHECKOUT, kernel_root
+from ..inputs import FIXTURES, UNQUANTIZED, Bytes, Floats, captured, decoded, rows_of
+from ..markdown import BENCHMARKS, listed
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-ROOT = CHECKOUT
-FIXTURES = ROOT / "fixtures"
 PROMPT = "Once upon a time there was a little cat who"
 FIVE: tuple[BlockFormat, ...] = tuple(FORMATS[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"))
 
@@ -39,25 +36,31 @@ class Library(Protocol):
 
 
 def cuda_outputs() -> dict[str, npt.NDArray[Any]]:
-    """Outputs and activations of llama.cpp's CUDA backend, measured on an H200 (tests/test_cuda_reference.py)."""
-    with np.load(ROOT / "tests" / "data" / "llama_cuda_h200.npz") as file:
+    """Outputs and activations of llama.cpp's CUDA backend, measured on an H200."""
+    with np.load(CHECKOUT / "tests" / "data" / "llama_cuda_h200.npz") as file:
         return dict(file)
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What claims are checked against: llama.cpp's library, measured outputs of its CUDA backend, the measured
-    tables of docs/benchmarks.md, and the kernels."""
+    """What claims are checked against.
+
+    Args:
+        llama: llama.cpp's library.
+        cuda: outputs of its CUDA backend that were measured.
+        benchmarks: the text of docs/benchmarks.md, with its measured tables.
+        kernels: the folder of the shipped kernels.
+    """
 
     llama: Library
     cuda: Mapping[str, npt.NDArray[Any]] = field(default_factory=cuda_outputs)
-    benchmarks: str = field(default_factory=lambda: (ROOT / "docs" / "benchmarks.md").read_text())
+    benchmarks: str = field(default_factory=BENCHMARKS.read_text)
     kernels: Path = field(default_factory=kernel_root)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and what became of it.
+    """A claim and the verdict on it.
 
     Args:
         statement: the claim, in our words.
@@ -73,27 +76,17 @@ class Claim:
 
 
 def verdict(holds: Mapping[str, bool]) -> str:
-    """In which of the named cases a claim holds, in words."""
+    """The named cases in which a claim holds, in words."""
     names = [name for name, true in holds.items() if true]
     if len(names) == len(holds):
         return "true"
     return f"true only for {listed(names)}" if names else "false"
 
 
-def listed(names: Sequence[str]) -> str:
-    """a, b and c"""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
 def figure(value: float, digits: int = 2) -> str:
-    """So many digits, and no exponent where the number is neither large nor small."""
+    """The number with so many digits, and without an exponent unless it is very large or small."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:,.0f}" if 10 ** (digits - 1) <= rounded < 1e6 else f"{value:#.{digits}g}".rstrip(".")
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Of Markdown."""
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def nmse(y: npt.NDArray[Any], o: npt.NDArray[Any]) -> float:
@@ -103,13 +96,13 @@ def nmse(y: npt.NDArray[Any], o: npt.NDArray[Any]) -> float:
 
 
 def span(values: Sequence[float], digits: int = 3) -> str:
-    """Least and greatest, as printed; one number where they print alike."""
+    """The least and the greatest number as printed, or one number where both print alike."""
     low, high = (figure(v, digits) for v in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 
 def gaussian(seed: int, *shape: int) -> Floats:
-    """float32 of zero mean and variance one."""
+    """Normally distributed float32 of mean 0 and variance 1."""
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
@@ -148,7 +141,7 @@ def packed(fmt: BlockFormat, d: Floats, m: Floats, q: npt.NDArray[np.int64]) -> 
 
 
 def with_sums(x: Bytes, s: npt.NDArray[Any] | float) -> Bytes:
-    """Q8_1 activations uint8[M, row bytes] whose sums are others, [M, K/32] or one number."""
+    """Q8_1 activations uint8[M, row bytes] with other sums: [M, K/32], or one number for all."""
     view = Q8_1.view(x.reshape(len(x), -1, Q8_1.block_bytes)).copy()
     with np.errstate(over="ignore"):
         view["s"] = np.asarray(s).astype(np.float16)
@@ -167,24 +160,12 @@ def sum_of_codes(x: Bytes) -> Floats:
 @lru_cache(maxsize=1)
 def real_weights() -> dict[str, Floats]:
     """The matrices of the trained fixture, before their quantization."""
-    with open_model(FIXTURES / "tiny-F16.gguf") as model:
-        return {
-            name: np.array(t.raw).view(np.float16).reshape(t.n_rows, t.k).astype(np.float32)
-            for name, t in model.tensors.items()
-            if t.type.name == "F16"
-        }
+    with open_model(UNQUANTIZED) as model:
+        found = {name: tensor for name, tensor in model.tensors.items() if tensor.type.name == "F16"}
+        return {name: decoded(ELEMENTS["F16"], rows_of(tensor)) for name, tensor in found.items()}
 
 
 @lru_cache(maxsize=2)
 def real_products(model: str) -> list[tuple[BlockFormat, Bytes, Floats]]:
-    """Format, weights and activations of each GEMM as llama.cpp's graph of a fixture has them."""
-    path = FIXTURES / model
-    with Llama() as llama, open_model(path) as file:
-        llama.model.open(path, threads=1)
-        llama.model.make_context(64)
-        gemms = [g for g in llama.model.capture(llama.model.tokenize(PROMPT)) if isinstance(g, Gemm)]
-        tensors = [file.tensors[g.tensor] for g in gemms]
-        return [
-            (FORMATS[t.type.name], np.array(t.raw).reshape(t.n_rows, -1), g.x)
-            for t, g in zip(tensors, gemms, strict=True)
-        ]
+    """Format, weights and activations of each GEMM of llama.cpp's graph of a fixture."""
+    return [(FORMATS[m.fmt.name], m.rows, m.x) for m in captured(FIXTURES / model, [PROMPT], 64)]

@@ -1,4 +1,4 @@
-"""Claims about products: which formula, what s is worth, how far from float32."""
+"""Claims about products: the formula, the use of s, the error against float32."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from ...formats.q5_0 import Q5_0
 from ...formats.q8_1 import Q8_1
 from ...semantics import SEMANTICS, exact_result, judge, product
 from ...semantics.activations import butterfly_sum, encode_q8_1
+from ..inputs import Bytes, Floats
+from ..markdown import listed, table
 from .common import (
     FIVE,
-    Bytes,
     Claim,
     Doubles,
-    Floats,
     Sources,
     figure,
     gaussian,
-    listed,
     nmse,
     real_products,
     real_weights,
     span,
     sum_of_codes,
-    table,
     verdict,
     with_sums,
     written_up,
@@ -35,19 +33,21 @@ from .common import (
 
 M, N, K = 4, 512, 1024
 SEEDS = range(40)
-#: The NMSE that a kernel without s is said to exceed.
+#: The NMSE that a kernel without s exceeds, as claimed.
 GATE = 1e-2
 Q8_1_RAW, F32 = SEMANTICS["q8_1"], SEMANTICS["f32"]
 
 
 def _float_product(x: Floats | Doubles, w: Floats) -> Doubles:
-    """In float64, of values as they are."""
+    """x·wᵀ in float64."""
     return np.asarray(x.astype(np.float64) @ w.astype(np.float64).T)
 
 
 def both_products(fmt: BlockFormat, raw: Bytes, x: Floats, taken: Bytes) -> tuple[Doubles, Doubles]:
-    """The exact results of `f32` and `q8_1`, float64[M, N], by one matrix product: with values w = d_w·q_w + m_w,
-    d_w·d_a·Σ q_w·q_a + m_w·s is Σ w·(d_a·q_a) + m_w·(s - d_a·Σ q_a)."""
+    """The exact results of `f32` and `q8_1`, float64[M, N], by one matrix product.
+
+    With the values w = d_w·q_w + m_w, d_w·d_a·Σ q_w·q_a + m_w·s is Σ w·(d_a·q_a) + m_w·(s - d_a·Σ q_a).
+    """
     blocks = raw.reshape(len(raw), -1, fmt.block_bytes)
     view = Q8_1.view(taken.reshape(len(x), -1, Q8_1.block_bytes))
     a = view["d"].astype(np.float64)[..., None] * view["qs"]
@@ -86,22 +86,23 @@ def offset_formula(s: Sources) -> Claim:
         "d_w·(d_a·Σ q_w·q_a - 8·s) is exactly what llama.cpp computes for Q4_0 (Q5_0: 16).",
         verdict(holds),
         (
-            "NMSE between llama.cpp's outputs and the exact result of each definition, and which outputs are within "
-            "the bound of float32 rounding, element by element:",
+            "The NMSE between llama.cpp's outputs and the exact result of each definition. Bold: every output element "
+            "is within the rounding error bound of float32:",
             table(
                 ["path", "weights", "claimed (`q8_1`)", "MMQ's (`mmq`, `mmq_d4`)", "the CPU's (`q8_0_cpu`)"], rows
             ),
-            "MMVQ is what the CUDA backend takes for up to 8 tokens (read in its source; measured at 8 and 64), and "
-            "there the formula is right, up to the rounding of float32 sums, whose order is the backend's own. MMQ "
-            "and the CPU subtract the offset from the integers and have no s: d_w·d_a·Σ (q_w - 8)·q_a. CUDA: "
-            "outputs measured on an H200, random weights, activations as the backend quantized them. CPU: run now.",
+            "The CUDA backend uses MMVQ for up to 8 tokens (according to its source; measured at 8 and 64 tokens). "
+            "There the formula is right, up to the rounding of float32 sums, whose order is the backend's own. MMQ and "
+            "the CPU subtract the offset from the integers and do not use s: d_w·d_a·Σ (q_w - 8)·q_a. The CUDA outputs "
+            "were measured on an H200, with random weights and with the activations as the backend quantized them. The "
+            "CPU's outputs are computed whenever this page is generated.",
         ),
-        "tests/test_cuda_reference.py, tests/test_rungs.py",
+        "tests/reference/llama/test_cuda_reference.py and tests/rungs/rungs/test_rungs.py",
     )  # fmt: skip
 
 
 def leaving_out_s(s: Sources) -> Claim:
-    """The product of `q8_1` with all s zero against the same with s."""
+    """The product of `q8_1` with s = 0 against the same product with s."""
     x = gaussian(12, 16, 4096)
     blocks = x.reshape(16, -1, 32)
     centred = "Gaussian, each block's mean taken out"
@@ -151,26 +152,27 @@ def leaving_out_s(s: Sources) -> Claim:
         "A kernel that leaves out s has an NMSE above 1e-2.",
         said,
         (
-            "NMSE of the definition `q8_1` with s = 0, against itself with s; K = 4096:",
+            "The NMSE of the definition `q8_1` with s = 0 against the same definition with s; K = 4096:",
             table(["activations", *(f"{name}, weights {of}" for of, name in weights)], rows),
-            "In the fixtures' graphs, on the activations that llama.cpp captured: "
+            "In the graphs of the fixtures, on the activations that were captured from llama.cpp, it is "
             + "; ".join(f"{span(e, 1)} over the {len(e)} GEMMs of `{m}`" for m, e in real.items())
             + ".",
-            "Not where nothing multiplies s: Q8_0, and Q4_0 and Q5_0 on llama.cpp's CPU and MMQ paths. Not where "
-            "the values of a block cancel. And hardly with Q4_1 and Q5_1 weights whose minima are near 0, as where "
-            "none is negative: there a gate of 1e-2 passes a kernel without the m·s term.",
+            "The claim does not hold where nothing multiplies s: for Q8_0, and for Q4_0 and Q5_0 on llama.cpp's CPU "
+            "and MMQ paths. It does not hold where the values of a block sum to 0. It hardly holds for Q4_1 and Q5_1 "
+            "weights whose minima are near 0, for example where no weight is negative: there a tolerance of 1e-2 "
+            "passes a kernel without the m·s term.",
         ),
-        "tests/test_negative.py",
+        "tests/rungs/rungs/test_negative.py",
     )
 
 
-#: What the write-ups give.
+#: The write-ups' figures.
 PUBLISHED = {"Q4_0": 4.65e-3, "Q4_1": 3.98e-3, "Q5_0": 2.34e-3, "Q5_1": 1.89e-3, "Q8_0": 1.4e-5}
 PUBLISHED_W4A8, PUBLISHED_W4A16 = 4.66e-3, 4.65e-3
 
 
 def nmse_on_gaussian_data(s: Sources) -> Claim:
-    """Against float32, on Gaussian data by ggml's quantizer, and on uniform data by the write-ups'."""
+    """The NMSE against float32, on Gaussian data with ggml's quantizer, and on uniform data with the write-ups'."""
 
     def uniform(seed: int, *shape: int) -> Floats:
         return 2 * np.random.default_rng(seed).random(shape, np.float32) - 1
@@ -189,17 +191,18 @@ def nmse_on_gaussian_data(s: Sources) -> Claim:
                 for by, raw in made.items():
                     for column, y in zip(("A16", "A8"), both_products(fmt, raw, x, taken), strict=True):
                         found.setdefault((fmt.name, f"{draw.__name__} {by} {column}"), []).append(nmse(y, reference))
-    claims = [(name, name, value, ("A16", "A8")) for name, value in PUBLISHED.items()]
+    both: tuple[str, ...] = ("A16", "A8")
+    claims = [(name, name, value, both) for name, value in PUBLISHED.items()]
     claims += [("W4A8", "Q4_0", PUBLISHED_W4A8, ("A8",)), ("W4A16", "Q4_0", PUBLISHED_W4A16, ("A16",))]
     rows, holds, uniform_gives = [], {}, {}
     extreme: list[str] = []
 
     def middle(errors: list[float]) -> list[float]:
-        """Without the least and the greatest fortieth."""
+        """The errors without the least and the greatest fortieth."""
         return sorted(errors)[len(errors) // 40 : len(errors) - len(errors) // 40]
 
     def given(errors: Sequence[list[float]], claimed: float) -> bool:
-        """Whether one of the ranges, as printed, holds the figure."""
+        """Whether one of the ranges, as printed, contains the figure."""
         return any(float(f"{min(e):.3g}") <= claimed <= float(f"{max(e):.3g}") for e in errors)
 
     for label, name, claimed, columns in claims:
@@ -222,17 +225,17 @@ def nmse_on_gaussian_data(s: Sources) -> Claim:
         + ".",
         verdict(holds),
         (
-            f"The middle 95 % of {len(SEEDS)} seeds: exact products of quantized weights with float32 activations and "
-            "with `q8_1` ones, against the product of the unquantized values. A figure is true where one of its "
-            "ranges of Gaussian data, quantized by ggml, holds it:",
+            f"The middle 95 % of {len(SEEDS)} seeds. Exact products of quantized weights, with float32 activations and "
+            "with `q8_1` activations, are compared with the product of the unquantized values. A figure counts as true "
+            "where it lies in one of its ranges for Gaussian data that ggml quantized:",
             table(["", "claimed", "verdict", "Gaussian, ggml", "same, `q8_1`", "uniform in ±1, write-ups' quantizer",
                    "same, `q8_1`"], rows),
-            (f"Only the outermost seeds reach the figure of {listed(extreme)}. " if extreme else "")
-            + "By the write-ups' quantizer Q4_0 has on Gaussian data "
+            (f"Only the outermost seeds reach the figure for {listed(extreme)}. " if extreme else "")
+            + "With the write-ups' quantizer, the NMSE of Q4_0 on Gaussian data is "
             f"{span(middle(found['Q4_0', 'gaussian write-ups A16']))} (float32) and "
             f"{span(middle(found['Q4_0', 'gaussian write-ups A8']))} (`q8_1`). "
-            + (f"The ranges of uniform data and that quantizer hold the figures of {listed(known)}"
-               + (f", but not of {listed(unknown)}. " if unknown else ". ") if known else "")
+            + (f"With uniform data and that quantizer, the ranges contain the figures for {listed(known)}"
+               + (f", but not for {listed(unknown)}. " if unknown else ". ") if known else "")
             + "A figure says little without the distribution and the quantizer.",
         ),
     )  # fmt: skip
@@ -264,22 +267,23 @@ def raw_sums_are_more_accurate(s: Sources) -> Claim:
         "Summing the raw floats for s avoids accumulated rounding errors, so it is the more accurate choice.",
         verdict(holds),
         (
-            "NMSE against the exact product of the same weights with the float32 activations; K = 4096:",
+            "The NMSE against the exact product of the same weights with the float32 activations; K = 4096:",
             table(
                 ["activations", "weights", "s = half(Σx)", "s = half(d·Σq)", "offset on the integers, llama.cpp's CPU",
-                 "first over best"], rows,
+                 "first over the best"], rows,
             ),
-            "The rounding of an activation to its code meets q_w in 0..15 where s is the raw sum: the block's error is "
-            "d_w·Σ q_w·(d_a·q_a - x). With d·Σq, or an offset on the integers, it meets q_w - 8 (or q_w + m/d_w), "
-            "which is smaller: the errors of the two sums cancel. The rounding that the raw sum avoids is nothing "
-            f"beside it: float32 sums of 32 values err by {noise[0][0]:.0e} (NMSE), and their rounding to half by "
-            f"{noise[0][1]:.0e}. It is still the sum to store where the kernel is to compute what MMVQ does.",
+            "Where s is the raw sum, the rounding error of each activation is multiplied by q_w in 0..15: the error of "
+            "a block is d_w·Σ q_w·(d_a·q_a - x). With d·Σq, or with an offset on the integers, it is multiplied by q_w "
+            "- 8 (or q_w + m/d_w), which is smaller: the errors of the two sums cancel. The error that the raw sum "
+            f"avoids is negligible beside it: the NMSE of float32 sums of 32 values is {noise[0][0]:.0e}, and that of "
+            f"their rounding to half {noise[0][1]:.0e}. The raw sum is still the one to store in a kernel that is to "
+            "compute what MMVQ computes.",
         ),
     )  # fmt: skip
 
 
 def one_figure_per_format(s: Sources) -> Claim:
-    """How far the error of a format moves with the distribution of the weights."""
+    """How much the error of a format depends on the distribution of the weights."""
     rng = np.random.default_rng(30)
     shape = (N, K)
     drawn: dict[str, Floats] = {
@@ -306,10 +310,10 @@ def one_figure_per_format(s: Sources) -> Claim:
         "One error figure per format is enough.",
         verdict({name: ratio < 1.1 for name, ratio in ratios.items()}),
         (
-            "NMSE of the exact product with 16 rows of Gaussian float32 activations, against unquantized weights; "
-            f"ggml's quantizer; drawn weights N = {N}, K = {K}; `tiny-F16`: least and greatest of its "
-            f"{len(real_weights())} matrices:",
+            "The NMSE of the exact product with 16 rows of Gaussian float32 activations, against unquantized weights. "
+            f"ggml quantized the weights; drawn weights have N = {N}, K = {K}; for `tiny-F16` the least and the "
+            f"greatest of its {len(real_weights())} matrices are given:",
             table(["weights", *found["Q4_0"], "greatest over least"], rows),
-            "It would be enough where greatest over least is below 1.1.",
+            "One figure would be enough if the greatest error were less than 1.1 times the least.",
         ),
     )

@@ -1,49 +1,44 @@
-"""Claims about time, against the tables that bench_kernels.py wrote into docs/benchmarks.md from a run on a GPU."""
+"""Claims about time, against the tables of docs/benchmarks.md, which were measured on a GPU."""
 
 from __future__ import annotations
 
 import re
 
-from .common import Claim, Sources, figure, listed, table
+from ..markdown import listed, marked, table
+from .common import Claim, Sources, figure
 
-#: What a measured ratio may be off a claimed one, or outside a claimed range, and still count as it.
+#: A measured ratio counts as the claimed one, or as in the claimed range, if it is off by no more than this share.
 SLACK = 0.1
-#: Gains, least and greatest.
+#: The claimed gains, least and greatest.
 TILING, FLOAT4, DP4A, TENSOR_CORES, LLAMA = (1.76, 1.76), (1.14, 1.14), (5, 10), (2, 3), (87, 87)
 Q5_COST = (16, 20)
 
 
 def bench_table(page: str, name: str) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table between the page's markers. Raises ValueError where there is none."""
-    found = re.search(rf"<!-- bench: {re.escape(name)} -->\n(.*?)<!-- end -->", page, re.DOTALL)
-    lines = [line for line in (found[1].splitlines() if found else []) if line.startswith("|")]
-    if len(lines) < 3:
-        raise ValueError(f"docs/benchmarks.md has no table {name!r} between bench markers")
+    """Head and rows of one of the benchmarks' tables. Raises ValueError where the page does not have it."""
+    lines = [line for line in marked(page, "bench", name).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return cells[0], cells[2:]
 
 
 def _card(page: str) -> str:
-    found = re.search(r"<!-- bench: card -->\n(.*?)\n<!-- end -->", page, re.DOTALL)
-    if not found:
-        raise ValueError("docs/benchmarks.md names no card between bench markers")
-    return found[1].split(" (")[0]
+    return marked(page, "bench", "card").split(" (")[0]
 
 
 def _speeds(page: str, name: str) -> tuple[list[str], dict[str, list[float | None]]]:
-    """Columns of a ladder, and TFLOP/s of each of its rungs in them."""
+    """The columns of a ladder, and the TFLOP/s of each of its steps in them."""
     head, rows = bench_table(page, name)
     speeds = {row[0].strip("`"): [float(cell.split()[0]) if cell else None for cell in row[1:]] for row in rows}
     return head[1:], speeds
 
 
 def gains(s: Sources) -> Claim:
-    """Ratios of the measured ladders."""
+    """Ratios of the TFLOP/s of steps of the measured ladders."""
     columns, w4a8 = _speeds(s.benchmarks, "ladder")
     more, w4a16 = _speeds(s.benchmarks, "ladder of f32")
     shapes = [c for c in columns if c.startswith("N =")]
     if more != shapes:
-        raise ValueError("the ladders are of different shapes")
+        raise ValueError("the two ladders were measured for different shapes")
     steps = (
         ("tiles in shared memory, W4A8", TILING, w4a8, "q8_1_tiled", "q8_1_naive"),
         ("tiles in shared memory, W4A16", TILING, w4a16, "f32_tiled", "f32_naive"),
@@ -88,20 +83,20 @@ def gains(s: Sources) -> Claim:
         "kernel.",
         word,
         (
-            f"Ratios of the TFLOP/s in the ladders of [benchmarks](benchmarks.md) ({card}; M = 512, Q4_0), which "
-            "`scripts/bench_kernels.py` wrote from a run there; not run for this page. The write-ups' own figures are "
-            "of a laptop card:",
-            table(["step", "claimed", *shapes, "published, a laptop", "verdict here", "rungs"], rows),
-            f"A figure counts as true within {SLACK:.0%} of what is claimed, for both shapes. Loads of 16 bytes "
-            "alone are no rung here: that rung also holds its outputs in registers. A gain belongs to a card and to "
-            "the kernel before it, not to a technique.",
+            f"Ratios of the TFLOP/s in the ladders of [benchmarks](benchmarks.md) ({card}; M = 512, Q4_0). They were "
+            "measured by `gguf-verify measure bench kernels`, not for this page. The write-ups' own figures are for a "
+            "laptop's GPU:",
+            table(["step", "claimed", *shapes, "published, a laptop", "verdict here", "kernels"], rows),
+            f"A figure counts as true if it is within {SLACK:.0%} of the claim for both shapes. No step of the ladder "
+            "only loads 16 bytes at a time: the kernel that does so also keeps its outputs in registers. A gain "
+            "belongs to a GPU and to the kernel that is improved, not to a technique.",
         ),
-        "scripts/bench_kernels.py, with a GPU",
+        "`gguf-verify measure bench kernels` on a GPU",
     )
 
 
 def q5_cost(s: Sources) -> Claim:
-    """Times of Q5_0 and Q5_1 over Q4_0's in the table of measurements."""
+    """The times of Q5_0 and Q5_1 over that of Q4_0 in the benchmarks' table."""
     head, rows = bench_table(s.benchmarks, "against llama.cpp")
     times: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
     for row in rows:
@@ -128,15 +123,17 @@ def q5_cost(s: Sources) -> Claim:
         "The Q5 formats cost 16 to 20 % more time than Q4_0.",
         word or f"true only for {inside} of {total} cases measured on one {card}",
         (
-            f"Time over Q4_0's, from the table in [benchmarks](benchmarks.md) of `q8_1` and llama.cpp ({card}; "
-            "K = 4096; llama.cpp's time is the ratio there times ours, so good to half a per cent):",
+            f"How much longer the types take than Q4_0, from the table of `q8_1` and llama.cpp in "
+            f"[benchmarks](benchmarks.md) ({card}; K = 4096). llama.cpp's time is the ratio in that table times ours, "
+            "which is accurate to half a per cent:",
             table(["who", "type", *(f"N = {most}, M = {m}" for m in tokens), f"all {total // 4} shapes", "16 to 20 %"],
                   out),
-            "A block of Q5_0 is 22 bytes and one of Q5_1 24, of Q4_0 18: 22 % and 33 % more to read. That shows "
-            "where reading weights takes the time (few tokens) and fades for Q5_0 where arithmetic does; the cost "
-            "of Q5_1 for many tokens is mostly that of its minima, which Q4_1, here for comparison, has too.",
+            "A block of Q5_0 has 22 bytes and one of Q5_1 24, where one of Q4_0 has 18: 22 % and 33 % more to read. "
+            "This shows where the time is spent on reading weights (few tokens). With many tokens the arithmetic takes "
+            "the time: the cost of Q5_0 vanishes, and that of Q5_1 is mostly the cost of its minima, which Q4_1 (given "
+            "here for comparison) has too.",
         ),
-        "scripts/bench_kernels.py, with a GPU",
+        "`gguf-verify measure bench kernels` on a GPU",
     )  # fmt: skip
 
 

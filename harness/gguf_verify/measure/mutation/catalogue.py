@@ -1,7 +1,7 @@
-"""The catalogue of known faults (`gguf_verify.diagnosis.faults`), judged as the layers rung judges, and by other gates.
+"""The catalogue of known faults (`gguf_verify.diagnosis.faults`), judged as the layers rung does, and by other checks.
 
-A fault predicts outputs; of a kernel that has it nothing else is known, so its outputs have no declared order: they are
-judged by the bound and the score alone.
+A fault predicts outputs. Nothing else is known of a kernel that has it, so these outputs have no declared order: they
+are judged by the bound and the score alone.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ...diagnosis.faults import FAULTS, Case
 from ...diagnosis.operands import Parts
 from ...formats import BlockFormat
-from ...semantics import SEMANTICS, judge
-from .gate import GATES, Call, Gate, Subject, other_gates
-from .kill import Bench
-from .report import encoded
+from ...semantics import judge
+from ..results import encoded
+from .kill import MutantJudge
+from .recording import Call, Recording, Subject
 
 #: A type of each kind of block, and both definitions that kernels declare.
 SUBJECTS = tuple(
@@ -27,42 +26,38 @@ SUBJECTS = tuple(
     for kernel in ("q8_1_naive", "f32_naive")
     for fmt in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
 )
-#: Tokens of the calls that are looked at: the layers rung's one, a few, and more than a tile has.
+#: Tokens of the calls that are looked at: one, as in the layers rung, a few, and more than a tile has.
 _TOKENS = (1, 8, 131)
 
 
-def measure(folder: Path) -> dict[str, Any]:
-    """{subject: {fault: outcome}}, as mutation_report encodes them, over the subjects' real matrices."""
-    bench = Bench(folder)
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for subject in SUBJECTS:
-        gate = bench.gate(subject)
-        for call in gate.rungs.calls:
-            rows = gate.rungs.matrices[max(call.weights, 0)] if call.weights >= 0 else None
-            if call.kind != "product" or len(call.x) not in _TOKENS or rows is None or call.x.shape[1] == 32:
-                continue
-            for name, one in _of_call(gate, call):
-                known = found.setdefault(str(subject), {}).setdefault(
-                    name, {"changed": False, "killed": False, "gates": []}
-                )
-                known["changed"] |= one["changed"]
-                known["killed"] |= one["killed"]
-                known["gates"] = [*known["gates"], *one["gates"]]
+def measured(folder: Path) -> dict[str, dict[str, str]]:
+    """{subject: {fault: outcome, as the results file encodes it}}, over the subjects' real matrices."""
+    judge = MutantJudge(folder)
+    return {str(subject): _of_subject(judge.recording(subject)) for subject in sorted(SUBJECTS, key=str)}
+
+
+def _of_subject(recording: Recording) -> dict[str, str]:
+    changed, killed = set[str](), set[str]()
+    checks: dict[str, set[str]] = {}
+    for call in recording.rungs.calls:
+        if call.kind != "product" or len(call.x) not in _TOKENS or call.x.shape[1] == 32:
+            continue
+        for name, is_changed, is_killed, caught in _of_call(recording, call):
+            checks.setdefault(name, set()).update(caught)
+            changed |= {name} if is_changed else set()
+            killed |= {name} if is_killed else set()
     return {
-        of: {name: _code(one) for name, one in sorted(faults.items())} for of, faults in sorted(found.items())
-    }  # fmt: skip
+        name: encoded("killed" if name in killed else "passed" if name in changed else "same", checks[name])
+        for name in sorted(checks)
+    }
 
 
-def _code(found: dict[str, Any]) -> str:
-    outcome = "killed" if found["killed"] else "passed" if found["changed"] else "same"
-    return encoded(outcome, set(found["gates"]))
-
-
-def _of_call(gate: Gate, call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
-    fmt, semantics = gate.rungs.fmt, SEMANTICS[gate.subject.on_semantics]
+def _of_call(recording: Recording, call: Call) -> Iterator[tuple[str, bool, bool, set[str]]]:
+    """Each fault's name, whether it changes a bit and is killed, and the other checks that catch it."""
+    fmt, semantics = recording.rungs.fmt, recording.subject.definition
     assert isinstance(fmt, BlockFormat)
     assert call.expected is not None
-    rows = gate.rungs.matrices[call.weights]
+    rows = recording.rungs.matrices[call.weights]
     quantized = semantics.activations is not None
     case = Case(semantics, fmt, rows, semantics.bytes_of(call.x), call.x if quantized else None)
     right = case.right.exact.astype(np.float32)
@@ -75,9 +70,7 @@ def _of_call(gate: Gate, call: Call) -> Iterator[tuple[str, dict[str, Any]]]:
             if predicted.known is not None:
                 y = np.where(predicted.known, y, right)
             changed = bool((y != right).any())
-            passed = other_gates(y, call)
-            yield f"{fault.id}: {which}", {
-                "changed": changed,
-                "killed": changed and not judge(y, expected).passed,
-                "gates": [g for g in GATES if changed and call.fair[g] and not passed[g]],
-            }  # fmt: skip
+            yield (
+                f"{fault.id}: {which}", changed, changed and not judge(y, expected).passed,
+                call.caught(y) if changed else set(),
+            )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Whether `verify_model.py` itself says of a mutant what mutation_kill says: run on a copy of the project with the
-mutant in its kernels, on the same real model."""
+"""Whether `gguf-verify` itself gives a mutant the verdict that `kill` gives it: it runs from a copy of the project with
+the mutant in its kernels, on the same real model."""
 
 from __future__ import annotations
 
@@ -13,42 +13,44 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ...support.paths import kernel_root
-from .gate import ELEMENTS_KERNEL, ROOT, TENSORS, Subject, model_of
-from .kill import LINES, WORK, Record, finished, population, subjects
+from ...support.paths import CHECKOUT, kernel_root
+from ..inputs import model_in
+from .kill import LINES, WORK, Record, finished, population
 from .mutator import PRELUDE, Mutant
+from .recording import ELEMENTS_KERNEL, TENSORS, Subject
+from .subjects import subjects
 
 _SECONDS = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `mutation_score.py check`."""
-    parser.add_argument("--count", type=int, default=30)
+    """The options of `check`."""
+    parser.add_argument("--count", type=int, default=30, help="mutants, drawn at random (%(default)s)")
     parser.add_argument("-s", "--seed", type=int, default=0)
-    parser.add_argument("-j", "--jobs", type=int, default=1)
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes (%(default)s)")
     parser.add_argument("--lines", type=Path, default=LINES, help="results of `kill`")
     parser.add_argument("--work", type=Path, default=WORK, help="models and recorded calls")
 
 
 def verdict(mutant: Mutant, subject: Subject, work: Path) -> str:
-    """verify_model.py's exit code on the mutant, in words; "time limit" where it does not end, or the signal."""
+    """The exit code of `gguf-verify` on the mutant, in words; "time limit" where it does not end, or the signal."""
     with tempfile.TemporaryDirectory(prefix="mutation-") as name:
         folder = Path(name)
         for part in ("harness", "kernels", "scripts"):
-            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(CHECKOUT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         path = folder / "kernels" / mutant.file
         path.write_text(mutant.applied(path.read_text()))
-        host = folder / "kernels" / "emulator" / "cuda_on_cpu.hpp"
-        host.write_text(host.read_text() + PRELUDE)
+        emulator = folder / "kernels" / "emulator" / "cuda_on_cpu.hpp"
+        emulator.write_text(emulator.read_text() + PRELUDE)
         kernel = "q8_1_naive" if subject.kernel == ELEMENTS_KERNEL else subject.kernel
-        command = [
-            sys.executable, str(folder / "scripts" / "verify_model.py"), str(model_of(subject.fmt, work)),
-            "--host", "cpu", "--kernel", kernel, "--rungs", "blocks,layers", "--tensor", TENSORS, "-t", "1",
+        command: list[str | Path] = [
+            sys.executable, folder / "scripts" / "verify_model.py", model_in(subject.weights, work), "--host", "cpu",
+            "--kernel", kernel, "--rungs", "blocks,layers", "--tensor", TENSORS, "-t", "1",
         ]  # fmt: skip
-        environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder)}
+        environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "PYTHONPATH": name, "XDG_CACHE_HOME": name}
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=_SECONDS, env=environment, cwd=folder
+                command, capture_output=True, check=False, timeout=_SECONDS, env=environment, cwd=folder
             )
         except subprocess.TimeoutExpired:
             return "time limit"
@@ -60,29 +62,24 @@ def agrees(outcome: str, said: str) -> bool:
     return (outcome == "killed") == (said != "verified")
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measured(options: argparse.Namespace) -> dict[str, Any]:
     """{"mutants": how many, "same": how many got the same verdict, "differing": [{"id", "said"}]}."""
     records = [r for r in finished(options.lines).values() if "subject" in r or r["outcome"] == "same"]
     mutants = {m.id: m for some in population(kernel_root()).values() for m in some}
     random.Random(options.seed).shuffle(records)
     chosen: list[Record] = records[: options.count]
 
-    def one(entry: Record) -> tuple[Record, str]:
+    def one(entry: Record) -> str:
         mutant = mutants[entry["id"]]
-        subject = Subject(*entry["subject"].split()) if "subject" in entry else _first(mutant)
-        said = verdict(mutant, subject, options.work)
+        own = Subject(*entry["subject"].split()) if "subject" in entry else subjects(kernel_root(), mutant.file)[0]
+        said = verdict(mutant, own, options.work)
         print(f"{entry['id']}: {entry['outcome']}, {said}", file=sys.stderr, flush=True)
-        return entry, said
+        return said
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        answers = list(pool.map(one, chosen))
-    differing = [
-        {"id": entry["id"], "said": f"{entry['outcome']}, verify_model.py: {said}"}
-        for entry, said in answers
-        if not agrees(entry["outcome"], said)
-    ]
+        differing = [
+            {"id": entry["id"], "said": f"{entry['outcome']}, gguf-verify: {said}"}
+            for entry, said in zip(chosen, pool.map(one, chosen), strict=True)
+            if not agrees(entry["outcome"], said)
+        ]
     return {"mutants": len(chosen), "same": len(chosen) - len(differing), "differing": differing}
-
-
-def _first(mutant: Mutant) -> Subject:
-    return subjects(kernel_root(), mutant.file)[0]

@@ -1,19 +1,16 @@
-"""Kill rate: every mutant compiled for the CPU host and judged as the rungs judge, in a process of its own."""
+"""The kill rate: every mutant is compiled for the CPU host and judged as the rungs judge, in a process of its own."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
-import faulthandler
 import hashlib
 import json
 import multiprocessing
 import os
 import pickle
 import random
-import resource
-import select
+import re
 import signal
 import sys
 import time
@@ -23,212 +20,94 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...formats import ELEMENTS, FORMATS
-from ...kernels.ladder import KERNELS
 from ...support.cache import cache_dir, tree_hash
-from ...support.errors import EnvironmentFault
+from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import PACKAGE, kernel_root
-from .gate import ELEMENTS_KERNEL, GATES, Gate, MutantHost, Subject, judged, libraries_of, record
-from .mutator import Mutant, mutants, sources
-from .units import CARDS, Unit, closure, compiled, header_of, ptx
+from ..results import OTHER_CHECKS
+from .forked import die_with_parent, forked
+from .judging import MutantHost, judged
+from .mutator import Mutant, mutants, sources, tokens
+from .recording import Recording, Subject, record
+from .subjects import subjects
+from .units import CARDS, Unit, compiled, ptx
 
 Record = dict[str, Any]
 
 #: Seconds of the processor that a mutant gets: so many, and so many times what the unmutated source takes.
 LEAST_SECONDS, TIMES = 1.5, 3.0
-_MEMORY = 6 << 30
 BATCH = 32
 #: What is said of a survivor that the compiler proves equivalent.
 SAME_CODE = "the same code, as NVRTC optimises it for sm_80 and sm_90a"
-WORK, LINES = cache_dir() / "mutation", cache_dir() / "mutation.jsonl"
+WORK, LINES = cache_dir() / "mutation", cache_dir() / "mutants.jsonl"
+#: Headers that know the type and no other macro, and macros that only set the size of a pipeline: of units that differ
+#: in these macros alone, one shows what the header does.
+_WITHOUT_MACROS, _PIPELINE = ("packed.cuh",), ("X_BLOCKS", "STAGES", "WARPS", "CTAS", "PART_STAGES")
 
 
-# -- which kernels show a mutant --------------------------------------------------------------------------------------
+def judge_one(
+    recording: Recording, changed: Sequence[tuple[Unit, Path, str]], seconds: float, probes: bool = True
+) -> Record:
+    """A mutant's record for one subject; without `probes` it gets the rungs' calls only."""
 
-#: Types that differ in what the sources of kernels distinguish: the kind of minimum, groups of 16, fifth bits, 8 bits
-#: and codes with a sign.
-_KINDS = ("Q4_0", "Q2_K", "Q5_1", "Q8_0")
-_PACKED_KINDS = ("Q4_0", "Q5_1", "Q8_0")
-_PLAIN = ("q8_1_naive", "q8_1_dp4a", "f32_naive")
+    def asked(*which: str) -> Record:
+        return forked(lambda phase: judged(recording, MutantHost(changed), phase, which), seconds)
 
-
-#: Headers that know the type and no other macro: what a ring is made of does not change what is made of them.
-_WITHOUT_MACROS, _RING = ("packed.cuh",), ("X_BLOCKS", "STAGES", "WARPS", "CTAS", "PART_STAGES")
-
-
-def subjects(root: Path, file: str) -> list[Subject]:
-    """Kernels and types that show what changed in a file, the cheap ones first. A mutant is tried on all of them until
-    one kills it."""
-    users = [s for s in KERNELS.values() if f'#include "{Path(file).name}"' in (root / s.file).read_text()]
-    own = [s for s in KERNELS.values() if s.file == file]
-    of_file = [*users, *own] if file.endswith(".cu") else []  # 09 is 07 again, and has smaller tiles: it is faster here
-    if of_file:
-        kinds = _PACKED_KINDS if of_file[0].formats is not None else _KINDS
-        return [Subject(spec.name, fmt) for spec in of_file for fmt in kinds]
-    elements = [f.name for f in ELEMENTS.values() if file in ("gemm/elements/01_naive.cu", header_of(f))]
-    if elements:
-        return [Subject(ELEMENTS_KERNEL, fmt) for fmt in elements]
-    if file.startswith("formats/"):
-        units = {f: Unit("formats/format.cuh", tuple(FORMATS[f].macros.items())) for f in FORMATS}
-        including = [f for f, unit in units.items() if file in closure(root, unit)]
-        of_type = [f for f in including if header_of(FORMATS[f]) == file]
-        # of words.cuh and grid.cuh, types that use each of their functions
-        telling = ("Q4_0", "Q5_0", "Q3_K", "Q1_0", "Q2_K", "IQ2_XXS")
-        some = of_type or [f for f in including if f in telling] or including[:2]
-        of_gemv = [Subject("q8_1_gemv", fmt) for fmt in of_type if KERNELS["q8_1_gemv"].covers(FORMATS[fmt])]
-        return [Subject(kernel, fmt) for kernel in _PLAIN for fmt in some] + of_gemv
-    packed = [(kernel, fmt) for fmt in ("Q8_0", "Q5_1", "Q4_0", "Q5_0") for kernel in ("q8_1_split_k", "q8_1_gemv")]
-    by_hand = {
-        "common.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_naive", "Q2_K"), ("q8_1_naive", "Q5_1"),
-                       ("q8_1_dp4a_tiled", "Q4_0"), ("q8_1_tiled", "Q2_K"), ("q8_1_tiled", "Q5_1")],
-        "packed.cuh": packed,
-        "quantize/q8_1.cu": [("q8_1_naive", "Q4_0")],
-        "quantize/q8_1.cuh": [("q8_1_naive", "Q4_0"), ("q8_1_wgmma", "Q4_0"), ("q8_1_gemv", "Q4_0")],
-        "pack/activations.cu": [("q8_1_wgmma", "Q4_0"), ("q8_1_wgmma", "Q8_0"), ("q8_1_split_k", "Q5_1")],
-        "pack/weights.cu": [("q8_1_wgmma", "Q4_0"), ("q8_1_gemv", "Q5_1"), ("q8_1_wgmma", "Q8_0")],
-    }  # fmt: skip
-    return [Subject(kernel, fmt) for kernel, fmt in by_hand.get(file, [])]
-
-
-def row_of(file: str) -> str:
-    """The row of the table that a source belongs to."""
-    first = file.split("/")[0]
-    names = {"gemm": "GEMM sources", "formats": "format headers", "quantize": "quantizer", "pack": "packing"}
-    return names.get(first, {"packed.cuh": "packing", "common.cuh": "GEMM sources"}.get(file, "GEMM sources"))
-
-
-# -- one mutant, in a process of its own ------------------------------------------------------------------------------
-
-
-def _die_with_parent() -> None:
-    """Linux: SIGKILL once the process that started this one has ended, which cannot tell us itself any more."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-def in_child(work: Callable[[Callable[[str], None]], Record], seconds: float) -> Record:
-    """What `work` returns, from a forked process. It is given a function that says which phase has begun; a death or
-    the time limit is told with the phase: {"outcome": "died", "by": …, "phase": …}. Raises EnvironmentFault where
-    `work` itself fails."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.close(read)
-            _die_with_parent()
-            faulthandler.disable()
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-            cpu = int(seconds) + 1
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
-            with open(os.devnull, "w") as null:
-                os.dup2(null.fileno(), 2)
-
-            def tell(phase: str) -> None:
-                os.write(write, json.dumps({"phase": phase}).encode() + b"\n")
-
-            try:
-                answer = work(tell)
-            except Exception as error:  # ours, not the mutant's: a kernel throws nothing
-                answer = {"outcome": "error", "by": repr(error)}
-            os.write(write, json.dumps(answer).encode() + b"\n")
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(write)
-    # what counts is the processor's time; this is for one that waits, and others may use the cores too
-    said, end = b"", time.monotonic() + 50 * seconds + 60
-    late = False
-    while True:
-        ready, _, _ = select.select([read], [], [], max(0.0, end - time.monotonic()))
-        if not ready:
-            late = True
-            os.kill(pid, signal.SIGKILL)
-            break
-        part = os.read(read, 65536)
-        if not part:
-            break
-        said += part
-    os.close(read)
-    _, status, used = os.wait4(pid, 0)
-    spent = used.ru_utime + used.ru_stime
-    phase = ""
-    for line in said.splitlines():
-        with contextlib.suppress(ValueError):
-            answer = json.loads(line)
-            if answer.get("outcome") == "error":
-                raise EnvironmentFault(f"judging failed: {answer['by']}")
-            if "outcome" in answer:
-                return {**answer, "spent": spent}
-            phase = answer.get("phase", phase)
-    killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if late or killed_by in (signal.SIGXCPU, signal.SIGKILL):
-        return {"outcome": "died", "by": "time limit", "phase": phase}
-    name = signal.Signals(killed_by).name if killed_by else f"exit code {os.WEXITSTATUS(status)}"
-    return {"outcome": "died", "by": name, "phase": phase}
-
-
-def judge_one(gate: Gate, changed: Sequence[tuple[Unit, Path, str]], seconds: float, probes: bool = True) -> Record:
-    """A mutant's record for one subject; without `probes` only the rungs are asked."""
-
-    def asking(*which: str) -> Record:
-        return in_child(lambda phase: judged(gate, MutantHost(libraries_of(changed)), phase, which), seconds)
-
-    found = asking("rungs", "walls") if probes else asking("rungs")
+    found = asked("rungs", "walls") if probes else asked("rungs")
     if found["outcome"] == "died" and found["phase"] == "walls" and found["by"] in ("SIGSEGV", "SIGBUS"):
-        found = asking("probes")  # it reads past the end of an input: does any output tell?
+        found = asked("probes")  # it reads past the end of an input: does any output tell?
         if found["outcome"] == "same":
             found["overreads"] = True
     if found["outcome"] != "died":
         return found
     if found["phase"] != "rungs":
         return {"outcome": "missed", "by": found["by"]}
-    return {"outcome": "killed", "by": found["by"], "gates": dict.fromkeys(GATES, True)}
-
-
-# -- batches ----------------------------------------------------------------------------------------------------------
+    return {"outcome": "killed", "by": found["by"], "checks": OTHER_CHECKS}
 
 
 @dataclass
-class Bench:
-    """Gates and times of a worker; recorded gates are kept in a folder for the others.
+class MutantJudge:
+    """A worker's recordings and times. Recordings are kept in a folder, for the other workers and later runs.
 
     Args:
-        folder: for models, gates and libraries.
+        folder: for models, recordings and libraries.
     """
 
     folder: Path
     root: Path = field(default_factory=kernel_root)
-    _gates: dict[Subject, Gate] = field(default_factory=dict)
+    _recordings: dict[Subject, Recording] = field(default_factory=dict)
     _seconds: dict[Subject, float] = field(default_factory=dict)
     _ptx: dict[tuple[Unit, str], bytes | None] = field(default_factory=dict)
 
-    def gate(self, subject: Subject) -> Gate:
-        """The subject's gate. Raises KernelFault where the shipped kernel itself fails."""
-        if subject not in self._gates:
-            asked_by = sorted([*PACKAGE.glob("rungs/**/*.py"), *PACKAGE.glob("semantics/*.py")])
-            made_by = b"".join(p.read_bytes() for p in [Path(__file__).with_name("gate.py"), *asked_by])
-            key = hashlib.sha256(tree_hash(self.root).encode() + made_by).hexdigest()[:16]
-            path = self.folder / f"gate-{subject.kernel}-{subject.fmt}-{key}.pickle"
+    def recording(self, subject: Subject) -> Recording:
+        """What the subject is asked. Raises KernelFault where the shipped kernel itself fails."""
+        if subject not in self._recordings:
+            asked_by = [*PACKAGE.glob("rungs/**/*.py"), *PACKAGE.glob("semantics/*.py")]
+            asked_by += [Path(__file__).with_name(name) for name in ("recording.py", "probes.py")]
+            key = self._key(*(path.read_bytes() for path in sorted(asked_by)))
+            path = self.folder / f"recording-{subject.kernel}-{subject.fmt}-{key}.pickle"
             if path.exists():
-                self._gates[subject] = pickle.loads(path.read_bytes())
+                self._recordings[subject] = pickle.loads(path.read_bytes())
             else:
-                self._gates[subject] = record(subject, self.folder)
+                self._recordings[subject] = record(subject, self.folder)
                 part = path.with_suffix(f".{os.getpid()}")
-                part.write_bytes(pickle.dumps(self._gates[subject]))
+                part.write_bytes(pickle.dumps(self._recordings[subject]))
                 part.replace(path)
-        return self._gates[subject]
+        return self._recordings[subject]
+
+    def _key(self, *parts: bytes) -> str:
+        """A name for what depends on the kernels' sources and on these."""
+        return hashlib.sha256(tree_hash(self.root).encode() + b"".join(parts)).hexdigest()[:16]
 
     def units(self, subject: Subject, mutant: Mutant) -> list[Unit]:
-        """The subject's units that a mutant's line is part of; of those that differ in the ring alone, the first."""
-        gate, last = self.gate(subject), mutant.line + mutant.old.count("\n")
+        """The subject's units that hold a mutant's line; of units that differ in the pipeline alone, the first."""
+        recording, last = self.recording(subject), mutant.line + mutant.old.count("\n")
         found = [
-            unit for unit in gate.units
-            if not gate.alive[unit].get(mutant.file, frozenset()).isdisjoint(range(mutant.line, last + 1))
+            unit for unit in recording.units
+            if not recording.alive[unit].get(mutant.file, frozenset()).isdisjoint(range(mutant.line, last + 1))
         ]  # fmt: skip
         if mutant.file not in _WITHOUT_MACROS:
             return found
-        first = {(unit.file, *(d for d in unit.defines if d[0] not in _RING)): unit for unit in reversed(found)}
+        first = {(unit.file, *(d for d in unit.defines if d[0] not in _PIPELINE)): unit for unit in reversed(found)}
         return [unit for unit in found if unit in first.values()]
 
     def batch(self, some: Sequence[Mutant]) -> Iterator[Record]:
@@ -236,120 +115,120 @@ class Bench:
         file = some[0].file
         source = (self.root / file).read_text()
         started = time.monotonic()
-        left = {f"m{i}": m for i, m in enumerate(some, 1) if not m.unobservable}
+        names = {f"m{i}": m for i, m in enumerate(some, 1)}
+        left = {name: m for name, m in names.items() if not m.unobservable}
         tried: dict[str, list[tuple[Subject, Record]]] = {name: [] for name in left}
         uncompilable: set[str] = set()
         for subject in subjects(self.root, file):
-            if not left:
-                break
-            within = {name: self.units(subject, m) for name, m in left.items()}
-            here = {name: m for name, m in left.items() if within[name]}
-            if not here:
-                continue
-            for name, found in self._of_subject(subject, here, within, source, uncompilable):
+            within = {name: units for name, m in left.items() if (units := self.units(subject, m))}
+            for name, found in self._of_subject(subject, left, within, source, uncompilable):
                 tried[name].append((subject, found))
                 if found["outcome"] == "killed":
-                    yield _record(here[name], source, found, subject, time.monotonic() - started)
-            done = {n for n in here if n in uncompilable or (tried[n] and tried[n][-1][1]["outcome"] == "killed")}
+                    yield _record(left[name], source, found, subject, time.monotonic() - started)
+            done = {n for n in within if n in uncompilable or (tried[n] and tried[n][-1][1]["outcome"] == "killed")}
             left = {n: m for n, m in left.items() if n not in done}
-        for name, mutant in ((f"m{i}", m) for i, m in enumerate(some, 1)):
+        for name, mutant in names.items():
             if mutant.unobservable:
-                yield _record(mutant, source, {"outcome": "unobservable", "by": mutant.unobservable}, None, 0.0)
+                yield _record(mutant, source, {"outcome": "unobservable", "by": mutant.unobservable})
             elif name in uncompilable:
-                yield _record(mutant, source, {"outcome": "uncompilable", "by": ""}, None, 0.0)
+                yield _record(mutant, source, {"outcome": "uncompilable", "by": ""})
             elif name in left:
                 yield self._survivor(mutant, source, tried[name], started)
 
     def _of_subject(
-        self, subject: Subject, here: Mapping[str, Mutant], within: Mapping[str, list[Unit]], source: str,
+        self, subject: Subject, mutants: Mapping[str, Mutant], within: Mapping[str, list[Unit]], source: str,
         uncompilable: set[str],
     ) -> Iterator[tuple[str, Record]]:  # fmt: skip
-        """What a subject makes of mutants, by name. Units are compiled one after the other: a mutant that is killed, by
-        every other gate too, with the first of its units is not compiled into the rest. `uncompilable` gets names."""
-        gate = self.gate(subject)
+        """What a subject makes of the mutants that its units hold, by name.
+
+        Units are compiled one after the other: a mutant that is killed, by every other check too, with the first of its
+        units is not compiled into the rest. The names of those that do not compile are added to `uncompilable`.
+        """
+        if not within:
+            return
+        recording = self.recording(subject)
         libraries: dict[Unit, Path] = {}
-        left = dict(here)
+        left = set(within)
         try:
-            for number, unit in enumerate(u for u in gate.units if any(u in within[name] for name in here)):
-                some = {name: m for name, m in left.items() if unit in within[name]}
+            for number, unit in enumerate(u for u in recording.units if any(u in units for units in within.values())):
+                some = [name for name in within if name in left and unit in within[name]]
                 if not some:
                     continue
-                variants: dict[str, Mapping[str, str]] = {"m0": {}}
-                variants |= {name: {m.file: m.applied(source)} for name, m in some.items()}
+                changed = {name: {mutants[name].file: mutants[name].applied(source)} for name in some}
                 path = self.folder / f"batch-{os.getpid()}-{number}.so"
-                bad = compiled(self.root, unit, gate.units[unit], variants, path)
+                bad = compiled(self.root, unit, recording.units[unit], {"m0": {}, **changed}, path)
                 if "m0" in bad:
                     raise EnvironmentFault(f"{unit} itself does not compile")
                 uncompilable |= bad
+                left -= bad
                 libraries[unit] = path
                 self._check_original(subject, unit, path)
                 for name in some:
-                    if name in bad:
-                        left.pop(name)
-                        continue
-                    known = [u for u in within[name] if u in libraries]
+                    known = [(u, libraries[u], name) for u in within[name] if u in libraries]
                     last = len(known) == len(within[name])
-                    if not last and len(known) > 1:
+                    if name in bad or not (last or len(known) == 1):
                         continue
-                    changed = [(u, libraries[u], name) for u in known]
-                    found = judge_one(gate, changed, self._limit(subject), probes=last)
-                    sure = found["outcome"] == "killed" and all(found["gates"].values())
-                    if sure or last:
-                        left.pop(name)
+                    found = judge_one(recording, known, self._limit(subject), probes=last)
+                    if last or (found["outcome"] == "killed" and len(found["checks"]) == len(OTHER_CHECKS)):
+                        left.discard(name)
                         yield name, found
         finally:
             for path in libraries.values():
                 path.unlink(missing_ok=True)
 
     def _survivor(self, mutant: Mutant, source: str, tried: list[tuple[Subject, Record]], started: float) -> Record:
+        spent = time.monotonic() - started
         for outcome in ("passed", "missed"):
             for subject, found in tried:
                 if found["outcome"] == outcome:
-                    return _record(mutant, source, found, subject, time.monotonic() - started)
+                    return _record(mutant, source, found, subject, spent)
         if not tried:
-            found = {"outcome": "unobservable", "by": "no unit that runs on a CPU holds the line"}
-            return _record(mutant, source, found, None, time.monotonic() - started)
+            return _record(
+                mutant, source, {"outcome": "unobservable", "by": "no unit that runs on a CPU holds the line"}
+            )
         overreads = next((s for s, found in tried if found.get("overreads")), None)
-        entry = _record(mutant, source, {"outcome": "same", "by": ""}, overreads, time.monotonic() - started)
-        return {**entry, "overreads": True} if overreads else entry
+        return _record(mutant, source, {"outcome": "same", "by": ""}, overreads, spent) | (
+            {"overreads": True} if overreads else {}
+        )
 
     def same_code(self, mutant: Mutant, source: str) -> bool:
-        """Whether a GPU's compiler makes of every unit that holds the mutant what it makes of the original, for each of
-        CARDS: a proof that it changes nothing there (Papadakis et al., ICSE 2015)."""
+        """Whether a GPU's compiler makes the same code of the mutant and of the original, in every unit that holds the
+        mutant and for each of CARDS: a proof that it changes nothing there (Papadakis et al., ICSE 2015)."""
         changed = {mutant.file: mutant.applied(source)}
         units = {unit for subject in subjects(self.root, mutant.file) for unit in self.units(subject, mutant)}
         for unit in sorted(units, key=repr):
             for sm in CARDS:
                 if (unit, sm) not in self._ptx:
                     self._ptx[unit, sm] = ptx(self.root, unit, {}, sm)
-                original = self._ptx[unit, sm]  # None: kernels of Hopper alone
+                original = self._ptx[unit, sm]  # None: a kernel for Hopper alone
                 if original is not None and ptx(self.root, unit, changed, sm) != original:
                     return False
         return True
 
     def _check_original(self, subject: Subject, unit: Unit, library: Path) -> None:
-        """The unmutated source, compiled as mutants are, has the bits of the shipped kernel; and its time. Once a
-        subject and unit, whoever of the workers."""
-        key = hashlib.sha256(repr((subject, unit, tree_hash(self.root))).encode()).hexdigest()
-        path = self.folder / f"original-{key[:24]}"
+        """Check that the unmutated source, compiled as mutants are, gives the bits of the shipped kernel, and note its
+        time. It is done once for a subject and unit, by any of the workers."""
+        path = self.folder / f"original-{self._key(repr((subject, unit)).encode())}"
         if not path.exists():
-            found = judge_one(self.gate(subject), [(unit, library, "m0")], 300)
+            found = judge_one(self.recording(subject), [(unit, library, "m0")], 300)
             if found["outcome"] != "same" or found.get("overreads"):
-                raise EnvironmentFault(f"{subject}: compiled as mutants are, the source itself is {found}")
+                raise EnvironmentFault(f"{subject}: the unmutated source, compiled as mutants are, is {found}")
             path.write_text(repr(found["spent"]))
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # another worker is writing it
             self._seconds[subject] = max(self._seconds.get(subject, 0.0), float(path.read_text()))
 
     def _limit(self, subject: Subject) -> float:
         return LEAST_SECONDS + TIMES * self._seconds.get(subject, 1.0)
 
 
-def _record(mutant: Mutant, source: str, found: Record, subject: Subject | None, seconds: float) -> Record:
+def _record(
+    mutant: Mutant, source: str, found: Record, subject: Subject | None = None, seconds: float = 0.0
+) -> Record:  # fmt: skip
     out: Record = {"id": mutant.id, "outcome": found["outcome"], "by": found["by"], "diff": mutant.diff(source)}
     if subject is not None:
         out["subject"] = str(subject)
-    if "gates" in found:
-        out["gates"] = [name for name, caught in found["gates"].items() if caught]
+    if "checks" in found:
+        out["checks"] = list(found["checks"])
     return out | {"seconds": round(seconds, 2)}
 
 
@@ -361,9 +240,19 @@ def population(root: Path) -> dict[str, list[Mutant]]:
     return {file: mutants(file, (root / file).read_text()) for file in sources(root)}
 
 
+#: Comments, and lines that include a file.
+_IGNORED = re.compile(r"//|/\*|#\s*include\b")
+
+
 def hashes(root: Path) -> dict[str, str]:
-    """File → the first half of its sha256."""
-    return {file: hashlib.sha256((root / file).read_bytes()).hexdigest()[:32] for file in sources(root)}
+    """File → the first half of the sha256 of what its mutants depend on: its code, and where it stands. Comments and
+    the names of included files are left out."""
+    found = {}
+    for file in sources(root):
+        code = [t for t in tokens((root / file).read_text()) if not _IGNORED.match(t.text)]
+        text = "\n".join(f"{t.line}:{t.column} {t.text}" for t in code)
+        found[file] = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return found
 
 
 def sampled(everything: Mapping[str, list[Mutant]], fraction: float, seed: int) -> dict[str, list[Mutant]]:
@@ -377,141 +266,127 @@ def sampled(everything: Mapping[str, list[Mutant]], fraction: float, seed: int) 
 
 
 def finished(path: Path) -> dict[str, Record]:
-    """Id → the record of each mutant in a results file of lines; one that was cut off is left out."""
+    """Id → the record of each mutant in a file with a record a line. A line that was cut off is left out."""
     found: dict[str, Record] = {}
-    if path.exists():
-        for line in path.read_text().splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
-                found[entry["id"]] = entry
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            entry = json.loads(line)
+            found[entry["id"]] = entry
     return found
 
 
-def _mend(path: Path) -> None:
-    """End the last line of a file that was cut off within it."""
-    if path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n"):
-        with path.open("a") as f:
-            f.write("\n")
-
-
 def _append(path: Path, entry: Record) -> None:
-    with path.open("a") as f:  # one write each: two workers do not mix
+    with path.open("a") as f:  # one write each, so that the lines of two workers do not mix
         f.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
-_BENCH: Bench | None = None
+_JUDGE: MutantJudge | None = None
 
 
-def _start(folder: str) -> None:
-    global _BENCH
+def _start(folder: Path) -> None:
+    global _JUDGE
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
-    _BENCH = Bench(Path(folder))
+    die_with_parent()
+    _JUDGE = MutantJudge(folder)
 
 
-def _run_batch(task: tuple[list[Mutant], str]) -> tuple[int, str]:
-    some, path = task
-    assert _BENCH is not None
+def _work(task: tuple[list[Mutant], Path, bool]) -> tuple[int, str]:
+    """Judge some mutants, or compare the code of survivors, and write their records. The answer is their number, and
+    what went wrong: one batch must not end the run."""
+    some, path, compares = task
+    assert _JUDGE is not None
     try:
-        for entry in _BENCH.batch(some):
-            _append(Path(path), entry)
-    except Exception as error:  # one batch must not end the run
-        return len(some), f"{some[0].file}: {error!r}"
-    return len(some), ""
-
-
-def _compare(task: tuple[list[Mutant], str]) -> tuple[int, str]:
-    """Say of survivors whether their object code is the original's: the record anew, which counts from then on."""
-    some, path = task
-    assert _BENCH is not None
-    try:
-        for mutant in some:
-            source = (_BENCH.root / mutant.file).read_text()
-            same = _BENCH.same_code(mutant, source)
-            found = {"outcome": "same", "by": SAME_CODE if same else ""}
-            _append(Path(path), {**_record(mutant, source, found, None, 0.0), "compared": True})
+        for entry in map(_compared, some) if compares else _JUDGE.batch(some):
+            _append(path, entry)
     except Exception as error:
-        return len(some), f"{some[0].id}: {error!r}"
+        return len(some), f"{some[0].id if compares else some[0].file}: {error!r}"
     return len(some), ""
+
+
+def _compared(mutant: Mutant) -> Record:
+    """A survivor's record anew, with whether its object code is the original's."""
+    assert _JUDGE is not None
+    source = (_JUDGE.root / mutant.file).read_text()
+    same = _JUDGE.same_code(mutant, source)
+    return {**_record(mutant, source, {"outcome": "same", "by": SAME_CODE if same else ""}), "compared": True}
 
 
 def run(
     options: argparse.Namespace, explained: Callable[[Record], bool] = lambda _: False,
     before: Mapping[str, Record] = MappingProxyType({}),
-) -> int:  # fmt: skip
-    """Judge the mutants that are asked for and not done yet; the exit code. Of `--again` and `--equivalence` those are
-    left out for whose survival there is a reason.
+) -> None:  # fmt: skip
+    """Judge the mutants that are asked for and not done yet.
 
     Args:
+        explained: whether there is a reason for a mutant's survival; `--again` and `--equivalence` leave those out.
         before: id → the record of each that was judged in earlier runs.
+
+    Raises UsageError where no mutant has the id that `--mutant` names.
     """
-    root = kernel_root()
-    everything = population(root)
+    everything = population(kernel_root())
+    options.work.mkdir(parents=True, exist_ok=True)
     if options.mutant:
-        return _one(everything, options)
+        found = [m for some in everything.values() for m in some if m.id == options.mutant]
+        if not found:
+            raise UsageError(f"no mutant is called {options.mutant}")
+        for entry in MutantJudge(options.work).batch(found):
+            print(json.dumps(entry, ensure_ascii=False, indent=1))
+        return
+    if options.lines.exists() and (content := options.lines.read_bytes()) and not content.endswith(b"\n"):
+        options.lines.write_bytes(content + b"\n")  # the last line was cut off
     chosen = sampled(everything, options.sample, options.seed)
-    _mend(options.lines)
-    lines = finished(options.lines)
-    known = {**before, **lines}
-    if options.again or options.again_all:
-        for i, r in [*known.items()]:
-            alive = r["outcome"] in ("same", "missed", "passed")
-            anew = options.again_all and i not in lines and r.get("by") != SAME_CODE
-            if alive and (anew or r["outcome"] != "same" or not explained(r)):
-                del known[i]
-    tasks = []
-    for file, some in chosen.items():
-        if options.only and not any(part in file for part in options.only):
-            continue
-        left = [m for m in some if m.id not in known]
-        tasks += [(left[i : i + BATCH], str(options.lines)) for i in range(0, len(left), BATCH)]
-    if options.equivalence:
-        open_ = [m for some in everything.values() for m in some if known.get(m.id, {}).get("outcome") == "same"]
-        open_ = [m for m in open_ if "compared" not in known[m.id] and not explained(known[m.id])]
-        tasks = [([m], str(options.lines)) for m in open_]
-    random.Random(options.seed).shuffle(tasks)  # so that the time left is a fair guess
-    total, done, start = sum(len(t[0]) for t in tasks), 0, time.monotonic()
+    tasks = _tasks(options, everything, chosen, explained, before)
+    total, done, start = sum(len(some) for some, *_ in tasks), 0, time.monotonic()
     print(f"{sum(map(len, everything.values()))} mutants, {sum(map(len, chosen.values()))} chosen, {total} to judge",
           file=sys.stderr)  # fmt: skip
-    options.work.mkdir(parents=True, exist_ok=True)
-    work = _compare if options.equivalence else _run_batch
-    with multiprocessing.get_context("fork").Pool(options.jobs, _start, (str(options.work),)) as pool:
-        for count, fault in pool.imap_unordered(work, tasks):
+    with multiprocessing.get_context("fork").Pool(options.jobs, _start, (options.work,)) as pool:
+        for count, fault in pool.imap_unordered(_work, tasks):
             done += count
             spent = time.monotonic() - start
             left_s = spent / done * (total - done)
             print(f"{done}/{total}, {spent:.0f} s, {left_s:.0f} s left{'; ' + fault if fault else ''}", file=sys.stderr)
             if options.seconds and spent > options.seconds:
-                print("time is up: what is left is judged by the next run", file=sys.stderr)
-                pool.terminate()
+                print("the time is up; the next run judges what is left", file=sys.stderr)
                 break
-    return 0
 
 
-def _one(everything: Mapping[str, list[Mutant]], options: argparse.Namespace) -> int:
-    found = [m for some in everything.values() for m in some if m.id == options.mutant]
-    if not found:
-        print(f"no mutant is called {options.mutant}", file=sys.stderr)
-        return 2
-    options.work.mkdir(parents=True, exist_ok=True)
-    for entry in Bench(options.work).batch(found):
-        print(json.dumps(entry, ensure_ascii=False, indent=1))
-    return 0
+def _tasks(
+    options: argparse.Namespace, everything: Mapping[str, list[Mutant]], chosen: Mapping[str, list[Mutant]],
+    explained: Callable[[Record], bool], before: Mapping[str, Record],
+) -> list[tuple[list[Mutant], Path, bool]]:  # fmt: skip
+    """Batches of what is left to do, in random order, so that the estimate of the time left is fair."""
+    lines = finished(options.lines)
+    known = {**before, **lines}
+    if options.equivalence:
+        survivors = [m for some in everything.values() for m in some if known.get(m.id, {}).get("outcome") == "same"]
+        batches = [[m] for m in survivors if "compared" not in known[m.id] and not explained(known[m.id])]
+    else:
+        for i, r in [*known.items()] if options.again or options.again_all else []:
+            alive = r["outcome"] in ("same", "missed", "passed")
+            anew = options.again_all and i not in lines and r.get("by") != SAME_CODE
+            if alive and (anew or r["outcome"] != "same" or not explained(r)):
+                del known[i]
+        batches = []
+        for file, some in chosen.items():
+            if not options.only or any(part in file for part in options.only):
+                left = [m for m in some if m.id not in known]
+                batches += [left[i : i + BATCH] for i in range(0, len(left), BATCH)]
+    tasks = [(some, options.lines, options.equivalence) for some in batches]
+    random.Random(options.seed).shuffle(tasks)
+    return tasks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `mutation_score.py kill`."""
-    parser.add_argument("--mutant", metavar="ID", help="judge this one alone and print what becomes of it")
-    parser.add_argument("--sample", type=float, default=1.0, metavar="FRACTION", help="a random part of each file's")
-    parser.add_argument("-s", "--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", metavar="PART", help="files whose path holds this; may be repeated")
-    parser.add_argument("--again", action="store_true", help="judge those anew that nothing kills or explains")
-    parser.add_argument("--again-all", action="store_true", help="judge all survivors anew, but for those in --lines")
-    parser.add_argument("--equivalence", action="store_true", help="compare survivors' object code with the original's")
-    parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long; the next run goes on")
-    parser.add_argument("--lines", type=Path, default=LINES, help="this run's results, a line a mutant; resumed")
-    parser.add_argument("--work", type=Path, default=WORK, help="models and recorded calls")
-
-
-__all__ = ["Bench", "add_arguments", "finished", "hashes", "population", "row_of", "run", "sampled"]
+    """The options of `kill`."""
+    add = parser.add_argument
+    add("--mutant", metavar="ID", help="judge this one alone and print what becomes of it")
+    add("--sample", type=float, default=1.0, metavar="FRACTION", help="a random part of each file's mutants")
+    add("-s", "--seed", type=int, default=0, help="of the random part (%(default)s)")
+    add("--only", action="append", metavar="PART", help="files whose path holds this; may be repeated")
+    add("--again", action="store_true", help="judge those again that nothing kills or explains")
+    add("--again-all", action="store_true", help="judge all survivors again, except those in --lines")
+    add("--equivalence", action="store_true", help="compare the object code of survivors with the original's")
+    add("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)")
+    add("--seconds", type=float, default=0.0, help="stop after this time; the next run goes on")
+    add("--lines", type=Path, default=LINES, help="this run's results, one line a mutant; a later run goes on from it")
+    add("--work", type=Path, default=WORK, help="models and recorded calls")

@@ -1,8 +1,8 @@
 """Single-token mutants of the CUDA sources below kernels/.
 
-A mutant is one edit of one file: a token replaced, a token inserted, or a statement left out. Its id is
-`file:line:column:operator`, stable as long as the file is. What a CPU host cannot show (launch bounds, alignments) is
-generated too, and marked.
+A mutant is one edit of one file: a token is replaced, a token is inserted, or a statement is left out. Its id is
+`file:line:column:operator`, which is stable as long as the file is. Edits that a CPU cannot show (launch bounds,
+alignments) are generated too, and marked.
 
 The operators are those of Offutt et al., "An Experimental Determination of Sufficient Mutant Operators" (ACM TOSEM 5,
 1996: relational, arithmetic, logical, absolute value), with constants, statements, indices, and the exchanges that such
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What mutants may call that neither host has: in front of every unit that is compiled.
+#: What mutants may call and no host has. It stands in front of every unit that is compiled.
 PRELUDE = """
 #ifndef MUTATION_PRELUDE
 #define MUTATION_PRELUDE
@@ -38,8 +38,8 @@ inline int dp4a_unsigned(int a, int b, int c) {
 
 @dataclass(frozen=True)
 class Token:
-    """A token; line and column count from 1. Kinds: name, int, float, op, and those that are left alone: text (strings,
-    characters), comment, directive."""
+    """A token; line and column count from 1. Its kind is name, int, float or op, or one that is never mutated: text (a
+    string or character), comment, directive."""
 
     kind: str
     text: str
@@ -68,7 +68,7 @@ _LEXEME = re.compile(
 
 
 def tokens(source: str) -> list[Token]:
-    """All tokens but white space. Raises ValueError where a character begins none."""
+    """All tokens except white space. Raises ValueError at a character with which no token begins."""
     found, at, line, begins = [], 0, 1, 0
     while at < len(source):
         match = _LEXEME.match(source, at)
@@ -86,12 +86,12 @@ def tokens(source: str) -> list[Token]:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One edit: `old` at `start` of the file reads `new`.
+    """One edit: `old` at `start` of the file is replaced by `new`.
 
     Args:
-        file: below kernels/.
-        operator: what kind of edit, with what it puts there.
-        unobservable: why a CPU host cannot show it, where it cannot.
+        file: its path below kernels/.
+        operator: the kind of edit, with what it inserts.
+        unobservable: why a CPU cannot show the edit; "" where it can.
     """
 
     file: str
@@ -108,14 +108,14 @@ class Mutant:
         return f"{self.file}:{self.line}:{self.column}:{self.operator}"
 
     def applied(self, source: str) -> str:
-        """The source with the edit. Raises ValueError where the source is another one."""
+        """The source with the edit. Raises ValueError where the source does not hold `old` there."""
         end = self.start + len(self.old)
         if source[self.start : end] != self.old:
             raise ValueError(f"{self.id}: the source does not read {self.old!r} there")
         return source[: self.start] + self.new + source[end:]
 
     def diff(self, source: str) -> str:
-        """The line(s) after the edit, in one line, with what changed between ⟦ ⟧: was → is."""
+        """The line(s) with the edit, as one line that has ⟦old → new⟧ in it."""
         lines = source.splitlines()
         before = lines[self.line - 1][: self.column - 1].lstrip()
         after = source[self.start + len(self.old) :].partition("\n")[0]
@@ -127,12 +127,12 @@ class Mutant:
 
 _CONDITION = re.compile(r"#\s*(if|ifdef|ifndef|else|elif|endif)\b(.*)")
 _ALIGNMENT = frozenset({"alignas", "__align__", "__launch_bounds__"})
-#: Members of a format that the audit's statistics use, and no kernel.
+#: Members of a format that only the audit's statistics use.
 _STATISTICS = frozenset({"NORMAL", "stored_scale", "stored_min"})
 
 
 def _host_regions(all_tokens: list[Token]) -> list[tuple[int, int]]:
-    """Where `#ifdef __CUDACC__` … `#endif` lie: one side is not compiled here, the other stands in for the GPU."""
+    """Where `#ifdef __CUDACC__` … `#endif` lie: one side is not compiled on a CPU, the other emulates the GPU."""
     regions, depth, opened = [], 0, (0, 0)
     for token in all_tokens:
         if token.kind != "directive" or not (match := _CONDITION.match(token.text)):
@@ -167,7 +167,7 @@ _BINARY = {
     "|": ("&",), "^": ("&",), "&&": ("||",), "||": ("&&",), "<": ("<=",), "<=": ("<",), ">": (">=",), ">=": (">",),
     "==": ("!=",), "!=": ("==",), "+=": ("-=", "="), "-=": ("+=",), "|=": ("&=", "="), "&=": ("|=",), "^=": ("&=",),
 }  # fmt: skip
-#: Names that stand for each other's neighbour: halves, axes, members of a block.
+#: Names that are easily confused: halves, axes, members of a block.
 _EXCHANGED = {
     "low": "high", "high": "low", "x_low": "x_high", "x_high": "x_low", "qs": "qh", "qh": "qs", "d_a": "s_a",
     "s_a": "d_a", "d_w": "m_w", "m_w": "d_w", "M": "N", "N": "M", "m0": "n0", "n0": "m0", "row": "token",
@@ -245,7 +245,7 @@ class _Edits:
         self._regions()
 
     def _regions(self) -> None:
-        """Which tokens are left alone, or cannot be seen on a CPU."""
+        """Find the tokens that are not mutated, and those whose mutants a CPU cannot show."""
         code = self.code
         for i, token in enumerate(code):
             if token.text in ("static_assert", "template", "enum", "asm", "using", "namespace"):
@@ -255,19 +255,19 @@ class _Edits:
                 self.skipped.update(range(i, end + 1))
             elif token.text in _ALIGNMENT and i + 1 < len(code) and code[i + 1].text == "(":
                 for k in range(i + 1, _matching(code, i + 1) + 1):
-                    self.unobservable[k] = f"{token.text} means nothing to a CPU"
+                    self.unobservable[k] = f"{token.text} makes no difference on a CPU"
             elif token.text in ("fewer_registers", "more_registers"):
                 for k in range(i, i + 4):
-                    self.unobservable[k] = "registers of a warpgroup"
+                    self.unobservable[k] = "it sets the registers of a warpgroup"
             elif token.text in _STATISTICS and [t.text for t in code].count(token.text) == 1:
                 end = i
                 while code[end].text not in (";", "}"):
                     end += 1
                 for k in range(i, end + 1):
-                    self.unobservable[k] = "for the audit's statistics, not for products"
+                    self.unobservable[k] = "only the audit's statistics use it"
 
     def _spaced(self, token: Token) -> bool:
-        """White space on both sides: a binary operator, as this code is formatted."""
+        """Whether white space stands on both sides, as it does around binary operators in these sources."""
         after = self.source[token.end : token.end + 1]
         return self.source[token.start - 1].isspace() and after.isspace()
 
@@ -330,7 +330,7 @@ class _Edits:
             yield "jump-left-out", "LEFT_OUT()"
 
     def _declares(self, i: int) -> bool:
-        """Whether the name at i is declared there: a type precedes it."""
+        """Whether the name at i is declared there, so that a type precedes it."""
         before, text = self.code[i - 1], self.code[i].text
         if text.endswith("_t") or text in ("fminf", "fmaxf"):
             return False
@@ -384,16 +384,18 @@ class _Edits:
 
 
 def mutants(file: str, source: str) -> list[Mutant]:
-    """All mutants of a source, in the order of their places; ids differ. `file` is its path below kernels/."""
+    """All mutants of a source, ordered by place, with unique ids. `file` is its path below kernels/."""
     edits = _Edits(file, source)
     found = sorted([*edits.of_tokens(), *edits.statements()], key=lambda m: (m.start, m.operator))
     return list({m.id: m for m in found}.values())
 
 
 def sources(root: Path) -> list[str]:
-    """The shipped sources below kernels/ that are mutated: not kernels/emulator, which stands in for a GPU, nor
-    hopper.cuh and async.cuh, which are inline assembly and the include of that stand-in; nor gemm/mma.cuh, of which
-    only the stand-in is compiled here, nor formats/format.cuh, which is includes."""
+    """The shipped sources below kernels/ that are mutated.
+
+    Left out are kernels/emulator, which emulates a GPU; hopper.cuh and gemm/mma.cuh, which are inline assembly that the
+    emulator replaces; and formats/format.cuh, which only includes other files.
+    """
     left = {"hopper.cuh", "gemm/mma.cuh", "formats/format.cuh"}
     files = (
         str(p.relative_to(root)) for p in sorted(root.rglob("*.cu*")) if "emulator" not in p.relative_to(root).parts

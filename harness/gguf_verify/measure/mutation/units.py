@@ -1,5 +1,5 @@
-"""Many mutants in one translation unit: each a namespace over the flattened sources, so that the standard headers and
-the host's are read once."""
+"""Many mutants in one translation unit: each is a namespace around the flattened sources, so that the compiler reads
+the headers of C++ and of the host once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...support.cache import tree_hash
 from ...support.errors import EnvironmentFault
 from .mutator import PRELUDE
 
-#: As the CPU host compiles, but for optimisation: the unmutated source must give the same bits (the run checks it).
+#: As the CPU host compiles, with less optimisation. The run checks that the unmutated source gives the same bits.
 MUTANT_FLAGS = [f for f in FLAGS if f not in ("-O2", "-ftree-vectorize")] + ["-O1", "-w", "-fmax-errors=0"]
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|(FORMAT_HEADER))', re.MULTILINE)
@@ -43,7 +43,7 @@ template <class... A> auto erased(void (*kernel)(A...)) { return (void (*)(typen
 
 @dataclass(frozen=True)
 class Unit:
-    """What one call of `Host.load` compiles, with all entries that are asked of it: a source and its macros."""
+    """What one call of `Host.load` compiles: a source and its macros."""
 
     file: str
     defines: tuple[tuple[str, str], ...]
@@ -55,12 +55,12 @@ def _read(path: Path) -> str:
 
 
 def flattened(root: Path, unit: Unit, changed: Mapping[str, str] | None = None, label: str = "") -> str:
-    """The sources of a unit in one text, its includes below `root` replaced by what they hold, but for those of
-    kernels/emulator and hopper.cuh, which the unit has once.
+    """The sources of a unit as one text. Its includes below `root` are replaced by the files' texts, except those of
+    kernels/emulator and hopper.cuh, which stand before all units.
 
     Args:
         changed: file below root → the text to take for it.
-        label: what compiler messages name files with.
+        label: stands before the names of files in compiler messages.
     """
     seen: set[str] = set()
     defines = dict(unit.defines)
@@ -106,17 +106,17 @@ def header_of(fmt: WeightFormat) -> str:
 
 @cache
 def closure(root: Path, unit: Unit) -> frozenset[str]:
-    """The files below root that a unit is made of."""
+    """The files below root that make up a unit."""
     return frozenset(re.findall(r'^#line 1 "([^"]+)"', flattened(root, unit), re.MULTILINE))
 
 
-#: A function of a source, but for those that are constexpr: its name, and all up to its closing brace.
+#: A function of a source that is not constexpr: its name, and everything up to its closing brace.
 _FUNCTION = re.compile(r"^__device__ __forceinline__ [^\n;{]*?(\w+)\([^;{}]*?\) \{\n.*?^\}", re.MULTILINE | re.DOTALL)
 
 
 @cache
 def lines_alive(root: Path, unit: Unit, entries: tuple[str, ...]) -> dict[str, frozenset[int]]:
-    """File → the lines that the preprocessor leaves of it in this unit, less those of functions that the entries do not
+    """File → the lines that the preprocessor leaves of it in this unit, without the functions that the entries do not
     call."""
     text = _whole(root, [("original", flattened(root, unit))], entries)
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
@@ -124,7 +124,7 @@ def lines_alive(root: Path, unit: Unit, entries: tuple[str, ...]) -> dict[str, f
         source.write_text(text)
         command = [compiler(), *MUTANT_FLAGS, f"-I{root}", str(source)]
         done = subprocess.run([*command, "-E"], capture_output=True, text=True, check=True)
-        # without optimisation a function that is called is there by its name, be it inline or a template's
+        # without optimisation every function that is called has a symbol, also an inline one or a template's
         subprocess.run([*command, "-O0", "-c", "-o", str(made)], capture_output=True, check=True)
         names = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True).stdout
     alive: dict[str, set[int]] = {}
@@ -147,13 +147,13 @@ def lines_alive(root: Path, unit: Unit, entries: tuple[str, ...]) -> dict[str, f
 
 @cache
 def _common(root: Path) -> str:
-    """What all units begin with: the host's headers, and the tables that any source includes."""
+    """The beginning of all units: the host's headers, and the tables that any source includes."""
     tables = [text for name, text in headers().items() if any(name in _read(p) for p in _sources(root))]
     return "\n".join([PRELUDE, _PREAMBLE, *tables])
 
 
 def precompiled(root: Path, folder: Path) -> Path:
-    """The header of what all units begin with, in `folder`, compiled; it is made once."""
+    """The header with the beginning of all units, precompiled in `folder`; it is made once."""
     digest = hashlib.sha256("\0".join([_common(root), tree_hash(root), *MUTANT_FLAGS, str(root)]).encode()).hexdigest()
     header = folder / f"common-{digest[:16]}.hpp"
     made = header.with_suffix(".hpp.gch")
@@ -186,11 +186,11 @@ def _sources(root: Path) -> tuple[Path, ...]:
 def compiled(
     root: Path, unit: Unit, entries: Sequence[str], variants: Mapping[str, Mapping[str, str]], library: Path
 ) -> set[str]:
-    """Compile variants of a unit into one library, and return the names of those that do not compile.
+    """Compile variants of a unit into one library. Returns the names of those that do not compile.
 
     Args:
-        variants: a C++ identifier → the files that it changes; {} is the original.
-        library: where to write the shared library; functions are NAME_ENTRY_launch.
+        variants: a C++ identifier → the files that the variant changes; {} is the original.
+        library: where to write the shared library. Its functions are NAME_ENTRY_launch.
 
     Raises EnvironmentFault where no variant compiles and the messages name none.
     """
@@ -218,12 +218,12 @@ def compiled(
     return bad
 
 
-#: What a message of g++ that ends a compilation says.
+#: What g++ prints where it gives up.
 _ERRORS = (": error: ", ": sorry, unimplemented: ", "internal compiler error")
 
 
 def _named(messages: str) -> set[str]:
-    """The variants that errors are in, or, where that is a header of the host, that led there."""
+    """The variants in which there are errors, or which led to an error in a header of the host."""
     named: set[str] = set()
     context: set[str] = set()
     for line in messages.splitlines():
@@ -236,13 +236,12 @@ def _named(messages: str) -> set[str]:
     return named
 
 
-#: Cards whose code is compared: what only an older one compiles, and what only Hopper does.
+#: The GPU architectures whose code is compared: one before Hopper, and Hopper, since some code is for one of them.
 CARDS = ("80", "90a")
 
 
 def ptx(root: Path, unit: Unit, changed: Mapping[str, str], sm: str) -> bytes | None:
-    """A variant as NVRTC optimises it for a card; None where it does not compile. Raises EnvironmentFault without
-    NVRTC."""
+    """The PTX that NVRTC makes of a variant; None where it does not compile. Raises EnvironmentFault without NVRTC."""
     nvrtc.version()
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copy = Path(folder) / "kernels"
@@ -250,7 +249,7 @@ def ptx(root: Path, unit: Unit, changed: Mapping[str, str], sm: str) -> bytes | 
         for file, text in changed.items():
             (copy / file).write_text(text)
         here = os.getcwd()
-        os.chdir(copy)  # so that no name of a folder is in it
+        os.chdir(copy)  # so that the PTX holds no name of a folder
         try:
             return nvrtc.compile_ptx(Path("."), unit.file, sm, dict(unit.defines))
         except EnvironmentFault:

@@ -1,16 +1,14 @@
-"""False alarms: how many correct outputs the gates call wrong. It should be none.
+"""False alarms: how many correct outputs the verifier calls wrong. It should be none.
 
-Outputs of every shipped kernel, and of llama.cpp, on real and random weights and activations are judged by the gates of
-the harness, bits included, and the activation quantizer's bytes by the encoder. Kernels are compiled before the clock
-starts. The jobs, and the values in them, depend on the seeds, models and numbers asked for, not on how many processes
-share them.
+Outputs of every shipped kernel, and of llama.cpp, on real and random weights and activations are judged as the rungs
+judge them, bits included, and the bytes of the activation quantizer are compared with those of the encoder. The jobs
+and the values in them depend on the seeds, models and numbers that are asked for, not on the number of processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -22,52 +20,51 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores, a thread each
-
 import numpy as np
 
-from ...formats import ELEMENTS, FORMATS, BlockFormat, ElementFormat, WeightFormat
-from ...hosts import HOSTS, Host, make_host
-from ...kernels import FAMILIES, KERNELS, on_host
-from ...kernels.interface import Weights
-from ...kernels.packed import Packed
-from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
-from ...llama import Llama, LlamaRefused
-from ...semantics import SCORE_LIMIT, SEMANTICS, Order, Product, judge, llama_cpu_semantics, product
-from ...support.errors import EnvironmentFault, KernelFault
-from .inputs import QUANTIZED, UNQUANTIZED, Bytes, Floats, Matrix, captured, fits, in_type, requantized, text
+from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..hosts import HOSTS, make_host
+from ..kernels import FAMILIES, KERNELS, on_host
+from ..kernels.interface import Weights
+from ..kernels.shipped import ELEMENT_KERNELS, ShippedKernel
+from ..llama import Llama, LlamaRefused
+from ..semantics import SCORE_LIMIT, SEMANTICS, Order, Product, judge, llama_cpu_semantics, product
+from ..support.errors import EnvironmentFault, KernelFault
+from . import results
+from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, Matrix, captured, fits, in_type, requantized, text
+from .measure import Measure
+from .workers import workers
 
-WEIGHTS: dict[str, WeightFormat] = {**FORMATS, **ELEMENTS}
-#: Kernels that a CPU runs quickly; the others, which it emulates at barriers, get few tokens there.
+#: Kernels that a CPU runs quickly. The others, whose barriers it emulates, get few tokens there.
 QUICK = frozenset({"q8_1_naive", "q8_1_dp4a", "f32_naive", "q8_1", "f32", *(k.name for k in ELEMENT_KERNELS.values())})
 #: Numbers of tokens by which kernels and families choose their code.
 OTHER_M = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 131)
-#: Tokens of a job, and of one for the kernels that a CPU emulates.
+#: Tokens of a job, and of a slow kernel on a CPU.
 TOKENS, FEW = 1024, 33
-#: Tokens of the jobs that only add to the number of outputs: many of short rows.
+#: Tokens of the jobs that only add outputs, on short rows.
 MANY = 4096
-#: Most rows of a matrix of the model's own, and of one that was quantized here or drawn.
+#: The most rows of a matrix of the model's own, and of one that was quantized here or drawn.
 OWN_ROWS, OTHER_ROWS = 256, 48
-#: Texts and tokens of each, for real activations.
+#: For real activations: texts, and tokens of each.
 TEXTS, TEXT_TOKENS = 6, 128
 SCALES = (1e-3, 0.03, 1.0, 20.0)
 LISTED = 100
-#: Without s, a half: sums of 32 larger activations overflow, rightly.
+#: The sum of 32 larger activations overflows s, which is a half.
 _LARGEST = 1500.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One matrix, so many tokens of activations, and what multiplies them.
+    """One matrix, a number of tokens of activations, and what multiplies them.
 
     Args:
-        matrix: which of the prepared ones.
-        semantics: "q8_1", "f32", or that of an element type; "llama.cpp" for its own outputs.
+        matrix: its number among the prepared ones.
+        semantics: "q8_1", "f32", or the definition of an element type; "llama.cpp" for its own outputs.
         m: tokens.
         seed: of the activations.
         kind: "real" activations, or "random" ones.
-        fill: a job that only adds to the number: fewer kernels on a CPU.
-        every: also at OTHER_M.
+        fill: the job only adds outputs, and fewer kernels run on a CPU.
+        every: the kernels also run with OTHER_M tokens.
     """
 
     matrix: int
@@ -79,9 +76,13 @@ class Job:
     every: bool = False
 
 
+#: What outputs are counted by.
+_BY = ("kernel", "type", "weights", "activations", "K")
+
+
 @dataclass
 class Tally:
-    """What was judged, and what failed."""
+    """What was judged, and what failed. `cpu` has seconds of the processor."""
 
     outputs: int = 0
     quantized: int = 0
@@ -90,7 +91,7 @@ class Tally:
     alarms: list[dict[str, Any]] = field(default_factory=list)
     utilisation: dict[str, float] = field(default_factory=dict)
     score: dict[str, float] = field(default_factory=dict)
-    cpu: dict[str, float] = field(default_factory=lambda: {"oracle": 0.0, "gates": 0.0, "kernels": 0.0})
+    cpu: dict[str, float] = field(default_factory=lambda: {"exact products": 0.0, "judging": 0.0, "kernels": 0.0})
 
     def add(self, other: Tally) -> None:
         self.outputs += other.outputs
@@ -106,14 +107,11 @@ class Tally:
             self.cpu[name] += seconds
 
 
-_BY = ("kernel", "type", "weights", "activations", "K")
-
-
 # -- inputs ------------------------------------------------------------------------------------------------------------
 
 
 def random_bytes(fmt: BlockFormat, n: int, k: int, rng: np.random.Generator) -> Bytes:
-    """Blocks of any bits, uint8[n, row bytes], whose values are finite and below 2^20."""
+    """Blocks of random bits whose values are finite and below 2^20, uint8[n, row bytes]."""
     rows = n * k // fmt.block_size
     found = np.zeros((0, fmt.block_bytes), np.uint8)
     while len(found) < rows:
@@ -126,7 +124,7 @@ def random_bytes(fmt: BlockFormat, n: int, k: int, rng: np.random.Generator) -> 
 
 
 def random_activations(m: int, k: int, seed: int) -> Floats:
-    """float32[m, k]: rows of several scales; of three in four, some values are outliers or zero."""
+    """Rows of several scales, float32[m, k]; in three of four, some values are outliers or zero."""
     rng = np.random.default_rng((seed, m, k))
     x = rng.standard_normal((m, k), np.float32)
     x *= np.asarray(SCALES, np.float32)[rng.integers(len(SCALES), size=(m, 1))]
@@ -137,7 +135,7 @@ def random_activations(m: int, k: int, seed: int) -> Floats:
 
 
 def real_activations(x: Floats, m: int, seed: int) -> Floats:
-    """m of the captured rows, float32[m, K]; those that come again are scaled, by no power of two."""
+    """m of the captured rows, float32[m, K]. A row that is used again is scaled, not by a power of two."""
     rng = np.random.default_rng((seed, m))
     rows = rng.permutation(len(x))
     picked = np.resize(rows, m)
@@ -146,7 +144,10 @@ def real_activations(x: Floats, m: int, seed: int) -> Floats:
 
 
 def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str], small: bool = False) -> list[Matrix]:
-    """The models' own matrices, some of them in every other type, and drawn ones. Raises EnvironmentFault."""
+    """The models' own matrices, some of them in every other type, and drawn ones.
+
+    Raises EnvironmentFault where llama.cpp refuses a model.
+    """
     found: list[Matrix] = []
     with Llama() as llama:
         for path in models:
@@ -178,7 +179,7 @@ def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str],
 
 
 def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, host: str) -> list[Job]:
-    """For each seed every matrix with every kernel that multiplies it; then more tokens, until there are so many
+    """For each seed, every matrix with every kernel that multiplies it; then more tokens, until there are `outputs`
     outputs."""
     jobs: list[Job] = []
     seen: set[tuple[object, ...]] = set()
@@ -200,7 +201,7 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
     left = outputs - sum(planned(job, matrices[job.matrix], host) for job in jobs)
     fill = [
         i for i, m in enumerate(matrices)
-        if m.fmt.name in LEGACY_OR_LIKE and m.k <= 256 and (m.own or m.source == "drawn" or m.k <= 128)
+        if m.fmt.name in _CHEAP and m.k <= 256 and (m.own or m.source == "drawn" or m.k <= 128)
     ]  # fmt: skip
     number = 0
     while left > 0 and fill:
@@ -209,12 +210,12 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
         jobs.append(Job(i, "q8_1", MANY, 1000 + number, kind, fill=True))
         left -= planned(jobs[-1], matrices[i], host)
         number += 1
-    # shuffled, so that what a time limit leaves is of all kinds
+    # shuffled, so that a time limit leaves jobs of all kinds
     return [jobs[i] for i in np.random.default_rng(len(jobs)).permutation(len(jobs))]
 
 
-#: Types whose products a NumPy oracle computes soonest.
-LEGACY_OR_LIKE = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
+#: Types whose exact products are the fastest to compute.
+_CHEAP = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
 
 
 def calls(job: Job, fmt: WeightFormat, host: str) -> list[tuple[str, int]]:
@@ -237,42 +238,11 @@ def calls(job: Job, fmt: WeightFormat, host: str) -> list[tuple[str, int]]:
 
 
 def planned(job: Job, matrix: Matrix, host: str) -> int:
-    """The outputs that the job judges."""
+    """How many outputs the job judges."""
     return len(matrix.rows) * sum(m for _, m in calls(job, matrix.fmt, host))
 
 
 # -- work --------------------------------------------------------------------------------------------------------------
-
-
-class Compiling(Host):
-    """Loads what a launch would need on a host, and launches nothing."""
-
-    def __init__(self, host: Host) -> None:
-        self.host, self.name, self.sm = host, host.name, host.sm
-
-    def describe(self) -> str:
-        return self.host.describe()
-
-    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
-        return self.host.load(root, file, entry, defines, target)
-
-    def upload(self, array: Any) -> Any:
-        return None
-
-    def contents(self, buffer: Any) -> Bytes:
-        raise NotImplementedError
-
-    def output(self, nbytes: int) -> Any:
-        return None
-
-    def launch(self, *arguments: Any, **keywords: Any) -> None:
-        pass
-
-    def resident(self, kernel: Any, threads: int, shared: int) -> int:
-        return self.host.resident(kernel, threads, shared)
-
-    def _read(self, output: Any) -> Bytes:
-        raise NotImplementedError
 
 
 class Worker:
@@ -280,7 +250,7 @@ class Worker:
 
     Args:
         host: its name.
-        matrices: what jobs name by number.
+        matrices: those that jobs name by number.
     """
 
     def __init__(self, host: str, matrices: Sequence[Matrix]) -> None:
@@ -294,28 +264,14 @@ class Worker:
         if "llama" in self.__dict__:
             self.llama.close()
 
-    def kernel(self, name: str, fmt: WeightFormat, m: int, n: int, k: int, host: Host | None = None) -> ShippedKernel:
+    def kernel(self, name: str, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
         found = FAMILIES.get(name) or KERNELS.get(name) or ELEMENT_KERNELS[fmt.name]
-        return on_host(found, host or self.host).of(fmt, m, n, k)
+        return on_host(found, self.host).of(fmt, m, n, k)
 
     def runs(self, name: str, fmt: WeightFormat, m: int, n: int, k: int) -> bool:
-        """Whether this card has the kernel's instructions."""
+        """Whether this GPU has the kernel's instructions; a CPU has."""
         kernel = self.kernel(name, fmt, m, n, k)
         return self.host.sm is None or kernel.spec.cards.target(self.host.sm) is not None
-
-    def compile(self, job: Job) -> None:
-        """Everything that the job will launch."""
-        matrix, host = self.matrices[job.matrix], Compiling(self.host)
-        fmt, n, k = matrix.fmt, len(matrix.rows), matrix.k
-        for name, m in calls(job, fmt, self.host.name):
-            if name == "llama.cpp" or not self.runs(name, fmt, m, n, k):
-                continue
-            kernel = self.kernel(name, fmt, m, n, k, host)
-            launch, weights = kernel.spec.launch, Weights(fmt, n, k, None)
-            if isinstance(launch, Packed):
-                self.kernel(name, fmt, m, n, k).upload(fmt, matrix.rows[:1])
-            for multiply in (launch.multiply, launch.multiply_values):
-                multiply(kernel.site, weights, None, None, m)
 
     def do(self, job: Job) -> Tally:
         """Multiply and judge. Raises EnvironmentFault."""
@@ -375,7 +331,7 @@ class Worker:
     def _product(self, semantics: str, matrix: Matrix, taken: Bytes, order: Order | None, tally: Tally) -> Product:
         start = time.process_time()
         found = product(SEMANTICS[semantics], matrix.fmt, matrix.rows, taken, order)
-        tally.cpu["oracle"] += time.process_time() - start
+        tally.cpu["exact products"] += time.process_time() - start
         return found
 
     def _judged(
@@ -399,7 +355,7 @@ class Worker:
                 "bits of the order": None if expected.ordered is None else bool(y[m, n] == expected.ordered[m, n]),
             }  # fmt: skip
             self._alarm(job, matrix, who, shown, int(found.bad.sum()), tally)
-        tally.cpu["gates"] += time.process_time() - start
+        tally.cpu["judging"] += time.process_time() - start
 
     def _bytes(self, job: Job, matrix: Matrix, who: str, got: Bytes, expected: Bytes, tally: Tally) -> None:
         tally.quantized += len(got) * matrix.k
@@ -420,11 +376,9 @@ class Worker:
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 
-_worker: Worker | None = None
-
 
 def save(matrices: Sequence[Matrix], folder: Path) -> None:
-    """For `load`, in files of arrays; activations that several matrices share, once."""
+    """Write matrices for `load`, in files of arrays; activations that several matrices share are written once."""
     first = {id(matrix.x): i for i, matrix in reversed(list(enumerate(matrices)))}
     for i, matrix in enumerate(matrices):
         np.save(folder / f"rows{i}.npy", matrix.rows)
@@ -435,7 +389,7 @@ def save(matrices: Sequence[Matrix], folder: Path) -> None:
 
 
 def load(folder: Path) -> list[Matrix]:
-    """What `save` saved, mapped: the processes share it."""
+    """What `save` wrote, as memory maps, which the processes share."""
     found = []
     for i, (source, tensor, kind, own, of_x) in enumerate(json.loads((folder / "matrices.json").read_text())):
         rows, x = (np.load(folder / name, mmap_mode="r") for name in (f"rows{i}.npy", f"x{of_x}.npy"))
@@ -443,93 +397,61 @@ def load(folder: Path) -> list[Matrix]:
     return found
 
 
-def _start(host: str, folder: str) -> None:
+_worker: Worker | None = None
+
+
+def _start(host: str, folder: Path) -> None:
     global _worker
-    _worker = Worker(host, load(Path(folder)))
+    _worker = Worker(host, load(folder))
 
 
-def _compile(job: Job) -> str:
+def _do(job: Job) -> Tally:
     assert _worker is not None
-    try:
-        _worker.compile(job)
-    except EnvironmentFault as fault:
-        return str(fault)
-    return ""
-
-
-def _do(job: Job) -> Tally | str:
-    assert _worker is not None
-    try:
-        return _worker.do(job)
-    except EnvironmentFault as fault:
-        return str(fault)
-
-
-def to_compile(jobs: Sequence[Job], matrices: Sequence[Matrix]) -> list[Job]:
-    """One of those jobs that launch the same."""
-    seen: dict[tuple[object, ...], Job] = {}
-    for job in jobs:
-        matrix = matrices[job.matrix]
-        seen.setdefault((matrix.fmt.name, matrix.rows.shape, job.semantics, job.m, job.every, job.fill), job)
-    return [job for job in seen.values() if job.semantics != "llama.cpp"]
+    return _worker.do(job)
 
 
 def done(host: str, matrices: Sequence[Matrix], jobs: Sequence[Job], processes: int) -> Iterator[Tally]:
-    """A tally whenever a job is done; the first, an empty one, when all is compiled. Raises EnvironmentFault."""
-    if processes == 1:
-        worker = Worker(host, matrices)
-        try:
-            for job in to_compile(jobs, matrices):
-                worker.compile(job)
-            yield Tally()
-            for job in jobs:
-                yield worker.do(job)
-        finally:
-            worker.close()
-        return
-    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-        save(matrices, Path(folder))
-        context = multiprocessing.get_context("spawn")  # a fork of a process that has used CUDA cannot
-        with context.Pool(processes, _start, (host, folder)) as pool:
-            for fault in pool.imap_unordered(_compile, to_compile(jobs, matrices)):
-                if fault:
-                    raise EnvironmentFault(fault)
-            yield Tally()
-            for found in pool.imap_unordered(_do, jobs):
-                if isinstance(found, str):
-                    raise EnvironmentFault(found)
-                yield found
+    """A tally for each job. Raises EnvironmentFault."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+            save(matrices, Path(folder))
+            with workers(processes, _start, host, Path(folder)) as over:
+                yield from over(_do, jobs)
+    finally:
+        if _worker is not None:  # the one process is this one
+            _worker.close()
 
 
 # -- the measure -------------------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `measure`."""
-    parser.add_argument("models", nargs="*", type=Path, help="further GGUF files whose matrices are multiplied")
-    parser.add_argument("--host", choices=list(HOSTS), default="cpu", help="where kernels run")
-    parser.add_argument("--outputs", type=lambda s: int(float(s)), default=10**9, help="judge at least so many")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts and drawn values")
-    parser.add_argument("-j", "--jobs", type=int, default=0, help="processes; 0: one for each core")
-    parser.add_argument("--time-limit", type=float, default=0, metavar="S", help="stop after S seconds of the clock")
-    parser.add_argument("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), help="of weights")
-    parser.add_argument("--small", action="store_true", help="short rows and texts alone, to try it")
+    """The options of this measure."""
+    add = parser.add_argument
+    add("models", nargs="*", type=Path, help="further GGUF files whose matrices are multiplied")
+    add("--host", choices=list(HOSTS), default="cpu", help="where kernels run (%(default)s)")
+    add("--outputs", type=lambda s: int(float(s)), default=10**9, help="judge at least so many (1e9)")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts and drawn values")
+    add("-j", "--jobs", type=int, default=0, help="processes (default: one a core)")
+    add("--time-limit", type=float, default=0, metavar="S", help="stop after S seconds")
+    add("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), metavar="TYPE", help="of weights")
+    add("--small", action="store_true", help="only short rows and texts, to try the measure")
+    results.add_argument(parser)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures, as JSON has them. Raises EnvironmentFault where the host or llama.cpp is not to be had."""
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures, as JSON has them. Raises EnvironmentFault where the host or llama.cpp is missing."""
     host = make_host(options.host, 1)
     began = time.perf_counter()
     matrices = prepared([*QUANTIZED, UNQUANTIZED, *options.models], options.seeds, options.types, options.small)
     jobs = jobs_for(matrices, options.seeds, options.outputs, options.host)
     processes = options.jobs or len(os.sched_getaffinity(0))
-    total, start, said = Tally(), 0.0, 0.0
-    for number, tally in enumerate(done(options.host, matrices, jobs, processes)):
-        now = time.perf_counter()
-        if number == 0:
-            start = said = now
-            print(f"prepared and compiled in {now - began:.0f} s: {len(jobs)} jobs", file=sys.stderr)
+    total, start = Tally(), time.perf_counter()
+    said = start
+    print(f"prepared in {start - began:.0f} s: {len(jobs)} jobs", file=sys.stderr)
+    for tally in done(options.host, matrices, jobs, processes):
         total.add(tally)
+        now = time.perf_counter()
         if options.time_limit and now - start > options.time_limit:
             break
         if now - said > 20:
@@ -540,7 +462,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "host": options.host, "device": host.describe(), "outputs": total.outputs, "alarms": total.n_alarms,
         "listed": total.alarms, "activations quantized": total.quantized, "seeds": list(options.seeds),
-        "processes": processes, "seconds": round(seconds, 1), "before the clock": round(start - began, 1),
+        "processes": processes, "seconds": round(seconds, 1), "seconds of preparation": round(start - began, 1),
         "cpu seconds": {name: round(value, 1) for name, value in total.cpu.items()},
         "by": {name: dict(sorted(counts.items())) for name, counts in total.by.items()},
         "utilisation": dict(sorted(total.utilisation.items())), "score": dict(sorted(total.score.items())),
@@ -549,23 +471,28 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rows(figures: dict[str, Any]) -> list[list[str]]:
-    """What, measured and asked, for a table."""
-    kernels = {k: v for k, v in figures["utilisation"].items() if k != "llama.cpp"}
-    scores = {k: v for k, v in figures["score"].items() if k != "llama.cpp"}
-    of_llama = figures["by"]["kernel"].get("llama.cpp", 0)
+    """Rows of a table: what, measured, goal."""
+
+    def highest(name: str) -> str:
+        of_kernels = [value for who, value in figures[name].items() if who != "llama.cpp"]
+        return f"kernels {max(of_kernels, default=0):.2g}, llama.cpp {figures[name].get('llama.cpp', 0):.2g}"
+
     where = f"host {figures['host']}"
     return [
         [f"false alarms, {where}", f"{figures['alarms']:,} of {figures['outputs']:,} correct outputs", "0 of ≥ 10⁹"],
-        [f"of which llama.cpp's outputs, {where}", f"{of_llama:,}", ""],
-        [f"highest utilisation of the bound, {where}",
-         f"kernels {max(kernels.values(), default=0):.2g}, llama.cpp {figures['utilisation'].get('llama.cpp', 0):.2g}",
-         "≤ 1"],
-        [f"highest score, {where}",
-         f"kernels {max(scores.values(), default=0):.2g}, llama.cpp {figures['score'].get('llama.cpp', 0):.2g}",
-         f"≤ {figures['score limit']:g}"],
-    ]  # fmt: skip
+        [f"of which llama.cpp's outputs, {where}", f"{figures['by']['kernel'].get('llama.cpp', 0):,}", ""],
+        [f"highest utilisation of the bound, {where}", highest("utilisation"), "≤ 1"],
+        [f"highest score, {where}", highest("score"), f"≤ {figures['score limit']:g}"],
+    ]
 
 
-def faults(figures: dict[str, Any]) -> list[str]:
-    """What must not be, a line each."""
-    return [f"ALARM {json.dumps(alarm)}" for alarm in figures["listed"]]
+def _run(options: argparse.Namespace) -> int:
+    of_hosts = results.load(options.results).get("alarms", {})
+    figures = measured(options)
+    results.update(options.results, alarms=of_hosts | {options.host: figures})
+    alarms = [f"ALARM {json.dumps(alarm)}" for alarm in figures["listed"]]
+    print("\n".join([*(" | ".join(row) for row in rows(figures)), *alarms]))
+    return 1 if alarms else 0
+
+
+MEASURE = Measure("alarms", "whether correct outputs fail", __doc__ or "", add_arguments, _run)

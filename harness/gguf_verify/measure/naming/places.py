@@ -1,28 +1,25 @@
-"""Localisation: does a report name tensor, row and block of a fault that is confined to one block of weights?
+"""Localisation: does a report name the tensor, row and block of a fault that is confined to one block of weights?
 
-The rungs `blocks` and `layers` run as they are, on a kernel that gets one block altered (or whose outputs are altered
-as if); llama.cpp's graph is captured once a model and played back.
+The rungs `blocks` and `layers` run unchanged, on a kernel that gets one altered block (or whose outputs are altered as
+if it did). llama.cpp's graph is captured once for each model and played back.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import multiprocessing
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import FILE_TYPES, BlockFormat, WeightFormat
+from ...formats import BlockFormat, WeightFormat
 from ...formats.q8_1 import Q8_1
 from ...gguf import Model, open_model
 from ...hosts import CpuHost
@@ -35,16 +32,21 @@ from ...rungs import RUNGS, Run
 from ...rungs.layers import explain
 from ...rungs.layers.activations import ACTIVATIONS
 from ...semantics import Order
-from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, decoded, fits, in_type, text
+from ..inputs import WEIGHTS, Bytes, Floats, can_write, decoded, model_in, rows_of, text, write_tensors
+from ..markdown import percent
+from ..workers import workers
 
 #: The rungs that are tried.
 _TRIED = ("blocks", "layers")
-#: Rows that are kept of each matrix, which make trials cheap, and of how many trials one has all.
+#: Trials are cheap on CUT rows of each matrix; one in WHOLE trials is on all rows.
 CUT, WHOLE = 48, 16
-#: llama.cpp's file type of what the gguf package cannot write.
-#: A kernel for most trials, by semantics; the others of the ladder share the rest.
+#: The kernels of most trials; the other shipped kernels share the rest.
 _MOST = ("q8_1_dp4a", "q8_1_naive", "f32_naive")
 LISTED = 100
+#: In one of so many trials the kernel declares no order, so that its bits are not judged.
+UNDECLARED = 7
+#: In one of so many trials the rung also diagnoses, and what it names is kept.
+DIAGNOSED = 16
 _SAID = {"right": "named", "unseen": "unseen", "row": "row named alone"}
 
 
@@ -54,10 +56,11 @@ class Plan:
 
     Args:
         kind: in words.
-        tensor, row, block: where.
+        tensor, row, block: its place.
         original, altered: the block's bytes, as they are and as the kernel gets them.
-        without_sum: instead, what the outputs lack of m·s of the block.
-        changed: whether any output had other bits than without the fault; None where nobody looked.
+        without_sum: the bytes are unaltered; the outputs lack the block's term m·s instead.
+        look: also compute the outputs without the fault.
+        changed: whether any output has other bits than without the fault; None unless `look` is set.
     """
 
     kind: str
@@ -72,12 +75,12 @@ class Plan:
 
 
 class OneBlock(Kernel):
-    """A kernel that gets, or multiplies, one block wrongly: that with certain bytes, which no other block has.
+    """A kernel that is wrong for one block, which it knows by its bytes: no other block has them.
 
     Args:
-        inner: the kernel.
+        inner: the correct kernel.
         plan: the fault.
-        declares: it declares the order of its sums.
+        declares: whether it declares the order of its sums.
     """
 
     def __init__(self, inner: Kernel, plan: Plan, declares: bool = True) -> None:
@@ -146,7 +149,7 @@ class OneBlock(Kernel):
 
 
 class _Once(dict[tuple[int, bytes], Bytes]):
-    """Activations that were quantized, which come again in every trial; begun anew when they are many."""
+    """A cache of quantized activations, since every trial quantizes the same ones. It is cleared when large."""
 
     def __call__(self, quantize: Callable[[Floats], Bytes], k: int, x: bytes) -> Bytes:
         if (k, x) not in self:
@@ -163,38 +166,9 @@ _quantized = _Once()
 # -- the model, captured -----------------------------------------------------------------------------------------------
 
 
-def write_model(path: Path, fmt: WeightFormat, llama: Llama) -> Path:
-    """The unquantized fixture with every matrix in this format."""
-    if fmt.name not in gguf.GGMLQuantizationType.__members__:  # its writer does not know the type
-        llama.quantize_file(UNQUANTIZED, path, FILE_TYPES[fmt.name], True)
-        return path
-    writer = gguf.GGUFWriter(path, "llama")
-    for field in gguf.GGUFReader(UNQUANTIZED).fields.values():
-        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
-            element = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], element)
-    with open_model(UNQUANTIZED) as model:
-        for tensor in model.tensors.values():
-            values = decoded(tensor)
-            if len(tensor.shape) == 1 or not fits(fmt, tensor.k):
-                writer.add_tensor(tensor.name, values.reshape(tensor.shape[::-1]))
-            else:
-                made = in_type(fmt, values, llama)
-                view = {"F16": np.float16, "F32": np.float32}.get(fmt.name, np.uint8)
-                writer.add_tensor(tensor.name, made.view(view), raw_dtype=gguf.GGMLQuantizationType(fmt.type_id))
-    _finish(writer)
-    return path
-
-
-def _finish(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 class Recorded:
-    """What the rungs ask of a session with a model in llama.cpp, played back: GEMMs, and the evaluation at the end."""
+    """A recorded session with a model in llama.cpp, played back for the rungs: its GEMMs, and the evaluation at the
+    end."""
 
     def __init__(self, gemms: Sequence[Gemm], done: Evaluation, prompt: list[int]) -> None:
         self.gemms, self.done, self.prompt, self.note = gemms, done, prompt, None
@@ -213,7 +187,7 @@ class Recorded:
 
 
 class Library:
-    """llama.cpp's library, which gives the same products of blocks again without computing them."""
+    """llama.cpp's library with a cache of products of blocks."""
 
     def __init__(self, llama: Llama) -> None:
         self._llama, self._products = llama, dict[tuple[bytes, bytes], Floats]()
@@ -221,23 +195,23 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llama, name)
 
-    def block_products(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, gpu: bool = False) -> Floats:
+    def block_products(self, type_id: int, w: Bytes, x: Floats, *more: Any, **keywords: Any) -> Floats:
         key = w.tobytes(), x.tobytes()
         if key not in self._products:
-            self._products[key] = self._llama.block_products(type_id, w, x, threads, gpu)
+            self._products[key] = self._llama.block_products(type_id, w, x, *more, **keywords)
         return self._products[key]
 
 
 @dataclasses.dataclass
-class Bench:
-    """A model, open, with its recorded graph."""
+class RecordedModel:
+    """An open model with its recorded graph."""
 
     model: Model
     session: Recorded
     library: Library
 
     def run(self, kernel: Kernel, tensor: str, rung: str) -> RungResult:
-        """The rung, on one tensor."""
+        """The rung's result on one tensor."""
         run = Run(self.model, kernel, Options(tensor=f"^{tensor}$", progress=False))
         self.session.wanted = tensor
         run.__dict__.update(session=self.session, library=self.library)
@@ -245,37 +219,31 @@ class Bench:
 
 
 @contextmanager
-def benches(path: Path, prompt: str, llama: Llama, seed: int) -> Iterator[tuple[Bench, Bench]]:
-    """The model's GEMMs whole, and cut to CUT rows each from a row that the seed chooses."""
+def recorded(path: Path, prompt: str, llama: Llama, seed: int) -> Iterator[tuple[RecordedModel, RecordedModel]]:
+    """The model with its GEMMs whole, and cut to CUT rows each from a row that the seed chooses."""
     with Llama() as session, tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder, open_model(path) as model:
-        session.open(path, 1)
-        session.make_context(64)
-        tokens = session.tokenize(prompt)
-        events = list(session.capture(tokens, ACTIVATIONS, checksum=True, idle=True))
+        session.model.open(path, 1)
+        session.model.make_context(64)
+        tokens = session.model.tokenize(prompt)
+        events = list(session.model.capture(tokens, ACTIVATIONS, checksum=True, idle=True))
         gemms = [e for e in events if isinstance(e, Gemm)]
         (done,) = (e for e in events if isinstance(e, Evaluation))
         rng = np.random.default_rng(seed)
-        short = Path(folder) / "cut.gguf"
-        writer = gguf.GGUFWriter(short, "llama")
-        known = {int(t) for t in gguf.GGMLQuantizationType}
-        cut = []
+        cut, tensors = [], {}
         for gemm in gemms:
             tensor = model.tensors[gemm.tensor]
-            if tensor.type.type_id not in known:
+            if tensor.type.weights is None or not can_write(tensor.type.weights):
                 continue
             first = int(rng.integers(max(1, tensor.n_rows - CUT)))
             span = slice(first, first + CUT)
-            raw = np.array(tensor.raw).reshape(tensor.n_rows, -1)[span]
-            view = {"F16": np.float16, "F32": np.float32}.get(tensor.type.name, np.uint8)
-            writer.add_tensor(gemm.tensor, raw.view(view), raw_dtype=gguf.GGMLQuantizationType(tensor.type.type_id))
+            tensors[gemm.tensor] = tensor.type.weights, rows_of(tensor)[span]
             cut.append(dataclasses.replace(gemm, y=np.ascontiguousarray(gemm.y[:, span]), crc32=None))
-        _finish(writer)
-        whole = Bench(model, Recorded(gemms, done, tokens), Library(llama))
-        if not cut:  # a type that cannot be written
+        whole = RecordedModel(model, Recorded(gemms, done, tokens), Library(llama))
+        if not cut:
             yield whole, whole
             return
-        with open_model(short) as of_cut:
-            yield whole, Bench(of_cut, Recorded(cut, done, tokens), Library(llama))
+        with open_model(write_tensors(Path(folder) / "cut.gguf", tensors)) as of_cut:
+            yield whole, RecordedModel(of_cut, Recorded(cut, done, tokens), Library(llama))
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -289,7 +257,7 @@ def flipped(block: Bytes, at: int, mask: int) -> Bytes:
 
 
 def _low_bits(fmt: BlockFormat) -> list[int]:
-    """Bits of the block, counted from its first, that are the lowest of a value's code."""
+    """The numbers of the block's bits that are the lowest bit of a value's code."""
     return [
         8 * fmt.field_offset(field.name) + field.item_bits * piece.item + piece.shift
         for field in fmt.fields
@@ -299,7 +267,7 @@ def _low_bits(fmt: BlockFormat) -> list[int]:
 
 
 def altered(fmt: WeightFormat, block: Bytes, other: Bytes, rng: np.random.Generator) -> dict[str, Bytes]:
-    """Kind → what one fault makes of a block uint8[bytes] whose neighbour is `other`."""
+    """Kind of fault → what it makes of a block uint8[bytes] whose neighbour is `other`."""
     any_bit = int(rng.integers(8 * len(block)))
     made = {
         "one wrong bit": flipped(block, any_bit // 8, 1 << any_bit % 8),
@@ -328,19 +296,13 @@ def altered(fmt: WeightFormat, block: Bytes, other: Bytes, rng: np.random.Genera
     return made
 
 
-def values_of(fmt: WeightFormat, block: Bytes) -> Floats:
-    """The block's values, float32."""
-    with np.errstate(all="ignore"):
-        return np.asarray(fmt.decode(block.reshape(-1, fmt.block_bytes))).reshape(-1)
-
-
 def planned(model: Model, tensor_name: str, quantized: bool, rng: np.random.Generator) -> Plan | None:
-    """A fault in a block that the seed chooses; None where the block occurs twice or the fault changes no value."""
+    """A fault in a block, both drawn; None where the block occurs twice or the fault changes no value."""
     tensor = model.tensors[tensor_name]
     fmt = tensor.type.weights
     assert fmt is not None
     size = fmt.unit // fmt.block_size * fmt.block_bytes
-    rows = np.array(tensor.raw).reshape(tensor.n_rows, -1)
+    rows = rows_of(tensor)
     if rows.shape[1] % size:
         return None
     row, block = int(rng.integers(len(rows))), int(rng.integers(rows.shape[1] // size))
@@ -356,7 +318,8 @@ def planned(model: Model, tensor_name: str, quantized: bool, rng: np.random.Gene
     if kind == "s missing":
         return Plan(kind, tensor_name, row, block, original, original, True)
     new = made[kind]
-    before, after = values_of(fmt, original), values_of(fmt, new)
+    with np.errstate(all="ignore"):
+        before, after = decoded(fmt, np.stack([original, new]))
     if not np.isfinite(after).all() or np.array_equal(before, after):
         return None
     return Plan(kind, tensor_name, row, block, original, new)
@@ -366,8 +329,9 @@ def planned(model: Model, tensor_name: str, quantized: bool, rng: np.random.Gene
 
 
 def judged(result: RungResult, plan: Plan) -> str:
-    """ "right"; "unseen"; "row" where tensor and row are named and the report says that no block alone is wrong, since
-    the block's product alone has the right bits, and only its sum with others has not; or what it named instead."""
+    """How good a report is: "right"; "unseen"; "row" where it names the tensor and row and says that no single block is
+    wrong (the block's product alone has the right bits, and only its sum with others has not); or what it named
+    instead."""
     if not result.n_failures:
         return "unseen"
     rows = {(f.tensor, f.row) for f in result.failures}
@@ -385,7 +349,7 @@ def _alone_right(result: RungResult) -> bool:
 
 
 def kernel_for(trial: int, fmt: WeightFormat) -> ShippedKernel:
-    """Of the ladder: three in four trials a fast one, the others in turn."""
+    """A fast shipped kernel for three in four trials, the others in turn."""
     host = CpuHost(1)
     if not isinstance(fmt, BlockFormat):
         return ShippedKernel(KERNELS["q8_1_naive"], host)
@@ -394,29 +358,20 @@ def kernel_for(trial: int, fmt: WeightFormat) -> ShippedKernel:
     return ShippedKernel(KERNELS[name], host)
 
 
-def localise(
-    types: Sequence[str], trials: int, seed: int, judge_of: Any = judged, undeclared: int = 7, diagnosed: int = 16,
-    processes: int = 1, on_type: Callable[[dict[str, Any]], object] = lambda _: None,
-) -> dict[str, Any]:  # fmt: skip
-    """So many faults in matrices of each type, each through both rungs.
+def localised(
+    types: Sequence[str], trials: int, seed: int, judge_of: Any = judged, processes: int = 1
+) -> dict[str, Any]:
+    """The figures of so many faults in matrices of each type, each through both rungs.
 
     Args:
         judge_of: as `judged`.
-        undeclared: in one of so many trials the kernel declares no order, so that its bits are not judged.
-        diagnosed: in one of so many trials the rung also diagnoses, and what it names is kept.
-        on_type: gets the figures of each type when they are there.
     """
-    work = partial(of_type, trials=trials, seed=seed, judge_of=judge_of, undeclared=undeclared, diagnosed=diagnosed)
-    parts = []
-    with multiprocessing.get_context("spawn").Pool(processes) if processes > 1 else nullcontext() as pool:
-        for part in map(work, types) if pool is None else pool.imap(work, types):
-            parts.append(part)
-            on_type(part)
-    return merged(parts)
+    with workers(processes) as over:
+        return merged(list(over(partial(of_type, trials=trials, seed=seed, judge_of=judge_of), types)))
 
 
 def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of several calls together."""
+    """The figures of several types together."""
     out: dict[str, Any] = {"trials": sum(p["trials"] for p in parts)}
     for name in ("counts", "unseen, why"):
         total = sum((Counter(p[name]) for p in parts), Counter[str]())
@@ -428,34 +383,31 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return out | {name: [x for p in parts for x in p[name]] for name in ("missed", "unseen", "diagnosed as")}
 
 
-def of_type(
-    name: str, trials: int, seed: int, judge_of: Any = judged, undeclared: int = 7, diagnosed: int = 16
-) -> dict[str, Any]:
-    """`localise` of one type."""
+def of_type(name: str, trials: int, seed: int, judge_of: Any = judged) -> dict[str, Any]:
+    """The figures of one type."""
     counts: Counter[str] = Counter()
     by: dict[str, Counter[str]] = {"type": Counter(), "kernel": Counter(), "fault": Counter()}
     misses, unseen, named = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     fmt = WEIGHTS[name]
     rng = np.random.default_rng((seed, fmt.type_id))
     with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder, Llama() as llama:
-        paths = [p for p in (*QUANTIZED, UNQUANTIZED) if p.stem == f"tiny-{name}"]
-        path = paths[0] if paths else write_model(Path(folder) / f"{name}.gguf", fmt, llama)
-        with benches(path, text(seed + fmt.type_id, 4)[:24], llama, seed) as (whole, cut):
+        path = model_in(fmt, Path(folder))
+        with recorded(path, text(seed + fmt.type_id, 4)[:24], llama, seed) as (whole, cut):
             done = 0
             while done < trials:
                 kernel = kernel_for(done, fmt)
                 slow = isinstance(fmt, BlockFormat) and kernel.name not in _MOST
-                bench = whole if done % WHOLE == 0 and not slow else cut
+                on = whole if done % WHOLE == 0 and not slow else cut
                 names = [
-                    n for n in dict.fromkeys(g.tensor for g in bench.session.gemms)
-                    if bench.model.tensors[n].type.name == name
+                    n for n in dict.fromkeys(g.tensor for g in on.session.gemms)
+                    if on.model.tensors[n].type.name == name
                 ]  # fmt: skip
                 tensor = names[int(rng.integers(len(names)))]
-                plan = planned(bench.model, tensor, kernel.semantics == "q8_1", rng)
+                plan = planned(on.model, tensor, kernel.semantics == "q8_1", rng)
                 if plan is None:
                     counts["drawn again: the block occurs twice, or the fault changes no value"] += 1
                     continue
-                declares, diagnoses = done % undeclared != undeclared - 1, done % diagnosed == 1
+                declares, diagnoses = done % UNDECLARED != UNDECLARED - 1, done % DIAGNOSED == 1
                 used = ELEMENT_KERNELS[name].name if name in ELEMENT_KERNELS else kernel.name
                 place = {
                     "type": name, "kernel": used, "fault": plan.kind, "tensor": tensor, "row": plan.row,
@@ -463,11 +415,11 @@ def of_type(
                 }  # fmt: skip
                 done += 1
                 for rung in _TRIED:
-                    result = _one(bench, kernel, plan, rung, declares, diagnoses)
+                    result = _one(on, kernel, plan, rung, declares, diagnoses)
                     said = judge_of(result, plan)
                     counts[f"{rung}: {_SAID.get(said, 'missed')}"] += 1
                     if said == "unseen":
-                        unseen.append({**place, "rung": rung, "why": _why(bench, kernel, plan, rung, declares)})
+                        unseen.append({**place, "rung": rung, "why": _why(on, kernel, plan, rung, declares)})
                     elif said == "row":
                         unseen.append({**place, "rung": rung, "why": "the block's product alone has the right bits"})
                     elif said != "right":
@@ -486,46 +438,38 @@ def of_type(
     }  # fmt: skip
 
 
-def _one(bench: Bench, kernel: ShippedKernel, plan: Plan, rung: str, declares: bool, diagnoses: bool) -> RungResult:
+def _one(
+    on: RecordedModel, kernel: ShippedKernel, plan: Plan, rung: str, declares: bool, diagnoses: bool
+) -> RungResult:  # fmt: skip
     faulty = OneBlock(kernel, plan, declares)
     if diagnoses:
-        return bench.run(faulty, plan.tensor, rung)
-    # a diagnosis takes longer than all the rest, and says nothing of the place
+        return on.run(faulty, plan.tensor, rung)
+    # a diagnosis takes longer than everything else, and does not concern the place
     with mock.patch.object(explain, "MOST_DIAGNOSES", 0):
-        return bench.run(faulty, plan.tensor, rung)
+        return on.run(faulty, plan.tensor, rung)
 
 
-def _why(bench: Bench, kernel: ShippedKernel, plan: Plan, rung: str, declares: bool) -> str:
-    """Why nothing was seen: no output has other bits, or those that have are within the bound and the score."""
+def _why(on: RecordedModel, kernel: ShippedKernel, plan: Plan, rung: str, declares: bool) -> str:
+    """Why nothing was reported: no output has other bits, or those that have are within the bound and the score."""
     looking = dataclasses.replace(plan, look=True)
-    _one(bench, kernel, looking, rung, declares, False)
+    _one(on, kernel, looking, rung, declares, False)
     if not looking.changed:
         return "no output has other bits"
     return "MISSED: bits differ" if declares else "within the bound and the score, of a kernel that declares no order"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `localise`."""
-    parser.add_argument("--places", type=int, default=200, help="faults of one block in matrices of each type")
-
-
-def _percent(part: int, whole: int) -> str:
-    """Never rounded up to all."""
-    return f"{int(10000 * part / whole) / 100:g} %" if whole else "none"
-
-
 def rows(found: dict[str, Any]) -> list[list[str]]:
-    """What, measured and asked."""
+    """Rows of a table: what, measured, goal."""
     out = []
     for rung in _TRIED:
         right, missed, unseen, row = (
             found["counts"].get(f"{rung}: {what}", 0) for what in ("named", "missed", "unseen", "row named alone")
         )
         seen = right + missed
-        share = f"{_percent(right, seen)} ({right:,} of {seen:,})"
+        share = f"{percent(right, seen)} ({right:,} of {seen:,})"
         if unseen:
             share += f"; {unseen:,} more change nothing that is judged"
         if row:
-            share += f"; of {row:,} more the row alone: the block's product by itself has the right bits"
-        out.append([f"tensor, row and block of a fault in one block, {rung} rung", share, "100 %"])
+            share += f"; for {row:,} more it names the row only, since the block's product alone has the right bits"
+        out.append([f"the {rung} rung names tensor, row and block of a fault in one block", share, "100 %"])
     return out

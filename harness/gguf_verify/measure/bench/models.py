@@ -1,24 +1,19 @@
-"""What the benchmarks share: a random model of a real one's shape, and the memory of a process with all below it."""
+"""A random model of a real one's shape, for benchmarks."""
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import threading
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
 import numpy as np
 from tqdm import tqdm
 
-from ...formats import ELEMENTS, FILE_TYPES, FORMATS, ElementFormat, WeightFormat
+from ...formats import FILE_TYPES, FORMATS, ElementFormat, WeightFormat
 from ...llama import Llama
+from ..inputs import WEIGHTS
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, N_VOCAB = 2048, 5632, 32, 4, 32000
-#: llama.cpp's file types. All matrices of a model are of one type, but for Q4_K_M: see `type_of`.
+#: llama.cpp's file types. All matrices of a model have one type, except in Q4_K_M: see `type_of`.
 FILES = {**{name: FILE_TYPES[name] for name, fmt in FORMATS.items() if fmt.legacy}, "F16": FILE_TYPES["F16"],
          "Q4_K_M": FILE_TYPES["Q4_K"]}  # fmt: skip
 
@@ -41,10 +36,10 @@ def shapes(n_layer: int) -> list[tuple[str, int, int]]:
 
 
 def type_of(kind: str, name: str, n_layer: int) -> WeightFormat:
-    """The type of a matrix in a file of this kind. Of Q4_K_M as llama_model_quantize has it (llama-quant.cpp): Q4_K,
-    and Q6_K for the output matrix and, in the layers that are said to profit from more bits, attn_v and ffn_down."""
+    """The type of a matrix in a file of this kind. For Q4_K_M it is that of llama_model_quantize (llama-quant.cpp):
+    Q4_K, and Q6_K for the output matrix and, in the layers that get more bits, for attn_v and ffn_down."""
     if kind != "Q4_K_M":
-        return FORMATS.get(kind) or ELEMENTS[kind]
+        return WEIGHTS[kind]
     more = name == "output.weight"
     if ".attn_v." in name or ".ffn_down." in name:
         i, eighth = int(name.split(".")[1]), n_layer // 8
@@ -53,7 +48,7 @@ def type_of(kind: str, name: str, n_layer: int) -> WeightFormat:
 
 
 def make_model(path: Path, kind: str, n_layer: int, seed: int = 0) -> None:
-    """Gaussian weights of variance 1/K, so that activations keep their size through the layers."""
+    """Write a model of Gaussian weights with variance 1/K, so that activations keep their size through the layers."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("random TinyLlama-1.1B")
     writer.add_context_length(2048)
@@ -104,64 +99,8 @@ def make_model(path: Path, kind: str, n_layer: int, seed: int = 0) -> None:
     writer.close()
 
 
-def tree(pid: int) -> list[int]:
-    """A process and all below it."""
-    out = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        for child in (task / "children").read_text().split():
-            out += tree(int(child))
-    return out
-
-
-def memory(pid: int) -> tuple[int, int]:
-    """Bytes of a process's proportional set, which counts a shared page once, and those of it that no file backs."""
-    whole = anonymous = 0
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == "Pss":
-            whole = int(value.split()[0]) * 1024
-        elif key == "Pss_Anon":
-            anonymous = int(value.split()[0]) * 1024
-    return whole, anonymous
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A run: exit code, wall time in seconds, peak memory in bytes, and the peak of what no file backs."""
-
-    code: int
-    seconds: float
-    peak: int
-    peak_anonymous: int
-
-
-def measure(command: Sequence[str | Path], quiet: bool = False, watched: bool = True) -> Measured:
-    """Run a command and, if it is to be watched, look at the memory of it and its children ten times a second (which
-    takes a few hundredths of the time of a run that lasts a second)."""
-    output = subprocess.DEVNULL if quiet else None
-    start = time.perf_counter()
-    process = subprocess.Popen([str(part) for part in command], stdout=output)
-    peaks = [0, 0]
-
-    def watch() -> None:
-        while process.poll() is None:
-            with contextlib.suppress(OSError):  # a process ended while it was looked at
-                sums = [sum(each) for each in zip(*(memory(p) for p in tree(process.pid)), strict=True)]
-                peaks[:] = [max(pair) for pair in zip(peaks, sums, strict=True)]
-            time.sleep(0.1)
-
-    watcher = threading.Thread(target=watch)
-    if watched:
-        watcher.start()
-    code = process.wait()
-    seconds = time.perf_counter() - start
-    if watched:
-        watcher.join()
-    return Measured(code, seconds, *peaks)
-
-
 def model_at(path: Path | None, folder: Path, kind: str, n_layer: int) -> Path:
-    """The model to measure on: `path` where it is a file, made there or in `folder` where there is none yet."""
+    """The model to measure on: `path` where it is a file; otherwise it is made there, or in `folder`."""
     path = path or folder
     if path.is_dir():
         path = path / f"random-1.1B-{n_layer}-{kind}.gguf"

@@ -1,28 +1,23 @@
-"""How well faults are named and placed, on real weights and real activations.
+"""How well faults are named and localised, on real weights and real activations.
 
-Every variant of every fault of the catalogue, in every definition of every format, is replayed and diagnosed; so are
-kernels compiled from altered sources (mutation_edits.py), and faults that the catalogue has not, which must stay
-unknown; and faults of one block go through the rungs (mutation_places.py).
+Every variant of every fault of the catalogue, in every definition of every format, is replayed and diagnosed. So are
+kernels compiled from altered sources (edits.py), and faults that are not in the catalogue, for which no name is right.
+Faults of one block go through the rungs (places.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # processes share the cores, a thread each
 
 import numpy as np
 
@@ -37,23 +32,30 @@ from ...kernels.shipped import ShippedKernel
 from ...llama import Llama
 from ...semantics import SEMANTICS
 from ...support.errors import EnvironmentFault, KernelFault
+from .. import results
+from ..inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Floats, Matrix, captured, requantized, text
+from ..markdown import percent
+from ..measure import Measure
+from ..workers import workers
 from . import places
 from .edits import EDITS, NO_EDIT, Edit, altered, chosen
-from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, Matrix, captured, requantized, text
 
-#: Rows and tokens of a product that is diagnosed, and rows beside them that altered kernels may read.
+#: Rows and tokens of a product that is diagnosed, and further rows that altered kernels may read.
 ROWS, TOKENS, SPARE = 24, 9, 8
 #: Row lengths of the fixtures.
 LENGTHS = (256, 768)
 #: Answers, the best first.
 ALONE, TOGETHER, DEFINITION, UNKNOWN, WRONG = "alone", "together", "another definition", "unknown", "wrong"
+#: Too few outputs change for a diagnosis.
 SILENT = "changes too little"
+#: The parts of the figures that count answers.
+_COUNTED = ("catalogue", "outside", "sources", "sources outside")
 
 Diagnose = Callable[..., Diagnosis]
 
 
 def answer(found: Diagnosis, fault: str) -> str:
-    """What the diagnosis of a fault's outputs is worth; of "", which is none of the catalogue, UNKNOWN is right."""
+    """How good the diagnosis of a fault's outputs is. For a fault "" outside the catalogue UNKNOWN is right."""
     if found.wrong < FEWEST:
         return SILENT
     ids = {f.id for f in found.faults}
@@ -77,8 +79,8 @@ def graph(path: Path, seed: int) -> tuple[Matrix, ...]:
 
 @cache
 def real(kind: str, seeds: tuple[int, ...]) -> tuple[tuple[int, Matrix], ...]:
-    """Seed and matrix: for each seed and row length ROWS + SPARE rows of a matrix that the seed chooses, in the format,
-    with TOKENS tokens. The model's own bytes where a fixture is of that type."""
+    """For each seed and row length, the seed and ROWS + SPARE rows of a matrix that it chooses, in the format, with
+    TOKENS tokens. They are the model's own bytes where a fixture is of that type."""
     fmt = FORMATS[kind]
     own = [p for p in QUANTIZED if p.stem == f"tiny-{kind}"]
     out = []
@@ -100,7 +102,8 @@ def real(kind: str, seeds: tuple[int, ...]) -> tuple[tuple[int, Matrix], ...]:
 
 
 def rounded(p: Predicted, rng: np.random.Generator, exactly: bool) -> Floats:
-    """What a kernel with a fault might give: some rounding of what it predicts, anything where it says nothing."""
+    """What a kernel with a fault might give: some rounding of what the fault predicts, and anything where it predicts
+    nothing."""
     noise = 0.0 if exactly else 0.005 * np.where(np.isfinite(p.bound), p.bound, 0) * rng.uniform(-1, 1, p.exact.shape)
     y = np.where(True if p.known is None else p.known, p.exact + noise, rng.standard_normal(p.exact.shape))
     with np.errstate(over="ignore"):
@@ -109,7 +112,7 @@ def rounded(p: Predicted, rng: np.random.Generator, exactly: bool) -> Floats:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answer to one faulty product."""
+    """The answer to one faulty product: `answer`, with the ids that were `named`."""
 
     fault: str
     which: str
@@ -122,7 +125,7 @@ class Outcome:
 
 
 def outcome(fault: str, which: str, matrix: Matrix, definition: str, seed: int, found: Diagnosis) -> Outcome:
-    """What the diagnosis of the fault's outputs said."""
+    """The answer that the diagnosis gave for a fault's outputs."""
     names = tuple(f.id for f in found.faults) + found.definitions
     tensor = f"{matrix.source} {matrix.tensor}"
     return Outcome(fault, which, matrix.fmt.name, definition, seed, tensor, answer(found, fault), names)
@@ -131,7 +134,7 @@ def outcome(fault: str, which: str, matrix: Matrix, definition: str, seed: int, 
 def replays(
     fmt: BlockFormat, matrix: Matrix, seed: int, diagnose_by: Diagnose = diagnose, every: int = 1
 ) -> Iterator[Outcome]:
-    """Each variant of each fault, in each definition; or one in so many of them."""
+    """Each variant of each fault in each definition, or one of `every` so many."""
     rows = np.ascontiguousarray(matrix.rows[:ROWS])
     rng = np.random.default_rng((seed, fmt.type_id))
     number = 0
@@ -163,14 +166,15 @@ def replayed(kind: str, seeds: Sequence[int], every: int = 1, diagnose_by: Diagn
 def edited(edit: Edit, kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
     """A kernel compiled from altered sources, on a matrix for each seed and row length.
 
-    Raises EnvironmentFault where it does not compile."""
+    Raises EnvironmentFault where it does not compile.
+    """
     fmt, out = FORMATS[kind], []
     with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
         kernel = ShippedKernel(KERNELS[edit.kernel], CpuHost(1), altered(Path(folder), edit, kind))
         semantics = SEMANTICS[kernel.semantics]
         for seed, matrix in real(kind, tuple(seeds)):
             rows = np.ascontiguousarray(matrix.rows[:ROWS])
-            # a wrong stride leads into further rows, as it would in a larger matrix
+            # with a wrong stride it reads further rows, as it would in a larger matrix
             weights = replace(kernel.upload(fmt, matrix.rows), n=ROWS)
             try:
                 y = kernel.product(weights, matrix.x)
@@ -185,14 +189,14 @@ def _edited(work: tuple[Edit, str], seeds: Sequence[int]) -> list[Outcome]:
     return edited(*work, seeds)
 
 
-# -- faults that the catalogue has not ---------------------------------------------------------------------------------
+# -- faults that are not in the catalogue ------------------------------------------------------------------------------
 
 
 def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
-    """Faults of parts of a product that the catalogue must not know, on real weights and activations."""
+    """Faults of parts of a product that no fault of the catalogue explains, on real weights and activations."""
     fmt, out = FORMATS[kind], []
     for seed, matrix in real(kind, tuple(seeds)):
-        rows: Bytes = np.ascontiguousarray(matrix.rows[:ROWS])
+        rows = np.ascontiguousarray(matrix.rows[:ROWS])
         for semantics in definitions(fmt):
             p = Case(semantics, fmt, rows, semantics.bytes_of(matrix.x), matrix.x).parts
             value, term = np.arange(p.q.shape[2]), np.arange(p.d.shape[1])
@@ -208,7 +212,7 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
             }
             if semantics.activations is not None:
                 made["0.01 per cent"] = replace(p, e=1.0001 * p.e, s=1.0001 * p.s)
-                if semantics.activations.block_size < matrix.k:  # else it is the neighbouring block's, which is known
+                if semantics.activations.block_size < matrix.k:  # else it is the neighbouring block's
                     made["scales of the next token"] = replace(p, e=np.roll(p.e, 1, axis=0))
             for which, parts in made.items():
                 y = parts.predicted().exact.astype(np.float32)
@@ -221,7 +225,7 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
 
 
 def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Counts of answers, by fault and format, and every one that is not right."""
+    """Counts of answers, by fault and format, and every answer that is not right."""
     counts = Counter(o.answer for o in outcomes)
     by_fault: dict[str, Counter[str]] = {}
     by_type: dict[str, Counter[str]] = {}
@@ -240,27 +244,20 @@ def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@contextmanager
-def _mapping(processes: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    if processes == 1:
-        yield map
-        return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield pool.imap
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `measure`."""
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts, matrices and rows")
-    parser.add_argument("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), help="of weights")
-    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes")
-    places.add_arguments(parser)
+    """The options of this measure."""
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts, matrices and rows")
+    add("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), metavar="TYPE", help="of weights")
+    add("-j", "--jobs", type=int, default=1, help="processes (%(default)s)")
+    add("--places", type=int, default=200, help="faults of one block in matrices of each type (%(default)s)")
+    results.add_argument(parser)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures, as JSON has them. Raises EnvironmentFault where llama.cpp or a compiler is not to be had."""
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures, as JSON has them. Raises EnvironmentFault where llama.cpp or a compiler is missing."""
     formats = [name for name in options.types if name in FORMATS]
-    with _mapping(options.jobs) as over:
+    with workers(options.jobs) as over:
 
         def each(what: str, f: Callable[[Any], list[Outcome]], work: Sequence[Any]) -> list[Outcome]:
             found: list[Outcome] = []
@@ -273,10 +270,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         catalogue = each("catalogue", partial(replayed, seeds=options.seeds), formats)
         others = each("outside it", partial(outside, seeds=options.seeds), formats)
         sources = each("altered sources", partial(_edited, seeds=options.seeds), chosen(formats))
-    kinds = [name for name in options.types if name in WEIGHTS]
-    placed = (
-        places.localise(kinds, options.places, options.seeds[0], processes=options.jobs) if options.places else None
-    )
+    placed = None
+    if options.places:
+        placed = places.localised(options.types, options.places, options.seeds[0], processes=options.jobs)
     return {
         "seeds": list(options.seeds), "types": options.types,
         "catalogue": tallied(catalogue),
@@ -288,31 +284,48 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def share(part: int, whole: int) -> str:
-    """Per cent, never rounded up to all, and the numbers."""
-    return f"{int(10000 * part / whole) / 100:g} % ({part:,} of {whole:,})" if whole else "none"
+def _share(part: int, whole: int) -> str:
+    return f"{percent(part, whole)} ({part:,} of {whole:,})" if whole else "none"
 
 
 def rows(figures: dict[str, Any]) -> list[list[str]]:
-    """What, measured and asked, for a table."""
+    """Rows of a table: what, measured, goal."""
     out = []
     for name, what in (
-        ("catalogue", "catalogue faults, replayed"),
-        ("sources", "catalogue faults, as edits of sources"),
+        ("catalogue", "faults of the catalogue, replayed"),
+        ("sources", "faults of the catalogue, as edits of the sources"),
     ):
-        found = figures[name]
-        answers, changing = found["answers"], found["changing"]
-        out.append([f"right name, {what}", share(answers.get(ALONE, 0) + answers.get(TOGETHER, 0), changing), "≥ 95 %"])
-        out.append([f"wrong name, {what}", share(answers.get(WRONG, 0), changing), "0 %"])
-        out.append([f"called another definition, {what}", share(answers.get(DEFINITION, 0), changing), ""])
-    wrong = sum(figures[name]["answers"].get(WRONG, 0) for name in ("outside", "sources outside"))
-    changing = sum(figures[name]["changing"] for name in ("outside", "sources outside"))
-    out.append(["wrong name, faults that the catalogue has not", share(wrong, changing), "0 %"])
+        answers, changing = Counter(figures[name]["answers"]), figures[name]["changing"]
+        out += [
+            [f"right name: {what}", _share(answers[ALONE] + answers[TOGETHER], changing), "≥ 95 %"],
+            [f"wrong name: {what}", _share(answers[WRONG], changing), "0 %"],
+            [f"taken for another definition: {what}", _share(answers[DEFINITION], changing), ""],
+        ]
+    not_in_it = [figures[name] for name in ("outside", "sources outside")]
+    wrong = sum(len(of[WRONG]) for of in not_in_it)
+    out.append([
+        "wrong name: faults that are not in the catalogue", _share(wrong, sum(of["changing"] for of in not_in_it)),
+        "0 %",
+    ])  # fmt: skip
     return out + (places.rows(figures["places"]) if figures["places"] else [])
 
 
 def faults(figures: dict[str, Any]) -> list[str]:
-    """What must not be: wrong names, places that were missed; a line each."""
-    named = [o for name in ("catalogue", "outside", "sources", "sources outside") for o in figures[name][WRONG]]
+    """A line for each wrong name and each place that was missed."""
+    named = [o for name in _COUNTED for o in figures[name][WRONG]]
     missed = figures["places"]["missed"] if figures["places"] else []
     return [*(f"WRONG {json.dumps(o)}" for o in named), *(f"MISSED {json.dumps(place)}" for place in missed)]
+
+
+def _run(options: argparse.Namespace) -> int:
+    results.load(options.results)  # before hours of work, in case it is another file
+    figures = measured(options)
+    results.update(options.results, naming=figures)
+    wrong = faults(figures)
+    print("\n".join([*(" | ".join(row) for row in rows(figures)), *wrong]))
+    return 1 if wrong else 0
+
+
+MEASURE = Measure(
+    "naming", "whether faults are named and localised rightly", __doc__ or "", add_arguments, _run
+)  # fmt: skip

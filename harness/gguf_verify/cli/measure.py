@@ -1,0 +1,35 @@
+"""`gguf-verify measure mutation|naming|alarms|claims|bench|fuzz …`: what the verifier is worth, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+# The measures share the cores among processes, with one thread each. NumPy's BLAS reads this when it is loaded.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from ..measure.measure import all_measures, need_checkout
+
+_EPILOG = """\
+exit codes: 0 measured · 1 a wrong name, a missed place, a false alarm, an input that breaks the parser, or a page that
+is out of date · 2 usage · 3 this machine cannot run the measure
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line of this command."""
+    made = argparse.ArgumentParser(
+        prog="gguf-verify measure", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
+        description="Measure the verifier itself. Measures need a checkout of the project.",
+    )  # fmt: skip
+    commands = made.add_subparsers(dest="measure", required=True, metavar="MEASURE")
+    for measure in all_measures():
+        measure.add_to(commands)
+    return made
+
+
+def run(argv: list[str]) -> int:
+    """`gguf-verify measure …`; returns the exit code. Raises HarnessError."""
+    options = parser().parse_args(argv)
+    need_checkout()
+    return int(options.run(options))

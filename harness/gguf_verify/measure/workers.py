@@ -1,0 +1,24 @@
+"""A map over processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def workers(count: int, start: Callable[..., object] | None = None, *arguments: Any) -> Iterator[Callable[..., Any]]:
+    """A `map` over so many new processes, each of which calls `start` first; with one process, over this one.
+
+    Answers come in order. Leaving the context ends the processes, whatever is left to do. They are spawned, since a
+    fork of a process that has used CUDA cannot use it.
+    """
+    if count == 1:
+        if start is not None:
+            start(*arguments)
+        yield map
+        return
+    with multiprocessing.get_context("spawn").Pool(count, start, arguments) as pool:
+        yield pool.imap

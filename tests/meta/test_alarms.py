@@ -1,0 +1,180 @@
+"""False alarms: none is raised, each that is planted is counted, and the inputs are what they should be."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.cli import main
+from gguf_verify.formats import FORMATS
+from gguf_verify.kernels import FAMILIES, KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.measure import alarms
+from gguf_verify.measure.inputs import WEIGHTS, Matrix, captured, fits, text
+from gguf_verify.semantics import Product, Semantics, product
+from gguf_verify.support.errors import EnvironmentFault
+from tests.support.tools import FIXTURES
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    alarms.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_real_activations() -> None:
+    found = captured(FIXTURES / "tiny-Q5_1.gguf", [text(0, 12), text(1, 12)], 10)
+    assert len({m.tensor for m in found}) == len(found) == 22
+    assert all(m.fmt.name == "Q5_1" and m.x.shape == (20, m.k) and m.x.any() for m in found)
+    assert text(0, 12) == text(0, 12) != text(1, 12)
+    assert len(text(3, 40).split()) == 40
+
+
+FEW = ("--small", "--types", "Q4_0", "Q6_K", "F16", "--seeds", "0", "-j", "1", "--outputs")
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One fixture's matrices, fewer tokens."""
+    monkeypatch.setattr(alarms, "QUANTIZED", (FIXTURES / "tiny-Q4_0.gguf",))
+    monkeypatch.setattr(alarms, "UNQUANTIZED", FIXTURES / "tiny-F16.gguf")
+    monkeypatch.setattr(alarms, "TOKENS", 12)
+    monkeypatch.setattr(alarms, "OTHER_M", (1, 9))
+    monkeypatch.setattr(alarms, "OWN_ROWS", 24)
+    monkeypatch.setattr(alarms, "TEXT_TOKENS", 16)
+    original = captured
+    monkeypatch.setattr(alarms, "captured", lambda *a: original(*a)[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few")
+def test_no_alarms(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = alarms.measured(options(*FEW, "8e5"))
+    assert figures["alarms"] == 0
+    assert figures["outputs"] >= 800_000
+    assert figures["outputs"] == sum(figures["by"]["kernel"].values()) == sum(figures["by"]["type"].values())
+    assert set(figures["by"]["kernel"]) == {
+        *KERNELS, *FAMILIES, "f16_elements", "llama.cpp",
+    }  # fmt: skip
+    assert set(figures["by"]["type"]) == {"Q4_0", "Q6_K", "F16"}
+    assert figures["by"]["activations"]["real"] > 10_000
+    assert figures["activations quantized"] > 10_000
+    assert 0 < max(figures["utilisation"].values()) < 1
+    assert "jobs" in capsys.readouterr().err
+    assert alarms.rows(figures)[0][1] == f"0 of {figures['outputs']:,} correct outputs"
+
+
+@pytest.mark.usefixtures("few")
+def test_the_same_seed_judges_the_same() -> None:
+    first, again = (alarms.measured(options(*FEW[:2], "F16", *FEW[5:], "1")) for _ in range(2))
+    assert first["outputs"] > 1000
+    for name in ("outputs", "utilisation", "score", "by"):
+        assert first[name] == again[name]
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param({"bound": 0.001}, id="bound"),
+        pytest.param({"spread": 1e-4}, id="score", marks=pytest.mark.slow),
+        pytest.param({"ordered": 1 + 2.0**-23}, id="bits"),
+    ],
+)
+def test_planted_alarms(monkeypatch: pytest.MonkeyPatch, planted: dict[str, float]) -> None:
+    """An oracle with too narrow a bound or spread, or other bits, calls right outputs wrong: each is counted."""
+    original = product
+
+    def narrow(semantics: Semantics, *arguments: Any) -> Product:
+        p = original(semantics, *arguments)
+        changed = {
+            name: getattr(p, name) * np.float32(by) for name, by in planted.items() if getattr(p, name) is not None
+        }
+        return dataclasses.replace(p, **changed)
+
+    monkeypatch.setattr(alarms, "product", narrow)
+    figures = alarms.measured(options(*FEW[:3], *FEW[5:], "1"))
+    assert figures["alarms"] > 1000
+    assert len(figures["listed"]) == alarms.LISTED
+    assert all(a["what"] == "output" and a["by"] and a["shape"] for a in figures["listed"])
+
+
+def test_wrong_bytes_of_a_quantizer_are_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.array(captured(FIXTURES / "tiny-Q4_0.gguf", ["a word"], 4)[0].rows[:8])
+    matrix = Matrix("m", "t", FORMATS["Q4_0"], rows, np.ones((1, 256), np.float32))
+    worker = alarms.Worker("cpu", [matrix])
+    job = alarms.Job(0, "q8_1", 4, 0, "random", fill=True)
+    assert worker.do(job).n_alarms == 0
+    original = ShippedKernel.quantize
+
+    def wrong(self: Any, x: Any) -> Any:
+        y = original(self, x).copy()
+        y[1, 7] ^= 1
+        return y
+
+    monkeypatch.setattr(ShippedKernel, "quantize", wrong)
+    found = worker.do(job)
+    assert found.n_alarms == 1
+    assert (found.alarms[0]["what"], found.alarms[0]["token"]) == ("bytes of the quantizer", 1)
+
+
+def test_matrices_travel_to_other_processes(tmp_path: Path) -> None:
+    x = np.arange(512, dtype=np.float32).reshape(2, 256)
+    made = [Matrix("m", n, FORMATS["Q4_0"], np.full((3, 144), i, np.uint8), x, i == 1) for i, n in enumerate("ab")]
+    made.append(dataclasses.replace(made[0], fmt=WEIGHTS["F16"], x=x + 1))
+    alarms.save(made, tmp_path)
+    assert len(list(tmp_path.glob("x*.npy"))) == 2
+    for a, b in zip(made, alarms.load(tmp_path), strict=True):
+        assert (a.source, a.tensor, a.fmt, a.own) == (b.source, b.tensor, b.fmt, b.own)
+        assert np.array_equal(a.rows, b.rows)
+        assert np.array_equal(a.x, b.x)
+
+
+def test_drawn_inputs() -> None:
+    rng = np.random.default_rng(0)
+    for name in ("Q4_0", "IQ1_M", "MXFP4", "NVFP4"):
+        blocks = alarms.random_bytes(FORMATS[name], 4, 256, rng).reshape(-1, FORMATS[name].block_bytes)
+        assert np.isfinite(FORMATS[name].decode(blocks)).all()
+    x = alarms.random_activations(400, 64, 1)
+    assert (x == 0).any()
+    assert 100 < np.abs(x).max() <= 1500
+    assert np.abs(x).max(axis=1).min() < 1e-2
+    real = alarms.real_activations(x[:3], 9, 0)
+    assert {row.tobytes() for row in real[:3]} == {row.tobytes() for row in x[:3]}
+    assert len({row.tobytes() for row in real}) == 9
+    assert [name for name in WEIGHTS if not fits(WEIGHTS[name], 96)] == [
+        name for name in FORMATS if 96 % FORMATS[name].block_size
+    ]
+
+
+def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def none(*_: Any) -> None:
+        raise EnvironmentFault("the GPU host cannot be used: none here")
+
+    monkeypatch.setattr(alarms, "make_host", none)
+    assert main(["measure", "alarms", "--host", "gpu", "--results", str(tmp_path / "r.json")]) == 3
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "gguf-verify: the GPU host cannot be used: none here\n"
+
+
+def test_an_alarm_is_kept_said_and_ends_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "r.json"
+    found: dict[str, Any] = {
+        "host": "cpu", "outputs": 10, "alarms": 0, "listed": [], "by": {"kernel": {}}, "utilisation": {}, "score": {},
+        "score limit": 32,
+    }  # fmt: skip
+    monkeypatch.setattr(alarms, "measured", lambda _: found)
+    assert main(["measure", "alarms", "--results", str(results)]) == 0
+    found = {**found, "alarms": 1, "listed": [{"kernel": "q8_1_mma"}]}
+    assert main(["measure", "alarms", "--results", str(results)]) == 1
+    assert "ALARM {" in capsys.readouterr().out
+    assert json.loads(results.read_text())["alarms"]["cpu"] == json.loads(json.dumps(found))
