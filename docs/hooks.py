@@ -2,7 +2,8 @@
 
 README.md becomes the site's first page, and CONTRIBUTING.md, SECURITY.md, CHANGELOG.md and fixtures/README.md become
 pages of their own. Links are written as they work in the repository; here they become links between pages. A link to
-any other file of the repository leads to `extra.repository` if mkdocs.yml has it, and becomes plain text if not.
+any other file of the repository leads to `extra.repository`, if mkdocs.yml has it, and becomes plain text if not. (With
+`repo_url` in its place the theme would ask that host for numbers.)
 """
 
 from __future__ import annotations
