@@ -1,7 +1,8 @@
-"""`pytest --gguf MODEL.gguf --gguf-kernel KERNEL`: one test a matrix of the model, for a kernel's own suite.
+"""`pytest --gguf MODEL.gguf --gguf-kernel KERNEL`: one test for each matrix of the model, for a kernel's own tests.
 
-A test passes where the layers rung judged the matrix's GEMMs and found nothing wrong. One that no product of the graph
-takes is skipped; one that should have been checked and could not be fails. Light to import: pytest loads it every time.
+A test passes if the layers rung judged the matrix's GEMMs and found nothing wrong. It is skipped if the graph has no
+product with the matrix, and it fails if a product should have been checked and could not be. pytest imports this module
+in every session, so its functions import what they need.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ _PROMPT = "The quick brown fox"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gguf-verify")
-    group.addoption("--gguf", metavar="MODEL.gguf", help="verify each GEMM of this model as llama.cpp computes it")
-    group.addoption("--gguf-kernel", metavar="KERNEL", help="with this kernel: a name, FILE.py:NAME or FILE.cu:SYMBOL")
-    group.addoption("--gguf-host", default="auto", choices=("auto", "gpu", "cpu"), help="where it runs")
-    group.addoption("--gguf-tensor", metavar="REGEX", help="only tensors whose name matches")
-    group.addoption("--gguf-prompt", default=_PROMPT, help="the prompt whose activations it meets")
+    group.addoption("--gguf", metavar="MODEL.gguf", help="verify each GEMM of this model against llama.cpp")
+    group.addoption(
+        "--gguf-kernel", metavar="KERNEL", help="the kernel to verify: a name, FILE.py:NAME or FILE.cu:SYMBOL"
+    )
+    group.addoption("--gguf-host", metavar="HOST", default="auto", help="where the kernel runs, as --host takes it")
+    group.addoption("--gguf-tensor", metavar="REGEX", help="verify only tensors whose name matches")
+    group.addoption("--gguf-prompt", default=_PROMPT, help="the prompt whose activations are multiplied")
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -35,14 +38,17 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 class _Model(pytest.Collector):
-    """The matrices of the file, and what one run over all of them found."""
+    """The model's matrices, and the result of one run over all of them."""
 
     def collect(self) -> Iterator[pytest.Item]:
         from .gguf import open_model, printable
         from .gguf.matrices import may_be_matrix
+        from .hosts import HOST_CHOICES
         from .support.errors import HarnessError
 
         option = self.config.getoption
+        if option("--gguf-host") not in HOST_CHOICES:
+            raise pytest.UsageError(f"--gguf-host: choose one of {', '.join(HOST_CHOICES)}")
         try:
             pattern = re.compile(option("--gguf-tensor") or "")
             with open_model(option("--gguf")) as model:
@@ -50,7 +56,7 @@ class _Model(pytest.Collector):
         except (HarnessError, re.error, OSError) as error:
             raise pytest.UsageError(f"--gguf: {error}") from None
         if not names:
-            raise pytest.UsageError("--gguf: no matrix to verify")
+            raise pytest.UsageError("--gguf: the model has no matrix to verify")
         self._found: RungResult | None = None
         for name in names:
             item: Any = _Matrix.from_parent(self, name=printable(name, 64))
@@ -58,7 +64,7 @@ class _Model(pytest.Collector):
             yield item
 
     def layers(self, tensor: str | None) -> RungResult:
-        """The layers rung, of all matrices or one. Raises HarnessError."""
+        """The result of the layers rung for all selected matrices, or for one. Raises HarnessError."""
         from .kernels import DEFAULT_KERNEL
         from .results import Options
         from .verification import verify
@@ -70,7 +76,10 @@ class _Model(pytest.Collector):
         return verify(option("--gguf"), kernel, host, ["layers"], options).rungs[0]
 
     def found(self, tensor: str) -> RungResult:
-        """What tells of this matrix. A record holds the first failures only: where there are more, its own run does."""
+        """A result that has all failures of this matrix.
+
+        A result records only the first failures of a run, so if there are more, the matrix gets a run of its own.
+        """
         if self._found is None:
             self._found = self.layers(None)
         return self._found if self._found.n_failures == len(self._found.failures) else self.layers(tensor)
@@ -97,9 +106,9 @@ class _Matrix(pytest.Item):
             raise _Wrong("\n".join(wrong))
         judged = [r for r in result.details if isinstance(r, GemmRecord) and r.tensor == self.tensor]
         if any(record.failures for record in judged):
-            raise _Wrong("it has failures that the record does not hold")
+            raise _Wrong("the matrix has failures that the result does not list")
         if not judged:
-            pytest.skip("no product of the graph takes it")
+            pytest.skip("the graph has no product with this matrix")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
         if isinstance(excinfo.value, _Wrong):
@@ -111,4 +120,4 @@ class _Matrix(pytest.Item):
 
 
 class _Wrong(Exception):
-    """What is said of a matrix."""
+    """Why a matrix is not verified."""

@@ -1,4 +1,4 @@
-"""`pytest --gguf MODEL.gguf --gguf-kernel …`: one test a matrix."""
+"""`pytest --gguf MODEL.gguf --gguf-kernel …`: one test for each matrix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 
 def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
-    """attn_k has 128 rows, attn_q 256; the suite's own tests run too. token_embd is multiplied by nobody."""
+    """attn_k has 128 rows, attn_q 256; the suite's own tests run too. No product uses token_embd."""
     pytester.makepyfile("def test_own(): pass")
     tensor = ("--gguf-tensor", r"blk\.0\.attn_[qk]\.|token_embd")
     done = run(pytester, f"--gguf-kernel={KERNELS}:crashes_for_128_rows", *tensor)
@@ -42,3 +42,9 @@ def test_what_cannot_be_run(pytester: pytest.Pytester) -> None:
     done = run(pytester, "--gguf-kernel", "nope.py:gemm", "--gguf-tensor", r"blk\.0\.attn_q\.")
     done.assert_outcomes(failed=1)
     done.stdout.fnmatch_lines(["kernel nope.py:gemm: nope.py is no file"])
+
+
+def test_no_such_host(pytester: pytest.Pytester) -> None:
+    done = run(pytester, "--gguf-host=moon")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--gguf-host: choose one of auto, " in done.stdout.str() + done.stderr.str()
