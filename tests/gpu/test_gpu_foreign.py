@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.results import Options
-from gguf_verify.verification import Report, verify
+from gguf_verify.results import Options, Report
+from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, ROOT, cli
 
 pytestmark = pytest.mark.needs("gpu")

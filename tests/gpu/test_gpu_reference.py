@@ -13,11 +13,11 @@ from gguf_verify.hosts import HOSTS, CpuHost, make_host
 from gguf_verify.hosts.base import Host
 from gguf_verify.identification import identify_model
 from gguf_verify.llama import Llama
-from gguf_verify.results import Options
+from gguf_verify.results import Options, Report
 from gguf_verify.rungs import run as run_module
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definitions import Semantics
-from gguf_verify.verification import Report, verify
+from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.tools import FIXTURES, LEGACY, altered_kernel
 from tests.support.typed_models import model_of

@@ -14,8 +14,8 @@ from gguf_verify.audit import Audit, AuditOptions, audit, content
 from gguf_verify.gguf import RULES, open_model
 from gguf_verify.hosts import CpuHost
 from gguf_verify.llama import Llama, Scan
-from gguf_verify.results import Options
-from gguf_verify.verification import Report, verify
+from gguf_verify.results import Options, Report
+from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, write_model
 
 Bytes = npt.NDArray[np.uint8]

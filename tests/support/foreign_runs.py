@@ -10,9 +10,9 @@ import numpy as np
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
-from gguf_verify.results import Options
+from gguf_verify.results import Options, Report
 from gguf_verify.semantics import SEMANTICS, judge, product
-from gguf_verify.verification import Report, verify
+from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, ROOT
 
 KERNELS = ROOT / "tests" / "support" / "foreign_kernels.py"

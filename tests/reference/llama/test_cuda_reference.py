@@ -21,7 +21,7 @@ from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
 from gguf_verify.hosts import CpuHost
 from gguf_verify.llama import Llama
-from gguf_verify.results import Options
+from gguf_verify.results import Options, Report
 from gguf_verify.rungs.llama_quantizers import PATHS
 from gguf_verify.semantics import SEMANTICS, cuda, judge, product
 from gguf_verify.semantics.activations import encode_mmq, encode_mmq_d4, encode_q8_0_cpu, encode_q8_1
@@ -29,7 +29,7 @@ from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definitions import MMQ, MMQ_D4, Q8_1_HALF, Q8_1_RAW, Semantics
 from gguf_verify.semantics.fast_math import ambiguous_codes, as_q8_1, compare_activations
 from gguf_verify.support.errors import EnvironmentFault
-from gguf_verify.verification import Report, verify
+from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.tools import FIXTURES, LEGACY, ROOT
 

@@ -18,12 +18,12 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
-from gguf_verify.results import Failure, Options, RungResult
+from gguf_verify.results import Failure, Options, Report, RungResult
 from gguf_verify.rungs.graph_uses import not_multiplied, why_not_checked
 from gguf_verify.semantics import ASCENDING, SCORE_LIMIT, judge
 from gguf_verify.semantics.elements import element_product, exact_elements, round_to
 from gguf_verify.semantics.rounding import add_rounded
-from gguf_verify.verification import Report, verify
+from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.graphs import LAYERS
 from tests.support.tools import FIXTURES, altered_kernel, patched

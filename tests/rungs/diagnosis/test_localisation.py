@@ -17,9 +17,9 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.report import json_report, text
-from gguf_verify.results import Options
+from gguf_verify.results import Options, Report
 from gguf_verify.semantics import SEMANTICS, judge, product
-from gguf_verify.verification import Report, verify
+from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, altered_kernel
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"

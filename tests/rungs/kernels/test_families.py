@@ -12,8 +12,8 @@ from gguf_verify.kernels import KERNELS
 from gguf_verify.kernels.family import Family, FamilyOnHost
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec, Problem
-from gguf_verify.results import Options
-from gguf_verify.verification import Report, verify
+from gguf_verify.results import Options, Report
+from gguf_verify.verification import verify
 from tests.support.tools import ROOT, altered_kernel
 
 Q4_0 = ROOT / "fixtures" / "tiny-Q4_0.gguf"

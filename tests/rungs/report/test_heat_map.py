@@ -13,8 +13,8 @@ import pytest
 from gguf_verify.cli import main
 from gguf_verify.report import json_report, text
 from gguf_verify.report.heat_map import grids
-from gguf_verify.results import Options
-from gguf_verify.verification import Report, verify
+from gguf_verify.results import Options, Report
+from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, altered_kernel, write_model
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"

@@ -24,10 +24,10 @@ from gguf_verify.kernels.launch import Multiply
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
 from gguf_verify.llama.model import _Node
-from gguf_verify.results import Options, RungResult
+from gguf_verify.results import Options, Report, RungResult
 from gguf_verify.rungs.tokens import grafts
 from gguf_verify.support.errors import KernelFault, UsageError
-from gguf_verify.verification import Report, verify
+from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.graphs import EXPERTS, LAYERS, USED
 from tests.support.tools import TamperedKernel, block_bytes

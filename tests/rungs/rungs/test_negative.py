@@ -17,8 +17,8 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
-from gguf_verify.results import Failure, Options
-from gguf_verify.verification import Report, verify
+from gguf_verify.results import Failure, Options, Report
+from gguf_verify.verification import verify
 from tests.support.kernel_inputs import PLAIN, TILED
 from tests.support.tools import (
     FIXTURES,

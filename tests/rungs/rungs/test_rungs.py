@@ -15,12 +15,12 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
-from gguf_verify.results import Options
+from gguf_verify.results import Options, Report
 from gguf_verify.rungs.generated_inputs import any_blocks, every_size
 from gguf_verify.rungs.tokens.rung import _Tokens
 from gguf_verify.semantics.activations import encode_q8_1
 from gguf_verify.support.errors import EnvironmentFault
-from gguf_verify.verification import Report, verify
+from gguf_verify.verification import verify
 from tests.support.kernel_inputs import TILED
 from tests.support.tools import FIXTURES, LEGACY, patched, split_model
 
