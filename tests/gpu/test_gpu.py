@@ -282,8 +282,8 @@ def test_packed_kernels(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) ->
     kernel, on_cpu, rng = ShippedKernel(spec, gpu), ShippedKernel(spec, cpu), np.random.default_rng(23)
     for k in (32, 96, 288, 4096):
         w, x = random_weights(rng, fmt, 1024, k), random_activations(rng, naive.spec, 257, k)
-        ms = (1, 2, 7, 8, 16, 33, 64, 128, 257)
-        if spec.ordered is True:
+        ms: tuple[int, ...] = (1, 2, 7, 8, 16, 33, 64, 128, 257)
+        if spec.order == ASCENDING:
             whole = naive.gemm(naive.upload(fmt, w), x)
         else:
             ms = ms[:6]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,7 +134,7 @@ def test_a_wrong_kernel_fails(folder: Path) -> None:
 def test_a_wrong_definition_fails(host: Host, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Where the offset of Q4_0 meets the other kind of sum, llama.cpp's outputs no longer fit."""
 
-    def wrong(fmt: WeightFormat, *what: int) -> Semantics:
+    def wrong(fmt: WeightFormat, *what: Any) -> Semantics:
         right = llama_cuda_semantics(fmt, *what)
         other = frozenset() if right.integer_offset else frozenset({"Q4_0"})
         return replace(right, integer_offset=other) if right.name == name else right

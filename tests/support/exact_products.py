@@ -262,6 +262,5 @@ def real_weights(fmt: BlockFormat, n: int, k: int, seed: str = "") -> Bytes:
 def activations(semantics: Semantics, m: int, k: int, seed: str = "") -> Bytes:
     """Gaussians with some outliers, as the semantics has them."""
     rng = generator("activations", seed)
-    x = rng.normal(size=(m, k)) * np.where(rng.random((m, k)) < 0.01, 20, 1)
-    x = x.astype(np.float32)
+    x = (rng.normal(size=(m, k)) * np.where(rng.random((m, k)) < 0.01, 20, 1)).astype(np.float32)
     return x.view(np.uint8) if semantics.encode is None else semantics.encode(x)

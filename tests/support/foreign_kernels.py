@@ -14,7 +14,7 @@ import numpy as np
 from gguf_verify import Oracle, kernel
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
-import numpy_q4_0
+import numpy_q4_0  # type: ignore[import-not-found]
 
 right = numpy_q4_0.gemm
 declare = functools.partial(kernel, formats=["Q4_0"], semantics="q8_1")

@@ -71,12 +71,11 @@ def plain(value: object) -> object:
 def small_pieces() -> Iterator[None]:
     """What is read in pieces is read in so small ones that a small file has many."""
     with ExitStack() as undo:
-        for module in (parser, layout):
-            undo.callback(setattr, module, "PIECE", module.PIECE)
-            module.PIECE = 16
-        for name, size in (("JOINED", 256), ("CHUNK", 64)):
-            undo.callback(setattr, parser, name, getattr(parser, name))
-            setattr(parser, name, size)
+        for module, name, size in (
+            (parser, "PIECE", 16), (layout, "PIECE", 16), (parser, "JOINED", 256), (parser, "CHUNK", 64),
+        ):  # fmt: skip
+            undo.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, size)
         yield
 
 

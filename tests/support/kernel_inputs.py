@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,11 @@ TILED = [k for k, spec in KERNELS.items() if isinstance(spec.launch, Tiles)]
 ELEMENT_KERNEL = "gemm/elements/01_naive.cu"
 
 
-ELEMENT_TYPES = {"F32": (0, np.dtype("<u4")), "F16": (1, np.dtype("<u2")), "BF16": (30, np.dtype("<u2"))}  # ggml's ids
+ELEMENT_TYPES: dict[str, tuple[int, Any]] = {
+    "F32": (0, np.dtype("<u4")),
+    "F16": (1, np.dtype("<u2")),
+    "BF16": (30, np.dtype("<u2")),
+}  # ggml's ids
 
 
 assert set(ELEMENT_TYPES) == set(FLOAT_TYPES)
@@ -251,12 +256,12 @@ def quantizer_inputs() -> dict[str, np.ndarray]:
     scale = 2.0 ** rng.integers(-20, 9, (40, 1))
     ties = (rng.integers(-126, 126, (40, 96)) + 0.5) * scale
     ties[:, ::32] = 127 * scale
-    near = np.float32(ties)
+    near = ties.astype(np.float32)
     near[:, 1::2] = np.nextafter(near[:, 1::2], np.float32(np.inf))
     near[:, 2::4] = np.nextafter(near[:, 2::4], np.float32(0))
-    greatest = np.float32(rng.uniform(1, 2, (64, 1)) * 10.0 ** rng.integers(-33, 33, (64, 1)))
-    around = np.float32((rng.integers(-126, 126, (64, 4096)) + 0.5) * (greatest / np.float32(127)))
-    around = np.float32(around * (1 + rng.integers(-4, 5, around.shape) * 2.0**-24))
+    greatest = (rng.uniform(1, 2, (64, 1)) * 10.0 ** rng.integers(-33, 33, (64, 1))).astype(np.float32)
+    around = ((rng.integers(-126, 126, (64, 4096)) + 0.5) * (greatest / np.float32(127))).astype(np.float32)
+    around = (around * (1 + rng.integers(-4, 5, around.shape) * 2.0**-24)).astype(np.float32)
     around[:, ::32] = greatest
     signed_zeros = np.zeros((2, 96))
     signed_zeros[1] = -0.0

@@ -16,12 +16,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from _pytest.outcomes import Skipped
 
 #: The contributors' models, beside the checkout.
 SHARED_MODELS = Path(__file__).resolve().parents[3] / "shared" / "models"
 
 
-class Unmet(pytest.skip.Exception):
+class Unmet(Skipped):
     """Skips a test because of a need. `need` is its name."""
 
     def __init__(self, need: str, reason: str) -> None:

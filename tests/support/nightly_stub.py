@@ -101,8 +101,8 @@ elif word == "nested":
     with open(target, "w") as file:
         file.write("[" * 1_000_000)
 elif word == "undecodable":
-    with open(target, "wb") as file:
-        file.write(json.dumps(made).encode().replace(b"stub", b"\xff\xfe"))
+    with open(target, "wb") as binary:
+        binary.write(json.dumps(made).encode().replace(b"stub", b"\xff\xfe"))
 elif word == "not-a-number":  # is read as a number
     made["rungs"][2]["details"][1]["other_m"] = "NaN"
     made["rungs"][2]["worst"]["kernel"]["utilisation"] = "Infinity"

@@ -125,8 +125,8 @@ def in_exact_buffers(cases: Cases, which: int, case: Case) -> None:
         # with too few, each thread must go on to further outputs
         for blocks in {case.tiles.blocks(m, n)} if case.tiles else {1, -(-m * n // 256)}:
             w_buffer, x_buffer, y_buffer = exactly(w), exactly(x), np.empty(4 * m * n, np.uint8)
-            addresses = [int(b.ctypes.data) for b in (w_buffer, x_buffer, y_buffer)]
-            cases.launch(which, -1, blocks, *addresses, m, n, k, case.threads)
+            w_at, x_at, y_at = (int(b.ctypes.data) for b in (w_buffer, x_buffer, y_buffer))
+            cases.launch(which, -1, blocks, w_at, x_at, y_at, m, n, k, case.threads)
             check(y_buffer, expected, (*case.name, m, n, k, blocks))
 
 
@@ -143,8 +143,10 @@ def far_away(cases: Cases, which: int, case: Case) -> None:
         w, x, expected = case.inputs(rng, rows_m, rows_n, k)
         w_buffer, x_buffer, y_buffer = exactly(w), exactly(x), np.empty(expected.nbytes, np.uint8)
         skipped = [(n - rows_n) * w.shape[1], (m - rows_m) * x.shape[1], 4 * m * n - expected.nbytes]
-        addresses = [int(b.ctypes.data) - s for b, s in zip((w_buffer, x_buffer, y_buffer), skipped, strict=True)]
-        cases.launch(which, last, 1, *addresses, m, n, k, case.threads)
+        w_at, x_at, y_at = (
+            int(b.ctypes.data) - s for b, s in zip((w_buffer, x_buffer, y_buffer), skipped, strict=True)
+        )
+        cases.launch(which, last, 1, w_at, x_at, y_at, m, n, k, case.threads)
         check(y_buffer, expected, (*case.name, m, n, k))
 
 

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats import FORMATS, WeightFormat
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.interface import Weights
@@ -61,7 +61,7 @@ class TamperedKernel(ShippedKernel):
         self._original = np.frombuffer(original, np.uint8)
         self._altered = np.frombuffer(altered, np.uint8)
 
-    def upload(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> Weights:
+    def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
         blocks = rows.reshape(-1, fmt.block_bytes).copy()
         if fmt.block_bytes == len(self._original):
             blocks[(blocks == self._original).all(axis=1)] = self._altered

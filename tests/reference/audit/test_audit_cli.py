@@ -23,7 +23,7 @@ SCRIPT = ROOT / "scripts" / "audit_layout.py"
 Q4_0, Q5_1, F16 = (FIXTURES / f"tiny-{name}.gguf" for name in ("Q4_0", "Q5_1", "F16"))
 
 
-def cli(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def cli(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=300,
         env={**os.environ, **environment}, check=False,

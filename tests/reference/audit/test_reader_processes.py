@@ -259,7 +259,7 @@ def test_closing_ends_what_another_thread_reads(sane: Path, endless: Path) -> No
 def test_closing_between_two_answers(sane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads may look for the next answer when no link is open any more."""
 
-    def late(links: Sequence[Connection]) -> list[object]:
+    def late(links: Sequence[Connection]) -> Sequence[object]:
         time.sleep(0.6)
         return wait(links)
 
@@ -433,7 +433,7 @@ def test_two_threads_hang_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One ends the process, another waits for its answer: after an interrupt both close our end."""
     child = _Child(READERS[0])
     child.greet()
-    close, closed = child.link._close, []
+    close, closed = child.link._close, []  # type: ignore[attr-defined]
 
     def slowly() -> None:
         closed.append(True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,7 +144,7 @@ def test_reader_that_broke(good: GgufFile, bad: GgufFile, verdict: str) -> None:
 
 @pytest.mark.parametrize(("field", "value", "first", "last", "found", "expected"), FIELDS)
 def test_reader_sees_another_tensor(
-    good: GgufFile, field: str, value: object, first: int, last: int, found: str, expected: str
+    good: GgufFile, field: str, value: Any, first: int, last: int, found: str, expected: str
 ) -> None:
     """The byte range is that of the field in the tensor's description, known from writing the file."""
     a, b = ours(good).tensors
@@ -190,7 +191,7 @@ def test_reader_counts_from_elsewhere(good: GgufFile, tmp_path: Path) -> None:
 
 def test_trailing_ones_are_no_difference(tmp_path: Path, readers: Readers) -> None:
     path = tmp_path / "x.gguf"
-    shapes = ([], [1], [1, 1, 1, 1], [8], [8, 1, 1], [2, 1, 4, 1], [0], [0, 1], [1, 0])
+    shapes: tuple[list[int], ...] = ([], [1], [1, 1, 1, 1], [8], [8, 1, 1], [2, 1, 4, 1], [0], [0, 1], [1, 0])
     infos, data = [], b""
     for i, shape in enumerate(shapes):
         infos.append(corpus.info(f"t{i}", shape, corpus.T_F32, len(data)))

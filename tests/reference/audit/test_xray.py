@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from gguf_verify.audit.xray import (
-    NO_TO_FLOAT,
     WINDOW,
     find_block,
     llama_values,
     xray,
 )
-from gguf_verify.formats import tensor_type
+from gguf_verify.formats import NO_TO_FLOAT, tensor_type
 from gguf_verify.gguf import Model, Tensor, open_model
 from gguf_verify.llama import Llama, LlamaRefused
 from gguf_verify.support.errors import UsageError

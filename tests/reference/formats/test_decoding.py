@@ -66,7 +66,7 @@ def random_blocks(fmt: BlockFormat, n: int) -> Bytes:
 def half_fields(fmt: BlockFormat) -> list[str]:
     """Names of the members that are scales and the like of their own, the scale first; of IQ1_M the half that is spread
     over four words."""
-    names = [name for name in ("d", "m", "s", "dmin") if name in fmt.dtype.names]
+    names: list[str] = [name for name in ("d", "m", "s", "dmin") if name in fmt.dtype.names]
     halves = [name for name in names if fmt.dtype[name] == np.dtype("<f2")]
     return halves or [name for name, size in members(fmt).items() if (name, size) == ("d", (1, 16))]
 

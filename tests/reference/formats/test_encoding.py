@@ -55,7 +55,7 @@ def steps(fmt: BlockFormat) -> tuple[int, int]:
 
 
 def powers(rng: np.random.Generator, n: int, low: int, high: int) -> npt.NDArray[np.float64]:
-    return 2.0 ** rng.integers(low, high + 1, (n, 1))
+    return np.power(2.0, rng.integers(low, high + 1, (n, 1)), dtype=np.float64)
 
 
 def gaussians(fmt: BlockFormat, rng: np.random.Generator) -> Floats:

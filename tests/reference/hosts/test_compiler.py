@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -173,7 +174,7 @@ def test_cache_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """Nowhere to write, or a user without a home: a temporary folder."""
     made = tmp_path / "temporary"
     made.mkdir()
-    monkeypatch.setattr(support_cache.tempfile, "mkdtemp", lambda prefix: str(made))
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: str(made))
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
     assert support_cache.cache_dir.__wrapped__() == made
@@ -182,7 +183,7 @@ def test_cache_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(support_cache.Path, "home", homeless)
+    monkeypatch.setattr(Path, "home", homeless)
     assert support_cache.cache_dir.__wrapped__() == made
 
 

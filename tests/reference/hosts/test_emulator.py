@@ -110,7 +110,7 @@ def test_warp_exchanges(build: Build, c_type: str, dtype: type) -> None:
     host = CpuHost(1)
     kernel = build(SHUFFLES.replace("WORD", c_type), host)
     for threads in (1, 31, 32, 33, 64, 100, 1024):
-        x = np.random.default_rng(threads).integers(0, 2**32, threads).astype(dtype)
+        x: np.ndarray = np.random.default_rng(threads).integers(0, 2**32, threads).astype(dtype)
         got = run(host, kernel, 1, threads, x, x, np.int32(40))
         np.testing.assert_array_equal(got, shuffled(x, 40))
 

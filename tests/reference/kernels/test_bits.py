@@ -51,7 +51,7 @@ def ordered_product(semantics: str, fmt: BlockFormat, m: int, n: int, k: int) ->
     """Weights, activations and the oracle's bits; for all kernels of the semantics the same."""
     rng = np.random.default_rng(7)
     w, x = random_weights(rng, fmt, n, k), random_activations(rng, KERNELS[NAIVE[semantics]], m, k)
-    expected = product(SEMANTICS[semantics], fmt, w, x, ordered=True, threads=2).ordered
+    expected = product(SEMANTICS[semantics], fmt, w, x, order=ASCENDING, threads=2).ordered
     assert expected is not None
     assert np.isfinite(expected).all()
     assert len(np.unique(expected)) > expected.size / 2

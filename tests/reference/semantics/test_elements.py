@@ -293,6 +293,8 @@ def test_a_product_beyond_the_floats_in_a_sum_that_is_not(kind: str) -> None:
 class Tampered(ShippedKernel):
     """Right but for one weight, which the kernel of unquantized weights sees otherwise."""
 
+    wanted: np.ndarray
+
     def __init__(self, row: int, column: int, change: Callable[[int], int], total_rows: int) -> None:
         super().__init__(KERNELS["q8_1_dp4a"], CpuHost(1))
         self.place, self.change, self.total = (row, column), change, total_rows

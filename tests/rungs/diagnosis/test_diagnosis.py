@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ from tests.support.tools import FIXTURES, altered_kernel, write_model
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
 Q5_1 = FIXTURES / "tiny-Q5_1.gguf"
 NAIVE = "gemm/q8_1/01_naive.cu"
-WEIGHTS = {**FORMATS, **ELEMENTS}
+WEIGHTS: dict[str, WeightFormat] = {**FORMATS, **ELEMENTS}
 #: One of each kind: offset, minimum, fifth bits, bytes, a superblock with minima, one with a zero point, a table.
 SOME = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
 
@@ -79,7 +80,7 @@ def activations(seed: int, m: int = 6, k: int = 768) -> np.ndarray:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_every_definition_is_told_from_every_other(made: Callable[..., np.ndarray], name: str) -> None:
-    fmt: WeightFormat = WEIGHTS[name]
+    fmt = WEIGHTS[name]
     rows = made(name, 0, 4)
     for m in (1, 9):
         x = known_inputs(m, 768)
@@ -93,7 +94,7 @@ def test_every_definition_is_told_from_every_other(made: Callable[..., np.ndarra
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_llama_is_identified(llama: Llama, made: Callable[..., np.ndarray], name: str) -> None:
-    fmt: WeightFormat = WEIGHTS[name]
+    fmt = WEIGHTS[name]
     x = known_inputs(8, 768)
     y = llama.multiply(fmt.type_id, made(name, 0, 4), x)
     assert identify(fmt, made(name, 0, 4), x, y).names == (llama_cpu_semantics(fmt).name,)
@@ -306,7 +307,7 @@ def only_one(rows: np.ndarray, x: np.ndarray, y_of: Callable[[Parts], Parts]) ->
     return {f.id for f in found.faults}
 
 
-def _some(v: np.ndarray, f: Callable[[np.ndarray], np.ndarray], at: object) -> np.ndarray:
+def _some(v: np.ndarray, f: Callable[[np.ndarray], np.ndarray], at: Any) -> np.ndarray:
     out = v.copy()
     out[at] = f(out[at])
     return out

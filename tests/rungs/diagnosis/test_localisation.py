@@ -52,7 +52,12 @@ class Wrong(ShippedKernel):
         semantics = SEMANTICS["q8_1"]
         terms = np.stack(
             [
-                product(semantics, FORMATS["Q4_0"], *(np.ascontiguousarray(v[:, b]) for v in (self.rows, blocks))).exact
+                product(
+                    semantics,
+                    FORMATS["Q4_0"],
+                    np.ascontiguousarray(self.rows[:, b]),
+                    np.ascontiguousarray(blocks[:, b]),
+                ).exact
                 for b in range(blocks.shape[1])
             ],
             axis=-1,

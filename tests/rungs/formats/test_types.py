@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from tests.support.typed_models import model_of
 TENSOR = "blk.1.ffn_down.weight"
 
 
-QUICK = {"prompt": "Once upon", "n_predict": 3, "progress": False, "threads": 2}
+QUICK: dict[str, Any] = {"prompt": "Once upon", "n_predict": 3, "progress": False, "threads": 2}
 
 
 @pytest.fixture(scope="module")

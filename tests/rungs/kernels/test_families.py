@@ -30,6 +30,8 @@ class ByTokens(Family):
 class OfACard(Family):
     """What would be taken on a card."""
 
+    sm: int
+
     def __init__(self, sm: int) -> None:
         super().__init__("q8_1", "")
         object.__setattr__(self, "sm", sm)

@@ -105,8 +105,9 @@ def test_what_is_no_oracle(name: str, said: str) -> None:
 
 
 def test_an_oracle_that_hangs() -> None:
-    options = {"tensor": r"blk\.0\.attn_k\.", "kernel_time_limit": 0.5}
-    report = verified(f"{KERNELS}:oracle_hangs", "blocks", "layers", "tokens", **options)
+    report = verified(
+        f"{KERNELS}:oracle_hangs", "blocks", "layers", "tokens", tensor=r"blk\.0\.attn_k\.", kernel_time_limit=0.5
+    )
     assert report.exit_code == 1
     assert [f.what for r in report.rungs for f in r.failures] == [
         "blk.0.attn_k.weight: the kernel's oracle did not return within 0.5 s"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats import WeightFormat
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.interface import Weights
@@ -310,7 +310,7 @@ class WrongWhere(ShippedKernel):
         self._rows, self._fault = rows, fault
         self._wrong: Weights | None = None
 
-    def upload(self, fmt: BlockFormat, rows: Bytes) -> Weights:
+    def upload(self, fmt: WeightFormat, rows: Bytes) -> Weights:
         weights = super().upload(fmt, rows)
         if self._rows is None or np.array_equal(rows, self._rows):
             self._wrong = weights

@@ -223,7 +223,7 @@ asked    byte 5 of the block, qs[3]: bits of x[3] and x[19]"""
 
 def test_elements(make: Make) -> None:
     """Two rows of 40: windows of 32 and of 8."""
-    values = np.arange(80, dtype=np.float32) / 8 - 1
+    values = (np.arange(80) / 8 - 1).astype(np.float32)
     f16, b16 = values.astype("<f2").tobytes(), (values.view("<u4") >> 16).astype("<u2").tobytes()
     for name, data, mantissa in (("F32", values.tobytes(), 23), ("F16", f16, 10), ("BF16", b16, 7)):
         type_id, size = ELEMENTS[name]

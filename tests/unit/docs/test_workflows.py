@@ -21,7 +21,7 @@ from tests.support.tools import ROOT
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-def jobs() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+def jobs() -> Iterator[tuple[str, dict[str, Any], dict[object, Any]]]:
     assert [path.name for path in WORKFLOWS] == ["ci.yml", "nightly.yml"]
     for path in WORKFLOWS:
         workflow = yaml.safe_load(path.read_text())
@@ -33,7 +33,7 @@ JOBS = pytest.mark.parametrize(("job", "workflow"), [pytest.param(job, flow, id=
 
 
 @JOBS
-def test_least_privilege(job: dict[str, Any], workflow: dict[str, Any]) -> None:
+def test_least_privilege(job: dict[str, Any], workflow: dict[object, Any]) -> None:
     assert workflow["permissions"] == {}
     writes = {name for name, right in job["permissions"].items() if right != "read"}
     assert writes <= {"issues"}
@@ -46,19 +46,19 @@ def test_least_privilege(job: dict[str, Any], workflow: dict[str, Any]) -> None:
 
 
 @JOBS
-def test_bounded(job: dict[str, Any], workflow: dict[str, Any]) -> None:
+def test_bounded(job: dict[str, Any], workflow: dict[object, Any]) -> None:
     assert 0 < job["timeout-minutes"] <= 360
     assert workflow["concurrency"]["group"]
 
 
 @JOBS
-def test_no_text_becomes_code(job: dict[str, Any], workflow: dict[str, Any]) -> None:
+def test_no_text_becomes_code(job: dict[str, Any], workflow: dict[object, Any]) -> None:
     for step in job["steps"]:
         assert "${{" not in step.get("run", ""), "pass it in env"
 
 
 @JOBS
-def test_a_machine_of_ones_own_is_off_by_default(job: dict[str, Any], workflow: dict[str, Any]) -> None:
+def test_a_machine_of_ones_own_is_off_by_default(job: dict[str, Any], workflow: dict[object, Any]) -> None:
     if "self-hosted" in job["runs-on"]:
         assert job["if"].startswith("vars.GPU_RUNNER == 'true'")
         triggers = workflow[True]  # YAML 1.1 reads `on` as a truth

@@ -174,7 +174,12 @@ def test_file_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     closed = []
     close = Mapped.close
     monkeypatch.setattr("gguf_verify.gguf.parser._Parser.read_alignment", lambda _: os.truncate(path, 10))
-    monkeypatch.setattr(Mapped, "close", lambda mapped: (closed.append(mapped.path), close(mapped)))
+
+    def noted(mapped: Mapped) -> None:
+        closed.append(mapped.path)
+        close(mapped)
+
+    monkeypatch.setattr(Mapped, "close", noted)
     with pytest.raises(MalformedFile, match="the file ends"):
         open_model(path)
     assert closed == [path]
@@ -191,7 +196,7 @@ def test_strings_that_change_under_the_reader(tmp_path: Path) -> None:
         with path.open("r+b") as out:
             out.seek(at - 8)
             out.write(corpus.u64(1 << 40))
-        for read in (lambda: words[1], lambda: list(words), lambda: words[:1]):  # type: ignore[index,call-overload]
+        for read in (lambda: words[1], lambda: list(words), lambda: words[:1]):
             with pytest.raises(MalformedFile, match="element 0 of an array of strings has changed"):
                 read()
 
@@ -201,8 +206,8 @@ def test_arrays_of_strings_act_as_lists(held: int, tmp_path: Path) -> None:
     """Across the pieces in which they are read, and the places that are known."""
     expected = [f"é{i}" if i % 3 else "" for i in range(17000)]
     path = tmp_path / "m.gguf"
-    words = [corpus.text(w) for w in expected]
-    path.write_bytes(corpus.gguf([corpus.array("words", corpus.STRING, len(words), words)]).data)
+    texts = [corpus.text(w) for w in expected]
+    path.write_bytes(corpus.gguf([corpus.array("words", corpus.STRING, len(texts), texts)]).data)
     with parse(path, 0, Budget(held=held)) as file:
         words = file.metadata["words"]
         assert isinstance(words, Strings)

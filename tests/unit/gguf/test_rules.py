@@ -26,8 +26,9 @@ def emitted() -> Iterator[str]:
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
                 at = MAKERS.get(name)
-                if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
-                    yield str(node.args[at].value)
+                argument = node.args[at] if at is not None and len(node.args) > at else None
+                if isinstance(argument, ast.Constant):
+                    yield str(argument.value)
 
 
 def test_every_id_that_the_code_can_emit_has_an_entry() -> None:

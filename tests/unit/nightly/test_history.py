@@ -209,7 +209,7 @@ def test_many_begin_in_one_history_that_is_not_there_yet(tmp_path: Path) -> None
 
 def test_sqlite_does_not_wait_for_others_to_write_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of twelve processes that begin one file at once, about one in four hundred is told so."""
-    told = []
+    told: list[str] = []
 
     class Busy(sqlite3.Connection):
         def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
@@ -220,7 +220,7 @@ def test_sqlite_does_not_wait_for_others_to_write_ahead(tmp_path: Path, monkeypa
                 raise error
             return super().execute(sql, *args)
 
-    monkeypatch.setattr(history_module.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Busy))
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Busy))
     with History(tmp_path / "h") as history:
         assert history.begin("c", [KEY], {}, "1").number == 1
     assert told

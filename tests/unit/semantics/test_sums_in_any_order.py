@@ -152,7 +152,7 @@ def test_products_that_underflow_pass(semantics: Semantics) -> None:
     assert not judge(np.full((m, n), 1e-45, np.float32), nothing).passed
 
 
-def codes_of(semantics: Semantics, w: Bytes, x: Bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def codes_of(semantics: Semantics, w: Bytes, x: Bytes) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
     """[nb, M, 32] and [nb, 32, N] of MXFP4."""
     assert semantics.activations is not None
     q_w = MXFP4.codes(w.reshape(len(w), -1, MXFP4.block_bytes)).reshape(len(w), -1, 32)
