@@ -100,7 +100,7 @@ def altered(folder: Path, old: str, new: str) -> Path:
 
 
 def one_of_two(report: Report, said: str, single: bool) -> None:
-    """The wrong matrix is told so, alone, and the other one was judged and is right."""
+    """All failures are of the wrong matrix; the other one was judged and is right."""
     [layers] = report.rungs
     assert report.exit_code == 1
     whats = [f.what for f in layers.failures if f.tensor == WRONG]

@@ -1,6 +1,7 @@
 """What can end a run, each with the exit code that the command line gives it.
 
-0 verified · 1 a mismatch · 2 usage · 3 the environment cannot · 4 the file is malformed · 5 not everything verified.
+0 verified · 1 a mismatch · 2 usage · 3 this machine cannot run the check · 4 the file is malformed · 5 not everything
+could be verified.
 """
 
 from __future__ import annotations

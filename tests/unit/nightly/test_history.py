@@ -208,7 +208,7 @@ def test_many_begin_in_one_history_that_is_not_there_yet(tmp_path: Path) -> None
 
 
 def test_sqlite_does_not_wait_for_others_to_write_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of twelve processes that begin one file at once, about one in four hundred is told so."""
+    """Of twelve processes that begin one file at once, about one in four hundred is told that the file is busy."""
     told: list[str] = []
 
     class Busy(sqlite3.Connection):
