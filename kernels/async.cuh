@@ -1,5 +1,5 @@
-// Asynchronous copies, barriers of some warps, and launches that overlap, as functions that every card and both hosts
-// have. PTX ISA 9.0, sections 9.7.9.25, 9.7.13.1 and 9.7.13.13.
+// Asynchronous copies, barriers of some warps, and launches that overlap, as functions that work on every card and on
+// both hosts. PTX ISA 9.0, sections 9.7.9.25, 9.7.13.1 and 9.7.13.13.
 #pragma once
 #include "common.cuh"
 #include "hopper.cuh"
@@ -29,7 +29,7 @@ __device__ __forceinline__ void async_commit() {
 #endif
 }
 
-// Waits for this thread's groups but the last PENDING.
+// Wait for this thread's groups except the last PENDING.
 template <int PENDING>
 __device__ __forceinline__ void async_wait() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
@@ -45,21 +45,21 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The next launch, if it was allowed to overlap this one, may start. It waits itself, by the next function.
+// Let the next launch start, if it may overlap this one. It waits by itself, with the next function.
 __device__ __forceinline__ void let_next_launch_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Until the launch before has ended and what it wrote can be read.
+// Wait until the launch before has ended and its results can be read.
 __device__ __forceinline__ void wait_for_last_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// What this thread wrote to shared memory, barriers too, comes before what the copy engine does next.
+// Order what this thread wrote to shared memory, also barriers, before what the copy engine does next.
 __device__ __forceinline__ void before_bulk_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,4 +1,4 @@
-// What every kernel needs: integer types, half conversions, and the one rule by which a block's term is accumulated.
+// What every kernel needs: integer types, half conversions, and the rule by which a block's term is accumulated.
 // No CUDA header is included, so that NVRTC needs no include path but this folder; nvcc compiles it too.
 #pragma once
 
@@ -43,8 +43,8 @@ struct alignas(4) Q8_1 {
 static_assert(sizeof(Q8_1) == 36, "Q8_1 is 36 bytes without padding");
 
 // What the minimum m of w = d·q + m is multiplied by: nothing, the activations' stored s, or d_a times the sum of their
-// codes (superblocks, whose minima belong to 16 or 32 values of their own). OFFSET: m is -d·ZERO and meets s, with d
-// taken out of both terms, as llama.cpp does (ggml-cuda/vecdotq.cuh, vec_dot_q4_0_q8_1_impl).
+// codes (superblocks, which have a minimum for each 16 or 32 values). OFFSET: m is -d·ZERO and multiplied by s, with d
+// factored out of both terms, as llama.cpp does (ggml-cuda/vecdotq.cuh, vec_dot_q4_0_q8_1_impl).
 enum class Minimum { NONE, OFFSET, MEETS_S, MEETS_CODES };
 
 // A weight format offers, for slice s (0 … VALUES/32-1) of its block:

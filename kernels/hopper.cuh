@@ -5,7 +5,7 @@
 #include "common.cuh"
 
 #ifdef __CUDACC__
-// Shared memory whose size the launch says.
+// Shared memory whose size the launch gives.
 #define DYNAMIC_SHARED(NAME) extern __shared__ __align__(1024) uint8_t NAME[]
 
 struct MBarrier {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void mbarrier_arrive(MBarrier* b) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
 }
 
-// Waits until the phase of this parity has ended.
+// Wait until the phase of this parity has ended.
 __device__ __forceinline__ void mbarrier_wait(MBarrier* b, int parity) {
     asm volatile(
         "{\n.reg .pred done;\n"
@@ -51,7 +51,7 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, int bytes,
                  : "memory");
 }
 
-// A warpgroup gives registers back, or takes more.
+// A warpgroup releases registers, or takes more.
 template <int COUNT>
 __device__ __forceinline__ void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));

@@ -1,5 +1,5 @@
-// Two layouts in which the fastest kernels want their operands: what a GGUF row and a Q8_1 row hold, in an order in which
-// the lanes of a warp find their parts of a tensor core's fragments side by side. harness/gguf_verify/kernels/packed.py has the way back.
+// Two layouts that the fastest kernels use for their operands. They hold the content of GGUF rows and of Q8_1 rows, in an
+// order in which a warp's lanes find their parts of a fragment side by side. gguf_verify/kernels/packed.py unpacks them.
 //
 // Packed weights: tiles of 128 rows, a chunk a tile and block. Rows past N and blocks past K are zero, and the number of
 // blocks is even.
@@ -10,20 +10,20 @@
 //                            4-bit codes as the block has them, the first four low, or 8-bit codes, eight of a row;
 //                            bit 8i + 4t + 2r + j of `high` is the fifth bit of value 16j + 4c + i
 //
-// A chunk is as large as 128 blocks: packing moves bits and adds none.
+// A chunk is as large as 128 blocks: packing only moves bits.
 //
-// Strips: the same threads of 32 rows (w = 0…3 of a tile) on their own, all blocks one after the other.
+// Strips: the threads of 32 rows (w = 0…3 of a tile) by themselves, all blocks one after the other.
 //
 //     part (tile, w, block)  codes[32 threads]   high[32 threads]   d[8 quads][4]   m[8 quads][4]
 //
 // Tiled activations: TOKENS of them and two blocks a chunk. A token's 64 codes are halves in the order of a fragment's k;
-// the row's 16-byte pieces c lie at c ^ (token % 8), as `wgmma` wants them. Then d and z of each block and token.
+// the row's 16-byte pieces c lie at c ^ (token % 8), as `wgmma` needs them. Then d and z of each block and token.
 //
 //     chunk (tile, stage)    codes[TOKENS][64 halves]   scales[2 blocks][TOKENS]{float d, z}
 //
 // 4-bit codes become halves without arithmetic: as the lowest bits of a half they are subnormal numbers, q·2^-24, and
 // four bits further up q·2^-20. So the second half of a block's activations is divided by 16 and d is multiplied by 2^24;
-// both are exact. z is what a block's term adds to d·Σ, or what the weights' m meets.
+// both are exact. z is what a block's term adds to d·Σ, or what the weights' m is multiplied by.
 #pragma once
 #include "formats/format.cuh"
 
@@ -39,7 +39,7 @@ constexpr int CHUNK = M_AT + (HAS_M ? ROWS * 2 : 0);
 constexpr int PART = CHUNK / 4, PART_HIGH = HIGH_AT / 4, PART_D = D_AT / 4, PART_M = M_AT / 4;  // of strips
 static_assert(CHUNK == ROWS * (int)sizeof(FORMAT), "packing neither adds nor drops a byte");
 
-// s as a block's term wants it.
+// s as a block's term uses it.
 template <class F = FORMAT>
 __device__ __forceinline__ float z_of(float s) {
     if constexpr (F::MINIMUM == Minimum::OFFSET) return __fmul_rn(-F::ZERO, s);
@@ -52,7 +52,7 @@ __device__ __forceinline__ uint16_t m_bits(const F& block) {
     return 0;
 }
 
-// So that the sums of halves are the sums of codes.
+// Makes the sums of halves the sums of codes.
 constexpr float D_FACTOR = BYTES ? 1.0f : 0x1p24f, SECOND_HALF = BYTES ? 1.0f : 0x1p-4f;
 
 // Two floats that halves hold exactly, the first in the low half.

@@ -1,7 +1,7 @@
 // Activations → tiled activations (packed.cuh), from Q8_1 or, quantized on the way, from float32: 128 bytes in, 72 out.
 //
-// A warp writes a stage, two blocks, of four tokens; four lanes share a block. Lane c has the values 4c…4c+3 and
-// 16+4c…16+4c+3, which are a word of each of the block's four pieces of 16 bytes: four exchanges give each lane a piece.
+// A warp writes a stage (two blocks) of four tokens; four lanes share a block. Lane c has the values 4c…4c+3 and
+// 16+4c…16+4c+3: a word of each of the block's four pieces of 16 bytes. After four exchanges each lane has a piece.
 #include "packed.cuh"
 #include "quantize/q8_1.cuh"
 

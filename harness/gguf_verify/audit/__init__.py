@@ -1,4 +1,7 @@
-"""The audit: every byte of a GGUF file owned, explained and judged."""
+"""audit: checks a GGUF file by itself, so that every byte of it is owned, explained and judged.
+
+This room may import `llama`, `hosts`, `gguf`, `formats`, `results` and `support`.
+"""
 
 from __future__ import annotations
 

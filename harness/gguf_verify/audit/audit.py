@@ -1,4 +1,4 @@
-"""The audit of one model: container, content, other readers, and the source if one is given."""
+"""The audit of one model: its layout, its content, what other readers see, and its source where one is given."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ..support.errors import (
 from ..support.progress import progress_bar
 from ..support.version import project_version
 from .content import Content, content_findings, contents
-from .fingerprint import Fingerprint, fingerprint, rules_of
+from .fingerprint import Fingerprint, fingerprint, patterns_of
 from .readers import Readers, Reading
 from .readers import compare as compare_readers
 from .source import Comparison, compare, comparison_findings
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class AuditOptions:
-    """What a user may choose; see the command line's help."""
+    """The choices of the command line, whose help explains them."""
 
     tensor: str | None = None
     source: Path | None = None
@@ -62,21 +62,21 @@ class Audit:
 
     Args:
         path: the file that was named.
-        files: it, and all parts of a split model.
+        files: that file, or all parts of a split model.
         header: versions, sizes, digests.
-        findings: of everything, by part and offset.
-        contents: one a tensor.
-        fingerprints: one a covered type.
-        readings: what other readers said, by part.
-        comparisons: with the source's tensors, where one was given.
-        unverified: what could not be judged: (name, why).
-        refused: the finding for which the file is not read on, or None.
-        strict: warnings count as errors.
-        n_tensors: how many the model has; `contents` may be of fewer, by choice.
-        fault: why the environment broke the audit off, where it did.
-        changed: a file was changed while it was read: nothing that was found need be true of it.
+        findings: all findings, sorted by part and offset.
+        contents: one for each tensor.
+        fingerprints: one for each covered type.
+        readings: what other readers saw, by part.
+        comparisons: with the source's tensors, where a source was given.
+        unverified: what could not be judged: pairs of name and reason.
+        refused: the finding for which the parser refused the file, or None.
+        strict: whether warnings count as errors.
+        n_tensors: how many the model has. `contents` holds fewer where the user selected some.
+        fault: why the audit ended early, where this machine could not finish it.
+        changed: whether a file was changed while it was read, so that the findings need not be true of it.
         seconds: how long it took.
-        command: what repeats it.
+        command: the command that repeats it.
     """
 
     path: Path
@@ -98,8 +98,8 @@ class Audit:
 
     @property
     def exit_code(self) -> int:
-        """4 where the file was refused; 3 where it changed meanwhile; 1 for an error, or a warning if strict; 3 where
-        the audit was broken off; 5 where something could not be judged; else 0."""
+        """4 where the file was refused; 3 where it was changed meanwhile; 1 for an error, or for a warning if strict;
+        3 where the audit ended early; 5 where something could not be judged; else 0."""
         if self.refused is not None:
             return EXIT_MALFORMED
         if self.changed:
@@ -125,19 +125,19 @@ def audit(
 ) -> Audit:
     """Audit a GGUF file, or all parts of a split model.
 
-    What a file holds is in the result, a refusal too, and so is what the environment cannot do.
+    The result also holds why a file was refused, and what this machine could not check.
 
     Args:
         child: a llama.cpp process that was started ahead.
 
     Raises:
-        MalformedFile: it, or the source, cannot be opened at all, or the source is refused.
+        MalformedFile: the file or the source cannot be opened at all, or the source is refused.
         UsageError: the options select nothing.
     """
     start = time.perf_counter()
     options = options or AuditOptions()
     with ExitStack() as stack:
-        # left last: what runs in it ends when the files and the readers close
+        # the pool is left last: what runs in it ends when the files and the readers are closed
         pool = stack.enter_context(ThreadPoolExecutor(2))
         readers = stack.enter_context(Readers()) if options.readers else None
         try:
@@ -154,7 +154,7 @@ def audit(
 
 
 def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
-    """The file that is refused, which may be a later part of the one that was named."""
+    """The audit of a refused file, which may be a later part of the model that was named."""
     with parse(error.path, error.finding.part) as file:
         findings = (*file.findings, *coverage(file)) if file.refused else (*file.findings, error.finding)
         header = {**_versions(), "file": str(path), "size": file.size, "sha256": [file.mapped.sha256()]}
@@ -170,7 +170,7 @@ def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
 
 
 def coverage(file: GgufFile) -> tuple[Finding, ...]:
-    """A finding for bytes that belong to no field, or to two: the parser's own fault, and never to be passed over."""
+    """A finding for bytes that belong to no field, or to two. That is a fault of the parser, never of the file."""
     at, found = 0, []
     for owned in file.byte_map:
         if owned.start != at:
@@ -225,7 +225,7 @@ def _readable(
     }  # fmt: skip
     result.findings = _sorted(ours)
     if any(part.mapped.changed for of in (model, source) if of is not None for part in of.parts):
-        result.changed, result.fault = True, "a file was changed while it was read: what was found need not hold"
+        result.changed, result.fault = True, "a file was changed while it was read, so the findings may be wrong"
     return result
 
 
@@ -238,7 +238,7 @@ def select(model: Model, pattern: str | None) -> list[Tensor]:
 
 
 class Examination:
-    """The part of an audit that needs llama.cpp's process; what breaks it off is kept, what was found before too."""
+    """The part of an audit that needs llama.cpp's process. Where a fault ends it, the fault and all results stay."""
 
     def __init__(self, model: Model, llama: Llama, threads: int, progress: bool) -> None:
         self.model = model
@@ -282,16 +282,16 @@ class Examination:
         self.findings += comparison_findings(self.comparisons, self.model, source)
 
     def fingerprints(self) -> tuple[Fingerprint, ...]:
-        """Of each covered type that occurs."""
+        """One for each covered type that the model holds."""
         by_type = {
             fmt: [c.scan for c in self.contents if c.scan is not None and c.tensor.type.format is fmt]
             for fmt in FORMATS.values()
         }
-        return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans and rules_of(fmt))
+        return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans and patterns_of(fmt))
 
     @contextmanager
     def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[tqdm[Any]]:
-        """A bar in bytes; what breaks the work inside it off is kept."""
+        """A progress bar in bytes. A fault that ends the work inside it is kept."""
         with progress_bar(what, sum(t.nbytes for t in tensors), "B", self.progress) as bar:
             try:
                 yield bar

@@ -24,14 +24,14 @@ from ..llama import Llama, Scan, Scanned, ScannerOf
 from ..support.paths import kernel_root
 from ..support.protocol import evenly
 from ..support.text import quoted
-from .fingerprint import rules_of
+from .fingerprint import patterns_of
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 
-#: Blocks of a tensor that are decoded by the format's description as well.
+#: Blocks of a tensor that NumPy decodes as well, after the format's description.
 DESCRIBED = 64
-#: Types whose every value is as good as any other.
+#: Types of which every value is valid.
 INTEGERS = ("I8", "I16", "I32", "I64")
 
 
@@ -40,8 +40,8 @@ class BadBlock:
     """A block that a finding is about.
 
     Args:
-        row, block: its place in the tensor; of elements, `block` counts them.
-        what: in words.
+        row, block: its place in the tensor. In a type without blocks, `block` is the number of the value.
+        what: what is wrong, in words.
         got, expected: our value and llama.cpp's, where they differ.
     """
 
@@ -58,10 +58,10 @@ class Content:
 
     Args:
         tensor: which one.
-        scan: its tally; None where nothing is to be judged (integers, an empty tensor) or nothing can be.
+        scan: the counts; None where there is nothing to judge (integers, an empty tensor) or nothing can be judged.
         unverified: why nothing can be judged, or "".
-        described: numbers of drawn blocks that `gguf_verify.formats` decodes otherwise than llama.cpp.
-        bad: the first blocks that are not finite, and the first whose decode differs.
+        described: numbers of the sampled blocks that `gguf_verify.formats` decodes differently from llama.cpp.
+        bad: the first blocks that are not finite, and the first that are decoded differently.
     """
 
     tensor: Tensor
@@ -72,12 +72,12 @@ class Content:
 
     @property
     def differing(self) -> list[int]:
-        """Numbers of the first blocks whose decode differs from llama.cpp's."""
+        """Numbers of the first blocks that are decoded differently from llama.cpp."""
         return sorted({*(self.scan.first_differing if self.scan else ()), *self.described})
 
     @property
     def n_differing(self) -> int:
-        """How many there are, at least."""
+        """How many such blocks there are, at least."""
         return max(self.scan.differing if self.scan else 0, len(self.differing))
 
 
@@ -100,14 +100,14 @@ def scanner(kind: TensorType) -> Path:
 def contents(
     tensors: Sequence[Tensor], llama: Llama, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
 ) -> Generator[Content]:
-    """Scan tensors in a llama.cpp process, in order.
+    """Scan tensors in llama.cpp's process, in order.
 
     Raises EnvironmentFault where llama.cpp dies or nothing compiles, LlamaRefused where the file was changed.
     """
     scanners: dict[str, ScannerOf] = {}
     scanned = [t for t in tensors if _to_scan(t)]
     for kind in {t.type.name: t.type for t in scanned}.values():
-        rules = [rule.masks for rule in rules_of(kind.format)] if kind.format else []
+        rules = [rule.masks for rule in patterns_of(kind.format)] if kind.format else []
         scanners[kind.name] = ScannerOf(scanner(kind), rules, DESCRIBED if kind.format else 0)
     left = deque(tensors)
     with closing(llama.files.scans(scanned, scanners, threads, on_bytes)) as found:
@@ -121,7 +121,7 @@ def contents(
 
 
 def _unscanned(left: deque[Tensor]) -> Iterator[Content]:
-    """Of the tensors up to the next that is scanned."""
+    """The contents of the tensors before the next one that is scanned."""
     while left and not _to_scan(left[0]):
         tensor = left.popleft()
         harmless = not tensor.nbytes or tensor.type.name in INTEGERS
@@ -147,8 +147,8 @@ def _content(tensor: Tensor, found: Scanned, differs: Indices) -> Content:
 
 
 def _described(tensors: Sequence[Tensor], scanned: Sequence[Scanned]) -> list[Indices]:
-    """The oracle decodes by the format's description: which of each tensor's drawn blocks so decode otherwise than
-    llama.cpp says. Those of a type are decoded at once."""
+    """For each tensor the indices of the sampled blocks that NumPy, after the format's description, decodes differently
+    from llama.cpp. All blocks of a type are decoded together."""
     out: list[Indices] = [np.empty(0, np.int64)] * len(tensors)
     for fmt in {t.type.name: t.type.format for t in tensors}.values():
         if fmt is None:
@@ -167,32 +167,34 @@ def _described(tensors: Sequence[Tensor], scanned: Sequence[Scanned]) -> list[In
 
 
 def _unequal(ours: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
-    """Where the bits differ; any NaN equals any NaN."""
+    """Which bits differ. Any NaN equals any other NaN."""
     return np.asarray((ours.view(np.uint32) != theirs.view(np.uint32)) & ~(np.isnan(ours) & np.isnan(theirs)))
 
 
 def content_findings(content: Content) -> Iterator[Finding]:
-    """What a scan found wrong, one finding a rule, with the first block it is about."""
+    """What a scan found wrong: one finding for each rule, with the first block that it is about."""
     tensor, scan = content.tensor, content.scan
     if scan is None:
         return
     quantized = tensor.type.quantized
 
-    def some(count: int) -> str:
+    def some(count: int, one: str, many: str) -> str:
         unit = "block" if quantized else "value"
-        return f"{count:,} {unit}{'' if count == 1 else 's'} of {quoted(tensor.name)} ({tensor.type.name})"
+        what = one if count == 1 else many
+        return f"{count:,} {unit}{'' if count == 1 else 's'} of {quoted(tensor.name)} ({tensor.type.name}) {what}"
 
     if content.n_differing:
         first = content.bad[1][0]
-        found = f"{some(content.n_differing)} with another decode, first {_place(tensor, first)}: {first.what}"
+        count = some(content.n_differing, "decodes", "decode")
+        found = f"{count} differently, first {_place(tensor, first)}: {first.what}"
         yield _at(content, content.differing[0], "decode-differs", "llama.cpp's to_float in every bit", found)
     if scan.not_finite:
         first = content.bad[0][0]
-        found = f"{some(scan.not_finite)} without, first {_place(tensor, first)}: {first.what}"
+        found = f"{some(scan.not_finite, 'is', 'are')} not finite, first {_place(tensor, first)}: {first.what}"
         slug = "scale-not-finite" if quantized else "value-not-finite"
         yield _at(content, scan.first_not_finite[0], slug, "finite numbers", found)
     if scan.subnormal_scales and quantized:
-        found = f"{some(scan.subnormal_scales)} with a smaller one"
+        found = f"{some(scan.subnormal_scales, 'has', 'have')} a subnormal scale"
         yield _at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers", found)
 
 
@@ -211,7 +213,7 @@ def _not_finite(tensor: Tensor, number: int) -> BadBlock:
     with np.errstate(invalid="ignore", over="ignore"):
         d, m = fmt.scales(raw)[0], fmt.minima(raw)[0]
     finite = np.isfinite(d) & np.isfinite(m)
-    if finite.all():  # of MXFP4: the exponent 255, or one under which a code is infinite
+    if finite.all():  # MXFP4: the exponent 255, or one that makes a code infinite
         return BadBlock(row, block, f"the scale stands for NaN, or a value overflows float32 (d = {d.max():g})")
     bad = int(np.argmin(finite))
     stored = f"d = {d[bad]:g}, m = {m[bad]:g}" if fmt.has_min else f"d = {d[bad]:g}"
@@ -226,7 +228,7 @@ def _differing(tensor: Tensor, number: int, theirs: Floats) -> BadBlock:
         ours = fmt.decode(raw)[0] if fmt else decode_elements(tensor.type.name, raw[0])
     unequal = _unequal(ours, theirs)
     if not unequal.any():
-        return BadBlock(row, block, "the kernels' decode differs from llama.cpp's to_float, the description's does not")
+        return BadBlock(row, block, "the kernels' decode differs from llama.cpp's to_float; NumPy's decode does not")
     i = int(np.argmax(unequal))
     what = f"value {i} decodes differently from llama.cpp's to_float"
     return BadBlock(row, block, what, float(ours[i]), float(theirs[i]))

@@ -1,8 +1,8 @@
-"""A child process that reads files with somebody else's reader: `python -m gguf_verify.audit.reader_process READER FD`.
+"""A child process that reads files with another reader: `python -m gguf_verify.audit.reader_process READER FD`.
 
-It serves one request after the other over the socket FD, in JSON: a path and the memory that reading it may take come
-in, the tensors that the reader sees or what it said instead go out. Whatever the file does to the reader it does here:
-a crash, a hang and an allocation without end cost this process and no other.
+It serves one request after the other over the socket FD, in JSON. A request is a path and the memory that reading it
+may take. The answer is the tensors that the reader sees, or why it sees none. A file that crashes the reader, makes it
+hang or exhausts its memory harms only this process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any
 
 from .readers import MAX_ANSWER
 
-#: llama.cpp reads the data of files up to this size, in bytes, and so sees a cut; of larger ones the header only.
+#: llama.cpp reads the data of files up to this size in bytes, so it notices a cut; of larger files only the header.
 MAX_WHOLE = 64 << 20
-#: Bytes of what a reader says that are kept, and of all that it may print.
+#: Bytes of a reader's message that are kept, and bytes that it may print in all.
 MAX_SAID, MAX_PRINTED = 4096, 1 << 20
 
-#: A reader: a path in, the answer out. Any exception is its refusal.
+#: A reader: it takes a path and returns the answer. Any exception is a refusal.
 Read = Callable[[str], dict[str, Any]]
 
 
 def gguf_py() -> tuple[str, Read]:
-    """Version and function of the gguf package."""
+    """The version of the gguf package, and a function that reads with it."""
     from importlib.metadata import version
 
     import gguf
@@ -46,7 +46,7 @@ def gguf_py() -> tuple[str, Read]:
 
 
 def llama_cpp() -> tuple[str, Read]:
-    """Version and function of ggml's own GGUF reader, `gguf_init_from_file`."""
+    """The version of llama.cpp, and a function that reads with its own GGUF reader, `gguf_init_from_file`."""
     from ..llama import bindings, ggml
 
     said: list[bytes] = []
@@ -55,7 +55,7 @@ def llama_cpp() -> tuple[str, Read]:
         line = (text or b"")[:MAX_SAID]
         if len(said) < 16:
             said.append(line)
-        os.write(2, line)  # where the parent finds it if llama.cpp aborts
+        os.write(2, line)  # the parent finds it there if llama.cpp aborts
 
     callback = ggml.LogCallback(log)
 
@@ -95,7 +95,7 @@ def _text(raw: bytes) -> str:
 
 
 def _limit(what: int, value: int | None) -> None:
-    """Set a soft limit of this process, to the hard one where that is lower or `value` is None."""
+    """Set a soft limit of this process: to `value`, or to the hard limit where that is lower or `value` is None."""
     _, hard = resource.getrlimit(what)
     if value is None or (hard != resource.RLIM_INFINITY and hard < value):
         value = hard
@@ -103,18 +103,18 @@ def _limit(what: int, value: int | None) -> None:
 
 
 def _address_space() -> int:
-    """Bytes of it that this process has in use."""
+    """Bytes of address space that this process uses."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def answer(read: Read, path: str, memory: int) -> bytes:
-    """The reader's answer on a file, for which it may take its size (to map it) and `memory` more bytes."""
+    """The reader's answer on a file. It may take the file's size (to map the file) and `memory` more bytes."""
     try:
         _limit(resource.RLIMIT_AS, _address_space() + os.stat(path).st_size + memory)
         out = json.dumps(read(path)).encode()
         if len(out) <= MAX_ANSWER:
             return out
-        broke = "too many tensors to hand over"
+        broke = "it found more tensors than an answer can hold"
     except MemoryError:
         broke = "out of memory"
     except Exception as error:
@@ -122,14 +122,14 @@ def answer(read: Read, path: str, memory: int) -> bytes:
             return json.dumps({"refused": f"{type(error).__name__}: {error}"[:MAX_SAID]}).encode()
         broke = "out of memory"
     finally:
-        # Nothing that is left of one file may count for the next, nor the answer itself fail for want of memory.
+        # Memory left from one file must not count for the next one, and sending the answer must not run out of memory.
         _limit(resource.RLIMIT_AS, None)
         gc.collect()
     return json.dumps({"broke": broke}).encode()
 
 
 def _confine() -> None:
-    """No core dump, no flood of a log, no life after the parent's, and Ctrl-C left to the parent."""
+    """Dump no core, print no endless log, end with the parent, and leave Ctrl-C to the parent."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, MAX_PRINTED)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -139,7 +139,7 @@ def _confine() -> None:
 
 
 def main() -> None:
-    """Serve until the parent goes."""
+    """Serve requests until the parent ends."""
     _confine()
     link = Connection(int(sys.argv[2]))
     try:
@@ -147,15 +147,15 @@ def main() -> None:
     except Exception as error:
         link.send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
         return
-    # gguf-py makes an object of every element, and no cycles: searching them for some again and again takes a third of
-    # its time. What is left is collected after each file.
+    # gguf-py makes an object of every element, and no reference cycles. Searching for cycles again and again takes a
+    # third of its time, so garbage is collected once after each file.
     gc.disable()
     gc.freeze()
     link.send_bytes(json.dumps({"version": version}).encode())
     while True:
         try:
             request = json.loads(link.recv_bytes())
-            # What was printed over the last file is not about this one.
+            # Remove what was printed about the last file.
             os.ftruncate(2, 0)
             os.lseek(2, 0, os.SEEK_SET)
             link.send_bytes(answer(read, request["path"], request["memory"]))

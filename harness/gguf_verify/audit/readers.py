@@ -1,6 +1,7 @@
-"""Three readers: the same file as gguf-py and llama.cpp see it, and what their verdicts say beside ours.
+"""What gguf-py and llama.cpp see in the same file, and how their verdicts compare with ours.
 
-Both run in child processes, which a hostile file may crash, hang or fill with memory: that is then the verdict.
+Both run in child processes. A hostile file may crash a reader, make it hang or exhaust its memory: that is then the
+reader's verdict.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from ..support.errors import EnvironmentFault
 from ..support.processes import Spawned, signal_name
 from ..support.text import printable, quoted
 
-#: Who reads beside us, in the order of every report.
+#: The other readers, in the order of every report.
 READERS = ("gguf-py", "llama.cpp")
 
-#: Seconds that a reader may take for one file, and for its own start.
+#: Seconds that a reader may take for one file, and to start.
 TIME_LIMIT, START_LIMIT = 60.0, 60.0
-#: Bytes of memory that a reader may take for one file, beside the file's own size.
+#: Bytes of memory that a reader may take for one file, besides the file's own size.
 MEMORY = 2 << 30
 
-#: Bytes of an answer; one tensor takes about 100.
+#: Most bytes of an answer; one tensor takes about 100.
 MAX_ANSWER = 256 << 20
 
 Verdict = Literal["accepted", "refused", "broke"]
 
-#: Rules whose findings are a reason for a reader to refuse a file that we read on; other findings explain nothing.
+#: By reader, the rules for which it refuses a file that we accept. No other finding explains a refusal.
 EXPLAIN = {
     "gguf-py": ("bad-utf8",),
     "llama.cpp": ("nested-array", "offset-order", "gap", "zero-with-data", "padding-cut"),
@@ -49,7 +50,7 @@ class Seen(NamedTuple):
     """A tensor as a reader sees it.
 
     Args:
-        name: as it stands in the file, as far as the reader read it; bytes that are not UTF-8 as surrogates.
+        name: as far as the reader read it; bytes that are not UTF-8 are surrogates.
         shape: row length first, without trailing ones, so () for a single value.
         type_id: ggml's number of its type.
         offset: absolute byte offset of its data.
@@ -70,9 +71,11 @@ class Reading:
     Args:
         reader: one of `READERS`.
         verdict: "broke" where it crashed, hung or ran out of memory.
-        said: why it refused; how it broke, such as "crashed (SIGABRT): its last words"; what it left out. Escaped.
-        data_offset: absolute byte offset that it counts tensor offsets from, or None where it accepted nothing.
-        tensors: in its order.
+        said: why it refused; how it broke, such as "crashed (SIGABRT): last line of output"; or what it left out.
+            Escaped.
+        data_offset: absolute byte offset that its tensor offsets are relative to; None where it did not accept the
+            file.
+        tensors: in the reader's order.
     """
 
     reader: str
@@ -86,12 +89,12 @@ class Readers:
     """gguf-py and llama.cpp, each in a process that serves many files, one after the other.
 
     Use it as a context manager: leaving it ends the processes, also while another thread reads. They start at the
-    first file, and again after one that broke them (and where the thread that started them has ended, with which the
-    system ends them).
+    first file, and again after a file that broke them, or when the thread that started them has ended (the system then
+    ends them).
 
     Args:
-        time_limit: seconds for one file, after which a reader has hung.
-        memory: bytes that a reader may take for one file beside its size, after which it is out of memory.
+        time_limit: seconds for one file; a reader that takes longer counts as hung.
+        memory: bytes that a reader may take for one file besides the file's size.
     """
 
     def __init__(self, time_limit: float = TIME_LIMIT, memory: int = MEMORY) -> None:
@@ -108,7 +111,7 @@ class Readers:
         self.close()
 
     def close(self) -> None:
-        """End both processes, whatever they are doing; nothing starts them again."""
+        """End both processes, whatever they are doing. They are not started again."""
         self._closed = True
         self._end()
 
@@ -123,14 +126,14 @@ class Readers:
         return {name: child.pid for name, child in self._children.items()}
 
     def versions(self) -> dict[str, str]:
-        """By reader. Raises EnvironmentFault where one cannot be started."""
+        """The version of each reader. Raises EnvironmentFault where one cannot be started."""
         return {child.name: child.version for child in self._start()}
 
     def read(self, path: Path | str) -> tuple[Reading, ...]:
-        """The file as both see it, in the order of `READERS`; they read side by side.
+        """The file as both see it, in the order of `READERS`. They read at the same time.
 
-        Raises EnvironmentFault where one cannot be started, ValueError after close(). What the file does to them is in
-        the readings.
+        What the file does to a reader is in its Reading. Raises EnvironmentFault where a reader cannot be started,
+        ValueError after close().
         """
         children = self._start()
         try:
@@ -138,7 +141,7 @@ class Readers:
                 child.ask(path, self._memory, self._time_limit)
             readings = self._answers(children)
         except BaseException:
-            self._end()  # an answer that is still to come must not be taken for that to the next question
+            self._end()  # or an answer that comes later would be taken for the answer to the next question
             raise
         with self._lock:
             for reading in readings:
@@ -147,14 +150,14 @@ class Readers:
         return readings
 
     def _answers(self, children: Sequence[_Child]) -> tuple[Reading, ...]:
-        """As they come, so that nobody's clock runs on while another is waited for."""
+        """The answers, received as they come, so that no reader's time limit runs on while another is waited for."""
         waiting = list(children)
         readings = {}
         while waiting:
             links = [child.link for child in waiting]
             try:
                 ready = wait(links)
-            except OSError:  # closed meanwhile: each one's answer will say how it ended
+            except OSError:  # closed meanwhile: each child's answer will say how it ended
                 ready = list(links)
             for child in [child for child in waiting if child.link in ready]:
                 waiting.remove(child)
@@ -162,7 +165,7 @@ class Readers:
         return tuple(readings[name] for name in READERS)
 
     def _start(self) -> tuple[_Child, ...]:
-        """Both, ready."""
+        """Both children, ready."""
         with self._lock:
             if self._closed:
                 raise ValueError("the readers are closed")
@@ -182,7 +185,7 @@ class Readers:
 
 
 class _Child(Spawned):
-    """One reader's process, and the request that it is at."""
+    """One reader's process, and the request that it is working on."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -201,7 +204,7 @@ class _Child(Spawned):
         super().close(seconds)
 
     def greet(self) -> None:
-        """Wait until it is ready, once. Raises EnvironmentFault where it does not get so far."""
+        """Wait, once, until it is ready. Raises EnvironmentFault where it does not start."""
         if self.version:
             return
         self._arm(START_LIMIT)
@@ -227,8 +230,8 @@ class _Child(Spawned):
         except (EOFError, OSError):
             return Reading(self.name, "broke", self._death())
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            # A reader that a file has taken over may say anything.
-            return Reading(self.name, "broke", "answered nonsense")
+            # A reader that a file has taken over may send anything.
+            return Reading(self.name, "broke", "sent an answer that is not valid")
         finally:
             self._disarm()
 
@@ -243,8 +246,8 @@ class _Child(Spawned):
         said = printable(str(answer.get("said", "")), 200)
         return Reading(self.name, "accepted", said, int(answer["data_offset"]), tensors)
 
-    # A child that hangs may do so in the middle of an answer, where no time limit of the link's would be seen: so the
-    # clock kills it, and whoever waits for it reads the end of the stream.
+    # A child may hang in the middle of an answer, where a time limit on the link would not notice it. So a timer kills
+    # the child, and the thread that waits for it reads the end of the stream.
 
     def _arm(self, seconds: float) -> None:
         self._time_limit = seconds
@@ -263,8 +266,8 @@ class _Child(Spawned):
         self.kill()
 
     def _death(self) -> str:
-        """How it ended, and its last words."""
-        self.hang_up()  # where it lives on, it ends now
+        """How it ended, and its last lines of output."""
+        self.hang_up()  # if it is still running, it ends now
         if not self._hung.is_set():
             self.wait(5)
         self.kill()
@@ -281,7 +284,7 @@ class _Child(Spawned):
         return f"{how}: {words}" if words else how
 
     def _last_words(self) -> str:
-        """What it printed last over this file; source files without the folders that they were built in."""
+        """The last lines that it printed about this file. Source files are named without their folders."""
         lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line) for line in self.last_lines(4096)]
         return printable(" | ".join(lines[-2:]), 200)
 
@@ -298,12 +301,12 @@ def stripped(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def compare(file: GgufFile, readings: Sequence[Reading], explained: Sequence[Finding]) -> tuple[Finding, ...]:
-    """What two readers' verdicts and tensors say beside ours; nothing where all three agree.
+    """Findings where the two readers' verdicts or tensors differ from ours; none where all three agree.
 
     Args:
-        file: our own reading, refused or not.
-        readings: of the same bytes.
-        explained: our findings on the file; those that `EXPLAIN` names are reasons for a reader's refusal.
+        file: our own reading of the file, refused or not.
+        readings: the other readers' readings of the same bytes.
+        explained: our findings on the file. Those that `EXPLAIN` names are reasons for a reader's refusal.
     """
     found = [f for reading in readings for f in _beside(file, reading, explained)]
     if file.refused is not None:
@@ -314,10 +317,10 @@ def compare(file: GgufFile, readings: Sequence[Reading], explained: Sequence[Fin
 
 
 def _beside(file: GgufFile, reading: Reading, explained: Sequence[Finding]) -> list[Finding]:
-    """Our verdict and one reader's."""
+    """Our verdict compared with one reader's."""
     who, said = reading.reader, f": {reading.said}" if reading.said else ""
     refused = file.refused
-    # What makes us refuse is the likeliest cause of all else; otherwise nothing points at a place in the file.
+    # The cause of our refusal is the likeliest cause of the reader's too; otherwise no place in the file is known.
     start, stop = (refused.start, refused.stop) if refused else (0, file.size)
     if reading.verdict == "broke":
         return [finding("reader-broke", start, stop, f"{who} to accept or refuse the file", f"{who} {reading.said}")]
@@ -343,7 +346,7 @@ def ours(file: GgufFile) -> Reading:
 
 
 def _differing(file: GgufFile, one: Reading, other: Reading) -> list[Finding]:
-    """One finding, of the first thing that two readings differ in; none where they see the same tensors."""
+    """One finding for the first difference between two readings; none where they see the same tensors."""
     differing = [(i, a, b) for i, (a, b) in enumerate(zip_longest(one.tensors, other.tensors)) if a != b]
     a_start, b_start = one.data_offset or 0, other.data_offset or 0
     if one.tensors and other.tensors and a_start != b_start:
@@ -381,7 +384,7 @@ def _shown(seen: Seen, field: int) -> str:
 
 
 def _place(file: GgufFile, index: int, field: int) -> tuple[int, int, str]:
-    """Where our own parse has a field of a tensor's description, and whose it is; the size is all of it together."""
+    """Start, end and owner of a field of a tensor's description, by our own parse. The size belongs to all of it."""
     tensors = list(file.tensors.values())
     if index < len(tensors):
         described = tensors[index].described

@@ -1,4 +1,4 @@
-"""Against the source: is each tensor, byte for byte, what llama.cpp makes of the file that it was quantized from?"""
+"""Compares each tensor with the source: are its bytes what llama.cpp makes of the file that it was quantized from?"""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Comparison:
     """One tensor against its source.
 
     Args:
-        tensor: the file's.
+        tensor: the file's tensor.
         source: the source's tensor of that name and shape, where there is one.
-        result: None where they could not be compared.
-        unverified: why not, or "".
-        xrays: of the first block that differs, the file's and what llama.cpp makes; None of elements.
+        result: the comparison; None where they could not be compared.
+        unverified: why they could not be compared, or "".
+        xrays: the first block that differs, as in the file and as llama.cpp makes it; None where a type has no blocks.
     """
 
     tensor: Tensor
@@ -82,9 +82,9 @@ def _xrays(compared: Comparison, llama: Llama) -> tuple[XRay, XRay] | None:
 
 
 def comparison_findings(comparisons: list[Comparison], model: Model, source: Model) -> Iterator[Finding]:
-    """What the comparisons found wrong, and the tensors that one of the files has alone."""
+    """What the comparisons found wrong, and the tensors that only one of the files has."""
     named = IMPORTANCE_KEY in model.metadata
-    because = "; metadata name an importance matrix, without which llama.cpp makes other blocks" if named else ""
+    because = "; the metadata name an importance matrix, without which llama.cpp makes other blocks" if named else ""
     for c in comparisons:
         tensor = c.tensor
         at = tensor.described[0]

@@ -21,20 +21,20 @@ from .storage import Strings
 
 _gguf = submodule("gguf.constants")
 
-#: Quantization recipes whose name is not that of their main type (llama.cpp's `llama_ftype_get_default_type`).
+#: Quantization recipes that are not named after their main type (llama.cpp's `llama_ftype_get_default_type`).
 RECIPES = {
     "IQ2_S": ("IQ2_XS", "IQ2_S"), "IQ2_M": ("IQ2_S",), "IQ3_XS": ("IQ3_S", "IQ3_XXS"), "IQ3_M": ("IQ3_S",),
     "MXFP4_MOE": ("MXFP4",),
 }  # fmt: skip
 
-#: A recipe in a file's name, between separators.
+#: A recipe's name between separators in a file's name.
 NAMED = re.compile(
     r"(?<![a-z0-9])(bf16|f16|f32|fp16|fp32|mxfp4(?:_moe)?|nvfp4|tq[12]_0|q\d_[01]|q\d_k(?:_(?:s|m|l|xl))?"
     r"|iq\d_(?:xxs|xs|nl|s|m|l))(?![a-z0-9])",
     re.IGNORECASE | re.ASCII,
 )
 
-#: Architectures whose attn_k has head_count_kv heads of key_length rows.
+#: Architectures whose attn_k has head_count_kv heads of key_length rows each.
 PLAIN_ATTENTION = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 
 BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
@@ -85,7 +85,8 @@ class _Checks:
         return replace(finding(slug, at.start, at.stop, expected, found, tensor.name), part=tensor.part)
 
     def integer(self, key: str) -> tuple[int | None, list[Finding]]:
-        """A key's integer; None where it is missing, or of a type that is a finding. A list for each layer is None."""
+        """A key's integer, and findings. None where the key is missing or has a value for each layer, or where its type
+        is wrong, which is a finding."""
         value = self.model.metadata.get(key)
         if value is None or isinstance(value, (np.ndarray, list)):
             return None, []
@@ -95,7 +96,7 @@ class _Checks:
         return None, [self.at_key("key-type", key, "an integer", f"a {kind}")]
 
     def of_layer(self, key: str, layer: int) -> int | None:
-        """What a key says of one layer: one integer for all, or one for each."""
+        """A key's value for one layer: the key holds one integer for all layers, or one for each."""
         value = self.model.metadata.get(key)
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
             return int(value[layer]) if layer < len(value) else None
@@ -104,7 +105,7 @@ class _Checks:
     # -- quantization -------------------------------------------------------------------------------------------
 
     def present(self, recipes: Sequence[str]) -> bool:
-        """Whether one of the recipes can be what made this file.
+        """Whether this file can have been made by one of the recipes.
 
         Where no row is a multiple of a recipe's blocks, llama.cpp falls back to other types, so the recipe can be right
         without a tensor of its type.
@@ -158,10 +159,10 @@ class _Checks:
         count, wrong = self.integer(key)
         yield from wrong
         numbers = {int(m[1]) for m in map(BLOCK.match, self.tensors) if m}
-        # Without a token embedding the file is a part of a model (a projector, say), numbered as it likes.
+        # Without a token embedding the file is a part of a model, such as a projector, with a numbering of its own.
         if count is None or "token_embd.weight" not in self.tensors:
             return
-        # Layers that only predict further tokens stand last, and are left out of some files.
+        # Layers that only predict further tokens come last, and some files leave them out.
         spare = self.of_layer(self.key("nextn_predict_layers"), 0) or 0
         if not numbers and any(".blk." in name for name in self.tensors):
             return  # encoder and decoder have layers of their own
@@ -204,7 +205,7 @@ class _Checks:
         key = self.key("feed_forward_length")
         _, wrong = self.integer(key)
         yield from wrong
-        # With experts the dense layers, if any, follow rules of the architecture's own.
+        # In a mixture of experts, each architecture has its own rule for dense layers.
         if self.of_layer(self.key("expert_count"), 0):
             return
         for layer, tensor in self.layers("ffn_down"):
@@ -248,7 +249,7 @@ class _Checks:
                     return
 
     def layers(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """The weight of that name of each layer, in file order."""
+        """The weight of that name in each layer, in the file's order."""
         for tensor in self.tensors.values():
             match = BLOCK.match(tensor.name)
             if match and tensor.name == f"blk.{match[1]}.{name}.weight":

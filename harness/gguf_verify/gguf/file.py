@@ -21,12 +21,12 @@ class Tensor:
 
     Args:
         name: as it stands in the file; pass it through `printable` before showing it.
-        type: ggml's type of it.
+        type: its ggml type.
         shape: in ggml's order, the row length first; () for a single value.
         offset: absolute byte offset of the data in its file.
         part: index of that file in a split model.
         ranges: the byte map of that file.
-        at: index in it of the tensor's name.
+        at: index of the tensor's name in `ranges`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Tensor:
 
     @property
     def n_rows(self) -> int:
-        """Rows, of all higher dimensions together."""
+        """Rows: the product of all dimensions but the first."""
         return prod(self.shape[1:])
 
     @property
@@ -93,21 +93,21 @@ class Tensor:
 
 @dataclass
 class GgufFile:
-    """What one file says. After a refusal it holds what was read before.
+    """What one file holds. Where the parser refused the file, what it had read before.
 
     Args:
         mapped: its bytes.
         part: its index in a split model.
-        version: GGUF version; 0 where it was not read.
+        version: the GGUF version; 0 where it was not read.
         alignment: in bytes.
-        data_offset: absolute byte offset that tensor offsets count from; the end of the header if no tensor exists.
+        data_offset: absolute byte offset that tensor offsets are relative to; without a tensor, the end of the header.
         metadata: scalars as int, float, bool or str; arrays as read-only NumPy arrays of their type, of strings as
             `Strings`, of arrays as nested lists. Bytes that are not UTF-8 stand as surrogates. Values beyond 64 MiB
             in all (a str counts four bytes a character) are views of the file: see `Metadata`; a string among them
             is a memoryview of its UTF-8.
-        value_ranges: where the value of each key stands.
+        value_ranges: the byte range of each key's value.
         tensors: in the order of their descriptions.
-        byte_map: every byte of the file exactly once, ascending.
+        byte_map: ascending ranges that hold every byte of the file exactly once.
         findings: everything wrong with it, the refusal included.
         refused: the finding that ended reading, or None.
     """

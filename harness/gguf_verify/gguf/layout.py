@@ -1,7 +1,7 @@
-"""Where tensors' data lie: each inside the file, aligned, apart from the others; and who owns the bytes between.
+"""Checks where the tensors' data lie, and records which field owns the bytes between them.
 
-The writer's rule, and the only layout that llama.cpp loads: data start at `data_offset` and follow in the order of the
-descriptions, each padded with zeros to the alignment.
+Writers use one layout, and llama.cpp loads no other: the data start at `data_offset` and follow each other in the order
+of the descriptions, each padded with zeros to the alignment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .mapped import Mapped
 from .records import Findings, Range, finding, refuse
 from .storage import ByteMap
 
-PIECE = 1 << 20  # bytes that are looked at in one go
+PIECE = 1 << 20  # bytes that are checked together
 
 
 def align(position: int, alignment: int) -> int:
@@ -49,7 +49,7 @@ class Info:
 
     @property
     def described(self) -> tuple[Range, ...]:
-        """Where name, dimensions, type and offset stand."""
+        """The byte ranges of name, dimensions, type and offset."""
         return self.ranges[self.at : self.at + 4]
 
     @property
@@ -63,15 +63,15 @@ class Info:
 
 
 class Layout:
-    """Judges the data section.
+    """Checks the data section.
 
     Args:
         mapped: the file.
-        header_end: absolute byte offset behind the last description.
+        header_end: absolute byte offset after the last description.
         alignment: in bytes.
-        alignment_at: where the file says so, if it does.
-        infos: in the order of the descriptions.
-        ranges, findings: the header's, to be added to.
+        alignment_at: the byte range of the alignment's value; None where the file has none.
+        infos: the descriptions, in the file's order.
+        ranges, findings: those of the header, to which the data section's are added.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Layout:
         self.findings.add(finding(slug, start, stop, expected, found, owner))
 
     def locate(self) -> None:
-        """Where each tensor's data lie: inside the file and aligned. Raises Refused otherwise."""
+        """Locate each tensor's data. Raises Refused where they are not inside the file, or not aligned."""
         if self.data_offset > self.size:
             at = self.alignment_at
             if at is not None and self.alignment > self.size:
@@ -130,8 +130,8 @@ class Layout:
             self.located.append(info)
 
     def map(self) -> None:
-        """Gives every byte behind the header to a tensor, to padding, or to nobody."""
-        # Of two at the same place the empty one is first: it shares no bytes with the other.
+        """Record every byte after the header as a tensor's data, padding, a gap or trailing bytes."""
+        # Of two tensors at the same offset the empty one comes first: it shares no bytes with the other.
         ordered = sorted(self.located, key=lambda info: (info.start, info.nbytes))
         self.check_overlap(ordered)
         self.check_order()
@@ -139,7 +139,7 @@ class Layout:
         last: Info | None = None
         for info in ordered:
             if info.start < cursor:
-                continue  # an empty tensor within another's bytes, which check_order has named
+                continue  # an empty tensor within another's bytes; check_order has reported it
             self.fill_to(info.start, cursor, last)
             if info.nbytes:
                 self.ranges.add(info.start, info.stop, "data", info.name)
@@ -158,9 +158,9 @@ class Layout:
             if not info.nbytes:
                 continue
             if reach is not None and info.start < reach.stop:
-                # The later description is to blame, as the earlier one was fine when it was read.
+                # The later description is at fault: the earlier one was valid when it was read.
                 late, early = (info, reach) if info.at > reach.at else (reach, info)
-                self.located.clear()  # whose bytes are whose is not known
+                self.located.clear()  # which bytes belong to which tensor is not known
                 at = late.described[3]
                 refuse(
                     "overlap", at.start, at.stop,
@@ -181,8 +181,8 @@ class Layout:
             reached = max(reached, align(info.stop, self.alignment))
 
     def fill_to(self, stop: int, cursor: int, last: Info | None, trailing: bool = False) -> None:
-        """Maps the bytes from `cursor` to `stop`: padding up to the next multiple of the alignment, then a gap or the
-        trailing bytes. `last` is the tensor before, if any."""
+        """Record the bytes from `cursor` to `stop`: padding up to the next multiple of the alignment, then a gap or
+        trailing bytes. `last` is the tensor before them, if any."""
         if cursor >= stop:
             return
         owner = last.name if last else ""
@@ -207,7 +207,7 @@ class Layout:
                       "owns", owner)  # fmt: skip
 
     def check_padding(self, start: int, stop: int, owner: str) -> None:
-        # In pieces and without the holes of a sparse file, since a huge alignment makes huge paddings.
+        # Check in pieces and skip the holes of a sparse file, since a huge alignment makes huge padding.
         first = final = -1
         at = self.mapped.next_data(start) if stop - start > PIECE else start
         while at < stop:

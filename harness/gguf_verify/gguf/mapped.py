@@ -1,4 +1,4 @@
-"""The bytes of a file, mapped into memory, and whether the file is still the one that was opened."""
+"""The bytes of a file, mapped into memory, with a check whether the file is still the one that was opened."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def _without_waiting(path: str, flags: int) -> int:
 class Mapped:
     """A file's bytes, mapped read-only.
 
-    Touching a page of a mapping that the file no longer has kills the process (SIGBUS), and no Python code can catch
-    it. So `read` asks for the file's size before it hands out a view. A file cut in the very moment of use can still
-    kill: whoever holds a view for long should take smaller ones.
+    To touch a page that the file no longer has kills the process (SIGBUS); Python code cannot catch that. So `read`
+    compares the file's size before it returns a view. A file that is cut at the very moment of use can still kill the
+    process, so code that uses a view for long should take smaller views, one after the other.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises MalformedFile for what is not a readable regular file."""
+        """Raises MalformedFile where it is not a readable regular file."""
         self.path = path
         self._file: io.BufferedReader | None = None
         try:
-            # Before opening: to open a FIFO waits for a writer.
+            # Checked before opening, since opening a FIFO waits for a writer.
             self._expect_regular(os.stat(path))
-            # Not to wait for one that takes the file's place now.
+            # Opened without waiting, in case a FIFO takes the file's place now.
             self._file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - held until close()
             opened = os.fstat(self._file.fileno())
             self._expect_regular(opened)
@@ -85,7 +85,7 @@ class Mapped:
 
     @property
     def changed(self) -> bool:
-        """Whether the file is no longer what was opened: written to, cut, or another in its place."""
+        """Whether the file is no longer the one that was opened: it was written to, cut or replaced."""
         if self._file is None:
             return False
         try:
@@ -95,14 +95,14 @@ class Mapped:
         return any([s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns] != self.identity for s in states)
 
     def sha256(self) -> str:
-        """Hex digest of the whole file, streamed through read(), not through the mapping."""
+        """The hex digest of the whole file, which is read as a stream and not through the mapping."""
         self.read()
         assert self._file is not None
         self._file.seek(0)
         return hashlib.file_digest(self._file, "sha256").hexdigest()
 
     def close(self) -> None:
-        """Lets go of the file; views that are still held keep their pages."""
+        """Close the file. Views that are still held keep their pages."""
         self._bytes = None
         if self._file is not None:
             self._file.close()

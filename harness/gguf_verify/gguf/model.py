@@ -15,7 +15,7 @@ from .parser import parse
 from .records import Finding, finding
 from .storage import Budget
 
-#: What llama.cpp calls the parts: a prefix, the number from 1, the count.
+#: How llama.cpp names the parts: a prefix, the number from 1, the count.
 PART_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
 
@@ -24,7 +24,7 @@ class RefusedFile(MalformedFile):
 
     Args:
         path: the file.
-        finding: why, with the byte range.
+        finding: the reason, with its byte range.
     """
 
     def __init__(self, path: Path, finding: Finding) -> None:
@@ -35,7 +35,7 @@ class RefusedFile(MalformedFile):
 
 @dataclass
 class Model:
-    """A model that can be read safely, whatever its findings below "refuse".
+    """A model that can be read safely. Its findings have effects below "refuse".
 
     Args:
         path: the file that was opened, the first part of a split model.
@@ -55,7 +55,7 @@ class Model:
 
     @property
     def architecture(self) -> str | None:
-        """`general.architecture`, as it stands in the file, or None where it is no string."""
+        """`general.architecture`, as it stands in the file, or None where it is not a string."""
         value = self.metadata.get("general.architecture")
         return value if isinstance(value, str) else None
 
@@ -70,7 +70,7 @@ class Model:
         return tuple(f for part in self.parts for f in part.findings)
 
     def sha256(self) -> tuple[str, ...]:
-        """The hex digest of each part; streamed at the first call, remembered after."""
+        """The hex digest of each part, computed at the first call."""
         if not self._digests:
             self._digests = tuple(part.mapped.sha256() for part in self.parts)
         return self._digests
@@ -91,9 +91,9 @@ class Model:
 def open_model(path: Path | str) -> Model:
     """Opens a GGUF file, and all parts of a split one.
 
-    Raises MalformedFile, one line that names the file and the byte, for what cannot be opened (a missing file, a
-    directory), and its subclass RefusedFile, which holds the finding, for a file that is refused and for a split model
-    that is opened by a later part, incomplete or inconsistent.
+    Raises MalformedFile, whose message is one line that names the file and the byte, where the file cannot be opened
+    (it is missing, or a directory). Raises its subclass RefusedFile, which holds the finding, where the parser refuses
+    the file, and where a split model is incomplete, inconsistent or not opened by its first part.
     """
     path = Path(path)
     budget = Budget()

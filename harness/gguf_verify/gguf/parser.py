@@ -11,11 +11,11 @@
     array value  u32 element type, u64 count, the elements without padding
     tensor info  string name, u32 number of dimensions, i64 each, u32 type, u64 offset from data_offset
 
-It reads front to back and takes nothing on trust: every length is compared with the bytes that remain before it is
-used, so no loop is longer than the file; what is kept of it is limited by a `Budget`, whatever its size, and values
-beyond that stay views of it; sizes are Python integers, so no product wraps; arrays in arrays are read with a stack of
-bounded depth, not by recursion. What cannot be read on from raises `Refused`, which `parse` catches. Where the data of
-the tensors lie is judged by `layout.py`, when all descriptions are read.
+The parser reads front to back and trusts nothing. It compares every length with the bytes that remain before it uses
+the length, so no loop is longer than the file. A `Budget` limits what is kept in memory; values beyond it stay views of
+the file. Sizes are Python integers, so no product wraps. Arrays in arrays are read with a stack of bounded depth, not
+by recursion. Where reading cannot go on, `Refused` is raised, which `parse` catches. After all descriptions are read,
+`layout.py` checks where the tensors' data lie.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
-ALIGNED_TO = 8  # the GGUF specification asks for alignments that are multiples of it
+ALIGNED_TO = 8  # by the GGUF specification, alignments are multiples of it
 MAX_KEY = 65535  # bytes, by the GGUF specification
 MAX_TENSOR_NAME = 63  # bytes: ggml's GGML_MAX_NAME less the NUL
 MAX_STRING = 1 << 30  # bytes: llama.cpp's GGUF_MAX_STRING_LENGTH
@@ -62,13 +62,13 @@ MAX_NESTING = 4  # levels of arrays in arrays, the innermost included; no known 
 INT64_MAX = (1 << 63) - 1
 REMOVED_TYPES = {4, 5, 31, 32, 33, 36, 37, 38}
 
-# The shortest key-value pair, tensor info, string and array value: what bounds a count before it is looped over.
+# Bytes of the shortest key-value pair, tensor info, string and array value: they bound a count before it is used.
 MIN_PAIR = 8 + 4 + 1
 MIN_INFO = 8 + 4 + 4 + 8
 MIN_STRING = 8
 MIN_ARRAY = 4 + 8
 
-# The value types by number: a name, and the layout of those that have a fixed size.
+# The value types by number: the name, and the layout where the size is fixed.
 VALUE_TYPES = (
     ("uint8", "<B"), ("int8", "<b"), ("uint16", "<H"), ("int16", "<h"), ("uint32", "<I"), ("int32", "<i"),
     ("float32", "<f"), ("bool", "<B"), ("string", ""), ("array", ""), ("uint64", "<Q"), ("int64", "<q"),
@@ -80,19 +80,19 @@ UINT32, BOOL, STRING, ARRAY = (TYPE_NAMES.index(name) for name in ("uint32", "bo
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 SHOWN = 260  # bytes of a string that a message can show: 65 characters, one more than `quoted` does
-CHUNK = 128 * STRIDE  # strings that are looked at in one go
-JOINED = 1 << 18  # bytes that they may take to be looked at together
+CHUNK = 128 * STRIDE  # strings that are checked together
+JOINED = 1 << 18  # most bytes of strings that are decoded together
 
 
 def parse(path: Path | str, part: int = 0, budget: Budget | None = None) -> GgufFile:
-    """Reads one file; never raises for what it holds: `refused` says why reading ended early.
+    """Reads one file. What the file holds never raises an exception: `GgufFile.refused` says why reading ended early.
 
     Args:
-        path: the file; parts of a split model are not looked for.
-        part: the index to give it in a split model.
-        budget: what is left of it by the parts before; a whole one by default.
+        path: the file. Other parts of a split model are not read.
+        part: its index in a split model.
+        budget: what the parts before have left of the budget; a whole budget by default.
 
-    Raises MalformedFile for what is not a readable regular file, or shrinks while it is read.
+    Raises MalformedFile where it is not a readable regular file, or shrinks while it is read.
     """
     mapped = Mapped(Path(path))
     file = GgufFile(mapped, part)
@@ -114,7 +114,7 @@ def _of(what: str, owner: str) -> str:
 
 
 class _Parser:
-    """A cursor on the bytes, and what was found up to it. `pos` never passes `size`."""
+    """A cursor on the bytes, with everything found before it. `pos` never passes `size`."""
 
     def __init__(self, mapped: Mapped, part: int, budget: Budget) -> None:
         self.mapped = mapped
@@ -137,7 +137,7 @@ class _Parser:
         self.located: list[Info] = []
 
     def fill(self, file: GgufFile) -> None:
-        """Hands everything over, with the unread rest of the file mapped as such."""
+        """Store everything in the file's record. The rest of the file that was not read is mapped as such."""
         covered = self.ranges[-1].stop if self.ranges else 0
         if covered < self.size:
             self.ranges.add(covered, self.size, "unread")
@@ -154,12 +154,12 @@ class _Parser:
     # -- the cursor ---------------------------------------------------------------------------------------------
 
     def own(self, start: int, kind: str, owner: str = "", note: object = "") -> None:
-        """Gives the bytes from `start` to the cursor to a field."""
+        """Record which field owns the bytes from `start` to the cursor."""
         if start < self.pos:  # the value of an empty array has no bytes
             self.ranges.add(start, self.pos, kind, owner, note)
 
     def number(self, layout: struct.Struct, what: str, owner: str = "") -> int:
-        """The number at the cursor, which moves behind it. `what` it is, and of whom, is for the message."""
+        """The number at the cursor, which moves behind it. `what` and `owner` name it in a message."""
         if self.size - self.pos < layout.size:
             refuse(
                 "truncated", self.pos, self.size, f"{layout.size} bytes of {_of(what, owner)}",
@@ -183,7 +183,7 @@ class _Parser:
         return self.pos - length, self.pos
 
     def decoded(self, start: int, stop: int) -> tuple[str, bool]:
-        """These bytes as text, those that are not UTF-8 as surrogates, and whether there were none of those."""
+        """These bytes as text, in which bytes that are not UTF-8 are surrogates, and whether all of them are UTF-8."""
         raw = self.view[start:stop]
         try:
             return str(raw, "utf-8"), True
@@ -191,11 +191,11 @@ class _Parser:
             return str(raw, "utf-8", "surrogateescape"), False
 
     def shown(self, start: int, stop: int) -> str:
-        """A text of these bytes for a message, of any length."""
+        """These bytes as a message shows them: cut, escaped and in quotes."""
         return quoted(self.decoded(start, min(stop, start + SHOWN))[0])
 
     def is_utf8(self, start: int, stop: int) -> bool:
-        """Whether these bytes are UTF-8; in pieces, since a text takes up to four times its bytes in memory."""
+        """Whether these bytes are UTF-8. They are decoded in pieces, since a str takes up to four times its bytes."""
         try:
             if stop - start <= PIECE:
                 str(self.view[start:stop], "utf-8")
@@ -208,8 +208,8 @@ class _Parser:
         return True
 
     def keep(self, start: int, stop: int, key: str) -> bytes | memoryview:
-        """These bytes: a copy, so that metadata stay readable when the file is closed or cut, or a view where the
-        budget has no room for one."""
+        """A copy of these bytes, so that metadata stay readable when the file is closed or cut; or a view of the file,
+        where the budget has no room for a copy."""
         if self.budget.hold(stop - start):
             return bytes(self.view[start:stop])
         self.borrowed.add(key)
@@ -264,10 +264,10 @@ class _Parser:
         return n_tensors, n_keys
 
     def count(self, what: str, smallest: int, left: int, limit: int) -> int:
-        """A count of the header, of things that take at least `smallest` bytes each, `left` of the `limit` at most."""
+        """A count in the header, of things of at least `smallest` bytes each. The budget has `left` of `limit` left."""
         start = self.pos
         count = self.number(U64, f"the number of {what}s")
-        # Both counts are judged by what remains behind the header, of which the second count is the last part.
+        # Both counts are compared with the bytes after the header, which ends with the second count.
         room = max(self.size - 24, 0) // smallest
         if count > room:
             signed = f" (-{(1 << 64) - count} to llama.cpp)" if count > INT64_MAX else ""
@@ -352,7 +352,7 @@ class _Parser:
         return bool(number)
 
     def array(self, key: str) -> object:
-        """The array at the cursor. One in which no array nests has three ranges, another one only."""
+        """The array at the cursor. It gets three byte ranges, or one where arrays are nested in it."""
         start = self.pos
         kind, count = self.array_head(key)
         if kind != ARRAY:
@@ -393,7 +393,7 @@ class _Parser:
         return root
 
     def array_head(self, key: str) -> tuple[int, int]:
-        """Element type and count of the array at the cursor; that many elements can fit in the file."""
+        """Element type and count of the array at the cursor. The file has room for that many elements."""
         kind = self.value_type("element type", key)
         start = self.pos
         count = self.number(U64, "the length", key)
@@ -413,7 +413,7 @@ class _Parser:
         return kind, count
 
     def elements(self, kind: int, count: int, key: str) -> object:
-        """`count` elements at the cursor, which the file is known to have room for, strings except."""
+        """`count` elements at the cursor. The file is known to have room for them, unless they are strings."""
         if kind == STRING:
             return self.strings(count, key)
         start = self.pos
@@ -422,7 +422,7 @@ class _Parser:
         values = np.frombuffer(raw, dtype=SCALARS[kind].format)
         if kind == BOOL:
             self.check_bools(start, self.pos, key)
-            # In a copy every byte but 0 becomes a true one; in a view of the file it stands as it is.
+            # A copy turns every byte but 0 into True; a view of the file leaves the bytes as they are.
             values = values.astype(np.bool_) if isinstance(raw, bytes) else values.view(np.bool_)
             values.flags.writeable = False
         return values
@@ -462,8 +462,10 @@ class _Parser:
         return Strings(self.keep(begin, self.pos, key), count, index)
 
     def walk(self, first: int, last: int, key: str) -> list[int]:
-        """Where the lengths of the strings `first` to `last` of an array stand, the first one at the cursor. A
-        vocabulary is 100,000 of them and more: the loop is `string`, written out."""
+        """The offsets of the lengths of an array's strings `first` to `last`; the first length is at the cursor.
+
+        A vocabulary has 100,000 strings and more, so the loop repeats the code of `string` instead of calling it.
+        """
         view, size, pos, length_of = self.view, self.size, self.pos, U64.unpack_from
         heads = []
         for i in range(first, last):
@@ -485,12 +487,12 @@ class _Parser:
         return heads
 
     def not_utf8(self, heads: list[int]) -> list[int]:
-        """Which of the strings whose lengths stand at `heads`, and that end at the cursor, are not UTF-8."""
+        """Indices of the strings that are not UTF-8. Their lengths lie at `heads`; the last one ends at the cursor."""
         begin = heads[0]
         if self.pos - begin > JOINED or len(heads) < 32:
             spans = enumerate(pairwise([*heads, self.pos]))
             return [i for i, (head, stop) in spans if not self.is_utf8(head + 8, stop)]
-        # All at once. Zeros in place of the lengths keep them apart: no character goes on behind a zero.
+        # Decode all at once. Zeros in place of the lengths separate the strings: no character continues after a zero.
         joined = self.bytes[begin : self.pos].copy()
         places = np.array(heads) - begin
         for i in range(8):
@@ -501,7 +503,7 @@ class _Parser:
         except UnicodeDecodeError:
             text = str(joined.data, "utf-8", "surrogateescape")
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
-        bad = (codes >= 0xDC80) & (codes <= 0xDCFF)  # each of them a byte
+        bad = (codes >= 0xDC80) & (codes <= 0xDCFF)  # each stands for one byte
         widths = np.ones(len(codes), np.int8)
         for more in (0x80, 0x800, 0x10000):
             widths += codes >= more
@@ -574,7 +576,8 @@ class _Parser:
                     f"{size - (1 << 64)} as dimension {i}", name,
                 )  # fmt: skip
             shape.append(size)
-        # Zero dimensions hide an overflow of the others from a product, not from code that multiplies in another order.
+        # A zero dimension hides an overflow of the others from a plain product, but not from code that multiplies in
+        # another order.
         if prod(max(size, 1) for size in shape) > INT64_MAX:
             refuse("dimensions-overflow", start + 4, self.pos, f"fewer than 2^63 elements in {quoted(name)}",
                     " x ".join(map(str, shape)), name)  # fmt: skip
@@ -582,7 +585,7 @@ class _Parser:
         return tuple(shape), start
 
     def tensor_type(self, name: str, shape: tuple[int, ...], dimensions: int) -> TensorType:
-        """The type at the cursor; the dimensions before it start at byte `dimensions`."""
+        """The type at the cursor. The dimensions before it start at byte `dimensions`."""
         start = self.pos
         number = self.number(U32, "the type", name)
         kind = tensor_type(number)
@@ -592,7 +595,7 @@ class _Parser:
         self.own(start, "type", name, kind.name)
         row = shape[0] if shape else 1
         if row % kind.block_size:
-            # The first dimension is to blame, or the type: the range is of the dimension.
+            # The dimension or the type is wrong; the finding shows the range of the dimension.
             first, stop = (dimensions + 4, dimensions + 12) if shape else (dimensions, start)
             refuse(
                 "partial-block", first, stop,

@@ -11,21 +11,21 @@ from .rules import RULES, Effect
 
 Severity = Literal["error", "warning", "note"]
 
-#: Findings of one rule that are listed one by one; the rest is counted.
+#: Findings of one rule that are listed; further ones are counted.
 MAX_PER_RULE = 20
 
 
 class Range(NamedTuple):
     """Bytes `start` up to, not including, `stop` of one file, and the one field that owns them.
 
-    A named tuple, since a large file has thousands.
+    It is a named tuple because a large file has thousands of them.
 
     Args:
         start: absolute byte offset.
         stop: absolute byte offset after the last byte.
         kind: one of `KINDS`.
-        owner: the key or tensor that the field belongs to, as it stands in the file (not escaped), or "".
-        note: what the value is, where that is short.
+        owner: the key or tensor that the field belongs to, as the file has it (not escaped), or "".
+        note: the value, where that is short.
     """
 
     start: int
@@ -51,17 +51,17 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong with a file. All texts are escaped and fit on a line.
+    """One thing that is wrong with a file. All texts are escaped and fit on a line.
 
     Args:
         id: stable, such as `GGUF-013-duplicate-key`.
         effect: see `Rule.effect`.
-        start: absolute offset of the first byte that is to blame.
-        stop: absolute offset after the last; equals `start` where bytes are missing.
-        expected: what should stand there.
-        found: what does.
+        start: absolute offset of the first wrong byte.
+        stop: absolute offset after the last one; equals `start` where bytes are missing.
+        expected: what should be there.
+        found: what is there.
         why: why it matters.
-        owner: the key or tensor concerned, as it stands in the file (not escaped), or "".
+        owner: the key or tensor concerned, as the file has it (not escaped), or "".
         part: index of the file in a split model.
     """
 
@@ -91,7 +91,7 @@ def finding(slug: str, start: int, stop: int, expected: str, found: str, owner: 
 
 
 class Refused(Exception):
-    """Reading cannot go on; inside the container only."""
+    """Reading cannot go on. It is raised and caught within this room."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.line())
@@ -104,7 +104,7 @@ def refuse(slug: str, start: int, stop: int, expected: str, found: str, owner: s
 
 
 class Findings:
-    """Findings as they come, at most `MAX_PER_RULE` of each rule; the rest is counted."""
+    """Findings in the order in which they are added: at most `MAX_PER_RULE` of each rule, and a count of the others."""
 
     def __init__(self) -> None:
         self._kept: list[Finding] = []
@@ -116,7 +116,7 @@ class Findings:
             self._kept.append(finding)
 
     def listed(self, part: int | None = None) -> tuple[Finding, ...]:
-        """All that are kept, the last one of a rule saying how many more there are; of that part, if it is given."""
+        """All that are kept, with `part` if it is given. The last one of a rule says how many more there are."""
         left = Counter({id: min(total, MAX_PER_RULE) for id, total in self._totals.items()})
         listed = []
         for f in self._kept:
@@ -129,7 +129,7 @@ class Findings:
 
 
 def capped(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """At most `MAX_PER_RULE` findings of each rule, the last one saying how many more there are."""
+    """At most `MAX_PER_RULE` findings of each rule. The last one of a rule says how many more there are."""
     kept = Findings()
     for f in findings:
         kept.add(f)

@@ -1,8 +1,8 @@
-"""What a file's content is kept in. Nothing here grows with the file beyond the limits of a `Budget`.
+"""Containers for what a file holds. Their memory does not grow with the file beyond the limits of a `Budget`.
 
-A file of 100 MB can hold 12 million strings, 5 million keys or 3 million tensors, and a Python object takes 50 bytes
-and more: what is kept as one object for each field of a file takes 30 times its size. A file that reaches all limits
-at once takes 300 MB (measured).
+A file of 100 MB can hold 12 million strings, 5 million keys or 3 million tensors. A Python object takes 50 bytes or
+more, so one object for each field would take 30 times the size of the file. A file that reaches all limits at once
+takes 300 MB (measured).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_NESTED = 1 << 14  # no known model has any
 MAX_STRINGS = 1 << 24  # known vocabularies have 256,000 tokens and twice as many merges
 MAX_HELD = 64 << 20  # 256,000 tokens with their scores, types and merges take 13 MB
 
-#: Where every 64th of an array's strings stands is known.
+#: The offset of every 64th string of an array is kept.
 STRIDE = 64
 
 _U64 = Struct("<Q")
@@ -34,14 +34,14 @@ _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 @dataclass
 class Budget:
-    """What may still be kept of one model, all its parts together.
+    """How much of one model, all its parts together, may still be kept in memory.
 
     Args:
-        keys, tensors: so many of them.
-        key_bytes: of all keys' names.
+        keys, tensors: how many of them.
+        key_bytes: bytes of all keys' names.
         nested: arrays within arrays.
         strings: elements of all arrays of strings.
-        held: bytes of values to keep copies of. What exceeds it stays in the file and is read from there.
+        held: bytes of values that are copied. Values beyond them stay in the file and are read from there.
     """
 
     keys: int = MAX_KEYS
@@ -52,7 +52,7 @@ class Budget:
     held: int = MAX_HELD
 
     def hold(self, nbytes: int) -> bool:
-        """Whether so many bytes can be kept; they are then taken off."""
+        """Whether so many bytes can be kept. If so, they are subtracted from the budget."""
         if nbytes > self.held:
             return False
         self.held -= nbytes
@@ -60,7 +60,7 @@ class Budget:
 
 
 class ByteMap(Sequence[Range]):
-    """The byte ranges of a file, ascending; kept as columns, and made a `Range` when asked for."""
+    """The byte ranges of a file, ascending. They are kept as columns; a `Range` is made when it is asked for."""
 
     def __init__(self) -> None:
         self._starts = array("Q")
@@ -70,7 +70,7 @@ class ByteMap(Sequence[Range]):
         self._notes: list[object] = []
 
     def add(self, start: int, stop: int, kind: str, owner: str = "", note: object = "") -> None:
-        """Appends a range. A note that is no text becomes it when asked for: dimensions as "2 x 3"."""
+        """Append a range. A note that is not a str becomes one when it is asked for: dimensions as "2 x 3"."""
         self._starts.append(start)
         self._stops.append(stop)
         self._kinds.append(_KIND_NUMBERS[kind])
@@ -95,19 +95,19 @@ class ByteMap(Sequence[Range]):
 
 
 class Strings(Sequence[str]):
-    """The strings of an array, decoded when asked for; bytes that are not UTF-8 stand as surrogates.
+    """The strings of an array, decoded when they are asked for. Bytes that are not UTF-8 are surrogates.
 
-    Equal to any sequence of the same strings, a list of them say.
+    It equals any sequence of the same strings, such as a list.
     """
 
-    __hash__ = None  # type: ignore[assignment]  # as a list has none
+    __hash__ = None  # type: ignore[assignment]  # a list has none either
     __slots__ = ("_count", "_index", "_raw")
 
     def __init__(self, raw: bytes | memoryview, count: int, index: array[int]) -> None:
         """
         Args:
-            raw: the elements as they stand in the file: `count` times a length and that many bytes.
-            index: offsets in `raw` of the elements 0, STRIDE, 2 STRIDE, …
+            raw: the elements as the file holds them: `count` times a length and that many bytes.
+            index: offsets in `raw` of the elements 0, STRIDE, 2·STRIDE, …
         """
         self._raw = raw
         self._count = count
@@ -117,14 +117,14 @@ class Strings(Sequence[str]):
         return self._count
 
     def _from(self, first: int) -> Iterator[tuple[int, int]]:
-        """Where the strings from number `first` on stand in `raw`: start and stop of each."""
+        """Start and stop in `raw` of each string from number `first` on."""
         raw, size = self._raw, len(self._raw)
         at = self._index[first // STRIDE] if first < self._count else size
         for number in range(first - first % STRIDE, self._count):
             stop = at + 8
             if stop <= size:
                 stop += _U64.unpack_from(raw, at)[0]
-            if stop > size:  # it was not when it was read
+            if stop > size:  # the parser has checked it, so the file has changed
                 raise MalformedFile(f"element {number} of an array of strings has changed since the file was opened")
             if number >= first:
                 yield at + 8, stop
@@ -159,7 +159,7 @@ class Strings(Sequence[str]):
 
 
 class Metadata(Mapping[str, object]):
-    """The values by key. Those that are not held in memory are read from the file, and need it whole and open.
+    """The values by key. Values that are not held in memory are read from the file, which must be whole and open.
 
     Args:
         mapped: the file.

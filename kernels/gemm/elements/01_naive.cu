@@ -1,5 +1,5 @@
-// 01 naive for weights that are not quantized (semantics f16, bf16, f32): one thread an output element,
-// y[m,n] = Σ_k round(a)·w by fused multiply-adds in ascending k. Any K.
+// 01 naive for weights that are not quantized (semantics f16, bf16, f32): one thread for each output element,
+// y[m,n] = Σ_k round(a)·w by fused multiply-adds in ascending k. K may be any number.
 #include "formats/format.cuh"
 
 extern "C" __global__ void gemm(const ELEMENT* __restrict__ w,  // (N, K)

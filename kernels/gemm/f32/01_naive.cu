@@ -1,5 +1,5 @@
-// 01 naive: one thread an output element, semantics f32 (W4A16/W8A16: float32 activations as they are). A weight is
-// dequantized as llama.cpp's to_float does, then y[m,n] = Σ_k a·w by fused multiply-adds in ascending k.
+// 01 naive: one thread for each output element, semantics f32 (W4A16/W8A16: activations stay float32). A weight is
+// dequantized as llama.cpp's to_float does; then y[m,n] = Σ_k a·w by fused multiply-adds in ascending k.
 #include "formats/format.cuh"
 
 extern "C" __global__ void gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)

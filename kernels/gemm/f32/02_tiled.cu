@@ -1,14 +1,14 @@
-// 02 tiled: as 01, but a block of 16 × 16 threads first copies what its 16 tokens and 16 rows of W need of four slices
-// (128 values) into shared memory, W's values already dequantized.
+// 02 tiled: as 01, but a block of 16 × 16 threads first copies four slices (128 values) of its 16 tokens and its 16
+// rows of W into shared memory, where W's values are already dequantized.
 //
-// What it adds. In 01 each output reads its row of W and its row of X (of Q4_0, 18 + 128 bytes for 32 products) and
-// dequantizes W's row for itself: an unpacking, a conversion and a multiplication beside each product. Here each byte
-// is read from global memory, and each weight dequantized, once for 16 outputs: (16·18 + 16·128) / 256 = 9.1 bytes for
-// 32 products.
+// What is new. In 01 each output reads its row of W and its row of X (with Q4_0, 18 + 128 bytes for 32 products) and
+// dequantizes W's row by itself: each product comes with an unpacking, a conversion and a multiplication. Here each byte
+// is read from global memory, and each weight is dequantized, once for 16 outputs: (16·18 + 16·128) / 256 = 9.1 bytes
+// for 32 products.
 //
-// What it leaves. A product still takes two loads from shared memory: 03.
+// What remains. A product takes two loads from shared memory; 03 reduces that.
 //
-// Rows past the end repeat the last one: they are read and multiplied as others are, and not written.
+// Rows past the end repeat the last row: they are read and multiplied like the others, but not written.
 #include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 4) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)

@@ -1,15 +1,15 @@
 // 03 vectorized: as 02, but a thread computes 8 rows × 4 tokens of a tile of 128 × 64 and loads four floats at a time.
 //
-// What it adds. In 02 each product loads two floats from shared memory. Here a thread loads 8 + 4 floats for 32
-// products, in 3 loads of 16 bytes: 1 load for 11 products, so that multiply-adds are most of what is issued.
-// Activations come from global memory in loads of 16 bytes too: rows of K floats, K a multiple of 32, begin at
-// multiples of 128 bytes. Of global memory a tile reads (128·18 + 64·128) / 8192 = 1.3 bytes for 32 products of Q4_0, a
+// What is new. In 02 each product loads two floats from shared memory. Here a thread loads 8 + 4 floats for 32
+// products, in 3 loads of 16 bytes: 1 load for 11 products, so most of the issued instructions are multiply-adds.
+// Activations are loaded from global memory 16 bytes at a time, too: rows of K floats, K a multiple of 32, start at
+// multiples of 128 bytes. A tile reads (128·18 + 64·128) / 8192 = 1.3 bytes of global memory for 32 products of Q4_0, a
 // seventh of 02.
 //
-// What alignment does not allow. Blocks of W begin at multiples of 2 or 4 bytes; they are read as in 02.
+// What alignment prevents. Blocks of W start at multiples of 2 or 4 bytes, so they are read as in 02.
 //
-// Shared memory is transposed, k first, so that the floats of neighbouring rows lie beside each other. A row of it is
-// 4 floats longer than the tile: when 4 lanes write 4 values of k of 8 rows, two of them at most meet in a bank.
+// Shared memory is transposed, k first, so that the floats of neighbouring rows are adjacent. Each of its rows is
+// 4 floats longer than the tile: when 4 lanes write 4 values of k of 8 rows, at most two lanes use the same bank.
 #include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)

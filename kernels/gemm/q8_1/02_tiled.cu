@@ -1,13 +1,13 @@
-// 02 tiled: as 01, but a block of 16 × 16 threads first copies what its 16 tokens and 16 rows of W need of four slices
-// (128 values) into shared memory.
+// 02 tiled: as 01, but a block of 16 × 16 threads first copies four slices (128 values) of its 16 tokens and its 16
+// rows of W into shared memory.
 //
-// What it adds. In 01 each output reads its row of W and its row of X: of Q4_0, 18 + 36 bytes for 32 products, and W's
-// codes are unpacked again for every token. Here each byte is read from global memory and unpacked once for 16 outputs:
+// What is new. In 01 each output reads its row of W and its row of X: with Q4_0, 18 + 36 bytes for 32 products. It also
+// unpacks W's codes for every token. Here each byte is read from global memory and unpacked once for 16 outputs:
 // (16·18 + 16·36) / 256 = 3.4 bytes for 32 products, and each of the 256 threads unpacks 8 codes for 16·8 products.
 //
-// What it leaves. Every product still takes two loads of one byte from shared memory and a multiply-add: 03 and 05.
+// What remains. Each product takes two loads of a byte from shared memory and a multiply-add; 03 and 05 reduce that.
 //
-// Rows past the end repeat the last one: they are read and multiplied as others are, and not written.
+// Rows past the end repeat the last row: they are read and multiplied like the others, but not written.
 #include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 4) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)

@@ -1,12 +1,12 @@
 // 05 DP4A tiled: 03's shared memory and register tile with 04's instruction.
 //
-// What it adds. 04 does four products an instruction, but each thread reads and unpacks its rows alone: 54 bytes from
-// the caches for 8 instructions. 03 shares, but spends a multiply-add and half an extraction a product. Here a thread
+// What is new. 04 does four products an instruction, but each thread reads and unpacks its rows alone: 54 bytes from
+// the caches for 8 instructions. 03 shares, but needs a multiply-add and half an extraction a product. Here a thread
 // has 4 rows × 4 tokens of a tile of 64 × 64: for a slice it loads 16 times 16 bytes from shared memory and issues 128
-// __dp4a for 512 products, so the arithmetic is what it waits for. Global memory is read as in 03.
+// __dp4a for 512 products, so arithmetic is the bottleneck. Global memory is read as in 03.
 //
-// Beside the products an output costs a term a slice: the conversion of its sum and two or three float operations. A
-// conversion runs at an eighth to a quarter of an addition's rate; sums that start at INTEGER_BASE need none.
+// Besides the products, each output takes a term for each slice: the conversion of its sum and two or three float
+// operations. Conversions run at an eighth to a quarter of the rate of additions; INTEGER_BASE avoids them.
 #include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)

@@ -1,19 +1,19 @@
 // 06 tensor cores: as 05, with mma.sync instead of __dp4a. For formats of 32 values under one scale.
 //
-// What it adds. One instruction of a warp multiplies 16 rows × 8 tokens × 32 codes (on sm_75 a quarter of that): 4096
+// What is new. One instruction of a warp multiplies 16 rows × 8 tokens × 32 codes (on sm_75 a quarter of that): 4096
 // products, where a warp's __dp4a does 128. A block of 16 warps computes 128 × 128 outputs, each warp 32 rows × 32
-// tokens. For a slice of 32 values a warp issues 8 mma, 8 loads of 8 bytes for their operands and 8 for scales: the
-// products are no longer what it costs. What remains is each output's term of a slice, which no tensor core does in the
-// declared order: 32 outputs a lane, 3 or 4 float operations each (with sums that start at INTEGER_BASE), so some 130
-// issue slots for 8 mma. An SM issues 4 a cycle: with 132 SMs at 1.755 GHz the ceiling is about 450 T (2·M·N·K a
-// second). Of global memory a tile reads (128·18 + 128·36) / 16384 = 0.4 bytes for 32 products of Q4_0.
+// tokens. For a slice of 32 values a warp issues 8 mma, 8 loads of 8 bytes for their operands and 8 for scales, so
+// products are no longer the bottleneck. The terms of the slice are, which no tensor core adds in the declared
+// order: 32 outputs a lane, 3 or 4 float operations each (with sums that start at INTEGER_BASE), so some 130 issue
+// slots for 8 mma. An SM issues 4 a cycle: with 132 SMs at 1.755 GHz the ceiling is about 450 TFLOP/s (2·M·N·K a
+// product). A tile reads (128·18 + 128·36) / 16384 = 0.4 bytes of global memory for 32 products of Q4_0.
 //
-// The tile of the next slice is on its way, in registers, while this one is multiplied, and shared memory has room for
-// two, so that one barrier a slice suffices. Larger pieces for a warp (64 × 32) would need fewer loads a product, but
-// do not fit 128 registers.
+// The next slice's tile is loaded into registers while this one is multiplied. Shared memory has room for two tiles, so
+// one barrier a slice suffices. Larger pieces for each warp (64 × 32) would need fewer loads a product, but do not fit
+// into 128 registers.
 //
-// Shared memory holds the words c and c + 4 of a row (codes 4c… and 16+4c…) beside each other: that is just what lane c
-// of a row needs, in one load of 8 bytes, and 16 lanes meet 32 banks.
+// Shared memory holds the words c and c + 4 of a row (codes 4c… and 16+4c…) next to each other: lane c of a row needs
+// just these, in one load of 8 bytes, and 16 lanes use 32 banks.
 #include "formats/format.cuh"
 #include "gemm/mma.cuh"
 

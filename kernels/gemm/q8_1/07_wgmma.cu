@@ -1,35 +1,35 @@
-// 07 pipelined tensor cores, for Hopper (sm_90a): as 06, but nobody waits for operands, and the tensor cores hand over
+// 07 pipelined tensor cores, for Hopper (sm_90a): as 06, but no warp waits for operands, and the tensor cores return
 // float32.
 //
-// A product of a block of 32 costs a lane two or three float operations an output, whatever multiplies the codes: at
-// 128 lanes that bounds a multiprocessor, not its tensor cores. So everything else must go from the instruction stream:
+// A block of 32 values costs a lane two or three float operations an output, whatever multiplies the codes. These bound
+// a multiprocessor of 128 lanes, not its tensor cores. So everything else must leave the instruction stream:
 //
 //   - `wgmma` takes its second operand from shared memory, where the copy engine has put it; one instruction multiplies
 //     64 rows by half of the tokens. 06 spends an mma, and loads of fragments, on 16 × 8 outputs.
-//   - Halves instead of bytes: codes are integers, sums of 32 products stay below 2^24, and float32 sums of integers are
-//     exact in any order. The sum arrives as the float that accumulate() wants; 06 converts each.
-//   - Weights come packed and activations tiled (packed.cuh): a lane finds its fragment with one load of 16 bytes, and a
-//     4-bit code becomes a half by one mask.
-//   - A producer warp keeps a ring of stages of two blocks filled by bulk copies; consumers meet it at barriers in shared
-//     memory only. It has given up its registers for theirs.
-//   - The terms of half of the tokens are added while the products of the other half are under way; Q8_0, which has no
-//     z to look up, has registers for 128 tokens instead, so that weights are unpacked half as often.
+//   - Halves replace bytes: codes are integers, sums of 32 products stay below 2^24, and float32 sums of integers are
+//     exact in any order. The sum arrives as the float that accumulate() takes; 06 converts each sum.
+//   - Weights are packed and activations are tiled (packed.cuh): a lane gets its fragment with one load of 16 bytes, and
+//     one mask turns a 4-bit code into a half.
+//   - A producer warp keeps a ring of stages of two blocks filled by bulk copies. Consumers synchronize with it only by
+//     barriers in shared memory. It gives up its registers to them.
+//   - The terms of half of the tokens are added while the products of the other half are computed. Q8_0, which needs no
+//     z, has registers for 128 tokens instead, so that its weights are unpacked half as often.
 //
-// Counted for a multiprocessor, a stage and 256 rows by 64 tokens of Q4_0: 9.2 KB of weights and 9.2 KB of activations for
-// 2.1 MFLOP; 512 cycles of the tensor cores; 800 instructions a scheduler, 512 of them the terms'; 16 loads of 16 bytes of
-// scales a warp, at 4 cycles each to registers whatever lanes share: 512 cycles. Measured on one H200 (M = N = K = 4096):
-// 427 µs. Of a version with nothing under way beside the terms, 455 µs: without terms 244, without products 275, without
-// the loads of scales 400; an instruction is issued in 49 % of its 1,600 cycles a stage, float operations fill 33 %, tensor
-// cores 32 %, loads from shared memory 54 %. So products and terms take nearly the sum of their times and no unit is full.
-// Turns of the warpgroups by barriers, more warps on smaller tiles, and scales handed out by a product of their own in
-// place of the loads were slower.
+// A multiprocessor needs, for a stage and 256 rows by 64 tokens of Q4_0: 9.2 KB of weights and 9.2 KB of activations for
+// 2.1 MFLOP; 512 cycles of the tensor cores; 800 instructions a scheduler, 512 of them for terms; 16 loads of 16 bytes of
+// scales a warp, at 4 cycles each whatever the lanes share: 512 cycles. Measured on one H200 (M = N = K = 4096): 427 µs.
+// A version that computes no products while it adds terms takes 455 µs: 244 without terms, 275 without products, 400
+// without the loads of scales. It issues an instruction in 49 % of its 1,600 cycles a stage; float operations fill 33 %,
+// tensor cores 32 %, loads from shared memory 54 %. So products and terms hardly overlap, and no unit is full.
+// Three variants were slower: warpgroups that take turns by barriers, more warps on smaller tiles, and scales that a
+// further product hands out instead of loads.
 //
-// The order is 01's, and so are the bits.
+// The order is that of 01, and so are the bits.
 #include "packed.cuh"
 #include "hopper.cuh"
 
-// Tokens are multiplied a piece at a time, by both tiles of 64 rows of a warpgroup. Where registers allow, a second piece
-// is under way while the terms of the first are added; without z there are enough for twice the tokens instead.
+// Both tiles of 64 rows of a warpgroup multiply one piece of the tokens at a time. Where registers allow, a second piece
+// is multiplied while the terms of the first are added; without z they suffice for twice the tokens instead.
 constexpr bool HAS_Z = FORMAT::MINIMUM != Minimum::NONE;
 constexpr int BUFFERS = TOKENS == 64 && HAS_Z ? 2 : 1, PIECES = BUFFERS == 2 || TOKENS > 64 ? 2 : 1, PIECE = TOKENS / PIECES;
 constexpr int COUNT = PIECE / 2, CONSUMERS = WARPGROUPS * 128, PRODUCERS = CTAS == 1 ? 128 : 32;  // a lane's outputs
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, CTAS)
         for (int i = 0; i < STAGES; ++i) mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], CONSUMERS);
     mbarrier_init_done();
 
-    // Blocks that run at a time share rows and tokens: eight tiles of rows by all tokens, then the next eight.
+    // Blocks that run at the same time share rows and tokens: eight tiles of rows by all tokens, then the next eight.
     const int tiles = (int)((N + ROWS - 1) / ROWS), row_tiles = (tiles + WARPGROUPS - 1) / WARPGROUPS;
     const uint32_t token_tiles = (uint32_t)((M + TOKENS - 1) / TOKENS);
     const int band = (int)(blockIdx.x / 8 / token_tiles), in_band = (int)(blockIdx.x - band * 8 * token_tiles);
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, CTAS)
                 mbarrier_wait(&empty[slot], parity);
                 mbarrier_expect(&full[slot], TOKEN_BYTES + WARPGROUPS * WEIGHT_BYTES);
                 bulk_copy(to, tokens + (int64_t)s * TOKEN_BYTES, TOKEN_BYTES, &full[slot]);
-                for (int i = 0; i < WARPGROUPS; ++i) {  // the last tile stands in for one past it
+                for (int i = 0; i < WARPGROUPS; ++i) {  // the last tile replaces one past the end
                     const int tile = row_tile * WARPGROUPS + i < tiles ? row_tile * WARPGROUPS + i : tiles - 1;
                     bulk_copy(to + WEIGHTS_AT + i * WEIGHT_BYTES, w + (tile * stages + first + s) * WEIGHT_BYTES,
                               WEIGHT_BYTES, &full[slot]);
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, CTAS)
         for (int t = 0; t < 2; ++t) add_terms(acc[t][piece], sums[buffer][t], scales[buffer], dw[k][t], mw[k][t]);
     };
 
-    // Nothing is under way between stages: of products that outlive an iteration the compiler would make a queue of one.
+    // No product is pending between stages: the compiler would serialize products that outlive an iteration.
     for (int s = 0; s < count; ++s) {
         mbarrier_wait(&full[slot], parity);
         prepare(0);
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, CTAS)
                 finish(u);
             }
         }
-        mbarrier_arrive(&empty[slot]);  // of every lane: one for its warp is no faster, and racecheck loses sight of it
+        mbarrier_arrive(&empty[slot]);  // by every lane: one for its warp is no faster, and racecheck cannot follow it
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         parity ^= slot == 0;
         stage = ring + slot * SLOT;

@@ -1,25 +1,25 @@
-// 08 decode: a few tokens, whose product is a matter of reading W once. 2·M operations a weight of 4.5 bits leave every
-// unit idle but memory: 33 MB of Q4_0 (N = 14336, K = 4096) take 8 µs where 4.1 TB/s can be read, in which time each of 132
-// multiprocessors issues at most some 140 instructions for 32 of its blocks. So instructions count too, and so does what
-// happens before the first byte is asked for and after the last has come:
+// 08 decode: a few tokens, whose product takes the time of reading W once. 2·M operations a weight of 4.5 bits leave all
+// units but memory idle: 33 MB of Q4_0 (N = 14336, K = 4096) take 8 µs at 4.1 TB/s. In that time each of 132
+// multiprocessors issues at most some 140 instructions for 32 of its blocks. So the number of instructions matters too,
+// and so does the time before the first byte is requested and after the last one has arrived:
 //
-//   - Packed weights in strips of 32 rows (packed.cuh): what a warp takes at a time lies in one place, is copied by one
-//     instruction (hopper.cuh) into a ring of its own, and nobody waits for another warp's copies.
-//   - The launch may overlap the one before (griddepcontrol): weights are asked for while that still runs, and then its
-//     end is waited for, since x may be its result. The next launch's turn comes once x is here, not earlier: x would
-//     have to queue behind its weights.
-//   - x is quantized on the way, by each thread block for itself: a launch of its own would take longer.
-//   - As many thread blocks as are resident at a time; each goes on to further strips.
+//   - Weights are packed in strips of 32 rows (packed.cuh): what a warp reads at a time is contiguous, one instruction
+//     (hopper.cuh) copies it into the warp's own ring, and no warp waits for another warp's copies.
+//   - The launch may overlap the one before (griddepcontrol): it requests weights while that one still runs, and then
+//     waits for its end, since x may be its result. The next launch may start once x has arrived, not earlier, or x
+//     would queue behind that launch's weights.
+//   - Each thread block quantizes x by itself on the way: a separate launch would take longer.
+//   - There are as many thread blocks as can be resident; each goes on to further strips.
 //
-// Up to four tokens, the warps of a thread block share a strip and read different parts of K. But the order is 01's: an
-// output's terms are added in ascending k. Only that addition is a chain, of one or two operations a block: terms are made
-// by all warps in any order and put down in shared memory, and one more warp a token walks them, a lane a row, while the
-// others make the next. The tensor cores have eight columns to fill: they are four blocks by two tokens, so that no lane
-// has anything to select or to exchange.
+// With up to four tokens, the warps of a thread block share a strip and read different parts of K. Yet an output's terms
+// are added in ascending k, as in 01. Only that addition is a chain, of one or two operations a block: all warps compute
+// terms in any order and store them in shared memory, and one more warp for each token adds them, a lane for each row,
+// while the others compute the next ones. The tensor cores' eight columns are four blocks by two tokens, so that no lane
+// has to select or exchange anything.
 //
-// Instructions of a warp for four blocks of a strip and one token, of Q4_0: 7 loads, 48 to unpack, 8 to place x in its
-// columns, 8 products, 16 for terms; a term costs the walker two more. With copies, barriers and the quantizer a product
-// takes 80 for each block of a strip.
+// Instructions of a warp for four blocks of a strip and one token of Q4_0: 7 loads, 48 to unpack, 8 to place x in its
+// columns, 8 products, 16 for terms; the adding warp needs two more a term. With copies, barriers and the quantizer, a
+// product takes 80 instructions for each block of a strip.
 #include "../../async.cuh"
 #include "../../packed.cuh"
 #include "quantize/q8_1.cuh"
@@ -58,7 +58,7 @@ __device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void*
                                        int64_t first, int count) {
     const int c = threadIdx.x % 4, all = tokens * count * 4;
     int token = 0, block = 0;
-    const auto find = [&](int i) {  // thread blocks start at different places, or all would wait for one
+    const auto find = [&](int i) {  // thread blocks start at different places, or all would wait for the same one
         token = TOKENS == 1 ? 0 : i / 4 / count;
         block = i / 4 - token * count + (int)(blockIdx.x % 32) * count / 32;
         if (block >= count) block -= count;
@@ -277,9 +277,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     run<true>(w, x, y, M, N, blocks);
 }
 #else
-// Five to sixteen tokens have so many terms that their way through shared memory would cost more than all the rest: a warp
-// has eight rows of a strip and all of K, the sums stay in registers, and the order is a loop's. Here the tokens are the
-// tensor cores' rows. The next launch's turn comes last: its blocks would find places beside these, unevenly.
+// Five to sixteen tokens have so many terms that passing them through shared memory would cost more than all the rest. So
+// a warp has eight rows of a strip and all of K, the sums stay in registers, and a loop gives the order. The tokens are
+// the tensor cores' rows. The next launch may start only at the end: its blocks would be placed unevenly beside these.
 constexpr int BLOCKS = 8, GROUPS = TOKENS / 8, X_BYTES = TOKENS * 40;  // of a block of x: codes, then d and z
 constexpr int STAGE_W = BLOCKS * PART, STAGE = STAGE_W + BLOCKS * X_BYTES;
 

@@ -303,19 +303,20 @@ def fake_gguf_py(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> No
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
+INVALID = "sent an answer that is not valid"
 FAKES = {
     "dies of a signal": ("os.kill(os.getpid(), 11)", "crashed (SIGSEGV)"),
     "exits": ("os.write(2, b'so long'); os._exit(3)", "ended (exit code 3): so long"),
     "exits in a way that Python has": ("sys.exit(4)", "ended (exit code 4)"),
-    "answers what is no JSON": ("Connection(int(sys.argv[2])).send_bytes(b'\\xff{')", "answered nonsense"),
-    "answers too deep": ("Connection(int(sys.argv[2])).send_bytes(b'[' * 100000)", "answered nonsense"),
-    "answers with no object": ("Connection(int(sys.argv[2])).send_bytes(b'7')", "answered nonsense"),
-    "answers other fields": ("Connection(int(sys.argv[2])).send_bytes(b'{}')", "answered nonsense"),
+    "answers what is no JSON": ("Connection(int(sys.argv[2])).send_bytes(b'\\xff{')", INVALID),
+    "answers too deep": ("Connection(int(sys.argv[2])).send_bytes(b'[' * 100000)", INVALID),
+    "answers with no object": ("Connection(int(sys.argv[2])).send_bytes(b'7')", INVALID),
+    "answers other fields": ("Connection(int(sys.argv[2])).send_bytes(b'{}')", INVALID),
     "answers no number": (
-        "Connection(int(sys.argv[2])).send_bytes(b'{\"tensors\": [], \"data_offset\": Infinity}')", "answered nonsense",
+        "Connection(int(sys.argv[2])).send_bytes(b'{\"tensors\": [], \"data_offset\": Infinity}')", INVALID,
     ),
     "answers other tensors": (
-        "Connection(int(sys.argv[2])).send_bytes(b'{\"tensors\": [[1, 2]], \"data_offset\": 0}')", "answered nonsense",
+        "Connection(int(sys.argv[2])).send_bytes(b'{\"tensors\": [[1, 2]], \"data_offset\": 0}')", INVALID,
     ),
     "stops in the middle of an answer": (
         "os.write(int(sys.argv[2]), b'\\0\\0\\1\\0{')\ntime.sleep(60)", "hung: no answer in 0.7 s",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.audit import content
-from gguf_verify.audit.fingerprint import rules_of
+from gguf_verify.audit.fingerprint import patterns_of
 from gguf_verify.formats import FORMATS, BlockFormat, decode_elements
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import compiler
@@ -67,7 +67,7 @@ def test_every_figure_of_a_scan(fmt: BlockFormat, llama: Llama, rng: np.random.G
     rows = blocks.reshape(n_rows, -1)
     assert scan.duplicate_rows == n_rows - len(np.unique(rows, axis=0)) == 1
     assert scan.duplicate == [777, 5]
-    for i, r in enumerate(rules_of(fmt)):
+    for i, r in enumerate(patterns_of(fmt)):
         assert scan.obeying[i] == sum(obeys(fmt, set(codes), r.masks) for codes in q[d != 0].tolist()), r
 
 

@@ -175,7 +175,7 @@ def test_a_wrong_first_value_is_found(
     scan = scanned(path, llama)
     assert (scan.differing, scan.first_differing) == (640, list(range(21)))
     (found,) = run(path, readers=False).findings
-    assert found.found.startswith("640 blocks of 'w' (Q4_0) with another decode, first row 0 block 0")
+    assert found.found.startswith("640 blocks of 'w' (Q4_0) decode differently, first row 0 block 0")
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "Q2_K", "TQ2_0"])
@@ -211,7 +211,7 @@ def test_elements_that_decode_otherwise(llama: Llama, tmp_path: Path, monkeypatc
     assert (scan.differing, scan.first_differing) == (3, [100, 1500, 2999])
     result = run(path, readers=False)
     assert rule("decode-differs") in ids(result)
-    assert "3 values of 'w' (F16) with another decode, first row 0 element 100" in result.findings[0].found
+    assert "3 values of 'w' (F16) decode differently, first row 0 element 100" in result.findings[0].found
 
 
 @pytest.mark.parametrize(("kind", "subnormal"), [("F16", b"\x01\x00"), ("BF16", b"\x01\x00"), ("F32", b"\1\0\0\0")])

@@ -41,7 +41,7 @@ def test_what_cannot_be_run(pytester: pytest.Pytester) -> None:
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done = run(pytester, "--gguf-kernel", "nope.py:gemm", "--gguf-tensor", r"blk\.0\.attn_q\.")
     done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["kernel nope.py:gemm: nope.py is no file"])
+    done.stdout.fnmatch_lines(["kernel nope.py:gemm: nope.py is not a file"])
 
 
 def test_no_such_host(pytester: pytest.Pytester) -> None:

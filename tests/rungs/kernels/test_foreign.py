@@ -52,7 +52,7 @@ def test_right(name: str) -> None:
         ("keeps", r"leaves outputs as they were: .*row 0 token 0 was never written"),
         ("keeps_on_device", r"leaves outputs as they were: .*row 0 token 0 was never written"),
         ("crashes", r"crashed: its process died of SIGSEGV"),
-        ("exits", r"crashed: its process ended with exit code 7; it said: last words"),
+        ("exits", r"crashed: its process ended with exit code 7; its last line of output: last words"),
     ],
 )
 def test_faults(name: str, said: str) -> None:
@@ -74,7 +74,7 @@ def test_an_endless_loop() -> None:
     weights = kernel.upload(FORMATS["Q4_0"], rows)
     with pytest.raises(KernelFault, match="did not return within 1 s"):
         kernel.product(weights, x)
-    kernel._talk.hangs = 3
+    kernel._conversation.hangs = 3
     with pytest.raises(KernelFault, match="was not run: it ran into the time limit 3 times"):
         kernel.product(weights, x)
     kernel.close()
@@ -150,12 +150,12 @@ def test_a_declared_order_is_judged_by_its_bits() -> None:
 @pytest.mark.parametrize(
     ("attributes", "said"),
     [
-        ({"formats": ["Q4_9"]}, "format 'Q4_9' is none of"),
+        ({"formats": ["Q4_9"]}, "format 'Q4_9' is not one of"),
         ({"formats": []}, "declares no formats"),
-        ({"formats": "Q4_0"}, "formats is no list of strings"),
-        ({"semantics": "w4a8"}, "semantics 'w4a8' is none of f32, q8_1, "),
+        ({"formats": "Q4_0"}, "formats is not a list of strings"),
+        ({"semantics": "w4a8"}, "semantics 'w4a8' is not one of f32, q8_1, "),
         ({"semantics": "q8_1_half", "ordered": True}, "no order of q8_1_half is known"),
-        ({"pack": 3}, "its pack cannot be called"),
+        ({"pack": 3}, "its pack is not callable"),
     ],
 )
 def test_wrong_declarations(attributes: dict[str, Any], said: str) -> None:
@@ -167,9 +167,9 @@ def test_wrong_declarations(attributes: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("source", "name", "said"),
     [
-        (None, "gemm", r"foreign\.py is no file$"),
+        (None, "gemm", r"foreign\.py is not a file$"),
         ("", "gemm", r"foreign\.py has no gemm$"),
-        ("gemm = 3", "gemm", "it is int, which cannot be called"),
+        ("gemm = 3", "gemm", "it is of type int, which is not callable"),
         ("import no_such_module", "gemm", "cannot be imported: ModuleNotFoundError: No module named"),
         ("1 +", "gemm", "cannot be imported: SyntaxError"),
         ("import sys; sys.exit(0)", "gemm", "cannot be imported: SystemExit"),
@@ -230,7 +230,7 @@ def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command_line(tmp_path: Path) -> None:
-    assert_one_line(cli(Q4_0, "--kernel", tmp_path / "nope.py:gemm"), 2, r"nope\.py is no file")
+    assert_one_line(cli(Q4_0, "--kernel", tmp_path / "nope.py:gemm"), 2, r"nope\.py is not a file")
     arguments = (Q4_0, "--tensor", "blk.0.attn_k", "--rungs", "blocks", "--host", "cpu", "-t", 1)
     done = cli(*arguments, "--kernel", f"{KERNELS}:raises")
     assert done.returncode == 1
@@ -306,7 +306,7 @@ from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 kernel = open_foreign({f"{KERNELS}:hangs"!r}, CpuHost(1))
-print(kernel._talk.process.pid, flush=True)
+print(kernel._conversation.process.pid, flush=True)
 kernel.product(kernel.upload(FORMATS["Q4_0"], np.zeros((1, 18), np.uint8)), np.zeros((1, 32), np.float32))
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True) as harness:
@@ -323,7 +323,7 @@ kernel.product(kernel.upload(FORMATS["Q4_0"], np.zeros((1, 18), np.uint8)), np.z
 
 def test_no_process_is_left() -> None:
     kernel = opened("right")
-    assert kernel._talk.process is not None
-    pid = kernel._talk.process.pid
+    assert kernel._conversation.process is not None
+    pid = kernel._conversation.process.pid
     kernel.close()
     assert not Path(f"/proc/{pid}").exists()

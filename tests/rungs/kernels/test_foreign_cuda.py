@@ -56,23 +56,23 @@ def test_expressions(expression: str | int, value: int) -> None:
     ],
 )
 def test_what_is_no_expression(expression: object) -> None:
-    with pytest.raises(UsageError, match="is no expression of M, N and K"):
+    with pytest.raises(UsageError, match="is not an expression of M, N and K"):
         Expression(expression)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("formats =", "formats", "is no TOML"),
+        ("formats =", "formats", "is not valid TOML"),
         ("formats =", "format =", "declares no formats"),
         ("block = 128", "block = [1, 2, 3, 4]", "one to three dimensions"),
-        ("block = 128", 'block = "M ** 2"', "is no expression"),
-        ("int32 M", "float M", "parameter 'float M' is none of"),
-        ('"weights", ', "", "parameters must hold weights once"),
-        ("block", 'macros = { "A B" = 1 }\nblock', "macro 'A B' is no name"),
+        ("block = 128", 'block = "M ** 2"', "is not an expression"),
+        ("int32 M", "float M", "parameter 'float M' is not one of"),
+        ('"weights", ', "", "parameters must name weights once"),
+        ("block", 'macros = { "A B" = 1 }\nblock', "macro 'A B' is not a name"),
         ("block", "macros = { Q5_0 = { A = 1 } }\nblock", "'Q5_0', which is not among its formats"),
-        ("block", "blocks = 3\nblock", "declares 'blocks', which means nothing"),
-        ("q8_1", "q8_9", "semantics 'q8_9' is none of"),
+        ("block", "blocks = 3\nblock", "declares 'blocks', which is not a known key"),
+        ("q8_1", "q8_9", "semantics 'q8_9' is not one of"),
     ],
 )
 def test_wrong_cuda_declarations(old: str, new: str, said: str) -> None:
@@ -145,7 +145,7 @@ def test_cuda_that_does_not_end(tmp_path: Path) -> None:
         ("int M, int N", "int M, long long N", "gemm", "the parameters of gemm are not those that are declared"),
         ("[gguf-verify]", "[gguf]", "gemm", r"no // \[gguf-verify\] block, and there is no cuda_q4_0\.toml"),
         ("q8_1", "q8_1", "gemv", "could not compile .*gemv"),
-        ("q8_1", "q8_1", "a-b", "'a-b' is no name of a function"),
+        ("q8_1", "q8_1", "a-b", "'a-b' is not the name of a function"),
     ],
 )
 def test_what_is_no_cuda_kernel(tmp_path: Path, old: str, new: str, name: str, said: str) -> None:

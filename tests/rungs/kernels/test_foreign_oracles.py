@@ -169,13 +169,13 @@ def test_identified_beside_its_oracle() -> None:
 @pytest.mark.parametrize(
     ("attributes", "said"),
     [
-        ({"semantics": "own"}, "semantics 'own without an Oracle' is none of f32, q8_1, "),
+        ({"semantics": "own"}, "semantics 'own without an Oracle' is not one of f32, q8_1, "),
         ({"semantics": foreign_kernels.half_activations, "ordered": True}, "no order of an oracle is known"),
-        ({"takes": "q8_1"}, "takes 'q8_1' is none of float32, f32"),
-        ({"semantics": "q8_1", "takes": "mmq"}, "takes 'mmq' is none of float32, q8_1"),
+        ({"takes": "q8_1"}, "takes 'q8_1' is not one of float32, f32"),
+        ({"semantics": "q8_1", "takes": "mmq"}, "takes 'mmq' is not one of float32, q8_1"),
         (
             {"semantics": foreign_kernels.half_activations, "takes": "q8_0_cpu"},
-            "takes 'q8_0_cpu' is none of float32, q",
+            "takes 'q8_0_cpu' is not one of float32, q",
         ),
     ],
 )
@@ -183,7 +183,7 @@ def test_wrong_declarations_of_oracles(attributes: dict[str, Any], said: str) ->
     wrong = type("Wrong", (foreign_kernels.Plain,), attributes)()
     with pytest.raises(UsageError, match=said):
         open_foreign(wrong, CpuHost(1))
-    with pytest.raises(UsageError, match="the oracle's weights cannot be called"):
+    with pytest.raises(UsageError, match="the oracle's weights must be callable"):
         Oracle(weights=3)  # type: ignore[arg-type]
 
 
@@ -280,16 +280,16 @@ def test_cuda_that_quantizes_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([('semantics = "q8_1"', 'semantics = "own"')], "semantics 'own' is none: it goes with an oracle"),
+        ([('semantics = "q8_1"', 'semantics = "own"')], "semantics 'own' needs an oracle"),
         ([('semantics = "q8_1"', 'semantics = "q8_1"\n// oracle = "o.py:o"')], "in place of semantics"),
         ([('semantics = "q8_1"', 'oracle = "my_oracle.py"')], 'oracle is "FILE.py:NAME"'),
-        ([('semantics = "q8_1"', 'oracle = "none.py:oracle"')], "none.py is no file"),
+        ([('semantics = "q8_1"', 'oracle = "none.py:oracle"')], "none.py is not a file"),
         ([('semantics = "q8_1"', 'oracle = "my_oracle.py:none"')], "my_oracle.py has no none"),
         (
             [('semantics = "q8_1"', 'oracle = "my_oracle.py:half"')],
-            "its oracle is no gguf_verify.kernels.foreign.Oracle",
+            "its oracle is not a gguf_verify.Oracle",
         ),
-        ([('semantics = "q8_1"', 'semantics = "q8_1"\n// takes = "f32"')], "takes 'f32' is none of float32, q8_1"),
+        ([('semantics = "q8_1"', 'semantics = "q8_1"\n// takes = "f32"')], "takes 'f32' is not one of float32, q8_1"),
     ],
 )
 def test_wrong_oracles_of_cuda(tmp_path: Path, changes: list[tuple[str, str]], said: str) -> None:

@@ -1,4 +1,7 @@
-"""Kernels of others: what their author writes, and the process that they run in."""
+"""Foreign kernels, written by others: what their authors write, and the process that each runs in.
+
+This room may import the rest of `gguf_verify.kernels` and what that may import.
+"""
 
 from .api import Declaration, Oracle, Shape, kernel
 from .process import TIME_LIMIT, ForeignKernel, names_foreign, open_foreign

@@ -1,4 +1,4 @@
-"""What the author of a kernel writes.
+"""What the author of a kernel writes. This is the reference; docs/ has a tutorial.
 
     from gguf_verify import kernel
 
@@ -7,20 +7,24 @@
         ...
         return y  # float32[M, N]
 
-The function is called with
+`gguf-verify MODEL.gguf --kernel FILE.py:my_gemm` verifies it. The function is called with
 
-    weights       uint8[N, row bytes], the file's rows; or what `pack(rows, format)` made of them
-    activations   float32[M, K] where the semantics is f32 or an oracle, and of a kernel of another one that quantizes
-                  them itself, which declares takes="float32"; else Q8_1 blocks uint8[M, K/32·36]: halves d and s, codes
+    weights       uint8[N, row bytes], the file's rows; or what `pack(rows, format)` made of them, once for a matrix
+    activations   what the kernel takes: float32[M, K], or Q8_1 blocks uint8[M, K/32·36] (halves d and s, 32 codes)
     shape         Shape: format, m, n, k
-    out           only where it was declared with out=True: float32[M, N] to write into; what it returns is then ignored
+    out           float32[M, N] to write into, only where the kernel declares out=True; its return value is then ignored
 
-Arrays are NumPy's. The answer may be any array on the CPU (DLPack, `__array__`), or one on a GPU that says so by
-`__cuda_array_interface__` and has `.get()` or `.cpu()`; it is read once and then overwritten. A kernel may also be any
-object that can be called and has the attributes `formats` and `semantics` and, where they are not the defaults,
-`ordered`, `out`, `pack` and `takes`.
+A kernel takes float32 activations where its semantics is "f32" or an `Oracle`, or where it quantizes them itself, which
+it declares by takes="float32". Otherwise it takes Q8_1 blocks as its semantics defines them.
 
-A kernel that means to compute something else than a definition of this project declares an `Oracle` as its semantics.
+Arrays are NumPy's. The answer may be any array on the CPU (DLPack, `__array__`), or an array on a GPU that has
+`__cuda_array_interface__` and `.get()` or `.cpu()`. The answer is read once and then overwritten. A kernel may also be
+any callable object with the attributes `formats` and `semantics` and, where they are not the defaults, `ordered`,
+`out`, `pack` and `takes`.
+
+A kernel that computes something other than a definition of this project declares an `Oracle` as its semantics.
+
+Public names are imported from the package: `from gguf_verify import Oracle, Shape, kernel`.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ FLOAT32 = "float32"
 
 
 class Shape(NamedTuple):
-    """A call: the weights' type ("Q4_0"), and M tokens, N rows, K columns."""
+    """The shape of a call: the weights' type ("Q4_0"), m tokens, n rows, k columns."""
 
     format: str
     m: int
@@ -54,20 +58,20 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Oracle:
-    """What a kernel means to compute, where no definition says it: the exact product y = a·wᵀ of two matrices that its
-    author gives, which the harness multiplies, and bounds, itself.
+    """What a kernel computes where no definition of this project says it: the exact product y = a·wᵀ of two matrices.
+
+    The author gives the matrices. gguf-verify multiplies them exactly and derives the rounding error bound itself.
 
     Args:
-        weights: (rows uint8[n, bytes of any number of whole blocks], format) → float64[n, L], each row by itself; left
-            out: the file's values, exactly.
-        activations: (x as the kernel takes it) → float64[M, L]; left out: the values that x holds.
+        weights: a function (rows uint8[n, bytes of any number of whole blocks], format) → float64[n, L], which treats
+            each row by itself. None: the file's values, exactly.
+        activations: a function (x as the kernel takes it) → float64[M, L]. None: the values that x holds.
 
-    L is K, or up to 2·K: further columns are further terms, such as a minimum times a sum. Both must be finite and the
-    same in a second call; they are called in a process of their own, which sees nothing of what the kernel gives. So a
-    kernel is "verified" as what its author says; how far that is from every definition of
-    `gguf_verify.semantics`, on the activations that the kernel takes, is reported with
-    it. To be far from all of them (NMSE above 0.01), to have terms
-    that cancel and so widen the bound, or a few weights that are not the file's, is a mismatch.
+    L is K, or up to 2·K: further columns are further terms, such as a minimum times a sum. Both functions must return
+    finite values, and the same ones in a second call. They run in a process of their own, which never sees the kernel's
+    outputs. Such a kernel is verified as what its author says. The report adds how far that is from each definition of
+    `gguf_verify.semantics`, on the activations that the kernel takes. It is a mismatch if the oracle is far from all of
+    them (NMSE above 0.01), if its terms cancel and so widen the bound, or if a few of its weights are not the file's.
     """
 
     weights: Function | None = None
@@ -78,21 +82,21 @@ class Oracle:
         for name in ("weights", "activations"):
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise UsageError(f"the oracle's {name} cannot be called")
+                raise UsageError(f"the oracle's {name} must be callable")
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a kernel says of itself.
+    """What a kernel declares about itself.
 
     Args:
         formats: names of the types of weights that it takes.
-        semantics: the definition that it computes: f32, or one of those with Q8_1 activations; "own": an Oracle.
-        ordered: it accumulates in the order of that definition and is judged by its bits, too.
+        semantics: the definition that it computes: "f32", or one whose activations are Q8_1; "own": an Oracle.
+        ordered: it adds terms in the order of that definition, so its bits are judged, too.
         out: it writes into an array that it is given.
-        takes: its activations: "float32", which a kernel of other semantics than f32 quantizes itself, by that
-            definition and IEEE arithmetic (s in any order of summation, with `ordered` in the definition's); or blocks
-            as the named definition has them. "": those of its semantics, float32 with an oracle.
+        takes: its activations. "float32": a kernel of another semantics than f32 quantizes them itself, by that
+            definition and IEEE arithmetic (s in any order of summation; with `ordered`, in the definition's). The name
+            of a definition: that definition's blocks. "": those of its semantics, or float32 with an oracle.
     """
 
     formats: tuple[str, ...]
@@ -108,27 +112,27 @@ class Declaration:
         own = self.semantics == OWN
         if self.semantics not in known and not own:
             raise UsageError(
-                f"semantics {_short(self.semantics)} is none of {', '.join(known)}, nor an Oracle (see "
+                f"semantics {_short(self.semantics)} is not one of {', '.join(known)}, nor an Oracle (see "
                 "harness/gguf_verify/kernels/foreign/api.py)"
             )
         if not self.formats:
             raise UsageError("it declares no formats")
         for name in self.formats:
             if name not in FORMATS:
-                raise UsageError(f"format {_short(name)} is none of {', '.join(FORMATS)}")
+                raise UsageError(f"format {_short(name)} is not one of {', '.join(FORMATS)}")
             try:
                 if not own:
                     SEMANTICS[self.semantics].uses_sum(FORMATS[name])
             except ValueError as error:
                 raise UsageError(str(error)) from None
         if not isinstance(self.ordered, bool) or not isinstance(self.out, bool):
-            raise UsageError("ordered and out are True or False")
+            raise UsageError("ordered and out must be True or False")
         if self.ordered and self.semantics not in _ORDERS:
             what = "an oracle" if own else self.semantics
             raise UsageError(f"no order of {what} is known: ordered goes with {', '.join(_ORDERS)}")
         if self.takes not in ("", FLOAT32, *(blocks if own else [self.semantics])):
             may = ", ".join((FLOAT32, *(blocks if own else [self.semantics])))
-            raise UsageError(f"takes {_short(self.takes)} is none of {may}")
+            raise UsageError(f"takes {_short(self.takes)} is not one of {may}")
 
     @property
     def given(self) -> str:
@@ -145,12 +149,12 @@ def _short(value: object) -> str:
 def strings(value: object, what: str) -> tuple[str, ...]:
     """A list of strings. Raises UsageError."""
     if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(v, str) for v in value):
-        raise UsageError(f"{what} is no list of strings")
+        raise UsageError(f"{what} is not a list of strings")
     return tuple(value)
 
 
 def _named(semantics: object) -> str:
-    """The name of a semantics, "own" for an Oracle; which nobody may write who gives none."""
+    """The name of a semantics: "own" for an Oracle. The word "own" without an Oracle becomes a name that is refused."""
     if isinstance(semantics, Oracle):
         return OWN
     return str(semantics) if semantics != OWN else f"{OWN} without an Oracle"
@@ -159,13 +163,13 @@ def _named(semantics: object) -> str:
 def declaration_of(kernel: Any) -> Declaration:
     """What a kernel declares by its attributes. Raises UsageError."""
     if not callable(kernel):
-        raise UsageError(f"it is {type(kernel).__name__}, which cannot be called")
+        raise UsageError(f"it is of type {type(kernel).__name__}, which is not callable")
     for needed in ("formats", "semantics"):
         if not hasattr(kernel, needed):
             raise UsageError(f"it declares no {needed} (see harness/gguf_verify/kernels/foreign/api.py)")
     pack = getattr(kernel, "pack", None)
     if pack is not None and not callable(pack):
-        raise UsageError("its pack cannot be called")
+        raise UsageError("its pack is not callable")
     formats = strings(kernel.formats, "formats")
     ordered, out = getattr(kernel, "ordered", False), getattr(kernel, "out", False)
     return Declaration(formats, _named(kernel.semantics), ordered, out, str(getattr(kernel, "takes", "")))
@@ -175,7 +179,7 @@ def kernel(
     formats: Sequence[str], semantics: str | Oracle, ordered: bool = False, out: bool = False,
     pack: Function | None = None, takes: str = "",
 ) -> Callable[[Function], Function]:  # fmt: skip
-    """Declare a function as a kernel: see the module and `Declaration`.
+    """Declare a function as a kernel: see this module's text and `Declaration`.
 
     Args:
         semantics: the name of a definition, or an Oracle.

@@ -1,11 +1,12 @@
-"""The process that a foreign kernel runs in: one kernel, one matrix of weights at a time, no trust.
+"""The process that a foreign kernel runs in. It holds one kernel and one matrix of weights, and is not trusted.
 
-Asked {"load": format, "n": N, "k": K} + rows, then any number of {"m": M} + activations. It answers in JSON:
-{"ok": true}, followed by the output's bytes where it was a product; {"fault": one line} where the kernel is to blame;
-in place of its first word, which is the declaration, {"usage": one line} or {"environment": one line}.
+Its first message is the declaration, or {"usage": one line} or {"environment": one line} where there is none. It is
+then asked {"load": format, "n": N, "k": K} + rows, and any number of {"m": M} + activations. It answers in JSON:
+{"ok": true}, which the output's bytes follow after a product; or {"fault": one line} where the kernel is to blame.
 
-The process of an oracle is asked {"weights": format} + rows, or {"activations": whether they are float32} + those, and
-answers {"ok": true, "columns": L}, followed by float64[n, L]; its first word is {"gives": names of functions}.
+The first message of an oracle's process is {"gives": names of functions}. It is asked {"weights": format} + rows, or
+{"activations": whether they are float32} + activations, and answers {"ok": true, "columns": L}, which float64[n, L]
+follows.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class OracleRunner:
     def __init__(self, found: Any) -> None:
         oracle = found if isinstance(found, Oracle) else getattr(found, "semantics", None)
         if not isinstance(oracle, Oracle):
-            raise UsageError("its oracle is no gguf_verify.kernels.foreign.Oracle")
+            raise UsageError("its oracle is not a gguf_verify.Oracle")
         self._oracle = oracle
         self.gives = [name for name in ("weights", "activations") if getattr(oracle, name) is not None]
 
@@ -135,7 +136,7 @@ class OracleRunner:
 
 
 class PythonRunner:
-    """A function or callable object. Raises UsageError where it declares nothing sensible."""
+    """A function or callable object. Raises UsageError where its declaration is not valid."""
 
     def __init__(self, kernel: Any) -> None:
         self.declaration = declaration_of(kernel)
@@ -184,13 +185,14 @@ class PythonRunner:
         mine = self._kept is None or not np.may_share_memory(y, self._weights)
         if hasattr(answer, "__cuda_array_interface__"):
             poison_on_device(answer)
-        elif y.flags.writeable and mine:  # what it does not write next time is seen
+        elif y.flags.writeable and mine:  # an element that it does not write next time is noticed
             y[...] = POISON.view(np.float32)
         return result
 
 
 def poison_on_device(answer: Any) -> None:
-    """Overwrite an array of CuPy's or PyTorch's, as far as can be, so that what is not written next time is seen."""
+    """Overwrite an array of CuPy's or PyTorch's where possible, so that an element that is not written next time is
+    noticed."""
     with contextlib.suppress(Exception):
         if hasattr(answer, "detach"):
             answer.detach().view(sys.modules["torch"].int32).fill_(int(POISON))
@@ -199,7 +201,7 @@ def poison_on_device(answer: Any) -> None:
 
 
 def as_array(answer: Any) -> npt.NDArray[Any]:
-    """An answer as NumPy's array, without a copy where that can be. Raises Fault."""
+    """An answer as a NumPy array, without a copy where possible. Raises Fault."""
     try:
         if isinstance(answer, np.ndarray):
             return answer
@@ -219,7 +221,7 @@ def as_array(answer: Any) -> npt.NDArray[Any]:
 def import_kernel(path: Path, name: str) -> Any:
     """NAME of FILE.py. Raises UsageError."""
     if not path.is_file():
-        raise UsageError(f"{path} is no file")
+        raise UsageError(f"{path} is not a file")
     spec = importlib.util.spec_from_file_location("gguf_verify_foreign_kernel", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is no Python source")
@@ -260,7 +262,7 @@ def serve(link: Connection, make: Callable[[], Runner]) -> None:
 
 
 def serve_oracle(link: Connection, make: Callable[[], OracleRunner]) -> None:
-    """Likewise, for an oracle."""
+    """Answer requests to an oracle until the parent has gone."""
 
     def answer(runner: OracleRunner, header: dict[str, Any], array: Bytes) -> None:
         if "weights" in header:
@@ -277,16 +279,16 @@ R = TypeVar("R")
 
 
 def _serve(
-    link: Connection, make: Callable[[], R], first_word: Callable[[R], dict[str, Any]],
+    link: Connection, make: Callable[[], R], first_message: Callable[[R], dict[str, Any]],
     answer: Callable[[R, dict[str, Any], Bytes], None],
 ) -> None:  # fmt: skip
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: an endless loop dies with the parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     with contextlib.suppress(EOFError, OSError):
         try:
             runner = make()
-            _say(link, **first_word(runner))
+            _say(link, **first_message(runner))
         except EnvironmentFault as error:
             return _say(link, environment=str(error))
         except HarnessError as error:

@@ -1,6 +1,7 @@
-"""Talking with a process that is not trusted: whatever it does ends in one line.
+"""Questions to a process that is not trusted, and its answers: whatever it does, a caller gets one line.
 
-A fault is a KernelFault; the process is then started again at the next call, so that what one broke does not reach it.
+A fault is a KernelFault. The process is then started again at the next call, so that what one call broke does not reach
+the next.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from ...support import protocol
 from ...support.errors import EnvironmentFault, KernelFault, UsageError
 from ...support.processes import ChildProcess, signal_name
 
-#: Calls that ran into the time limit after which nothing is called again: a run must come to its end.
+#: After so many calls that ran into the time limit nothing is called again, so that a run comes to its end.
 _MOST_HANGS = 3
 _MOST_MESSAGE = 1 << 14
 
 
-class Talk:
-    """Questions and answers.
+class Conversation:
+    """Questions to one process, and its answers.
 
     Args:
-        who: whom a fault is of, in words: "the kernel".
-        name: of the kernel, for what ends the run.
+        who: who is to blame for a fault, in words: "the kernel".
+        name: the kernel's name, for faults that end the run.
         start: starts the process.
         time_limit: seconds for an answer.
-        start_limit: for its first word.
+        start_limit: seconds for the first message, which the process sends unasked.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class Talk:
         self.hangs = 0
 
     def begin(self) -> dict[str, Any]:
-        """Start the process and hear its first word. Raises UsageError, EnvironmentFault, KernelFault."""
+        """Start the process and return its first message. Raises UsageError, EnvironmentFault, KernelFault."""
         self.process = self._start()
-        said = self._hear(self._start_limit, "start")
+        said = self._receive_message(self._start_limit, "start")
         for key, kind in (("environment", EnvironmentFault), ("usage", UsageError)):
             if key in said:
                 self.stop()
@@ -54,7 +55,7 @@ class Talk:
         return said
 
     def ready(self) -> bool:
-        """Whether it still is the process of the last call; else it is started again. Raises KernelFault."""
+        """Whether it is still the process of the last call. If not, it is started again. Raises KernelFault."""
         if self.process is not None:
             return True
         if self.hangs >= _MOST_HANGS:
@@ -66,13 +67,13 @@ class Talk:
         return False
 
     def ask(self, header: dict[str, Any], array: npt.NDArray[np.uint8]) -> dict[str, Any]:
-        """Send a request and hear that it was done. Raises KernelFault."""
+        """Send a request and return the answer that it was done. Raises KernelFault."""
         assert self.process is not None
         try:
             protocol.send(self.process.link, header, array)
         except OSError:
             self._dead()
-        said = self._hear(self._time_limit, "return")
+        said = self._receive_message(self._time_limit, "return")
         if "fault" in said:
             self.stop()
             raise KernelFault(printable(str(said["fault"]), 600))
@@ -81,7 +82,7 @@ class Talk:
         return said
 
     def receive(self, out: npt.NDArray[Any]) -> None:
-        """The array of an answer. Raises KernelFault."""
+        """Receive the array of an answer. Raises KernelFault."""
         assert self.process is not None
         try:
             if self.process.link.recv_bytes_into(out.reshape(-1).view(np.uint8).data) != out.nbytes:
@@ -91,8 +92,8 @@ class Talk:
         except (EOFError, OSError):
             self._dead()
 
-    def _hear(self, seconds: float, what: str) -> dict[str, Any]:
-        """One message. Raises KernelFault where there is none in time or it is none of ours."""
+    def _receive_message(self, seconds: float, what: str) -> dict[str, Any]:
+        """Receive one message. Raises KernelFault where none comes in time or it is not valid."""
         assert self.process is not None
         ready = select.poll()
         ready.register(self.process.link.fileno(), select.POLLIN)
@@ -111,11 +112,12 @@ class Talk:
         return said
 
     def garbage(self) -> NoReturn:
+        """End the process, whose answer is not valid. Raises KernelFault."""
         self.stop()
-        raise KernelFault(f"{self.who}'s process answered what is no answer")
+        raise KernelFault(f"{self.who}'s process sent an answer that is not valid")
 
     def _dead(self) -> NoReturn:
-        """Say how it ended."""
+        """Raises KernelFault, which says how the process ended."""
         assert self.process is not None
         code = self.process.wait(2.0)
         how = "its process stopped answering"
@@ -123,7 +125,7 @@ class Talk:
             died = signal_name(code)
             how = f"its process died of {died}" if died else f"its process ended with exit code {code}"
         lines = self.process.last_lines(4096)
-        said = f"; it said: {printable(lines[-1], 200)}" if lines else ""
+        said = f"; its last line of output: {printable(lines[-1], 200)}" if lines else ""
         self.stop()
         raise KernelFault(f"{self.who} crashed: {how}{said}")
 

@@ -1,25 +1,25 @@
-r"""A foreign kernel in CUDA C++: FILE.cu:SYMBOL. What it is stands in a block of comments in the file, or in FILE.toml:
+r"""A foreign kernel in CUDA C++: FILE.cu:SYMBOL. A block of comments in the file, or FILE.toml, declares what it is:
 
     // [gguf-verify]
     // formats = ["Q4_0"]                       types of weights
-    // semantics = "q8_1"                       as in api.py; `ordered = true` where it keeps its order
-    // oracle = "file.py:NAME"                  in place of semantics: an Oracle, in a file beside this one
+    // semantics = "q8_1"                       as in api.py; add `ordered = true` if it keeps the definition's order
+    // oracle = "file.py:NAME"                  an Oracle, in a file beside this one; it replaces semantics
     // takes = "float32"                        if it quantizes its activations itself, as in api.py
     // parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
     // block = 128                              threads: a number, an expression, or up to three of them
     // grid = "ceil(M * N, 128)"                blocks, likewise
-    // shared = "4 * K"                         bytes of dynamic shared memory, if any
-    // macros = { TILE = 16 }                   if any; macros of a type: macros.Q4_0 = { BLOCK = "block_q4_0" }
+    // shared = "4 * K"                         bytes of dynamic shared memory, if it uses any
+    // macros = { TILE = 16 }                   optional; macros of one type: macros.Q4_0 = { BLOCK = "block_q4_0" }
     // [/gguf-verify]
 
-SYMBOL is `extern "C" __global__ void`; its parameters are the three pointers (weights and activations to bytes as in
-api.py, output to float[M][N]) and integers, in the order that is declared. Expressions hold integers, M, N, K, + - * /
-(which rounds down), parentheses, min, max and ceil(a, b), the quotient rounded up.
+SYMBOL is an `extern "C" __global__ void` function. Its parameters are the three pointers (weights and activations to
+bytes as in api.py, output to float[M][N]) and integers, in the declared order. Expressions consist of integers, M, N,
+K, + - *, / (which rounds down), parentheses, min, max and ceil(a, b), which is the quotient rounded up.
 
-The file is compiled by the C++ compiler for the CPU and by NVRTC for a GPU, so it includes no header of CUDA or of the
-C++ library: a half is its 16 bits. It may include files beside or below it, by `#include "…"`. Dynamic shared memory is
-declared by DYNAMIC_SHARED(name), which is given: bytes at a multiple of 1024. On the CPU all shared memory begins as
-0xFF, and a byte that is written outside the dynamic part is a finding.
+The file is compiled by the C++ compiler for the CPU and by NVRTC for a GPU. So it cannot include headers of CUDA or of
+the C++ library, and a half is its 16 bits. It may include files beside or below it, by `#include "…"`. The macro
+DYNAMIC_SHARED(name) declares dynamic shared memory, aligned to 1024 bytes. On the CPU all shared memory starts as 0xFF,
+and a byte that is written outside the dynamic part makes the kernel fail.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _UNIT = "foreign.cu"  # NVRTC's own is unit.cu
 
 
 class Expression:
-    """Arithmetic of M, N and K. Raises UsageError where it is none."""
+    """Integer arithmetic of M, N and K. Raises UsageError for anything else."""
 
     def __init__(self, source: object) -> None:
         self.source = str(source)
@@ -72,7 +72,7 @@ class Expression:
         except ZeroDivisionError:
             pass
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            raise UsageError(f"{ascii(self.source)[:80]} is no expression of M, N and K") from None
+            raise UsageError(f"{ascii(self.source)[:80]} is not an expression of M, N and K") from None
 
     def value(self, m: int, n: int, k: int) -> int:
         """Raises Fault where it divides by zero."""
@@ -83,7 +83,7 @@ class Expression:
 
 
 def _value(node: ast.AST, names: dict[str, int]) -> int:
-    """Raises ValueError for what is no such arithmetic, ZeroDivisionError."""
+    """The value of a syntax tree. Raises ValueError for anything but such arithmetic; ZeroDivisionError."""
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             return value
@@ -108,7 +108,7 @@ def _value(node: ast.AST, names: dict[str, int]) -> int:
 
 @dataclass(frozen=True)
 class CudaDeclaration:
-    """What the comment or FILE.toml says; `parameters` are (type, name), type "" for pointers."""
+    """What the comment or FILE.toml declares. `parameters` are pairs of type and name; the type of pointers is ""."""
 
     of: Declaration
     parameters: tuple[tuple[str, str], ...]
@@ -130,16 +130,16 @@ def parse(text: str) -> CudaDeclaration:
     try:
         said = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"its declaration is no TOML: {str(error).splitlines()[0][:120]}") from None
+        raise UsageError(f"its declaration is not valid TOML: {str(error).splitlines()[0][:120]}") from None
     for key in ("formats", "semantics", "parameters", "block", "grid"):
         if key not in said and not (key == "semantics" and "oracle" in said):
             raise UsageError(f"it declares no {key} (see harness/gguf_verify/kernels/foreign/cuda.py)")
     if unknown := said.keys() - _KEYS:
-        raise UsageError(f"it declares {ascii(min(unknown))[:60]}, which means nothing")
+        raise UsageError(f"it declares {ascii(min(unknown))[:60]}, which is not a known key")
     oracle = _oracle(said) if "oracle" in said else None
     semantics = OWN if oracle else str(said["semantics"])
     if semantics == OWN and oracle is None:
-        raise UsageError(f"semantics {OWN!r} is none: it goes with an oracle, which is given in its place")
+        raise UsageError(f"semantics {OWN!r} needs an oracle, which is declared in its place")
     declared = Declaration(
         strings(said["formats"], "formats"), semantics, said.get("ordered", False), takes=str(said.get("takes", ""))
     )
@@ -160,7 +160,7 @@ def _oracle(said: dict[str, Any]) -> tuple[str, str]:
 def _three(value: object) -> tuple[Expression, ...]:
     values = value if isinstance(value, list) else [value]
     if not 1 <= len(values) <= 3:
-        raise UsageError("block and grid have one to three dimensions")
+        raise UsageError("block and grid must have one to three dimensions")
     return tuple(Expression(v) for v in [*values, 1, 1][:3])
 
 
@@ -174,23 +174,23 @@ def _parameters(declared: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
             out.append((words[0], words[1]))
         else:
             raise UsageError(
-                f"parameter {ascii(parameter)[:60]} is none of {', '.join(_POINTERS)}, nor M, N or K after one of "
+                f"parameter {ascii(parameter)[:60]} is not one of {', '.join(_POINTERS)}, nor M, N or K after one of "
                 f"{', '.join(_INTEGERS)}"
             )
     if missing := [name for name in _POINTERS if [p for _, p in out].count(name) != 1]:
-        raise UsageError(f"parameters must hold {missing[0]} once")
+        raise UsageError(f"parameters must name {missing[0]} once")
     return tuple(out)
 
 
 def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     if not isinstance(said, dict):
-        raise UsageError("macros is no table")
+        raise UsageError("macros is not a table")
     common = {k: v for k, v in said.items() if not isinstance(v, dict)}
     of = {k: v for k, v in said.items() if isinstance(v, dict)}
     for table in (common, *of.values()):
         for name, value in table.items():
             if not _NAME.fullmatch(name) or not isinstance(value, str | int) or "\n" in str(value):
-                raise UsageError(f"macro {ascii(name)[:60]} is no name with a text or number")
+                raise UsageError(f"macro {ascii(name)[:60]} is not a name with a text or number")
     if unknown := of.keys() - set(formats):
         raise UsageError(f"macros are given for {ascii(min(unknown))[:60]}, which is not among its formats")
     return {k: str(v) for k, v in common.items()}, {f: {k: str(v) for k, v in t.items()} for f, t in of.items()}
@@ -199,12 +199,12 @@ def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dic
 class CudaSource:
     """FILE.cu:SYMBOL, its declaration, and a folder with all that compiling it needs.
 
-    Raises UsageError where there is none such.
+    Raises UsageError where there is no such file or its declaration is not valid.
     """
 
     def __init__(self, path: Path, symbol: str) -> None:
         if not _NAME.fullmatch(symbol):
-            raise UsageError(f"{ascii(symbol)[:60]} is no name of a function")
+            raise UsageError(f"{ascii(symbol)[:60]} is not the name of a function")
         text = _read(path)
         found, sidecar = _BLOCK.search(text), path.with_suffix(".toml")
         if found is None and not sidecar.is_file():
@@ -228,7 +228,7 @@ class CudaSource:
             raise
 
     def _copy(self, path: Path) -> str:
-        """Copy the file and what it includes; returns a digest, part of the cache's key."""
+        """Copy the file and what it includes; returns their digest, which is part of the cache's key."""
         folder, digest, left, seen = path.parent, hashlib.sha256(), [Path(path.name)], set[Path]()
         while left and len(seen) < _MOST_FILES:
             name = left.pop()
@@ -264,7 +264,7 @@ def _read(path: Path) -> str:
 
 
 def _unit(file: str, symbol: str, declaration: CudaDeclaration, digest: str) -> str:
-    """What is compiled: the author's file after what the host needs, which leaves the names that it may define."""
+    """The source that is compiled: the emulator's header, if needed, then the author's file, whose names stay free."""
     sizes = ", ".join("0" if not kind else str(_INTEGERS[kind]().itemsize) for kind, _ in declaration.parameters)
     return f"""// {digest}
 #ifdef __CUDACC__
@@ -337,7 +337,7 @@ class CudaRunner:
         return y
 
     def _dimensions(self, what: str, shape: tuple[int, int, int]) -> Grid:
-        """Grid or block of a call. Raises Fault where there can be none such."""
+        """The grid or block of a call. Raises Fault where CUDA has no such grid or block."""
         x, y, z = (e.value(*shape) for e in (self._said.grid if what == "grid" else self._said.block))
         most = _MOST_BLOCKS if what == "grid" else _MOST_THREADS
         fits = all(1 <= v <= limit for v, limit in zip((x, y, z), most, strict=True))

@@ -1,7 +1,8 @@
-"""The parent's side of a foreign kernel: it runs in a process of its own, and whatever it does there ends in one line.
+"""The parent's side of a foreign kernel, which runs in a process of its own.
 
-A fault is a KernelFault, which rungs record. Nothing that the process says is trusted: sizes are checked, and outputs
-are judged like any other. Where the kernel is judged by an oracle of its author, that runs in another process.
+Whatever the kernel does there becomes a KernelFault of one line, which rungs record. Nothing that the process sends is
+trusted: sizes are checked, and outputs are judged like any other. Where the kernel is judged by its author's oracle,
+the oracle runs in a second process.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from ...support.errors import KernelFault, UsageError
 from ..interface import Kernel, Weights
 from ..shipped import element_kernel
 from .api import FLOAT32, Declaration, strings
-from .conversation import Talk
+from .conversation import Conversation
 from .cuda import CudaSource
 from .sources import File, Object, Source
 
 Doubles = npt.NDArray[np.float64]
 
-#: Seconds for a call, if nobody says otherwise.
+#: Seconds for a call, by default.
 TIME_LIMIT = 60.0
 _FILE = re.compile(r"(?s)(.*\.(py|cu)):([^:/]+)")
-#: Seconds in which a C++ compiler or NVRTC must be done with a kernel, for all of its types.
+#: Seconds for the C++ compiler or NVRTC to compile a kernel for all of its types.
 _COMPILE_LIMIT = 600.0
 
 
 def names_foreign(kernel: str) -> bool:
-    """Whether this is to be FILE.py:NAME or FILE.cu:SYMBOL, not the name of a shipped kernel."""
+    """Whether this means FILE.py:NAME or FILE.cu:SYMBOL, not a shipped kernel."""
     return re.search(r"\.(py|cu)(:|$)", kernel) is not None
 
 
 class ForeignOracle:
-    """The oracle of a kernel's author, in its process: a `semantics.Oracle`.
+    """The oracle of a kernel's author, in a process of its own: a `semantics.Oracle`.
 
     Args:
         takes: the definition whose activations the kernel takes.
@@ -55,18 +56,18 @@ class ForeignOracle:
 
     def __init__(self, source: Source, takes: Semantics, time_limit: float, verbose: bool) -> None:
         self._takes = takes
-        self._talk = Talk(
+        self._conversation = Conversation(
             "the kernel's oracle", source.name,
             lambda: source.start(verbose, max(time_limit, 1.0), oracle=True), time_limit, source.start_limit,
         )  # fmt: skip
         self._last: dict[str, tuple[bytes, Doubles]] = {}
         try:
             #: The functions that it gives.
-            self.gives = strings(self._talk.begin().get("gives"), "what it gives")
+            self.gives = strings(self._conversation.begin().get("gives"), "the names of its functions")
         except KernelFault as error:
             raise UsageError(f"kernel {source.name}: {error}") from None
         except BaseException:
-            self._talk.stop()
+            self._conversation.stop()
             raise
 
     def weights(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> Doubles:
@@ -87,37 +88,37 @@ class ForeignOracle:
         return self._asked({"activations": fmt is None}, x, k)
 
     def _asked(self, header: dict[str, Any], given: npt.NDArray[np.uint8], k: int) -> Doubles:
-        """The last answer of each function is kept: products of one matrix follow each other."""
+        """Ask a function. Its last answer is kept, since products of one matrix follow each other."""
         what = next(iter(header))
         given = np.ascontiguousarray(given)
         key = hashlib.sha256(f"{header}{given.shape}".encode() + given.tobytes()).digest()
         if what in self._last and self._last[what][0] == key:
             return self._last[what][1]
-        self._talk.ready()
-        said = self._talk.ask(header, given)
+        self._conversation.ready()
+        said = self._conversation.ask(header, given)
         columns = said.get("columns")
         if type(columns) is not int or not k <= columns <= 2 * k:
-            self._talk.garbage()
+            self._conversation.garbage()
         out = np.empty((len(given), columns), np.float64)
-        self._talk.receive(out)
+        self._conversation.receive(out)
         if not np.isfinite(out).all():
-            self._talk.garbage()
+            self._conversation.garbage()
         self._last[what] = key, out
         return out
 
     def close(self) -> None:
         """End the process."""
-        self._talk.stop()
+        self._conversation.stop()
 
 
 class ForeignKernel(Kernel):
-    """Somebody else's kernel, in its process.
+    """A kernel that is not this project's, in a process of its own.
 
     Args:
-        source: what it is.
-        host: where the matrices of types that are not quantized are multiplied, by a shipped kernel.
+        source: where it comes from.
+        host: where shipped kernels multiply the matrices whose types are not quantized.
         time_limit: seconds for a call (which runs the kernel twice), and for loading a matrix.
-        verbose: let what the kernel prints through to standard error.
+        verbose: what the kernel prints goes to standard error.
 
     Raises UsageError where there is no such kernel or it does not declare what it must; EnvironmentFault.
     """
@@ -128,12 +129,12 @@ class ForeignKernel(Kernel):
         self._held: Weights | None = None
         self._oracle: ForeignOracle | None = None
         # a side that stops in the middle of a message must not hold up the other
-        self._talk = Talk(
+        self._conversation = Conversation(
             "the kernel", source.name, lambda: source.start(verbose, max(time_limit, 1.0)), time_limit,
             source.start_limit,
         )  # fmt: skip
         try:
-            self.declaration = _declared(self._talk)
+            self.declaration = _declared(self._conversation)
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self._takes, time_limit, verbose)
         except KernelFault as error:
@@ -189,7 +190,7 @@ class ForeignKernel(Kernel):
         return isinstance(fmt, ElementFormat) or fmt.name in self.declaration.formats
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """By the harness's encoder: the kernel is given what it declares that it takes."""
+        """By this project's encoder: the kernel is given the activations that it declares to take."""
         return self._takes.bytes_of(x)
 
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
@@ -201,31 +202,31 @@ class ForeignKernel(Kernel):
         return self.gemm(weights, self.quantize(x))
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        if not self._talk.ready() or self._held is not weights:
+        if not self._conversation.ready() or self._held is not weights:
             self._held = None
-            self._talk.ask({"load": weights.fmt.name, "n": weights.n, "k": weights.k}, weights.buffer)
+            self._conversation.ask({"load": weights.fmt.name, "n": weights.n, "k": weights.k}, weights.buffer)
             self._held = weights
-        self._talk.ask({"m": len(x)}, x)
+        self._conversation.ask({"m": len(x)}, x)
         y = np.empty((len(x), weights.n), np.float32)
-        self._talk.receive(y)
+        self._conversation.receive(y)
         return y
 
     def close(self) -> None:
         """End its processes."""
-        self._talk.stop()
+        self._conversation.stop()
         if self._oracle is not None:
             self._oracle.close()
         self._source.close()
 
 
-def _declared(talk: Talk) -> Declaration:
-    """Start the process and hear what it declares. Raises UsageError, EnvironmentFault, KernelFault."""
-    said = talk.begin()
+def _declared(conversation: Conversation) -> Declaration:
+    """Start the process; returns what the kernel declares. Raises UsageError, EnvironmentFault, KernelFault."""
+    said = conversation.begin()
     try:
         formats = strings(said.get("formats"), "formats")
         return Declaration(formats, str(said["semantics"]), said["ordered"] is True, takes=str(said["takes"]))
     except KeyError:
-        talk.garbage()
+        conversation.garbage()
 
 
 def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> ForeignKernel:
@@ -235,7 +236,8 @@ def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbos
         host: where CUDA C++ runs, and the shipped kernels of types that are not quantized.
         time_limit, verbose: as `ForeignKernel`.
 
-    Raises UsageError where there is none such, it declares nothing sensible or does not compile; EnvironmentFault.
+    Raises UsageError where there is no such kernel, its declaration is not valid, or it does not compile;
+    EnvironmentFault.
     """
     if not isinstance(kernel, str):
         return ForeignKernel(Object(kernel), host, time_limit, verbose)
@@ -245,7 +247,7 @@ def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbos
     path, name = Path(found[1]), found[3]
     shown = printable(f"{path.name}:{name}", 100)
     if not path.is_file():
-        raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is no file")
+        raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
     if found[2] == "py":
         where = {"path": os.path.abspath(path), "name": name}
         return ForeignKernel(File(shown, where, {**where, "oracle": True}), host, time_limit, verbose)

@@ -1,4 +1,4 @@
-"""Where a foreign kernel comes from: how its process is started, and that of its oracle."""
+"""Where a foreign kernel comes from, and how its process and its oracle's are started."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from ...gguf import printable
 from ...support.processes import ChildProcess, Spawned
 from .child import OracleRunner, PythonRunner, serve, serve_oracle
 
-#: Seconds in which a kernel in Python must be imported, at least: with PyTorch that takes more than many a call.
+#: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
 START_LIMIT = 60.0
 
 
 class Source(ABC):
-    """Where a kernel comes from: how its process is started."""
+    """Where a kernel comes from."""
 
     name: str
-    #: It runs on the run's host, not wherever its own code takes it.
+    #: Whether it runs on the host of the run. If not, its own code decides where.
     on_host: bool = False
-    #: Seconds for its first word; more where a call may take more.
+    #: Seconds for its first message, or the time limit of a call where that is longer.
     start_limit: float = START_LIMIT
 
     @abstractmethod
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
-        """Start it, or that of its oracle; the other arguments are those of `ChildProcess`."""
+        """Start its process, or its oracle's. The other arguments are those of `ChildProcess`."""
 
     def close(self) -> None:  # noqa: B027 - most leave nothing
-        """Leave nothing behind, once it will not be started again."""
+        """Remove what it left on disk. It is not started again."""
 
 
 class File(Source):
     """A file, run by a fresh Python.
 
     Args:
-        asked: the first message to it.
-        oracle: that to the process of its oracle.
-        start_limit: seconds for its first word, where no call may take longer.
-        close: called when it will not be started again.
-        on_host: as of `Source`.
+        asked: the first message to its process.
+        oracle: the first message to its oracle's process.
+        start_limit: seconds for its first message, or the time limit of a call where that is longer.
+        close: called when it is not started again.
+        on_host: see `Source`.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class File(Source):
 
 
 class Object(Source):
-    """An object of this process, in a copy of it. A kernel that uses CUDA must be given as a file: CUDA's state does
-    not survive a fork."""
+    """An object of this process, which runs in a fork of it. A kernel that uses CUDA must be given as a file, because
+    CUDA's state does not survive a fork."""
 
     def __init__(self, kernel: Any) -> None:
         self.name = printable(str(getattr(kernel, "__name__", type(kernel).__name__)), 64)
@@ -89,7 +89,7 @@ class Object(Source):
 
 
 class _Forked(ChildProcess):
-    """A copy of this process that runs a function of its end of the socket."""
+    """A fork of this process that runs a function of its end of the socket."""
 
     def __init__(self, run: Callable[[Connection], None], verbose: bool, stall: float) -> None:
         self._run = run
