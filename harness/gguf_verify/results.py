@@ -27,6 +27,7 @@ DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time 
 DEFAULT_N_PREDICT = 32
 
 RungVerdict = Literal["passed", "failed", "unverified"]
+RungOutcome = Literal["passed", "failed", "unverified", "broken off"]
 ReportVerdict = Literal["verified", "mismatch", "broken off", "not everything verified"]
 
 
@@ -443,6 +444,22 @@ class RungResult(msgspec.Struct, kw_only=True):
             return "unverified"
         return "passed"
 
+    @property
+    def outcome(self) -> RungOutcome:
+        """The verdict, or that the rung was broken off."""
+        return "broken off" if self.fault else self.verdict
+
+    @property
+    def worst_utilisation(self) -> float | None:
+        """The largest of all sides, where NaN counts as infinite; None where no bound was judged."""
+        values = [math.inf if math.isnan(w.utilisation) else w.utilisation for w in self.worst.values()]
+        return max(values, default=None)
+
+    @property
+    def gemms(self) -> list[GemmRecord]:
+        """The records of GEMMs."""
+        return [record for record in self.details if isinstance(record, GemmRecord)]
+
     def count(self, kind: str, n: int = 1) -> None:
         """Record that n things were checked."""
         self.checked[kind] = self.checked.get(kind, 0) + n
@@ -526,3 +543,25 @@ class Report(msgspec.Struct, kw_only=True):
     def rung(self, name: str) -> RungResult | None:
         """The rung of this name, where it was climbed."""
         return next((r for r in self.rungs if r.name == name), None)
+
+    @property
+    def failures(self) -> list[tuple[RungResult, Failure]]:
+        """Every failure that a rung recorded, with its rung; `n_failures` counts those that were not recorded, too."""
+        return [(rung, failure) for rung in self.rungs for failure in rung.failures]
+
+    @property
+    def n_failures(self) -> int:
+        """How many outputs, blocks or tokens are wrong."""
+        return sum(rung.n_failures for rung in self.rungs)
+
+    @property
+    def tensor_types(self) -> dict[str, str]:
+        """Tensor → type, of the tensors that a rung looked at."""
+        records = (record for rung in self.rungs for record in rung.details)
+        return {r.tensor: r.type for r in records if isinstance(r, TensorBytes | TensorBlocks | GemmRecord)}
+
+
+# ---- as JSON ---------------------------------------------------------------------------------------------------------
+
+#: The version of the JSON schema that a report is written in, and read back from.
+SCHEMA_VERSION = 2

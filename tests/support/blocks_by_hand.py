@@ -15,7 +15,9 @@ from gguf_verify.audit.xray import (
 )
 from gguf_verify.formats import ACTIVATION_FORMATS, FORMATS
 from gguf_verify.gguf import Tensor
-from gguf_verify.report.xray_text import pair, render
+from gguf_verify.report.terminal.console import rendered
+from gguf_verify.report.terminal.xray import pair_lines, render
+from gguf_verify.report.writer import Form
 
 ALL = FORMATS | ACTIVATION_FORMATS
 
@@ -44,7 +46,7 @@ def assert_presentable(text: str) -> None:
 
 def shown(x: XRay) -> str:
     """The rendering without colour; with colour it must say the same."""
-    plain, coloured = render(x, False), render(x, True)
+    plain, coloured = render(x, Form()), render(x, Form(colour=True))
     assert ESCAPES.sub("", coloured) == plain
     assert coloured != plain
     assert_presentable(plain)
@@ -52,8 +54,8 @@ def shown(x: XRay) -> str:
 
 
 def shown_pair(a: XRay, b: XRay) -> str:
-    plain = pair(a, b, False)
-    assert ESCAPES.sub("", pair(a, b, True)) == plain
+    plain = rendered(pair_lines(a, b), Form())
+    assert ESCAPES.sub("", rendered(pair_lines(a, b), Form(colour=True))) == plain
     assert_presentable(plain)
     return plain
 

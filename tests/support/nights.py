@@ -12,9 +12,12 @@ import referencing
 from jsonschema import Draft202012Validator
 
 from gguf_verify.formats import FORMATS
+from gguf_verify.nightly.compare import Change, Comparison, Drift, Slower
 from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
-from gguf_verify.report import html, json_report
-from gguf_verify.report.nightly import Change, Changes
+from gguf_verify.nightly.significance import TimeChange
+from gguf_verify.nightly.summary import NightReport
+from gguf_verify.report import html
+from gguf_verify.report.writer import Kind
 from gguf_verify.results import (
     Failure,
     LocatedDiagnosis,
@@ -26,6 +29,7 @@ from gguf_verify.results import (
 )
 from gguf_verify.rungs.judging import KERNEL, LLAMA
 from tests.support import records
+from tests.support.shown import json_of
 
 SCHEMAS = Path(html.__file__).parents[1] / "schemas"
 SCRIPT = "<script>alert(1)</script>"
@@ -44,7 +48,8 @@ def gemm_names(n: int) -> list[str]:
 
 def run_report(names: list[str] | None = None, wrong: str | None = None, kind: str = "Q4_0") -> dict[str, Any]:
     """`run_result` as JSON."""
-    return json_report.to_dict(run_result(names, wrong, kind))
+    made: dict[str, Any] = json_of(Kind.RUN, run_result(names, wrong, kind))
+    return made
 
 
 def run_result(names: list[str] | None = None, wrong: str | None = None, kind: str = "Q4_0") -> Report:
@@ -135,15 +140,25 @@ def history(nights: int = 20, gemms: int = 21) -> list[Night]:
     return out
 
 
-def changes() -> Changes:
+def changes() -> Comparison:
     """What changed in the last night of `history`."""
-    planned = keys()
-    return Changes(
-        "night 19", [Change(planned[2], "verified, now mismatch"), Change(planned[7], "verified, now crashed")],
-        [Change(planned[4], "timed out, now verified")], [Change(planned[-1], "verified, now not run")],
-        [Change(planned[0], "layers, kernel: utilisation 0.02, now 0.08")],
-        [Change(planned[1], "20 s, now 31 s; usual are 19 to 21 s")],
+    planned, ok = keys(), Outcome.VERIFIED
+    return Comparison(
+        19, 20,
+        new_failures=(
+            Change(planned[2], ok, Outcome.MISMATCH, "verified, now mismatch"),
+            Change(planned[7], ok, Outcome.CRASHED, "verified, now crashed"),
+        ),
+        fixed=(Change(planned[4], Outcome.TIMED_OUT, ok, "timed out, now verified"),),
+        vanished=(Change(planned[-1], ok, None, "verified, now not run"),),
+        drift=(Drift(planned[0], "layers", "kernel", 0.02, 0.08, 0.02, 0.02, 18),),
+        slower=(Slower(planned[1], TimeChange(31.0, 20.0, 9.0, 5.0, 18)),),
     )  # fmt: skip
+
+
+def report(nights: int = 20, gemms: int = 21, compared: bool = True) -> NightReport:
+    """The last night of `history`, compared with the one before."""
+    return NightReport(tuple(history(nights, gemms)), changes() if compared else None)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gguf_verify.results import (
     Environment,
+    Failure,
     FileInfo,
     GemmRecord,
     HostInfo,
@@ -52,3 +53,8 @@ def environment(kind: str = "Q4_0", tensors: int = 21) -> Environment:
         reference=ReferenceInfo(where="CPU", definitions={kind: "q8_0_cpu"}),
         options=Options(prompt="Once upon a time", n_predict=6, threads=2),
     )  # fmt: skip
+
+
+def failure(tensor: str) -> Failure:
+    """An output of a tensor that is outside its bound."""
+    return Failure(f"kernel: {tensor} row 17 token 0: the output is outside the bound", tensor, 17, None, 0)

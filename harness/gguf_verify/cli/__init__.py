@@ -1,17 +1,18 @@
-"""`gguf-verify [verify|audit|nightly|measure] …`. stdout is the result, stderr is progress and errors."""
+"""The command line: arguments in, exit code out. stdout is the result, stderr is progress and errors.
+
+This is the top room, which may import every other. Each command is one module with one `command.Command` record.
+"""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 from ..support.errors import HarnessError, say
 
-#: The commands: each is a module of this package with `run(argv) -> exit code`. A command line that begins with none of
-#: them is `verify`'s.
-COMMANDS = ("verify", "audit", "nightly", "measure")
+#: The command of a command line that names none.
+DEFAULT = "verify"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,9 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a name from a file must not break a terminal that cannot show it
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    command = argv.pop(0) if argv and argv[0] in COMMANDS else "verify"
     try:
-        return _run(command, argv)
+        return _run(argv)
     except HarnessError as error:
         say(str(error))
         return error.exit_code
@@ -31,6 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(command: str, argv: list[str]) -> int:
+def _run(argv: list[str]) -> int:
     # imported late, so that an interrupt while NumPy and the rest are loaded is answered too
-    return int(import_module(f".{command}", __name__).run(argv))
+    from .command import find
+
+    command = find(argv[0]) if argv else None
+    if command is not None:
+        return command.run(argv[1:])
+    default = find(DEFAULT)
+    assert default is not None
+    return default.run(argv)

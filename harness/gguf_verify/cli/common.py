@@ -1,34 +1,63 @@
-"""What the commands share: options, checks, delivery of the result."""
+"""What the commands share: options, checks, and delivery of the result."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import os
+import re
 import shlex
+import shutil
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
-from ..support.errors import EXIT_ENVIRONMENT, EnvironmentFault, HarnessError, UsageError, say
+from ..report.writer import Form, Kind, Writer, terminal, writers
+from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, HarnessError, UsageError, say
+from ..support.text import printable
 from ..support.version import project_version
 
 MOST_THREADS = 512
 
+#: What the exit codes mean, for the help of every command; the meaning of 0 and 1 is the command's own.
+EXIT_CODES = """\
+exit codes:
+  0  {verified}
+  1  {mismatch}
+  2  usage: the command line asks for something that does not exist
+  3  this machine cannot run the check (no such device, a failed build, llama.cpp crashed)
+  4  the file is malformed
+  5  not everything could be verified
+"""
+
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Options of every command."""
+    """Options of every command that looks at a model."""
     add = parser.add_argument
-    add("-t", "--threads", type=int, default=0, metavar="N", help="threads (default: every core)")
-    add("--json", type=Path, metavar="FILE", help="also write the report as JSON")
+    add("-t", "--threads", type=int, default=0, metavar="N", help="threads (default: one for each core)")
     add("--time-limit", type=float, default=900.0, metavar="S",
-        help="seconds without a word after which llama.cpp is hung")  # fmt: skip
+        help="end the run when llama.cpp has not answered for this many seconds (default: %(default)g)")  # fmt: skip
     add("--version", action=_ShowVersion, nargs=0, help="show the version")
 
 
+class LateEpilog(argparse.ArgumentParser):
+    """A parser whose epilog is made when its help is shown."""
+
+    def __init__(self, *args: Any, late_epilog: Callable[[], str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._late_epilog = late_epilog
+
+    def format_help(self) -> str:
+        """The help, with the epilog."""
+        self.epilog = self._late_epilog()
+        return super().format_help()
+
+
 class _ShowVersion(argparse.Action):
-    """Which argparse's own would look up for every command."""
+    """argparse's own takes the version itself, which would be looked up for every command."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_args: object) -> None:
         print(f"gguf-verify {project_version()}")
@@ -41,7 +70,7 @@ def cores() -> int:
 
 
 def on_terminal() -> bool:
-    """Whether progress has somebody to look at it."""
+    """Whether somebody can see progress."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
@@ -66,10 +95,7 @@ def internal_errors(verbose: bool) -> Iterator[None]:
         raise EnvironmentFault(f"internal error, please report it: {type(error).__name__}: {error}") from None
 
 
-def _shown(path: Path) -> str:
-    from ..gguf import printable  # late: a command may have something to start before NumPy is loaded
-
-    return printable(str(path))
+# ---- checks ----------------------------------------------------------------------------------------------------------
 
 
 def check_ranges(*limits: tuple[str, float, float, float]) -> None:
@@ -79,39 +105,67 @@ def check_ranges(*limits: tuple[str, float, float, float]) -> None:
             raise UsageError(f"{flag} must be from {low} to {high}")
 
 
-def check_output(path: Path | None, *inputs: Path, flag: str = "--json") -> None:
+def check_regex(pattern: str | None, flag: str = "--tensor") -> None:
+    """Raises UsageError where a pattern is no regular expression."""
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise UsageError(f"{flag} is not a regular expression: {error}") from None
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+#: The files that reports are to be written to.
+Files = Mapping[Writer, Path]
+
+
+def add_reports(parser: argparse.ArgumentParser, *kinds: Kind) -> None:
+    """A flag for each writer that can write one of these kinds of result."""
+    for writer in writers():
+        if writer.flag is not None and not writer.renders.keys().isdisjoint(kinds):
+            parser.add_argument(writer.flag, type=Path, metavar="FILE", help=writer.help)
+
+
+def asked_for(args: argparse.Namespace, kind: Kind, *inputs: Path) -> Files:
+    """The reports that were asked for of a kind of result.
+
+    Raises UsageError where one of them cannot be of this kind, cannot be written, or would overwrite an input or
+    another.
+    """
+    flags = {w: path for w in writers() if w.flag is not None and (path := getattr(args, w.argument, None)) is not None}
+    for writer, path in flags.items():
+        if kind not in writer.renders:
+            raise UsageError(f"{writer.flag} cannot write this kind of result: {kind}")
+        check_output(path, *inputs, flag=writer.flag or "")
+        if writer.suffixes and path.suffix not in writer.suffixes:
+            raise UsageError(f"{writer.flag} writes {' or '.join(f'FILE{s}' for s in writer.suffixes)}")
+    for (one, path), (other, also) in combinations(flags.items(), 2):
+        if path.resolve() == also.resolve():
+            raise UsageError(f"{one.flag} and {other.flag} name the same file")
+    return flags
+
+
+def check_output(path: Path, *inputs: Path, flag: str) -> None:
     """That a file can be written, and would not overwrite a model. Raises UsageError."""
-    if path is None:
-        return
     folder = path.absolute().parent
     held = path.exists() and not os.access(path, os.W_OK)
     if not folder.is_dir() or not os.access(folder, os.W_OK) or path.is_dir() or held:
-        raise UsageError(f"cannot write {_shown(path)}")
+        raise UsageError(f"cannot write {printable(str(path))}")
     if path.suffix == ".gguf":
-        raise UsageError(f"{flag} would overwrite a model: give it another name than .gguf")
-    if path.exists() and any(model.exists() and path.samefile(model) for model in inputs):
-        raise UsageError(f"{flag} would overwrite the model")
+        raise UsageError(f"{flag} would overwrite a model: choose a name that does not end in .gguf")
+    if path.exists() and any(given.exists() and path.samefile(given) for given in inputs):
+        raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
 
 
-def deliver(text: str, path: Path | None, rendered: str | None, exit_code: int) -> int:
-    """The result to standard output and, as JSON, to `path`; returns the exit code."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-    except OSError:  # nobody reads, or the disk is full: the verdict stands, and is the exit code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return exit_code if path is None or rendered is None else save(path, rendered.encode(), exit_code)
-
-
-def save(path: Path, content: bytes, exit_code: int) -> int:
-    """Write a file beside the result; returns the exit code, which says if that fails and all else went well."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        say(f"cannot write {_shown(path)}: {error.strerror}")
-        return exit_code or EXIT_ENVIRONMENT
-    return exit_code
+def form(verbose: bool = False, byte_map: bool = False) -> Form:
+    """How standard output shows a report: in colour, with block characters and no wider than the terminal, if it is
+    one and can; else plain and unwrapped."""
+    shown = sys.stdout is not None and sys.stdout.isatty()
+    able = shown and os.environ.get("TERM") != "dumb"
+    return Form(
+        verbose=verbose, byte_map=byte_map, colour=able and not os.environ.get("NO_COLOR"), blocks=shows_blocks(),
+        width=shutil.get_terminal_size().columns if shown else None,
+    )  # fmt: skip
 
 
 def shows_blocks() -> bool:
@@ -119,3 +173,47 @@ def shows_blocks() -> bool:
     if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "linux"):
         return False
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, files: Files | None = None) -> int:
+    """The result to standard output, and to the files that were asked for; returns the exit code.
+
+    Where a file cannot be written, that is said, and is the exit code if all else went well.
+    """
+    _print(terminal(kind, result, form() if shown is None else shown))
+    for writer, path in (files or {}).items():
+        try:
+            made = writer.renders[kind](result, Form(suffix=path.suffix))
+            _write(path, made.encode() if isinstance(made, str) else made)
+        except OSError as error:
+            say(f"cannot write {printable(str(path))}: {error.strerror}")
+            exit_code = exit_code or EXIT_ENVIRONMENT
+        except EnvironmentFault as error:
+            say(str(error))
+            exit_code = exit_code or EXIT_ENVIRONMENT
+    return exit_code
+
+
+def print_lines(*lines: str, exit_code: int = EXIT_VERIFIED) -> int:
+    """Lines to standard output; returns the exit code."""
+    _print("".join(f"{line}\n" for line in lines))
+    return exit_code
+
+
+def _print(text: str) -> None:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except OSError:  # nobody reads, or the disk is full: the verdict stands, and is the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, where the path is no device and no link. Raises OSError."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_bytes(content)
+        return
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)

@@ -9,6 +9,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from ..measure.measure import all_measures, need_checkout
+from .command import Command
 
 _EPILOG = """\
 exit codes: 0 measured · 1 a wrong name, a missed place, a false alarm, an input that breaks the parser, or a page that
@@ -16,7 +17,7 @@ is out of date · 2 usage · 3 this machine cannot run the measure
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The whole command line of this command."""
     made = argparse.ArgumentParser(
         prog="gguf-verify measure", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
@@ -30,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     """`gguf-verify measure …`; returns the exit code. Raises HarnessError."""
-    options = parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     need_checkout()
     return int(options.run(options))
+
+
+COMMAND = Command("measure", "measure the verifier itself; needs a checkout of the project", build_parser, run)

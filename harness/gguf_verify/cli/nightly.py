@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..gguf import printable
@@ -13,13 +13,11 @@ from ..nightly.history import History
 from ..nightly.night import Settings, run_night
 from ..nightly.records import Night
 from ..nightly.significance import MOST_NIGHTS
-from ..report.nightly import write_reports
-from ..report.nightly.lines import comparison_lines, head, night_lines
-from ..support.errors import EXIT_ENVIRONMENT, EXIT_UNVERIFIED, UsageError, say
-from .common import check_output, check_ranges, deliver, internal_errors, on_terminal
-
-#: The reports that `run` can also write.
-REPORTS = ("html", "junit", "markdown", "json")
+from ..nightly.summary import NightReport
+from ..report.writer import Kind
+from ..support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
+from .command import Command
+from .common import add_reports, asked_for, check_ranges, deliver, internal_errors, on_terminal, print_lines
 
 _EPILOG = """\
 exit codes
@@ -39,7 +37,8 @@ exit codes
 _RUN_EPILOG = f"A configuration with every key:\n\n{REFERENCE}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of this command."""
     parser = argparse.ArgumentParser(
         prog="gguf-verify nightly", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
         description="Run a matrix of models, kernels and variants of llama.cpp every night, and compare the nights.",
@@ -55,8 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "-j", "--jobs", type=int, metavar="N", help="how many cells run at the same time (default: the configuration's)"
     )
     run_.add_argument("--new", action="store_true", help="begin a new night instead of resuming the last one")
-    for kind in REPORTS:
-        run_.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"also write the night's report as {kind}")
+    add_reports(run_, Kind.NIGHT)
     compare_ = commands.add_parser("compare", help="show what is worse, better or gone since another night")
     _add_source(compare_)
     compare_.add_argument(
@@ -86,7 +84,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 def run(argv: list[str]) -> int:
     """`gguf-verify nightly …`; returns the exit code. Raises HarnessError."""
-    args = _parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     with internal_errors(args.verbose):
         commands = {"run": _run, "compare": _compare, "status": _status, "pin": _pin}
         return commands[args.command](args)
@@ -96,23 +94,16 @@ def _run(args: argparse.Namespace) -> int:
     if args.jobs is not None:
         check_ranges(("-j", args.jobs, 1, 256))
     config = read_config(args.config)
-    files = {kind: path for kind in REPORTS if (path := getattr(args, kind)) is not None}
-    if len({path.absolute() for path in files.values()}) < len(files):
-        raise UsageError("two reports name the same file")
-    for kind, path in files.items():
-        check_output(path, args.config, config.history, flag=f"--{kind}")
+    files = asked_for(args, Kind.NIGHT, args.config, config.history)
     night = run_night(config, Settings(jobs=args.jobs, new=args.new, terminal=on_terminal()))
-    code = night.exit_code
+    earlier: list[Night] = []
+    whole = night
     if files:
         with History(config.history, make=False) as history:
             earlier = [n for n in history.nights(config=config.name) if n.number < night.number]
             whole = history.night(night.number, reports=True)
-        try:
-            write_reports([*reversed(earlier[:MOST_NIGHTS]), whole], _compared(earlier, whole), **files)
-        except OSError as error:
-            say(f"cannot write {printable(str(error.filename), 200)}: {error.strerror}")
-            code = code or EXIT_ENVIRONMENT
-    return _say(night_lines(night), code)
+    report = NightReport((*reversed(earlier[:MOST_NIGHTS]), whole), _compared(earlier, whole))
+    return deliver(Kind.NIGHT, report, night.exit_code, files=files)
 
 
 def _compared(earlier: Sequence[Night], new: Night, old: Night | None = None) -> Comparison | None:
@@ -135,12 +126,13 @@ def _compare(args: argparse.Namespace) -> int:
         nights = history.nights(config=config)
         new = nights[0] if args.new is None and nights else _named(history, args.new)
         if new is None:
-            return _say(["the history has no night"], EXIT_UNVERIFIED)
+            return print_lines("the history has no night", exit_code=EXIT_UNVERIFIED)
         earlier = [n for n in nights if n.number < new.number and n.config == new.config]
         found = _compared(earlier, new, _named(history, args.old))
     if found is None:
-        return _say([f"there is no finished night to compare night {new.number} with"], EXIT_UNVERIFIED)
-    return _say(comparison_lines(found), found.exit_code(args.strict))
+        line = f"there is no finished night to compare night {new.number} with"
+        return print_lines(line, exit_code=EXIT_UNVERIFIED)
+    return deliver(Kind.COMPARISON, found, found.exit_code(args.strict))
 
 
 def _named(history: History, name: str | None) -> Night | None:
@@ -162,8 +154,7 @@ def _status(args: argparse.Namespace) -> int:
     with history:
         nights = history.nights(args.n, config)
         names = {number: name for name, number in history.pins().items()}
-    lines = [f"{head(n)}{f' ({printable(names[n.number], 64)})' if n.number in names else ''}" for n in nights]
-    return _say(lines or ["no night has been run"], 0)
+    return deliver(Kind.HISTORY, {names.get(n.number, str(n.number)): n for n in nights}, EXIT_VERIFIED)
 
 
 def _pin(args: argparse.Namespace) -> int:
@@ -177,8 +168,9 @@ def _pin(args: argparse.Namespace) -> int:
         if number is None:
             raise UsageError("the history has no finished night")
         history.pin(args.name, number)
-    return _say([f"night {number} is now called {printable(args.name, 64)}"], 0)
+    return print_lines(f"night {number} is now called {printable(args.name, 64)}")
 
 
-def _say(lines: Iterable[str], code: int) -> int:
-    return deliver("".join(f"{line}\n" for line in lines), None, None, code)
+COMMAND = Command(
+    "nightly", "run a matrix of models, kernels and versions of llama.cpp, and compare the nights", build_parser, run
+)

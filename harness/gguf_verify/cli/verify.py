@@ -3,126 +3,99 @@
 from __future__ import annotations
 
 import argparse
-import re
-from itertools import combinations
 from pathlib import Path
 
 from ..hosts import HOST_CHOICES, help_of_hosts
 from ..identification import identify_model
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
-from ..report import heat_map, identify_report, json_report, text
+from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
 from ..rungs import RUNGS
 from ..rungs.run import REFERENCES
-from ..support.errors import EXIT_ENVIRONMENT, UsageError, say
+from ..support.errors import UsageError
 from ..verification import verify
+from .command import Command, commands
 from .common import (
+    EXIT_CODES,
     MOST_THREADS,
+    LateEpilog,
     add_common,
-    check_output,
+    add_reports,
+    asked_for,
     check_ranges,
+    check_regex,
     cores,
     deliver,
+    form,
     internal_errors,
     on_terminal,
-    save,
-    shows_blocks,
     spell,
 )
 
 _MOST_TOKENS = 1 << 20
 
-_EPILOG = """\
-exit codes: 0 verified · 1 a mismatch · 2 usage · 3 the environment cannot (no such host, a build failed, llama.cpp
-died) · 4 the file is malformed · 5 not everything could be verified
 
-gguf-verify audit MODEL.gguf looks at the file alone: every byte owned, explained and judged.
-"""
-
-
-def _parser() -> argparse.ArgumentParser:
-    listed: list[Family | KernelSpec] = [*FAMILIES.values(), *KERNELS.values()]
-    kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
-    parser = argparse.ArgumentParser(
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser = LateEpilog(
         prog="gguf-verify", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Prove on the bytes of a GGUF model that a CUDA kernel computes what llama.cpp computes.",
-        epilog=f"kernels:\n{kernels}\n\n{_EPILOG}",
+        late_epilog=_epilog,  # it names the other commands, each of which is imported for that
     )  # fmt: skip
     add = parser.add_argument
-    add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split one")
+    add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split model")
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("-p", "--prompt", default=None, help=f"prompt (default: {DEFAULT_PROMPT!r})")
-    prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help="file that holds the prompt")
-    add(
-        "-n",
-        "--n-predict",
-        type=int,
-        default=DEFAULT_N_PREDICT,
-        metavar="N",
-        help="tokens to predict (default: %(default)s)",
-    )
-    add(
-        "-c", "--ctx-size", type=int, default=0, metavar="N", help="context size (default: what prompt and tokens need)"
-    )
-    add("-s", "--seed", type=int, default=0, metavar="N", help="seed of what is drawn (default: %(default)s)")
-    add(
-        "--host",
-        choices=HOST_CHOICES,
-        default="auto",
-        help=f"where the kernel runs; {help_of_hosts()}; auto takes the first of these that this machine has",
-    )
-    add(
-        "--reference",
-        choices=REFERENCES,
-        default=REFERENCES[0],
-        help="where llama.cpp runs; gpu takes a llama-cpp-python with the CUDA backend (default: %(default)s)",
-    )
-    add(
-        "--kernel",
-        default=DEFAULT_KERNEL,
-        metavar="NAME",
-        help="kernel or family to verify, or one of your own, FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)",
-    )
-    add(
-        "--kernel-time-limit",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds for a call of a kernel of your own (default: %(default)g)",
-    )
-    add("--rungs", default=",".join(RUNGS), metavar="LIST", help="rungs to climb (default: %(default)s)")
-    add(
-        "--identify",
-        action="store_true",
-        help="say which definition of the product the kernel and llama.cpp compute, instead of climbing rungs",
-    )
-    add("--tensor", metavar="REGEX", help="only tensors whose name matches")
-    add(
-        "--heat-map",
-        type=Path,
-        metavar="FILE",
-        help="also draw the utilisation of each matrix, and of the first wrong GEMM, as FILE.svg or FILE.png",
-    )
-    add(
-        "--repack",
-        action="store_true",
-        help="let llama.cpp repack its weights (its default; it crashes on some machines)",
-    )
-    add("--html", type=Path, metavar="FILE", help="also write the report as one HTML file that needs no other")
-    add("-v", "--verbose", action="store_true", help="one line a tensor, GEMM and token; llama.cpp's log on stderr")
+    prompt.add_argument("-p", "--prompt", default=None, help=f"the prompt (default: {DEFAULT_PROMPT!r})")
+    prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file that holds the prompt")
+    add("-n", "--n-predict", type=int, default=DEFAULT_N_PREDICT, metavar="N",
+        help="tokens to predict (default: %(default)s)")  # fmt: skip
+    add("-c", "--ctx-size", type=int, default=0, metavar="N",
+        help="context size (default: what the prompt and the predicted tokens need)")  # fmt: skip
+    add("-s", "--seed", type=int, default=0, metavar="N", help="seed of the generated inputs (default: %(default)s)")
+    add("--host", choices=HOST_CHOICES, default="auto",
+        help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has")  # fmt: skip
+    add("--reference", choices=REFERENCES, default=REFERENCES[0],
+        help="where llama.cpp runs; gpu needs a llama-cpp-python with CUDA (default: %(default)s)")  # fmt: skip
+    add("--kernel", default=DEFAULT_KERNEL, metavar="NAME",
+        help="a kernel or family, or your own as FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)")  # fmt: skip
+    add("--kernel-time-limit", type=float, default=60.0, metavar="S",
+        help="seconds that one call of your own kernel may take (default: %(default)g)")  # fmt: skip
+    add("--rungs", default=",".join(RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
+    add("--identify", action="store_true",
+        help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
+    add("--tensor", metavar="REGEX", help="verify only tensors whose name matches")
+    add("--repack", action="store_true",
+        help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
+    add("-v", "--verbose", action="store_true",
+        help="show one line for each tensor, GEMM and token, and llama.cpp's log on stderr")  # fmt: skip
+    add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
     add_common(parser)
     return parser
 
 
+def _epilog() -> str:
+    listed: list[Family | KernelSpec] = [*FAMILIES.values(), *KERNELS.values()]
+    kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
+    others = "\n".join(f"  gguf-verify {c.name:<9}{c.summary}" for c in commands().values() if c is not COMMAND)
+    codes = EXIT_CODES.format(verified="verified", mismatch="a mismatch was found")
+    return f"kernels:\n{kernels}\n\nother commands, each with a --help of its own:\n{others}\n\n{codes}"
+
+
 def run(argv: list[str]) -> int:
     """`gguf-verify [verify] …`; returns the exit code. Raises HarnessError."""
-    args = _parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
     with internal_errors(args.verbose):
         return _run(args, argv)
 
 
 def _run(args: argparse.Namespace, argv: list[str]) -> int:
+    kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     _check(args)
+    files = asked_for(args, kind, args.model)
+    if any(writer.rung not in (None, *_rungs(args)) for writer in files):
+        wrong = next(w for w in files if w.rung not in (None, *_rungs(args)))
+        raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, and --rungs leaves it out")
     options = Options(
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
@@ -131,24 +104,9 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
     )  # fmt: skip
     if args.identify:
         found = identify_model(args.model, args.kernel, args.host, options, spell(argv))
-        as_json = identify_report.to_json(found) if args.json is not None else None
-        return deliver(identify_report.render(found), args.json, as_json, found.exit_code)
-    rungs = _rungs(args)
-    report = verify(args.model, args.kernel, args.host, rungs, options, spell(argv))
-    rendered = json_report.render(report) if args.json is not None else None
-    exit_code = deliver(text.render(report, args.verbose, shows_blocks()), args.json, rendered, report.exit_code)
-    if args.html is not None:
-        from ..report import html  # late: no other run needs templates
-
-        exit_code = save(args.html, html.render_run(report).encode(), exit_code)
-    if args.heat_map is None:
-        return exit_code
-    maps = heat_map.grids(report.rungs)
-    if not maps:
-        say("no heat map: the layers rung judged nothing")
-        return exit_code or EXIT_ENVIRONMENT
-    drawn = heat_map.png(maps) if args.heat_map.suffix == ".png" else heat_map.svg(maps).encode()
-    return save(args.heat_map, drawn, exit_code)
+        return deliver(kind, found, found.exit_code, form(args.verbose), files)
+    report = verify(args.model, args.kernel, args.host, _rungs(args), options, spell(argv))
+    return deliver(kind, report, report.exit_code, form(args.verbose), files)
 
 
 def _rungs(args: argparse.Namespace) -> list[str]:
@@ -161,26 +119,7 @@ def _check(args: argparse.Namespace) -> None:
         ("-t", args.threads, 0, MOST_THREADS), ("-s", args.seed, 0, 2**63 - 1),
         ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
     )  # fmt: skip
-    check_output(args.json, args.model)
-    check_output(args.html, args.model, flag="--html")
-    check_output(args.heat_map, args.model, flag="--heat-map")
-    if args.html is not None and args.identify:
-        raise UsageError("--html shows the rungs, and --identify climbs none")
-    if args.heat_map is not None:
-        if args.heat_map.suffix not in (".svg", ".png"):
-            raise UsageError("--heat-map writes FILE.svg or FILE.png")
-        if args.identify or "layers" not in _rungs(args):
-            raise UsageError("--heat-map draws what the layers rung finds")
-    given = {"--json": args.json, "--html": args.html, "--heat-map": args.heat_map}
-    outputs = {flag: path.resolve() for flag, path in given.items() if path is not None}
-    for (flag, path), (other, also) in combinations(outputs.items(), 2):
-        if path == also:
-            raise UsageError(f"{flag} and {other} name the same file")
-    if args.tensor is not None:
-        try:
-            re.compile(args.tensor)
-        except re.error as error:
-            raise UsageError(f"--tensor is not a regular expression: {error}") from None
+    check_regex(args.tensor)
 
 
 def _prompt(args: argparse.Namespace) -> str:
@@ -193,3 +132,6 @@ def _prompt(args: argparse.Namespace) -> str:
         return str(args.file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the prompt from {args.file}: {error}") from None
+
+
+COMMAND = Command("verify", "verify a kernel against llama.cpp; the command where none is named", build_parser, run)

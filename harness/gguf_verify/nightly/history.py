@@ -6,7 +6,7 @@ large); `report` has a run's report as zlib-compressed JSON of the report schema
 
 `PRAGMA user_version` is the schema's version. A file of an older version is migrated when it is opened, a newer one is
 refused. Version 2 made each measure in `facts` an object, which says whether it is the kernel's, and added
-`report.schema`. Reports of another schema than `REPORT_SCHEMA` stay in the file and are not read.
+`report.schema`. Reports of another schema than `SCHEMA_VERSION` stay in the file and are not read.
 
 The file uses the write-ahead log and immediate transactions: several processes may write at once, and each waits for
 the others.
@@ -30,11 +30,12 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
+from ..results import SCHEMA_VERSION
 from ..support.errors import EnvironmentFault, MalformedFile, UsageError
 from ..support.plain import plain
 from ..support.text import printable
 from .records import Cell, Key, Measure, Night, Outcome
-from .run_report import REPORT_SCHEMA, UnreadableReport, from_json
+from .run_report import UnreadableReport, from_json
 
 #: How many seconds a writer waits for another one.
 BUSY_SECONDS = 30.0
@@ -258,7 +259,7 @@ class History:
                 raise ValueError(f"night {number} has cell {cell.key} already") from None
             if cell.report is not None:
                 content = zlib.compress(_json(cell.report).encode(), 6)
-                row = (number, found[0], content, REPORT_SCHEMA)
+                row = (number, found[0], content, SCHEMA_VERSION)
                 self._db.execute("INSERT INTO report VALUES (?, ?, ?, ?)", row)
 
     def finish(self, number: int) -> None:
@@ -356,7 +357,7 @@ class History:
         kept = {}
         if reports:
             rows = self._db.execute(
-                "SELECT key, content FROM report WHERE night = ? AND schema = ?", (number, REPORT_SCHEMA)
+                "SELECT key, content FROM report WHERE night = ? AND schema = ?", (number, SCHEMA_VERSION)
             )
             kept = {key: from_json(_decompressed(content)) for key, content in rows}
         found = {}

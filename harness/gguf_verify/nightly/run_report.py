@@ -8,14 +8,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from ..results import Report, RungResult
+from ..results import SCHEMA_VERSION, Report, RungResult
 from ..rungs import RUNGS
 from ..support.text import printable
 
 T = TypeVar("T")
 
-#: The version of the reports' JSON schema that is read.
-REPORT_SCHEMA = 2
 #: How many bytes of JSON are read at most.
 MOST_BYTES = 1 << 28
 
@@ -51,8 +49,8 @@ def read_report(path: Path) -> tuple[Report, Claims]:
     if len(raw) > MOST_BYTES:
         raise UnreadableReport(f"its report has more than {MOST_BYTES:,} bytes")
     document = _document(raw)
-    if not isinstance(document, dict) or document.get("schema") != REPORT_SCHEMA:
-        raise UnreadableReport(f"its report does not have schema {REPORT_SCHEMA}")
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA_VERSION:
+        raise UnreadableReport(f"its report does not have schema {SCHEMA_VERSION}")
     return _report(document), _converted(document, Claims)
 
 
@@ -89,5 +87,5 @@ def _converted(document: Any, kind: type[T]) -> T:
         return msgspec.convert(document, kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
         raise UnreadableReport(
-            f"its report does not fit schema {REPORT_SCHEMA}: {printable(str(error), 200)}"
+            f"its report does not fit schema {SCHEMA_VERSION}: {printable(str(error), 200)}"
         ) from None

@@ -11,8 +11,9 @@ import pytest
 from gguf_verify.audit.fingerprint import IMPORTANCE, REFERENCE, fingerprint
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.llama import Llama
-from gguf_verify.report import audit_text
+from gguf_verify.report.writer import Kind
 from tests.support.audits import Bytes, one_tensor, run, scanned
+from tests.support.shown import text_of
 from tests.support.tools import LEGACY
 
 
@@ -85,7 +86,7 @@ def test_one_block_that_disobeys(llama: Llama, rng: np.random.Generator, tmp_pat
     producer, shares = consistent(fmt, blocks, llama, path)
     assert producer is None
     assert shares[REFERENCE] == shares[IMPORTANCE] == 6399 / 6400
-    text = audit_text.render(run(path, readers=False))
+    text = text_of(Kind.AUDIT, run(path, readers=False))
     assert "99.9844 % of 6,400" in text
     assert "no known rule holds throughout" in text
 

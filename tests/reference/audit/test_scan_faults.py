@@ -17,9 +17,10 @@ from gguf_verify.audit import content
 from gguf_verify.formats import FORMATS, BlockFormat, decode_elements
 from gguf_verify.gguf import open_model
 from gguf_verify.llama import Llama
-from gguf_verify.report import audit_json, audit_text
+from gguf_verify.report.writer import Kind
 from gguf_verify.support.paths import kernel_root
 from tests.support.audits import TINY, Bytes, bytes_rung, halves, ids, one_tensor, rule, run, scanned
+from tests.support.shown import json_of, text_of
 from tests.support.tools import LEGACY, ROOT, patched, patched_block, write_model
 
 Floats = npt.NDArray[np.float32]
@@ -355,8 +356,8 @@ def test_no_warning_of_numpys(fmt: BlockFormat, tmp_path: Path, rng: np.random.G
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = run(path, readers=False, source=source)
-        audit_text.render(result, verbose=True)
-        audit_json.render(result)
+        text_of(Kind.AUDIT, result, verbose=True)
+        json_of(Kind.AUDIT, result)
         report = bytes_rung(path)
     bad = 8 if fmt.has_min else 4
     assert result.contents[0].scan is not None
@@ -371,4 +372,4 @@ def test_findings_are_capped(tmp_path: Path) -> None:
     found = [f for f in result.findings if f.id == rule("value-not-finite")]
     assert len(found) == 20
     assert [f.found.endswith(" (and 180 more of this kind)") for f in found] == [False] * 19 + [True]
-    assert len(json.loads(audit_json.render(result))["findings"]) == len(result.findings) == 20
+    assert len(json_of(Kind.AUDIT, result)["findings"]) == len(result.findings) == 20

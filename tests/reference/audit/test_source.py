@@ -10,8 +10,9 @@ import pytest
 
 from gguf_verify.gguf import open_model
 from gguf_verify.llama import Llama
-from gguf_verify.report import audit_text
+from gguf_verify.report.writer import Kind
 from tests.support.audits import TINY, rule, run
+from tests.support.shown import text_of
 from tests.support.tools import patched_block, write_model
 
 
@@ -27,7 +28,7 @@ def test_the_fixtures_are_what_llama_makes_of_their_source(name: str) -> None:
     assert result.findings == ()
     assert len(result.comparisons) == 30
     assert all(c.result is not None and c.result.differing == 0 for c in result.comparisons)
-    assert "30 of 30 tensors are, byte for byte" in audit_text.render(result)
+    assert "30 of 30 tensors are, byte for byte" in text_of(Kind.AUDIT, result)
 
 
 def test_blocks_that_are_not_the_sources(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_blocks_that_are_not_the_sources(tmp_path: Path) -> None:
     assert different.xrays is not None
     ours, made = different.xrays
     assert [i for i, (a, b) in enumerate(zip(ours.raw, made.raw, strict=True)) if a != b] == [7]
-    text = audit_text.render(result)
+    text = text_of(Kind.AUDIT, result)
     assert "blk.2.ffn_down.weight" in text
     assert "1 of 18 bytes, " in text
     assert result.exit_code == 1
@@ -141,7 +142,7 @@ def test_a_source_that_llama_cannot_decode(
         assert result.unverified == [("a", why)]
         assert [c.first for c in result.comparisons] == [None, None, (2, 7) if code == 1 else None]
         assert [c.result is None for c in result.comparisons] == [True, False, False]
-        text = audit_text.render(result)
+        text = text_of(Kind.AUDIT, result)
         assert f"NOT VERIFIED a: {why}" in text
         assert f"{2 if code == 5 else 1} of 3 tensors are, byte for byte" in text
 

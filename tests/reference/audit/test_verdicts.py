@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -19,12 +18,13 @@ from gguf_verify.gguf import Model, Range, open_model
 from gguf_verify.hosts.compiler import library_path
 from gguf_verify.llama import Llama, LlamaRefused
 from gguf_verify.llama.files import FilePasses
-from gguf_verify.report import audit_json, audit_text
+from gguf_verify.report.writer import Kind
 from gguf_verify.support import cache
 from gguf_verify.support.errors import MalformedFile, UsageError
 from gguf_verify.support.paths import kernel_root
 from tests.support import corpus
 from tests.support.audits import TINY, at_scan, bytes_rung, dies_at_scan, ids, one_tensor, rule, run
+from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES, patched, patched_block, split_model, write_model
 
 
@@ -55,12 +55,14 @@ def test_exit_codes_of_the_corpus(entry: corpus.Entry, tmp_path: Path) -> None:
     result = run(path, readers=False)
     for strict in (False, True):
         result.strict = strict
-        assert result.exit_code == (1 if strict and entry.effect == "warning" else expected), audit_text.render(result)
+        assert result.exit_code == (1 if strict and entry.effect == "warning" else expected), text_of(
+            Kind.AUDIT, result
+        )
         ours = [f for f in result.findings if int(f.id[5:8]) < 100]
         assert [f.id for f in ours] == ([] if entry.slug is None else [rule(entry.slug)])
-        text = audit_text.render(result, verbose=True, whole_map=True)
+        text = text_of(Kind.AUDIT, result, verbose=True, byte_map=True)
         assert text.replace("\n", "").isprintable()
-        json.loads(audit_json.render(result))
+        json_of(Kind.AUDIT, result)
 
 
 @pytest.mark.parametrize("entry", corpus.SPLITS, ids=lambda e: e.name)
@@ -71,7 +73,7 @@ def test_exit_codes_of_split_models(entry: corpus.SplitEntry, tmp_path: Path) ->
     assert result.exit_code == (0 if entry.slug is None else 4)
     if entry.slug is not None:
         assert rule(entry.slug) in ids(result)
-        assert entry.named in audit_text.render(result)
+        assert entry.named in text_of(Kind.AUDIT, result)
 
 
 def test_all_parts_of_a_split_model(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_a_type_that_is_not_covered(tmp_path: Path) -> None:
     result = run(path, readers=False)
     assert result.exit_code == 5
     assert {why for _, why in result.unverified} == {"type Q8_K is not covered"}
-    assert "NOT VERIFIED" in audit_text.render(result)
+    assert "NOT VERIFIED" in text_of(Kind.AUDIT, result)
 
 
 def test_nothing_but_a_header_is_clean(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_llama_dies_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(TINY["Q4_0"])
     assert result.exit_code == 3
     assert "SIGKILL" in (result.fault or "")
-    assert "BROKEN OFF" in audit_text.render(result)
+    assert "BROKEN OFF" in text_of(Kind.AUDIT, result)
 
 
 def dies_at(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> list[int]:
@@ -148,7 +150,7 @@ def test_llama_dies_in_the_middle_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.unverified == [(name, "not reached") for name in names[16:]]
     assert "died in scan (SIGKILL)" in (result.fault or "")
     assert (compared, result.comparisons) == ([], ())  # there is no llama.cpp to compare with
-    text = audit_text.render(result)
+    text = text_of(Kind.AUDIT, result)
     assert "16 of 30 looked at" in text
     assert "NOT VERIFIED … and 4 more" in text
 
@@ -165,7 +167,7 @@ def test_llama_dies_in_the_middle_of_a_comparison(monkeypatch: pytest.MonkeyPatc
     assert result.unverified == [(name, why) for name in names[reached:]] != []
     assert ids(result) == [rule("source-differs")]
     assert (result.exit_code, len(result.contents)) == (1, 30)
-    text = audit_text.render(result)
+    text = text_of(Kind.AUDIT, result)
     assert f"{reached - 1} of 30 tensors are, byte for byte" in text
     assert "BROKEN OFF: llama.cpp died in requantize (SIGKILL)" in text
     monkeypatch.undo()
@@ -184,7 +186,7 @@ def test_findings_survive_that_llama_does_not_start(effect: str, code: int, tmp_
     assert "llama.cpp hung in start" in (result.fault or "")
     assert {why for _, why in result.unverified} == {"not reached"}
     assert len(result.unverified) == result.n_tensors
-    assert "BROKEN OFF" in audit_text.render(result)
+    assert "BROKEN OFF" in text_of(Kind.AUDIT, result)
 
 
 def at_call(monkeypatch: pytest.MonkeyPatch, kind: type, method: str, number: int, do: Callable[[], object]) -> None:
@@ -229,7 +231,7 @@ def test_a_file_that_changes_while_it_is_scanned(
     at_scan(monkeypatch, number, lambda _llama: CHANGES[change](path))
     result = run(path, readers=False)
     assert (result.changed, result.exit_code, result.verdict) == (True, 3, "broken off")
-    said = [line for line in audit_text.render(result).splitlines() if "was changed while it was read" in line]
+    said = [line for line in text_of(Kind.AUDIT, result).splitlines() if "was changed while it was read" in line]
     assert said == ["BROKEN OFF: a file was changed while it was read, so the findings may be wrong"]
 
 
@@ -301,7 +303,7 @@ def test_bytes_that_no_field_or_two_own(doctor: str, monkeypatch: pytest.MonkeyP
     result = run(TINY["Q4_0"], readers=False)
     assert set(ids(result)) == {"GGUF-104-unowned"}
     assert (result.exit_code, result.verdict) == (1, "wrong")
-    text = audit_text.render(result)
+    text = text_of(Kind.AUDIT, result)
     assert "each owned by one field: 100 %" not in text
     assert "NOT each owned by one field, see below" in text
     report = bytes_rung(TINY["Q4_0"])
@@ -315,7 +317,7 @@ def test_what_was_not_read_of_a_refused_file(tmp_path: Path) -> None:
     path.write_bytes(entry.build().data)
     result = run(path, readers=False)
     unread = sum(r.nbytes for r in result.files[0].byte_map if r.kind == "unread")
-    text = audit_text.render(result)
+    text = text_of(Kind.AUDIT, result)
     assert unread > 0
     assert f"bytes       {result.files[0].size:,}, {unread:,} of them not read, " in text
     assert "100 %" not in text

@@ -35,21 +35,21 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     for part in ("llama.cpp 0.", "sha256", "cpu:", "kernel", "seed 0", "bytes   passed", "VERIFIED", "utilisation"):
         assert part in text
     report = json.loads(out.read_text())
-    assert report["schema"] == 1
+    assert report["schema"] == 2
     assert report["verdict"] == "verified"
     assert [r["name"] for r in report["rungs"]] == ["bytes", "blocks", "layers", "tokens"]
     assert len(report["rungs"][2]["details"]) == 22
-    assert report["header"]["sha256"][0] in text
+    assert report["environment"]["file"]["sha256"][0] in text
     validator("run").validate(report)
     assert ">Verified</h1>" in page.read_text()
-    assert report["header"]["sha256"][0] in page.read_text()
+    assert report["environment"]["file"]["sha256"][0] in page.read_text()
 
 
 def test_verbose_has_a_line_for_each_gemm() -> None:
     done = cli(Q4_0, "--rungs", "layers", "-p", "Once upon a time", "-v")
     assert done.returncode == 0
     for name in ("blk.0.attn_q.weight", "blk.2.ffn_down.weight", "output.weight"):
-        assert any(line.strip().startswith("tensor") and name in line for line in done.stdout.splitlines())
+        assert any(line.startswith("layers: ") and name in line for line in done.stdout.splitlines())
 
 
 def test_a_failure_says_how_to_repeat_it(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
         (["--rungs", "bytes", "--html", "/no/such/folder/r.html"], "cannot write"),
         (["--rungs", "bytes", "--html", "model.gguf"], "--html would overwrite a model"),
         (["--rungs", "bytes", "--json", "r", "--html", "./r"], "name the same file"),
-        (["--identify", "--html", "r.html"], "--html shows the rungs"),
+        (["--identify", "--html", "r.html"], "--html cannot write this kind of result: identification"),
         (["--rungs", "bytes", "--json", str(Q4_0)], "would overwrite a model"),
         (["-p", "\udcff"], "the prompt is not UTF-8"),
     ],

@@ -40,11 +40,12 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Gpu, Llama
-from gguf_verify.report import identify_report, text
+from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options
 from gguf_verify.semantics import SEMANTICS, Semantics, judge, llama_cpu_semantics, product
 from gguf_verify.semantics.cuda import llama_cuda_semantics
 from gguf_verify.verification import verify
+from tests.support.shown import text_of
 from tests.support.tools import FIXTURES, altered_kernel, write_model
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -137,7 +138,7 @@ def test_a_kernel_that_computes_another_definition_is_told_which() -> None:
     assert [p.m for p in kernels] == [1, 8, 9, 64]
     assert all(p.found is not None and p.found.names == ("mmq",) and not p.right for p in kernels)
     assert all(p.right for p in report.products if p.who == "llama.cpp")
-    shown = identify_report.render(report)
+    shown = text_of(Kind.IDENTIFICATION, report)
     said = (
         "q8_1_naive, Q4_0, M=1, 8, 9, 64: computes MMQ's Q4_0 (mmq), not MMVQ's Q4_0 (q8_1) as declared: it is right "
         "as that; declare mmq, or compare it with llama.cpp CUDA MMQ on tensor cores\n"
@@ -167,10 +168,10 @@ def test_another_definition_in_a_run(declared: str) -> None:
         f", not {called} as declared: the kernel is correct for that",
         "declare mmq",
     ):
-        assert said in text.render(report)
+        assert said in text_of(Kind.RUN, report)
     told = identify_model(Q4_0, gemm, "cpu", Options(progress=False))
     assert told.exit_code == 1
-    assert f"computes MMQ's Q4_0 (mmq), not {called} as declared" in identify_report.render(told)
+    assert f"computes MMQ's Q4_0 (mmq), not {called} as declared" in text_of(Kind.IDENTIFICATION, told)
 
 
 @pytest.mark.parametrize("path", [Q4_0, Q5_1])
@@ -194,12 +195,12 @@ def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, pat
     monkeypatch.setattr(Llama, "activations", given_away)
     monkeypatch.setattr(Llama, "multiply", multiply)
     report = identify_model(path, "q8_1_naive", "cpu", Options(progress=False, reference="gpu"))
-    assert report.exit_code == 0, identify_report.render(report)
+    assert report.exit_code == 0, text_of(Kind.IDENTIFICATION, report)
     theirs = [p for p in report.products if p.who == "llama.cpp on the GPU"]
     few, many = (llama_cuda_semantics(fmt, m).name for m in (8, 9))
     assert [(p.m, p.declared) for p in theirs] == [(1, few), (8, few), (9, many), (64, many)]
     assert all(p.found is not None and p.declared in p.found.names for p in theirs)
-    assert "a GPU that is played" in identify_report.render(report)
+    assert "a GPU that is played" in text_of(Kind.IDENTIFICATION, report)
     monkeypatch.setattr(Llama, "activations", lambda _, semantics, x: SEMANTICS[semantics].bytes_of(x))
     assert identify_model(path, "q8_1_naive", "cpu", Options(progress=False, reference="gpu")).exit_code == 1
 
@@ -212,14 +213,14 @@ def test_identify_with_a_gpu_leaves_out_what_has_no_definition(monkeypatch: pyte
     report = identify_model(path, "q8_1_naive", "cpu", Options(progress=False, reference="gpu"))
     assert report.exit_code == 5
     assert [kind for kind, _ in report.unable] == [f"F32, M={m}" for m in (1, 8, 9, 64)]
-    assert "cuBLAS" in identify_report.render(report)
+    assert "cuBLAS" in text_of(Kind.IDENTIFICATION, report)
 
 
 def test_identify_of_a_wrong_kernel_names_the_fault(tmp_path: Path) -> None:
     kernel = altered_kernel(tmp_path, "q8_1_naive", "formats/q4_0.cuh", "Minimum::OFFSET", "Minimum::NONE")
     report = identify_model(Q4_0, kernel, options=Options(progress=False))
     assert report.exit_code == 1
-    shown = identify_report.render(report)
+    shown = text_of(Kind.IDENTIFICATION, report)
     assert "computes none of the known definitions (declared: q8_1" in shown
     assert "the s term is missing" in shown
 
@@ -464,12 +465,12 @@ def test_the_layers_rung_says_what_it_is(tmp_path: Path) -> None:
     assert found is not None
     assert (found.tensor, found.verdict) == ("blk.0.attn_q.weight", "known fault")
     assert [f.id for f in found.faults] == ["offset-missing"]
-    shown = text.render(report)
+    shown = text_of(Kind.RUN, report)
     assert "DIAGNOSIS of the first wrong GEMM, blk.0.attn_q.weight:" in shown
     assert "the s term is missing" in shown
     right = verify(Q4_0, ShippedKernel(KERNELS["q8_1_naive"], CpuHost(1)), rungs=["layers"], options=options)
     assert right.rungs[0].diagnosis is None
-    assert "DIAGNOSIS" not in text.render(right)
+    assert "DIAGNOSIS" not in text_of(Kind.RUN, right)
 
 
 # -- patterns and maps -------------------------------------------------------------------------------------------------

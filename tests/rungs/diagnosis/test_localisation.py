@@ -16,10 +16,11 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.report import json_report, text
+from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options, Report
 from gguf_verify.semantics import SEMANTICS, judge, product
 from gguf_verify.verification import verify
+from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES, altered_kernel
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -174,8 +175,8 @@ def report_of(tmp_path: Path, old: str, new: str, file: str = NAIVE) -> tuple[Re
     kernel = altered_kernel(tmp_path, "q8_1_naive", file, old, new)
     options = Options(prompt="The import statement", tensor="blk.0.(attn_k|ffn_down)", progress=False)
     report = verify(Q4_0, kernel, rungs=["layers"], options=options)
-    shown = text.render(report)
-    said = json_report.to_dict(report)["rungs"][0]["diagnosis"]
+    shown = text_of(Kind.RUN, report)
+    said = json_of(Kind.RUN, report)["rungs"][0]["diagnosis"]
     assert all(line[:300] in shown for line in said["lines"])
     return report, said, shown
 

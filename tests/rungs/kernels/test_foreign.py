@@ -18,7 +18,7 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign import open_foreign, sources
-from gguf_verify.report import text
+from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options
 from gguf_verify.rungs.layers import explain
 from gguf_verify.support.errors import KernelFault, UsageError
@@ -26,6 +26,7 @@ from gguf_verify.verification import verify
 from tests.support import foreign_kernels
 from tests.support.foreign_runs import EXAMPLES, KERNELS, Q4_0, altered, multiplied, opened, operands, verified
 from tests.support.needs import need
+from tests.support.shown import text_of
 from tests.support.tools import ROOT, assert_one_line, cli
 
 
@@ -243,7 +244,7 @@ def test_the_header_says_where_it_runs(example: str) -> None:
     """By its file and symbol, and in lines that fit a terminal."""
     options = Options(progress=False, tensor="blk.0.attn_k")
     report = verify(Q4_0, f"{EXAMPLES / example}", CpuHost(1), ["blocks"], options)
-    header = text.render(report).split("\n\n")[0].splitlines()
+    header = text_of(Kind.RUN, report).split("\n\n")[0].splitlines()
     host = next(line for line in header if line.startswith("host"))
     assert any(line.startswith(f"kernel      {example} · ") for line in header)
     assert str(EXAMPLES) not in "\n".join(header)

@@ -13,12 +13,13 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign import Oracle, open_foreign
-from gguf_verify.report import identify_report, json_report, text
+from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options
 from gguf_verify.semantics import SEMANTICS, exact_result, judge, product
 from gguf_verify.support.errors import UsageError
 from tests.support import foreign_kernels
 from tests.support.foreign_runs import EXAMPLES, KERNELS, Q4_0, opened, operands, verified
+from tests.support.shown import json_of, text_of
 
 
 @pytest.mark.parametrize("name", ["own", "own_both", "own_blocks"])
@@ -26,7 +27,7 @@ def test_an_oracle_of_its_author(name: str) -> None:
     """Every rung; the report says so, what a pass means, and how far each definition is."""
     report = verified(f"{KERNELS}:{name}", "blocks", "layers", "tokens")
     assert report.exit_code == 0, report.rungs
-    shown = text.render(report)
+    shown = text_of(Kind.RUN, report)
     assert "semantics own" in shown
     assert "judged by an oracle of its author (its own: " in shown
     assert "verified here means: the kernel computes what an oracle of its author says" in shown
@@ -36,7 +37,7 @@ def test_an_oracle_of_its_author(name: str) -> None:
         assert any("(llama.cpp)" in k for k in distances)
         assert all(v < 1e-3 for v in distances.values())
         assert sum(v < 1e-6 for v in distances.values()) == 1  # half activations are near f32; own_blocks is q8_1
-    assert json_report.to_dict(report)["environment"]["kernel"]["judged_by"] == report.environment.kernel.judged_by
+    assert json_of(Kind.RUN, report)["environment"]["kernel"]["judged_by"] == report.environment.kernel.judged_by
 
 
 @pytest.mark.parametrize(("name", "like"), [("own_values", "f32"), ("own_codes", "mmq")])
@@ -58,7 +59,7 @@ def test_what_an_oracle_leaves_out(name: str, like: str) -> None:
 def test_no_other_report_speaks_of_oracles() -> None:
     report = verified(f"{KERNELS}:right", "blocks")
     assert report.environment.kernel.judged_by is None
-    assert "author" not in text.render(report)
+    assert "author" not in text_of(Kind.RUN, report)
 
 
 @pytest.mark.parametrize("name", ["own_wrong"])
@@ -161,7 +162,7 @@ def test_identified_beside_its_oracle() -> None:
         assert all(p.right == (code == 0) for p in kernels)
         if name == "own":
             assert {p.found.names for p in kernels if p.found is not None} == {("own",)}
-            shown = identify_report.render(found)
+            shown = text_of(Kind.IDENTIFICATION, found)
             assert "declares own (an oracle of its author (its own: activations))" in shown
             assert "foreign_kernels.py:own  own " in shown
 
@@ -190,6 +191,7 @@ def test_wrong_declarations_of_oracles(attributes: dict[str, Any], said: str) ->
 ORACLE = """
 import numpy as np
 from gguf_verify import Oracle
+from tests.support.shown import json_of, text_of
 
 def halves(x):
     return x.astype(np.float16).astype(np.float64)
@@ -266,7 +268,7 @@ def test_cuda_with_an_oracle(tmp_path: Path) -> None:
     rounding = [QUANTIZES[-2], ("+ j];", "+ j]);"), ("+ j + 16];", "+ j + 16]);"), ROUNDS]
     report = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE, *rounding])}:gemm", "blocks", "layers", "tokens")
     assert report.exit_code == 0, report.rungs
-    assert "judged by an oracle of its author (its own: activations)" in text.render(report)
+    assert "judged by an oracle of its author (its own: activations)" in text_of(Kind.RUN, report)
 
 
 def test_cuda_that_quantizes_itself(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.llama import Gemm
-from gguf_verify.report import text
+from gguf_verify.report.writer import Kind
 from gguf_verify.rungs.layers.activations import llama_activations
 from gguf_verify.semantics import SEMANTICS, judge, product, quantized_inside
 from gguf_verify.semantics.activations import encode_q8_0_cpu, encode_q8_1, encode_q8_1_cpu
 from tests.support import foreign_kernels
 from tests.support.foreign_runs import KERNELS, opened, operands, verified
+from tests.support.shown import text_of
 
 
 def test_quantizes_itself() -> None:
@@ -22,7 +23,7 @@ def test_quantizes_itself() -> None:
     report = verified(f"{KERNELS}:quantizes", "blocks", "layers", "tokens")
     assert report.exit_code == 0, report.rungs
     assert [r.verdict for r in report.rungs] == ["passed"] * 3
-    assert "judged by q8_1 of the float32 activations that it takes" in text.render(report)
+    assert "judged by q8_1 of the float32 activations that it takes" in text_of(Kind.RUN, report)
 
 
 @pytest.mark.parametrize("name", ["truncates", "off_by_ulps", "sums_off"])

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.report import json_report, text
-from gguf_verify.report.heat_map import grids
+from gguf_verify.report.grid import of_run
+from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options, Report
 from gguf_verify.verification import verify
+from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES, altered_kernel, write_model
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
-
-
 NAIVE = "gemm/q8_1/01_naive.cu"
 
 
@@ -31,21 +30,21 @@ def wrong_in(tmp_path: Path, old: str, new: str) -> Report:
 
 def test_of_a_wrong_kernel(tmp_path: Path) -> None:
     report = wrong_in(tmp_path, "y[i] = acc", "y[i] = i % N == 37 && i / N > 2 ? 2.0f * acc : acc")
-    made = json_report.to_dict(report)["rungs"][0]["heat_map"]
-    assert (made["tensor"], made["who"], made["N"]) == ("blk.0.attn_q.weight", "kernel", 256)
+    made = json_of(Kind.RUN, report)["rungs"][0]["heat_map"]
+    assert (made["tensor"], made["who"], made["n"]) == ("blk.0.attn_q.weight", "kernel", 256)
     wrong = np.array(made["wrong"])
     assert made["tokens_per_cell"] == 1
-    assert wrong.shape == (made["M"], 64)
-    assert wrong.sum() == made["M"] - 3
+    assert wrong.shape == (made["m"], 64)
+    assert wrong.sum() == made["m"] - 3
     assert (wrong[3:, 37 // made["rows_per_cell"]] == 1).all()
     assert ((np.array(made["utilisation"]) > 1) == (wrong > 0)).all()
-    shown = text.render(report).splitlines()
+    shown = text_of(Kind.RUN, report).splitlines()
     start = next(i for i, line in enumerate(shown) if "utilisation of blk.0.attn_q.weight, kernel" in line)
     lines = [line[7:] for line in shown[start:]]
     assert [lines[2].split()[1], lines[3].split()[1]] == ["0", "3"]  # of lines that look the same the first
     assert set(lines[2].split()[2]) == {"."}
     assert lines[3].split()[2].strip(".").isdigit()
-    first, second = grids(report.rungs)
+    first, second = of_run(report)
     assert first.title.startswith("blk.0.attn_q.weight, kernel")
     assert second.lines == ("blk.0", "blk.1")
     assert all(cell.wrong for line in second.cells for cell in line)
@@ -54,10 +53,12 @@ def test_of_a_wrong_kernel(tmp_path: Path) -> None:
 def test_the_same_output_is_shown_once(tmp_path: Path) -> None:
     report = wrong_in(tmp_path, "y[i] = acc", "y[i] = i % N == 37 ? 2.0f * acc : acc")
     assert len(report.rungs[0].failures) == 20
-    shown = [line for line in text.render(report).splitlines() if line.startswith("FAILED")]
+    shown = [line for line in text_of(Kind.RUN, report).splitlines() if line.startswith("FAILED")]
     assert len(shown) < 10
     assert len({re.sub(".*: (blk[^:]*).*", r"\1", line) for line in shown}) == len(shown)
-    assert re.search(r"… [0-9]+ of [0-9,]+ failures shown; [0-9]+ are of the same outputs", text.render(report))
+    assert re.search(
+        r"… [0-9]+ of [0-9,]+ failures are shown; [0-9]+ more are of the same outputs", text_of(Kind.RUN, report)
+    )
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from gguf_verify.audit.xray import (
     xray,
 )
 from gguf_verify.gguf import Model, Tensor, open_model
-from gguf_verify.report.xray_text import pair
+from gguf_verify.report.terminal.xray import pair_lines
 from gguf_verify.support.errors import UsageError
 from tests.support import corpus
 from tests.support.blocks_by_hand import HAND, Make, shown
@@ -225,5 +225,5 @@ def test_what_only_a_caller_can_get_wrong(make: Make) -> None:
     with pytest.raises(ValueError, match="not in the block"):
         xray(tensor, 0, 1, None, asked=tensor.offset + 17)
     with pytest.raises(ValueError, match="beside"):
-        pair(xray(tensor, 0, 0, None), xray(make(3, [32], bytes(20)), 0, 0, None), False)
+        pair_lines(xray(tensor, 0, 0, None), xray(make(3, [32], bytes(20)), 0, 0, None))
     assert grid(tensor) == (32, 18, 2)

@@ -13,8 +13,10 @@ from gguf_verify.nightly.config import read_config
 from gguf_verify.nightly.history import History
 from gguf_verify.nightly.night import Settings, run_night
 from gguf_verify.nightly.records import Cell, Measure, Night, Outcome
-from gguf_verify.report.nightly.lines import night_lines
+from gguf_verify.nightly.summary import NightReport
+from gguf_verify.report.writer import Kind
 from gguf_verify.support.supervised import Processes, Stopped
+from tests.support.shown import text_of
 from tests.support.stub_nights import STUB, gone, run_stub, write_config
 
 
@@ -86,7 +88,7 @@ def test_every_outcome(tmp_path: Path) -> None:
     assert held["mismatch"].report is not None
     assert held["mismatch"].report.rungs[2].n_failures == 4
     assert held["mismatch"].report.verdict == "mismatch"
-    lines = "\n".join(night_lines(night))
+    lines = text_of(Kind.NIGHT, NightReport((night,)))
     assert f"{len(OUTCOMES)} cells, 3 verified, 4 mismatch" in lines
     assert "Traceback" not in lines
     assert sum(f"/{len(OUTCOMES)} " in line for line in said) == len(OUTCOMES)  # a line for each cell

@@ -13,7 +13,8 @@ import pytest
 from gguf_verify.nightly.compare import Comparison, compare
 from gguf_verify.nightly.records import Cell, Key, Night, Outcome
 from gguf_verify.nightly.significance import LEAST_NIGHTS, drifts, judge_times
-from gguf_verify.report.nightly.lines import comparison_lines
+from gguf_verify.report.writer import Kind
+from tests.support.shown import text_of
 from tests.support.stub_nights import KEY, cell_for
 
 
@@ -52,9 +53,9 @@ def test_every_kind_of_change() -> None:
     assert [key.prompt for key in found.not_run] == ["never"]
     assert (found.compared, found.verified) == (6, 1)
     assert found.exit_code() == 1
-    text = "\n".join(comparison_lines(found))
+    text = text_of(Kind.COMPARISON, found)
     assert "NEW FAILURE m.gguf · Q4_0 · q8_1 · cpu · broke · installed: verified → mismatch: wrong" in text
-    assert "VANISHED m.gguf · Q4_0 · q8_1 · cpu · gone · installed: verified → -: not planned any more" in text
+    assert "VANISHED m.gguf · Q4_0 · q8_1 · cpu · gone · installed: verified → –: not planned any more" in text
     assert "2 new failures, 2 vanished, 1 fixed, 2 still failing, 1 appeared" in text
 
 
@@ -96,7 +97,7 @@ def test_drift_is_what_the_history_does_not_show() -> None:
     assert drifts([1.0, 2.0, 3.0], 2.0 + 1e-12) is False
     assert (
         "DRIFT m.gguf · Q4_0 · q8_1 · cpu · p · installed, layers, kernel: utilisation 0.1 → 0.2, 0.1 in 3 nights"
-    ) in comparison_lines(found([0.1, 0.1, 0.1], 0.2))
+    ) in text_of(Kind.COMPARISON, found([0.1, 0.1, 0.1], 0.2))
 
 
 def test_other_machines_are_not_compared() -> None:
@@ -106,7 +107,7 @@ def test_other_machines_are_not_compared() -> None:
     assert not found.drift
     assert found.times_not_judged == {0: 1}
     assert found.hardware == {"CPU": ("slow", "fast")}
-    assert any("different machines" in line for line in comparison_lines(found))
+    assert "different machines" in text_of(Kind.COMPARISON, found)
 
 
 def test_versions_that_changed() -> None:
@@ -114,7 +115,7 @@ def test_versions_that_changed() -> None:
     found = compare([], night_of(1, [cell_for()]), dataclasses.replace(night_of(2, [new]), project="2"))
     assert found.versions == {"llama.cpp": {("1", "2"): 1}}
     assert found.project == ("1", "2")
-    assert "CHANGED llama.cpp: 1 → 2 in 1 cells" in "\n".join(comparison_lines(found))
+    assert "CHANGED llama.cpp: 1 → 2 in 1 cells" in text_of(Kind.COMPARISON, found)
 
 
 def noisy_night(
@@ -177,7 +178,7 @@ def test_a_slower_cell_is_told_by_the_comparison() -> None:
     assert keys_of(found.slower) == ["p4"]
     assert (found.exit_code(), found.exit_code(strict=True)) == (0, 1)
     assert found.times_judged == 20
-    (line,) = [line for line in comparison_lines(found) if line.startswith("SLOWER")]
+    (line,) = [line for line in text_of(Kind.COMPARISON, found).splitlines() if line.startswith("SLOWER")]
     assert re.fullmatch(
         r"SLOWER m.gguf .* p4 .*: [0-9.]+ s, [0-9.]+ s expected of 8 nights, \+[0-9.]+ σ \(limit .*\)", line
     )
@@ -224,8 +225,8 @@ def test_few_nights_judge_no_time() -> None:
     assert times.judged == 1
     assert times.not_judged == {LEAST_NIGHTS - 1: 1, 0: 1}
     nights = [night_of(i, [cell_for()]) for i in range(1, 4)]
-    lines = list(comparison_lines(compare(nights, nights[-1], night_of(4, [cell_for(seconds=50)]))))
-    assert "times of 1 cells not judged: 3 of 5 nights" in lines
+    shown = text_of(Kind.COMPARISON, compare(nights, nights[-1], night_of(4, [cell_for(seconds=50)])))
+    assert "the times of 1 cells are not judged: their history has 3 nights, and 5 are needed\n" in shown
 
 
 def test_times_of_failures_count_for_nothing() -> None:

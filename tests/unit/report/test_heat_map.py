@@ -1,36 +1,38 @@
-"""Heat maps: no wrong cell is lost, every reader can read them, and a file that cannot be written is said at once."""
+"""Heat maps: all renderings show one grid, no wrong cell is lost, and every reader can read them."""
 
 from __future__ import annotations
 
 import io
 import re
-import struct
 import xml.etree.ElementTree as ElementTree
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from gguf_verify.cli import main
 from gguf_verify.cli.common import shows_blocks
-from gguf_verify.report import heat_map
-from gguf_verify.report.heat_map import Cell, Grid, as_text, grids, of_gemm, of_layers, png, svg
-from gguf_verify.results import OutputMap, RungResult
-from tests.support.records import gemm
+from gguf_verify.report import grid, heat_map, shades
+from gguf_verify.report.grid import Cell, Grid, of_gemm, of_layers, of_run
+from gguf_verify.report.heat_map import png, svg
+from gguf_verify.report.html import page
+from gguf_verify.report.terminal.heat_map import as_text
+from gguf_verify.report.writer import Kind
+from gguf_verify.results import OutputMap, Report, Unverified
+from tests.support import records
+from tests.support.shown import written
 from tests.support.tools import FIXTURES
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
 
 
-def made(ratio: np.ndarray, wrong: np.ndarray, rows: int = 1, tokens: int = 1) -> Grid:
+def made(ratio: np.ndarray, wrong: np.ndarray, rows: int = 1, tokens: int = 1, where: str = "w") -> Grid:
     """The map of a GEMM with these cells."""
     m, n = ratio.shape
     return of_gemm(
-        OutputMap(
-            tensor="w", where="w", who="kernel", m=m * tokens, n=n * rows, rows_per_cell=rows, tokens_per_cell=tokens,
-            utilisation=ratio.tolist(), wrong=wrong.astype(int).tolist(),
-        )
+        OutputMap(tensor="w", where=where, who="kernel", m=m * tokens, n=n * rows, rows_per_cell=rows,
+                  tokens_per_cell=tokens, utilisation=ratio.tolist(), wrong=wrong.astype(int).tolist())
     )  # fmt: skip
 
 
@@ -42,6 +44,51 @@ def mixed() -> Grid:
     wrong = ratio > 1
     wrong[9, 0] = True  # in its bits
     return made(ratio, wrong, rows=4, tokens=2)
+
+
+# -- one grid ----------------------------------------------------------------------------------------------------------
+
+
+def layers_report(**fields: float) -> Report:
+    """A run with one GEMM that is right on its own activations, and so wrong at another M."""
+    rung = records.rung("layers")
+    rung.details = [records.gemm("blk.0.attn_q.weight", 0.05, 3, **{"other_m": 7.0, **fields})]
+    rung.fail(records.failure("blk.0.attn_q.weight"), 3)
+    return Report(environment=records.environment(), rungs=[rung])
+
+
+def test_all_pictures_show_the_same_value() -> None:
+    """What is worst of a matrix is said once, by the record, and drawn by all."""
+    report = layers_report()
+    (layers,) = of_run(report)
+    assert layers.cells == ((Cell(7.0, 3, False, "blk.0.attn_q.weight"),),)
+    drawn = str(written("--heat-map", Kind.RUN, report, ".svg"))
+    shown = page.run(report)
+    for picture in (drawn, shown):
+        assert "<title>blk.0 attn_q: 7, 3 wrong</title>" in picture
+        assert re.search('<text class="on x0"[^>]*>7</text>', picture)
+        assert re.search('<rect class="x0"', picture)
+    picture = Image.open(io.BytesIO(bytes(written("--heat-map", Kind.RUN, report, ".png"))))
+    box = next(v for v in heat_map.scene([layers])[0] if isinstance(v, heat_map.Box) and v.title)
+    assert picture.getpixel((box.x, box.y)) == rgb(shades.PALETTE["light"]["x0"][0])
+    assert [c.shade for c in of_run(layers_report(other_m=0.04, other_shapes=np.nan))[0].drawn] == ["x2"]
+
+
+def test_a_map_of_outputs_is_the_same_in_text_and_pictures() -> None:
+    shown = mixed()
+    bad = {(i, j) for i, line in enumerate(shown.cells) for j, c in enumerate(line) if shades.is_wrong(c.shade)}
+    assert bad == {(3, 5), (3, 6), (15, 63), (9, 0)}
+    boxes = [v for v in heat_map.scene([shown], legend=False)[0] if isinstance(v, heat_map.Box)]
+    assert {divmod(i, 64) for i, box in enumerate(boxes) if box.mark == "x"} == bad
+    text = as_text(shown)
+    assert sum(c not in "." for line in text[2:-1] for c in line[text[2].index(".") :]) == 4
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
 
 
 def test_text_loses_no_wrong_cell() -> None:
@@ -67,7 +114,7 @@ def test_text_loses_no_wrong_cell() -> None:
 def test_text_is_aligned() -> None:
     lines = as_text(mixed())
     at = lines[2].index(".")
-    assert lines[0].startswith("utilisation of w, kernel: 32 tokens × 256 rows, a cell 2 tokens × 4 rows")
+    assert lines[0] == "utilisation of w, kernel: 32 tokens × 256 rows, 2 tokens × 4 rows to a cell"
     assert lines[1].startswith("row ")
     for number in re.finditer(r"[0-9]+", lines[1]):
         assert int(number[0]) == 4 * (number.start() - at)
@@ -79,7 +126,7 @@ def test_lines_that_look_the_same_are_one() -> None:
     ratio[5:] = 50
     lines = as_text(made(ratio, ratio > 1))
     assert [line.split() for line in lines[2:-1]] == [["token", "0", "........"], ["token", "5", "11111111"]]
-    assert lines[-1] == ". right; 1 over it by that power of 10"
+    assert lines[-1] == ". right; 1: over the bound by that power of 10"
 
 
 def test_svg_tells_each_cell() -> None:
@@ -91,147 +138,107 @@ def test_svg_tells_each_cell() -> None:
     titled = [rect for rect in root.findall(".//{*}rect") if len(rect)]
     assert len(titled) == 16 * 64
     said = {rect[0].text: rect for rect in titled}
-    assert "token 6, row 20: 20, 1 failure" in said
-    assert "token 30, row 252: inf, 1 failure" in said
-    assert sum("failure" in key for key in said) == 4
-    assert len(list(root.findall(".//{*}path"))) == 4 + 1  # the crosses, and the legend's
+    assert "token 6, row 20: 20, 1 wrong" in said
+    assert "token 30, row 252: inf, 1 wrong" in said
+    assert sum("wrong" in (key or "") for key in said) == 4
     words = [t.text or "" for t in root.findall(".//{*}text")]
-    assert {"row", "token 0", "0.01", "0.1", "1"} <= set(words)
-    assert any("ratio without unit" in w for w in words)
+    assert {"row", "token 0", "1e-4"} <= set(words)
+    assert any("without unit" in w for w in words)
     assert any("over the bound" in w for w in words)
     assert not any("not checked" in w for w in words)
     assert "prefers-color-scheme:dark" in drawn
     assert " id=" not in drawn  # it may stand in a page more than once
 
 
+def test_a_page_names_the_wrong_cells_first() -> None:
+    drawn = svg([mixed()], most_titles=10)
+    assert drawn.count("<title>token") == 10
+    assert drawn.count(" wrong</title>") == 4
+    assert sum(len(re.findall("M", d)) for d in re.findall('class="boxes [^"]*" d="([^"]*)"', drawn)) == 16 * 64 - 10
+
+
 def test_names_cannot_break_out() -> None:
-    rung = RungResult(name="layers", details=[gemm('blk.0.a<script>"&\x00\x1b[31m\u202e\ud800', 0.1)])
-    grid = of_layers(rung)
-    assert grid is not None
-    drawn = svg([grid])
+    rung = records.rung("layers")
+    rung.details = [records.gemm('blk.0.a<script>"&\x00\x1b[31m\u202e\ud800', 0.1)]
+    layers = of_layers(rung)
+    assert layers is not None
+    drawn = svg([layers])
     root = ElementTree.fromstring(drawn)
     assert not [e for e in root.iter() if "script" in e.tag]
     assert "\x1b" not in drawn
     drawn.encode()
-    assert png([grid])
-    evil = of_gemm(
-        {"tensor": "w", "where": "</title>" * 100 + "\ud800", "who": "kernel", "M": 1, "N": 1, "rows_per_cell": 1,
-         "tokens_per_cell": 1, "utilisation": [[2.0]], "wrong": [[1]]}
-    )  # fmt: skip
+    assert png([layers])
+    evil = made(np.array([[2.0]]), np.array([[1]]), where="</title>" * 100 + "\ud800")
     assert ElementTree.fromstring(svg([evil])).get("role") == "img"
     assert png([evil])
 
 
-def lightness(colour: str) -> float:
-    r, g, b = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+# -- PNG ---------------------------------------------------------------------------------------------------------------
 
 
-def test_colours_are_in_order() -> None:
-    """Up to the bound ever lighter, beyond it ever darker and red; what is written on them can be read."""
-    right = [lightness(heat_map._colour(10**e)) for e in np.linspace(-4, 0, 40)]
-    assert (np.diff(right) > 0).all()
-    wrong = [lightness(heat_map._colour(10**e)) for e in np.linspace(0.001, 6, 40)]
-    assert (np.diff(wrong) < 0).all()
-    assert heat_map._colour(0.0) == heat_map._colour(heat_map.LEAST)
-    assert heat_map._colour(np.inf) == heat_map._colour(1e9)
-    for value in (0.0, 1e-3, 0.05, 0.5, 1.0, 2.0, 1e9):
-        colour = heat_map._colour(value)
-        r, g, _ = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-        assert (g < 0.6 * r) == (value > 1)
-        assert abs(lightness(colour) - lightness(heat_map._ink(colour))) > 100
-
-
-@pytest.mark.needs("matplotlib")
-def test_png_is_what_another_decoder_reads(tmp_path: Path) -> None:
-    from matplotlib import image
-
-    path = tmp_path / "map.png"
-    path.write_bytes(png([mixed()]))
-    pixels = np.rint(image.imread(path)[..., :3] * 255).astype(int)
+def test_png_has_the_colours_of_the_svg() -> None:
+    picture = Image.open(io.BytesIO(png([mixed()])))
+    pixels = np.asarray(picture.convert("RGB")).astype(int)
+    assert (picture.format, picture.info["Title"]) == ("PNG", mixed().title)
     root = ElementTree.fromstring(svg([mixed()]))
-    assert pixels.shape[:2] == (int(root.get("height", 0)), int(root.get("width", 0)))
+    assert picture.size == (int(root.get("width", 0)), int(root.get("height", 0)))
     crossed = 0
     for rect in root.findall(".//{*}rect"):
         if not len(rect):
             continue
         x, y, w, h = (int(rect.get(key, 0)) for key in ("x", "y", "width", "height"))
-        colour = [int(rect.get("fill", "")[i : i + 2], 16) for i in (1, 3, 5)]
+        colour = rgb(shades.PALETTE["light"][rect.get("class", "")][0])
         box = pixels[y : y + h, x : x + w]
         assert (box[0] == colour).all()  # its edge; a mark is within
         crossed += bool((box != colour).any())
         assert (pixels[y - 1, x : x + w] == 255).all()
     assert crossed == 4
-    assert (pixels[:16] == 255).all()
-    assert (pixels[16:26] < 255).any()  # the title
-
-
-def test_png_chunks() -> None:
-    """W3C, PNG: signature; length, type, content, CRC-32 of type and content."""
-    data = png([mixed()])
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    at, kinds = 8, []
-    while at < len(data):
-        (length,) = struct.unpack_from(">I", data, at)
-        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert struct.unpack_from(">I", data, at + 8 + length) == (zlib.crc32(kind + content),)
-        kinds.append(kind)
-        if kind == b"IHDR":
-            width, height, *rest = struct.unpack(">IIBBBBB", content)
-            assert rest == [8, 2, 0, 0, 0]
-        if kind == b"IDAT":
-            assert len(zlib.decompress(content)) == height * (1 + 3 * width)
-        at += 12 + length
-    assert kinds == [b"IHDR", b"tEXt", b"IDAT", b"IEND"]
-
-
-def test_every_character_has_a_shape() -> None:
-    shapes = list(heat_map._FONT.values())
-    assert all(re.fullmatch("[0-7]{5}", s) for s in shapes)
-    assert len(set(shapes)) == len(shapes)
-    words = "".join(v.text for v in heat_map._scene([mixed()])[0] if isinstance(v, heat_map._Words))
-    assert set(words.upper()) - {" "} <= heat_map._FONT.keys()
+    assert (pixels[14:30, 16:200] < 128).any()  # the title
 
 
 def test_layers_are_in_order_and_nothing_is_hidden() -> None:
     names = [f"blk.{i}.{m}.weight" for i in (0, 1, 2, 10) for m in ("attn_q", "ffn_up")]
-    rung = RungResult(name="layers", details=[gemm(n, 0.01) for n in [*names, "output.weight"]])
-    rung.details.append(gemm("blk.2.attn_q.weight", 0.3))  # of another pass
-    rung.details.append(gemm("blk.1.ffn_up.weight", float("nan"), 7))
+    rung = records.rung("layers")
+    rung.details = [records.gemm(n, 0.01) for n in [*names, "output.weight"]]
+    rung.details.append(records.gemm("blk.2.attn_q.weight", 0.3))  # of another pass
+    rung.details.append(records.gemm("blk.1.ffn_up.weight", float("nan"), 7))
     rung.unverified = [
-        ("blk.10.ffn_gate_inp.weight", "no"),
-        ("blk.0.ffn_up.weight expert 3", "no"),
-        ("all GEMMs", "no"),
-    ]
-    grid = of_layers(rung)
-    assert grid is not None
-    assert grid.lines == ("blk.0", "blk.1", "blk.2", "blk.10", "model")
-    assert grid.columns == ("attn_q", "ffn_up", "output", "ffn_gate_inp")
-    assert grid.cells[2][0].value == 0.3
-    assert grid.cells[1][1] == Cell(np.inf, 7)
-    assert grid.cells[0][1] == Cell(0.01, 0, True)
-    assert grid.cells[3][3] == Cell(None, 0, True)
-    assert grid.cells[4] == (Cell(), Cell(), Cell(0.01), Cell())
-    drawn = svg([grid])
-    for said in ("blk.0 attn_q: 0.01<", "blk.1 ffn_up: inf, 7 failures<", "blk.10 ffn_gate_inp: not checked<",
+        Unverified("blk.10.ffn_gate_inp.weight", "no"), Unverified("blk.0.ffn_up.weight expert 3", "no"),
+        Unverified("all GEMMs", "no"),
+    ]  # fmt: skip
+    layers = of_layers(rung)
+    assert layers is not None
+    assert layers.lines == ("blk.0", "blk.1", "blk.2", "blk.10", "model")
+    assert layers.columns == ("attn_q", "ffn_up", "output", "ffn_gate_inp")
+    assert layers.cells[2][0].value == 0.3
+    assert layers.cells[1][1] == Cell(np.inf, 7, False, "blk.1.ffn_up.weight")
+    assert layers.cells[0][1] == Cell(0.01, 0, True, "blk.0.ffn_up.weight")
+    assert layers.cells[3][3][:3] == (None, 0, True)
+    assert [c.value for c in layers.cells[4]] == [None, None, 0.01, None]
+    drawn = svg([layers])
+    for said in ("blk.0 attn_q: 0.01<", "blk.1 ffn_up: inf, 7 wrong<", "blk.10 ffn_gate_inp: not checked<",
                  "blk.0 ffn_up: 0.01, part not checked<"):  # fmt: skip
         assert said in drawn
     assert ">not checked<" in drawn
-    assert of_layers(RungResult(name="layers")) is None
-    assert grids([RungResult(name="bytes")]) == []
+    assert of_layers(records.rung("layers")) is None
+    assert of_run(Report(environment=records.environment(), rungs=[records.rung("bytes")])) == []
 
 
 def test_many_layers_are_put_together() -> None:
-    details = [gemm(f"blk.{i}.m{j}.weight", 0.01) for i in range(1000) for j in range(100)]
-    details[77_777]["kernel"] = 5.0
-    details[77_777]["failures"] = 1
-    grid = of_layers(RungResult(name="layers", details=details))
-    assert grid is not None
-    assert len(grid.lines) <= heat_map.MOST_LINES
-    assert len(grid.columns) <= heat_map.MOST_COLUMNS
-    found = [(i, j) for i, line in enumerate(grid.cells) for j, c in enumerate(line) if c.wrong]
-    assert [(grid.lines[i], grid.columns[j]) for i, j in found] == [("blk.776 - blk.783", "m76 - m79")]
-    assert len(png([grid])) < 1 << 20
+    rung = records.rung("layers")
+    rung.details = [records.gemm(f"blk.{i}.m{j}.weight", 0.01) for i in range(1000) for j in range(100)]
+    rung.details[77_777] = records.gemm("blk.777.m77.weight", 5.0, 1)
+    layers = of_layers(rung)
+    assert layers is not None
+    assert len(layers.lines) <= grid.MOST_LINES
+    assert len(layers.columns) <= grid.MOST_COLUMNS
+    found = [(i, j) for i, line in enumerate(layers.cells) for j, c in enumerate(line) if c.wrong]
+    assert [(layers.lines[i], layers.columns[j]) for i, j in found] == [("blk.776 - blk.783", "m76 - m79")]
+    assert "The largest utilisation is 5, of blk.777.m77.weight; 1 of" in heat_map.summary(layers)
+    assert len(png([layers])) < 1 << 20
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,9 +248,9 @@ def test_many_layers_are_put_together() -> None:
         (["--heat-map", "{}/map.jpg"], "FILE.svg or FILE.png"),
         (["--heat-map", "{}/folder.svg"], "cannot write"),
         (["--heat-map", "{}/model.gguf"], "--heat-map would overwrite a model"),
-        (["--heat-map", "{}/link.svg"], "--heat-map would overwrite the model"),
+        (["--heat-map", "{}/link.svg"], "--heat-map would overwrite link.svg, which is an input"),
         (["--heat-map", "{}/map.svg", "--rungs", "bytes"], "what the layers rung finds"),
-        (["--heat-map", "{}/map.svg", "--identify"], "what the layers rung finds"),
+        (["--heat-map", "{}/map.svg", "--identify"], "--heat-map cannot write this kind of result: identification"),
         (["--heat-map", "{0}/map.svg", "--json", "{0}/map.svg"], "the same file"),
     ],
 )

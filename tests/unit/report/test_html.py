@@ -16,9 +16,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from gguf_verify.report import html
+from gguf_verify.report.html import page as pages
 from tests.support import needs, nights
-from tests.support.nights import HOSTILE, SCRIPT, changes, history, run_report
+from tests.support.nights import HOSTILE, SCRIPT, report, run_result
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -91,7 +91,7 @@ def column(browser: Any, table: str, n: int) -> list[str]:
 
 
 def test_tables_sort(opened: Opener) -> None:
-    browser = opened(html.render(history(), changes()))
+    browser = opened(pages.night(report()))
     head = browser.find_element(By.CSS_SELECTOR, "#t-cells th:nth-child(8)")
     button = head.find_element(By.TAG_NAME, "button")
     button.click()
@@ -113,7 +113,7 @@ def test_tables_sort(opened: Opener) -> None:
 
 
 def test_tables_filter(opened: Opener) -> None:
-    browser = opened(html.render(history(), changes()))
+    browser = opened(pages.night(report()))
     controls = browser.find_element(By.CSS_SELECTOR, '[data-for="t-cells"]')
     field = controls.find_element(By.TAG_NAME, "input")
     field.send_keys("q5_1 F32")
@@ -127,7 +127,7 @@ def test_tables_filter(opened: Opener) -> None:
 
 
 def test_keyboard(opened: Opener) -> None:
-    browser = opened(html.render_run(run_report(wrong=WRONG)))
+    browser = opened(pages.run(run_result(wrong=WRONG)))
 
     def press(key: str) -> Any:
         ActionChains(browser).send_keys(key).perform()
@@ -153,7 +153,7 @@ def test_keyboard(opened: Opener) -> None:
 
 @pytest.mark.parametrize("script", [True, False])
 def test_xray_opens(opened: Opener, script: bool) -> None:
-    browser = opened(html.render(history(), changes()), script=script)
+    browser = opened(pages.night(report()), script=script)
     cell = browser.find_element(By.CSS_SELECTOR, "details.cell")
     xray = cell.find_element(By.CSS_SELECTOR, ".xray")
     assert not seen(browser, xray)
@@ -168,7 +168,7 @@ def test_xray_opens(opened: Opener, script: bool) -> None:
 
 
 def test_without_javascript(opened: Opener) -> None:
-    browser = opened(html.render_run(run_report(wrong=WRONG)), script=False)
+    browser = opened(pages.run(run_result(wrong=WRONG)), script=False)
     assert not browser.find_elements(By.CSS_SELECTOR, "th button")
     for table in browser.find_elements(By.TAG_NAME, "table"):
         assert seen(browser, table)
@@ -177,7 +177,7 @@ def test_without_javascript(opened: Opener) -> None:
 
 
 def test_a_script_stays_text(opened: Opener) -> None:
-    browser = opened(html.render_run(run_report([*HOSTILE], SCRIPT)))
+    browser = opened(pages.run(run_result([*HOSTILE], SCRIPT)))
     first = browser.find_element(By.CSS_SELECTOR, "#t-gemms tbody th")
     assert first.text == SCRIPT
     assert len(browser.find_elements(By.TAG_NAME, "script")) == 1
@@ -186,7 +186,7 @@ def test_a_script_stays_text(opened: Opener) -> None:
 
 
 def test_the_policy_lets_nothing_else_run(browser: Any, tmp_path: Path) -> None:
-    page = html.render_run(run_report())
+    page = pages.run(run_result())
     path = tmp_path / "altered.html"
     more = "<script>document.title = 'taken'</script><p style='color:red' id=p>x</p>"
     path.write_text(page.replace("</main>", more + "</main>"))
@@ -202,8 +202,8 @@ def test_the_policy_lets_nothing_else_run(browser: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", list(SIZES))
 @pytest.mark.parametrize("hostile", [False, True])
 def test_nothing_is_wider_than_the_screen(opened: Opener, size: str, dark: bool, hostile: bool) -> None:
-    report = run_report([*HOSTILE], SCRIPT) if hostile else run_report(wrong=WRONG)
-    for page in (html.render(history(), changes()), html.render_run(report)):
+    run = run_result([*HOSTILE], SCRIPT) if hostile else run_result(wrong=WRONG)
+    for page in (pages.night(report()), pages.run(run)):
         browser = opened(page, size, dark)
         width = browser.execute_script("return document.documentElement.scrollWidth")
         assert width <= SIZES[size][0]
@@ -212,7 +212,7 @@ def test_nothing_is_wider_than_the_screen(opened: Opener, size: str, dark: bool,
 
 
 def test_printed(opened: Opener) -> None:
-    browser = opened(html.render(history(), changes()), dark=True)
+    browser = opened(pages.night(report()), dark=True)
     made = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
     assert made.startswith(b"%PDF")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
@@ -225,9 +225,9 @@ def test_printed(opened: Opener) -> None:
 @pytest.mark.parametrize("which", ["nights", "run"])
 def test_a_large_page_loads_quickly(opened: Opener, which: str) -> None:
     if which == "run":
-        page = html.render_run(run_report(nights.gemm_names(1000), nights.gemm_names(1000)[8]))
+        page = pages.run(run_result(nights.gemm_names(1000), nights.gemm_names(1000)[8]))
     else:
-        page = html.render(history(20, gemms=48), changes())
+        page = pages.night(report(20, gemms=48))
     assert page.count("<tr") > 1000
     assert len(page.encode()) < 5_000_000
     start = time.monotonic()

@@ -1,144 +1,15 @@
-"""Pictures of utilisation as SVG for a page: heat map, histogram, lines. Colours are classes of the page's style sheet.
-
-Pure functions. `harness/report/html` allows no style attribute, so that nothing from a file can bring one.
-"""
+"""Histograms and lines over the nights as SVG for a page. Colours are classes of the page's style sheet, since a page
+allows no style attribute, so that nothing from a file can bring one."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from math import floor, isfinite, log10
 from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from ...results import OutputMap
-from ...support.text import printable
-
-#: Steps of the scale: less than 10⁻⁴ of the bound, then two steps a decade up to it.
-STEPS = 9
-#: Lines and columns of a heat map; more are put together.
-MOST_LINES, MOST_COLUMNS = 64, 24
-#: Wrong cells of a GEMM that say where they are; all are drawn.
-MOST_TITLES = 100
-
-
-class Gemm(NamedTuple):
-    """A tensor, the worst utilisation of its products (None: not checked), and how many outputs were wrong."""
-
-    tensor: str
-    utilisation: float | None
-    wrong: int = 0
-
-
-def shade(utilisation: float | None, wrong: bool = False) -> str:
-    """Class of a cell: u0 … u8 within the bound, "ux" over it or wrong, "un" not checked."""
-    if utilisation is None:
-        return "ux" if wrong else "un"
-    if wrong or not utilisation <= 1:
-        return "ux"
-    if utilisation <= 0:
-        return "u0"
-    return f"u{min(STEPS - 1, max(0, floor(2 * (log10(utilisation) + 4)) + 1))}"
-
-
-def short(value: float | None) -> str:
-    """A utilisation in at most seven characters."""
-    if value is None:
-        return "–"
-    if not isfinite(value):
-        return "NaN" if value != value else "inf"
-    return f"{value:,.0f}" if 100 <= value < 1e5 else f"{value:.2g}"
-
-
-_BLOCK = re.compile(r"(?:(.*)\.)?blk\.([0-9]{1,9})\.(.+)")
-_NO_LAYER = "model"
-
-
-def place(tensor: str) -> tuple[str, str]:
-    """Layer and matrix of a tensor's name: blk.3.attn_q.weight is ("blk.3", "attn_q"), output.weight ("model", …)."""
-    name = re.sub(r" (expert|matrix) [0-9]+$", "", tensor[:1000])
-    found = _BLOCK.fullmatch(name)
-    matrix = (found[3] if found else name).removesuffix(".weight")
-    layer = _NO_LAYER if found is None else ".".join(filter(None, (found[1], "blk", found[2])))
-    return printable(layer, 16), printable(matrix, 20)
-
-
-def _by_number(layer: str) -> tuple[bool, str, int]:
-    start, _, number = layer.rpartition(".")
-    return layer == _NO_LAYER, start, int(number) if number.isdecimal() else 0
-
-
-def _merged(names: Sequence[str], most: int) -> dict[str, str]:
-    """Name → label of its line; where there are too many, some in a row share one."""
-    step = -(-len(names) // most) or 1
-    groups = [names[i : i + step] for i in range(0, len(names), step)]
-    return {name: group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}" for group in groups for name in group}
-
-
-def heat_map(gemms: Iterable[Gemm], title: str) -> Markup | None:
-    """The worst of each matrix by layer; None where there is nothing to show."""
-    found: dict[tuple[str, str], Gemm] = {}
-    for gemm in gemms:
-        at = place(gemm.tensor)
-        found[at] = _worse(found.get(at), gemm)
-    if not found:
-        return None
-    lines = _merged(sorted({line for line, _ in found}, key=_by_number), MOST_LINES)
-    columns = _merged(list(dict.fromkeys(column for _, column in found)), MOST_COLUMNS)
-    cells: dict[tuple[str, str], Gemm] = {}
-    for (line, column), gemm in found.items():
-        at = lines[line], columns[column]
-        cells[at] = _worse(cells.get(at), gemm)
-    return _grid(list(dict.fromkeys(lines.values())), list(dict.fromkeys(columns.values())), cells, title)
-
-
-def _worse(a: Gemm | None, b: Gemm) -> Gemm:
-    if a is None:
-        return b
-    return max(a, b, key=lambda gemm: rank(gemm.utilisation))._replace(wrong=a.wrong + b.wrong)
-
-
-_WIDE, _TALL, _CHAR = 62, 26, 7.2
-
-
-def _grid(lines: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], Gemm], title: str) -> Markup:
-    left = round(_CHAR * max(map(len, lines))) + 14
-    top = round(0.75 * _CHAR * max(map(len, columns))) + 16
-    width = left + _WIDE * len(columns) + round(0.75 * _CHAR * len(columns[-1])) + 8
-    height = top + _TALL * len(lines) + 4
-    out = []
-    for j, column in enumerate(columns):
-        x, y = left + j * _WIDE + _WIDE // 2 - 6, top - 8
-        out.append(f'<text class="lab" transform="translate({x} {y}) rotate(-45)">{escape(column)}</text>')
-    for i, line in enumerate(lines):
-        y = top + i * _TALL
-        out.append(f'<text class="lab" x="{left - 8}" y="{y + 17}" text-anchor="end">{escape(line)}</text>')
-        for j, column in enumerate(columns):
-            if (cell := cells.get((line, column))) is None:
-                continue
-            x, look = left + j * _WIDE, shade(cell.utilisation, bool(cell.wrong))
-            told = "not checked" if cell.utilisation is None else f"utilisation {short(cell.utilisation)}"
-            told += f", {cell.wrong:,} wrong" if cell.wrong else ""
-            mark = "✕ " if look == "ux" else ""
-            out.append(
-                f'<g class="{look}"><title>{escape(f"{line} {column}: {told}")}</title>'
-                f'<rect x="{x}" y="{y}" width="{_WIDE - 3}" height="{_TALL - 3}" rx="4"/>'
-                f'<text x="{x + (_WIDE - 3) / 2}" y="{y + 16}" text-anchor="middle">{mark}{short(cell.utilisation)}'
-                "</text></g>"
-            )
-    worst = max(cells.values(), key=lambda c: rank(c.utilisation))
-    wrong = sum(1 for c in cells.values() if shade(c.utilisation, bool(c.wrong)) == "ux")
-    told = (
-        f"{len(lines)} layers by {len(columns)} matrices. Worst utilisation {short(worst.utilisation)}, of "
-        f"{printable(worst.tensor, 64)}; {wrong} of {len(cells)} over the bound or wrong."
-    )
-    return _svg("heat", width, height, title, told, out)
-
-
-def rank(value: float | None) -> float:
-    """For the worst of several: what is not a number is worse than anything, nothing better."""
-    return -1.0 if value is None else float("inf") if value != value else value
+from ..shades import rank, short
 
 
 def _svg(kind: str, width: int, height: int, title: str, told: str, parts: Sequence[str]) -> Markup:
@@ -147,34 +18,6 @@ def _svg(kind: str, width: int, height: int, title: str, told: str, parts: Seque
         f"<title>{escape(title)}</title><desc>{escape(told)}</desc>"
         + "".join(parts) + "</svg>"
     )  # fmt: skip
-
-
-def outputs_map(made: OutputMap) -> Markup:
-    """The first wrong GEMM, tokens down and rows across: `heat_map` of the layers rung."""
-    size, left, top = 11, 64, 26
-    out = [f'<text class="lab" x="{left}" y="14">row 0 to {made.n - 1:,}</text>']
-    out += [f'<text class="lab" x="{left - 8}" y="{top + 9}" text-anchor="end">token 0</text>']
-    boxes: dict[str, list[str]] = {}
-    crosses, told, shown = [], [], 0
-    for i, (values, bad) in enumerate(zip(made.utilisation, made.wrong, strict=True)):
-        for j, (value, n) in enumerate(zip(values, bad, strict=True)):
-            x, y, used = left + j * size, top + i * size, value
-            shown += 1
-            box = f"M{x} {y}h{size - 1}v{size - 1}h-{size - 1}z"
-            boxes.setdefault(shade(used, bool(n)), []).append(box)
-            if n:
-                row, token = j * made.rows_per_cell, i * made.tokens_per_cell
-                crosses.append(f"M{x + 2} {y + 2}l6 6m0 -6l-6 6")
-                told.append(
-                    f'<path class="seen" d="{box}"><title>token {token}, row {row}: {short(used)}</title></path>'
-                )
-    out += [f'<path class="{look}" d="{"".join(parts)}"/>' for look, parts in boxes.items()]
-    out += [f'<path class="mark" d="{"".join(crosses)}"/>', *told[:MOST_TITLES]]
-    width = left + size * max(map(len, made.utilisation)) + 8
-    each = f"{made.tokens_per_cell} × {made.rows_per_cell} outputs (tokens × rows)"
-    said = f"{made.m:,} tokens by {made.n:,} rows, a cell {each}; {len(crosses):,} of {shown:,} cells are wrong."
-    title = f"Utilisation of {printable(made.where, 64)}, {printable(made.who, 64)}"
-    return _svg("heat", max(width, 200), top + size * len(made.utilisation) + 8, title, said, out)
 
 
 # ---- histogram -------------------------------------------------------------------------------------------------------
@@ -202,7 +45,7 @@ def histogram(values: Sequence[float], title: str) -> Markup | None:
             continue
         tall = max(2, round(100 * n / high))
         out.append(
-            f'<g class="{"over" if x >= bound else "bar"}"><title>{low:.2g} to {low * 10**0.5:.2g}: {n:,}</title>'
+            f'<g class="bar {"x0" if x >= bound else "u6"}"><title>{low:.2g} to {low * 10**0.5:.2g}: {n:,}</title>'
             f'<rect x="{x + 1.5}" y="{base - tall}" width="{bar - 3}" height="{tall}" rx="2"/>'
             f'<text class="lab" x="{x + bar / 2}" y="{base - tall - 5}" text-anchor="middle">{n:,}</text></g>'
         )

@@ -1,4 +1,4 @@
-"""What a page shows of nights: plain records made of `gguf_verify.nightly.records`."""
+"""What a page shows of nights: the records of `nightly`, arranged for the templates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from ...nightly.records import Cell, Key, Night
-from ...rungs import RUNGS
+from ...nightly.summary import Changed, Kind, NightReport, Standing, Verdict, worst
 from ...support.text import printable
-from ..nightly import summary
-from ..nightly.summary import Changed, Comparison, Kind, Standing, Verdict
+from .. import grid
+from ..shades import rank
 from . import charts, run
 from .charts import Point
 from .run import Run
@@ -22,10 +22,9 @@ MOST_RUNS, MOST_FAILURES, MOST_XRAYS, MOST_GEMMS, MOST_MAPS, MOST_TRENDS = 20, 2
 
 
 class RungOfNight(NamedTuple):
-    """A rung over all cells: the worst of the kernel and of llama.cpp, and where; its time."""
+    """A rung over all cells: whose worst utilisation, how large and where; the cells; their time."""
 
     name: str
-    question: str
     worst: Sequence[tuple[str, float, str]]
     cells: int
     seconds: float
@@ -39,6 +38,8 @@ class Troubled(NamedTuple):
 
 
 class GemmOfNight(NamedTuple):
+    """A matrix of a cell."""
+
     tensor: str
     key: Key
     utilisation: float
@@ -81,39 +82,37 @@ class Page:
     histogram: Markup | None
     gemms: Sequence[GemmOfNight]
     n_gemms: int
-    charts: Sequence[Markup]
+    charts: Sequence[tuple[str, Markup]]
     past: Sequence[Past]
     trends: Sequence[Trend]
     n_trends: int
     versions: Mapping[str, Sequence[str]]
 
 
-def of(nights: Sequence[Night], comparison: Comparison | None) -> Page:
-    """Raises ValueError without nights."""
-    night = summary.last(nights)
-    standings = summary.standings(night)
+def of(report: NightReport) -> Page:
+    """Everything that the page shows."""
+    night, standings = report.night, report.standings
     cells = list(night.cells.values())
     heats = _heats(cells)
     gemms = sorted(
         (GemmOfNight(t, c.key, u, "good" if u <= 1 else "bad") for c in cells for t, u in c.gemms.items()),
-        key=lambda g: -charts.rank(g.utilisation),
+        key=lambda g: -rank(g.utilisation),
     )
-    past = [Past(n, summary.verdict(n), _worst(n), sum(c.seconds for c in n.cells.values())) for n in nights]
-    past[-1] = past[-1]._replace(verdict=summary.verdict(night, comparison))
+    past = [Past(n, found, _worst(n), sum(c.seconds for c in n.cells.values())) for n, found in report.history]
     return Page(
-        night=night, title=summary.title(night), verdict=summary.verdict(night, comparison),
-        against=None if comparison is None else comparison.against, changes=list(summary.changes(comparison)),
-        standings=standings, troubled=_troubled(standings), rungs=_rungs(cells),
-        heats=heats[:MOST_MAPS], n_heats=len(heats),
-        histogram=charts.histogram([g.utilisation for g in gemms], "GEMMs of all cells by worst utilisation"),
+        night=night, title=report.title, verdict=report.verdict,
+        against=None if report.comparison is None else report.comparison.against, changes=report.changes,
+        standings=standings, troubled=_troubled(standings), rungs=_rungs(cells), heats=heats[:MOST_MAPS],
+        n_heats=len(heats),
+        histogram=charts.histogram([g.utilisation for g in gemms], "GEMMs of all cells by largest utilisation"),
         gemms=gemms[:MOST_GEMMS], n_gemms=len(gemms), charts=_charts(past), past=past,
-        trends=_trends(nights, standings[:MOST_TRENDS]), n_trends=len(standings), versions=_versions(cells),
+        trends=_trends(report.nights, standings[:MOST_TRENDS]), n_trends=len(standings), versions=_versions(cells),
     )  # fmt: skip
 
 
 def _worst(night: Night) -> float | None:
-    values = [v for cell in night.cells.values() if (v := summary.worst(cell)) is not None]
-    return max(values, key=charts.rank, default=None)
+    values = [v for cell in night.cells.values() if (v := worst(cell)) is not None]
+    return max(values, key=rank, default=None)
 
 
 def _troubled(standings: Sequence[Standing]) -> list[Troubled]:
@@ -131,62 +130,66 @@ def _troubled(standings: Sequence[Standing]) -> list[Troubled]:
 
 def _rungs(cells: Sequence[Cell]) -> list[RungOfNight]:
     out = []
-    for rung in RUNGS.values():
-        name, question = rung.name, rung.question
-        worst: dict[str, tuple[str, float, str]] = {}
+    names = [name for cell in cells for name in (*cell.rung_seconds, *(m.rung for m in cell.measures))]
+    for name in dict.fromkeys(names):
+        found: dict[str, tuple[str, float, str]] = {}
         for cell in cells:
             for m in cell.measures:
                 if m.rung != name:
                     continue
                 who = m.who if m.of_kernel else "llama.cpp"
-                if who not in worst or charts.rank(m.utilisation) > charts.rank(worst[who][1]):
-                    worst[who] = who, m.utilisation, f"{m.where} of {cell.key}"
+                if who not in found or rank(m.utilisation) > rank(found[who][1]):
+                    found[who] = who, m.utilisation, f"{m.where} of {cell.key}"
         spent = [cell.rung_seconds[name] for cell in cells if name in cell.rung_seconds]
-        if worst or spent:
-            out.append(RungOfNight(name, question, list(worst.values()), len(spent), sum(spent)))
+        out.append(RungOfNight(name, list(found.values()), len(spent), sum(spent)))
     return out
 
 
 def _heats(cells: Sequence[Cell]) -> list[tuple[str, Markup]]:
     """A map of each model and type: the worst of its cells."""
-    of: dict[str, list[charts.Gemm]] = {}
+    of: dict[str, list[grid.Cell]] = {}
     for cell in cells:
         name = " · ".join(part for part in (cell.key.model, cell.key.type) if part)
-        of.setdefault(name, []).extend(charts.Gemm(t, u) for t, u in cell.gemms.items())
-    title = "Worst utilisation by layer and matrix: "
-    drawn = [(name, charts.heat_map(gemms, title + printable(name, 80))) for name, gemms in of.items()]
-    return [(name, made) for name, made in drawn if made is not None]
+        of.setdefault(name, []).extend(grid.cell(u, tensor=tensor) for tensor, u in cell.gemms.items())
+    drawn = [
+        (name, grid.by_layer(found, f"{printable(name, 80)}, the worst of each matrix")) for name, found in of.items()
+    ]
+    return [(name, run.picture(made)) for name, made in drawn if made is not None]
 
 
-def _charts(past: Sequence[Past]) -> list[Markup]:
+def _charts(past: Sequence[Past]) -> list[tuple[str, Markup]]:
+    """What a line shows, and the line."""
     shares = []
     for p in past:
         cells = sum(p.verdict.outcomes.values())
         good = p.verdict.outcomes.get("verified", 0)
         shares.append(Point(p.night.number, 100 * good / cells if cells else 0.0, p.verdict.level == "good"))
-    worst = [Point(p.night.number, p.worst, p.worst is None or p.worst <= 1) for p in past]
+    largest = [Point(p.night.number, p.worst, p.worst is None or p.worst <= 1) for p in past]
     seconds = [Point(p.night.number, p.seconds, True) for p in past]
-    drawn = (
-        charts.lines(shares, "Cells verified, of 100", " %"),
-        charts.lines(worst, "Worst utilisation of the kernel in the layers rung, logarithmic", log=True),
-        charts.lines(seconds, "Seconds in cells", " s"),
-    )
-    return [made for made in drawn if made is not None]
+    drawn = [
+        (title, charts.lines(points, title, unit, log))
+        for title, points, unit, log in (
+            ("Cells verified, of 100", shares, " %", False),
+            ("Largest utilisation of the kernel in the layers rung, logarithmic", largest, "", True),
+            ("Seconds in cells", seconds, " s", False),
+        )
+    ]
+    return [(title, made) for title, made in drawn if made is not None]
 
 
 def _trends(nights: Sequence[Night], standings: Sequence[Standing]) -> list[Trend]:
     out = []
     for standing in standings:
-        worst, spent = [], []
+        largest, spent = [], []
         for n in nights:
             then = Standing(standing.key, n.cells.get(standing.key))
-            used = None if then.cell is None else summary.worst(then.cell)
-            worst.append(Point(n.number, used, then.verified))
+            used = None if then.cell is None else worst(then.cell)
+            largest.append(Point(n.number, used, then.verified))
             spent.append(Point(n.number, None if then.cell is None else then.cell.seconds, then.verified))
         out.append(
             Trend(
-                standing, charts.sparkline(worst, "Worst utilisation over the nights, logarithmic", log=True),
-                worst[-1].value, charts.sparkline(spent, "Seconds over the nights"), spent[-1].value,
+                standing, charts.sparkline(largest, "Largest utilisation over the nights, logarithmic", log=True),
+                largest[-1].value, charts.sparkline(spent, "Seconds over the nights"), spent[-1].value,
             )
         )  # fmt: skip
     return out

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from ...audit.xray import FieldBytes, Reading, read_block
 from ...formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS
-from ...results import GemmRecord, Report, TensorBlocks, TensorBytes
 
 
 class Part(NamedTuple):
@@ -43,7 +42,7 @@ class Block:
     why: str = ""
 
 
-def block(kind: str, digits: str) -> Block | None:
+def of(kind: str, digits: str) -> Block | None:
     """Of a type's name and a block's bytes in hex, as a report has them; None where they are no bytes."""
     try:
         raw = bytes.fromhex(digits)
@@ -54,7 +53,9 @@ def block(kind: str, digits: str) -> Block | None:
     unread = Part("", 0, tuple(f"{b:02x}" for b in raw), "", "", "")
     fmt = FORMATS.get(kind) or ACTIVATION_FORMATS.get(kind)
     if fmt is None and kind not in ELEMENTS:
-        return Block(kind, len(raw), parts=[unread], why=f"no fields are known of {kind or 'a tensor without a type'}")
+        return Block(
+            kind, len(raw), parts=[unread], why=f"the fields of {kind or 'a tensor without a type'} are not known"
+        )
     try:
         read = read_block(kind, raw)
     except ValueError as error:
@@ -83,13 +84,3 @@ def _scales(read: Reading) -> list[str]:
     for g, d in enumerate(read.scales):
         out.append(f"d {number(d)}" + (f", m {number(read.minima[g])}" if read.minima else ""))
     return out
-
-
-def types(report: Report) -> dict[str, str]:
-    """Tensor → type, from what the rungs of a run's report say of them."""
-    return {
-        record.tensor: record.type
-        for rung in report.rungs
-        for record in rung.details
-        if isinstance(record, (TensorBytes, TensorBlocks, GemmRecord))
-    }

@@ -1,7 +1,7 @@
-"""A night as JUnit XML, one test case a cell, a suite a variant of llama.cpp: `harness/report/schemas/junit.xsd`.
+"""A night as JUnit XML: a test case for each cell, a suite for each variant of llama.cpp; `schemas/junit.xsd`.
 
-There is no one schema; this is what the dialects of Ant, Maven Surefire, Jenkins and GitLab have in common. A cell that
-was shown to be wrong is a failure; one that could not be judged, was not run or vanished is an error. None is
+JUnit XML has no standard schema; this is what the dialects of Ant, Maven Surefire, Jenkins and GitLab have in common. A
+cell that is wrong is a failure; one that could not be judged, was not run or vanished is an error. No cell is
 `skipped`, which continuous integration takes for a pass. Characters that XML cannot hold, and those that do not print,
 are escaped as at the terminal.
 """
@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ...nightly.records import Cell, Key, Night, Outcome
-from ...support.text import printable
-from .summary import Comparison, last, standings
+from ..nightly.records import Cell, Key, Night, Outcome
+from ..nightly.summary import NightReport
+from ..support.text import printable
+from .writer import Kind, Writer
 
 
 class _Case(NamedTuple):
@@ -28,10 +29,10 @@ class _Case(NamedTuple):
     words: str
 
 
-def render(nights: Sequence[Night], comparison: Comparison | None = None) -> str:
-    """The last of the nights. Raises ValueError without nights, or where `started` is no ISO 8601."""
-    night = last(nights)
-    cases = [*_cases(night, comparison)]
+def render(report: NightReport) -> str:
+    """The night that is reported. Raises ValueError where its `started` is no ISO 8601."""
+    night = report.night
+    cases = [*_cases(report)]
     root = ET.Element("testsuites")
     for i, variant in enumerate(dict.fromkeys(case.key.variant for case in cases)):
         root.append(_suite(night, i, variant, [case for case in cases if case.key.variant == variant]))
@@ -42,21 +43,20 @@ def render(nights: Sequence[Night], comparison: Comparison | None = None) -> str
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _cases(night: Night, comparison: Comparison | None) -> Iterator[_Case]:
+def _cases(report: NightReport) -> Iterator[_Case]:
+    comparison = report.comparison
     changed = {} if comparison is None else {c.key: c.words for c in comparison.new_failures}
-    seen = set()
-    for key, cell in (cells := standings(night)):
-        seen.add(key)
-        if cell is None:
-            yield _Case(key, None, "error", "not run", "planned, and not recorded")
-        elif cell.outcome is Outcome.VERIFIED:
+    cells = report.standings
+    for standing in cells:
+        key, cell = standing
+        if standing.verified:
             yield _Case(key, cell, "", "", "")
         else:
-            tag = "failure" if cell.outcome is Outcome.MISMATCH else "error"
-            yield _Case(key, cell, tag, cell.outcome.value, cell.words or changed.get(key, ""))
-    assert len(cells) == len(seen)
+            tag = "failure" if cell is not None and cell.outcome is Outcome.MISMATCH else "error"
+            yield _Case(key, cell, tag, standing.outcome, standing.words or changed.get(key, ""))
+    known = {standing.key for standing in cells}
     for change in () if comparison is None else comparison.vanished:
-        if change.key not in seen:
+        if change.key not in known:
             yield _Case(change.key, None, "error", "vanished", change.words)
 
 
@@ -104,13 +104,17 @@ def _evidence(case: _Case) -> Iterator[str]:
     for m in case.cell.measures:
         yield f"{m.rung}, {m.who}: utilisation {m.utilisation:.3g} at {m.where}"
     if case.cell.report is not None:
-        for rung in case.cell.report.rungs:
-            yield from (f"{rung.name}: {failure.what}" for failure in rung.failures)
+        yield from (f"{rung.name}: {failure.what}" for rung, failure in case.cell.report.failures)
         if case.cell.report.command:
             yield f"repeat with: {case.cell.report.command}"
 
 
 def _timestamp(started: str) -> str:
-    """UTC without a zone, which is all that the strictest of the readers take."""
+    """UTC without a zone: the strictest of the readers accept nothing else."""
     at = datetime.fromisoformat(started)
     return (at.astimezone(UTC) if at.tzinfo else at).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+WRITER = Writer(
+    "JUnit", "--junit", "also write the report as JUnit XML", {Kind.NIGHT: lambda report, form: render(report)}
+)

@@ -1,6 +1,6 @@
 """A night as GitHub-flavoured Markdown, for a job's summary or an issue: the verdict, what changed, details folded.
 
-It stays below `LIMIT` bytes, whatever the matrix: rows that do not fit are counted.
+It stays below `LIMIT` bytes, whatever the size of the matrix: rows that do not fit are counted.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ...nightly.records import Night
-from ...support.text import printable
-from .summary import Changed, Comparison, Kind, changes, last, standings, title, verdict
+from ..nightly.records import Night
+from ..nightly.summary import NightReport
+from ..support.text import printable
+from .writer import Kind, Writer
 
 #: Bytes of UTF-8. GitHub takes 1 MiB as a job's summary, and 65,536 characters as an issue.
 LIMIT = 60_000
@@ -57,33 +58,29 @@ class _Page:
 _SPARE = 4_000
 
 
-def render(nights: Sequence[Night], comparison: Comparison | None = None, limit: int = LIMIT) -> str:
-    """The last of the nights, below `limit` (at least 10,000) bytes. Raises ValueError without nights."""
-    night = last(nights)
-    found, page = verdict(night, comparison), _Page(limit)
+def render(report: NightReport, limit: int = LIMIT) -> str:
+    """The night that is reported, below `limit` (at least 10,000) bytes."""
+    found, page, changes = report.verdict, _Page(limit), report.changes
     page.add(f"## {_MARKS[found.level]} {found.word[0].upper()}{found.word[1:]}", "")
-    page.add(f"{escaped(title(night))}: {escaped(found.sentence)}.", "")
-    if comparison is not None:
-        changed = [(kind, change) for kind, listed in changes(comparison) for change in listed]
-        page.add(f"### {'What changed' if changed else 'Nothing changed'} against {escaped(comparison.against)}", "")
-        if changed:
-            told = (
-                (f"{_MARKS[kind.level]} {kind.title}", escaped(str(c.key)), escaped(c.words)) for kind, c in changed
-            )
-            page.table(("", "cell", "how"), told, limit // 3)
-    cells = standings(night)
+    page.add(f"{escaped(report.title)}: {escaped(found.sentence)}.", "")
+    if report.comparison is not None:
+        against = escaped(report.comparison.against)
+        page.add(f"### {'What changed' if changes else 'Nothing changed'} against {against}", "")
+        if changes:
+            rows = (
+                (f"{_MARKS[kind.level]} {kind.title}", escaped(str(change.key)), escaped(change.words))
+                for kind, listed in changes for change in listed
+            )  # fmt: skip
+            page.table(("", "cell", "how"), rows, limit // 3)
+    cells = report.standings
     if wrong := [s for s in cells if not s.verified]:
-        rows = [(escaped(str(s.key)), f"{_MARKS[s.level]} {s.outcome}", escaped(s.words)) for s in wrong]
-        _fold(page, f"{len(wrong):,} not verified", ("cell", "outcome", "why"), rows)
+        told = [(escaped(str(s.key)), f"{_MARKS[s.level]} {s.outcome}", escaped(s.words)) for s in wrong]
+        _fold(page, f"{len(wrong):,} not verified", ("cell", "outcome", "why"), told)
     if right := [s.cell for s in cells if s.verified and s.cell is not None]:
         times = [(escaped(str(cell.key)), f"{cell.seconds:.1f}") for cell in right]
         _fold(page, f"{len(right):,} verified", ("cell", "seconds"), times)
-    page.add(*_origin(night))
+    page.add(*_origin(report.night))
     return "\n".join(page.lines) + "\n"
-
-
-def _change(kind: Kind, change: Changed) -> tuple[str, str, str]:
-    return f"{_MARKS[kind.level]} {kind.title}", escaped(str(change.key)), escaped(change.words)
 
 
 def _fold(page: _Page, name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -96,3 +93,9 @@ def _origin(night: Night) -> Iterator[str]:
     facts = {"project": night.project, "started": night.started, "finished": night.finished or "not finished"}
     told = [f"{name} {value}" for name, value in {**facts, **night.hardware}.items() if value]
     yield escaped(" · ".join(told), 600)
+
+
+WRITER = Writer(
+    "Markdown", "--markdown", "also write the report as GitHub-flavoured Markdown",
+    {Kind.NIGHT: lambda report, form: render(report)},
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reports of nights, without a browser: what they say, that it validates, and that no name gets out of its place."""
+"""Reports without a browser: what they say, that it validates, and that no name gets out of its place."""
 
 from __future__ import annotations
 
@@ -9,23 +9,39 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import xmlschema
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.nightly.records import Key, Night, Outcome
-from gguf_verify.report import html
-from gguf_verify.report import text as run_text
-from gguf_verify.report.html import blocks, charts
-from gguf_verify.report.nightly import Change, Changes, as_json, junit, markdown, verdict, write_reports
-from gguf_verify.report.nightly.lines import night_lines
+from gguf_verify.nightly.compare import Change, Comparison, Drift, Slower
+from gguf_verify.nightly.records import Cell, Key, Night, Outcome
+from gguf_verify.nightly.significance import TimeChange
+from gguf_verify.nightly.summary import NightReport, verdict
+from gguf_verify.report import junit, markdown, schema, shades
+from gguf_verify.report.html import block, charts, page
+from gguf_verify.report.terminal.night import night_lines
+from gguf_verify.report.writer import Form, Kind, writers
+from gguf_verify.results import EmbeddingRecord, Report, Unverified
 from tests.support import nights
-from tests.support.nights import HOSTILE, SCHEMAS, SCRIPT, cell, changes, history, keys, run_report, validator
+from tests.support.nights import (
+    HOSTILE,
+    SCHEMAS,
+    SCRIPT,
+    cell,
+    changes,
+    history,
+    keys,
+    report,
+    run_report,
+    run_result,
+    validator,
+)
+from tests.support.shown import json_of, text_of
 
-TEMPLATES = Path(html.__file__).parent / "templates"
+WRONG = nights.gemm_names(21)[8]
 
 
 @cache
@@ -33,10 +49,10 @@ def junit_schema() -> xmlschema.XMLSchema:
     return xmlschema.XMLSchema(str(SCHEMAS / "junit.xsd"))
 
 
-def hostile_nights() -> tuple[list[Night], Changes]:
+def hostile_night(**fields: object) -> NightReport:
     """Every name that a night has is one that a file, a host or a user could have given it."""
     listed = [Key(*(HOSTILE[(i + j) % len(HOSTILE)] for j in range(6))) for i in range(len(HOSTILE))]
-    cells = {}
+    cells: dict[Key, Cell] = {}
     for i, key in enumerate(listed):
         name = HOSTILE[i]
         made = cell(key, 1, Outcome.MISMATCH if i % 2 else Outcome.CRASHED, words=name)
@@ -47,7 +63,11 @@ def hostile_nights() -> tuple[list[Night], Changes]:
         )  # fmt: skip
     night = Night(1, "2026-10-20T01:30:00+00:00", "2026-10-20T02:00:00+00:00", SCRIPT, (*listed, keys()[0]), cells,
                   {name: name for name in HOSTILE}, SCRIPT)  # fmt: skip
-    return [night], Changes(SCRIPT, *([Change(key, name) for key, name in zip(listed, HOSTILE, strict=True)],) * 5)
+    changed = [Change(key, Outcome.VERIFIED, None, name) for key, name in zip(listed, HOSTILE, strict=True)]
+    drift = [Drift(key, "layers", name, 0.1, 0.2, 0.1, 0.1, 9) for key, name in zip(listed, HOSTILE, strict=True)]
+    slower = [Slower(key, TimeChange(2.0, 1.0, 9.0, 5.0, 9)) for key in listed]
+    lists = {name: tuple(changed) for name in ("new_failures", "fixed", "vanished")}
+    return NightReport((night,), Comparison(0, 1, **lists, drift=tuple(drift), slower=tuple(slower)))
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
@@ -71,30 +91,30 @@ def test_no_other_outcome_is_a_pass(outcome: Outcome) -> None:
     night = replace(history(1)[0], planned=(key,), cells={key: cell(key, 1, outcome)})
     assert verdict(night).word == "not everything verified"
     assert verdict(night).level != "good"
-    case = ET.fromstring(junit.render([night])).find("testsuite/testcase")
+    case = ET.fromstring(junit.render(NightReport((night,)))).find("testsuite/testcase")
     assert case is not None
     assert case.find("failure" if outcome is Outcome.MISMATCH else "error") is not None
 
 
 def test_vanished_is_never_a_pass() -> None:
     quiet = history(2)[0]
-    gone = Changes("night 1", vanished=[Change(keys()[0]._replace(variant="0.3.30"), "verified, now gone")])
+    key = keys()[0]._replace(variant="0.3.30")
+    gone = Comparison(1, 2, vanished=(Change(key, Outcome.VERIFIED, None, "verified, now gone"),))
     assert verdict(quiet, gone).word == "regression"
-    suites = ET.fromstring(junit.render([quiet], gone)).findall("testsuite")
+    suites = ET.fromstring(junit.render(NightReport((quiet,), gone))).findall("testsuite")
     assert [s.get("errors") for s in suites if s.get("name") == "0.3.30"] == ["1"]
 
 
 def test_nothing_run_is_no_pass() -> None:
     night = replace(history(1)[0], planned=(), cells={})
     assert verdict(night).word == "nothing was run"
-    root = ET.fromstring(junit.render([night]))
+    root = ET.fromstring(junit.render(NightReport((night,))))
     assert root.find("testsuite/testcase/error") is not None
-    junit_schema().validate(junit.render([night]))
-    for render in (markdown.render, html.render):
-        assert "othing was run" in render([night])
-    for render in (markdown.render, html.render, junit.render, as_json.render):
-        with pytest.raises(ValueError, match="no night"):
-            render([])
+    junit_schema().validate(junit.render(NightReport((night,))))
+    for render in (markdown.render, page.night):
+        assert "othing was run" in render(NightReport((night,)))
+    with pytest.raises(ValueError, match="no night"):
+        NightReport(())
 
 
 # ---- schemas ---------------------------------------------------------------------------------------------------------
@@ -102,7 +122,7 @@ def test_nothing_run_is_no_pass() -> None:
 
 @pytest.mark.parametrize("compared", [True, False])
 def test_json_validates(compared: bool) -> None:
-    made = json.loads(as_json.render(history(), changes() if compared else None))
+    made = json_of(Kind.NIGHT, report(compared=compared))
     validator("nightly").validate(made)
     assert len(made["night"]["cells"]) == 23
     assert [k["kernel"] for k in made["night"]["missing"]] == ["q8_1_mma"]
@@ -111,14 +131,25 @@ def test_json_validates(compared: bool) -> None:
 
 
 def test_json_of_hostile_names_and_numbers() -> None:
-    found, compared = hostile_nights()
-    key = next(iter(found[0].cells))
-    strange = replace(found[0].cells[key], gemms={"x": float("nan"), "y": float("inf")})
-    found = [replace(found[0], cells={**found[0].cells, key: strange})]
-    made = json.loads(as_json.render(found, compared).encode())
+    hostile = hostile_night()
+    key = next(iter(hostile.night.cells))
+    strange = replace(hostile.night.cells[key], gemms={"x": float("nan"), "y": float("inf")})
+    night = replace(hostile.night, cells={**hostile.night.cells, key: strange})
+    made = json_of(Kind.NIGHT, replace(hostile, nights=(night,)))
     validator("nightly").validate(made)
     assert made["night"]["cells"][0]["gemms"] == {"x": "NaN", "y": "Infinity"}
     json.dumps(made, ensure_ascii=False).encode()  # no surrogate is left, in keys neither
+
+
+def test_the_schema_is_that_of_the_records() -> None:
+    """It is written by `python -m gguf_verify.report.schema`."""
+    assert schema.PATH.read_text() == schema.text()
+
+
+def test_what_is_written_is_read_back() -> None:
+    found = run_result(wrong=WRONG)
+    found.rungs[2].worst["kernel"] = msgspec.structs.replace(found.rungs[2].worst["kernel"], utilisation=float("inf"))
+    assert msgspec.convert(json_of(Kind.RUN, found), Report, strict=False) == found
 
 
 def test_run_report_validates() -> None:
@@ -128,21 +159,21 @@ def test_run_report_validates() -> None:
 
 def broken(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {**report, "verdict": "mismatch"}  # with exit code 0
-    yield {**report, "schema": 2}
+    yield {**report, "schema": 1}
     yield {**report, "more": 1}
     yield {k: v for k, v in report.items() if k != "command"}
-    for change in ({"n_failures": 1}, {"fault": "died"}, {"unverified": [{"name": "x", "why": "y"}]}, {"name": "x"},
+    for change in ({"n_failures": 1}, {"fault": "died"}, {"unverified": [{"name": "x", "why": "y"}]},
                    {"seconds": -1}, {"worst": {"kernel": {"utilisation": "1", "where": ""}}}):  # fmt: skip
         yield {**report, "rungs": [{**report["rungs"][0], **change}, *report["rungs"][1:]]}
 
 
-@pytest.mark.parametrize("i", range(10))
+@pytest.mark.parametrize("i", range(9))
 def test_schema_refuses(i: int) -> None:
     assert not validator("run").is_valid([*broken(run_report())][i])
 
 
 def test_junit_validates() -> None:
-    made = junit.render(history(), changes())
+    made = junit.render(report())
     junit_schema().validate(made)
     root = ET.fromstring(made)
     assert [s.get("name") for s in root] == ["installed", "0.3.35"]
@@ -161,15 +192,14 @@ def test_junit_validates() -> None:
      ('classname="', 'class="'), ('name="Q4_0 · cpu · story · installed"', 'name=""')],
 )  # fmt: skip
 def test_junit_schema_refuses(old: str, new: str) -> None:
-    made = junit.render(history(), changes())
+    made = junit.render(report())
     assert old in made
     made = made.replace(old, new).replace("</failure", "</skipped" if "skipped" in new else "</failure")
     assert not junit_schema().is_valid(made)
 
 
 def test_junit_of_hostile_names() -> None:
-    found, compared = hostile_nights()
-    made = junit.render(found, compared)
+    made = junit.render(hostile_night())
     junit_schema().validate(made)
     root = ET.fromstring(made.encode())
     assert any("\\u202eweight" in (case.get("classname") or "") for case in root.iter("testcase"))
@@ -180,20 +210,19 @@ def test_junit_of_hostile_names() -> None:
 
 
 def test_lines_of_a_night() -> None:
-    lines = list(night_lines(history()[-1]))
+    lines = [*map(str, night_lines(history()[-1]))]
     assert "24 cells, 21 verified, 1 mismatch, 1 crashed, 1 not run" in lines[0]
     assert [line.split(" ")[0] for line in lines[1:]] == ["MISMATCH", "CRASHED"]
-    found, _ = hostile_nights()
-    for line in night_lines(found[-1]):
+    for line in map(str, night_lines(hostile_night().night)):
         assert not re.search("[\x00-\x1f\u202e\u2066\ufffe\udc80]", line)
 
 
 def test_text_of_a_run_shows_the_first_bytes_of_a_long_block() -> None:
-    report = nights.run_result(wrong=nights.gemm_names(21)[8], kind="Q6_K")
-    digits = report.rungs[1].failures[0].block_hex
+    found = nights.run_result(wrong=nights.gemm_names(21)[8], kind="Q6_K")
+    digits = found.rungs[1].failures[0].block_hex
     assert digits
     assert len(digits) == 420
-    assert f"block at byte 4150: {digits[:128]}… (210 bytes)\n" in run_text.render(report)
+    assert f"block at byte 4150: {digits[:128]}… (210 bytes)\n" in text_of(Kind.RUN, found)
     assert digits in json.dumps(nights.run_report(wrong=nights.gemm_names(21)[8], kind="Q6_K"))
 
 
@@ -201,13 +230,13 @@ def test_lines_count_what_they_leave_out() -> None:
     cell = next(c for c in history(1)[0].cells.values() if c.outcome is Outcome.VERIFIED)
     listed = [keys()[0]._replace(prompt=str(i)) for i in range(100)]
     cells = {key: replace(cell, key=key, outcome=Outcome.CRASHED) for key in listed}
-    lines = list(night_lines(replace(history(1)[0], planned=tuple(listed), cells=cells)))
+    lines = [*map(str, night_lines(replace(history(1)[0], planned=tuple(listed), cells=cells)))]
     assert len(lines) == 22
     assert lines[-1] == "… and 80 more"
 
 
 def test_markdown() -> None:
-    made = markdown.render(history(), changes())
+    made = markdown.render(report())
     assert made.startswith("## ❌ Regression\n")
     assert made.index("What changed") < made.index("<details>")
     assert made.count("<details>") == made.count("</details>") == 2
@@ -215,8 +244,7 @@ def test_markdown() -> None:
 
 
 def test_markdown_of_hostile_names() -> None:
-    found, compared = hostile_nights()
-    made = markdown.render(found, compared)
+    made = markdown.render(hostile_night())
     assert len(made.encode()) < markdown.LIMIT
     assert "&#60;script&#62;" in made
     for row in (line for line in made.splitlines() if line.startswith("|")):
@@ -230,8 +258,9 @@ def test_markdown_stays_below_what_github_takes(many: str) -> None:
     listed = [keys()[0]._replace(prompt=f"prompt {i} " + "é_" * 200) for i in range(3000)]
     planned = tuple(listed if many == "cells" else listed[:1])
     night = replace(history(1)[0], planned=planned, cells={})
-    compared = Changes("night 0", [Change(key, "words") for key in (listed if many == "changed" else listed[:1])])
-    made = markdown.render([night], compared)
+    some = listed if many == "changed" else listed[:1]
+    compared = Comparison(0, 1, new_failures=tuple(Change(key, Outcome.VERIFIED, None, "words") for key in some))
+    made = markdown.render(NightReport((night,), compared))
     assert len(made.encode()) < markdown.LIMIT < 65_536
     shown = made.count("new failures |" if many == "changed" else "⚠️ not run")
     assert f"… and {3000 - shown:,} more" in made
@@ -271,12 +300,10 @@ class _Page(HTMLParser):
 
 @cache
 def pages() -> dict[str, str]:
-    found, compared = hostile_nights()
     return {
-        "night": html.render(history(), changes()), "hostile night": html.render(found, compared),
-        "run": html.render_run(run_report(wrong=nights.gemm_names(21)[8])),
-        "hostile run": html.render_run(run_report([*HOSTILE], SCRIPT)),
-        "run that passed": html.render_run(run_report()),
+        "night": page.night(report()), "hostile night": page.night(hostile_night()),
+        "run": page.run(run_result(wrong=WRONG)), "hostile run": page.run(run_result([*HOSTILE], SCRIPT)),
+        "run that passed": page.run(run_result()),
     }  # fmt: skip
 
 
@@ -310,77 +337,51 @@ def test_html_of_a_script() -> None:
 
 
 def test_templates_show_what_does_not_print() -> None:
-    template = html._environment().from_string("{{ x }}{{ x|name }}")
+    template = page._environment().from_string("{{ x }}{{ x|name }}")
     assert template.render(x="a\u202e<b>\udc80") == 2 * "a\\u202e&lt;b&gt;\\x80"
 
 
 def test_html_says_the_verdict_first() -> None:
-    made = html.render(history(), changes())
+    made = page.night(report())
     assert made.index('<h1 id="verdict">Regression</h1>') < made.index("What changed") < made.index(">Rungs</h2>")
-    assert ">Mismatch</h1>" in html.render_run(run_report(wrong=nights.gemm_names(21)[8]))
-    passed = run_report()
-    assert ">Verified</h1>" in html.render_run(passed)
-    assert "Verified here means" not in html.render_run(passed)
-    passed["header"]["verified means"] = f"less than {SCRIPT}"
-    assert "Verified here means: less than &lt;script&gt;" in html.render_run(passed)
-    with pytest.raises(ValueError, match="schema 2"):
-        html.render_run({**run_report(), "schema": 2})
+    assert ">Mismatch</h1>" in page.run(run_result(wrong=WRONG))
+    passed = run_result()
+    assert ">Verified</h1>" in page.run(passed)
+    assert "Verified here means" not in page.run(passed)
+    kernel = msgspec.structs.replace(passed.environment.kernel, verified_means=f"less than {SCRIPT}")
+    passed.environment = msgspec.structs.replace(passed.environment, kernel=kernel)
+    assert "Verified here means: less than &lt;script&gt;" in page.run(passed)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4"])
 def test_xray_of_a_block(kind: str) -> None:
     raw = bytes(range(1, FORMATS[kind].block_bytes + 1))
-    made = blocks.block(kind, raw.hex())
+    made = block.of(kind, raw.hex())
     assert made
     assert "".join(b for part in made.parts for b in part.bytes) == raw.hex()
     assert [part.name for part in made.parts] == [f.name for f in FORMATS[kind].fields]
     assert len(made.values) == FORMATS[kind].block_size
-    short = blocks.block(kind, raw[:-1].hex())
+    short = block.of(kind, raw[:-1].hex())
     assert short
     assert not short.values
     assert "not decoded" in short.why
 
 
 def test_xray_of_what_is_no_block() -> None:
-    assert blocks.block("Q4_0", "xyz") is None
-    assert blocks.block("Q4_0", "") is None
-    unknown = blocks.block("Q9_9", "00ff")
+    assert block.of("Q4_0", "xyz") is None
+    assert block.of("Q4_0", "") is None
+    unknown = block.of("Q9_9", "00ff")
     assert unknown
     assert unknown.parts[0].bytes == ("00", "ff")
-    assert len(blocks.block("F16", "003c" * 4).values) == 4  # type: ignore[union-attr]
+    assert len(block.of("F16", "003c" * 4).values) == 4  # type: ignore[union-attr]
 
 
 def test_shades() -> None:
-    assert [charts.shade(v) for v in (0.0, 1e-5, 0.99e-4, 1.01e-4, 0.5, 1.0)] == ["u0", "u0", "u0", "u1", "u8", "u8"]
-    assert {charts.shade(v) for v in (1.01, float("inf"), float("nan"))} == {"ux"}
-    assert charts.shade(0.1, wrong=True) == "ux"
-    assert charts.shade(None) == "un"
-
-
-def test_heat_map_keeps_the_worst_of_what_it_puts_together() -> None:
-    names = [f"blk.{i}.attn_q.weight" for i in range(1000)]
-    made = charts.heat_map([charts.Gemm(n, 7.0 if i == 777 else 0.01) for i, n in enumerate(names)], "x")
-    assert made
-    assert made.count("<rect") <= charts.MOST_LINES
-    assert made.count('class="ux"') == 1
-    assert "Worst utilisation 7, of blk.777.attn_q.weight; 1 of" in made
-    over = charts.heat_map([charts.Gemm("a", 0.1), charts.Gemm("a", float("nan")), charts.Gemm("a", 0.2)], "x")
-    assert over
-    assert "NaN" in over
-    assert 'class="ux"' in over
-
-
-def test_map_of_a_wrong_gemm() -> None:
-    report = run_report(wrong=nights.gemm_names(21)[8])
-    made = html.render_run(report)
-    assert "12 tokens by 256 rows, a cell 1 × 8 outputs (tokens × rows); 12 of 384 cells are wrong." in made
-    assert "<title>token 3, row 16: 57</title>" in made
-    report["rungs"][2]["heat_map"]["utilisation"][0][5] = "Infinity"
-    assert html.render_run(report).count("M119 26h10v10h-10z") == 1
-    assert re.search('class="ux" d="[^"]*M119 26h10v10h-10z', html.render_run(report))
-    assert not re.search('class="ux" d="[^"]*M119 26h10v10h-10z', made)
-    report["rungs"][2]["heat_map"]["where"] = SCRIPT
-    assert SCRIPT not in html.render_run(report)
+    assert [shades.shade(v) for v in (0.0, 1e-5, 0.99e-4, 1.01e-4, 0.5, 1.0)] == ["u0", "u0", "u0", "u1", "u8", "u8"]
+    over = (1.01, 100.0, 101.0, 1e6, float("inf"), float("nan"))
+    assert [shades.shade(v) for v in over] == ["x0", "x0", "x1", "x2", "x2", "x2"]
+    assert shades.shade(0.1, wrong=True) == "x0"
+    assert shades.shade(None) == "un"
 
 
 def test_histogram_and_lines() -> None:
@@ -396,48 +397,45 @@ def test_histogram_and_lines() -> None:
 
 
 def test_html_of_a_large_history() -> None:
-    many = history(20, gemms=200)
-    made = html.render(many, changes())
+    made = page.night(report(20, gemms=200))
     assert len(made.encode()) < 5_000_000
     assert f"{200 * 22:,}"[:1] in made
-    large = html.render_run(run_report(nights.gemm_names(1000), nights.gemm_names(1000)[8]))
+    names = nights.gemm_names(1000)
+    large = page.run(run_result(names, names[8]))
     assert len(large.encode()) < 5_000_000
     assert large.count('data-outcome="right"') == 999 * 2
 
 
 def test_html_of_a_night_in_which_everything_is_wrong() -> None:
     listed = [keys()[0]._replace(prompt=f"prompt {i}") for i in range(1000)]
-    wrong = nights.gemm_names(21)[8]
-    report = run_report(wrong=wrong, kind="Q6_K")
-    for rung in report["rungs"]:
-        wide = [bytes([len(rung["name"]), i] * 105).hex() for i in range(20)]
-        rung["failures"] = [{**report["rungs"][1]["failures"][0], "block_hex": digits} for digits in wide]
-    made = replace(cell(keys()[0], 1, Outcome.MISMATCH), report=report)
+    found = run_result(wrong=WRONG, kind="Q6_K")
+    first = found.rungs[1].failures[0]
+    for rung in found.rungs:
+        wide = [bytes([len(rung.name), i] * 105).hex() for i in range(20)]
+        rung.failures = [msgspec.structs.replace(first, block_hex=digits) for digits in wide]
+    made = replace(cell(keys()[0], 1, Outcome.MISMATCH), report=found)
     cells = {key: replace(made, key=key) for key in listed}
-    found = [replace(history(1)[0], number=n, planned=tuple(listed), cells=cells) for n in range(1, 21)]
-    page = html.render(found, Changes("night 19", [Change(key, "x" * 400) for key in listed]))
-    assert len(page.encode()) < 5_000_000
-    assert page.count("X-ray of the block<") + page.count("X-ray of the block <") == 20 * 4
-    assert "… and 500 more" in page
+    past = tuple(replace(history(1)[0], number=n, planned=tuple(listed), cells=cells) for n in range(1, 21))
+    failed = tuple(Change(key, Outcome.VERIFIED, Outcome.MISMATCH, "x" * 400) for key in listed)
+    shown = page.night(NightReport(past, Comparison(19, 20, new_failures=failed)))
+    assert len(shown.encode()) < 5_000_000
+    assert shown.count("X-ray of the block<") + shown.count("X-ray of the block <") == 20 * 4
+    assert "… and 500 more" in shown
 
 
 def test_html_of_a_run_that_broke_off() -> None:
-    report = run_report()
-    report["rungs"][2] |= {
-        "fault": "llama.cpp died",
-        "verdict": "unverified",
-        "details": [],
-        "checked": {},
-        "worst": {},
-    }
-    report["rungs"][1] |= {"unverified": [{"name": SCRIPT, "why": "no decode"}], "verdict": "unverified"}
-    cosines = {"kernel (a) cosine": 1.0, "kernel (b) cosine": "NaN"}
-    report["rungs"][3]["details"] = [{"position": 0, "text": "Once", **cosines}]
-    made = html.render_run({**report, "verdict": "broken off", "exit_code": 3})
+    found = run_result()
+    for rung in found.rungs[2:]:
+        rung.details = []
+    found.rungs[2].fault, found.rungs[2].worst = "llama.cpp died", {}
+    found.rungs[1].unverified = [Unverified(SCRIPT, "no decode")]
+    cosines = {"shared": 1.0, "own": float("nan"), "exact": 1.0, "own_difference": 0.0}
+    found.rungs[3].details = [EmbeddingRecord(position=0, text="Once", **cosines)]
+    made = page.run(found)
     assert ">Broken off</h1>" in made
     assert "llama.cpp died" in made
     assert "1 thing could not be checked" in made
-    assert "kernel (a) cosine" in made
+    assert "cosine on the kernel's own" in made.replace("&#39;", "'")
 
 
 # ---- colours ---------------------------------------------------------------------------------------------------------
@@ -446,14 +444,13 @@ def test_html_of_a_run_that_broke_off() -> None:
 PAIRS = (
     ("text", "page"), ("text", "card"), ("text", "inset"), ("muted", "page"), ("muted", "card"), ("muted", "inset"),
     ("link", "card"), ("link", "inset"), ("link", "page"), ("good", "good-fill"), ("warn", "warn-fill"),
-    ("bad", "bad-fill"), ("bad", "card"), ("bad", "inset"), ("ux-ink", "ux"), ("un-ink", "un"),
-    *((f"c{i}", "inset") for i in range(5)), *(("u-ink", f"u{i}") for i in range(6)),
-    *(("u-ink-deep", f"u{i}") for i in range(6, 9)),
+    ("bad", "bad-fill"), ("bad", "card"), ("bad", "inset"),
+    *((f"c{i}", "inset") for i in range(5)),
 )  # fmt: skip
 
 
 def themes() -> dict[str, dict[str, str]]:
-    style = (TEMPLATES / "style.css").read_text()
+    style = page.style()
     roots = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in re.findall(r":root \{(.*?)\n *\}", style, re.S)]  # fmt: skip # noqa: E501
     assert len(roots) == 3
     return dict(zip(("light", "dark", "print"), roots, strict=True))
@@ -476,19 +473,35 @@ def test_contrast(theme: str) -> None:
         if ratio < 4.5:
             low[ink, ground] = round(ratio, 2)
     assert not low
-    used = set(re.findall(r"(?<![\w-])color: var\(--([\w-]+)", (TEMPLATES / "style.css").read_text()))
+    used = set(re.findall(r"(?<![\w-])color: var\(--([\w-]+)", page.style()))
     assert used <= {ink for ink, _ in PAIRS} | {"fill", "hue"}, "a colour of text that no pair is of"
 
 
-# ---- all at once -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("theme", list(shades.PALETTE))
+def test_what_is_written_on_a_shade_can_be_read(theme: str) -> None:
+    """And up to the bound the shades are in order of lightness."""
+    colours = shades.PALETTE[theme]
+    for fill, ink in colours.values():
+        a, b = sorted((luminance(fill), luminance(ink)))
+        assert (b + 0.05) / (a + 0.05) >= 4.5
+    order = [luminance(colours[f"u{i}"][0]) for i in range(shades.STEPS)]
+    assert order == sorted(order, reverse=theme == "light")
 
 
-def test_write_reports(tmp_path: Path) -> None:
-    paths = {name: tmp_path / f"night.{name}" for name in ("html", "junit", "markdown", "json")}
-    write_reports(history(3), changes(), **paths)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in paths.values())
-    assert paths["html"].read_text().startswith("<!doctype html>")
-    assert json.loads(paths["json"].read_text())["schema"] == 1
-    write_reports(history(3), None, markdown=tmp_path / "only.md")
-    with pytest.raises(FileNotFoundError):
-        write_reports(history(3), None, junit=tmp_path / "no" / "such.xml")
+# ---- all writers -----------------------------------------------------------------------------------------------------
+
+
+def test_flags_are_found() -> None:
+    flags = {kind: {w.flag for w in writers(kind)} - {None} for kind in Kind}
+    assert flags[Kind.RUN] == {"--json", "--html", "--heat-map"}
+    assert flags[Kind.NIGHT] == {"--json", "--html", "--junit", "--markdown"}
+    assert flags[Kind.AUDIT] == flags[Kind.XRAY] == flags[Kind.IDENTIFICATION] == {"--json"}
+    assert all(any(w.flag is None for w in writers(kind)) for kind in Kind)
+
+
+def test_every_writer_writes() -> None:
+    results: dict[Kind, Any] = {Kind.RUN: run_result(wrong=WRONG), Kind.NIGHT: report(3), Kind.COMPARISON: changes()}
+    for kind, result in results.items():
+        for writer in writers(kind):
+            for suffix in writer.suffixes or ("",):
+                assert writer.renders[kind](result, Form(suffix=suffix))

@@ -1,0 +1,173 @@
+"""What every report of a night says first: the verdict, the counts and what changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .compare import Change, Comparison, Drift, Slower
+from .records import Cell, Key, Night, Outcome
+
+#: What became of a cell between two nights: each has `key` and, in one line, `words`.
+Changed = Change | Drift | Slower
+
+#: How a cell stands that was planned and not recorded.
+NOT_RUN = "not run"
+
+
+class Kind(NamedTuple):
+    """A list of a comparison: attribute, heading, and how it stands: "bad", "warn" or "good"."""
+
+    name: str
+    title: str
+    level: str
+
+
+#: The lists of a comparison that a report shows, what matters most first.
+KINDS = (
+    Kind("new_failures", "new failures", "bad"), Kind("vanished", "vanished", "bad"), Kind("drift", "drift", "warn"),
+    Kind("slower", "slower", "warn"), Kind("fixed", "fixed", "good"),
+)  # fmt: skip
+
+
+class Standing(NamedTuple):
+    """A cell of the matrix; `cell` is None where it was not run."""
+
+    key: Key
+    cell: Cell | None
+
+    @property
+    def verified(self) -> bool:
+        """Only this is a pass."""
+        return self.cell is not None and self.cell.outcome is Outcome.VERIFIED
+
+    @property
+    def outcome(self) -> str:
+        """The cell's outcome, or that it was not run."""
+        return NOT_RUN if self.cell is None else self.cell.outcome.value
+
+    @property
+    def worst(self) -> float | None:
+        """See `worst`."""
+        return None if self.cell is None else worst(self.cell)
+
+    @property
+    def words(self) -> str:
+        """Why it is no pass, in one line."""
+        return "planned, but not recorded" if self.cell is None else self.cell.words
+
+    @property
+    def level(self) -> str:
+        """ "good" is verified, "bad" is shown to be wrong, "warn" is everything that could not be judged."""
+        if self.verified:
+            return "good"
+        return "bad" if self.cell is not None and self.cell.outcome is Outcome.MISMATCH else "warn"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first lines of a report.
+
+    Args:
+        word: "verified", "regression", "not finished", "not everything verified" or "nothing was run".
+        level: "good", "bad" or "warn".
+        sentence: the counts.
+        outcomes: outcome → cells, in the order of `Outcome`, those that were not run last.
+    """
+
+    word: str
+    level: str
+    sentence: str
+    outcomes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class NightReport:
+    """What reports of a night are made of. Raises ValueError without nights.
+
+    Args:
+        nights: oldest first; the last is reported, the others are its history.
+        comparison: of the last with an earlier one, where there is one.
+    """
+
+    nights: tuple[Night, ...]
+    comparison: Comparison | None = None
+
+    def __post_init__(self) -> None:
+        if not self.nights:
+            raise ValueError("no night to report")
+
+    @property
+    def night(self) -> Night:
+        """The night that is reported."""
+        return self.nights[-1]
+
+    @property
+    def title(self) -> str:
+        """The night's number and configuration."""
+        return f"night {self.night.number} of {self.night.config}"
+
+    @property
+    def standings(self) -> list[Standing]:
+        """All cells: as planned, then what was recorded without being planned."""
+        return standings(self.night)
+
+    @property
+    def lists(self) -> list[tuple[Kind, Sequence[Changed]]]:
+        """The lists of the comparison; none without one."""
+        return lists(self.comparison)
+
+    @property
+    def changes(self) -> list[tuple[Kind, Sequence[Changed]]]:
+        """Those that hold something."""
+        return [(kind, found) for kind, found in self.lists if found]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the night, in the light of the comparison."""
+        return verdict(self.night, self.comparison)
+
+    @property
+    def history(self) -> list[tuple[Night, Verdict]]:
+        """All nights with their verdicts, the reported one last."""
+        return [*((night, verdict(night)) for night in self.nights[:-1]), (self.night, self.verdict)]
+
+
+def standings(night: Night) -> list[Standing]:
+    """All cells of a night: as planned, then what was recorded without being planned."""
+    return [Standing(key, night.cells.get(key)) for key in dict.fromkeys([*night.planned, *night.cells])]
+
+
+def lists(comparison: Comparison | None) -> list[tuple[Kind, Sequence[Changed]]]:
+    """The lists of a comparison that a report shows, in the order of `KINDS`."""
+    return [] if comparison is None else [(kind, getattr(comparison, kind.name)) for kind in KINDS]
+
+
+def verdict(night: Night, comparison: Comparison | None = None) -> Verdict:
+    """Of one night. Cells that vanished, or were not run, are never a pass; nor is a night without cells."""
+    cells = standings(night)
+    found = Counter(s.outcome for s in cells)
+    outcomes = {name: found[name] for name in [*Outcome, NOT_RUN] if found[name]}
+    good, changed = found[Outcome.VERIFIED], [(kind, of) for kind, of in lists(comparison) if of]
+    counts = [f"{good:,} of {len(cells):,} cell{'' if len(cells) == 1 else 's'} verified"]
+    counts += [f"{n:,} {name}" for name, n in outcomes.items() if name != Outcome.VERIFIED]
+    counts += [f"{len(listed):,} {kind.title}" for kind, listed in changed]
+    if not night.cells:
+        word, level = "nothing was run", "bad"
+    elif any(kind.level == "bad" for kind, _ in changed):
+        word, level = "regression", "bad"
+    elif found[NOT_RUN] or night.finished is None:
+        word, level = "not finished", "warn"
+    elif good < len(cells):
+        word, level = "not everything verified", "bad" if found[Outcome.MISMATCH] else "warn"
+    else:
+        word, level = "verified", "good"
+    return Verdict(word, level, "; ".join(counts), outcomes)
+
+
+def worst(cell: Cell, rung: str = "layers") -> float | None:
+    """Worst utilisation of the kernel in a rung; NaN counts as the worst of all."""
+    values = [m.utilisation for m in cell.measures if m.rung == rung and m.of_kernel]
+    return next((v for v in values if v != v), max(values, default=None))

@@ -1,0 +1,85 @@
+"""How a page is made.
+
+Everything is readable without JavaScript, which only sorts and filters. Text from a model's file stays text: templates
+escape (jinja2, autoescape), what does not print is escaped before that, and the page's own policy (CSP) allows its one
+style sheet and its one script by their hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from ...nightly.summary import NightReport
+from ...results import Report
+from ...support.text import printable
+from .. import heat_map, shades
+from . import night as of_night
+from . import run as of_run
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def run(report: Report) -> str:
+    """One run."""
+    return _environment().get_template("run.html").render(run=of_run.of(report), report=report)
+
+
+def night(report: NightReport) -> str:
+    """The last of the nights, and the history that they are."""
+    return _environment().get_template("night.html").render(page=of_night.of(report))
+
+
+def style() -> str:
+    """The style sheet of every page."""
+    return (TEMPLATES / "style.css").read_text(encoding="utf-8") + heat_map.style()
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, finalize=_shown,
+    )  # fmt: skip
+    sheet, script = style(), (TEMPLATES / "script.js").read_text(encoding="utf-8")
+    made.globals |= {
+        "style": Markup(sheet), "script": Markup(script),
+        "policy": f"default-src 'none'; style-src '{_digest(sheet)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'",
+        "shade": shades.shade, "is_wrong": shades.is_wrong, "steps": shades.STEPS, "wrong_shades": shades.WRONG,
+        "most_rows": of_run.MOST_ROWS, "glyphs": {"good": "✓", "warn": "!", "bad": "✕"},
+    }  # fmt: skip
+    made.filters |= {
+        "name": _name, "figure": shades.short, "rank": shades.rank, "basename": _basename, "when": _when,
+        "heading": lambda name: (name, "n"),
+    }  # fmt: skip
+    return made
+
+
+def _digest(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+def _shown(value: Any) -> Any:
+    """What a template's expression becomes: text from anywhere with what does not print made visible."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _name(text: object, limit: int = 120) -> Markup:
+    """A name that may be long, cut."""
+    return escape(printable(str(text), limit))
+
+
+def _when(at: str) -> str:
+    """A time of a record, ISO 8601, as people write it; in UTC."""
+    return at[:16].replace("T", " ") + " UTC"
+
+
+def _basename(path: object) -> str:
+    return str(path).rpartition("/")[2]

@@ -1,0 +1,180 @@
+"""Reports as JSON: the same facts as at the terminal, and every record behind them.
+
+A run's report is schema 2, `schemas/run.schema.json`: the fields of `gguf_verify.results.Report` by their names, with
+`schema`, `verdict` and `exit_code` before them, and each rung's `verdict` before its fields. A night's is schema 2,
+`schemas/nightly.schema.json`; an audit's, an x-ray's and an identification's are schema 1: see the functions below.
+
+Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from a file are not escaped; bytes
+that are not UTF-8 read \\udcNN.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..results import SCHEMA_VERSION
+from ..support.plain import plain
+from .writer import Kind, Writer
+
+if TYPE_CHECKING:
+    from ..audit import Audit
+    from ..audit.xray import XRay
+    from ..identification import IdentifyReport
+    from ..nightly.records import Cell, Night
+    from ..nightly.summary import NightReport, Verdict
+    from ..results import Report
+
+#: Of audits, x-rays and identifications.
+_OTHER_VERSION = 1
+
+
+def of_run(report: Report) -> dict[str, Any]:
+    """A run's report as plain objects."""
+    made: dict[str, Any] = plain(report)
+    made["rungs"] = [
+        {"verdict": rung.verdict, **fields} for rung, fields in zip(report.rungs, made["rungs"], strict=True)
+    ]
+    return {"schema": SCHEMA_VERSION, "verdict": report.verdict, "exit_code": report.exit_code, **made}
+
+
+def of_night(report: NightReport) -> dict[str, Any]:
+    """A night as plain objects: its verdict, the night with its cells, what changed, and the history up to it."""
+    comparison = report.comparison
+    changed = {kind.name: [{"key": c.key._asdict(), "words": c.words} for c in found] for kind, found in report.lists}
+    night = report.night
+    fields = {
+        "schema": SCHEMA_VERSION, "verdict": asdict(report.verdict),
+        "night": {
+            **_place(night), "config": night.config, "project": night.project, "hardware": dict(night.hardware),
+            "missing": [key._asdict() for key in night.missing], "cells": [_cell(c) for c in night.cells.values()],
+        },
+        "comparison": None if comparison is None else {"against": comparison.against, **changed},
+        "history": [_past(night, verdict) for night, verdict in report.history],
+    }  # fmt: skip
+    return _as_object(fields)
+
+
+def _place(night: Night) -> dict[str, Any]:
+    return {"number": night.number, "started": night.started, "finished": night.finished}
+
+
+def _past(night: Night, verdict: Verdict) -> dict[str, Any]:
+    return {**_place(night), "verdict": verdict.word, "outcomes": verdict.outcomes}
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    fields = {name: getattr(cell, name) for name in cell.__dataclass_fields__}
+    report = None if cell.report is None else of_run(cell.report)
+    return {**fields, "key": cell.key._asdict(), "outcome": cell.outcome.value, "report": report}
+
+
+def of_audit(audit: Audit) -> dict[str, Any]:
+    """An audit as plain objects.
+
+    kind "audit"; verdict "clean", "wrong", "refused", "broken off" or "not everything verified"; exit_code; header:
+    versions, file, sha256; seconds, command, strict; fault: what broke the audit off, or null; n_tensors: how many the
+    model has, of which `tensors` were looked at; findings: {severity, id, effect, part, start, stop, expected, found,
+    why, owner}; files: one a part, whose byte_map lists [start, stop, kind, owner, note]; tensors: {name, type, shape,
+    part, offset, bytes, statistics or null}, where `codes` counts each code from the lowest; fingerprints: {type,
+    blocks, consistent or null, rules: {producer, rule, obeying}}; readers: a list a part; source: null without
+    --source, else {tensor, differing, first: [row, block] or null, made: hex or null, unverified}; unverified: {name,
+    why}.
+    """
+    fields = {
+        "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict, "exit_code": audit.exit_code,
+        "header": audit.header, "seconds": audit.seconds, "command": audit.command, "strict": audit.strict,
+        "fault": audit.fault, "n_tensors": audit.n_tensors,
+        "findings": [{"severity": f.severity, **asdict(f)} for f in audit.findings],
+        "files": [
+            {"path": str(f.path), "size": f.size, "version": f.version, "alignment": f.alignment,
+             "data_offset": f.data_offset, "refused": f.refused.id if f.refused else None,
+             "byte_map": [list(r) for r in f.byte_map]}
+            for f in audit.files
+        ],
+        "tensors": [_tensor(c) for c in audit.contents],
+        "fingerprints": [
+            {"type": f.type, "blocks": f.blocks, "consistent": f.consistent.producer if f.consistent else None,
+             "rules": [{"producer": r.producer, "rule": r.text, "obeying": n} for r, n in f.obeying]}
+            for f in audit.fingerprints
+        ],
+        "readers": [
+            [{**asdict(r), "tensors": [t._asdict() for t in r.tensors]} for r in of_part] for of_part in audit.readings
+        ],
+        "source": [_comparison(c) for c in audit.comparisons] if audit.header.get("source") else None,
+        "unverified": [{"name": name, "why": why} for name, why in audit.unverified],
+    }  # fmt: skip
+    return _as_object(fields)
+
+
+def _tensor(content: Any) -> dict[str, Any]:
+    t, scan = content.tensor, content.scan
+    statistics = None
+    if scan is not None:
+        bits = t.type.format.bits if t.type.format else 0
+        statistics = {**asdict(scan), "codes": scan.codes[: 1 << bits].tolist() if bits else None}
+    return {
+        "name": t.name, "type": t.type.name, "shape": list(t.shape), "part": t.part, "offset": t.offset,
+        "bytes": t.nbytes, "statistics": statistics,
+    }  # fmt: skip
+
+
+def _comparison(c: Any) -> dict[str, Any]:
+    return {
+        "tensor": c.tensor.name, "differing": c.result.differing if c.result else None,
+        "first": list(c.first) if c.first else None, "made": c.result.block.hex() if c.first and c.result else None,
+        "unverified": c.unverified or ("" if c.source else "the source holds no such tensor"),
+    }  # fmt: skip
+
+
+def of_xray(xray: XRay) -> dict[str, Any]:
+    """A block as plain objects: kind "x-ray"; xray: see `gguf_verify.audit.xray.to_dict`."""
+    from ..audit.xray import to_dict
+
+    return {"schema": _OTHER_VERSION, "kind": "x-ray", "xray": to_dict(xray)}
+
+
+def of_identification(report: IdentifyReport) -> dict[str, Any]:
+    """What `--identify` found as plain objects.
+
+    A product has type, tensor, M, N, K, who, declared, identified (names; none where it is no known definition),
+    coincide (whether those names give the same on these data), candidates (name, utilisation, score, nmse, within) and
+    lines; `unable` lists {type, why}.
+    """
+    products = [
+        {
+            "type": p.type, "tensor": p.tensor, "M": p.m, "N": p.n, "K": p.k, "who": p.who, "declared": p.declared,
+            "identified": [] if p.found is None else list(p.found.names),
+            "coincide": p.found is not None and p.found.coincide,
+            "candidates": [] if p.found is None else [vars(c) for c in p.found.candidates], "lines": list(p.lines),
+        }
+        for p in report.products
+    ]  # fmt: skip
+    fields = {
+        "schema": _OTHER_VERSION, "exit_code": report.exit_code, "header": report.header, "command": report.command,
+        "products": products, "unable": [{"type": kind, "why": why} for kind, why in report.unable],
+    }  # fmt: skip
+    return _as_object(fields)
+
+
+def _as_object(fields: dict[str, Any]) -> dict[str, Any]:
+    made = plain(fields)
+    assert isinstance(made, dict)
+    return made
+
+
+def _text(made: dict[str, Any], indent: int | None = 2) -> str:
+    return json.dumps(made, indent=indent, allow_nan=False) + "\n"
+
+
+WRITER = Writer(
+    "JSON", "--json", "also write the report as JSON",
+    {
+        Kind.RUN: lambda report, form: _text(of_run(report)),
+        Kind.NIGHT: lambda report, form: _text(of_night(report), 1),
+        Kind.AUDIT: lambda audit, form: _text(of_audit(audit), None),  # of a large file
+        Kind.XRAY: lambda xray, form: _text(of_xray(xray)),
+        Kind.IDENTIFICATION: lambda report, form: _text(of_identification(report)),
+    },
+)  # fmt: skip

@@ -1,0 +1,99 @@
+"""The JSON schema of a run's report, made from the records of `gguf_verify.results`.
+
+python -m gguf_verify.report.schema     # writes schemas/run.schema.json; a test fails where it is out of date
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from ..results import MAX_FAILURES, MAX_HEX_BYTES, SCHEMA_VERSION, Report, ReportVerdict, RungVerdict
+
+PATH = Path(__file__).parent / "schemas" / "run.schema.json"
+
+_NUMBER = {
+    "description": "a number, or one that is not finite as a string",
+    "anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}],
+}
+#: Verdict of a run → exit code.
+_EXIT_CODES: dict[ReportVerdict, int] = {
+    "verified": 0,
+    "mismatch": 1,
+    "broken off": 3,
+    "not everything verified": 5,
+}
+
+
+def run_schema() -> dict[str, Any]:
+    """The schema of a run's report, JSON Schema 2020-12."""
+    (_, components) = msgspec.json.schema_components([Report], ref_template="#/$defs/{name}")
+    defs: dict[str, Any] = {name: _closed(component) for name, component in components.items()}
+    report, rung, failure = defs.pop("Report"), defs["RungResult"], defs["Failure"]
+    _add(rung, "verdict", {"enum": list(get_args(RungVerdict))})
+    for timed in (report, rung):
+        timed["properties"]["seconds"] = {"type": "number", "minimum": 0}
+    rung["properties"]["failures"]["maxItems"] = MAX_FAILURES
+    rung["allOf"] = [
+        {
+            "if": {"properties": {"verdict": {"const": "passed"}}},
+            "then": {
+                "properties": {"n_failures": {"const": 0}, "unverified": {"maxItems": 0}, "fault": {"type": "null"}}
+            },
+        },
+        {
+            "if": {"properties": {"verdict": {"const": "failed"}}},
+            "then": {"properties": {"n_failures": {"minimum": 1}}},
+        },
+    ]
+    digits = {"type": "string", "pattern": "^([0-9a-f]{2})*$", "maxLength": 2 * MAX_HEX_BYTES}
+    failure["properties"]["block_hex"] = {"anyOf": [digits, {"type": "null"}]}
+    _add(report, "schema", {"const": SCHEMA_VERSION})
+    _add(report, "verdict", {"enum": list(get_args(ReportVerdict))})
+    _add(report, "exit_code", {"enum": list(_EXIT_CODES.values())})
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:gguf-verify:run:{SCHEMA_VERSION}",
+        **report,
+        "title": f"A run of gguf-verify, schema {SCHEMA_VERSION}: the records of gguf_verify.results",
+        "oneOf": [
+            {"properties": {"verdict": {"const": verdict}, "exit_code": {"const": code}}}
+            for verdict, code in _EXIT_CODES.items()
+        ],
+        "$defs": {"number": _NUMBER, **defs},
+    }
+
+
+def _add(schema: dict[str, Any], name: str, what: dict[str, Any]) -> None:
+    schema["properties"] = {name: what, **schema["properties"]}
+    schema["required"] = sorted([*schema["required"], name])
+
+
+def _closed(schema: Any) -> Any:
+    """A report has every field of its records and no other, and its numbers need not be finite."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "number":
+        return {"$ref": "#/$defs/number"}
+    made = {key: _closed(value) for key, value in schema.items() if key not in ("default", "discriminator")}
+    if isinstance(made.get("description"), str):
+        made["description"] = made["description"].split("\n\n")[0].replace("\n", " ")
+    if schema.get("type") == "integer":
+        made.pop("format", None)
+    if "properties" in schema:
+        made |= {"required": sorted(made["properties"]), "additionalProperties": False}
+    return made
+
+
+def text() -> str:
+    """What the file holds."""
+    return json.dumps(run_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), encoding="utf-8")

@@ -1,0 +1,76 @@
+"""Shades of utilisation: the one scale of colours that heat maps, tables and pages use.
+
+Up to the bound there are two steps a decade, ordered by lightness, so that eyes which cannot tell the colours apart
+can still tell their order. What is over the bound, or wrong, is red, and is always marked by a cross as well.
+"""
+
+from __future__ import annotations
+
+from math import floor, isfinite, log10
+
+#: Steps up to the bound: below 10⁻⁴ of it, then two a decade.
+STEPS = 9
+#: What is not checked.
+UNCHECKED = "un"
+#: Over the bound, or wrong: utilisation to 100, to 100,000, and more or not finite.
+WRONG = ("x0", "x1", "x2")
+
+_KEYS = (*(f"u{i}" for i in range(STEPS)), *WRONG, UNCHECKED)
+_RIGHT = {
+    "light": "#eef4fb #dfeaf7 #cbdff2 #b2d0ec #94bce2 #6f9fd0 #3f74ad #275b94 #163f70",
+    "dark": "#1c2735 #1f3147 #223c5b #26486f #2b5583 #356699 #6d9fd4 #94bdea #c3ddf8",
+}
+_REST = {"light": "#b01c35 #86132a #5c0a1c #e3e5e9", "dark": "#e0566c #ee8494 #f8b4be #2c333f"}
+#: Theme → shade → (colour, colour of what is written on it).
+PALETTE: dict[str, dict[str, tuple[str, str]]] = {}
+
+
+def _ink(colour: str) -> str:
+    """Nearly black or white, whichever has the larger contrast (WCAG 2.2: relative luminance)."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return "#ffffff" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.18 else "#0f1b2b"
+
+
+for _theme in _RIGHT:
+    _colours = f"{_RIGHT[_theme]} {_REST[_theme]}".split()
+    PALETTE[_theme] = {key: (colour, _ink(colour)) for key, colour in zip(_KEYS, _colours, strict=True)}
+
+
+def shade(utilisation: float | None, wrong: bool = False) -> str:
+    """The shade of a utilisation: u0 … u8 within the bound, x0 … x2 over it or wrong, "un" where there is none."""
+    if utilisation is None:
+        return WRONG[0] if wrong else UNCHECKED
+    if wrong or not utilisation <= 1:
+        return WRONG[2] if not isfinite(utilisation) or utilisation > 1e5 else WRONG[utilisation > 100]
+    if utilisation <= 0:
+        return "u0"
+    return f"u{min(STEPS - 1, max(0, floor(2 * (log10(utilisation) + 4)) + 1))}"
+
+
+def is_wrong(key: str) -> bool:
+    """Whether a shade stands for something over the bound, or wrong."""
+    return key in WRONG
+
+
+def short(value: float | None) -> str:
+    """A utilisation in at most seven characters."""
+    if value is None:
+        return "–"
+    if not isfinite(value):
+        return "NaN" if value != value else "inf"
+    return f"{value:,.0f}" if 100 <= value < 1e5 else f"{value:.2g}"
+
+
+def css() -> str:
+    """The colours as classes of a style sheet: `--fill` of a cell and `--ink` of what is written on it."""
+    themes = {
+        theme: "".join(f".{key}{{--fill:{fill};--ink:{ink}}}" for key, (fill, ink) in colours.items())
+        for theme, colours in PALETTE.items()
+    }
+    return f"{themes['light']}@media screen and (prefers-color-scheme:dark){{{themes['dark']}}}"
+
+
+def rank(value: float | None) -> float:
+    """For sorting: what is not a number is worse than any number, nothing is better."""
+    return -1.0 if value is None else float("inf") if value != value else value

@@ -1,0 +1,249 @@
+"""The audit of a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...audit import Audit, Content, coverage
+from ...audit.fingerprint import Fingerprint
+from ...gguf import Finding, GgufFile
+from ...support.text import printable
+from ..writer import Form
+from . import xray
+from .console import STYLES, WARN, capped, facts, rendered, said, table
+
+#: What is shown without -v; the rest is counted.
+MOST_COMPARED, MOST_UNVERIFIED = 3, 10
+_BARS = "▁▂▃▄▅▆▇█"
+
+#: What the summary of the byte map adds up, by kind of range.
+_SUMMARY = (
+    ("header", ("magic", "version", "tensor count", "key count")),
+    ("metadata", ("key", "value type", "element type", "element count", "value")),
+    ("descriptions", ("tensor name", "dimensions", "type", "offset")),
+    ("padding", ("padding",)), ("data", ("data",)), ("gaps", ("gap",)), ("trailing", ("trailing",)),
+    ("unread", ("unread",)),
+)  # fmt: skip
+
+
+def render(audit: Audit, form: Form) -> str:
+    """The whole report; with `verbose` also statistics of every tensor, with `byte_map` every range of the file."""
+    return rendered(_parts(audit, form), form)
+
+
+def _parts(audit: Audit, form: Form) -> Iterator[RenderableType]:
+    yield facts(_header(audit))
+    yield ""
+    for file in audit.files:
+        if len(audit.files) > 1 or file.part:
+            yield Text(f"part {file.part + 1}: {printable(file.path.name)}, {file.size:,} bytes")
+        yield facts(_ownership(file))
+        if form.byte_map:
+            yield from ("", Text("\n".join(_map(file))), "")
+    yield facts(_read(audit))
+    if any(c.scan is not None for c in audit.contents):
+        yield from _statistics(audit, form.verbose)
+    if audit.fingerprints:
+        yield from ("", "fingerprint: which codes the blocks with d ≠ 0 hold", _fingerprints(audit.fingerprints))
+    if audit.comparisons:
+        yield from ("", Text(_source(audit)))
+    if audit.findings:
+        yield ""
+        yield from _findings(audit)
+    yield from _compared(audit, form)
+    yield ""
+    yield from _verdict(audit)
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+def _header(audit: Audit) -> Iterator[tuple[str, str]]:
+    h = audit.header
+    llama = f" · llama.cpp {h['llama.cpp']} (llama-cpp-python {h['llama-cpp-python']})" if "llama.cpp" in h else ""
+    yield "versions", f"gguf-verify {h['gguf-verify']}{llama}"
+    ggml = f"ggml {h['ggml']} · " if "ggml" in h else ""
+    yield "", f"{ggml}python {h['python']} · numpy {h['numpy']} · gguf {h['gguf']} · {h['platform']}"
+    types = ", ".join(f"{n} {t}" for t, n in Counter(c.tensor.type.name for c in audit.contents).items())
+    about = [printable(h["file"], 200), f"{h['size']:,} bytes", printable(h.get("architecture") or "", 40), types]
+    yield "file", " · ".join(filter(None, about))
+    yield from (("sha256" if not i else "", d) for i, d in enumerate(h["sha256"] or ["not computed"]))
+    if h.get("source"):
+        yield "source", printable(h["source"], 200)
+        yield from (("", digest) for digest in h["source sha256"] or ["not computed"])
+
+
+def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:
+    sizes: Counter[str] = Counter()
+    for owned in file.byte_map:
+        sizes[owned.kind] += owned.nbytes
+    if any(f.id.endswith("-unowned") for f in coverage(file)):
+        said = "NOT each owned by one field, see below"
+    elif sizes["unread"]:
+        said = f"{sizes['unread']:,} of them not read"
+    else:
+        said = "each owned by one field: 100 %"
+    yield "bytes", f"{file.size:,}, {said}, {len(file.byte_map):,} ranges"
+    parts = [(name, sum(sizes[kind] for kind in kinds)) for name, kinds in _SUMMARY]
+    yield "", " · ".join(f"{name} {n:,}" for name, n in parts if n)
+
+
+def _map(file: GgufFile) -> Iterator[str]:
+    """A file may have a great many ranges: they are no table of rich's."""
+    yield f"{'start':>14} {'stop':>14} {'bytes':>13}  {'kind':<14}owner and value"
+    for r in file.byte_map:
+        what = " = ".join(filter(None, [printable(r.owner, 64), printable(r.note, 60)]))
+        yield f"{r.start:>#14x} {r.stop:>#14x} {r.nbytes:>13,}  {r.kind:<14}{what}"
+
+
+def _read(audit: Audit) -> Iterator[tuple[str, str]]:
+    """How many tensors were looked at, and what other readers said."""
+    if audit.n_tensors != len(audit.contents) and audit.refused is None:
+        yield "tensors", f"{len(audit.contents):,} of {audit.n_tensors:,} looked at"
+    for part, readings in enumerate(audit.readings):
+        of_part = f" part {part + 1}" if len(audit.readings) > 1 else ""
+        for reading in readings:
+            seen = f", {len(reading.tensors):,} tensors" if reading.verdict == "accepted" else ""
+            words = f": {reading.said}" if reading.said else ""
+            yield reading.reader + of_part, f"{reading.verdict}{seen}{printable(words, 300)}"
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+
+def _statistics(audit: Audit, verbose: bool) -> Iterator[RenderableType]:
+    scanned = [c for c in audit.contents if c.scan is not None]
+    of_type: dict[str, list[Content]] = {}
+    for c in scanned:
+        of_type.setdefault(c.tensor.type.name, []).append(c)
+    groups = [((name, f"{len(found)}"), found) for name, found in of_type.items()]
+    yield from ("", _figures(("type", "tensors"), groups))
+    yield "zero: blocks of zeros · ends: the share of codes that are the lowest or the highest"
+    yield "equal rows: rows that equal an earlier row"
+    if verbose:
+        tensors = [((c.tensor.type.name, _shape(c), printable(c.tensor.name, 64)), [c]) for c in scanned]
+        yield from ("", _figures(("type", "shape", "tensor"), tensors))
+        groups = [((name, ""), found) for (_, _, name), found in tensors]
+    yield facts((names[0], f"codes {_histogram(found)}") for names, found in groups if found[0].tensor.type.quantized)
+
+
+def _shape(content: Content) -> str:
+    return "×".join(map(str, content.tensor.shape)) or "one value"
+
+
+def _figures(heads: tuple[str, ...], groups: Sequence[tuple[tuple[str, ...], list[Content]]]) -> Table:
+    """Two columns of names, the figures, and where there is a third name that, which may be long."""
+    columns = ("blocks", "zero", "|d| from", "to", "m from", "to", "ends", "equal rows")
+    made = table(*heads[:2], *columns, *heads[2:], right=range(1, 2 + len(columns)))
+    for names, contents in groups:
+        made.add_row(*map(Text, names[:2]), *_row(contents), *map(Text, names[2:]))
+    return made
+
+
+def _row(contents: Sequence[Content]) -> Iterator[str]:
+    scans = [c.scan for c in contents if c.scan is not None]
+    yield from (f"{sum(s.blocks for s in scans):,}", f"{sum(s.zero_blocks for s in scans):,}")
+    yield from (*_span(s.scale for s in scans), *_span(s.minimum for s in scans))
+    codes = _codes(contents)
+    yield "-" if codes is None else f"{100 * float((codes[0] + codes[-1]) / codes.sum()):.1f}%"
+    equal = [s.duplicate_rows for s in scans]
+    known = sum(n for n in equal if n is not None)
+    yield f"{known:,}" if None not in equal else "?" if not known else f"> {known - 1:,}"
+
+
+def _span(spans: Iterable[list[float] | None]) -> tuple[str, str]:
+    known = [s for s in spans if s is not None]
+    return (f"{min(s[0] for s in known):.3g}", f"{max(s[1] for s in known):.3g}") if known else ("-", "-")
+
+
+def _codes(contents: Sequence[Content]) -> np.ndarray | None:
+    """How often each code occurs, from the lowest; None of a type without codes, and where nothing was counted."""
+    fmt = contents[0].tensor.type.format
+    if fmt is None:
+        return None
+    total = sum((c.scan.codes for c in contents if c.scan is not None), np.zeros(256, np.int64))
+    return np.asarray(total[: 1 << fmt.bits]) if total.sum() else None
+
+
+def _histogram(contents: Sequence[Content]) -> str:
+    """The codes' counts as bars, 64 at most; a code that occurs has a bar."""
+    codes, fmt = _codes(contents), contents[0].tensor.type.format
+    if codes is None or fmt is None:
+        return "-"
+    bins = codes.reshape(min(len(codes), 64), -1).sum(axis=1)
+    heights = np.ceil(bins * len(_BARS) / bins.max()).astype(int)
+    return f"{fmt.low} {''.join(_BARS[h - 1] if h else ' ' for h in heights)} {fmt.low + len(codes) - 1}"
+
+
+def _fingerprints(fingerprints: Sequence[Fingerprint]) -> Table:
+    made = table("", "", "", "", folded=3, heading=False)
+    for f in fingerprints:
+        known = [rule for rule, _ in f.obeying]
+        for i, (rule, n) in enumerate(f.obeying):
+            if f.consistent in known[:i]:  # a narrower rule implies it
+                break
+            share = f"{_percent(n, f.blocks)} of {f.blocks:,}" if f.blocks else "no such block"
+            made.add_row(*map(Text, (f.type if not i else "", rule.text, share, rule.producer)))
+        if f.blocks:
+            verdict = f"as {f.consistent.producer} leaves them" if f.consistent else "no known rule holds throughout"
+            made.add_row("", "", "", Text(verdict))
+    return made
+
+
+def _percent(n: int, total: int) -> str:
+    """100 % only where it is all of them, 0 % only where it is none."""
+    share = 100 * n / total
+    if n in (0, total):
+        return "100 %" if n else "0 %"
+    return f"{min(share, 99.9999):.4f} %" if share > 99.9 else f"{max(share, 0.1):.1f} %"
+
+
+def _source(audit: Audit) -> str:
+    identical = sum(not c.result.differing for c in audit.comparisons if c.result is not None)
+    return f"source: {identical} of {len(audit.contents)} tensors are, byte for byte, what llama.cpp makes of it"
+
+
+# ---- findings --------------------------------------------------------------------------------------------------------
+
+
+def _findings(audit: Audit) -> Iterator[Text]:
+    for f in audit.findings:
+        of_part = f" of part {f.part + 1}" if len(audit.files) > 1 or f.part else ""
+        yield said((f"{f.severity:<8}", STYLES[f.severity]), f"{f.id} at {_where(f)}{of_part}")
+        yield Text(f"{'':8}found {f.found}; expected {f.expected}")
+        yield Text(f"{'':8}{f.why}")
+
+
+def _where(f: Finding) -> str:
+    return f"byte {f.start}" if f.stop <= f.start + 1 else f"bytes {f.start} to {f.stop - 1}"
+
+
+def _compared(audit: Audit, form: Form) -> Iterator[Text]:
+    pairs = [c.xrays for c in audit.comparisons if c.xrays is not None]
+    shown = pairs if form.verbose else pairs[:MOST_COMPARED]
+    for ours, made in shown:
+        yield Text()
+        yield from xray.pair_lines(ours, made, ("file", "source"))
+    if len(pairs) > len(shown):
+        yield Text(f"… {len(shown)} of {len(pairs)} tensors that differ are shown (-v shows all)")
+
+
+def _verdict(audit: Audit) -> Iterator[Text]:
+    if audit.fault:
+        yield said(("BROKEN OFF", WARN), f": {audit.fault}")
+    left = [said(("NOT VERIFIED ", WARN), f"{printable(name, 64)}: {printable(why)}") for name, why in audit.unverified]
+    yield from capped(left, MOST_UNVERIFIED, "tensors were not verified")
+    severities = Counter(f.severity for f in audit.findings)
+    counts = ", ".join(f"{severities[s]} {s}{'' if severities[s] == 1 else 's'}" for s in ("error", "warning", "note"))
+    part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
+    looked = f" ({len(audit.contents):,} of {audit.n_tensors:,} tensors)" if part else ""
+    verdict = (audit.verdict.upper(), STYLES[audit.verdict])
+    yield said(verdict, f"{looked} in {audit.seconds:.1f} s: {counts}")
+    if audit.exit_code and audit.command:
+        yield Text(f"repeat with: {printable(audit.command)}")

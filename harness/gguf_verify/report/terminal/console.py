@@ -1,0 +1,91 @@
+"""What every report at the terminal is made with: rich, without its markup.
+
+Text from a file never meets rich's markup: it is escaped by `printable` and passed on as `Text`, or through a console
+that has markup, emoji and highlighting switched off. Without a width nothing is wrapped, so that what is piped into a
+file or another program is the same everywhere, and no name is ever cut.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from ..writer import Form
+
+#: Wider than any line: nothing is wrapped.
+_ENDLESS = 1 << 20
+#: Columns that a folded column keeps.
+_LEAST = 24
+
+GOOD, WARN, BAD, DIM, BOLD = "bold green", "yellow", "bold red", "dim", "bold"
+#: Verdicts and severities → style.
+STYLES = {
+    "passed": GOOD, "verified": GOOD, "clean": GOOD, "failed": BAD, "mismatch": BAD, "wrong": BAD, "refused": BAD,
+    "error": BAD, "unverified": WARN, "broken off": WARN, "not everything verified": WARN, "warning": WARN,
+    "note": "cyan",
+}  # fmt: skip
+
+
+def rendered(parts: Iterable[RenderableType], form: Form) -> str:
+    """The parts one below the other, as text that ends with a line feed; no line ends with spaces.
+
+    Tables are fitted to the width, as far as their columns let them. Other lines are left to the terminal, so that what
+    is copied from it stays whole.
+    """
+    console = Console(
+        file=io.StringIO(), width=_ENDLESS, force_terminal=form.colour, no_color=not form.colour,
+        color_system="standard" if form.colour else None, markup=False, emoji=False, highlight=False,
+        legacy_windows=False, _environ={},
+    )  # fmt: skip
+    with console.capture() as capture:
+        for part in parts:
+            if isinstance(part, Table) and form.width is not None:
+                console.print(part, width=max(form.width, _least_width(part, console)))
+            else:
+                console.print(part, soft_wrap=True)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().split("\n")[:-1])
+
+
+def _least_width(table: Table, console: Console) -> int:
+    """The width below which a column that must not be folded would be cut."""
+    folded = [cell_len(str(cell)) for column in table.columns if not column.no_wrap for cell in column.cells]
+    natural = Measurement.get(console, console.options, table).maximum
+    return natural - max(0, max(folded, default=0) - _LEAST)
+
+
+def said(*parts: str | tuple[str, str]) -> Text:
+    """A line: texts, and texts with a style."""
+    return Text.assemble(*parts)
+
+
+def table(*columns: str, right: Iterable[int] = (), folded: int | None = None, heading: bool = True) -> Table:
+    """A table without lines; `right` are the columns that are aligned to the right, `folded` one that may be folded."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=heading, header_style=BOLD)
+    aligned = set(right)
+    for i, column in enumerate(columns):
+        made.add_column(Text(column), justify="right" if i in aligned else "left", overflow="fold", no_wrap=i != folded)
+    if folded is not None:
+        made.columns[folded].min_width = _LEAST
+    return made
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Labels, and what there is to say of each; a label that is "" continues the one above."""
+    made = table("", "", folded=1, heading=False)
+    made.columns[0].min_width = 10
+    for label, words in rows:
+        made.add_row(Text(label, DIM), Text(words))
+    return made
+
+
+def capped(lines: Sequence[Text], most: int, more: str = "more") -> Iterator[Text]:
+    """At most so many of the lines, and how many there are beyond them."""
+    yield from lines[:most]
+    if len(lines) > most:
+        yield Text(f"… and {len(lines) - most:,} {more}")

@@ -1,0 +1,130 @@
+"""A night, a comparison of two nights and a history, as `gguf-verify nightly` prints them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from rich.text import Text
+
+from ...nightly.compare import Change, Comparison
+from ...nightly.records import Key, Night, Outcome
+from ...nightly.significance import LEAST_NIGHTS
+from ...nightly.summary import NightReport
+from ...support.text import printable
+from ..writer import Form
+from .console import BAD, GOOD, STYLES, WARN, capped, rendered, said
+
+MOST_LINES = 20
+
+
+def render(report: NightReport, form: Form) -> str:
+    """How a night ended."""
+    return rendered(night_lines(report.night), form)
+
+
+def render_comparison(found: Comparison, form: Form) -> str:
+    """What differs between two nights."""
+    return rendered(comparison_lines(found), form)
+
+
+def render_history(nights: Mapping[str, Night], form: Form) -> str:
+    """Nights by the names that they are pinned by, or by number, one line each."""
+    lines = [
+        head(night) + (f" ({printable(name, 64)})" if name != str(night.number) else "")
+        for name, night in nights.items()
+    ]
+    return rendered(map(Text, lines or ["no night has been run"]), form)
+
+
+def night_lines(night: Night) -> Iterator[Text]:
+    """The counts, and each cell that is not verified."""
+    yield Text(head(night))
+    bad = [cell for cell in night.cells.values() if cell.outcome is not Outcome.VERIFIED]
+    lines = [
+        said((cell.outcome.upper(), STYLES.get(cell.outcome, WARN)), f" {_name(cell.key)}: {_words(cell.words)}")
+        for cell in bad
+    ]
+    yield from capped(lines, MOST_LINES)
+
+
+def head(night: Night) -> str:
+    """A night in one line."""
+    counts = Counter(cell.outcome for cell in night.cells.values())
+    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome]) or "nothing recorded"
+    missing = f", {len(night.missing)} not run" if night.missing else ""
+    seconds = sum(cell.seconds for cell in night.cells.values())
+    state = f"finished {night.finished}" if night.finished else "not finished"
+    return (
+        f"night {night.number} of {printable(night.config, 64)}, started {night.started}, {state}: "
+        f"{len(night.planned)} cells, {told}{missing}; {seconds:,.0f} s of runs; "
+        f"gguf-verify {printable(night.project, 80)}"
+    )
+
+
+def comparison_lines(found: Comparison) -> Iterator[Text]:
+    """What differs, worst first."""
+    both = f"{found.compared} cells are in both, {found.verified} of them verified in both"
+    yield Text(f"night {found.new} against night {found.old}: {both}")
+    if found.other_machine:
+        yield Text("the nights ran on different machines: times and utilisations of the old night are not compared")
+    changes = [
+        ("NEW FAILURE", BAD, found.new_failures), ("VANISHED", BAD, found.vanished),
+        ("OTHER OUTCOME", WARN, found.other_outcome), ("STILL FAILING", WARN, found.still_failing),
+        ("FIXED", GOOD, found.fixed), ("APPEARED", "", found.appeared),
+    ]  # fmt: skip
+    groups = [(name, style, [_change(c) for c in listed]) for name, style, listed in changes]
+    groups += [
+        ("NOT RUN", WARN, [_name(key) for key in found.not_run]),
+        ("DRIFT", WARN, [f"{_name(d.key)}, {_words(d.words)}" for d in found.drift]),
+        ("SLOWER", WARN, [f"{_name(s.key)}: {_words(s.words)}" for s in found.slower]),
+        ("FASTER", GOOD, [f"{_name(s.key)}: {_words(s.words)}" for s in found.faster]),
+    ]
+    for name, style, lines in groups:
+        yield from capped([said((name, style), f" {line}") for line in lines], MOST_LINES, f"more: {name}")
+    yield from map(Text, _changed(found))
+    yield from map(Text, _counts(found))
+
+
+def _counts(found: Comparison) -> Iterator[str]:
+    counts = [
+        (found.new_failures, "new failures"), (found.vanished, "vanished"), (found.fixed, "fixed"),
+        ((*found.still_failing, *found.other_outcome), "still failing"), (found.appeared, "appeared"),
+        (found.drift, "utilisations drifted"), (found.slower, "slower"), (found.faster, "faster"),
+    ]  # fmt: skip
+    yield ", ".join(f"{len(listed)} {what}" for listed, what in counts)
+    for nights, cells in sorted((found.times_not_judged or {}).items()):
+        known = f"their history has {nights} nights, and {LEAST_NIGHTS} are needed"
+        yield f"the times of {cells} cells are not judged: {known}"
+    if found.times_judged:
+        pace = f"the night took {found.pace:.3g} times as long as is usual, {found.pace_sigmas:+.1f} σ"
+        yield f"the times of {found.times_judged} cells are judged; {pace}"
+    if found.drift_not_judged:
+        yield f"{found.drift_not_judged} utilisations are not judged: their history varies and is too short"
+
+
+def _changed(found: Comparison) -> Iterator[str]:
+    if found.project is not None:
+        yield f"CHANGED gguf-verify: {_arrow(*found.project)}"
+    for name, change in (found.hardware or {}).items():
+        yield f"CHANGED {printable(name, 40)}: {_arrow(*change)}"
+    for name, changes in (found.versions or {}).items():
+        for change, cells in changes.items():
+            yield f"CHANGED {printable(name, 40)}: {_arrow(*change)} in {cells} cells"
+
+
+def _arrow(old: str, new: str) -> str:
+    return f"{printable(old, 80) or '–'} → {printable(new, 80) or '–'}"
+
+
+def _change(change: Change) -> str:
+    outcomes = f"{change.old or '–'} → {change.new or '–'}" if change.old != change.new else f"{change.new}"
+    return f"{_name(change.key)}: {outcomes}{f': {_words(change.words)}' if change.words else ''}"
+
+
+def _name(key: Key) -> str:
+    return printable(str(key), 200)
+
+
+def _words(words: str) -> str:
+    return printable(words, 400)

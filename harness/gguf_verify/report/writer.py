@@ -1,0 +1,95 @@
+"""What a report writer is, and the registry of all of them.
+
+A writer is one module of this package (or one subpackage) that defines one `Writer` record. Its flag appears at every
+command whose result it can write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+from ..support.registry import members
+
+
+class Kind(StrEnum):
+    """What a command finds, and so what a report is of.
+
+    RUN is a `results.Report`, AUDIT an `audit.Audit`, XRAY an `audit.xray.XRay`, IDENTIFICATION an
+    `identification.IdentifyReport`, NIGHT a `nightly.summary.NightReport`, COMPARISON a `nightly.compare.Comparison`,
+    and HISTORY a mapping of names to `nightly.records.Night`.
+    """
+
+    RUN = "run"
+    AUDIT = "audit"
+    XRAY = "x-ray"
+    IDENTIFICATION = "identification"
+    NIGHT = "night"
+    COMPARISON = "comparison"
+    HISTORY = "history"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a report is to be written.
+
+    Args:
+        suffix: of the file's name, such as ".svg"; "" at the terminal.
+        verbose: also every detail.
+        byte_map: also every range of the file, of an audit.
+        colour: with ANSI escapes, for a terminal.
+        blocks: draw with block characters.
+        width: columns to wrap at; None not to wrap.
+    """
+
+    suffix: str = ""
+    verbose: bool = False
+    byte_map: bool = False
+    colour: bool = False
+    blocks: bool = False
+    width: int | None = None
+
+
+Render = Callable[[Any, Form], str | bytes]
+
+
+@dataclass(frozen=True, eq=False)
+class Writer:
+    """A kind of report.
+
+    Args:
+        name: in messages.
+        flag: of the command line, such as "--json"; None for the report on standard output.
+        help: of the flag.
+        renders: what it can write → how. A function raises UsageError where the result holds nothing to write.
+        suffixes: endings that the file's name must have one of; empty for any.
+        rung: a rung that a run must have for this to show anything.
+    """
+
+    name: str
+    flag: str | None
+    help: str
+    renders: Mapping[Kind, Render]
+    suffixes: tuple[str, ...] = ()
+    rung: str | None = None
+
+    @property
+    def argument(self) -> str:
+        """The flag's name among the parsed arguments."""
+        return (self.flag or "").lstrip("-").replace("-", "_")
+
+
+@cache
+def writers(kind: Kind | None = None) -> tuple[Writer, ...]:
+    """Every writer, or every one that can write a kind of result; by the name of its module."""
+    return tuple(w for w in members(__package__ or "", Writer) if kind is None or kind in w.renders)
+
+
+def terminal(kind: Kind, result: Any, form: Form) -> str:
+    """What standard output shows of a result."""
+    shown = next(w for w in writers(kind) if w.flag is None).renders[kind](result, form)
+    assert isinstance(shown, str)
+    return shown
