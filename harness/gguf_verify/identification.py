@@ -25,8 +25,6 @@ from .semantics.cuda import NoDefinition
 from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
 from .support.version import project_version
 
-#: Definitions whose activations llama.cpp's CUDA backend gives away: `reference.device`.
-ON_GPU = ("q8_1", "q8_1_half", "mmq", "mmq_d4")
 #: Tokens: families of kernels and llama.cpp's backends choose by their number.
 TOKENS = (1, 8, 9, 64)
 #: The most rows of a matrix, its longest rows, and weights, that are multiplied.
@@ -148,7 +146,7 @@ def _llama(
     on_gpu = run.gpu is not None
     who = "llama.cpp on the GPU" if on_gpu else "llama.cpp"
     y = run.library.multiply(fmt.type_id, rows, x, run.options.threads, on_gpu)
-    taken = {s.name: run.library.activations(s.name, x) for s in definitions(fmt) if on_gpu and s.name in ON_GPU}
+    taken = {s.name: run.library.activations(s.name, x) for s in definitions(fmt) if on_gpu and s.cuda_path}
     report.products.append(_product(run, tensor, fmt, rows, x, who, declared, y, taken))
 
 

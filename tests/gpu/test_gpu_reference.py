@@ -16,8 +16,8 @@ from gguf_verify.identification import identify_model
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
 from gguf_verify.rungs import run as run_module
+from gguf_verify.semantics import Semantics
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
-from gguf_verify.semantics.definitions import Semantics
 from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.tools import FIXTURES, LEGACY, altered_kernel
@@ -136,8 +136,9 @@ def test_a_wrong_definition_fails(host: Host, monkeypatch: pytest.MonkeyPatch, n
 
     def wrong(fmt: WeightFormat, *what: Any) -> Semantics:
         right = llama_cuda_semantics(fmt, *what)
-        other = frozenset() if right.integer_offset else frozenset({"Q4_0"})
-        return replace(right, integer_offset=other) if right.name == name else right
+        of_integers = right.integer_offset(FORMATS["Q4_0"])
+        other = replace(right, integer_offset=lambda fmt: fmt.offset != 0 and not of_integers)
+        return other if right.name == name else right
 
     monkeypatch.setattr(run_module, "llama_cuda_semantics", wrong)
     report = verify(FIXTURES / "tiny-Q4_0.gguf", "q8_1_dp4a", host, ["blocks", "layers"], OPTIONS)

@@ -23,7 +23,8 @@ from gguf_verify.semantics import (
     llama_cpu_semantics,
 )
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
-from gguf_verify.semantics.definitions import MMQ, MMQ_D4
+from gguf_verify.semantics.definitions.mmq import MMQ
+from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..formats.c_arithmetic import round_half_away, signed_max
+from ..formats.c_arithmetic import round_half_away
 from ..semantics import Semantics
-from ..semantics.activations import encode_q8_1
 from .operands import Bytes, Doubles, Floats, Parts, Predicted, activation_parts, parts_of, weight_parts
 
 _QK = 32
@@ -172,7 +171,7 @@ def _activations_interleaved(case: Case) -> Variants:
 
 def _fifth_bits(case: Case) -> Variants:
     p = case.parts
-    offset = case.fmt.offset if case.fmt.name in case.semantics.integer_offset else 0
+    offset = case.fmt.offset if case.semantics.integer_offset(case.fmt) else 0
     q = (p.q + offset).astype(np.int64)
     low, high = q & 15, q >> 4
     j = np.arange(16)
@@ -191,7 +190,7 @@ def _fifth_bits(case: Case) -> Variants:
 
 def _fifth_bits_missing(case: Case) -> Variants:
     p = case.parts
-    offset = case.fmt.offset if case.fmt.name in case.semantics.integer_offset else 0
+    offset = case.fmt.offset if case.semantics.integer_offset(case.fmt) else 0
     low = np.mod(p.q + offset, 16) - offset
     yield "", replace(p, q=low)
     if _of_one_block_of_32(case):
@@ -206,7 +205,7 @@ def _nibbles_swapped(case: Case) -> Variants:
     order = (np.arange(2 * step) + step) % (2 * step)
     yield "whole codes", replace(p, q=_by_32(p.q, order))
     if case.fmt.bits == 5:
-        offset = case.fmt.offset if case.fmt.name in case.semantics.integer_offset else 0
+        offset = case.fmt.offset if case.semantics.integer_offset(case.fmt) else 0
         low = np.mod(p.q + offset, 16)
         yield "the fifth bits as they should be", replace(p, q=p.q - low + _by_32(low, order))
 
@@ -217,7 +216,7 @@ def _nibbles_in_pairs(case: Case) -> Variants:
         order = np.arange(64) // 2 + np.arange(64) % 2 * 32
         yield "low nibble j as value 2j, high as 2j + 1", replace(p, q=_by_32(p.q, order))
         return
-    offset = case.fmt.offset if case.fmt.name in case.semantics.integer_offset else 0
+    offset = case.fmt.offset if case.semantics.integer_offset(case.fmt) else 0
     yield "low nibble j as value 2j, high as 2j + 1", replace(p, q=_by_32(p.q, _INTERLEAVED))
     yield "high nibble j as value 2j, low as 2j + 1", replace(p, q=_by_32(_by_32(p.q, _EXCHANGED), _INTERLEAVED))
     if case.fmt.bits == 5:
@@ -229,7 +228,7 @@ def _nibbles_in_pairs(case: Case) -> Variants:
 def _signedness(case: Case) -> Variants:
     p, fmt = case.parts, case.fmt
     if fmt.low == 0:
-        offset = fmt.offset if fmt.name in case.semantics.integer_offset else 0
+        offset = fmt.offset if case.semantics.integer_offset(fmt) else 0
         stored = p.q + offset
         signed = np.where(stored >= 2.0 ** (fmt.bits - 1), stored - 2.0**fmt.bits, stored)
         yield "codes of weights as signed", replace(p, q=signed - offset)
@@ -322,18 +321,9 @@ def _ratios(case: Case) -> tuple[Floats, Floats]:
     assert case.values is not None
     assert case.semantics.activations is not None
     size = case.semantics.activations.block_size
-    blocks = case.values.reshape(len(case.values), -1, size)
-    amax = np.abs(blocks).max(axis=-1)
+    assert case.semantics.ratios is not None
     with np.errstate(all="ignore"):
-        if case.semantics.name == "q8_k_cpu":
-            inverse = np.float32(-127) / signed_max(blocks)
-            return blocks * inverse[..., None], np.float32(1) / inverse
-        if case.semantics.encode is encode_q8_1:
-            d = amax / np.float32(127)
-            return blocks / d[..., None], d
-        inverse = np.float32(127) / amax
-        d = amax / np.float32(127) if "cpu" in case.semantics.name else np.float32(1) / inverse
-        return blocks * inverse[..., None], d
+        return case.semantics.ratios(case.values.reshape(len(case.values), -1, size))
 
 
 def _codes(case: Case, q: npt.NDArray[np.floating]) -> Parts:
@@ -574,7 +564,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "sum-of-codes", "s is made from the activations' codes", "s is the sum of the raw values, rounded to half",
-        lambda c: c.meets_sum and c.semantics.name != "q8_1_cpu", _sum_of_codes,
+        lambda c: c.meets_sum and c.semantics.raw_sum, _sum_of_codes,
     ),
     Fault(
         "scale-and-sum-exchanged", "d and s of the activations' blocks are exchanged",

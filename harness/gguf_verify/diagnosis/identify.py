@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from ..formats import ElementFormat, WeightFormat
 from ..formats.c_arithmetic import round_half_away
 from ..formats.q8_1 import Q8_1
-from ..semantics import F32, Q8_1_RAW, SEMANTICS, Product, Semantics, judge, llama_cpu_semantics, product
+from ..semantics import F32, SEMANTICS, Product, Semantics, judge, llama_cpu_semantics, product
 from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
 from ..semantics.elements import element_product
 
@@ -28,11 +27,9 @@ def called(semantics: Semantics, fmt: WeightFormat) -> str:
     """What kernel authors call a definition: MMQ's Q4_0, for example, or the CPU's Q4_0."""
     if semantics is F32:
         return f"{fmt.name} with float32 activations"
-    known = {"the CPU's": llama_cpu_semantics(fmt)}
-    for who, m in (("MMQ's", MMVQ_TOKENS + 1), ("MMVQ's", 1)):
-        with contextlib.suppress(NoDefinition):
-            known[who] = llama_cuda_semantics(fmt, m)
-    return next((f"{who} {fmt.name}" for who, s in reversed(known.items()) if s is semantics), fmt.name)
+    llama = fmt.llama
+    known = (("MMVQ's", llama.mmvq), ("MMQ's", llama.mmq), ("the CPU's", llama.cpu))
+    return next((f"{who} {fmt.name}" for who, name in known if name == semantics.name), fmt.name)
 
 
 def identify_kernel(
@@ -67,8 +64,8 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
     Weights that are not quantized have one of their type, and that of activations that are not rounded.
     """
     if isinstance(fmt, ElementFormat):
-        return list(dict.fromkeys((F32, SEMANTICS[fmt.name.lower()])))
-    found = [F32, Q8_1_RAW]
+        return list(dict.fromkeys((F32, llama_cpu_semantics(fmt))))
+    found = [s for s in SEMANTICS.values() if s.any_format]
     for m in (1, MMVQ_TOKENS + 1):
         try:
             found.append(llama_cuda_semantics(fmt, m))

@@ -70,7 +70,7 @@ class Parts:
 
     @property
     def half_products(self) -> bool:
-        return self.fmt.name in self.semantics.half_products
+        return self.semantics.half_products(self.fmt)
 
     def predicted(self) -> Predicted:
         """Put together, with the bound of `semantics.oracle`."""
@@ -136,9 +136,9 @@ def weight_parts(semantics: Semantics, fmt: BlockFormat, rows: Bytes) -> tuple[D
             np.repeat(v.reshape(n, -1).astype(np.float64), fmt.group // size, axis=1)
             for v in (fmt.scales(blocks), fmt.minima(blocks))
         )
-        if fmt.name in semantics.half_scales:
+        if semantics.half_scales(fmt):
             d, m = (v.astype(np.float16).astype(np.float64) for v in (d, m))
-    if fmt.name in semantics.integer_offset:
+    if semantics.integer_offset(fmt):
         q, m = q - fmt.offset, np.zeros_like(m)
     elif not fmt.has_min and not fmt.offset:
         m = np.zeros_like(m)

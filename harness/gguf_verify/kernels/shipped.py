@@ -20,9 +20,9 @@ from .spec import KernelSpec
 #: What multiplies weights that are not quantized, by type, whichever kernel multiplies the others.
 ELEMENT_KERNELS: dict[str, KernelSpec] = {
     name: KernelSpec(
-        f"{name.lower()}_elements", "gemm/elements/01_naive.cu", name.lower(), ASCENDING, "one thread an output"
+        f"{fmt.llama.cpu}_elements", "gemm/elements/01_naive.cu", fmt.llama.cpu, ASCENDING, "one thread an output"
     )
-    for name in ELEMENTS
+    for name, fmt in ELEMENTS.items()
 }
 
 

@@ -27,8 +27,8 @@ from ..gguf.matrices import may_be_matrix
 from ..llama import Evaluation, LlamaRefused
 from ..results import Failure, RungResult, TensorBlocks
 from ..semantics import Semantics, product
-from ..semantics.activations import encode_q8_1
 from ..semantics.cuda import MMVQ_TOKENS, NoDefinition
+from ..semantics.definitions.q8_1 import encode_q8_1
 from ..semantics.elements import round_to
 from ..support.errors import KernelFault
 from .exact import ExactProducts

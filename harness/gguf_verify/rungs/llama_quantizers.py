@@ -16,7 +16,7 @@ from ..semantics.fast_math import Agreement, compare_activations
 from .run import Run
 
 #: By definition: the kernel of llama.cpp that multiplies so, and quantizes for it.
-PATHS = {"q8_1": "MMVQ", "q8_1_half": "MMVQ", "mmq": "MMQ", "mmq_d4": "MMQ"}
+PATHS = {name: definition.cuda_path for name, definition in SEMANTICS.items() if definition.cuda_path}
 #: Gaussian activations, of which the quantizers are asked beside the model's.
 _ROWS, _VALUES = 8, 1 << 17
 

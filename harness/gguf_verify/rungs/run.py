@@ -18,7 +18,7 @@ from ..gguf.matrices import may_be_matrix
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Gpu, Llama, LlamaRefused
 from ..results import Options, RungResult
-from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
+from ..semantics import Semantics, llama_cpu_semantics
 from ..semantics.cuda import NoDefinition, llama_cuda_semantics
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.progress import progress_bar
@@ -80,7 +80,7 @@ class Run:
     def semantics(self, fmt: WeightFormat) -> Semantics:
         """The declared semantics of what multiplies such weights: the run's kernel, or, where they are not quantized,
         that of their type."""
-        return SEMANTICS[fmt.name.lower()] if isinstance(fmt, ElementFormat) else self.kernel.definition
+        return llama_cpu_semantics(fmt) if isinstance(fmt, ElementFormat) else self.kernel.definition
 
     def uncovered(self, tensor: Tensor) -> str | None:
         """Why a matrix cannot be multiplied, or None where it can."""

@@ -1,18 +1,12 @@
-"""Definitions of the quantized product, their exact oracles, and the gates that judge an output against them."""
+"""Definitions of the quantized product, their exact results and bounds, and the gates that judge an output.
 
-from .definitions import (
-    F32,
-    OWN,
-    Q8_0_CPU,
-    Q8_1_CPU,
-    Q8_1_RAW,
-    SEMANTICS,
-    Oracle,
-    Semantics,
-    by_oracle,
-    llama_cpu_semantics,
-    quantized_inside,
-)
+It imports `formats` and `support`. A definition is one module of `definitions/`.
+"""
+
+from .definition import OWN, Oracle, Semantics, by_oracle, quantized_inside
+from .definitions import SEMANTICS, llama_cpu_semantics
+from .definitions.f32 import F32
+from .definitions.q8_1 import Q8_1_RAW
 from .exact import UNIT_ROUNDOFF, Product, exact_result, gamma, product
 from .gates import SCORE_LIMIT, Judgement, judge
 from .order import ASCENDING, Order
@@ -21,8 +15,6 @@ __all__ = [
     "ASCENDING",
     "F32",
     "OWN",
-    "Q8_0_CPU",
-    "Q8_1_CPU",
     "Q8_1_RAW",
     "SCORE_LIMIT",
     "SEMANTICS",

@@ -6,7 +6,8 @@ Each format's record says which one its MMVQ and its MMQ kernel have: see `gguf_
 from __future__ import annotations
 
 from ..formats import MMVQ_TOKENS, BlockFormat, WeightFormat
-from .definitions import SEMANTICS, Semantics
+from .definition import Semantics
+from .definitions import SEMANTICS
 
 __all__ = ["MMVQ_TOKENS", "NoDefinition", "llama_cuda_semantics", "mmvq_tokens"]
 

@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ELEMENTS, SLICE
+from .definitions import llama_cpu_semantics
 from .order import Order
 from .rounding import multiply_adds
 from .sums import EXTRA_ROUNDINGS, Doubles, Floats, Product, concatenated, gamma, spread_of, walk
@@ -42,20 +43,11 @@ T = TypeVar("T")
 
 #: Elements of one (slices, M, N) working array; of one (M, N) array of a chain.
 _TILE, _CHAIN = 1 << 18, 1 << 14
-_TINY = {"F32": 0.0, "F16": 0.0, "BF16": 2.0**-126}
-_UNDERFLOW = {"F32": 2.0**-149, "F16": 0.0, "BF16": 2.0**-125}
 
 
 def round_to(kind: str, x: Floats) -> Floats:
     """Activations as the product of this type takes them: rounded to nearest even, float32 again."""
-    if kind == "F16":
-        with np.errstate(over="ignore"):
-            return x.astype(np.float16).astype(np.float32)
-    if kind == "BF16":
-        bits = x.view(np.uint32)
-        rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
-        return np.where(np.isnan(x), x, rounded.view(np.float32))
-    return x
+    return ELEMENTS[kind].round(x)
 
 
 def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, threads: int = 1) -> Product:
@@ -69,12 +61,15 @@ def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, 
     """
     if order is not None and order.part is not None:
         raise ValueError(f"no definition states the order {order} for {kind}")
+    rounding = llama_cpu_semantics(ELEMENTS[kind]).elements
+    assert rounding is not None
     with np.errstate(invalid="ignore"):  # signalling NaN
         a = round_to(kind, np.ascontiguousarray(x, np.float32))
     m, k = a.shape
     slices = _by_slice(a.astype(np.float64))
     with np.errstate(all="ignore"):
-        squares, tiny = slices**2, _TINY[kind] * np.abs(a).sum(axis=1, dtype=np.float64)[:, None] + k * _UNDERFLOW[kind]
+        squares = slices**2
+        tiny = rounding.flushed * np.abs(a).sum(axis=1, dtype=np.float64)[:, None] + k * rounding.underflow
 
     def judged(rows: Bytes) -> Product:
         with np.errstate(all="ignore"):
@@ -83,7 +78,7 @@ def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, 
             exact, carried = walk(term)
             lanes = np.matmul(squares, by_slice**2)
             magnitude = np.matmul(np.abs(slices), np.abs(by_slice)).sum(axis=0)
-            floor = tiny + _TINY[kind] * np.abs(by_slice).sum(axis=(0, 1))
+            floor = tiny + rounding.flushed * np.abs(by_slice).sum(axis=(0, 1))
             bound = gamma(k + EXTRA_ROUNDINGS) * magnitude + floor
             return Product(exact, bound, spread_of(term, carried, lanes, slices.shape[2]) + floor, None)
 
@@ -94,7 +89,7 @@ def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, 
 
     def chained(rows: Bytes) -> Floats:
         with np.errstate(all="ignore"):
-            return multiply_adds(steps, np.ascontiguousarray(ELEMENTS[kind].decode(rows).T), kind != "F32")
+            return multiply_adds(steps, np.ascontiguousarray(ELEMENTS[kind].decode(rows).T), rounding.exact)
 
     bits = _shared_out(chained, w, _CHAIN // max(1, m), threads)
     return Product(whole.exact, whole.bound, whole.spread, np.concatenate(bits, axis=1))

@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..support.errors import KernelFault
-from .definitions import RAW_SUMS, Oracle, Semantics
+from .definition import Oracle, Semantics
 from .elements import element_product, exact_elements
 from .order import Order
 from .rounding import SMALLEST_NORMAL, add_rounded, chain_rounded, multiply_adds
@@ -142,17 +142,17 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     blocks = w.reshape(w.shape[0], -1, fmt.block_bytes)
     values = term_values(fmt)
     q = fmt.codes(blocks).astype(np.float32)
-    if fmt.name in semantics.integer_offset:
+    if semantics.integer_offset(fmt):
         q -= np.float32(fmt.offset)
     q = q.reshape(len(w), -1, values).transpose(1, 2, 0)  # [nb, 32 or 16, n]
     nb = len(q)
     d, least = _by_term(fmt, fmt.scales(blocks)), _by_term(fmt, fmt.minima(blocks))
-    if fmt.name in semantics.half_scales:
+    if semantics.half_scales(fmt):
         d, least = (v.astype(np.float16).astype(np.float64) for v in (d, least))
     # float32 holds these integers: 32·255·128 < 2^24
     sums = np.matmul(x.q, q).astype(np.float64)  # [nb, M, n]
     scale = x.d * d
-    if fmt.name in semantics.half_products:
+    if semantics.half_products(fmt):
         scale = scale.astype(np.float16).astype(np.float64)
     first = scale * sums
     codes = np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if semantics.zero_apart else 0))
@@ -163,7 +163,7 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     total: Doubles | None = None
     if semantics.uses_sum(fmt):
         second = x.s * least
-        if fmt.name in semantics.half_products:
+        if semantics.half_products(fmt):
             second = second.astype(np.float16).astype(np.float64)
         magnitude += np.abs(second)
     elif fmt.has_min:
@@ -174,7 +174,7 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
         lost = lost + _lost(factor, codes, least, x.d)
     result = None
     if order is not None:
-        if second is not None and fmt.offset and fmt.name not in semantics.half_products:
+        if second is not None and fmt.offset and not semantics.half_products(fmt):
             shift = np.broadcast_to((-fmt.offset * x.s).astype(np.float32), sums.shape)
             streams = [d * add_rounded(x.d * sums, shift).astype(np.float64)]
         else:
@@ -247,7 +247,7 @@ def _encoded(semantics: Semantics, x: Bytes) -> Bytes:
 def _of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Doubles | float:
     """What a kernel's own sums s may move the result by, float64[M, N], x being float32 bytes: where Σx of a block is
     so near the middle of two halves that the order of its float32 additions decides which one s is."""
-    if semantics.name not in RAW_SUMS or not semantics.uses_sum(fmt):
+    if not semantics.raw_sum or not semantics.uses_sum(fmt):
         return 0.0
     values = np.ascontiguousarray(x).view(np.float32).reshape(len(x), -1, 32).astype(np.float64)
     total, error = values.sum(axis=-1), gamma(32) * np.abs(values).sum(axis=-1)
@@ -257,7 +257,7 @@ def _of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Doub
         if not apart.any():
             return 0.0
         least = _by_term(fmt, fmt.minima(w.reshape(len(w), -1, fmt.block_bytes)))[:, 0]  # [nb, N]
-        if fmt.name in semantics.half_scales:
+        if semantics.half_scales(fmt):
             least = least.astype(np.float16).astype(np.float64)
         return np.asarray(apart @ np.abs(np.nan_to_num(least)))
 
@@ -310,7 +310,7 @@ def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, th
     if semantics.oracle is not None:
         own = semantics.oracle.activations(x)
         return np.concatenate([own @ v.T for v in _own_weights(semantics.oracle, fmt, w, own.shape[1])], axis=1)
-    if semantics.half_products or semantics.half_scales:  # rounded inside a block: no matrix product gives it
+    if semantics.half_products(fmt) or semantics.half_scales(fmt):  # rounded inside a block: no matrix product gives it
         return product(semantics, fmt, w, x, threads=threads).exact
     n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size
     step = max(1, _TILE * 8 // k)

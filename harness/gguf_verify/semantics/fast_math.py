@@ -19,7 +19,7 @@ from ..formats import QK
 from ..formats.q8_1 import Q8_1
 from ..formats.q8_1_d4 import Q8_1_D4
 from .activations import Bytes, Floats, butterfly_sum
-from .definitions import Semantics
+from .definition import Semantics
 
 #: Relative: four units in the last place of a float32.
 WINDOW = 2.0**-21

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
-from .definitions import Semantics
+from .definition import Semantics
 from .elements import round_to
 
 Bytes = npt.NDArray[np.uint8]

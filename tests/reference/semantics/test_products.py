@@ -7,14 +7,8 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.llama import Llama
-from gguf_verify.semantics import (
-    F32,
-    Q8_0_CPU,
-    Q8_1_RAW,
-    judge,
-    llama_cpu_semantics,
-    product,
-)
+from gguf_verify.semantics import F32, Q8_1_RAW, judge, llama_cpu_semantics, product
+from gguf_verify.semantics.definitions.q8_0_cpu import Q8_0_CPU
 from tests.support.exact_products import QK_K, Floats, activations, generator, random_weights, real_weights, whole_row
 
 # a user must not see NumPy's warnings

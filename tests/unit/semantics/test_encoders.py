@@ -9,14 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gguf_verify.semantics.activations import (
-    encode_mmq,
-    encode_mmq_d4,
-    encode_q8_0_cpu,
-    encode_q8_1,
-    encode_q8_1_cpu,
-    encode_q8_k,
-)
+from gguf_verify.semantics.definitions.mmq import encode_mmq
+from gguf_verify.semantics.definitions.mmq_d4 import encode_mmq_d4
+from gguf_verify.semantics.definitions.q8_0_cpu import encode_q8_0_cpu
+from gguf_verify.semantics.definitions.q8_1 import encode_q8_1
+from gguf_verify.semantics.definitions.q8_1_cpu import encode_q8_1_cpu
+from gguf_verify.semantics.definitions.q8_k_cpu import encode_q8_k
 from tests.support.exact_products import (
     ACTIVATIONS,
     QK,

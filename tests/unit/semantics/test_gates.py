@@ -17,7 +17,6 @@ from gguf_verify.hosts.base import POISON
 from gguf_verify.semantics import (
     ASCENDING,
     F32,
-    Q8_0_CPU,
     Q8_1_RAW,
     SCORE_LIMIT,
     Product,
@@ -26,9 +25,8 @@ from gguf_verify.semantics import (
     judge,
     product,
 )
-from gguf_verify.semantics.activations import (
-    encode_q8_1,
-)
+from gguf_verify.semantics.definitions.q8_0_cpu import Q8_0_CPU
+from gguf_verify.semantics.definitions.q8_1 import encode_q8_1
 from tests.support.exact_products import (
     IDS,
     LEGACY,

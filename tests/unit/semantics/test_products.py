@@ -24,7 +24,7 @@ from gguf_verify.semantics import (
     product,
 )
 from gguf_verify.semantics import exact as oracle
-from gguf_verify.semantics.definitions import Q8_1_HALF
+from gguf_verify.semantics.definitions.q8_1_half import Q8_1_HALF
 from gguf_verify.semantics.rounding import add_rounded, chain_rounded
 from tests.support.exact_products import (
     IDS,

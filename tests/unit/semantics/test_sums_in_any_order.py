@@ -14,17 +14,10 @@ from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q4_k import Q4_K
 from gguf_verify.formats.q5_1 import Q5_1
-from gguf_verify.semantics import (
-    F32,
-    Q8_0_CPU,
-    Q8_1_CPU,
-    Q8_1_RAW,
-    SCORE_LIMIT,
-    Semantics,
-    judge,
-    product,
-)
-from gguf_verify.semantics.definitions import Q8_K_CPU
+from gguf_verify.semantics import F32, Q8_1_RAW, SCORE_LIMIT, Semantics, judge, product
+from gguf_verify.semantics.definitions.q8_0_cpu import Q8_0_CPU
+from gguf_verify.semantics.definitions.q8_1_cpu import Q8_1_CPU
+from gguf_verify.semantics.definitions.q8_k_cpu import Q8_K_CPU
 from tests.support.exact_products import LEGACY, Bytes, Floats, activations, real_weights, whole_row
 
 # a user must not see NumPy's warnings
@@ -38,7 +31,7 @@ def float32_terms(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) ->
     values = 16 if fmt.group == 16 else 32
     wb, xb = w.reshape(len(w), -1, fmt.block_bytes), x.reshape(len(x), -1, a.block_bytes)
     q = fmt.codes(wb).astype(np.float32).reshape(len(w), -1, values)
-    if fmt.name in semantics.integer_offset:
+    if semantics.integer_offset(fmt):
         q -= np.float32(fmt.offset)
     q_a = a.codes(xb).astype(np.float32).reshape(len(x), -1, values)
     sums = np.matmul(q_a.transpose(1, 0, 2), q.transpose(1, 2, 0))

@@ -34,12 +34,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...formats import FORMATS
-from ...formats.q8_1 import Q8_1
 from ...semantics import OWN, SEMANTICS
 from ...support.errors import UsageError
 
 #: Definitions of which `gguf_verify.semantics.exact` states an order.
-_ORDERS = ("f32", "q8_1")
+_ORDERS = tuple(name for name, s in SEMANTICS.items() if s.order_known)
 #: What `takes` says of activations that are not quantized.
 FLOAT32 = "float32"
 
@@ -107,8 +106,8 @@ class Declaration:
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
-        blocks = [name for name, s in SEMANTICS.items() if s.activations is Q8_1]
-        known = [name for name in SEMANTICS if name == "f32" or name in blocks]
+        known = [name for name, s in SEMANTICS.items() if s.declarable]
+        blocks = [name for name in known if SEMANTICS[name].activations is not None]
         own = self.semantics == OWN
         if self.semantics not in known and not own:
             raise UsageError(

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from ...formats import WeightFormat
     from ...semantics import Semantics
 
-#: Which kernel computes a definition, and quantizes for it.
-_PATHS = {"q8_1": "MMVQ", "q8_1_half": "MMVQ", "mmq": "MMQ", "mmq_d4": "MMQ"}
-
 
 class CudaBackend(Backend):
     """llama.cpp on the first GPU of its CUDA backend, all layers, fusion off.
@@ -28,9 +25,14 @@ class CudaBackend(Backend):
     `properties`: the GPU's name, and ten times its compute capability as "sm".
     """
 
-    reveals = tuple(_PATHS)
     ambiguous_codes = True
     who = "llama.cpp on the GPU"
+
+    @property
+    def reveals(self) -> Sequence[str]:
+        from ...semantics import SEMANTICS
+
+        return tuple(name for name, definition in SEMANTICS.items() if definition.cuda_path)
 
     @property
     def paths(self) -> Mapping[str, int]:
@@ -54,17 +56,16 @@ class CudaBackend(Backend):
 
     def uncovered(self, fmt: WeightFormat) -> str | None:
         from ...formats import ElementFormat
-        from ...semantics.cuda import OF_ELEMENTS
 
-        return self.unsupported(f"{fmt.name}: {OF_ELEMENTS}") if isinstance(fmt, ElementFormat) else None
+        return self.unsupported(f"{fmt.name}: {fmt.llama.no_mmvq}") if isinstance(fmt, ElementFormat) else None
 
     def path(self, definition: Semantics) -> str | None:
-        return _PATHS[definition.name]
+        return definition.cuda_path
 
     def quantizer(self, path: str) -> Semantics:
         from ...semantics import SEMANTICS
 
-        return SEMANTICS["q8_1" if path == "MMVQ" else "mmq"]
+        return next(definition for definition in SEMANTICS.values() if definition.cuda_path == path)
 
     def token_counts(self, m: int) -> Sequence[int]:
         return (m, _mmvq_tokens() + 1)

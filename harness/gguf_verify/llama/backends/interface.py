@@ -66,12 +66,15 @@ class Backend(ABC):
         properties: what `Device.properties` said.
     """
 
-    #: Names of the definitions whose activations it gives away as its quantizer made them: `activations`.
-    reveals: Sequence[str] = ()
     #: Whether a code of its quantizer may differ from IEEE division's by one step (`semantics.fast_math`).
     ambiguous_codes = False
     #: What it is called beside a kernel's name.
     who = "llama.cpp"
+
+    @property
+    def reveals(self) -> Sequence[str]:
+        """Names of the definitions whose activations it gives as its quantizer made them: `activations`."""
+        return ()
 
     def __init__(self, kind: BackendKind, llama: Llama, properties: Mapping[str, Any]) -> None:
         self.name, self.title, self.llama, self.properties = kind.name, kind.title, llama, properties

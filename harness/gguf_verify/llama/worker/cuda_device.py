@@ -24,9 +24,11 @@ from ...formats.q4_1 import Q4_1
 from ...formats.q8_0 import Q8_0
 from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
-from ...semantics import cuda
-from ...semantics.activations import encode_mmq, encode_mmq_d4, encode_q8_1
+from ...semantics import SEMANTICS, cuda
 from ...semantics.cuda import MMVQ_TOKENS, NoDefinition
+from ...semantics.definitions.mmq import encode_mmq
+from ...semantics.definitions.mmq_d4 import encode_mmq_d4
+from ...semantics.definitions.q8_1 import encode_q8_1
 from .. import ggml
 from ..backends.device import Device, NoDevice, Product
 
@@ -145,8 +147,11 @@ class CudaDevice(Device):
 
     def activations(self, definition: str, x: Floats) -> Bytes:
         """float32[M, K] as the products of a definition take them, uint8[M, K/32·36]."""
-        reveal = {"q8_1": self.q8_1, "q8_1_half": self.q8_1, "mmq": self.mmq, "mmq_d4": self.mmq_d4}
-        return reveal[definition](np.ascontiguousarray(x, np.float32))
+        semantics = SEMANTICS[definition]
+        values = np.ascontiguousarray(x, np.float32)
+        if semantics.cuda_path == "MMVQ":
+            return self.q8_1(values)
+        return self.mmq_d4(values) if semantics.activations is Q8_1_D4 else self.mmq(values)
 
     def q8_1(self, x: Floats) -> Bytes:
         """float32[M, K] as MMVQ quantizes it, Q8_1 blocks uint8[M, K/32·36], by quantize_q8_1."""

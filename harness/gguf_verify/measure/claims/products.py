@@ -11,7 +11,8 @@ from ...formats.q4_0 import Q4_0
 from ...formats.q5_0 import Q5_0
 from ...formats.q8_1 import Q8_1
 from ...semantics import SEMANTICS, exact_result, judge, product
-from ...semantics.activations import butterfly_sum, encode_q8_1
+from ...semantics.activations import butterfly_sum
+from ...semantics.definitions.q8_1 import encode_q8_1
 from ..inputs import Bytes, Floats
 from ..markdown import listed, table
 from .common import (

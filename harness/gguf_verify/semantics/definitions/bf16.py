@@ -1,0 +1,14 @@
+"""`bf16`: activations are rounded to bfloat16, as llama.cpp's CPU backend does for weights of BF16."""
+
+from __future__ import annotations
+
+from ..definition import ElementRounding, Semantics
+
+BF16 = Semantics(
+    name="bf16",
+    title="Σ bfloat16(a)·w",
+    source="llama.cpp CPU for BF16 (ggml-cpu/vec.cpp, llamafile/sgemm.cpp)",
+    of_elements=True,
+    # AVX512-BF16 takes subnormal operands for zero and flushes subnormal results
+    elements=ElementRounding(flushed=2.0**-126, underflow=2.0**-125, exact=True),
+)

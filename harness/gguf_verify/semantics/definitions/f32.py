@@ -1,0 +1,14 @@
+"""`f32`: activations stay float32 and weights are dequantized, as kernels called W4A16 do."""
+
+from __future__ import annotations
+
+from ..definition import ElementRounding, Semantics
+
+F32 = Semantics(
+    name="f32",
+    title="Σ a·w, w dequantized to float32",
+    source="dequantize and multiply; W4A16, W8A16 kernels; llama.cpp CPU for F32",
+    any_format=True,
+    order_known=True,
+    elements=ElementRounding(flushed=0.0, underflow=2.0**-149, exact=False),
+)
