@@ -5,7 +5,8 @@ the formats, results and support.
 """
 
 from .diagnose import Diagnosis, diagnose
-from .faults import FAULTS, LEFT_OUT, Fault
+from .fault import Fault
+from .faults import FAULTS, LEFT_OUT
 from .identify import Candidate, Identification, definitions, identify, known_inputs
 from .pattern import Map, pattern, utilisation
 

@@ -23,7 +23,8 @@ from ..hosts.base import POISON
 from ..results import FaultMatch, NearestFault
 from ..semantics import Semantics, judge, product
 from ..semantics.sums import UNIT_ROUNDOFF
-from .faults import FAULTS, Case
+from .fault import Case
+from .faults import FAULTS
 from .identify import advice, expected, identify_kernel
 from .operands import Bytes, Floats, Predicted
 from .pattern import pattern

@@ -25,7 +25,7 @@ from gguf_verify.diagnosis import (
     utilisation,
 )
 from gguf_verify.diagnosis.diagnose import FEWEST
-from gguf_verify.diagnosis.faults import Case
+from gguf_verify.diagnosis.fault import Case
 from gguf_verify.diagnosis.identify import expected
 from gguf_verify.diagnosis.operands import Parts, Predicted, parts_of
 from gguf_verify.diagnosis.replay import diagnose_kernel

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...diagnosis.faults import FAULTS, Case
+from ...diagnosis.fault import Case
+from ...diagnosis.faults import FAULTS
 from ...diagnosis.operands import Parts
 from ...formats import BlockFormat
 from ...semantics import judge

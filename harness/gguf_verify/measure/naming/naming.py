@@ -23,7 +23,7 @@ import numpy as np
 
 from ...diagnosis import FAULTS, Diagnosis, definitions, diagnose
 from ...diagnosis.diagnose import FEWEST
-from ...diagnosis.faults import Case
+from ...diagnosis.fault import Case
 from ...diagnosis.operands import Predicted
 from ...formats import FORMATS, BlockFormat
 from ...hosts import CpuHost

@@ -1,0 +1,94 @@
+"""What a known fault is, and the product that may have it.
+
+A fault has variants (which way, which tile); each is a whole prediction of the outputs in float64. Nothing here looks
+at what a kernel gave: see `diagnose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..formats import BlockFormat
+from ..semantics import Semantics
+from .operands import Bytes, Floats, Parts, Predicted, parts_of
+
+Variants = Iterator[tuple[str, Parts | Predicted]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product that may be faulty.
+
+    Args:
+        semantics, fmt: the declared definition, and the weights' format.
+        rows: weights uint8[N, row bytes].
+        x: activations uint8[M, row bytes] as the definition has them.
+        values: float32[M, K] that the kernel quantized itself; None where it was given x.
+    """
+
+    semantics: Semantics
+    fmt: BlockFormat
+    rows: Bytes
+    x: Bytes
+    values: Floats | None
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The operands of the right product."""
+        return parts_of(self.semantics, self.fmt, self.rows, self.x)
+
+    @cached_property
+    def right(self) -> Predicted:
+        """The outputs of the right product."""
+        return self.parts.predicted()
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the activations are quantized."""
+        return self.semantics.activations is not None
+
+    @property
+    def meets_sum(self) -> bool:
+        """Whether the product reads the activations' stored sum s."""
+        return self.quantized and self.semantics.uses_sum(self.fmt)
+
+    @property
+    def taken_off(self) -> int:
+        """What the definition subtracts from each code before the integer product: the format's offset, or 0."""
+        return self.fmt.offset if self.semantics.integer_offset(self.fmt) else 0
+
+    @property
+    def half_scale(self) -> bool:
+        """Whether the scale of activations is a half."""
+        return self.semantics.activations is not None and self.semantics.activations.fields[0].dtype == "<f2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A known fault.
+
+    Args:
+        id: stable, for JSON.
+        words: what the kernel does, in plain words.
+        fix: one line.
+        applies: whether a product can have it.
+        variants: (which way, the faulty product) of a case.
+    """
+
+    id: str
+    words: str
+    fix: str
+    applies: Callable[[Case], bool]
+    variants: Callable[[Case], Variants]
+
+    def of(self, case: Case) -> Variants:
+        """The variants; none where the fault does not apply."""
+        if self.applies(case):
+            yield from self.variants(case)
+
+
+def always(_: Case) -> bool:
+    """For faults that every product can have."""
+    return True

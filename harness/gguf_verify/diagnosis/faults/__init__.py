@@ -1,0 +1,20 @@
+"""The catalogue of known faults: what each is called, how it is mended, and what a kernel with it would compute.
+
+A module of this package defines some faults of one theme, each one record, and nothing lists them: the registry finds
+them. They may import what diagnosis may: see `diagnosis`.
+"""
+
+from __future__ import annotations
+
+from ...support.registry import members
+from ..fault import Case, Fault
+
+FAULTS: tuple[Fault, ...] = tuple(members(__name__, Fault))
+
+#: Faults that were considered and left out, with the reason.
+LEFT_OUT = {
+    "scale as max/7": "a choice of the quantizer of weights; a kernel that reads a file gets d from it, so no "
+    "output of its product can show it",
+}
+
+__all__ = ["FAULTS", "LEFT_OUT", "Case", "Fault"]

@@ -1,0 +1,101 @@
+"""Faults of a kernel's own quantizer of activations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formats.c_arithmetic import round_half_away
+from ..fault import Case, Fault, Variants
+from ..operands import Floats, Parts
+
+
+def _ratios(case: Case) -> tuple[Floats, Floats]:
+    """x/d before rounding, float32[M, blocks, values], and d before it is rounded to half, [M, blocks]."""
+    assert case.values is not None
+    assert case.semantics.activations is not None
+    size = case.semantics.activations.block_size
+    assert case.semantics.ratios is not None
+    with np.errstate(all="ignore"):
+        return case.semantics.ratios(case.values.reshape(len(case.values), -1, size))
+
+
+def _codes(case: Case, q: npt.NDArray[np.floating]) -> Parts:
+    """The parts with other codes of activations."""
+    p = case.parts
+    whole = np.clip(np.nan_to_num(q.astype(np.float64)), -128, 127)
+    return replace(p, a=whole.reshape(p.a.shape)).with_sums()
+
+
+def _scale(case: Case, p: Parts, d: npt.NDArray[np.floating]) -> Parts:
+    """The parts with other scales [M, blocks] of activations."""
+    wide = np.nan_to_num(d.astype(np.float64))
+    return replace(p, e=np.repeat(wide, p.e.shape[1] // wide.shape[1], axis=1)).with_sums()
+
+
+def _truncated(case: Case) -> Variants:
+    ratio, d = _ratios(case)
+    assert case.values is not None
+    with np.errstate(all="ignore"):
+        by_inverse = case.values.reshape(ratio.shape) * (np.float32(1) / d)[..., None]
+    yield "toward zero", _codes(case, np.trunc(ratio))
+    yield "x·(1/d) toward zero", _codes(case, np.trunc(by_inverse))
+    yield "downward", _codes(case, np.floor(ratio))
+    yield "x·(1/d) downward", _codes(case, np.floor(by_inverse))
+    yield "x/d + 0.5 toward zero", _codes(case, np.trunc(ratio + np.float32(0.5)))
+
+
+def _scale_rounding(case: Case) -> Variants:
+    ratio, d = _ratios(case)
+    assert case.values is not None
+    with np.errstate(all="ignore"):
+        half = d.astype(np.float16).astype(np.float32)
+        if case.half_scale:
+            yield "d_a kept as a float32", _scale(case, case.parts, d)
+        else:
+            yield "d_a rounded to half", _scale(case, case.parts, half)
+        blocks = case.values.reshape(ratio.shape)
+        rounded = _codes(case, round_half_away(blocks / half[..., None]))
+        yield "codes from d_a after it was rounded to half", _scale(case, rounded, half)
+
+
+def _scale_by_128(case: Case) -> Variants:
+    assert case.values is not None
+    ratio, d = _ratios(case)
+    with np.errstate(all="ignore"):
+        other = d * np.float32(127) / np.float32(128)
+        stored = other.astype(np.float16) if case.half_scale else other
+        codes = round_half_away(case.values.reshape(ratio.shape) / other[..., None])
+        yield "codes to match, at most 127", _scale(case, _codes(case, codes), stored)
+        yield "codes as for max/127", _scale(case, case.parts, stored)
+
+
+def _with_values(case: Case) -> bool:
+    return case.quantized and case.values is not None
+
+
+QUANTIZER_TRUNCATES = Fault(
+    id="quantizer-truncates",
+    words="the quantizer of activations truncates",
+    fix="round x/d to nearest, halves away from zero",
+    applies=_with_values,
+    variants=_truncated,
+)
+
+SCALE_ROUNDING = Fault(
+    id="scale-rounding",
+    words="the scale of activations is rounded to half at the wrong place",
+    fix="quantize with d as a float32, then store it as the definition has it",
+    applies=_with_values,
+    variants=_scale_rounding,
+)
+
+SCALE_BY_128 = Fault(
+    id="scale-by-128",
+    words="the scale of activations is max/128",
+    fix="d = max/127",
+    applies=_with_values,
+    variants=_scale_by_128,
+)

@@ -1,0 +1,97 @@
+"""Faults of the scales of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..fault import Case, Fault, Variants, always
+from ..operands import Doubles
+
+_SMALLEST_HALF = 2.0**-14
+
+
+def _shifted(values: Doubles, by: int) -> Doubles:
+    """values[i + by] of all rows in one sequence; 0 past its ends."""
+    flat = np.zeros(values.size)
+    if abs(by) < values.size:
+        flat[max(0, -by) : values.size - max(0, by)] = values.ravel()[max(0, by) : values.size - max(0, -by)]
+    return flat.reshape(values.shape)
+
+
+def _within_rows(values: Doubles, by: int, wrap: bool) -> Doubles:
+    """values[row, i + by], at the row's ends the value that is there, or that of the other end."""
+    terms = values.shape[1]
+    at = np.arange(terms) + by
+    return values[:, at % terms if wrap else np.where((at < 0) | (at >= terms), np.arange(terms), at)]
+
+
+def _neighbour(case: Case) -> Variants:
+    p, fmt = case.parts, case.fmt
+    steps = {1: "group", p.per_block: "block"} if fmt.groups > 1 else {p.per_block: "block"}
+
+    def within(n: int, by: int) -> npt.NDArray[np.bool_]:
+        return np.arange(n) < n - 1 if by > 0 else np.arange(n) > 0
+
+    for step, unit in steps.items():
+        for by, which in ((step, f"next {unit}"), (-step, f"{unit} before")):
+            d, m, rows = _shifted(p.d, by), _shifted(p.m, by), within(len(p.d), by)
+            yield f"scale of the {which} of weights", replace(p, d=d, m=m if fmt.offset else p.m).limited(rows)
+            for wrap, ends in ((False, "itself at the row's end"), (True, "around the row's end")):
+                d, m = _within_rows(p.d, by, wrap), _within_rows(p.m, by, wrap)
+                yield f"scale of the {which} of weights, {ends}", replace(p, d=d, m=m if fmt.offset else p.m)
+                if fmt.has_min:
+                    yield f"scale and minimum of the {which} of weights, {ends}", replace(p, d=d, m=m)
+            if fmt.has_min:
+                d, m = _shifted(p.d, by), _shifted(p.m, by)
+                yield f"scale and minimum of the {which} of weights", replace(p, d=d, m=m).limited(rows)
+                yield f"minimum of the {which} of weights", replace(p, m=m).limited(rows)
+    if case.quantized and case.semantics.activations is not None:
+        step = case.semantics.activations.block_size // p.q.shape[2]
+        for by, which in ((step, "next block"), (-step, "block before")):
+            e, tokens = _shifted(p.e, by), within(len(p.e), by)
+            yield (
+                f"scale of the {which} of activations in its row",
+                replace(p, e=_within_rows(p.e, by, False)).with_sums(),
+            )
+            if len(p.e) == 1:  # one token: what lies beyond its ends counts for little, but is not known
+                continue
+            yield f"scale of the {which} of activations", replace(p, e=e).with_sums().limited(tokens=tokens)
+            if case.meets_sum:
+                s = _shifted(p.s, by)
+                yield f"scale and sum of the {which} of activations", replace(p, e=e, s=s).limited(tokens=tokens)
+                yield f"sum of the {which} of activations", replace(p, s=s).limited(tokens=tokens)
+
+
+def _flushed(case: Case) -> Variants:
+    def flush(v: Doubles) -> Doubles:
+        return np.where(np.abs(v) < _SMALLEST_HALF, 0.0, v)
+
+    p, meets = case.parts, case.meets_sum
+    if case.fmt.has_half_scale:
+        m = flush(p.m) if case.fmt.has_min else np.where(flush(p.d) == 0, 0.0, p.m)
+        yield "scales of weights", replace(p, d=flush(p.d), m=m)
+    if case.half_scale:
+        e, s = flush(p.e), flush(p.s) if meets else p.s
+        yield "scales of activations", replace(p, e=e, s=s).with_sums()
+        if case.fmt.has_half_scale:
+            yield "scales of weights and activations", replace(p, d=flush(p.d), m=m, e=e, s=s).with_sums()
+
+
+NEIGHBOURING_SCALE = Fault(
+    id="neighbouring-scale",
+    words="the scale of a neighbouring block is used",
+    fix="check the index of scales against that of codes",
+    applies=always,
+    variants=_neighbour,
+)
+
+SUBNORMALS_FLUSHED = Fault(
+    id="subnormals-flushed",
+    words="half scales below 2^-14 are taken for zero",
+    fix="convert halves exactly, and compile without -ftz=true",
+    applies=always,
+    variants=_flushed,
+)

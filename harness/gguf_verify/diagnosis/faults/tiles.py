@@ -1,0 +1,67 @@
+"""Faults of tiles along K."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ..fault import Case, Fault, Variants, always
+from ..operands import Doubles
+
+_TILES = (32, 64, 128, 256, 512)
+
+
+def _tiles(case: Case) -> Iterator[tuple[int, int]]:
+    """(values, terms) of tiles of K that fit more than once."""
+    terms, values = case.parts.q.shape[1:]
+    for tile in _TILES:
+        if tile % values == 0 and 2 * tile <= terms * values:
+            yield tile, tile // values
+
+
+def _dropped(case: Case) -> Variants:
+    p = case.parts
+    terms, values = p.q.shape[1:]
+    k, seen = terms * values, set()
+    lengths = [(tile, f"the last {tile} of K") for tile, _ in _tiles(case)]
+    lengths += [(k % tile, f"K mod {tile} = {k % tile} at the end") for tile in _TILES if k > tile]
+    for length, which in lengths:
+        count = length // values
+        if 0 < count < terms and count not in seen:
+            seen.add(count)
+            kept = np.arange(terms) < terms - count
+            yield which, replace(p, d=p.d * kept, m=p.m * kept)
+
+
+def _stale(case: Case) -> Variants:
+    p = case.parts
+    for tile, count in _tiles(case):
+
+        def old(v: Doubles, count: int = count) -> Doubles:
+            return np.concatenate([v[:, :-count], v[:, -2 * count : -count]], axis=1)
+
+        weights = replace(p, q=old(p.q), d=old(p.d), m=old(p.m))
+        yield f"weights, of {tile}", weights
+        yield f"codes of weights, of {tile}", replace(p, q=old(p.q))
+        yield f"codes of activations, of {tile}", replace(p, a=old(p.a)).with_sums()
+        for of, other in (("activations", p), ("both", weights)):
+            yield f"{of}, of {tile}", replace(other, a=old(p.a), e=old(p.e), s=old(p.s))
+
+
+END_OF_K_DROPPED = Fault(
+    id="end-of-k-dropped",
+    words="the end of K is left out",
+    fix="let the loop over K cover its last tile",
+    applies=always,
+    variants=_dropped,
+)
+
+STALE_TILE = Fault(
+    id="stale-tile",
+    words="the last tile of K is the one before it",
+    fix="load (and synchronize) before the last tile is used",
+    applies=always,
+    variants=_stale,
+)
