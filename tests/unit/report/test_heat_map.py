@@ -68,9 +68,11 @@ def test_all_pictures_show_the_same_value() -> None:
         assert "<title>blk.0 attn_q: 7, 3 wrong</title>" in picture
         assert re.search('<text class="on x0"[^>]*>7</text>', picture)
         assert re.search('<rect class="x0"', picture)
-    picture = Image.open(io.BytesIO(bytes(written("--heat-map", Kind.RUN, report, ".png"))))
+    png_file = written("--heat-map", Kind.RUN, report, ".png")
+    assert isinstance(png_file, bytes)
+    pixels = Image.open(io.BytesIO(png_file))
     box = next(v for v in heat_map.scene([layers])[0] if isinstance(v, heat_map.Box) and v.title)
-    assert picture.getpixel((box.x, box.y)) == rgb(shades.PALETTE["light"]["x0"][0])
+    assert pixels.getpixel((box.x, box.y)) == rgb(shades.PALETTE["light"]["x0"][0])
     assert [c.shade for c in of_run(layers_report(other_m=0.04, other_shapes=np.nan))[0].drawn] == ["x2"]
 
 
