@@ -50,8 +50,9 @@ lint-workflows: ## check GitHub's workflows with the linters that are installed
 	  esac || exit 1; \
 	done; test -n "$$ran" || exit 3
 
-docs: $(VENV)/.docs-installed ## build the site in build/site; a broken link is an error
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+docs: $(VENV)/.docs-installed ## write the generated pages and build the site in build/site; a broken link is an error
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 coverage: setup ## run the tests of `make test` and report which lines they run
 	$(PYTEST) $(PARALLEL) -m "not slow" --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
