@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -118,8 +119,8 @@ def test_what_a_report_is_worth() -> None:
         [Failure("", "w", 3)],
         [Failure("", "w", 3, 6)],
         [right, Failure("", "w", 4, 5)],
-        [dataclasses.replace(right, tensor="v")],
-        [dataclasses.replace(alone, row=2)],
+        [msgspec.structs.replace(right, tensor="v")],
+        [msgspec.structs.replace(alone, row=2)],
     ):
         assert places.judged(report(*wrong), plan).startswith("rows")
 
