@@ -198,7 +198,7 @@ def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
     other = unit_of("pack/weights.cu", {"STRIPS": "1"})
     alive = {unit: {"packed.cuh": frozenset({36, 37}), GEMV: frozenset({31})} for unit in units} | {other: {}}
     subject = Subject("q8_1_gemv", "Q5_1")
-    none = Calls(subject.weights)
+    none = Calls()
     judge = kill.MutantJudge(tmp_path)
     judge._recordings[subject] = Recording(subject, none, none, dict.fromkeys(alive, ("gemm",)), alive)
     in_header, in_source = (next(m for m in mutator.mutants(f, TEXTS[f]) if m.line == line)

@@ -55,7 +55,7 @@ def _of_subject(recording: Recording) -> dict[str, str]:
 
 def _of_call(recording: Recording, call: Call) -> Iterator[tuple[str, bool, bool, set[str]]]:
     """Each fault's name, whether it changes a bit and is killed, and the other checks that catch it."""
-    fmt, semantics = recording.rungs.fmt, recording.subject.definition
+    fmt, semantics = recording.subject.weights, recording.subject.definition
     assert isinstance(fmt, BlockFormat)
     assert call.expected is not None
     rows = recording.rungs.matrices[call.weights]

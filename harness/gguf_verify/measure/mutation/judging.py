@@ -118,7 +118,7 @@ def _outputs(subject: Subject, host: MutantHost, calls: Calls) -> Iterator[tuple
             else:
                 if call.weights not in uploaded:
                     rows = calls.matrices[call.weights]
-                    uploaded[call.weights] = kernel.upload(calls.fmt, rows)
+                    uploaded[call.weights] = kernel.upload(subject.weights, rows)
                 ask = kernel.gemm if call.kind == "gemm" else kernel.product
                 y = ask(uploaded[call.weights], call.x)
             yield call, y, host.noted[0] if host.noted else None

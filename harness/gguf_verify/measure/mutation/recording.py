@@ -108,7 +108,6 @@ class Call:
 class Calls:
     """Matrices uint8[N, row bytes] and the calls that use them."""
 
-    fmt: WeightFormat
     matrices: list[Bytes] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
@@ -139,8 +138,8 @@ class _Recorder(ShippedKernel):
 
     def __init__(self, subject: Subject, host: _WatchedHost) -> None:
         super().__init__(subject.on(host).spec, host)
-        self._fmt, self._watched = subject.weights, host.watched
-        self.recorded = Calls(subject.weights)
+        self.fmt, self._watched = subject.weights, host.watched
+        self.recorded = Calls()
         #: By the identity of weights: their number, the units that packed them, and the weights, which keeps the
         #: identity.
         self._known: dict[int, tuple[int, frozenset[Unit], Weights]] = {}
@@ -150,7 +149,7 @@ class _Recorder(ShippedKernel):
         return self
 
     def covers(self, fmt: WeightFormat) -> bool:
-        return fmt.name == self._fmt.name
+        return fmt.name == self.fmt.name
 
     def upload(self, fmt: WeightFormat, rows: Bytes) -> Weights:
         weights, units = self._watched(super().upload, fmt, rows)
@@ -177,7 +176,7 @@ class _Recorder(ShippedKernel):
 
     def taken(self) -> Calls:
         """What was recorded since the last time, the cheap calls first."""
-        done, self.recorded = self.recorded, Calls(self._fmt)
+        done, self.recorded = self.recorded, Calls()
         self._known.clear()
         done.calls.sort(key=lambda c: c.work)
         return done
@@ -218,16 +217,16 @@ def record(subject: Subject, folder: Path) -> Recording:
     return Recording(subject, asked, kernel.taken(), units, alive)
 
 
-def _add_expected(kernel: ShippedKernel, calls: Calls) -> None:
+def _add_expected(kernel: _Recorder, calls: Calls) -> None:
     """Fill in what each output should be, and which other checks are fair to it."""
     semantics = SEMANTICS[kernel.semantics]
-    dense = [decoded(calls.fmt, rows).astype(np.float64) for rows in calls.matrices]
+    dense = [decoded(kernel.fmt, rows).astype(np.float64) for rows in calls.matrices]
     for call in calls.calls:
         if call.kind == "quantize":
             continue
         own = call.kind == "product"
         x = semantics.bytes_of(call.x) if own else call.x
-        call.expected = product(semantics, calls.fmt, calls.matrices[call.weights], x, kernel.order if own else None)
+        call.expected = product(semantics, kernel.fmt, calls.matrices[call.weights], x, kernel.order if own else None)
         if own:
             values = call.x
         elif semantics.activations is None:
@@ -242,7 +241,7 @@ def _add_expected(kernel: ShippedKernel, calls: Calls) -> None:
 def _probe(kernel: _Recorder) -> None:
     """Ask the kernel the probes."""
     rng = np.random.default_rng(11)
-    fmt = kernel.recorded.fmt
+    fmt = kernel.fmt
     for m, n, k in probes.shapes(fmt):
         weights = kernel.upload(fmt, probes.weights(rng, fmt, n, k))
         x = probes.values(rng, m, k)
