@@ -98,8 +98,7 @@ class _Matrix(pytest.Item):
         except HarnessError as error:
             raise _Wrong(str(error)) from None
         wrong = [f.what for f in result.failures if f.tensor in (self.tensor, "")]
-        mine = (self.tensor, "all ")
-        wrong += [f"{left.name}: {left.why}" for left in result.unverified if left.name.startswith(mine)]
+        wrong += [f"{left.name}: {left.why}" for left in result.unverified if left.tensor in (self.tensor, "")]
         if result.fault:
             wrong.append(result.fault)
         if wrong:

@@ -207,10 +207,17 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Unverified(msgspec.Struct, frozen=True):
-    """Something that should have been checked and could not be: its name, and why."""
+    """Something that should have been checked and could not be.
+
+    Args:
+        name: what it is, as a report shows it.
+        why: why it could not be checked.
+        tensor: the name of the tensor that it is about; "" for all that the rung checks.
+    """
 
     name: str
     why: str
+    tensor: str = ""
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -474,9 +481,15 @@ class RungResult(msgspec.Struct, kw_only=True):
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(failure)
 
-    def leave(self, name: str, why: str) -> None:
-        """Record something that could not be checked, once."""
-        left = Unverified(name, why)
+    def leave(self, name: str, why: str, tensor: str | None = None) -> None:
+        """Record something that could not be checked, once; `tensor` is the tensor's name if `name` says more."""
+        self._leave(Unverified(name, why, name if tensor is None else tensor))
+
+    def leave_all(self, kind: str, why: str) -> None:
+        """Record that nothing of a kind could be checked."""
+        self._leave(Unverified(f"all {kind}", why))
+
+    def _leave(self, left: Unverified) -> None:
         if left not in self.unverified:
             self.unverified.append(left)
 

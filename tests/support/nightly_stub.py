@@ -129,7 +129,8 @@ elif word == "contradicts":
 elif word == "mismatch":
     failed(made, "mismatch", 1, verdict="failed", failures=[{"what": "blk.0 row 3 is wrong"}], n_failures=4)
 elif word == "unverified":
-    failed(made, "not everything verified", 5, verdict="unverified", unverified=[{"name": "x", "why": "no kernel"}])
+    left = {"name": "x", "why": "no kernel", "tensor": "x"}
+    failed(made, "not everything verified", 5, verdict="unverified", unverified=[left])
 elif word == "fault":
     failed(made, "broken off", 3, verdict="unverified", fault="llama.cpp died in evaluate (SIGSEGV)")
 elif word == "says-wrong":

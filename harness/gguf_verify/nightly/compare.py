@@ -1,4 +1,4 @@
-"""Two nights: what is worse, what is better, what is gone. A cell that is gone is never a pass."""
+"""What is worse, better or gone in a night, compared with an earlier one. A cell that is gone is never a pass."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..gguf import printable
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
+from ..support.text import printable
 from .machine import SAME_MACHINE
 from .records import Cell, Key, Night, Outcome
 from .significance import TimeChange, drifts, judge_times
@@ -15,27 +15,27 @@ from .significance import TimeChange, drifts, judge_times
 
 @dataclass(frozen=True)
 class Change:
-    """A cell of which the two nights say something to tell.
+    """A cell whose outcomes in two nights are worth reporting.
 
     Args:
-        old, new: its outcomes; None where a night has none.
-        words: the new cell's; of a vanished one, why it has none.
+        old, new: the outcomes; None if that night has none.
+        reason: the new cell's; of a cell that vanished, why it has no outcome.
     """
 
     key: Key
     old: Outcome | None
     new: Outcome | None
-    words: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A worst utilisation beyond what the history shows for its cell, rung and side.
+    """A worst utilisation that the history of its cell, rung and side does not explain.
 
     Args:
-        old, new: of the two nights.
-        least, most: of all nights that it was judged against.
-        nights: how many those are.
+        old, new: in the two nights.
+        least, most: in all nights that it was judged by.
+        nights: how many nights those are.
     """
 
     key: Key
@@ -48,30 +48,26 @@ class Drift:
     nights: int
 
     @property
-    def words(self) -> str:
+    def reason(self) -> str:
         """One line, without the key."""
         span = f"{self.least:.6g}" if self.least == self.most else f"{self.least:.6g} to {self.most:.6g}"
-        return (
-            f"{self.rung}, {printable(self.who, 60)}: utilisation {self.old:.6g} → {self.new:.6g}, {span} in "
-            f"{self.nights} nights"
-        )
+        side = f"{self.rung}, {printable(self.who, 60)}"
+        return f"{side}: utilisation {self.old:.6g} → {self.new:.6g}, {span} in {self.nights} nights"
 
 
 @dataclass(frozen=True)
 class Slower:
-    """A time beyond the history's noise: see `gguf_verify.nightly.significance.TimeChange`."""
+    """A cell's time that the history does not explain, slower or faster."""
 
     key: Key
     time: TimeChange
 
     @property
-    def words(self) -> str:
+    def reason(self) -> str:
         """One line, without the key."""
         t = self.time
-        return (
-            f"{t.seconds:.3g} s, {t.expected:.3g} s expected of {t.nights} nights, {t.sigmas:+.1f} σ "
-            f"(limit {t.limit:.1f})"
-        )
+        expected = f"{t.expected:.3g} s expected from {t.nights} nights"
+        return f"{t.seconds:.3g} s, {expected}, {t.sigmas:+.1f} σ (limit {t.limit:.1f})"
 
 
 @dataclass(frozen=True)
@@ -80,25 +76,27 @@ class Comparison:
 
     Args:
         old, new: their numbers.
-        compared: cells that both have.
-        verified: cells of those that both verify.
-        new_failures: verified before, not now.
-        fixed: the other way round.
-        still_failing: neither time verified, by the same outcome.
-        other_outcome: neither time verified, by another outcome.
-        vanished: recorded in old, and in new not planned or not run.
-        appeared: recorded in new alone.
-        not_run: planned in new, not recorded, and not in old either.
-        drift: utilisations.
-        drift_not_judged: measures whose history varies and is too short to judge them.
-        slower, faster: times.
-        pace: the new night's times over what is usual; 1 is as ever. `pace_sigmas` is how far off that is, in σ of the
-            earlier nights' paces.
-        times_judged: how many times were.
-        times_not_judged: nights in the history → how many cells were not judged for want of more.
-        versions: name → (old, new) → cells.
-        project, hardware: name → (old, new) of what changed.
-        other_machine: the nights ran on different hardware: neither times nor utilisations of the old one count.
+        compared: how many cells both nights have.
+        verified: how many of those are verified in both.
+        new_failures: verified in the old night and not in the new one.
+        fixed: verified in the new night and not in the old one.
+        still_failing: not verified in either, with the same outcome.
+        other_outcome: not verified in either, with different outcomes.
+        vanished: recorded in the old night; in the new one not planned or not run.
+        appeared: recorded in the new night only.
+        not_run: planned in the new night and recorded in neither.
+        drift: utilisations that changed.
+        drift_not_judged: how many utilisations vary in a history that is too short to judge them.
+        slower, faster: times that changed.
+        pace: the new night's times relative to the usual ones; 1 is the usual pace. `pace_sigmas` is how far off that
+            is, in σ of the earlier nights' paces.
+        times_judged: how many times were judged.
+        times_not_judged: nights in the history → how many cells have too few nights to be judged.
+        versions: name → (old, new) → how many cells.
+        project: the project's version in the old and the new night, if it changed.
+        hardware: name → (old, new), for what changed.
+        other_machine: the nights ran on different hardware, so that times and utilisations are not compared with the
+            old night's.
     """
 
     old: int
@@ -127,11 +125,11 @@ class Comparison:
 
     @property
     def against(self) -> str:
-        """The older night in words."""
+        """The old night's name in a sentence."""
         return f"night {self.old}"
 
     def exit_code(self, strict: bool = False) -> int:
-        """1 for new failures and vanished cells, `strict` also for drift and slower cells; 5 where no cell could be
+        """1 for new failures and vanished cells, with `strict` also for drift and slower cells; 5 if no cell could be
         compared; else 0."""
         if self.new_failures or self.vanished or (strict and (self.drift or self.slower)):
             return EXIT_MISMATCH
@@ -139,27 +137,26 @@ class Comparison:
 
 
 def compare(earlier: Sequence[Night], old: Night, new: Night) -> Comparison:
-    """Compare a night with an older one.
+    """Compare a night with an earlier one.
 
     Args:
-        earlier: the history that drift and times are judged by, in any order; of it and `old`, the nights before
-            `new` on the same machine count.
+        earlier: the history by which drift and times are judged, in any order. Only nights before `new` and on the
+            same machine count; `old` is one of them if it meets these conditions.
     """
     machine = _machine(new)
     history = {night.number: night for night in (*earlier, old) if night.number < new.number or night is old}
     history.pop(new.number, None)
     past = [night for _, night in sorted(history.items()) if _machine(night) == machine]
     changes = _changes(old, new)
-    drift, vague = _drift(past, old, new)
+    drift, not_judged = _drift(past, old, new)
     times = judge_times([_times(night) for night in past], _times(new))
     both = [key for key in new.planned if key in new.cells and key in old.cells]
-    passed = Outcome.VERIFIED
     return Comparison(
         old.number, new.number, len(both),
-        sum(old.cells[key].outcome is passed and new.cells[key].outcome is passed for key in both),
+        sum(old.cells[key].verified and new.cells[key].verified for key in both),
         **changes,
         not_run=tuple(key for key in new.missing if key not in old.cells),
-        drift=drift, drift_not_judged=vague,
+        drift=drift, drift_not_judged=not_judged,
         slower=tuple(Slower(key, times.slower[key]) for key in new.planned if key in times.slower),
         faster=tuple(Slower(key, times.faster[key]) for key in new.planned if key in times.faster),
         pace=times.pace, pace_sigmas=times.pace_sigmas, times_judged=times.judged, times_not_judged=times.not_judged,
@@ -186,19 +183,21 @@ def _changes(old: Night, new: Night) -> dict[str, tuple[Change, ...]]:
     for key, cell in old.cells.items():
         now = new.cells.get(key)
         if now is None:
-            why = "planned, but not run" if key in planned else "not planned any more"
+            why = "planned, but not run" if key in planned else "no longer planned"
             out["vanished"].append(Change(key, cell.outcome, None, why))
             continue
-        before, after = cell.outcome is Outcome.VERIFIED, now.outcome is Outcome.VERIFIED
-        if before and after:
+        if cell.verified and now.verified:
             continue
-        kind = "new_failures" if before else "fixed" if after else "still_failing"
-        if not before and not after and cell.outcome is not now.outcome:
-            kind = "other_outcome"
-        out[kind].append(Change(key, cell.outcome, now.outcome, now.words))
+        if cell.verified:
+            kind = "new_failures"
+        elif now.verified:
+            kind = "fixed"
+        else:
+            kind = "still_failing" if cell.outcome is now.outcome else "other_outcome"
+        out[kind].append(Change(key, cell.outcome, now.outcome, now.reason))
     for key, cell in new.cells.items():
         if key not in old.cells:
-            out["appeared"].append(Change(key, None, cell.outcome, cell.words))
+            out["appeared"].append(Change(key, None, cell.outcome, cell.reason))
     return {name: tuple(changes) for name, changes in out.items()}
 
 
@@ -207,39 +206,36 @@ def _utilisations(cell: Cell) -> dict[tuple[str, str], float]:
 
 
 def _drift(past: Sequence[Night], old: Night, new: Night) -> tuple[tuple[Drift, ...], int]:
-    """Of cells that both nights verify: what failed is told elsewhere, and its numbers mean little."""
-    out, vague = [], 0
+    """Drift of cells that both nights verify, and how many measures could not be judged. The utilisations of a failed
+    cell mean little, and the failure is in another list."""
+    out, not_judged = [], 0
     for key, cell in new.cells.items():
         before = old.cells.get(key)
-        if before is None or before.outcome is not Outcome.VERIFIED or cell.outcome is not Outcome.VERIFIED:
+        if before is None or not (before.verified and cell.verified):
             continue
-        held = [_utilisations(night.cells[key]) for night in past if _passed(night, key)]
+        held = [_utilisations(night.cells[key]) for night in past if key in night.cells and night.cells[key].verified]
         olds = _utilisations(before)
         for place, value in _utilisations(cell).items():
             history = [values[place] for values in held if place in values]
             if place not in olds or not history:
                 continue
             judged = drifts(history, value)
-            vague += judged is None
+            not_judged += judged is None
             if judged:
                 out.append(Drift(key, *place, olds[place], value, min(history), max(history), len(history)))
-    return tuple(out), vague
-
-
-def _passed(night: Night, key: Key) -> bool:
-    return key in night.cells and night.cells[key].outcome is Outcome.VERIFIED
+    return tuple(out), not_judged
 
 
 def _times(night: Night) -> dict[Key, float]:
-    """Of what was verified: a failure takes a time of its own."""
-    return {key: cell.seconds for key, cell in night.cells.items() if cell.outcome is Outcome.VERIFIED and cell.seconds}
+    """The times of verified cells: a failing run may take any time."""
+    return {key: cell.seconds for key, cell in night.cells.items() if cell.verified and cell.seconds}
 
 
 def _versions(pairs: Sequence[tuple[Cell, Cell]]) -> dict[str, dict[tuple[str, str], int]]:
     counts: dict[str, Counter[tuple[str, str]]] = {}
     for old, new in pairs:
         if not old.versions or not new.versions:
-            continue  # one was not run far enough to say
+            continue  # one of the runs ended before it reported its versions
         for name in dict.fromkeys([*old.versions, *new.versions]):
             change = (old.versions.get(name, ""), new.versions.get(name, ""))
             if change[0] != change[1]:

@@ -5,8 +5,9 @@ what was recorded of a cell, written in one transaction, with `facts` (JSON: wha
 large); `report` has a run's report as zlib-compressed JSON of the report schema in `schema`; `pin` has names of nights.
 
 `PRAGMA user_version` is the schema's version. A file of an older version is migrated when it is opened, a newer one is
-refused. Version 2 made each measure in `facts` an object, which says whether it is the kernel's, and added
-`report.schema`. Reports of another schema than `SCHEMA_VERSION` stay in the file and are not read.
+refused. Version 2 renamed the column `words` to `reason`, made each measure in `facts` an object, which says whether it
+is the kernel's, and added `report.schema`. Reports of another schema than `SCHEMA_VERSION` stay in the file and are not
+read.
 
 The file uses the write-ahead log and immediate transactions: several processes may write at once, and each waits for
 the others.
@@ -83,6 +84,7 @@ def _version_1(db: sqlite3.Connection) -> None:
 
 
 def _version_2(db: sqlite3.Connection) -> None:
+    db.execute("ALTER TABLE cell RENAME COLUMN words TO reason")
     db.execute("ALTER TABLE report ADD COLUMN schema INTEGER NOT NULL DEFAULT 1")
     names = ("rung", "who", "utilisation", "score", "where")
     for night, key, text in db.execute("SELECT night, key, facts FROM cell").fetchall():
@@ -252,7 +254,7 @@ class History:
             try:
                 self._db.execute(
                     "INSERT INTO cell VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (number, found[0], cell.outcome.value, plain(cell.words), cell.exit_code, cell.seconds,
+                    (number, found[0], cell.outcome.value, plain(cell.reason), cell.exit_code, cell.seconds,
                      plain(cell.host), _json(dict(cell.versions)), _json(facts), _json(dict(cell.gemms))),
                 )  # fmt: skip
             except sqlite3.IntegrityError:
@@ -361,13 +363,13 @@ class History:
             )
             kept = {key: from_json(_decompressed(content)) for key, content in rows}
         found = {}
-        for key, outcome, words, exit_code, seconds, host, versions, facts, gemm_text in self._db.execute(
-            "SELECT key, outcome, words, exit_code, seconds, host, versions, facts, "
+        for key, outcome, reason, exit_code, seconds, host, versions, facts, gemm_text in self._db.execute(
+            "SELECT key, outcome, reason, exit_code, seconds, host, versions, facts, "
             f"{'gemms' if gemms else 'NULL'} FROM cell WHERE night = ?", (number,),
         ):  # fmt: skip
             held = _FACTS.decode(facts)
             found[key] = Cell(
-                keys[key], Outcome(outcome), words, exit_code, seconds, held.rungs, _shared(versions), host,
+                keys[key], Outcome(outcome), reason, exit_code, seconds, held.rungs, _shared(versions), host,
                 held.measures, held.figures, _NUMBERS.decode(gemm_text) if gemms else {}, kept.get(key),
             )  # fmt: skip
         return found

@@ -27,9 +27,9 @@ _BY_EXIT_CODE = {
 _BY_VERDICT = {outcome.value: outcome for outcome in (Outcome.MISMATCH, Outcome.BROKEN_OFF, Outcome.UNVERIFIED)}
 
 
-def broken_off(key: Key, words: str) -> Cell:
+def broken_off(key: Key, reason: str) -> Cell:
     """A cell whose run could not be started."""
-    return Cell(key, Outcome.BROKEN_OFF, printable(words, _MOST_CHARACTERS))
+    return Cell(key, Outcome.BROKEN_OFF, printable(reason, _MOST_CHARACTERS))
 
 
 def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, keep_all: bool) -> Cell:
@@ -49,25 +49,25 @@ def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str 
     code = ended.exit_code
     last = f": {ended.last_line.removeprefix(_OUR_PREFIX)}" if ended.last_line else ""
     if code is None:
-        outcome, words = Outcome.TIMED_OUT, f"not finished within {time_limit:g} s{last}"
+        outcome, reason = Outcome.TIMED_OUT, f"not finished within {time_limit:g} s{last}"
     elif code < 0:
-        outcome, words = Outcome.CRASHED, f"died of {signal_name(code)}{last}"
+        outcome, reason = Outcome.CRASHED, f"died of {signal_name(code)}{last}"
     elif code not in (EXIT_VERIFIED, *_BY_EXIT_CODE):
-        outcome, words = Outcome.BROKEN_OFF, f"exit code {code}{last}"
+        outcome, reason = Outcome.BROKEN_OFF, f"exit code {code}{last}"
     elif report is None or claims is None:
-        outcome, words = _without_report(ended, code, flaw, last)
+        outcome, reason = _without_report(ended, code, flaw, last)
     else:
-        outcome, words = _with_report(code, report, claims, last)
+        outcome, reason = _with_report(code, report, claims, last)
     versions = {} if report is None else _versions(report)
     ran_with = versions.get("llama-cpp-python")
     if report is not None and version is not None and ran_with != version:
-        outcome, words = Outcome.BROKEN_OFF, f"ran with llama-cpp-python {ran_with} instead of {version}"
-    words = printable(words, _MOST_CHARACTERS)
+        outcome, reason = Outcome.BROKEN_OFF, f"ran with llama-cpp-python {ran_with} instead of {version}"
+    reason = printable(reason, _MOST_CHARACTERS)
     code = None if code is None or code < 0 else code
     if report is None:
-        return Cell(key, outcome, words, code, ended.seconds)
+        return Cell(key, outcome, reason, code, ended.seconds)
     return Cell(
-        key, outcome, words, code, ended.seconds, {rung.name: rung.seconds for rung in report.rungs}, versions,
+        key, outcome, reason, code, ended.seconds, {rung.name: rung.seconds for rung in report.rungs}, versions,
         report.environment.host.words, _measures(report),
         {f"{rung.name}: {name}": value for rung in report.rungs for name, value in rung.figures.items()},
         _gemms(report), report if keep_all or outcome is not Outcome.VERIFIED else None,

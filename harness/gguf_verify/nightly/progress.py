@@ -46,7 +46,7 @@ class Progress:
         self._recorded += 1
         self._bar.update()
         if not self._terminal:
-            reason = f": {cell.words}" if cell.words else ""
+            reason = f": {cell.reason}" if cell.reason else ""
             left = f"; {self._left()} left" if self._pending else ""
             how = f"{self._recorded}/{self._total} {cell.outcome} in {cell.seconds:.1f} s"
             self._say(f"{how}, {printable(str(cell.key), 200)}{reason}{left}")

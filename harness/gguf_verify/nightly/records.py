@@ -80,7 +80,7 @@ class Cell:
     Args:
         key: which run.
         outcome: how it ended.
-        words: one line that says what is wrong, or why the run ended in this way; "" if it is verified.
+        reason: one line that says what is wrong, or why the run ended in this way; "" if it is verified.
         exit_code: of the run; None if the run was killed.
         seconds: wall time of the run.
         rung_seconds: rung → seconds.
@@ -94,7 +94,7 @@ class Cell:
 
     key: Key
     outcome: Outcome
-    words: str = ""
+    reason: str = ""
     exit_code: int | None = None
     seconds: float = 0.0
     rung_seconds: Mapping[str, float] = field(default_factory=dict)

@@ -23,14 +23,14 @@ class UnreadableReport(Exception):
 
 
 class RungClaim(Struct, frozen=True):
-    """What the report says of a rung, in so many words."""
+    """The verdict that the report states for a rung."""
 
     name: str
     verdict: str
 
 
 class Claims(Struct, frozen=True):
-    """What the report says in so many words and what also follows from its records."""
+    """What the report states although it also follows from the report's records: the two must agree."""
 
     verdict: str
     exit_code: int

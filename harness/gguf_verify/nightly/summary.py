@@ -10,22 +10,22 @@ from typing import NamedTuple
 from .compare import Change, Comparison, Drift, Slower
 from .records import Cell, Key, Night, Outcome
 
-#: What became of a cell between two nights: each has `key` and, in one line, `words`.
+#: An entry of a comparison's list: each has a `key` and a `reason`, which is one line.
 Changed = Change | Drift | Slower
 
-#: How a cell stands that was planned and not recorded.
+#: How a cell stands that is planned and not recorded.
 NOT_RUN = "not run"
 
 
 class Kind(NamedTuple):
-    """A list of a comparison: attribute, heading, and how it stands: "bad", "warn" or "good"."""
+    """A list of a comparison: its attribute, its heading, and what an entry means: "bad", "warn" or "good"."""
 
     name: str
     title: str
     level: str
 
 
-#: The lists of a comparison that a report shows, what matters most first.
+#: The lists of a comparison that a report shows; the most important comes first.
 KINDS = (
     Kind("new_failures", "new failures", "bad"), Kind("vanished", "vanished", "bad"), Kind("drift", "drift", "warn"),
     Kind("slower", "slower", "warn"), Kind("fixed", "fixed", "good"),
@@ -33,7 +33,7 @@ KINDS = (
 
 
 class Standing(NamedTuple):
-    """A cell of the matrix; `cell` is None where it was not run."""
+    """A cell of the matrix; `cell` is None if it was not run."""
 
     key: Key
     cell: Cell | None
@@ -41,7 +41,7 @@ class Standing(NamedTuple):
     @property
     def verified(self) -> bool:
         """Only this is a pass."""
-        return self.cell is not None and self.cell.outcome is Outcome.VERIFIED
+        return self.cell is not None and self.cell.verified
 
     @property
     def outcome(self) -> str:
@@ -54,9 +54,9 @@ class Standing(NamedTuple):
         return None if self.cell is None else worst(self.cell)
 
     @property
-    def words(self) -> str:
-        """Why it is no pass, in one line."""
-        return "planned, but not recorded" if self.cell is None else self.cell.words
+    def reason(self) -> str:
+        """One line that says why the cell is not verified."""
+        return "the cell was planned, but not run" if self.cell is None else self.cell.reason
 
     @property
     def level(self) -> str:
@@ -97,7 +97,7 @@ class NightReport:
 
     def __post_init__(self) -> None:
         if not self.nights:
-            raise ValueError("no night to report")
+            raise ValueError("there is no night to report")
 
     @property
     def night(self) -> Night:
@@ -168,6 +168,6 @@ def verdict(night: Night, comparison: Comparison | None = None) -> Verdict:
 
 
 def worst(cell: Cell, rung: str = "layers") -> float | None:
-    """Worst utilisation of the kernel in a rung; NaN counts as the worst of all."""
+    """The kernel's worst utilisation in a rung, where NaN is worse than any number; None without one."""
     values = [m.utilisation for m in cell.measures if m.rung == rung and m.of_kernel]
     return next((v for v in values if v != v), max(values, default=None))

@@ -103,7 +103,7 @@ def of_gemm(made: OutputMap) -> Grid:
 def of_layers(rung: RungResult) -> Grid | None:
     """The map of a layers rung by layer and matrix; None where it judged nothing and left nothing out."""
     cells = [cell(gemm.worst, gemm.failures, tensor=gemm.tensor) for gemm in rung.gemms]
-    cells += [Cell(unchecked=True, tensor=left.name) for left in rung.unverified if not left.name.startswith("all ")]
+    cells += [Cell(unchecked=True, tensor=left.tensor) for left in rung.unverified if left.tensor]
     return by_layer(cells, "the kernel, the worst of each matrix")
 
 

@@ -42,7 +42,7 @@ def of_run(report: Report) -> dict[str, Any]:
 def of_night(report: NightReport) -> dict[str, Any]:
     """A night as plain objects: its verdict, the night with its cells, what changed, and the history up to it."""
     comparison = report.comparison
-    changed = {kind.name: [{"key": c.key._asdict(), "words": c.words} for c in found] for kind, found in report.lists}
+    changed = {kind.name: [{"key": c.key._asdict(), "reason": c.reason} for c in found] for kind, found in report.lists}
     night = report.night
     fields = {
         "schema": SCHEMA_VERSION, "verdict": asdict(report.verdict),

@@ -26,7 +26,7 @@ class _Case(NamedTuple):
     cell: Cell | None
     tag: str
     kind: str
-    words: str
+    reason: str
 
 
 def render(report: NightReport) -> str:
@@ -45,7 +45,7 @@ def render(report: NightReport) -> str:
 
 def _cases(report: NightReport) -> Iterator[_Case]:
     comparison = report.comparison
-    changed = {} if comparison is None else {c.key: c.words for c in comparison.new_failures}
+    changed = {} if comparison is None else {c.key: c.reason for c in comparison.new_failures}
     cells = report.standings
     for standing in cells:
         key, cell = standing
@@ -53,11 +53,11 @@ def _cases(report: NightReport) -> Iterator[_Case]:
             yield _Case(key, cell, "", "", "")
         else:
             tag = "failure" if cell is not None and cell.outcome is Outcome.MISMATCH else "error"
-            yield _Case(key, cell, tag, standing.outcome, standing.words or changed.get(key, ""))
+            yield _Case(key, cell, tag, standing.outcome, standing.reason or changed.get(key, ""))
     known = {standing.key for standing in cells}
     for change in () if comparison is None else comparison.vanished:
         if change.key not in known:
-            yield _Case(change.key, None, "error", "vanished", change.words)
+            yield _Case(change.key, None, "error", "vanished", change.reason)
 
 
 def _suite(night: Night, number: int, variant: str, cases: Sequence[_Case]) -> ET.Element:
@@ -89,15 +89,15 @@ def _test_case(case: _Case) -> ET.Element:
         "time": f"{0.0 if cell is None else cell.seconds:.3f}",
     })  # fmt: skip
     if case.tag:
-        told = ET.SubElement(made, case.tag, {"type": case.kind, "message": printable(case.words or case.kind, 1000)})
+        told = ET.SubElement(made, case.tag, {"type": case.kind, "message": printable(case.reason or case.kind, 1000)})
         told.text = "\n".join(printable(line, 1000) for line in _evidence(case))
     return made
 
 
 def _evidence(case: _Case) -> Iterator[str]:
     yield f"{case.key}: {case.kind}"
-    if case.words:
-        yield case.words
+    if case.reason:
+        yield case.reason
     if case.cell is None:
         return
     yield f"exit code {case.cell.exit_code}" if case.cell.exit_code is not None else "killed"

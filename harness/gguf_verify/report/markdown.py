@@ -68,13 +68,13 @@ def render(report: NightReport, limit: int = LIMIT) -> str:
         page.add(f"### {'What changed' if changes else 'Nothing changed'} against {against}", "")
         if changes:
             rows = (
-                (f"{_MARKS[kind.level]} {kind.title}", escaped(str(change.key)), escaped(change.words))
+                (f"{_MARKS[kind.level]} {kind.title}", escaped(str(change.key)), escaped(change.reason))
                 for kind, listed in changes for change in listed
             )  # fmt: skip
             page.table(("", "cell", "how"), rows, limit // 3)
     cells = report.standings
     if wrong := [s for s in cells if not s.verified]:
-        told = [(escaped(str(s.key)), f"{_MARKS[s.level]} {s.outcome}", escaped(s.words)) for s in wrong]
+        told = [(escaped(str(s.key)), f"{_MARKS[s.level]} {s.outcome}", escaped(s.reason)) for s in wrong]
         _fold(page, f"{len(wrong):,} not verified", ("cell", "outcome", "why"), told)
     if right := [s.cell for s in cells if s.verified and s.cell is not None]:
         times = [(escaped(str(cell.key)), f"{cell.seconds:.1f}") for cell in right]

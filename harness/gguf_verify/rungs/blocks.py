@@ -64,7 +64,7 @@ def check(run: Run, result: RungResult) -> None:
         try:
             _check(run, result, wanted, products)
         except LlamaRefused as error:
-            result.leave("all tensors", str(error))
+            result.leave_all("tensors", str(error))
     result.skip("vectors", run.vectors(products))
 
 

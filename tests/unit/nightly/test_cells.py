@@ -68,7 +68,7 @@ def test_every_outcome(tmp_path: Path) -> None:
     said: list[str] = []
     night = run_stub(tmp_path, "jobs = 2", said, **{word: word for word in OUTCOMES})
     cells = by_prompt(night)
-    assert {word: (cell.outcome, cell.words) for word, cell in cells.items()} == OUTCOMES
+    assert {word: (cell.outcome, cell.reason) for word, cell in cells.items()} == OUTCOMES
     assert night.finished
     assert night.exit_code == 1
     passed = cells["pass"]
@@ -108,7 +108,7 @@ def test_the_time_limit_ends_all_that_a_cell_started(tmp_path: Path) -> None:
     night = run_stub(tmp_path, "time_limit = 3\njobs = 2", slow=f"hangs {pids}", leaves=f"leaves {pids}")
     cells = by_prompt(night)
     assert (cells["slow"].outcome, cells["slow"].exit_code) == (Outcome.TIMED_OUT, None)
-    assert cells["slow"].words == "not finished within 3 s: still going"
+    assert cells["slow"].reason == "not finished within 3 s: still going"
     assert 3 <= cells["slow"].seconds < 30
     assert cells["leaves"].outcome is Outcome.VERIFIED
     started = [int(line) for line in pids.read_text().split()]
@@ -124,7 +124,7 @@ def test_another_llama_cpp_than_the_variants_is_no_pass(tmp_path: Path, monkeypa
     config = read_config(write_config(tmp_path))
     (cell,) = run_night(config, Settings(say=lambda _line: None)).cells.values()
     assert cell.outcome is Outcome.BROKEN_OFF
-    assert cell.words.startswith("ran with llama-cpp-python 1 instead of 0.")
+    assert cell.reason.startswith("ran with llama-cpp-python 1 instead of 0.")
 
 
 def test_stopped_processes_are_gone(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_reports_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     path = write_config(tmp_path, story="mismatch")
     assert main(["nightly", "run", str(path), *options]) == 1
     said = json.loads(files["json"].read_text())
-    assert [c["words"] for c in said["comparison"]["new_failures"]]
+    assert [c["reason"] for c in said["comparison"]["new_failures"]]
     for kind in ("html", "junit", "markdown"):
         assert "row 3 is wrong" in files[kind].read_text()
     capsys.readouterr()

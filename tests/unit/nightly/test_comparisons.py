@@ -46,8 +46,8 @@ def test_every_kind_of_change() -> None:
     assert keys_of(found.fixed) == ["fixed"]
     assert keys_of(found.still_failing) == ["still"]
     assert keys_of(found.other_outcome) == ["other"]
-    assert [(c.key.prompt, c.words) for c in found.vanished] == [
-        ("gone", "not planned any more"), ("unrun", "planned, but not run")
+    assert [(c.key.prompt, c.reason) for c in found.vanished] == [
+        ("gone", "no longer planned"), ("unrun", "planned, but not run")
     ]  # fmt: skip
     assert keys_of(found.appeared) == ["new"]
     assert [key.prompt for key in found.not_run] == ["never"]
@@ -55,7 +55,7 @@ def test_every_kind_of_change() -> None:
     assert found.exit_code() == 1
     text = text_of(Kind.COMPARISON, found)
     assert "NEW FAILURE m.gguf · Q4_0 · q8_1 · cpu · broke · installed: verified → mismatch: wrong" in text
-    assert "VANISHED m.gguf · Q4_0 · q8_1 · cpu · gone · installed: verified → –: not planned any more" in text
+    assert "VANISHED m.gguf · Q4_0 · q8_1 · cpu · gone · installed: verified → –: no longer planned" in text
     assert "2 new failures, 2 vanished, 1 fixed, 2 still failing, 1 appeared" in text
 
 
@@ -180,7 +180,7 @@ def test_a_slower_cell_is_told_by_the_comparison() -> None:
     assert found.times_judged == 20
     (line,) = [line for line in text_of(Kind.COMPARISON, found).splitlines() if line.startswith("SLOWER")]
     assert re.fullmatch(
-        r"SLOWER m.gguf .* p4 .*: [0-9.]+ s, [0-9.]+ s expected of 8 nights, \+[0-9.]+ σ \(limit .*\)", line
+        r"SLOWER m.gguf .* p4 .*: [0-9.]+ s, [0-9.]+ s expected from 8 nights, \+[0-9.]+ σ \(limit .*\)", line
     )
     later = [night(i) for i in range(50, 60)]  # nights after the new one are no history
     assert compare(later, history[-1], night(nights + 1, keys[4])).times_not_judged == {1: 20}

@@ -117,7 +117,7 @@ def test_a_variant_that_cannot_be_made_is_its_cells_outcome(tmp_path: Path, monk
     monkeypatch.setattr(Environments, "_make", fails)
     text = "[variants.here]\n[variants.there]\nllama-cpp-python = '0.3.35'"
     night = run_stub(tmp_path, text, p="pass")
-    assert {key.variant: (cell.outcome, cell.words) for key, cell in night.cells.items()} == {
+    assert {key.variant: (cell.outcome, cell.reason) for key, cell in night.cells.items()} == {
         "here": (Outcome.VERIFIED, ""),
         "there": (Outcome.BROKEN_OFF, "its llama.cpp cannot be installed: no network"),
     }

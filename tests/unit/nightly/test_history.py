@@ -257,7 +257,7 @@ def test_a_thousand_cells_and_twenty_nights_load_quickly(tmp_path: Path) -> None
                 for key in keys:
                     history.record(1, dataclasses.replace(first, key=key))
             else:
-                columns = "key, outcome, words, exit_code, seconds, host, versions, facts, gemms"
+                columns = "key, outcome, reason, exit_code, seconds, host, versions, facts, gemms"
                 history._db.execute(f"INSERT INTO cell SELECT ?, {columns} FROM cell WHERE night = 1", (number,))
         start = time.process_time()
         nights = history.nights()

@@ -205,7 +205,8 @@ def test_layers_are_in_order_and_nothing_is_hidden() -> None:
     rung.details.append(records.gemm("blk.2.attn_q.weight", 0.3))  # of another pass
     rung.details.append(records.gemm("blk.1.ffn_up.weight", float("nan"), 7))
     rung.unverified = [
-        Unverified("blk.10.ffn_gate_inp.weight", "no"), Unverified("blk.0.ffn_up.weight expert 3", "no"),
+        Unverified("blk.10.ffn_gate_inp.weight", "no", "blk.10.ffn_gate_inp.weight"),
+        Unverified("blk.0.ffn_up.weight expert 3", "no", "blk.0.ffn_up.weight"),
         Unverified("all GEMMs", "no"),
     ]  # fmt: skip
     layers = of_layers(rung)

@@ -42,7 +42,7 @@ def night_lines(night: Night) -> Iterator[Text]:
     yield Text(head(night))
     bad = [cell for cell in night.cells.values() if cell.outcome is not Outcome.VERIFIED]
     lines = [
-        said((cell.outcome.upper(), STYLES.get(cell.outcome, WARN)), f" {_name(cell.key)}: {_words(cell.words)}")
+        said((cell.outcome.upper(), STYLES.get(cell.outcome, WARN)), f" {_name(cell.key)}: {_shown(cell.reason)}")
         for cell in bad
     ]
     yield from capped(lines, MOST_LINES)
@@ -76,9 +76,9 @@ def comparison_lines(found: Comparison) -> Iterator[Text]:
     groups = [(name, style, [_change(c) for c in listed]) for name, style, listed in changes]
     groups += [
         ("NOT RUN", WARN, [_name(key) for key in found.not_run]),
-        ("DRIFT", WARN, [f"{_name(d.key)}, {_words(d.words)}" for d in found.drift]),
-        ("SLOWER", WARN, [f"{_name(s.key)}: {_words(s.words)}" for s in found.slower]),
-        ("FASTER", GOOD, [f"{_name(s.key)}: {_words(s.words)}" for s in found.faster]),
+        ("DRIFT", WARN, [f"{_name(d.key)}, {_shown(d.reason)}" for d in found.drift]),
+        ("SLOWER", WARN, [f"{_name(s.key)}: {_shown(s.reason)}" for s in found.slower]),
+        ("FASTER", GOOD, [f"{_name(s.key)}: {_shown(s.reason)}" for s in found.faster]),
     ]
     for name, style, lines in groups:
         yield from capped([said((name, style), f" {line}") for line in lines], MOST_LINES, f"more: {name}")
@@ -119,12 +119,12 @@ def _arrow(old: str, new: str) -> str:
 
 def _change(change: Change) -> str:
     outcomes = f"{change.old or '–'} → {change.new or '–'}" if change.old != change.new else f"{change.new}"
-    return f"{_name(change.key)}: {outcomes}{f': {_words(change.words)}' if change.words else ''}"
+    return f"{_name(change.key)}: {outcomes}{f': {_shown(change.reason)}' if change.reason else ''}"
 
 
 def _name(key: Key) -> str:
     return printable(str(key), 200)
 
 
-def _words(words: str) -> str:
-    return printable(words, 400)
+def _shown(reason: str) -> str:
+    return printable(reason, 400)

@@ -56,7 +56,7 @@ def check(run: Run, result: RungResult) -> None:
         if matrices:
             passes.check()
     except LlamaRefused as error:
-        result.leave("all GEMMs", str(error))
+        result.leave_all("GEMMs", str(error))
     result.skip("vectors", run.vectors(passes.seen))
 
 
@@ -175,7 +175,7 @@ class _Gemms:
             result.fail(Failure(f"{name}: {error}", matrix.tensor.name, matrix=number))
             return
         if not gemm.x.any():
-            result.leave(name, "its activations are all zero")
+            result.leave(name, "its activations are all zero", matrix.tensor.name)
         self._record(judged, made, number, failed)
 
     def _computed(self, gemm: Gemm, matrix: Matrix, llama: Semantics) -> Gemm:

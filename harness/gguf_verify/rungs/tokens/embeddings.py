@@ -57,7 +57,7 @@ class Embeddings:
         self.grafts.exact.report()
         if not self.grafts.grafted:
             if not self.grafts.faulty:
-                self.result.leave("all embeddings", "the graph has no GEMM to graft into")
+                self.result.leave_all("embeddings", "the graph has no GEMM to graft into")
             return
         exact = graft("exact product", self.grafts.exact_product(shared=False))
         exact_shared = graft("exact product on llama.cpp's activations", self.grafts.exact_product(shared=True))

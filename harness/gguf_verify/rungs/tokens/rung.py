@@ -58,7 +58,7 @@ def check(run: Run, result: RungResult) -> None:
         else:
             _Tokens(run, result).judge()
     except LlamaRefused as error:
-        result.leave("all tokens", str(error))
+        result.leave_all("tokens", str(error))
     except KernelFault as error:
         result.fail(Failure(str(error)))
 
@@ -88,7 +88,7 @@ class _Tokens:
         self.grafts.exact.report()
         if not self.grafts.grafted:
             if not self.grafts.faulty:
-                self.result.leave("all tokens", "the graph has no GEMM to graft into")
+                self.result.leave_all("tokens", "the graph has no GEMM to graft into")
             return
         exact = self._graft("exact product", self.grafts.exact_product(shared=False))
         ties = self._compare("(a) on llama.cpp's activations", shared, self.plain, None)
