@@ -84,7 +84,7 @@ def test_the_same_seed_judges_the_same() -> None:
     [
         pytest.param({"bound": 0.001}, id="bound"),
         pytest.param({"spread": 1e-4}, id="score", marks=pytest.mark.slow),
-        pytest.param({"ordered": 1 + 2.0**-23}, id="bits"),
+        pytest.param({"ordered": 1 + 2.0**-23}, id="bits", marks=pytest.mark.slow),
     ],
 )
 def test_planted_alarms(monkeypatch: pytest.MonkeyPatch, planted: dict[str, float]) -> None:

@@ -90,9 +90,9 @@ def check_parsed(file: GgufFile) -> None:
 
 def check_file(path: Path) -> GgufFile:
     """Parses the file in three ways and asserts what holds for every file; it is closed when it comes back."""
-    start = time.perf_counter()
+    start = time.process_time()
     with parse(path) as file:
-        assert time.perf_counter() - start < LIMIT
+        assert time.process_time() - start < LIMIT
         check_parsed(file)
         with small_pieces(), parse(path, 0, Budget(held=16)) as other:
             check_parsed(other)
@@ -114,7 +114,7 @@ def check_file(path: Path) -> GgufFile:
 
 def check_model(path: Path) -> None:
     """Opening may refuse; nothing else may be raised."""
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         with open_model(path) as model:
             findings = check_consistency(model)
@@ -123,4 +123,4 @@ def check_model(path: Path) -> None:
     except HarnessError as error:
         said = str(error)
         assert said.isprintable() and len(said) < 1500  # noqa: PT018 - whether it raises is left open
-    assert time.perf_counter() - start < LIMIT
+    assert time.process_time() - start < LIMIT

@@ -30,7 +30,7 @@ MS, NS = (1, 3, 33), (1, 31, 257)
 
 
 #: On these every kernel is tested, on others only those that compute one output a thread: `make test-all` has the rest.
-OFTEN = frozenset({"Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K"})
+OFTEN = frozenset({"Q4_0", "Q5_1", "Q6_K"})
 
 
 PLAIN = [k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed)]  # not PACKED of packed_kernels

@@ -68,7 +68,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -95,13 +95,13 @@ def test_processes_start_with_the_first_file_and_serve_many(sane: Path) -> None:
 
 
 def test_hang(sane: Path, endless: Path) -> None:
-    with Readers(time_limit=0.7) as readers:
+    with Readers(time_limit=2) as readers:
         readers.read(sane)
         pids = readers.pids
         start = time.monotonic()
         theirs, llama = readers.read(endless)
-        assert 0.6 < time.monotonic() - start < 5
-        assert (theirs.verdict, theirs.said) == ("broke", "hung: no answer in 0.7 s")
+        assert 1.9 < time.monotonic() - start < 60
+        assert (theirs.verdict, theirs.said) == ("broke", "hung: no answer in 2 s")
         assert llama.verdict == "refused"  # beside it, untouched
         assert gone(pids["gguf-py"])
         assert verdicts(readers.read(sane)) == ["accepted", "accepted"]
@@ -109,13 +109,13 @@ def test_hang(sane: Path, endless: Path) -> None:
 
 
 def test_both_hang_for_one_time_limit(sane: Path) -> None:
-    with Readers(time_limit=2.0) as readers:
+    with Readers(time_limit=4) as readers:
         readers.read(sane)
         for pid in readers.pids.values():
             os.kill(pid, signal.SIGSTOP)
         start = time.monotonic()
         assert verdicts(readers.read(sane)) == ["hung", "hung"]
-        assert time.monotonic() - start < 3.8  # side by side
+        assert time.monotonic() - start < 7.9  # side by side: one after the other takes 8 s
         assert verdicts(readers.read(sane)) == ["accepted", "accepted"]
 
 
@@ -249,7 +249,7 @@ def test_closing_ends_what_another_thread_reads(sane: Path, endless: Path) -> No
         time.sleep(0.3)
         readers.close()
         assert all(map(gone, pids.values()))
-        assert verdicts(reading.result(10))[0] == "crashed (SIGKILL)"
+        assert verdicts(reading.result(60))[0] == "crashed (SIGKILL)"
     with pytest.raises(ValueError, match="closed"):
         readers.read(sane)
     assert readers.pids == {}
@@ -272,7 +272,7 @@ def test_closing_between_two_answers(sane: Path, monkeypatch: pytest.MonkeyPatch
         reading = pool.submit(readers.read, sane)
         time.sleep(0.3)
         readers.close()
-        assert verdicts(reading.result(10)) == ["crashed (SIGKILL)", "crashed (SIGKILL)"]
+        assert verdicts(reading.result(60)) == ["crashed (SIGKILL)", "crashed (SIGKILL)"]
 
 
 def test_limits(sane: Path) -> None:

