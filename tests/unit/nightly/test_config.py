@@ -13,7 +13,7 @@ from gguf_verify.nightly.config import REFERENCE, ConfigFile, Variant, read_conf
 from gguf_verify.nightly.records import Key
 from gguf_verify.support.errors import UsageError
 from tests.support.stub_nights import Q4_0, write_config
-from tests.support.tools import FIXTURES
+from tests.support.tools import FIXTURES, ROOT
 
 
 def test_the_matrix(tmp_path: Path) -> None:
@@ -151,3 +151,4 @@ def test_the_reference_names_every_key(tmp_path: Path) -> None:
     assert set(tomllib.loads(REFERENCE)) == {f.encode_name for f in msgspec.structs.fields(ConfigFile)}
     assert set(tomllib.loads(REFERENCE)["variants"]["NAME"]) == {f.encode_name for f in msgspec.structs.fields(Variant)}
     assert {model.type for model in config.models} == {"", "Q4_0", "Q6_K"}
+    assert f"```toml\n{REFERENCE}```\n" in (ROOT / "docs" / "nightly.md").read_text()

@@ -68,7 +68,8 @@ def hostile_night(**fields: object) -> NightReport:
     slower = [Slower(key, TimeChange(2.0, 1.0, 9.0, 5.0, 9)) for key in listed]
     all_of_them = tuple(changed)
     compared = Comparison(
-        0, 1, new_failures=all_of_them, fixed=all_of_them, vanished=all_of_them, drift=tuple(drift), slower=tuple(slower)
+        0, 1, new_failures=all_of_them, fixed=all_of_them, vanished=all_of_them, drift=tuple(drift),
+        slower=tuple(slower),
     )  # fmt: skip
     return NightReport((night,), compared)
 
