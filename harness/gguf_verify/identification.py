@@ -17,9 +17,9 @@ from .gguf import Tensor, open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
+from .llama.backends import BACKENDS
 from .results import Options
 from .rungs import Run
-from .rungs.run import REFERENCES
 from .semantics import Semantics
 from .semantics.cuda import NoDefinition
 from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
@@ -88,8 +88,8 @@ def identify_model(
     Raises MalformedFile, NothingToVerify, EnvironmentFault and UsageError, as that.
     """
     options = options or Options()
-    if options.reference not in REFERENCES:
-        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
+    if options.reference not in BACKENDS:
+        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
     with opened as multiplier, open_model(path) as model:
         run = Run(model, multiplier, options)
@@ -103,7 +103,7 @@ def identify_model(
             header = {
                 "gguf-verify": project_version(), "llama.cpp": run.versions["llama_cpp"], "file": str(model.path),
                 "kernel": multiplier.name, "semantics": multiplier.semantics, "host": multiplier.runs_on().words,
-                "reference": run.reference, "judged by": multiplier.judged_by,
+                "reference": run.backend.describe(), "judged by": multiplier.judged_by,
             }  # fmt: skip
             report = IdentifyReport(header, command=command)
             for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
@@ -137,17 +137,16 @@ def _llama(
     run: Run, report: IdentifyReport, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8],
     x: npt.NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """llama.cpp's product, on the GPU judged on the activations as its quantizers made them."""
+    """llama.cpp's product, judged on the activations as its quantizers made them if the backend reveals these."""
     try:
-        declared = run.llama_semantics(fmt, len(x))
+        declared = run.backend.definition(fmt, len(x))
     except NoDefinition as error:
-        report.unable.append((f"{fmt.name}, M={len(x)}", f"with --reference gpu: {error}"))
+        report.unable.append((f"{fmt.name}, M={len(x)}", f"with --reference {run.backend.name}: {error}"))
         return
-    on_gpu = run.gpu is not None
-    who = "llama.cpp on the GPU" if on_gpu else "llama.cpp"
-    y = run.library.multiply(fmt.type_id, rows, x, run.options.threads, on_gpu)
-    taken = {s.name: run.library.activations(s.name, x) for s in definitions(fmt) if on_gpu and s.cuda_path}
-    report.products.append(_product(run, tensor, fmt, rows, x, who, declared, y, taken))
+    backend = run.backend
+    y = backend.multiply(fmt, rows, x, run.options.threads)
+    taken = {s.name: backend.activations(s.name, x) for s in definitions(fmt) if s.name in backend.reveals}
+    report.products.append(_product(run, tensor, fmt, rows, x, backend.who, declared, y, taken))
 
 
 def usable_rows(run: Run, tensor: Tensor, fmt: WeightFormat) -> npt.NDArray[np.uint8]:

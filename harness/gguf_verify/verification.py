@@ -19,6 +19,7 @@ from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
 from .kernels.shipped import ELEMENT_KERNELS
+from .llama.backends import BACKENDS
 from .results import (
     Environment,
     FileInfo,
@@ -30,9 +31,8 @@ from .results import (
     Versions,
 )
 from .rungs import RUNGS, Run, Rung
-from .rungs.run import REFERENCES
-from .semantics.cuda import MMVQ_TOKENS, NoDefinition
 from .support.errors import EnvironmentFault, NothingToVerify, UsageError
+from .support.supported import check_machine
 from .support.version import project_version
 
 #: What "verified" says of a kernel that is judged by an oracle of its author.
@@ -70,13 +70,14 @@ def verify(
             (llama.cpp crashes on this model, a build fails) is recorded in that rung's result.
         UsageError: no such kernel or rung, or the options select nothing.
     """
+    check_machine()
     start = time.perf_counter()
     options = options or Options()
     unknown = [r for r in rungs if r not in RUNGS]
     if unknown or not rungs:
         raise UsageError(f"no rung is called {', '.join(unknown) or '(none given)'}; there are: {', '.join(RUNGS)}")
-    if options.reference not in REFERENCES:
-        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(REFERENCES)}")
+    if options.reference not in BACKENDS:
+        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
     with opened as multiplier, open_model(path) as model:
         if not any(map(may_be_matrix, model.tensors.values())):
@@ -127,28 +128,16 @@ def _environment(run: Run) -> Environment:
             path=str(model.path), size=model.size, sha256=tuple(model.sha256()), architecture=model.architecture or "",
             tensor_types=dict(Counter(t.type.name for t in model.tensors.values())),
         ),
-        reference=ReferenceInfo(where=run.reference, definitions=_llama_definitions(run)),
+        reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
         options=run.options,
     )  # fmt: skip
 
 
 def _llama_definitions(run: Run) -> dict[str, str]:
-    """Type → the definitions of llama.cpp's products with its matrices; on a GPU, of few tokens and of more."""
+    """Type → the definitions of llama.cpp's products with its matrices, in words."""
     held = {t.type.name for t in run.model.tensors.values() if may_be_matrix(t)}
     known: list[WeightFormat] = [*FORMATS.values(), *ELEMENTS.values()]
-    out = {}
-    for fmt in known:
-        if fmt.name in held:
-            few, more = (_name_of_definition(run, fmt, tokens) for tokens in (1, MMVQ_TOKENS + 1))
-            out[fmt.name] = few if few == more else f"{few} (MMVQ), {more} (MMQ)"
-    return out
-
-
-def _name_of_definition(run: Run, fmt: WeightFormat, tokens: int) -> str:
-    try:
-        return run.llama_semantics(fmt, tokens).name
-    except NoDefinition:
-        return "unsupported"
+    return {fmt.name: run.backend.definitions_in_words(fmt) for fmt in known if fmt.name in held}
 
 
 def _element_kernels(run: Run) -> dict[str, str]:

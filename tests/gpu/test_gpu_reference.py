@@ -15,8 +15,7 @@ from gguf_verify.hosts.base import Host
 from gguf_verify.identification import identify_model
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
-from gguf_verify.rungs import run as run_module
-from gguf_verify.semantics import Semantics
+from gguf_verify.semantics import Semantics, cuda
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.verification import verify
 from tests.support import graphs
@@ -140,7 +139,7 @@ def test_a_wrong_definition_fails(host: Host, monkeypatch: pytest.MonkeyPatch, n
         other = replace(right, integer_offset=lambda fmt: fmt.offset != 0 and not of_integers)
         return other if right.name == name else right
 
-    monkeypatch.setattr(run_module, "llama_cuda_semantics", wrong)
+    monkeypatch.setattr(cuda, "llama_cuda_semantics", wrong)
     report = verify(FIXTURES / "tiny-Q4_0.gguf", "q8_1_dp4a", host, ["blocks", "layers"], OPTIONS)
     other = {"q8_1": "mmq", "mmq": "q8_1"}[name]
     for rung in report.rungs:

@@ -23,11 +23,12 @@ from gguf_verify.results import (
     LocatedDiagnosis,
     OutputMap,
     Report,
+    Side,
     TensorBlocks,
     TensorBytes,
     TokenRecord,
 )
-from gguf_verify.rungs.judging import KERNEL, LLAMA
+from gguf_verify.rungs.judging import KERNEL
 from tests.support import records
 from tests.support.shown import json_of
 
@@ -87,7 +88,7 @@ def run_result(names: list[str] | None = None, wrong: str | None = None, kind: s
         rung.checked = {"tensors": len(names), "blocks": 2048 * len(names), "outputs": 9, "tokens": 6}
         rung.seconds = 1.5
     rungs[2].measure(KERNEL, 57.0 if wrong in names else 0.09, 1.0, f"{names[0]} row 1 token 0")
-    rungs[2].measure(LLAMA, 0.1, 2.0, f"{names[0]} row 3 token 1")
+    rungs[2].measure(Side("llama.cpp", False), 0.1, 2.0, f"{names[0]} row 3 token 1")
     rungs[2].figures = {"gap to llama.cpp, worst NMSE": 4e-4, "GEMMs by q8_1_dp4a": len(names)}
     rungs[3].notes = ["a tie, margin 0.055"]
     command = "verify_model.py tiny-Q4_0.gguf --host cpu"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ..support.errors import HarnessError, say
+from ..support.supported import check_machine
 
 #: The command of a command line that names none.
 DEFAULT = "verify"
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        check_machine()
         return _run(argv)
     except HarnessError as error:
         say(str(error))

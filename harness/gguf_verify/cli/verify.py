@@ -8,10 +8,10 @@ from pathlib import Path
 from ..hosts import HOST_CHOICES, help_of_hosts
 from ..identification import identify_model
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
+from ..llama.backends import BACKENDS, help_of_backends
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
 from ..rungs import RUNGS
-from ..rungs.run import REFERENCES
 from ..support.errors import UsageError
 from ..verification import verify
 from .command import Command, commands
@@ -54,8 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("-s", "--seed", type=int, default=0, metavar="N", help="seed of the generated inputs (default: %(default)s)")
     add("--host", choices=HOST_CHOICES, default="auto",
         help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has")  # fmt: skip
-    add("--reference", choices=REFERENCES, default=REFERENCES[0],
-        help="where llama.cpp runs; gpu needs a llama-cpp-python with CUDA (default: %(default)s)")  # fmt: skip
+    add("--reference", choices=list(BACKENDS), default="cpu",
+        help=f"where llama.cpp runs; {help_of_backends()} (default: %(default)s)")  # fmt: skip
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME",
         help="a kernel or family, or your own as FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)")  # fmt: skip
     add("--kernel-time-limit", type=float, default=60.0, metavar="S",

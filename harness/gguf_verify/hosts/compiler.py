@@ -1,4 +1,5 @@
-"""The C++ compiler of this machine: a translation unit over `kernels/` in, a loaded library out, kept in the cache."""
+"""The C++ compiler of this machine: it makes a shared library, which the cache keeps, of a translation unit over
+`kernels/`."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ FLAGS = [
 
 
 def compiler() -> str:
-    """$CXX, or the first of c++, g++, clang++. Raises EnvironmentFault where there is none."""
+    """$CXX, or the first of c++, g++ and clang++ that exists. Raises EnvironmentFault if there is none."""
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     for name in candidates:
         if path := shutil.which(name):
@@ -66,13 +67,13 @@ def cpu_name() -> str:
 
 
 def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bool = False) -> Path:
-    """The shared library of a translation unit, compiled if the cache does not hold it.
+    """The shared library of a translation unit, compiled unless the cache holds it.
 
     Args:
-        root: the kernels' folder, which is on the include path, as the tables of `gguf_verify.hosts.tables` are.
+        root: the folder of the kernels. It is on the include path, as are the tables of `gguf_verify.hosts.tables`.
         unit: C++ source.
-        options: after `FLAGS`.
-        rebuild: compile anew, whatever the cache holds.
+        options: further flags, after `FLAGS`.
+        rebuild: compile even if the cache holds it.
 
     Raises EnvironmentFault with the compiler's first error.
     """
@@ -84,14 +85,14 @@ def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bo
 
 
 def precompiled(flags: Sequence[str] = ()) -> Path | None:
-    """`emulator/standard.hpp`, and beside it what the compiler made of it, in the cache; None where the compiler is not
-    GCC, or made nothing.
+    """The cache's copy of `emulator/standard.hpp`, with GCC's precompiled form beside it; None if the compiler is not
+    GCC or could not precompile it.
 
-    GCC takes it for the first header that it is told to include; where flags, macros or its own version have changed it
-    reads the text instead.
+    GCC uses the precompiled form if the header is the first that it is told to include. If flags, macros or its own
+    version have changed, it reads the text instead.
 
     Args:
-        flags: after `FLAGS`; no macros, which the header does not know.
+        flags: further flags, after `FLAGS`; macros must not be among them.
     """
     if "Free Software Foundation" not in _said_of_version(compiler()):
         return None
@@ -123,8 +124,8 @@ def _compile(root: Path, unit: str, options: Sequence[str]) -> bytes:
         header = precompiled([o for o in options if not o.startswith("-D")])
         if header and _run([*command, "-include", str(header)]).returncode == 0:
             return built.read_bytes()
-        done = _run(command)  # again, for errors that speak of the unit alone
-        if header and not done.returncode:  # so it was the header: it is damaged
+        done = _run(command)  # again, so that errors are about the unit alone
+        if header and not done.returncode:  # so the precompiled header is damaged
             _made_of(header).unlink(missing_ok=True)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
@@ -135,7 +136,8 @@ def _compile(root: Path, unit: str, options: Sequence[str]) -> bytes:
 
 
 def sound_library(root: Path, unit: str, options: Sequence[str] = ()) -> Path:
-    """`library_path` of one that loads: a damaged cache entry is built again, once. Raises EnvironmentFault."""
+    """`library_path` of a library that loads: a damaged entry of the cache is built again, once. Raises
+    EnvironmentFault."""
     path = library_path(root, unit, options)
     try:
         ctypes.CDLL(str(path))

@@ -1,4 +1,4 @@
-"""The CPU as a host: CUDA C++ compiled by the C++ compiler over `kernels/emulator/cuda_on_cpu.hpp`."""
+"""The CPU as a host: the C++ compiler compiles CUDA C++ against `kernels/emulator/cuda_on_cpu.hpp`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..support.errors import KernelFault
 from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
 from .compiler import compiler, compiler_version, cpu_name, shared_library
 
-#: Of a launch: `cuda_on_cpu::Outcome`.
+#: How a launch ended, `cuda_on_cpu::Outcome`.
 _STUCK, _OUTSIDE_SHARED = 1, 2
 
 
@@ -33,7 +33,7 @@ class _Buffer:
 
 
 def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """A copy at a multiple of 16: a part of a mapped file may begin anywhere."""
+    """A copy at an address that is a multiple of 16. A part of a mapped file may begin anywhere."""
     room = np.empty(array.size + 15, np.uint8)
     at = -room.ctypes.data % 16
     room[at : at + array.size] = array
@@ -45,7 +45,7 @@ class CpuHost(Host):
 
     Args:
         threads: operating-system threads of a launch; 0 takes every core that this process may use.
-        flags: further compiler flags, such as a sanitizer's.
+        flags: further flags of the compiler, such as a sanitizer's.
     """
 
     name = "cpu"

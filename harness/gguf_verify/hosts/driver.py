@@ -1,5 +1,5 @@
-"""Calls of the CUDA driver by ctypes: a launch that may start before the one before it has ended, which CuPy cannot
-make, and how many blocks a multiprocessor holds."""
+"""Calls of the CUDA driver by ctypes that CuPy lacks: a launch that may start before the previous one has ended, and
+the number of blocks that a multiprocessor holds."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _library() -> c.CDLL:
 
 
 def start_overlapping(function: int, grid: Grid, block: Grid, args: Sequence[Any], shared: int, stream: int) -> None:
-    """Launch a CUfunction on a stream with NumPy scalars as arguments. It may start while the launch before it runs,
-    and waits for that one's end itself (`griddepcontrol.wait`, sm_90 or later). Raises KernelFault where it fails."""
+    """Launch a CUfunction on a stream with NumPy scalars as arguments. It may start while the previous launch runs, and
+    itself waits for that one's end (`griddepcontrol.wait`, sm_90 or later). Raises KernelFault if the launch fails."""
     cells = [np.array(a) for a in args]
     pointers = (c.c_void_p * len(cells))(*(cell.ctypes.data for cell in cells))
     attribute = _Attribute(_STREAM_SERIALIZATION, 0, 1)
@@ -49,7 +49,7 @@ def start_overlapping(function: int, grid: Grid, block: Grid, args: Sequence[Any
 
 
 def resident_blocks(function: int, threads: int, shared: int) -> int:
-    """Blocks of a CUfunction that a multiprocessor holds at a time. Raises KernelFault where the driver cannot say."""
+    """Blocks of a CUfunction that a multiprocessor holds at a time. Raises KernelFault if the driver refuses."""
     count = c.c_int()
     ask = _library().cuOccupancyMaxActiveBlocksPerMultiprocessor
     error = ask(c.byref(count), c.c_void_p(function), c.c_int(threads), c.c_size_t(shared))

@@ -1,7 +1,7 @@
-"""NVRTC by ctypes: CUDA C++ to a cubin. It needs no GPU, so every kernel can be compiled for every card anywhere.
+"""NVRTC by ctypes: it compiles CUDA C++ to a cubin. It needs no GPU: any machine compiles every kernel for every card.
 
-CuPy's own compilation is not used, because it appends `-ftz=true` after the caller's options: subnormal results would
-be flushed, and bits differ from the CPU's.
+CuPy's own compilation appends `-ftz=true` after the caller's options. That would flush subnormal results, whose bits
+would differ from the CPU's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _library() -> c.CDLL:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         return c.CDLL(load_nvidia_dynamic_lib("nvrtc").abs_path)
-    except Exception:  # pathfinder absent, or it found nothing: the loader's own search is left
+    except Exception:  # pathfinder is absent or found nothing: let the loader search
         for name in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
             try:
                 return c.CDLL(name)
@@ -32,7 +32,7 @@ def _library() -> c.CDLL:
 
 
 def version() -> tuple[int, int]:
-    """NVRTC's version. Raises EnvironmentFault where there is none."""
+    """NVRTC's version. Raises EnvironmentFault if there is no NVRTC."""
     major, minor = c.c_int(), c.c_int()
     _check(_library().nvrtcVersion(c.byref(major), c.byref(minor)), "nvrtcVersion")
     return major.value, minor.value
@@ -53,7 +53,7 @@ def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str]) -> by
 
 
 def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
-    """Likewise, the optimised code before the assembler of a card has seen it."""
+    """Compile to PTX, the optimised code before a card's assembler. Raises EnvironmentFault as `compile_cubin` does."""
     return _compiled(root, file, f"compute_{sm}", defines, "PTX")
 
 

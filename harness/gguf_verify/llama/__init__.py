@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .files import Requantized, Scan, Scanned, ScannerOf
-    from .library import Gpu, Llama
+    from .library import Llama
     from .model import Evaluation, Gemm
     from .process import LlamaRefused
 
 _MODULES = {
-    "Evaluation": "model", "Gemm": "model", "Gpu": "library", "Llama": "library", "LlamaRefused": "process",
+    "Evaluation": "model", "Gemm": "model", "Llama": "library", "LlamaRefused": "process",
     "Requantized": "files", "Scan": "files", "Scanned": "files", "ScannerOf": "files",
 }  # fmt: skip
 
-__all__ = ["Evaluation", "Gemm", "Gpu", "Llama", "LlamaRefused", "Requantized", "Scan", "Scanned", "ScannerOf"]
+__all__ = ["Evaluation", "Gemm", "Llama", "LlamaRefused", "Requantized", "Scan", "Scanned", "ScannerOf"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes as c
 import struct
-import sys
 from typing import Any
 
 import numpy as np
@@ -84,9 +83,7 @@ class AbiMismatch(RuntimeError):
 
 
 def _library(name: str) -> c.CDLL:
-    names = (
-        [f"lib{name}.0.dylib", f"lib{name}.dylib"] if sys.platform == "darwin" else [f"lib{name}.so.0", f"lib{name}.so"]
-    )
+    names = [f"lib{name}.so.0", f"lib{name}.so"]
     for candidate in names:
         if (bindings.LIBRARIES / candidate).exists():
             return c.CDLL(str(bindings.LIBRARIES / candidate))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,6 @@ from .process import TIME_LIMIT, LlamaProcess
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
-
-
-class Gpu(NamedTuple):
-    """A GPU; `sm` is ten times its compute capability."""
-
-    name: str
-    sm: int
 
 
 class Llama(LlamaProcess):
@@ -39,15 +32,6 @@ class Llama(LlamaProcess):
         #: The model that this process loads.
         self.model = LoadedModel(self)
 
-    # Until the rungs ask their backend:
-
-    def gpu(self) -> Gpu:
-        """The first GPU of llama.cpp's CUDA backend. Raises EnvironmentFault."""
-        return Gpu(**self.start_backend("gpu"))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model if name in dir(LoadedModel) else self.files, name)
-
     def versions(self) -> dict[str, Any]:
         """Versions of llama-cpp-python, llama.cpp and ggml, the build's features, and its table of types by number."""
         result, _ = self.ask("hello")
@@ -62,7 +46,7 @@ class Llama(LlamaProcess):
             raise EnvironmentFault(result["missing"])
         return dict(result)
 
-    def activations(self, definition: str, x: Floats, backend: str = "gpu") -> Bytes:
+    def activations(self, definition: str, x: Floats, backend: str) -> Bytes:
         """Activations float32[M, K] as a backend quantizes them for products of one of its definitions, uint8[M, row
         bytes]."""
         _, (out,) = self.ask("activations", {"x": x}, definition=definition, backend=backend)
@@ -89,18 +73,14 @@ class Llama(LlamaProcess):
         result, _ = self.ask("validate", {"raw": raw}, type=type_id)
         return bool(result["valid"])
 
-    def block_products(
-        self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str = "cpu", gpu: bool = False
-    ) -> Floats:
+    def block_products(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str = "cpu") -> Floats:
         """Every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K]. Of a type
         without blocks, 32 values count as a block; the last one of a row may have fewer."""
-        backend = "gpu" if gpu else backend
         _, (out,) = self.ask("block_products", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
         return np.asarray(out)
 
-    def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str | bool = "cpu") -> Floats:
+    def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str = "cpu") -> Floats:
         """llama.cpp's product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside any model."""
-        backend = ("gpu" if backend else "cpu") if isinstance(backend, bool) else backend
         _, (out,) = self.ask("multiply", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
         return np.asarray(out)
 

@@ -42,7 +42,7 @@ class Gemm:
         idle: the node did not use this matrix: x are rows that it gave to others, y is empty.
         tokens: the number by which llama.cpp chose how to compute it: columns of a MUL_MAT, tokens of a MUL_MAT_ID.
         experts: it is part of a MUL_MAT_ID.
-        on_gpu: the backend that the model was loaded on computed it, not the CPU in its place.
+        on_backend: the backend that the model was loaded on computed it, not the CPU in its place.
     """
 
     tensor: str
@@ -56,7 +56,7 @@ class Gemm:
     idle: bool = False
     tokens: int = 0
     experts: bool = False
-    on_gpu: bool = True
+    on_backend: bool = True
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -65,7 +65,7 @@ class Gemm:
 
     def outside_graph(self) -> Gemm:
         """The same matrix and activations as a MUL_MAT of its own, which the backend computes outside the graph."""
-        return replace(self, tokens=len(self.x), experts=False, on_gpu=True)
+        return replace(self, tokens=len(self.x), experts=False, on_backend=True)
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,11 @@ class LoadedModel:
     def __init__(self, process: LlamaProcess) -> None:
         self._process = process
 
-    def open(self, path: Path, threads: int, repack: bool = False, backend: str | bool = "cpu") -> dict[str, Any]:
+    def open(self, path: Path, threads: int, repack: bool = False, backend: str = "cpu") -> dict[str, Any]:
         """Load a model with all of its layers on one backend.
 
         Raises LlamaRefused if llama.cpp does not take the file, EnvironmentFault if the backend cannot be used here.
         """
-        backend = ("gpu" if backend else "cpu") if isinstance(backend, bool) else backend
         result, _ = self._process.ask("start_backend", backend=backend)
         if "missing" in result:
             raise EnvironmentFault(result["missing"])
@@ -250,7 +249,7 @@ class _Node:
         return Gemm(
             header["tensor"], header["node"], header["type"], self._x[rows], y,
             {kind: x[rows] for kind, x in self._quantized.items()}, None if checksums is None else checksums[matrix],
-            header["first_rows"][matrix], idle, header["tokens"], header["experts"], header["on_gpu"],
+            header["first_rows"][matrix], idle, header["tokens"], header["experts"], header["on_backend"],
         )  # fmt: skip
 
     def joined(self, given: list[Floats | None]) -> Floats | None:

@@ -20,8 +20,8 @@ from ..formats import FILE_TYPES
 from ..hosts import HOST_CHOICES, HOSTS
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS
 from ..kernels.foreign import names_foreign
+from ..llama.backends import BACKENDS
 from ..results import DEFAULT_PROMPT
-from ..rungs.run import REFERENCES
 from ..support.errors import UsageError
 from ..support.text import printable
 from .records import Key
@@ -91,7 +91,7 @@ class Variant(Struct, frozen=True, rename={"version": "llama-cpp-python", "cmake
     version: Text | None = None
     cmake_args: Text | None = None
     repack: bool = False
-    reference: str = REFERENCES[0]
+    reference: str = "cpu"
     hosts: Names | None = None
 
     @property
@@ -358,7 +358,7 @@ def _variants(table: dict[str, Any] | None) -> dict[str, Variant]:
     for name, variant in variants.items():
         if variant.version is not None and not _VERSION.fullmatch(variant.version):
             raise _Mistake(f"variants.{name}.llama-cpp-python", f"{printable(variant.version, 60)} is not a version")
-        _check_known(f"variants.{name}.reference", variant.reference, REFERENCES, "no reference is called")
+        _check_known(f"variants.{name}.reference", variant.reference, BACKENDS, "no reference is called")
         _check_hosts(f"variants.{name}.hosts", variant.hosts or [])
     return variants
 

@@ -20,8 +20,7 @@ from ..diagnosis.identify import definitions
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..gguf import Tensor, printable
 from ..results import Failure, RungResult
-from ..semantics import Oracle, Product, Semantics, llama_cpu_semantics, product
-from ..semantics.cuda import MMVQ_TOKENS, NoDefinition
+from ..semantics import Oracle, Product, Semantics, product
 from ..semantics.exact import exact_weights
 from .run import Run
 
@@ -109,15 +108,7 @@ class OracleDistance:
             yield name, product(definition, fmt, rows, given, threads=threads)
 
     def _llama(self, fmt: WeightFormat) -> set[str]:
-        if self._run.options.reference == "cpu":
-            return {llama_cpu_semantics(fmt).name}
-        names = set()
-        for tokens in (1, MMVQ_TOKENS + 1):
-            try:
-                names.add(self._run.llama_semantics(fmt, tokens).name)
-            except NoDefinition:
-                continue
-        return names
+        return {d.name for d in self._run.backend.definitions(fmt).values() if d is not None}
 
     def forget(self) -> None:
         """Forget what was added since the last `judge`, because an error broke the product off."""

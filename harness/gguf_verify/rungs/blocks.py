@@ -19,15 +19,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import SLICE, BlockFormat, ElementFormat, WeightFormat
-from ..formats.element import ON_CUDA
+from ..formats import SLICE, BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
 from ..gguf.matrices import may_be_matrix
 from ..llama import Evaluation, LlamaRefused
 from ..results import Failure, RungResult, TensorBlocks
 from ..semantics import Semantics, product
-from ..semantics.cuda import MMVQ_TOKENS, NoDefinition
+from ..semantics.cuda import NoDefinition
 from ..semantics.definitions.q8_1 import encode_q8_1
 from ..semantics.elements import round_to
 from ..support.errors import KernelFault
@@ -35,7 +34,7 @@ from .exact import ExactProducts
 from .generated_inputs import drawn, largest_codes, on_ties
 from .graph_uses import not_multiplied
 from .interface import Rung
-from .judging import KERNEL, LLAMA, judge_output, llama_as
+from .judging import KERNEL, judge_output, llama_side
 from .llama_quantizers import Quantizers
 from .run import Run
 
@@ -136,8 +135,9 @@ def _fewest_zeros(x: Floats, fmt: WeightFormat) -> Floats:
 def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: ExactProducts) -> None:
     fmt = tensor.type.weights
     assert fmt is not None
-    if run.options.reference == "gpu" and isinstance(fmt, ElementFormat):
-        result.leave(tensor.name, f"unsupported with --reference gpu: {fmt.name}: {ON_CUDA}")
+    why = run.backend.uncovered(fmt)
+    if why is not None:
+        result.leave(tensor.name, why)
         return
     failed = result.n_failures
     rows = run.row_bytes(tensor)
@@ -188,29 +188,25 @@ def _one_chunk(
                 llama = replace(expected, ordered=None)
             else:
                 llama = product(llama_semantics, fmt, column, of_part)
-            side = LLAMA if encoded is None else llama_as(llama_semantics)
+            side = llama_side(run.backend, llama_semantics)
             judge_output(result, side, tensor, theirs[b][:m], llama, llama_semantics, of_part, None, start, b)
 
 
 def _llama_products(
     run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: Floats, start: int
 ) -> list[tuple[Semantics, Floats, npt.NDArray[np.uint8] | None]]:
-    """llama.cpp's products float32[K/32, M, N], M 2 or 3, of each definition that it has of them; and, on a GPU, the
-    activations uint8[M, row bytes] as it quantized them."""
-    threads = run.options.threads
-    if run.options.reference == "cpu":
-        return [(run.llama_semantics(fmt), run.library.block_products(fmt.type_id, rows, x, threads), None)]
+    """llama.cpp's products float32[K/32, M, N], M 2 or 3, by each of its definitions; and the activations uint8[M, row
+    bytes] as it quantized them, if the backend reveals that."""
+    backend = run.backend
     out: list[tuple[Semantics, Floats, npt.NDArray[np.uint8] | None]] = []
-    for tokens in (len(x), MMVQ_TOKENS + 1):
+    for tokens in backend.token_counts(len(x)):
         try:
-            semantics = run.llama_semantics(fmt, tokens)
+            definition = backend.definition(fmt, tokens)
         except NoDefinition as error:
-            result.leave(tensor.name, f"unsupported with --reference gpu: {error}")
+            result.leave(tensor.name, backend.unsupported(error))
             continue
-        repeated = x[np.arange(tokens) % len(x)]
-        theirs = run.library.block_products(fmt.type_id, rows, repeated, threads, gpu=True)[:, : len(x)]
-        encoded = run.library.activations(semantics.name, x)
-        if start == 0:
-            Quantizers().check(result, semantics, x, encoded, tensor)
-        out.append((semantics, theirs, encoded))
+        theirs, encoded = backend.block_products(definition, fmt, rows, x, tokens, run.options.threads)
+        if encoded is not None and start == 0:
+            Quantizers(backend).check(result, definition, x, encoded, tensor)
+        out.append((definition, theirs, encoded))
     return out

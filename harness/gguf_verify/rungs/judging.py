@@ -11,6 +11,7 @@ from ..diagnosis.localisation import Blame
 from ..gguf import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..hosts.base import POISON
+from ..llama.backends import Backend
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, Side
 from ..semantics import Judgement, Order, Product, Semantics, judge
 from ..semantics.overflow import overflow_reason
@@ -22,8 +23,6 @@ Floats = npt.NDArray[np.float32]
 
 #: The kernel on activations that it quantized itself.
 KERNEL = Side("kernel", True)
-#: llama.cpp, where it has one definition of the product.
-LLAMA = Side("llama.cpp", False)
 
 OUTSIDE = "is outside the bound"
 #: What is added where the kernel quantizes its activations itself, and the expected output is of IEEE arithmetic.
@@ -36,9 +35,9 @@ _PER_MATRIX = 3
 CHUNK_OUTPUTS = 1 << 22
 
 
-def llama_as(semantics: Semantics) -> Side:
-    """llama.cpp, where it has several definitions of the product and this is the one that it used."""
-    return Side(f"llama.cpp as {semantics.name}", False)
+def llama_side(backend: Backend, definition: Semantics) -> Side:
+    """llama.cpp on a backend, as what computes this definition."""
+    return Side(backend.label(definition), False)
 
 
 def describe(value: np.float32, expected: float, differs_only_in_bits: bool, why: Callable[[], str | None]) -> str:

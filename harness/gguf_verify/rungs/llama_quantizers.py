@@ -1,5 +1,5 @@
-"""What is said of the quantizers of llama.cpp's CUDA backend: how often fast math changes a code, and that nothing else
-does."""
+"""What the rungs report of the quantizers of a backend of llama.cpp: how often fast math changes a code. A change that
+fast math does not explain fails."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy.typing as npt
 
 from ..gguf import Tensor
 from ..gguf.matrices import where
+from ..llama.backends import Backend
 from ..results import Failure, RungResult
-from ..semantics import SEMANTICS, Semantics
+from ..semantics import Semantics
 from ..semantics.fast_math import Agreement, compare_activations
 from .run import Run
 
-#: By definition: the kernel of llama.cpp that multiplies so, and quantizes for it.
-PATHS = {name: definition.cuda_path for name, definition in SEMANTICS.items() if definition.cuda_path}
-#: Gaussian activations, of which the quantizers are asked beside the model's.
+#: Gaussian activations that the quantizers get beside the model's.
 _ROWS, _VALUES = 8, 1 << 17
 
 
 class Quantizers:
     """Counts of one rung, over all activations that `check` is given, each once: products share them."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._counts: dict[str, Agreement] = {}
         self._seen: set[tuple[str, bytes]] = set()
 
@@ -34,7 +34,8 @@ class Quantizers:
     ) -> None:  # fmt: skip
         """Compare llama.cpp's bytes of x with the encoder's; what fast math does not explain fails."""
         agreement = compare_activations(semantics, x, theirs)
-        path = PATHS[semantics.name]
+        path = self._backend.path(semantics)
+        assert path is not None
         digest = (path, hashlib.sha256(x.tobytes()).digest())
         if digest not in self._seen:
             self._seen.add(digest)
@@ -55,8 +56,8 @@ class Quantizers:
             result.figures[f"{path}'s ambiguous codes"] = of_model.ambiguous
             result.figures[f"{path}'s codes off IEEE division, per million"] = of_model.per_million
             result.figures[f"{path}'s half scales off"] = of_model.differing_scales
-            semantics = SEMANTICS["q8_1" if path == "MMVQ" else "mmq"]
+            semantics = self._backend.quantizer(path)
             x = np.random.default_rng(run.options.seed).standard_normal((_ROWS, _VALUES), np.float32)
-            drawn = compare_activations(semantics, x, run.library.activations(semantics.name, x))
+            drawn = compare_activations(semantics, x, self._backend.activations(semantics.name, x))
             result.figures[f"{path}'s Gaussian codes"] = drawn.codes
             result.figures[f"{path}'s Gaussian codes off, per million"] = drawn.per_million

@@ -16,11 +16,11 @@ from ..formats import ElementFormat, WeightFormat
 from ..gguf import Model, Tensor
 from ..gguf.matrices import may_be_matrix
 from ..kernels.interface import Candidate
-from ..llama import Gemm, Gpu, Llama, LlamaRefused
+from ..llama import Gemm, Llama, LlamaRefused
+from ..llama.backends import BACKENDS, Backend
 from ..results import Options, RungResult
 from ..semantics import Semantics, llama_cpu_semantics
-from ..semantics.cuda import NoDefinition, llama_cuda_semantics
-from ..support.errors import EnvironmentFault, UsageError
+from ..support.errors import UsageError
 from ..support.progress import progress_bar
 from .session import Session
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 T = TypeVar("T")
-
-#: Where llama.cpp runs.
-REFERENCES = ("cpu", "gpu")
 
 
 @dataclass
@@ -40,39 +37,31 @@ class Run:
     model: Model
     kernel: Candidate
     options: Options = field(default_factory=Options)
-    #: llama.cpp's, once `library` runs, where it is the reference.
-    gpu: Gpu | None = field(default=None, init=False)
 
     @cached_property
     def library(self) -> Llama:
-        """A llama.cpp process without a model: decoding, quantizing, single products. Raises EnvironmentFault, also
-        where llama.cpp is to run on a GPU and cannot."""
-        library = Llama(self.options.time_limit, self.options.verbose)
-        try:
-            self.gpu = library.gpu() if self.options.reference == "gpu" else None
-        except BaseException:
-            library.close()
-            raise
-        return library
+        """A llama.cpp process without a model, which decodes, quantizes and computes single products. Raises
+        EnvironmentFault."""
+        return Llama(self.options.time_limit, self.options.verbose)
+
+    @cached_property
+    def backend(self) -> Backend:
+        """The backend of llama.cpp that is the reference. Raises EnvironmentFault if it cannot be used here."""
+        return BACKENDS[self.options.reference].start(self.library)
 
     @cached_property
     def versions(self) -> dict[str, Any]:
+        """`Llama.versions`."""
         return self.library.versions()
-
-    @property
-    def reference(self) -> str:
-        """Where llama.cpp runs, in words, once `library` does."""
-        if self.gpu is None:
-            return "CPU"
-        return f"CUDA on {self.gpu.name}, compute capability {self.gpu.sm / 10:.1f}, all layers, fusion off"
 
     @cached_property
     def session(self) -> Session:
         """A llama.cpp process with the model. Raises LlamaRefused."""
-        return Session(self.model.path, self.options)
+        return Session(self.model.path, self.options, self.backend)
 
     def close(self) -> None:
         """End the processes that were started."""
+        self.__dict__.pop("backend", None)
         for name in ("library", "session"):
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
@@ -88,35 +77,6 @@ class Run:
         if fmt is None:
             return f"type {tensor.type.name} is not covered"
         return None if self.kernel.covers(fmt) else f"kernel {self.kernel.name} does not cover type {fmt.name}"
-
-    def llama_semantics(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
-        """What llama.cpp computes for such weights; on its CUDA backend also for so many tokens, of a MUL_MAT_ID or
-        not. Raises EnvironmentFault where the library says otherwise, NoDefinition where nobody says."""
-        if self.options.reference == "gpu":
-            versions = self.versions  # starts the library
-            if "FORCE_CUBLAS = 1" in versions["system"]:
-                raise EnvironmentFault("this llama.cpp was built to multiply by cuBLAS alone (GGML_CUDA_FORCE_CUBLAS)")
-            assert self.gpu is not None
-            return llama_cuda_semantics(fmt, tokens, self.gpu.sm, experts)
-        semantics = llama_cpu_semantics(fmt)
-        expected = semantics.activations or fmt
-        actual = self.versions["types"][fmt.type_id]["vec_dot_type"]
-        if actual != expected.type_id:
-            raise EnvironmentFault(
-                f"this llama.cpp multiplies {fmt.name} with activations of ggml type {actual}, "
-                f"the harness knows {expected.name}"
-            )
-        return semantics
-
-    def undefined(self, gemm: Gemm, fmt: WeightFormat) -> str | None:
-        """Why what llama.cpp computed is not known exactly, or None where it is."""
-        if self.options.reference == "gpu" and not gemm.on_gpu:
-            return "llama.cpp's CUDA backend left it to the CPU"
-        try:
-            self.llama_semantics(fmt, gemm.tokens, gemm.experts)
-        except NoDefinition as error:
-            return f"unsupported with --reference gpu: {error}"
-        return None
 
     def wants(self, name: str) -> bool:
         """Whether `--tensor` selects this tensor."""
@@ -163,7 +123,7 @@ class Run:
             return None
         fmt = tensor.type.weights
         assert fmt is not None
-        why = self.undefined(gemm, fmt)
+        why = self.backend.undefined(gemm, fmt)
         if why is not None:
             result.leave(gemm.tensor, why)
             return None
@@ -187,4 +147,4 @@ class Matrix(NamedTuple):
     rows: npt.NDArray[np.uint8]
 
 
-__all__ = ["REFERENCES", "LlamaRefused", "Matrix", "Run"]
+__all__ = ["LlamaRefused", "Matrix", "Run"]

@@ -8,30 +8,33 @@ from functools import cached_property
 from pathlib import Path
 
 from ..llama import Llama, LlamaRefused
+from ..llama.backends import Backend
 from ..results import Options
-from ..semantics.cuda import MMVQ_TOKENS
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.progress import progress_bar
 
 
 class Session:
-    """The model in llama.cpp, its prompt, and llama.cpp's own greedy continuation."""
+    """The model in llama.cpp, its prompt, and llama.cpp's own greedy continuation.
 
-    def __init__(self, path: Path, options: Options) -> None:
-        self.llama = Llama(options.time_limit, options.verbose)
+    Args:
+        backend: where llama.cpp runs the model.
+    """
+
+    def __init__(self, path: Path, options: Options, backend: Backend) -> None:
+        self._process = Llama(options.time_limit, options.verbose)
+        self.llama = self._process.model
         self.note: str | None = None
         #: What an encoder-decoder model reads.
         self.source: list[int] = []
         try:
-            self.on_gpu = options.reference == "gpu"
-            self.info = self.llama.open(path, options.threads, options.repack, self.on_gpu)
+            self._backend = backend
+            self.info = self.llama.open(path, options.threads, options.repack, backend.name)
             self.prompt = self.llama.tokenize(options.prompt)
             if not self.prompt:
                 raise UsageError("the prompt has no tokens")
             read = len(self.prompt)
-            length = read + options.n_predict
-            if self.on_gpu:  # room for a batch that MMVQ does not take
-                length = max(length, 2 * MMVQ_TOKENS)
+            length = backend.context_size(read + options.n_predict)
             #: An encoder or embedding model: it gives embeddings of the prompt's tokens and does not generate.
             self.embeds = self.llama.make_context(max(options.ctx_size, length), length)
             length = read + options.n_predict
@@ -52,30 +55,23 @@ class Session:
             if length > trained > 0:
                 self.note = f"{length} tokens are more than the {trained} that the model was trained on"
         except BaseException:
-            self.llama.close()
+            self._process.close()
             raise
         self._n_predict = options.n_predict
         self._progress = options.progress
 
     def passes(self) -> Iterator[tuple[list[int], int]]:
-        """Batches of tokens, and the position of each, whose GEMMs show all that llama.cpp does with a matrix.
-
-        On the CPU the prompt. On a GPU also its first tokens one at a time, which take other kernels (MMVQ) than many
-        do (MMQ); a short prompt is repeated until it is long enough for these. So is what an encoder-decoder model
-        reads; when they are through, it has read the prompt again.
-        """
-        if not self.on_gpu:
-            yield self.prompt, 0
-        elif not self.source:
-            yield _long(self.prompt), 0
-            for i, token in enumerate(self.prompt[:MMVQ_TOKENS]):
-                yield [token], 0 if self.embeds else i  # without memory each is the first
-        else:
-            try:
-                for source in (_long(self.source), *([t] for t in self.source[:MMVQ_TOKENS])):
-                    self.llama.read_source(source)
-                    yield self.prompt if len(source) == 1 else _long(self.prompt), 0
-            finally:
+        """Batches of tokens, and the position of each, whose GEMMs show all that the backend does with a matrix. When
+        they are through, an encoder-decoder model has read the prompt again."""
+        changed = False
+        try:
+            for batch in self._backend.batches(self.prompt, self.source, self.embeds):
+                if batch.source is not None:
+                    changed = True
+                    self.llama.read_source(batch.source)
+                yield batch.tokens, batch.position
+        finally:
+            if changed:
                 with contextlib.suppress(EnvironmentFault):
                     self.llama.read_source(self.source)
 
@@ -87,9 +83,4 @@ class Session:
             return self.llama.generate(self.prompt, self._n_predict, lambda: bar.update())
 
     def close(self) -> None:
-        self.llama.close()
-
-
-def _long(tokens: list[int]) -> list[int]:
-    """Repeated until they are more than MMVQ takes."""
-    return tokens * -(-(MMVQ_TOKENS + 1) // len(tokens))
+        self._process.close()

@@ -1,7 +1,7 @@
-"""What can end a run, each with the exit code that the command line gives it.
+"""The errors that end a run, each with the exit code of the command line.
 
-0 verified · 1 a mismatch · 2 usage · 3 this machine cannot run the check · 4 the file is malformed · 5 not everything
-could be verified.
+0: verified · 1: a mismatch · 2: wrong usage · 3: this machine cannot run the check (no such device, a failed build,
+llama.cpp crashed) · 4: the file is malformed · 5: not everything could be verified.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXIT_UNVERIFIED = 5
 
 
 class HarnessError(Exception):
-    """One clear line for the user; subclasses say which exit code it takes."""
+    """An error with one clear line for the user. Each subclass has its exit code."""
 
     exit_code = EXIT_ENVIRONMENT
 
@@ -30,7 +30,7 @@ class UsageError(HarnessError):
 
 
 class EnvironmentFault(HarnessError):
-    """This machine cannot do it: no such host, a build failed, llama.cpp died or hung."""
+    """This machine cannot run the check: no such device, a failed build, llama.cpp crashed or hung."""
 
     exit_code = EXIT_ENVIRONMENT
 
@@ -54,6 +54,6 @@ class KernelFault(HarnessError):
 
 
 def say(line: str) -> None:
-    """One line on standard error, where there is one."""
+    """Print one line on standard error, if the process has one."""
     with contextlib.suppress(OSError, AttributeError):
         print(f"gguf-verify: {line}", file=sys.stderr)

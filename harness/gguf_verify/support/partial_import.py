@@ -1,7 +1,7 @@
-"""Imports of a part of a package, without the rest of it.
+"""Imports one module of a package without running the package's `__init__`.
 
-`import gguf` and `import llama_cpp` also run what neither an audit nor llama.cpp's process has a use for (YAML, chat
-templates, caches and their libraries): a quarter of the time that an audit of a small model takes.
+`import gguf` and `import llama_cpp` also load YAML, chat templates, caches and their libraries, which neither an audit
+nor llama.cpp's process uses. Loading them would take a quarter of the time of an audit of a small model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from threading import Lock
 from types import ModuleType
 
 _lock = Lock()
-#: By package, the modules that were imported here and that `sys.modules` does not know: whoever imports the package
-#: itself gets all of it, from its beginning.
+#: Package → the modules that were imported here. They are kept out of `sys.modules`, so that a later import of the
+#: package itself runs all of it as usual.
 _parts: dict[str, dict[str, ModuleType]] = {}
 
 
 def submodule(name: str) -> ModuleType:
-    """The module `package.module`, its package not run unless it already was. Raises ImportError."""
+    """The module `package.module`. Its package is not run, unless somebody imported it before. Raises ImportError."""
     package = name.partition(".")[0]
     with _lock:
         if package in sys.modules:

@@ -1,4 +1,4 @@
-"""Where the project's own files lie: in a checkout, and once installed."""
+"""Where the project's own files are, in a checkout and in an installation."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from pathlib import Path
 
 #: The folder of this package.
 PACKAGE = Path(__file__).resolve().parents[1]
-#: The top of the checkout that the package lies in; meaningless once it is installed.
+#: The top of the checkout that holds the package; meaningless in an installation.
 CHECKOUT = PACKAGE.parents[1]
 
 
 def kernel_root() -> Path:
-    """The folder of the kernels' sources: at the top of a checkout, inside the package once installed.
+    """The folder of the kernels' sources: at the top of a checkout, inside the package in an installation.
 
-    Raises FileNotFoundError where an installation lacks them.
+    Raises FileNotFoundError if an installation lacks them.
     """
     for root in (CHECKOUT / "kernels", PACKAGE / "_kernels"):
         if (root / "common.cuh").is_file():

@@ -1,6 +1,7 @@
-"""A process of the harness's own making: its socket, how it ended, its last words, its end. Light to import.
+"""A child process and the socket to it: how it starts, how it ended, what it printed last.
 
-What it is asked, how long it may take and what is made of its death is for those who talk with it.
+What the process is asked, how long it may take and what its death means is decided by those who use it. This module is
+imported before NumPy is, so that a child can start early.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class ChildProcess(ABC):
     """A process and our end of the socket to it.
 
     Args:
-        verbose: let what it prints through to standard error; else it is kept, for its last words.
-        stall: seconds after which a message that stops in the middle ends in OSError; None waits.
+        verbose: what the process prints goes to standard error; otherwise it is kept for `last_lines`.
+        stall: seconds after which a message that stops in the middle raises OSError; None waits for ever.
     """
 
     def __init__(self, verbose: bool = False, stall: float | None = None) -> None:
@@ -47,7 +48,7 @@ class ChildProcess(ABC):
 
     @abstractmethod
     def _start(self, theirs: socket.socket) -> None:
-        """Start it with its end of the socket; it prints to `log`, where there is one."""
+        """Start the process with its end of the socket; it prints to `log`, if there is one."""
 
     @property
     @abstractmethod
@@ -55,15 +56,15 @@ class ChildProcess(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """At once, if it still runs."""
+        """Kill the process, if it still runs."""
 
     @abstractmethod
     def wait(self, seconds: float | None = None) -> int | None:
-        """Its exit code, minus the number of the signal that ended it; None where it still runs after the time."""
+        """Its exit code, or minus the number of the signal that ended it; None if it still runs after that time."""
 
     @cached_property
     def link(self) -> Connection:
-        """Our end."""
+        """Our end of the socket."""
         from multiprocessing.connection import Connection  # late: a process may start while the caller loads the rest
 
         return Connection(self._ours.detach())
@@ -73,8 +74,8 @@ class ChildProcess(ABC):
         return self.wait(0) is None
 
     def close(self, seconds: float | None = None) -> None:
-        """End it, whatever it is doing, and wait so long for that; first the process, so that a thread that waits for
-        it is woken."""
+        """Kill the process, wait so long for its end, and close the socket. The process comes first, so that a thread
+        that waits for it wakes."""
         self.kill()
         self.wait(seconds)
         self.hang_up()
@@ -82,8 +83,8 @@ class ChildProcess(ABC):
             with self._closing:
                 self.log.close()
 
-    # One thread may end the process while another finds it dead and asks for its last words: a descriptor that is used
-    # or closed after it was closed may be somebody else's by then.
+    # One thread may end the process while another finds it dead and asks for its last lines. A descriptor must not be
+    # used or closed after it was closed: its number may belong to another file by then.
 
     def hang_up(self) -> None:
         """Close our end, once."""
@@ -91,8 +92,8 @@ class ChildProcess(ABC):
             self.link.close()
 
     def last_lines(self, nbytes: int) -> list[str]:
-        """Those that are not blank of the last bytes that it printed, none once it was closed; what it may go on to
-        print is not moved."""
+        """The lines that are not blank in the last bytes that the process printed; none after `close`. The file's
+        position stays where it is, since the process may go on printing."""
         with self._closing:
             if self.log is None or self.log.closed:
                 return []
@@ -102,10 +103,10 @@ class ChildProcess(ABC):
 
 
 class Spawned(ChildProcess):
-    """`python -m MODULE ARGUMENTS… FD`, FD being its end of the socket.
+    """The process `python -m MODULE ARGUMENTS… FD`, where FD is its end of the socket.
 
     Args:
-        environment: variables beside ours.
+        environment: variables that it gets beside ours.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Spawned(ChildProcess):
 
 
 def signal_name(code: int) -> str | None:
-    """The name of the signal of an exit code below zero, None where it is of none or of one without a name."""
+    """The name of the signal that an exit code below zero stands for; None for other codes and unknown signals."""
     with contextlib.suppress(ValueError):
         return signal.Signals(-code).name if code < 0 else None
     return None

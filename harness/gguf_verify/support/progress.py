@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[Any]:
-    """A bar that appears after a second and goes when it is done."""
+    """A bar that appears after a second and vanishes at the end."""
     bar: tqdm[Any] = submodule("tqdm.std").tqdm(
         desc=what,
         total=total,

@@ -1,7 +1,7 @@
-"""Messages between the harness and its llama.cpp process: a JSON header, then each array's bytes. No pickling.
+"""Messages between this project's processes: a JSON header, then the bytes of each array. Nothing is pickled.
 
-A header stands in a line of its own; arrays of `SMALL` bytes at most follow it in the same message, each larger one in
-one of its own.
+The header is one line. Arrays of at most `SMALL` bytes follow it in the same message; each larger one is a message of
+its own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SMALL = 1 << 14
 
 
 def evenly(count: int, some: int) -> list[int]:
-    """So many numbers below `count`, from the first to the last; all of them where there are no more."""
+    """`some` numbers below `count`, evenly from the first to the last; all of them if there are no more."""
     some = min(count, some)
     gaps = max(1, some - 1)
     return [i * (count - 1) // gaps for i in range(some)]
 
 
 def send(link: Connection, header: dict[str, Any], *arrays: Array) -> None:
-    """Send a header and arrays. Raises OSError where the other side is gone."""
+    """Send a header and arrays. Raises OSError if the other side is gone."""
     described = [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays]
     message = [json.dumps({**header, "arrays": described}).encode(), b"\n"]
     link.send_bytes(b"".join(message + [np.ascontiguousarray(a).tobytes() for a in arrays if a.nbytes <= SMALL]))
@@ -37,7 +37,7 @@ def send(link: Connection, header: dict[str, Any], *arrays: Array) -> None:
 
 
 def receive(link: Connection) -> tuple[dict[str, Any], list[Array]]:
-    """Receive a header and its arrays. Raises EOFError where the other side is gone."""
+    """Receive a header and its arrays. Raises EOFError if the other side is gone."""
     line, _, small = link.recv_bytes().partition(b"\n")
     header = json.loads(line)
     arrays: list[Array] = []

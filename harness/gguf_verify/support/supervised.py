@@ -1,4 +1,4 @@
-"""A command with a time limit, of which nothing is left when it is over."""
+"""Runs commands with a time limit; when one is over, no process of it is left."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Bytes of what it says that are kept.
+#: So many bytes of a command's output are kept.
 _TAIL = 1 << 14
-#: Seconds after which a keeper that was told to end is killed itself.
+#: A supervisor that was told to end is killed after so many seconds.
 _PATIENCE = 20.0
 
 
 class Stopped(Exception):
-    """The night is being ended: what ran was killed, and is to be recorded nowhere."""
+    """The night is being ended: the command was killed, and nobody records it."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Ended:
     """How a command ended.
 
     Args:
-        exit_code: minus the signal's number where it died of one; None where it was killed for its time.
+        exit_code: minus the signal's number if it died of one; None if it was killed because its time was over.
         seconds: wall time.
-        said: the last lines of its standard error, and of its standard output where that went there.
+        said: the last lines of its standard error, and of its standard output if that went there too.
     """
 
     exit_code: int | None
@@ -44,20 +44,20 @@ class Ended:
 
 
 class Processes:
-    """What runs at the moment. `stop` may be called from any thread, and by a signal's handler."""
+    """The commands that run at the moment. Any thread may call `stop`, and so may a signal's handler."""
 
     def __init__(self) -> None:
         self._stopped, self._stop = os.pipe()
         self._stopping = False
 
     def stop(self) -> None:
-        """End all that runs; each `run` raises Stopped, now and later."""
+        """End all commands; each `run` raises Stopped, now and later."""
         if not self._stopping:
             self._stopping = True
             os.close(self._stop)
 
     def close(self) -> None:
-        """When no thread is in `run` any more."""
+        """Free the pipe; no thread may be in `run` any more."""
         self.stop()
         os.close(self._stopped)
 
@@ -70,23 +70,30 @@ class Processes:
         log: Path | None = None,
         on_start: Callable[[int], object] = lambda _pid: None,
     ) -> Ended:
-        """Run to the end, or until `time_limit` seconds are over.
+        """Run a command to its end, or until `time_limit` seconds are over.
 
         Args:
             command: found on PATH.
-            log: where its standard output and error go besides; without it the output goes nowhere.
-            on_start: called with the keeper's process id.
+            log: a file that its standard output and error are appended to; without it, its output is dropped.
+            on_start: called with the supervisor's process id.
 
         Raises Stopped.
         """
         if self._stopping:
             raise Stopped
         lifeline, ours = os.pipe()
-        keeper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")), str(lifeline), *command]
+        supervisor = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(__file__).with_name("supervisor.py")),
+            str(lifeline),
+            *command,
+        ]
         start = time.monotonic()
         try:
             process = subprocess.Popen(
-                keeper, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if log is None else subprocess.PIPE,
+                supervisor, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if log is None else subprocess.PIPE,
                 stderr=subprocess.PIPE if log is None else subprocess.STDOUT, pass_fds=[lifeline],
                 start_new_session=True, env=env, cwd=cwd,
             )  # fmt: skip
@@ -102,7 +109,7 @@ class Processes:
             on_start(process.pid)
             over = self._wait(process, tail, start + time_limit)
         finally:
-            os.close(ours)  # the keeper ends what is left
+            os.close(ours)  # the supervisor ends what is left
             try:
                 code = process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
@@ -116,7 +123,7 @@ class Processes:
         return Ended(None if over == "time" else code, seconds, said)
 
     def _wait(self, process: subprocess.Popen[bytes], tail: _Tail, deadline: float) -> str:
-        """Until it is over: "ended", "time" or "stopped"."""
+        """Wait until the command is over: "ended", "time" or "stopped"."""
         pidfd = os.pidfd_open(process.pid)
         try:
             ready = select.poll()
@@ -132,7 +139,7 @@ class Processes:
 
 
 class _Tail:
-    """Reads a pipe in a thread, keeps its last bytes, and copies all to a log where there is one."""
+    """Reads a pipe in a thread, keeps its last bytes, and copies everything to a log if there is one."""
 
     def __init__(self, fd: int, log: Path | None) -> None:
         self._kept = b""
@@ -154,14 +161,14 @@ class _Tail:
                 sink.close()
 
     def close(self) -> tuple[str, ...]:
-        """The last lines, when everybody who could write has gone."""
+        """The last lines, once every process that could write has gone."""
         self._thread.join(_PATIENCE)
         lines = self._kept.decode(errors="replace").replace("\r", "\n").splitlines()
         return tuple(line.strip() for line in lines[-20:] if line.strip())
 
 
 def signal_name(exit_code: int) -> str:
-    """Of a process that a signal ended: "SIGSEGV"."""
+    """The name of the signal that ended a process, such as "SIGSEGV"."""
     try:
         return signal.Signals(-exit_code).name
     except ValueError:

@@ -1,9 +1,9 @@
-"""Runs one command and leaves nothing of it behind: `python -I -S keeper.py LIFELINE COMMAND …`. Standard library.
+"""Runs one command and leaves no process of it behind: `python -I -S supervisor.py LIFELINE COMMAND …`.
 
-The command, and whatever it starts, ends when it is done, when the other end of the pipe LIFELINE is closed, or when
-the nightly dies of whatever (which closes it). Descendants in sessions of their own are found too, for orphans among
-them become this process's children (PR_SET_CHILD_SUBREAPER). The exit status is the command's; of one that a signal
-ended, this process ends by the same.
+When the command is done, or the other end of the pipe LIFELINE is closed (the nightly's death closes it too), the
+command and whatever it started are killed. That includes descendants in sessions of their own: as orphans they become
+this process's children (PR_SET_CHILD_SUBREAPER). The exit status is the command's. If a signal ended the command, the
+same signal ends this process. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-#: Seconds in which killed descendants must be gone.
+#: Killed descendants must be gone within so many seconds.
 _PATIENCE = 10.0
 
 
 def _children() -> list[int]:
-    """Processes whose parent is this one."""
+    """The processes whose parent is this one."""
     out = []
     me = os.getpid()
     for name in os.listdir("/proc"):
@@ -31,7 +31,7 @@ def _children() -> list[int]:
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as f:
-                # after the last ")", for a process may be called anything: state, parent, …
+                # state, parent, … follow the last ")", since a process may have any name
                 fields = f.read().rpartition(b")")[2].split()
         except OSError:
             continue
@@ -41,7 +41,7 @@ def _children() -> list[int]:
 
 
 def _kill_all(group: int | None) -> None:
-    """End the group, then every orphan that comes to us, until there is none."""
+    """Kill the group, then every orphan that becomes our child, until there is none."""
     if group is not None:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
@@ -59,7 +59,7 @@ def _kill_all(group: int | None) -> None:
 
 
 def _start(command: list[str]) -> int:
-    """The command in a session of its own; should this process be killed, it is too."""
+    """Start the command in a session of its own. If this process is killed, the command is killed too."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     parent = os.getpid()
@@ -85,7 +85,7 @@ def main() -> None:
     lifeline, command = int(sys.argv[1]), sys.argv[2:]
     os.set_inheritable(lifeline, False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # those are the nightly's to answer
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the nightly answers these
         signal.signal(each, signal.SIG_IGN)
     ended, note = os.pipe()
     os.set_blocking(note, False)
@@ -102,7 +102,7 @@ def main() -> None:
         if lifeline in ready:
             break
         os.read(ended, 4096)
-        # orphans that ended meanwhile are left as they are: nobody else waits for `pid`
+        # orphans that ended meanwhile stay as they are until the command is over
     if status is None:
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)

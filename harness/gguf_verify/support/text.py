@@ -1,4 +1,4 @@
-"""Text from a file, made safe for a terminal, a log line or a page."""
+"""Makes text from a file safe for a terminal, a log line or a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def printable(text: str, limit: int | None = None) -> str:
 
     Args:
         text: anything, also a name from an untrusted file.
-        limit: cut the result after that many characters and say so by an ellipsis.
+        limit: cut the result after that many characters and end it with an ellipsis.
     """
     if limit is not None:
         # The first cut keeps the work small (a name may be as long as the file), the second the result.
@@ -24,7 +24,7 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 def quoted(name: str) -> str:
-    """A key or a tensor's name for a message: escaped, in quotes, cut at 64 characters."""
+    """A key or a tensor's name as messages show it: escaped, in quotes, cut at 64 characters."""
     return f"'{printable(name, 64)}'"
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..support.paths import CHECKOUT
+from .paths import CHECKOUT
 
 
 def project_version() -> str:
-    """As installed, or as the checkout that the code runs from says; "unknown" where neither does."""
+    """The installed version, or that of the checkout which the code runs from; "unknown" if neither is known."""
     from importlib import metadata  # slow to import, and rarely needed at once
 
     try:

@@ -22,7 +22,6 @@ from gguf_verify.formats.q8_1_d4 import Q8_1_D4
 from gguf_verify.hosts import CpuHost
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
-from gguf_verify.rungs.llama_quantizers import PATHS
 from gguf_verify.semantics import SEMANTICS, Semantics, cuda, judge, product
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definitions.mmq import MMQ, encode_mmq
@@ -156,7 +155,7 @@ def test_every_format_has_a_definition_or_a_reason() -> None:
                 semantics = llama_cuda_semantics(fmt, m)
             except NoDefinition:
                 continue
-            assert semantics.name in PATHS
+            assert semantics.cuda_path in ("MMVQ", "MMQ")
             semantics.uses_sum(fmt)  # no pair without a definition
 
 
@@ -303,7 +302,7 @@ def test_products_reveal_activations(tmp_path: Path) -> None:
 
 def test_without_the_backend_the_run_is_refused(llama: Llama) -> None:
     try:
-        llama.gpu()
+        llama.start_backend("gpu")
     except EnvironmentFault as fault:
         said = str(fault)
     else:

@@ -39,7 +39,7 @@ from gguf_verify.kernels.foreign import kernel as foreign
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.llama import Gpu, Llama
+from gguf_verify.llama import Llama
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options
 from gguf_verify.semantics import SEMANTICS, Semantics, judge, llama_cpu_semantics, product
@@ -181,17 +181,18 @@ def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, pat
     name = {Q4_0: "Q4_0", Q5_1: "Q5_1"}[path]
     fmt = FORMATS[name]
 
-    def given_away(_: Llama, semantics: str, x: np.ndarray) -> np.ndarray:
+    def given_away(_: Llama, semantics: str, x: np.ndarray, backend: str) -> np.ndarray:
+        assert backend == "gpu"
         taken = SEMANTICS[semantics].bytes_of(x)
         taken.reshape(len(x), -1, 36)[:, 2, 7] ^= 1  # one code a token
         return taken
 
-    def multiply(self: Llama, type_id: int, w: np.ndarray, x: np.ndarray, threads: int, gpu: bool) -> np.ndarray:
-        assert gpu
+    def multiply(self: Llama, type_id: int, w: np.ndarray, x: np.ndarray, threads: int, backend: str) -> np.ndarray:
+        assert backend == "gpu"
         semantics = llama_cuda_semantics(fmt, len(x))
-        return product(semantics, fmt, w, given_away(self, semantics.name, x)).exact.astype(np.float32)
+        return product(semantics, fmt, w, given_away(self, semantics.name, x, backend)).exact.astype(np.float32)
 
-    monkeypatch.setattr(Llama, "gpu", lambda _: Gpu("a GPU that is played", 90))
+    monkeypatch.setattr(Llama, "start_backend", lambda *_: {"name": "a GPU that is played", "sm": 90})
     monkeypatch.setattr(Llama, "activations", given_away)
     monkeypatch.setattr(Llama, "multiply", multiply)
     report = identify_model(path, "q8_1_naive", "cpu", Options(progress=False, reference="gpu"))
@@ -201,12 +202,12 @@ def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, pat
     assert [(p.m, p.declared) for p in theirs] == [(1, few), (8, few), (9, many), (64, many)]
     assert all(p.found is not None and p.declared in p.found.names for p in theirs)
     assert "a GPU that is played" in text_of(Kind.IDENTIFICATION, report)
-    monkeypatch.setattr(Llama, "activations", lambda _, semantics, x: SEMANTICS[semantics].bytes_of(x))
+    monkeypatch.setattr(Llama, "activations", lambda _, semantics, x, backend: SEMANTICS[semantics].bytes_of(x))
     assert identify_model(path, "q8_1_naive", "cpu", Options(progress=False, reference="gpu")).exit_code == 1
 
 
 def test_identify_with_a_gpu_leaves_out_what_has_no_definition(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Llama, "gpu", lambda _: Gpu("a GPU that is played", 90))
+    monkeypatch.setattr(Llama, "start_backend", lambda *_: {"name": "a GPU that is played", "sm": 90})
     monkeypatch.setattr(Llama, "multiply", lambda *_: pytest.fail("nothing is known of it"))
     w = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     path = write_model(tmp_path / "f32.gguf", {"w": (w, "F32")})

@@ -13,4 +13,11 @@ from .interface import Backend, BackendKind
 
 BACKENDS: dict[str, BackendKind] = {kind.name: kind for kind in members(__name__, BackendKind)}
 
-__all__ = ["BACKENDS", "Backend", "BackendKind", "Device", "NoDevice"]
+
+def help_of_backends() -> str:
+    """What each backend is, for a help text."""
+    said = [f"{kind.name}: {kind.title}{kind.needs and f', which needs {kind.needs}'}" for kind in BACKENDS.values()]
+    return "; ".join(said)
+
+
+__all__ = ["BACKENDS", "Backend", "BackendKind", "Device", "NoDevice", "help_of_backends"]

@@ -105,4 +105,4 @@ def _device() -> Device:
     return CudaDevice()
 
 
-CUDA = BackendKind("gpu", "llama.cpp's CUDA backend", CudaBackend, _device)
+CUDA = BackendKind("gpu", "llama.cpp's CUDA backend", CudaBackend, _device, "a llama-cpp-python with CUDA")

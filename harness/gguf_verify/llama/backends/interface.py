@@ -28,15 +28,17 @@ class BackendKind:
 
     Args:
         name: what `--reference` calls it.
-        title: what it is, for `--help`.
+        title: what it is, in reports and for `--help`.
         backend: makes its `Backend` on a llama.cpp process in which it was started, from what `Device.properties` said.
         device: makes its `Device` in llama.cpp's process. Raises NoDevice.
+        needs: what it needs, for `--help`.
     """
 
     name: str
     title: str
     backend: Callable[[BackendKind, Llama, Mapping[str, Any]], Backend]
     device: Callable[[], Device]
+    needs: str = ""
 
     def start(self, llama: Llama) -> Backend:
         """Start it in a llama.cpp process. Raises EnvironmentFault if it cannot be used here."""
@@ -113,7 +115,7 @@ class Backend(ABC):
         """Why it is not known exactly what a product of the graph is, or None if it is known."""
         from ...semantics.cuda import NoDefinition
 
-        if not gemm.on_gpu:
+        if not gemm.on_backend:
             return f"{self.title} left it to the CPU"
         try:
             self.definition(fmt, gemm.tokens, gemm.experts)
@@ -133,17 +135,22 @@ class Backend(ABC):
         """What its outputs are called in reports: with more than one path, with the definition's name."""
         return f"llama.cpp as {definition.name}" if self.paths else "llama.cpp"
 
-    def definitions_in_words(self, fmt: WeightFormat) -> str:
-        """The names of its definitions for a format, for a report's header."""
+    def definitions(self, fmt: WeightFormat) -> dict[str, Semantics | None]:
+        """What each path computes for a format, None if no definition describes it; if there are no paths, the one
+        definition under ""."""
         from ...semantics.cuda import NoDefinition
 
-        def name(tokens: int) -> str:
+        found: dict[str, Semantics | None] = {}
+        for path, tokens in (self.paths or {"": 1}).items():
             try:
-                return self.definition(fmt, tokens).name
+                found[path] = self.definition(fmt, tokens)
             except NoDefinition:
-                return "unsupported"
+                found[path] = None
+        return found
 
-        names = {path: name(tokens) for path, tokens in (self.paths or {"": 1}).items()}
+    def definitions_in_words(self, fmt: WeightFormat) -> str:
+        """The names of its definitions for a format, for a report's header."""
+        names = {path: "unsupported" if d is None else d.name for path, d in self.definitions(fmt).items()}
         if len(set(names.values())) == 1:
             return next(iter(names.values()))
         return ", ".join(f"{name} ({path})" for path, name in names.items())

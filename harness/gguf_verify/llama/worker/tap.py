@@ -95,7 +95,7 @@ class Tap:
         )
         header: dict[str, Any] = {
             "event": "gemm", "tensor": name, "node": node.name.decode(errors="replace"), "type": w.type,
-            "first_rows": parts.first_rows, "on_gpu": product.on_backend, "experts": experts,
+            "first_rows": parts.first_rows, "on_backend": product.on_backend, "experts": experts,
             "tokens": product.tokens,
         }  # fmt: skip
         x = ggml.read_tensor(node.src[1])

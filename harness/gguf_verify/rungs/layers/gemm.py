@@ -16,7 +16,7 @@ from ...results import Failure, RungResult, Side
 from ...semantics import Order, Product, Semantics, product
 from ...semantics.elements import round_to
 from ..exact import ExactProducts
-from ..judging import CHUNK_OUTPUTS, KERNEL, LLAMA, judge_output, llama_as
+from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
 from ..run import Matrix, Run
 from .activations import llama_activations, llama_bytes
 from .outputs import Activations, KernelCalls, Outputs, check_quantizer, run_kernel
@@ -81,7 +81,7 @@ class GemmJudge:
     def __post_init__(self) -> None:
         matrix, gemm = self.matrix, self.gemm
         self.semantics = self.run.semantics(matrix.fmt)
-        self.llama_side = LLAMA if self.run.gpu is None else llama_as(self.llama)
+        self.llama_side = llama_side(self.run.backend, self.llama)
         self.llama_bytes = llama_bytes(matrix.fmt, gemm, self.llama)
         self.shared_bytes = llama_activations(self.semantics, matrix.fmt, gemm, self.llama)
         self.own = Activations.of(self.semantics, gemm.x)
@@ -89,7 +89,7 @@ class GemmJudge:
         ours = round_to(matrix.fmt.name, gemm.x) if isinstance(matrix.fmt, ElementFormat) else gemm.x
         #: Tokens whose bytes llama.cpp's quantizer made otherwise than our encoder.
         self.differing = int((self.llama.bytes_of(ours) != self.llama_bytes).any(axis=1).sum())
-        if self.differing and self.run.gpu is None:
+        if self.differing and not self.run.backend.ambiguous_codes:
             self.result.note(
                 "llama.cpp's quantizer differs from the project's encoder; llama.cpp's own bytes were used"
             )

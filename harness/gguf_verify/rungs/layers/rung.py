@@ -12,15 +12,14 @@ directly. Weights that are not quantized are multiplied by a kernel of their own
 middle term is zero; "llama.cpp's activation bytes" are then its rounded activations, widened to float32, which the
 kernel's own rounding leaves as they are.
 
-With llama.cpp on a GPU, the graph is evaluated for the prompt in one batch (MMQ) and then for its first tokens one by
-one (MMVQ): these are two definitions of each product. llama.cpp is judged on its own activation bytes, which products
-with unit weights reveal, and those bytes are compared with the definition of its quantizer: see `semantics.fast_math`.
+If a backend of llama.cpp has several paths to a product, the graph is evaluated in as many passes as show all of them
+(`llama.backends`). llama.cpp is judged on its own activation bytes. If its quantizer may differ from IEEE division, the
+bytes are compared with the quantizer's definition: see `semantics.fast_math`.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from ...formats import ElementFormat
 from ...gguf import Tensor
 from ...gguf.matrices import label, matrix_of, may_be_matrix
 from ...llama import Evaluation, Gemm, LlamaRefused
-from ...results import Failure, GemmRecord, RungResult
+from ...results import Failure, GemmRecord, RungResult, Side
 from ...semantics import Semantics
 from ...support.errors import KernelFault
 from ..exact import ExactProducts
@@ -36,7 +35,7 @@ from ..generated_inputs import every_size
 from ..graph_uses import not_multiplied, why_not_checked
 from ..interface import Rung
 from ..judging import KERNEL
-from ..llama_quantizers import PATHS, Quantizers
+from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
 from .activations import ACTIVATIONS
 from .explain import Explanations
@@ -140,28 +139,28 @@ class _Gemms:
         self._run, self._result = run, result
         self._exact = ExactProducts(run, result)
         self._explanations = Explanations(result)
-        self._quantizers = Quantizers()
+        self._quantizers = Quantizers(run.backend)
         #: Format, N and K of the GEMMs at which the kernel also ran with other numbers of tokens.
         self._shapes: set[tuple[str, int, int]] = set()
-        #: llama.cpp's definition → the gap to it in each GEMM.
-        self._gaps: dict[str, list[float]] = {}
-        #: Tensor → the kernels of llama.cpp's CUDA backend that were judged with it.
+        #: llama.cpp → one definition that it was judged by, and the gap to it in each GEMM.
+        self._gaps: dict[Side, tuple[Semantics, list[float]]] = {}
+        #: Tensor → the paths of the backend that were judged with it.
         self._paths: dict[str, set[str]] = {}
 
     def check(self, gemm: Gemm, checksum: bool) -> None:
         """Judge one GEMM; `checksum`: that of llama.cpp's weights was asked for."""
         run, result = self._run, self._result
-        if gemm.idle and run.gpu is not None:  # it is computed outside the graph
-            gemm = replace(gemm, tokens=len(gemm.x), experts=False, on_gpu=True)
+        if gemm.idle:
+            gemm = gemm.outside_graph()
         matrix = run.matrix(result, gemm)
         if matrix is None:
             return
         if not np.isfinite(gemm.x).all():
             result.leave(gemm.tensor, "its activations are not finite")
             return
-        llama = run.llama_semantics(matrix.fmt, gemm.tokens, gemm.experts)
+        llama = run.backend.definition(matrix.fmt, gemm.tokens, gemm.experts)
         if gemm.idle:
-            gemm = self._computed(gemm, matrix, llama)
+            gemm = run.backend.computed(gemm, llama, matrix.fmt, matrix.rows, run.options.threads)
         name, number = label(matrix.tensor, gemm.first_row), matrix_of(matrix.tensor, gemm.first_row)
         if checksum:
             self._check_bytes(gemm, matrix, name, number)
@@ -177,16 +176,6 @@ class _Gemms:
         if not gemm.x.any():
             result.leave(name, "its activations are all zero", matrix.tensor.name)
         self._record(judged, made, number, failed)
-
-    def _computed(self, gemm: Gemm, matrix: Matrix, llama: Semantics) -> Gemm:
-        """A product that the graph did not make, computed by llama.cpp outside it."""
-        run = self._run
-        on_gpu = run.gpu is not None
-        y = run.library.multiply(gemm.type_id, matrix.rows, gemm.x, run.options.threads, on_gpu)
-        if on_gpu and llama.activations is not None:
-            theirs = run.library.activations(llama.name, gemm.x)
-            return replace(gemm, y=y, quantized={llama.activations.type_id: theirs})
-        return replace(gemm, y=y)
 
     def _check_bytes(self, gemm: Gemm, matrix: Matrix, name: str, number: int | None) -> None:
         """Compare llama.cpp's weights with the file's, by their checksums."""
@@ -204,8 +193,9 @@ class _Gemms:
         new_shape = shape not in self._shapes
         self._shapes.add(shape)
         made = judged.run_kernel(OTHER_TOKENS if new_shape else (1,))
-        if run.gpu is not None:
-            self._paths.setdefault(matrix.tensor.name, set()).add(PATHS[judged.llama.name])
+        path = run.backend.path(judged.llama)
+        if path is not None:
+            self._paths.setdefault(matrix.tensor.name, set()).add(path)
             self._quantizers.check(
                 self._result, judged.llama, gemm.x, judged.llama_bytes, matrix.tensor, gemm.first_row
             )
@@ -227,8 +217,7 @@ class _Gemms:
             chosen = f"GEMMs by {kernel.name}"
             result.figures[chosen] = result.figures.get(chosen, 0) + 1
         if quantized:
-            definition = "" if self._run.gpu is None else judged.llama.name
-            self._gaps.setdefault(definition, []).append(judged.gap)
+            self._gaps.setdefault(judged.llama_side, (judged.llama, []))[1].append(judged.gap)
         result.count("GEMMs")
         result.count("outputs", gemm.y.size)
         result.count("outputs at other shapes", sum(y.size for y in made.others.values()) + judged.n_other_shapes)
@@ -247,14 +236,14 @@ class _Gemms:
         run, result = self._run, self._result
         self._exact.report()
         for name, paths in self._paths.items():
-            for missing in sorted({"MMVQ", "MMQ"} - paths):
+            for missing in sorted(set(run.backend.paths) - paths):
                 result.leave(name, f"{missing} was not judged: no product of these graphs takes it there")
-        for definition, gaps in self._gaps.items():
-            of = "" if run.gpu is None else f" as {definition}"
-            if run.gpu is not None:
-                result.figures[f"llama.cpp's GEMMs by {PATHS[definition]}, {definition}"] = len(gaps)
-            result.figures[f"gap to llama.cpp{of}, worst NMSE"] = max(gaps)
-            result.figures[f"gap to llama.cpp{of}, median NMSE"] = float(np.median(gaps))
+        for side, (definition, gaps) in self._gaps.items():
+            path = run.backend.path(definition)
+            if path is not None:
+                result.figures[f"llama.cpp's GEMMs by {path}, {definition.name}"] = len(gaps)
+            result.figures[f"gap to {side.name}, worst NMSE"] = max(gaps)
+            result.figures[f"gap to {side.name}, median NMSE"] = float(np.median(gaps))
         self._quantizers.report(run, result)
 
 

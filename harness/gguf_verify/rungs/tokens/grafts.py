@@ -136,6 +136,6 @@ class Grafts:
         """The activations as the kernel's definition has them: by its encoder or, `shared`, from llama.cpp's bytes."""
         semantics = self.run.semantics(fmt)
         if shared:
-            llama = self.run.llama_semantics(fmt, gemm.tokens, gemm.experts)
+            llama = self.run.backend.definition(fmt, gemm.tokens, gemm.experts)
             return llama_activations(semantics, fmt, gemm, llama)
         return semantics.bytes_of(gemm.x)

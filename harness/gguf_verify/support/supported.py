@@ -1,0 +1,26 @@
+"""Which machines this project runs on."""
+
+from __future__ import annotations
+
+import platform
+
+from .errors import EnvironmentFault
+
+_SYSTEMS = {"Darwin": "macOS"}
+_X86_64 = ("x86_64", "amd64")
+
+
+def check_machine() -> None:
+    """Raise EnvironmentFault unless this is Linux on an x86-64 processor.
+
+    The definitions of llama.cpp's CPU backend are those of its x86-64 builds; builds for ARM add up halves in F16. The
+    processes use what only Linux has (`prctl`, `/proc`, process file descriptors).
+    """
+    system, machine = platform.system(), platform.machine()
+    if system == "Linux" and machine.lower() in _X86_64:
+        return
+    here = f"{_SYSTEMS.get(system, system)} on {machine}".strip() or "an unknown system"
+    raise EnvironmentFault(f"gguf-verify runs on Linux on x86-64 processors only, not on {here}")
+
+
+__all__ = ["check_machine"]
