@@ -82,14 +82,8 @@ class Processes:
         if self._stopping:
             raise Stopped
         lifeline, ours = os.pipe()
-        supervisor = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(Path(__file__).with_name("supervisor.py")),
-            str(lifeline),
-            *command,
-        ]
+        program = str(Path(__file__).with_name("supervisor.py"))
+        supervisor = [sys.executable, "-I", "-S", program, str(lifeline), *command]
         start = time.monotonic()
         try:
             process = subprocess.Popen(
