@@ -6,8 +6,9 @@ MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
 # More for pytest, as in `make test PYTEST_ARGS=--require=chromium`.
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest -q
-# On two cores; tests of one file stay together, since they share what is built once.
-PARALLEL := -n 2 --dist loadfile
+# On two cores. Tests of one file stay together, since they share what is built once; the longest files come first, so
+# that both cores end together.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 # Some systems keep Python from writing bytecode. What is run here starts Python some thousand times, and up to half of
 # a start would be reading the same sources again.
@@ -72,4 +73,4 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 	@touch $@
 
 clean: ## remove .venv and what was built
-	rm -rf $(VENV) build dist htmlcov .coverage
+	rm -rf $(VENV) build dist

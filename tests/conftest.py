@@ -16,7 +16,12 @@ import pytest
 from gguf_verify.llama import Llama
 from tests.support import needs
 
-TIERS = ("unit", "reference", "rungs", "gpu", "meta")
+#: In the order in which they run: files of many short tests last, so that parallel runs end together.
+TIERS = ("rungs", "meta", "reference", "gpu", "unit")
+
+
+def tier_of(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,13 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks each test with its tier."""
-    here = Path(__file__).parent
+    """Marks each test with its tier, and sorts them by tier."""
     for item in items:
-        tier = item.path.relative_to(here).parts[0]
+        tier = tier_of(item)
         if tier not in TIERS:
-            raise pytest.UsageError(f"{item.path} is in no tier: {', '.join(TIERS)}")
+            raise pytest.UsageError(f"{item.path} is in no tier: {', '.join(sorted(TIERS))}")
         item.add_marker(tier)
+    items.sort(key=lambda item: TIERS.index(tier_of(item)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
