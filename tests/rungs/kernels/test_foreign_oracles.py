@@ -28,7 +28,7 @@ def test_an_oracle_of_its_author(name: str) -> None:
     report = verified(f"{KERNELS}:{name}", "blocks", "layers", "tokens")
     assert report.exit_code == 0, report.rungs
     shown = text_of(Kind.RUN, report)
-    assert "semantics own" in shown
+    assert "declares own" in shown
     assert "judged by an oracle of its author (its own: " in shown
     assert "verified here means: the kernel computes what an oracle of its author says" in shown
     for rung in report.rungs:
@@ -191,7 +191,6 @@ def test_wrong_declarations_of_oracles(attributes: dict[str, Any], said: str) ->
 ORACLE = """
 import numpy as np
 from gguf_verify import Oracle
-from tests.support.shown import json_of, text_of
 
 def halves(x):
     return x.astype(np.float16).astype(np.float64)

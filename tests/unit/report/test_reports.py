@@ -66,10 +66,9 @@ def hostile_night(**fields: object) -> NightReport:
     changed = [Change(key, Outcome.VERIFIED, None, name) for key, name in zip(listed, HOSTILE, strict=True)]
     drift = [Drift(key, "layers", name, 0.1, 0.2, 0.1, 0.1, 9) for key, name in zip(listed, HOSTILE, strict=True)]
     slower = [Slower(key, TimeChange(2.0, 1.0, 9.0, 5.0, 9)) for key in listed]
-    all_of_them = tuple(changed)
+    every = tuple(changed)
     compared = Comparison(
-        0, 1, new_failures=all_of_them, fixed=all_of_them, vanished=all_of_them, drift=tuple(drift),
-        slower=tuple(slower),
+        0, 1, new_failures=every, fixed=every, vanished=every, drift=tuple(drift), slower=tuple(slower)
     )  # fmt: skip
     return NightReport((night,), compared)
 
