@@ -21,7 +21,7 @@ _WIDTH = 120
 def headers() -> dict[str, str]:
     """The tables of all formats: the name that sources include → text.
 
-    Raises EnvironmentFault where the gguf package lacks a table.
+    Raises EnvironmentFault if the gguf package lacks a table.
     """
     needed = {table.name: table for fmt in FORMATS.values() for table in fmt.tables}
     return {table.header: _text(table) for table in needed.values()}

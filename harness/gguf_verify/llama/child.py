@@ -1,4 +1,4 @@
-"""Starting llama.cpp's process. Light to import, so that it can start while the parent still loads the rest."""
+"""Starts llama.cpp's process. This module is quick to import: the process starts while the parent loads the rest."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ..support.processes import Spawned
 
 
 class Child(Spawned):
-    """A process that has been started and that nobody has waited for yet; `Llama` talks with it.
+    """llama.cpp's process, started but not yet ready; `LlamaProcess` waits for it and calls it.
 
     Args:
-        verbose: let llama.cpp's log through to standard error.
+        verbose: llama.cpp's log goes to standard error.
     """
 
     def __init__(self, verbose: bool = False) -> None:
@@ -17,8 +17,8 @@ class Child(Spawned):
             "gguf_verify.llama.worker",
             environment={
                 "GGML_NO_BACKTRACE": "1",
-                "OPENBLAS_NUM_THREADS": "1",  # NumPy's: it multiplies nothing there, and idle threads spin
-                # on a GPU each node is computed by itself, tapped or not
+                "OPENBLAS_NUM_THREADS": "1",  # NumPy multiplies nothing there, and idle threads spin
+                # on a GPU, each node is computed by itself whether it is tapped or not
                 "GGML_CUDA_DISABLE_FUSION": "1",
                 "GGML_CUDA_DISABLE_GRAPHS": "1",
             },

@@ -1,7 +1,7 @@
-"""ctypes bindings to the ggml libraries inside llama-cpp-python, and the probe that their structs are what we think.
+"""ctypes bindings to the ggml libraries inside llama-cpp-python, and a probe of the layout of their structs.
 
-Loaded in the child process only. The wheel holds copies of each library under three names; the sonames (`.so.0`) are
-those that libllama itself uses, any other name would load a second library with a state of its own.
+This module runs in child processes only, because it loads the libraries. The wheel holds copies of each library under
+three names. libllama uses the sonames (`.so.0`); any other name would load a second library with a state of its own.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def read_tensor(t: Any, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
 
 
 def read_bytes(t: Any, offset: int = 0, nbytes: int | None = None) -> npt.NDArray[np.uint8]:
-    """Bytes of a tensor, from `offset` of its data; all that it spans where `nbytes` is not given."""
+    """Bytes of a tensor, from `offset` of its data; all that it spans if `nbytes` is None."""
     raw = np.empty(ggml_nbytes(t) - offset if nbytes is None else nbytes, np.uint8)
     ggml_backend_tensor_get(t, pointer(raw), offset, raw.nbytes)
     return raw

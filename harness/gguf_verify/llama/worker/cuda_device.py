@@ -1,11 +1,14 @@
 """llama.cpp's CUDA backend, driven directly: products outside any model, and activations as it quantizes them.
 
-Child process only. Its quantizers write to buffers that nobody else can read, so they are asked by products whose
-outputs give their bytes away: with weights of one code 1 under the scale 1, an output is d·q of one activation; with
-weights of no codes and the minimum 1, it is s of one block. Each 32 activations meet the same 32 rows of such weights
-(ggml_mul_mat broadcasts a matrix over a view [32, M, K/32] of them). Which quantizer runs depends on the number of
-tokens and the layout of the weights' type (ggml-cuda.cu, ggml_cuda_mul_mat; mmq.cuh, mmq_get_q8_1_ds_layout; llama.cpp
-v0.5.0): up to 8 tokens quantize_q8_1, and more quantize_mmq_q8_1 in the layout DS4 for Q4_0 and Q4_1, D4 for Q8_0.
+This module runs in llama.cpp's process. The backend's quantizers write to buffers that nobody else can read, but
+products with special weights reveal the bytes. If a row of weights has one code 1, all others 0 and the scale 1, its
+output is d·q of one activation. If it has the codes 0 and the minimum 1, its output is s of one block. Each 32
+activations are multiplied by the same 32 rows of such weights (ggml_mul_mat broadcasts a matrix over a view
+[32, M, K/32] of them).
+
+Which quantizer runs depends on the number of tokens and the layout of the weights' type (ggml-cuda.cu,
+ggml_cuda_mul_mat; mmq.cuh, mmq_get_q8_1_ds_layout; llama.cpp v0.5.0): up to 8 tokens take quantize_q8_1, more take
+quantize_mmq_q8_1, whose layout is DS4 for Q4_0 and Q4_1 and D4 for Q8_0.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class CudaDevice(Device):
         return bool(name.startswith(b"CUDA") and b"Host" not in name)
 
     def taken(self, product: Product, x: Floats, wanted: Sequence[int]) -> dict[int, Bytes]:
-        """In the format of the product's definition; nothing if that is not known."""
+        """The activations in the format of the product's definition; nothing if no definition describes the product."""
         fmt = next((f for f in FORMATS.values() if f.type_id == product.type), None)
         if fmt is None or not product.on_backend:
             return {}
@@ -106,7 +109,7 @@ class CudaDevice(Device):
     def _products(
         self, type: int, w: Bytes, x: Floats, width: int, w_steps: tuple[int, int, int], count: int
     ) -> Floats:
-        """Products of `count` columns, `width` values wide, of x with as many of w, or with the one there is.
+        """Multiply `count` columns of x, each `width` values wide, by as many columns of w, or by its only one.
 
         Args:
             w_steps: bytes from row to row and from column to column of w; how many columns.
@@ -166,7 +169,7 @@ class CudaDevice(Device):
         return self._in_parts(x, None, self._float_scaled)
 
     def _in_parts(self, x: Floats, most: int | None, quantize: Any) -> Bytes:
-        """Some rows at a time: at most so many, or more than MMVQ takes."""
+        """Quantize some rows at a time: at most `most`, or, if that is None, more than MMVQ takes."""
         m, k = x.shape
         step = most or max(MMVQ_TOKENS + 1, _AT_ONCE // k)
         parts = []
@@ -201,7 +204,7 @@ class CudaDevice(Device):
         return _where(known, out, encode(x))
 
     def _float_scaled(self, x: Floats) -> Bytes:
-        """The scale of these is a float32 of which the outputs are rounded multiples: the one that explains all."""
+        """Find the float32 scale of each block of which all its outputs are rounded multiples."""
         y = self._scaled_codes(x, Q8_0, 0)
         with np.errstate(all="ignore"):
             nearest = np.abs(y).max(axis=-1) / np.float32(127)
@@ -215,7 +218,7 @@ class CudaDevice(Device):
 
 
 def _divided(y: Floats, d: Floats) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
-    """y / d as whole numbers, and for which blocks these times d, rounded once, are y again."""
+    """y / d as whole numbers, and for which blocks these numbers times d, rounded once, give y again."""
     ratio = np.where(d[..., None] > 0, y / d[..., None], np.float32(0))
     q = np.clip(np.rint(np.nan_to_num(ratio)), -128, 127)
     known = np.isfinite(d) & ((q.astype(np.float32) * d[..., None]).astype(np.float32) == y).all(axis=-1)
@@ -223,7 +226,7 @@ def _divided(y: Floats, d: Floats) -> tuple[npt.NDArray[np.int8], npt.NDArray[np
 
 
 def _where(known: npt.NDArray[np.bool_], revealed: Bytes, encoded: Bytes) -> Bytes:
-    """The revealed blocks [M, K/32, bytes]; where scales or sums overflow and nothing can be told, encoded ones."""
+    """The revealed blocks [M, K/32, bytes]; where scales or sums overflow, which reveals nothing, the encoded ones."""
     m, nb, size = revealed.shape
     return np.where(known[..., None], revealed, encoded.reshape(m, nb, size)).reshape(m, nb * size)
 

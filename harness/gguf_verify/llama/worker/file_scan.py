@@ -115,7 +115,7 @@ class FileScanner:
         self._pool: ThreadPoolExecutor | None = None
 
     def part_of(self, path: str, identity: list[int], start: int, nbytes: int) -> Part:
-        """Some bytes of a file. Raises Unusable where it is not the one of that identity."""
+        """Some bytes of a file. Raises Unusable if it is not the file of that identity."""
         with open(path, "rb") as file:
             now = os.fstat(file.fileno())
             if [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns] != identity:
@@ -176,7 +176,7 @@ class FileScanner:
                 future.cancel()
 
     def _buffer(self, size: int) -> Bytes:
-        """This thread's, of that size."""
+        """This thread's buffer, cut to that size."""
         held: Bytes | None = getattr(self._local, "buffer", None)
         if held is None or len(held) < size:
             held = self._local.buffer = np.empty(size, np.uint8)
@@ -239,7 +239,7 @@ class FileScanner:
         return self._libraries[path]
 
     def _spread(self, work: Callable[[int], Any], starts: range, nbytes: int, threads: int) -> Iterator[Any]:
-        """Results in order, with a bounded number of them waiting."""
+        """The results in order, of which a bounded number waits."""
         done = 0
 
         def tell() -> None:
@@ -267,7 +267,7 @@ class FileScanner:
 
 
 class _Scanning:
-    """One tensor's scan: pieces that any thread may tally, in any order, to be added up in theirs."""
+    """One tensor's scan: any thread may tally a piece, in any order; tallies are added in the order of the pieces."""
 
     def __init__(self, job: Job, scanner: c.CDLL, buffer: Callable[[int], Bytes], threads: int) -> None:
         self._job, self._scanner, self._buffer = job, scanner, buffer
@@ -277,7 +277,7 @@ class _Scanning:
         nbytes, row_bytes = len(job.part.mapped), job.row_bytes
         n_rows = nbytes // row_bytes
         self._hashes = np.empty(n_rows, np.uint64) if 1 < n_rows <= MAX_HASHED_ROWS else None
-        # whole rows where they are not too long for a buffer, so that they are hashed while they are in the cache
+        # whole rows, unless they are too long for a buffer, so that they are hashed while they are in the cache
         self._by_row = self._hashes is not None and row_bytes <= LONG_ROW
         unit = row_bytes if self._by_row else job.block_bytes
         self._step = max(1, _CHUNK_BYTES // unit) * unit
@@ -301,7 +301,7 @@ class _Scanning:
         return min(self._share, len(self._job.part.mapped) - start)
 
     def tally(self, start: int) -> Tally:
-        """Of one piece. Raises Unusable."""
+        """Tally one piece. Raises Unusable."""
         job = self._job
         out = Tally(first_subnormal=-1, least_scale=np.inf, most_scale=-np.inf, least_min=np.inf, most_min=-np.inf)
         hashes = self._hashes
@@ -320,7 +320,7 @@ class _Scanning:
         return out
 
     def add(self, t: Tally) -> bool:
-        """The next piece's; whether it was the last."""
+        """Add the next piece's tally; returns whether it was the last."""
         for key, count in (("first_not_finite", t.not_finite), ("first_differing", t.differing)):
             if count:
                 self._first[key] += list(getattr(t, key))[: min(count, MAX_BAD - len(self._first[key]))]

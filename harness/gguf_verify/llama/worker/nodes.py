@@ -1,9 +1,10 @@
-"""What a MUL_MAT or MUL_MAT_ID node multiplies: matrices of weights, each with rows of activations. Child process only.
+"""What a MUL_MAT or MUL_MAT_ID node multiplies: matrices of weights, each with rows of activations.
 
     MUL_MAT     y[i3, i2, i1] = W[i3 // r3, i2 // r2] · x[i3, i2, i1]     r: how often the weights are broadcast
     MUL_MAT_ID  y[t, u]       = W[ids[t, u]] · x[t, u % b]                b: rows of x a token, 1 or the experts used
 
-(ggml.h, ggml.c of llama.cpp v0.5.0; indices are those of NumPy, the slowest first.)
+The sources are ggml.h and ggml.c of llama.cpp v0.5.0. Indices are NumPy's, the slowest first. This module runs in
+llama.cpp's process.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import numpy.typing as npt
 from .. import ggml
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-#: What only looks at a tensor in another way; the result is a view of it, which a later node uses.
+#: Operations whose result is a view of a tensor, which a later node uses.
 VIEWS = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
-#: Types of one value each that it multiplies with.
+#: Types without blocks that a product may have as weights.
 ELEMENTS = (ggml.F32, ggml.F16, ggml.BF16)
 
 
@@ -30,9 +31,9 @@ class Layout:
     Args:
         offsets: where each matrix begins, in bytes of src[0]'s data.
         first_rows: the row of the whole tensor with which each begins.
-        nbytes: of one matrix.
-        matrix: of each output row, which matrix made it, int32[rows].
-        row: of each output row, which row of the activations it came from, int32[rows].
+        nbytes: the size of one matrix.
+        matrix: the matrix that made each output row, int32[rows].
+        row: the row of the activations that each output row came from, int32[rows].
     """
 
     offsets: list[int]
