@@ -57,7 +57,7 @@ def compare(
     if not same and (tensor.type.format is None and tensor.type.name not in FLOAT_TYPES):
         why = "llama.cpp quantizes nothing to it" if tensor.type.name in NO_TO_FLOAT else "is not covered"
         return Comparison(tensor, origin, unverified=f"type {tensor.type.name}: {why}")
-    if not same and (origin.type.name in NO_TO_FLOAT and origin.type.name != "F32"):
+    if not same and (origin.type.name in NO_TO_FLOAT and origin.type.name not in FLOAT_TYPES):
         return Comparison(
             tensor, origin, unverified=f"llama.cpp has no conversion from {origin.type.name}, the source's"
         )

@@ -1,12 +1,12 @@
 """A product taken apart into codes, scales and sums, so that a fault can put it together wrongly.
 
-With terms b of 32 values (16 where no more share a scale), in float64:
+With terms b of 32 values (16 where only so many share a scale), in float64:
 
     y = Σ_b d[b]·e[b]·Σ_i q[b,i]·a[b,i] + m[b]·s[b]
 
-q, d, m are the weights' codes, scale and minimum; a, e the activations' codes and scale; s is what the minimum meets:
-their stored sum, or e·Σ a. Where a definition takes the offset off the codes, q is without it and m is zero; of `f32`,
-a are the values and e is one.
+q, d and m are the weights' codes, scale and minimum; a and e are the activations' codes and scale. The minimum is
+multiplied by s: their stored sum, or e·Σ a. Where a definition subtracts the offset from the codes, q is without it and
+m is zero. In `f32`, a are the values and e is one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Predicted:
     """Outputs that a fault would give.
 
     Args:
-        exact: float64[M, N]; not finite where the kernel's would not be.
-        bound: what rounding may add to them.
-        known: outputs about which the fault says something; None for all.
+        exact: float64[M, N]; not finite where the kernel's outputs would not be.
+        bound: how far rounding may move them.
+        known: the outputs that the fault predicts; None for all.
     """
 
     exact: Doubles
@@ -70,10 +70,11 @@ class Parts:
 
     @property
     def half_products(self) -> bool:
+        """Whether products of scales and minima are rounded to half."""
         return self.semantics.half_products(self.fmt)
 
     def predicted(self) -> Predicted:
-        """Put together, with the bound of `semantics.oracle`."""
+        """The outputs of these operands, with the bound of `semantics.exact`."""
         terms, values = self.q.shape[1:]
         with np.errstate(all="ignore"):
             if self.half_products:
@@ -91,7 +92,7 @@ class Parts:
     def limited(
         self, rows: npt.NDArray[np.bool_] | None = None, tokens: npt.NDArray[np.bool_] | None = None
     ) -> Predicted:
-        """`predicted`, which says nothing of other rows, bool[N], and tokens, bool[M], than these."""
+        """`predicted` for these rows, bool[N], and tokens, bool[M], alone."""
         made = self.predicted()
         known = np.ones(made.exact.shape, bool)
         known &= True if rows is None else rows
@@ -122,7 +123,7 @@ class Parts:
         return scale * sums, second
 
     def with_sums(self) -> Parts:
-        """s as e·Σ a, for a definition that does not store it, after a and e were changed."""
+        """The operands with s = e·Σ a, after a and e were changed, where the definition does not store s."""
         return self if self.semantics.uses_sum(self.fmt) else replace(self, s=self.e * self.a.sum(axis=-1))
 
 
@@ -146,7 +147,7 @@ def weight_parts(semantics: Semantics, fmt: BlockFormat, rows: Bytes) -> tuple[D
 
 
 def activation_parts(semantics: Semantics, fmt: BlockFormat, x: Bytes) -> tuple[Doubles, Doubles, Doubles]:
-    """a, e and s of activations uint8[M, row bytes], as the semantics has them."""
+    """a, e and s of activations uint8[M, row bytes], as the definition has them."""
     m, size, form = len(x), term_values(fmt), semantics.activations
     if form is None:
         a = np.ascontiguousarray(x).view(np.float32).astype(np.float64).reshape(m, -1, size)

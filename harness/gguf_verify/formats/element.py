@@ -65,6 +65,16 @@ class ElementFormat:
         return float(2.0 ** (2 - 2 ** (self.exponent - 1)))
 
     @property
+    def largest(self) -> float:
+        """The largest finite value."""
+        return float((2 - 2.0**-self.mantissa) * 2.0 ** (2 ** (self.exponent - 1) - 1))
+
+    @property
+    def missing_range(self) -> bool:
+        """Whether a float32 can be too large for it by more than a rounding."""
+        return self.exponent < 8
+
+    @property
     def missing_bits(self) -> int:
         """Low bits of a float32's mantissa that the type does not have."""
         return 23 - self.mantissa

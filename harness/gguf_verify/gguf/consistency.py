@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..formats import FORMATS
 from ..support.partial_import import submodule
 from ..support.text import printable
 from .file import Tensor
@@ -21,11 +22,12 @@ from .storage import Strings
 
 _gguf = submodule("gguf.constants")
 
-#: Quantization recipes that are not named after their main type (llama.cpp's `llama_ftype_get_default_type`).
+#: Quantization recipes that are not named after their main type (llama.cpp's `llama_ftype_get_default_type`), with the
+#: types that files of them are made of.
 RECIPES = {
-    "IQ2_S": ("IQ2_XS", "IQ2_S"), "IQ2_M": ("IQ2_S",), "IQ3_XS": ("IQ3_S", "IQ3_XXS"), "IQ3_M": ("IQ3_S",),
-    "MXFP4_MOE": ("MXFP4",),
-}  # fmt: skip
+    recipe: tuple(name for name, fmt in FORMATS.items() if recipe in fmt.recipes)
+    for recipe in sorted({recipe for fmt in FORMATS.values() for recipe in fmt.recipes})
+}
 
 #: A recipe's name between separators in a file's name.
 NAMED = re.compile(

@@ -201,7 +201,7 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
     left = outputs - sum(planned(job, matrices[job.matrix], host) for job in jobs)
     fill = [
         i for i, m in enumerate(matrices)
-        if m.fmt.name in _CHEAP and m.k <= 256 and (m.own or m.source == "drawn" or m.k <= 128)
+        if m.fmt.block_size == 32 and m.k <= 256 and (m.own or m.source == "drawn" or m.k <= 128)
     ]  # fmt: skip
     number = 0
     while left > 0 and fill:
@@ -212,10 +212,6 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
         number += 1
     # shuffled, so that a time limit leaves jobs of all kinds
     return [jobs[i] for i in np.random.default_rng(len(jobs)).permutation(len(jobs))]
-
-
-#: Types whose exact products are the fastest to compute.
-_CHEAP = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
 
 
 def calls(job: Job, fmt: WeightFormat, host: str) -> list[tuple[str, int]]:

@@ -1,26 +1,26 @@
 """Products with weights that are not quantized: F32, F16, BF16.
 
-The definition: activations are rounded to the weights' type, to nearest even (to half, to bfloat16, not at all), then
-o = Σ_k a[k]·w[k]. llama.cpp's CPU backend computes so on x86 (`vec_dot_type` of each type is the type itself;
-ggml-cpu.c, ggml_compute_forward_mul_mat; the products are those of vec.cpp, ggml_vec_dot_f16, _bf16, _f32, or of
-llamafile/sgemm.cpp, tinyBLAS; v0.5.0): sums in float32, by multiply-add with one rounding or two, over lanes, in an
-order of its own; what a vector leaves over is summed in double. (Builds for ARM with half arithmetic add up halves: no
-bound of float32 holds there, and llama.cpp's output fails it.)
+The definition: activations are rounded to nearest even to the weights' type (to half, to bfloat16, not at all), then
+o = Σ_k a[k]·w[k]. llama.cpp's CPU backend computes so on x86. There, `vec_dot_type` of each type is the type itself
+(ggml-cpu.c, ggml_compute_forward_mul_mat; v0.5.0), and the products are those of vec.cpp (ggml_vec_dot_f16, _bf16,
+_f32) or of llamafile/sgemm.cpp (tinyBLAS). They are summed in float32, by multiply-add with one rounding or two, over
+lanes, in an order of their own; values that do not fill a vector are summed in double. (Builds for ARM with half
+arithmetic add up halves: no bound of float32 holds there, and llama.cpp's output fails it.)
 
     bound   γ_n·Σ|a·w| + τ,  n = K + 8
-            Products of F16 and BF16 have 22 and 16 bits, exact in float32 but for underflow, so a value costs one
-            rounding; of F32, two: one of the product and one of the sum. A path to the output rounds a product at most
-            once and a sum at most K - 1 + 8 times, whatever the order: n covers both.
+            Products of F16 and BF16 have 22 and 16 bits. They are exact in float32 unless they underflow, so a value
+            costs one rounding. A value of F32 costs two: one of the product and one of the sum. A path to the output
+            rounds a product at most once and a sum at most K - 1 + 8 times, whatever the order: n covers both.
             τ is for underflow: nothing for F16, whose products are at least 2^-48; K·2^-149 for F32; for BF16
             2^-126·(2K + Σ|a| + Σ|w|), because AVX512-BF16 (vdpbf16ps) takes subnormal operands for zero and flushes
-            subnormal results.
-    spread  u/√3·√Σ_k(S[k]² + 2·t[k]² + L[k]), see `oracle`, by slices of 32 values: of the partial sums S within a
-            slice, only the last is computed and stands for all 32. After i values of slice b, S is S[b-1] + p[i], where
-            p goes from 0 to the slice's term t[b]: its mean square over i lies between those of S[b-1] and S[b] or
-            misses them by the order of t[b]², of which 2 are added for each value; and L[k], what lanes hold, is the
-            sum of the squares of the products up to the slice's end. Activations of random signs make it good to a few
-            per cent; it errs to the wide side in the first slices.
-    bits    fused multiply-adds in ascending k from +0, for kernels that declare it.
+            subnormal results. The records of the definitions hold its figures (`ElementRounding`).
+    spread  u/√3·√Σ_k(S[k]² + 2·t[k]² + L[k]), see `exact`, by slices of 32 values. Of the partial sums S within a
+            slice only the last is computed, and it stands for all 32. After i values of slice b, S is S[b-1] + p[i],
+            where p goes from 0 to the slice's term t[b]. The mean square of S over i lies between those of S[b-1] and
+            S[b], or misses them by the order of t[b]², of which 2 are added for each value. L[k], what lanes hold, is
+            the sum of the squares of the products up to the slice's end. For activations of random signs the spread is
+            good to a few per cent; in the first slices it errs to the wide side.
+    bits    fused multiply-adds in ascending k from +0, for kernels that declare that order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TILE, _CHAIN = 1 << 18, 1 << 14
 
 
 def round_to(kind: str, x: Floats) -> Floats:
-    """Activations as the product of this type takes them: rounded to nearest even, float32 again."""
+    """Activations as the product of this type takes them: rounded to nearest even, as float32."""
     return ELEMENTS[kind].round(x)
 
 

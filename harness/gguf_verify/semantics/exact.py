@@ -1,7 +1,7 @@
-"""The exact product under a semantics, and how far a correct float32 computation of it may be from it.
+"""The exact product of a definition, and how far a correct float32 computation of it may be from it.
 
-For M rows of activations and N rows of weights with nb terms (blocks of 32 values, or slices of 32 of larger blocks, or
-groups of 16 where these have a scale of their own), in float64:
+There are M rows of activations and N rows of weights, with nb terms in a row: blocks of 32 values, slices of 32 of
+larger blocks, or groups of 16 where these have a scale of their own. In float64:
 
     term    t[b] = d_w·d_a·Σ q_w·q_a + m_w·s        result  o = Σ_b t[b]        partial sums  S[b]
             s is the activations' stored sum, or d_a·Σ q_a for the minima of superblocks
@@ -11,16 +11,17 @@ groups of 16 where these have a scale of their own), in float64:
             where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S)
 
 z is the zero point of formats whose codes have one, where a definition lets it be multiplied apart, else 0:
-|q_w + z| + z is at most |q_w| + 2z. A product that underflows loses up to η = 2^-150 beside, times what it is then
-multiplied by: where 0 < |d_w·d_a| < 2^-126 (scales that are no halves), η·(Σ(|q_w| + 2z)·|q_a| + |d_w| + |d_a| + 64)
-for the term in any order of its factors; of values, η each. The bound holds for any order of summation (Higham,
-"Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.1 and §4.2); its inner sum is per element because SIMD
-code splits a block over lanes which cancel only later.
+|q_w + z| + z is at most |q_w| + 2z. A product that underflows also loses up to η = 2^-150, times what it is then
+multiplied by. Where 0 < |d_w·d_a| < 2^-126, which needs scales that are not halves, that is
+η·(Σ(|q_w| + 2z)·|q_a| + |d_w| + |d_a| + 64) for the term, in any order of its factors; for products of values it is η
+each. The bound holds for any order of summation (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed.,
+§3.1 and §4.2). Its inner sum is per element, because SIMD code splits a block over lanes, which cancel only later.
+
 The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
-within half an ulp: a score against it stays small at any row length, where the bound grows loose. L[b] stands for what
-correct code carries that cancels only later: the integer products and the m·s terms may be summed apart, so the squares
-of both partial sums; and SIMD lanes hold, with random signs, the root of the sum of squares of what they added, at
-least a[b]²/32 a block, where a[b] is the block's term of the bound.
+within half an ulp. A score against it stays small at any row length, where the bound grows loose. L[b] stands for what
+correct code carries that cancels only later. The integer products and the m·s terms may be summed apart, so L[b] holds
+the squares of both partial sums. SIMD lanes hold, with random signs, the root of the sum of squares of what they added,
+at least a[b]²/32 a block, where a[b] is the block's term of the bound.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Elements of one (nb, M, n) working array (measured: smaller ones cost calls, larger ones leave the cache).
 _TILE = 1 << 17
-#: Values of a term of an oracle that is the kernel's own; values of its weights that are held at a time.
+#: Values of a term where an author's oracle gives the product; values of its weights that are held at a time.
 _OWN_TERM, _OWN_VALUES = 32, 1 << 24
 
 
@@ -70,7 +71,7 @@ def product(
         semantics: the definition.
         fmt: the weights' format.
         w: uint8[N, row bytes].
-        x: uint8[M, row bytes]: activations as the semantics has them (float32 bytes for `f32`, and for `f16` and
+        x: uint8[M, row bytes]: activations as the definition has them (float32 bytes for `f32`, and for `f16` and
             `bf16`, which round them).
         order: also compute the bits of this order, by the fused multiply-adds above: of blocks, or of values for
             `f32`. None: no bits.
@@ -120,7 +121,7 @@ class _Activations:
 
 
 def term_values(fmt: BlockFormat) -> int:
-    """Values of a term: 32, or 16 where no more share a scale."""
+    """Values of a term: 32, or 16 where only so many share a scale."""
     return min(fmt.group, 32)
 
 
@@ -196,7 +197,7 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
 
 
 def _lost(scale: Doubles, codes: Floats, d_w: Doubles, d_a: Doubles) -> Doubles | float:
-    """What products of d_w, d_a and sums of codes that underflow may lose, [M, n] of [nb, M, n]."""
+    """What underflow may take from products of d_w, d_a and sums of codes, [M, n] from [nb, M, n]."""
     tiny = (scale != 0) & (np.abs(scale) < SMALLEST_NORMAL)
     if not tiny.any():
         return 0.0
@@ -226,7 +227,7 @@ def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, order: 
 
 
 def _of_values(a: Doubles, w: Doubles, size: int, ordered: Floats | None = None) -> Product:
-    """The product of values float64[M, K] and float64[n, K], in terms of so many."""
+    """The product of values float64[M, K] and float64[n, K], with `size` values in a term."""
     by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
     w_by_block = w.reshape(len(w), -1, size).transpose(1, 2, 0)
     term = np.matmul(by_block, w_by_block)
@@ -239,14 +240,17 @@ def _of_values(a: Doubles, w: Doubles, size: int, ordered: Floats | None = None)
 
 
 def _encoded(semantics: Semantics, x: Bytes) -> Bytes:
-    """What the kernel is to make of float32 bytes uint8[M, 4·K]."""
+    """Float32 bytes uint8[M, 4·K] as the kernel must quantize them."""
     assert semantics.inside is not None
     return semantics.inside.bytes_of(np.ascontiguousarray(x).view(np.float32))
 
 
 def _of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Doubles | float:
-    """What a kernel's own sums s may move the result by, float64[M, N], x being float32 bytes: where Σx of a block is
-    so near the middle of two halves that the order of its float32 additions decides which one s is."""
+    """How far a kernel's own sums s may move the result, float64[M, N]; x are float32 bytes.
+
+    Where Σx of a block is very near the middle of two halves, the order of its float32 additions decides between
+    them.
+    """
     if not semantics.raw_sum or not semantics.uses_sum(fmt):
         return 0.0
     values = np.ascontiguousarray(x).view(np.float32).reshape(len(x), -1, 32).astype(np.float64)
@@ -263,7 +267,10 @@ def _of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Doub
 
 
 def _own_product(oracle: Oracle, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int) -> Product:
-    """By the rule of `f32`, which holds for any order of L products. Raises KernelFault."""
+    """The product that an author's oracle gives, with the bound of `f32`, which holds for any order of L products.
+
+    Raises KernelFault.
+    """
     given = oracle.activations(x)
     a = _padded(given)
     step = max(1, _TILE // max(1, len(a) * a.shape[1] // _OWN_TERM))
@@ -276,7 +283,7 @@ def _own_product(oracle: Oracle, fmt: BlockFormat, w: Bytes, x: Bytes, threads: 
 
 
 def _own_weights(oracle: Oracle, fmt: BlockFormat, w: Bytes, columns: int) -> Iterator[Doubles]:
-    """Some rows after the other, float64[n, L], L being that of the activations. Raises KernelFault."""
+    """The oracle's weights, some rows at a time: float64[n, L], with the L of the activations. Raises KernelFault."""
     rows = max(1, _OWN_VALUES // columns)
     for start in range(0, len(w), rows):
         values = oracle.weights(fmt, w[start : start + rows])
@@ -288,12 +295,12 @@ def _own_weights(oracle: Oracle, fmt: BlockFormat, w: Bytes, columns: int) -> It
 
 
 def _padded(values: Doubles) -> Doubles:
-    """Columns of zeros up to whole terms."""
+    """Filled up with columns of zeros to whole terms."""
     return np.pad(values, ((0, 0), (0, -values.shape[1] % _OWN_TERM)))
 
 
 def exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
-    """d·q + m of uint8[..., block_bytes], float64[..., block_size], without the rounding of a decoded value."""
+    """d·q + m of uint8[..., block_bytes], float64[..., block_size], not rounded as a decoded value is."""
     q = fmt.codes(blocks).astype(np.float64)
     q = q.reshape(*q.shape[:-1], fmt.groups, fmt.group)
     q *= fmt.scales(blocks)[..., None]
@@ -302,7 +309,7 @@ def exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
 
 
 def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, threads: int = 1) -> Doubles:
-    """Only the exact result of `product`, float64[M, N], by two matrix products: for passes that judge nothing."""
+    """The exact result of `product` alone, float64[M, N], by two matrix products, for passes that judge nothing."""
     if isinstance(fmt, ElementFormat):
         return exact_elements(fmt.name, w, np.ascontiguousarray(x).view(np.float32), threads)
     if semantics.inside is not None:
@@ -310,7 +317,7 @@ def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, th
     if semantics.oracle is not None:
         own = semantics.oracle.activations(x)
         return np.concatenate([own @ v.T for v in _own_weights(semantics.oracle, fmt, w, own.shape[1])], axis=1)
-    if semantics.half_products(fmt) or semantics.half_scales(fmt):  # rounded inside a block: no matrix product gives it
+    if semantics.half_products(fmt) or semantics.half_scales(fmt):  # no matrix product rounds inside blocks
         return product(semantics, fmt, w, x, threads=threads).exact
     n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size
     step = max(1, _TILE * 8 // k)

@@ -1,11 +1,11 @@
-"""llama.cpp's CUDA quantizers against IEEE division: how far a right one may differ, and what no rounding explains.
+"""llama.cpp's CUDA quantizers against IEEE division: how far a correct one may differ, and what is wrong.
 
 llama.cpp builds them with fast math: divisions and reciprocals are off by an ulp or two, and subnormal results are
 flushed to zero. So a code may differ by one step from what IEEE division gives, and only where x·(127/max) lies within
 WINDOW of a half: such codes are *ambiguous*. A half scale may be the neighbour where max/127 lies within WINDOW of the
-midpoint of both, a float32 scale is within WINDOW of max/127. Sums are not divided: they must be the same bits. (CUDA's
-programming guide allows 2 ulps to a division of this kind, 1 to a reciprocal; measured on an H200: codes differ where
-they lie within 0.7 ulps of a half, float32 scales by up to 1.6.)
+midpoint of both, and a float32 scale must be within WINDOW of max/127. Sums are not divided, so they must have the same
+bits. (CUDA's programming guide allows 2 ulps for a division of this kind and 1 for a reciprocal. Measured on an H200:
+codes differ where they lie within 0.7 ulps of a half, float32 scales by up to 1.6 ulps.)
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SMALLEST = 2.0**-126
 
 
 def ambiguous_codes(x: Floats) -> npt.NDArray[np.bool_]:
-    """Which of float32[M, K] may get either of two codes, bool[M, K]."""
+    """Which values of float32[M, K] may get either of two codes, bool[M, K]."""
     ratio = np.abs(_ratio(x.reshape(len(x), -1, QK)))
     return np.asarray(np.abs(ratio % 1 - 0.5) <= WINDOW * ratio).reshape(x.shape)
 
 
 def _ratio(blocks: Floats) -> npt.NDArray[np.float64]:
-    """127·x/max in float64, whose error does not count here; 0 in a block of zeros."""
+    """127·x/max in float64, whose own error is negligible here; 0 in a block of zeros."""
     wide = blocks.astype(np.float64)
     largest = np.abs(wide).max(axis=-1, keepdims=True)
     return np.asarray(127 * np.divide(wide, largest, out=np.zeros_like(wide), where=largest > 0))
@@ -44,12 +44,12 @@ class Agreement:
     """llama.cpp's activation bytes beside those of the harness's encoder.
 
     Args:
-        codes: that were compared: those under a scale that is not zero.
-        ambiguous: of them, which either quantizer may round in two ways.
-        differing: of these, which differ, by one step.
-        scales: blocks that were compared.
-        differing_scales: of them, with another half scale, which is the neighbour that fast math may give.
-        unexplained: (m, block, what is wrong), of the first block that no fast math explains, or None.
+        codes: the number of codes that were compared: those under a scale that is not zero.
+        ambiguous: how many of them a quantizer may round in two ways.
+        differing: how many of these differ, by one step.
+        scales: the number of blocks that were compared.
+        differing_scales: how many of them have another half scale: the neighbour, which fast math may give.
+        unexplained: (m, block, what is wrong) of the first block that fast math does not explain; None for none.
     """
 
     codes: int
@@ -68,13 +68,13 @@ class Agreement:
 
     @property
     def per_million(self) -> float:
-        """Codes that differ from IEEE division, of a million."""
+        """Codes that differ from those of IEEE division, per million."""
         return 1e6 * self.differing / self.codes if self.codes else 0.0
 
 
 def compare_activations(semantics: Semantics, x: Floats, theirs: Bytes) -> Agreement:
-    """Activations float32[M, K] as llama.cpp quantized them, uint8[M, K/32·36], against a definition of its CUDA
-    backend (`q8_1`, `q8_1_half`, `mmq`, `mmq_d4`)."""
+    """Compare activations float32[M, K] as llama.cpp quantized them, uint8[M, K/32·36], with a definition of its CUDA
+    backend: one that has a `cuda_path`."""
     fmt = semantics.activations
     assert fmt is not None
     blocks = np.ascontiguousarray(x, np.float32).reshape(len(x), -1, QK)
@@ -91,7 +91,7 @@ def compare_activations(semantics: Semantics, x: Floats, theirs: Bytes) -> Agree
         else:
             other_scale = ~((d == d_ieee) | ~np.isfinite(d_ieee))
             off = np.abs(np.abs(d - exact) - np.abs(d_ieee - exact))
-            wrong_scale = other_scale & ~(off <= 2 * WINDOW * exact)  # of two halves as far away: neighbours
+            wrong_scale = other_scale & ~(off <= 2 * WINDOW * exact)  # two halves equally far away are neighbours
         known = np.isfinite(d) & (d != 0)
     step = got["qs"].astype(int) - expected["qs"]
     ambiguous = ambiguous_codes(x).reshape(blocks.shape) & known[..., None]

@@ -1,4 +1,4 @@
-"""The gates: is an output what its semantics says? Predicates are written so that NaN fails."""
+"""The gates: is an output what its definition says? Predicates are written so that NaN fails."""
 
 from __future__ import annotations
 

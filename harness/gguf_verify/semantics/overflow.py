@@ -1,4 +1,4 @@
-"""Why a product has no finite value: said in words, because a bare NaN sends people to the wrong place."""
+"""Why a product has no finite value, in words: a bare NaN sends people to the wrong place."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def overflow_reason(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> str | None:
-    """The first thing that is not finite in a row of weights or of activations, or None.
+    """What is not finite first in a row of weights or of activations; None where everything is.
 
     Args:
         w: uint8[row bytes] of the weights.
-        x: uint8[row bytes] of the activations, in the semantics' format.
+        x: uint8[row bytes] of the activations, in the definition's format.
     """
     if isinstance(fmt, ElementFormat):
         return _of_elements(fmt, w, x.view(np.float32))
@@ -54,5 +54,6 @@ def _of_elements(fmt: ElementFormat, w: Bytes, x: npt.NDArray[np.float32]) -> st
     rounded = round_to(fmt.name, x)
     if not np.isfinite(rounded).all():
         at = int(np.argmin(np.isfinite(rounded)))
-        return f"activation {at}, {x[at]:g}, overflows as {fmt.name}" + (", which ends at 65504" * (fmt.name == "F16"))
+        limit = f", whose largest value is {fmt.largest:g}" if fmt.missing_range else ""
+        return f"activation {at}, {x[at]:g}, overflows as {fmt.name}{limit}"
     return None

@@ -1,4 +1,4 @@
-"""What every oracle gives, and the arithmetic of its bound and its spread: see `oracle`."""
+"""What an exact product consists of, and the arithmetic of its bound and its spread: see `exact`."""
 
 from __future__ import annotations
 

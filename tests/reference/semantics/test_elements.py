@@ -471,7 +471,7 @@ def test_zero_activations_hide_nothing(tmp_path: Path) -> None:
 def test_activations_that_no_half_holds(tmp_path: Path) -> None:
     report = run(norm(1e6, tmp_path / "big.gguf"), "layers", tensor=TENSOR)
     assert report.exit_code == 1
-    assert any("overflows as F16, which ends at 65504" in f.what for f in failures(report, "layers"))
+    assert any("overflows as F16, whose largest value is 65504" in f.what for f in failures(report, "layers"))
 
 
 def test_a_weight_that_is_not_finite(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ _EXCHANGED = (np.arange(32) + 16) % 32
 
 
 def _by_32(codes: Doubles, order: npt.NDArray[np.intp]) -> Doubles:
-    """Codes [rows, terms, values] with those of each `len(order)` in another order."""
+    """Codes [rows, terms, values], of which each `len(order)` are put in another order."""
     return np.asarray(codes.reshape(len(codes), -1, len(order))[..., order].reshape(codes.shape))
 
 
@@ -101,18 +101,18 @@ def _has_fifth_bits(case: Case) -> bool:
 
 
 def _of_one_block_of_32(case: Case) -> bool:
-    """The fifth bits are the bits of one word."""
+    """Whether the fifth bits are the bits of one word."""
     return case.fmt.has_fifth_bits and case.fmt.block_size == QK
 
 
 def _has_nibbles(case: Case) -> bool:
-    """Two codes share a byte, and their values are 16 or 32 apart."""
+    """Whether two codes share a byte and their values are 16 or 32 apart."""
     return case.fmt.nibble_distance in (16, 32)
 
 
 ACTIVATIONS_INTERLEAVED = Fault(
     id="activations-interleaved",
-    words="the activations' codes are read in another order than that of the values",
+    words="the activations' codes are not read in the order of the values",
     fix="the codes of Q8_1 are sequential: code k belongs to value k",
     applies=always,
     variants=_activations_interleaved,
@@ -153,7 +153,7 @@ NIBBLES_IN_PAIRS = Fault(
 SIGNEDNESS = Fault(
     id="signedness",
     words="codes are read with the wrong sign",
-    fix="weights' nibbles are unsigned; codes of Q8_0 and of activations are signed bytes",
+    fix="nibbles of weights are unsigned; codes of Q8_0 and of activations are signed bytes",
     applies=always,
     variants=_signedness,
 )

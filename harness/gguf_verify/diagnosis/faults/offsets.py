@@ -69,7 +69,7 @@ def _sum_overflow(case: Case) -> Variants:
 OFFSET_TWICE = Fault(
     id="offset-twice",
     words="the codes' offset is applied twice",
-    fix="take it off the codes, or through the activations' sum, not both",
+    fix="subtract it from the codes or through the activations' sum, not both",
     applies=lambda c: bool(c.fmt.offset or c.fmt.zero),
     variants=_offset_twice,
 )
@@ -93,7 +93,7 @@ MINIMUM_MISSING = Fault(
 MINIMUM_SIGN = Fault(
     id="minimum-sign",
     words="the m term has the wrong sign",
-    fix="the minimum is added; of K-quants, dmin·min is subtracted",
+    fix="the minimum is added; in K-quants, dmin·min is subtracted",
     applies=lambda c: c.fmt.has_min,
     variants=_minimum_sign,
 )
@@ -109,7 +109,7 @@ SUM_OF_CODES = Fault(
 SCALE_AND_SUM_EXCHANGED = Fault(
     id="scale-and-sum-exchanged",
     words="d and s of the activations' blocks are exchanged",
-    fix="of a block of Q8_1, bytes 0 and 1 are d, bytes 2 and 3 are s",
+    fix="in a block of Q8_1, bytes 0 and 1 are d, bytes 2 and 3 are s",
     applies=lambda c: c.meets_sum,
     variants=_scale_and_sum_exchanged,
 )
@@ -125,7 +125,7 @@ SCALE_AND_MINIMUM_EXCHANGED = Fault(
 SUM_OVERFLOWS = Fault(
     id="sum-overflows",
     words="s overflows to infinity: it is kept in a half, at most 65504",
-    fix="this definition has no half s: keep the sum in float32, or take the offset off the codes",
+    fix="this definition has no half s: keep the sum in float32, or subtract the offset from the codes",
     applies=lambda c: not c.meets_sum,
     variants=_sum_overflow,
 )

@@ -22,7 +22,7 @@ def _shifted(values: Doubles, by: int) -> Doubles:
 
 
 def _within_rows(values: Doubles, by: int, wrap: bool) -> Doubles:
-    """values[row, i + by], at the row's ends the value that is there, or that of the other end."""
+    """values[row, i + by]; at the row's ends the value that is there, or that of the other end."""
     terms = values.shape[1]
     at = np.arange(terms) + by
     return values[:, at % terms if wrap else np.where((at < 0) | (at >= terms), np.arange(terms), at)]

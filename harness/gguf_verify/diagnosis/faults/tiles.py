@@ -14,7 +14,7 @@ _TILES = (32, 64, 128, 256, 512)
 
 
 def _tiles(case: Case) -> Iterator[tuple[int, int]]:
-    """(values, terms) of tiles of K that fit more than once."""
+    """(values, terms) of tiles of which K holds more than one."""
     terms, values = case.parts.q.shape[1:]
     for tile in _TILES:
         if tile % values == 0 and 2 * tile <= terms * values:
