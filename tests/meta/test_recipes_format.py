@@ -14,10 +14,9 @@ FILES = ("harness/gguf_verify/formats/q5_1.py", "kernels/formats/q5_1.cuh")
 RUN = (FIXTURES / "tiny-Q5_1.gguf", "--host", "cpu", "--rungs", "bytes,blocks,layers", "--tensor", r"blk\.0\.attn_k\.")
 
 #: Everything that lists formats, from inside the copy.
-LISTS = f"""
-import json, sys
-sys.path.append({str(ROOT)!r})  # the page's generator is a test
-from gguf_verify.audit.fingerprint import rules_of
+LISTS = """
+import json
+from gguf_verify.audit.fingerprint import patterns_of
 from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.formats import FILE_TYPES, FORMATS, tensor_type
 from gguf_verify.hosts.tables import headers
@@ -25,7 +24,6 @@ from gguf_verify.kernels.foreign.api import Declaration
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.semantics import SEMANTICS
 from gguf_verify.support.errors import UsageError
-from tests.unit.docs.test_formats_page import render
 
 def declared(name):
     try:
@@ -34,30 +32,33 @@ def declared(name):
         return str(error)
 
 fifth = next(fault for fault in FAULTS if fault.id == "fifth-bits-interleaved")
-print(json.dumps({{
+print(json.dumps({
     "formats": list(FORMATS),
     "file types": list(FILE_TYPES),
     "covered": tensor_type(7).format is not None,
-    "kernels": {{k.name: [n for n, f in FORMATS.items() if k.covers(f)] for k in KERNELS.values()}},
+    "kernels": {k.name: [n for n, f in FORMATS.items() if k.covers(f)] for k in KERNELS.values()},
     "tables": sorted(headers()),
-    "page": [line for line in render().splitlines() if "Q5_1" in line],
     "with fifth bits": [n for n, f in FORMATS.items() if f.has_fifth_bits],
     "half products": [n for n, f in FORMATS.items() if SEMANTICS["q8_1_half"].half_products(f)],
-    "fingerprinted": [n for n, f in FORMATS.items() if rules_of(f)],
+    "fingerprinted": [n for n, f in FORMATS.items() if patterns_of(f)],
     "declared": declared("Q5_1"),
-}}))
+}))
 """
 
 
 def lists(copy: ProjectCopy) -> dict[str, Any]:
     done = copy.python("-c", LISTS)
     assert done.returncode == 0, done.stderr
+    made = copy.python("docs/generate.py")
+    assert made.returncode == 0, made.stderr
     found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return found | {"page": (copy.root / "docs" / "formats.md").read_text()}
 
 
 def test_a_format_is_two_files(tmp_path: Path) -> None:
     copy = ProjectCopy(tmp_path / "project")
+    (copy.root / "docs").mkdir()
+    copy.add("docs/generate.py", (ROOT / "docs" / "generate.py").read_text())
     before = lists(copy)
     assert before["declared"] == ["Q5_1"]
     assert before["covered"] is True
@@ -65,13 +66,12 @@ def test_a_format_is_two_files(tmp_path: Path) -> None:
 
     held = {path: copy.take_away(path) for path in FILES}
     without = lists(copy)
-    assert "Q5_1" not in json.dumps({k: v for k, v in without.items() if k not in ("page", "declared")})
+    assert "\n## Q5_1\n" in before["page"]
+    assert "Q5_1" not in json.dumps({k: v for k, v in without.items() if k != "declared"})
     assert without["covered"] is False
-    assert without["declared"].startswith("format 'Q5_1' is none of Q4_0, Q4_1, Q5_0, Q8_0, ")
-    # what is left of the page names the type in the sources of other definitions only
-    assert all(line.startswith("| `") for line in without["page"])
+    assert without["declared"].startswith("format 'Q5_1' is not one of Q4_0, Q4_1, Q5_0, Q8_0, ")
     for name, listed in before.items():
-        if isinstance(listed, list) and "Q5_1" in listed and name not in ("page", "declared"):
+        if isinstance(listed, list) and "Q5_1" in listed and name != "declared":
             assert without[name] == [f for f in listed if f != "Q5_1"]
     run = copy.cli(*RUN)
     assert run.returncode == 5, run.stdout + run.stderr

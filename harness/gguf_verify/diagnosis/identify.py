@@ -51,7 +51,7 @@ def identify_kernel(
 def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
     """What to tell the author of a kernel that is correct for other definitions (the nearest first) than declared."""
     which = " or ".join(f"{called(SEMANTICS[name], fmt)} ({name})" for name in names)
-    source = SEMANTICS[names[0]].source.split(" (")[0].split(" for ")[0]
+    source = SEMANTICS[names[0]].source.split(" (")[0]
     return (
         f"computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: the kernel is correct for that "
         f"definition; declare {names[0]}, or compare it with {source}"

@@ -61,7 +61,7 @@ class Semantics:
     Args:
         name: its name in reports and in a kernel's declaration.
         title: the block term in one line.
-        source: who computes so.
+        source: who computes so. (For which types llama.cpp does stands in the formats' records.)
         activations: the format of the quantized activations; None where they are given as float32.
         encode: float32[M, K] → uint8[M, row bytes] in that format; None likewise.
         ratios: blocks of activations → x/d before it is rounded to a code, and d before it is rounded to the format.

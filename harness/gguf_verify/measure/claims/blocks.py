@@ -15,13 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...formats import BlockFormat
+from ...formats import FORMATS, BlockFormat
 from ...formats.c_arithmetic import signed_max
-from ...formats.q4_0 import Q4_0
-from ...formats.q4_1 import Q4_1
-from ...formats.q5_0 import Q5_0
-from ...formats.q5_1 import Q5_1
-from ...formats.q8_0 import Q8_0
 from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
 from ...hosts.compiler import compiler
@@ -68,10 +63,10 @@ def q4_0_scale(s: Sources) -> Claim:
     }
     rows, holds, negative, errors = [], True, [], []
     for name, x in samples.items():
-        theirs = s.llama.quantize(Q4_0.type_id, x)
-        claimed, signed = written_up(Q4_0, x), Q4_0.encode(x).reshape(theirs.shape)
+        theirs = s.llama.quantize(FORMATS["Q4_0"].type_id, x)
+        claimed, signed = written_up(FORMATS["Q4_0"], x), FORMATS["Q4_0"].encode(x).reshape(theirs.shape)
         n = len(x)
-        d = Q4_0.scale(theirs)
+        d = FORMATS["Q4_0"].scale(theirs)
         scales = [
             int((d == v.astype(np.float16)).sum())
             for v in (np.abs(x).max(axis=1) / np.float32(7), signed_max(x) / np.float32(-8))
@@ -144,7 +139,7 @@ def quantizers_byte_identical(s: Sources) -> Claim:
 
 def scales_are_fp32(s: Sources) -> Claim:
     """The bytes of scales in blocks from the CPU, and the scales that explain outputs of CUDA."""
-    size = {f.name: s.llama.versions()["types"][f.type_id]["block_bytes"] for f in (Q8_0, Q8_1)}
+    size = {f.name: s.llama.versions()["types"][f.type_id]["block_bytes"] for f in (FORMATS["Q8_0"], Q8_1)}
     patterns = np.arange(1 << 16, dtype=np.uint16)
     halves = patterns.view(np.float16)
     finite = np.isfinite(halves)
@@ -155,7 +150,7 @@ def scales_are_fp32(s: Sources) -> Claim:
     as_half = int((decoded == halves.astype(np.float32))[finite].sum())
     x = gaussian(4, 64, 1024)
     d = np.abs(x).reshape(64, -1, 32).max(axis=-1) / np.float32(127)
-    raw = {f.name: s.llama.from_float(f.type_id, x).reshape(64, 32, -1) for f in (Q8_0, Q8_1)}
+    raw = {f.name: s.llama.from_float(f.type_id, x).reshape(64, 32, -1) for f in (FORMATS["Q8_0"], Q8_1)}
     stored, wide = (
         {name: int((b[..., :size].copy().view(kind)[..., 0] == d.astype(kind)).sum()) for name, b in raw.items()}
         for size, kind in ((2, np.float16), (4, np.float32))
@@ -164,7 +159,8 @@ def scales_are_fp32(s: Sources) -> Claim:
     rounded = Q8_1_D4.view(a.reshape(len(a), -1, 36)).copy()
     rounded["d"] = rounded["d"].astype(np.float16)
     many = [
-        judge(y, product(SEMANTICS["mmq_d4"], Q8_0, w, v.view(np.uint8).reshape(a.shape))).passed for v in (a, rounded)
+        judge(y, product(SEMANTICS["mmq_d4"], FORMATS["Q8_0"], w, v.view(np.uint8).reshape(a.shape))).passed
+        for v in (a, rounded)
     ]
     holds = {
         "blocks of Q8_0": wide["Q8_0"] == d.size,
@@ -207,7 +203,7 @@ def s_is_the_raw_sum(s: Sources) -> Claim:
         tokens = "few" if semantics == "q8_1_half" else "many"
         a, values = s.cuda[activations], s.cuda[f"x_{tokens}"]
         sums = butterfly_sum(values.reshape(len(a), -1, 32)).astype(np.float16), sum_of_codes(a)
-        for fmt in (Q4_1, Q5_1):
+        for fmt in (FORMATS["Q4_1"], FORMATS["Q5_1"]):
             w, y = s.cuda[f"{fmt.name}/w"], s.cuda[f"{fmt.name}/{tokens}"]
             of = [judge(y, product(SEMANTICS[semantics], fmt, w, with_sums(a, v))).passed for v in sums]
             rows.append([f"CUDA, {path}", fmt.name, *("explained" if p else "not explained" for p in of)])
@@ -229,7 +225,7 @@ def bit_order(s: Sources) -> Claim:
     """One bit at a time through `to_float` and `from_float`."""
     one = np.float16(1).view(np.uint16)
     moves: dict[str, bool] = {}
-    for fmt in (Q5_0, Q5_1):
+    for fmt in (FORMATS["Q5_0"], FORMATS["Q5_1"]):
         blocks = np.zeros((64, fmt.block_bytes), np.uint8)
         blocks[:, :2] = np.array([one]).view(np.uint8)
         at, nibbles = fmt.field_offset("qh"), fmt.field_offset("qs")

@@ -22,7 +22,7 @@ from ..markdown import BENCHMARKS, listed
 Doubles = npt.NDArray[np.float64]
 
 PROMPT = "Once upon a time there was a little cat who"
-FIVE: tuple[BlockFormat, ...] = tuple(FORMATS[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"))
+FIVE: tuple[BlockFormat, ...] = tuple(fmt for fmt in FORMATS.values() if fmt.legacy)
 
 
 class Library(Protocol):

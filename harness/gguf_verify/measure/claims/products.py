@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...formats import BlockFormat
-from ...formats.q4_0 import Q4_0
-from ...formats.q5_0 import Q5_0
+from ...formats import FORMATS, BlockFormat
 from ...formats.q8_1 import Q8_1
 from ...semantics import SEMANTICS, exact_result, judge, product
 from ...semantics.activations import butterfly_sum
@@ -63,7 +61,7 @@ def offset_formula(s: Sources) -> Claim:
     rows, holds = [], {}
     for path, m in (("CUDA, 8 tokens (MMVQ)", 0), ("CUDA, 64 tokens (MMQ)", 0), ("CPU", 1), ("CPU", 8), ("CPU", 64)):
         by_formula = []
-        for fmt in (Q4_0, Q5_0):
+        for fmt in (FORMATS["Q4_0"], FORMATS["Q5_0"]):
             revealed: dict[str, str] = {}
             if m:
                 weights, a = s.llama.quantize(fmt.type_id, w), x[:m]
@@ -73,7 +71,7 @@ def offset_formula(s: Sources) -> Claim:
                 weights, a, y = (s.cuda[k] for k in (f"{fmt.name}/w", f"x_{tokens}", f"{fmt.name}/{tokens}"))
                 revealed = {"q8_1": "q8_1"} if tokens == "few" else {"mmq": "mmq", "mmq_d4": "mmq_d4"}
             cells = []
-            for name in ("q8_1", "mmq" if fmt is Q4_0 else "mmq_d4", "q8_0_cpu"):
+            for name in ("q8_1", "mmq" if fmt is FORMATS["Q4_0"] else "mmq_d4", "q8_0_cpu"):
                 semantics = SEMANTICS[name]
                 taken = s.cuda[revealed[name]] if name in revealed else semantics.bytes_of(a)
                 judged = judge(y, product(semantics, fmt, weights, taken))
@@ -187,7 +185,7 @@ def nmse_on_gaussian_data(s: Sources) -> Claim:
                 made = {}
                 if draw is gaussian:
                     made["ggml"] = s.llama.quantize(fmt.type_id, w)
-                if draw is uniform or fmt is Q4_0:
+                if draw is uniform or fmt is FORMATS["Q4_0"]:
                     made["write-ups"] = written_up(fmt, w)
                 for by, raw in made.items():
                     for column, y in zip(("A16", "A8"), both_products(fmt, raw, x, taken), strict=True):

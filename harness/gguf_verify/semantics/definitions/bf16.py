@@ -7,7 +7,7 @@ from ..definition import ElementRounding, Semantics
 BF16 = Semantics(
     name="bf16",
     title="Σ bfloat16(a)·w",
-    source="llama.cpp CPU for BF16 (ggml-cpu/vec.cpp, llamafile/sgemm.cpp)",
+    source="llama.cpp CPU (ggml-cpu/vec.cpp, llamafile/sgemm.cpp)",
     of_elements=True,
     # AVX512-BF16 takes subnormal operands for zero and flushes subnormal results
     elements=ElementRounding(flushed=2.0**-126, underflow=2.0**-125, exact=True),

@@ -7,7 +7,7 @@ from ..definition import ElementRounding, Semantics
 F16 = Semantics(
     name="f16",
     title="Σ half(a)·w",
-    source="llama.cpp CPU for F16 (ggml-cpu/vec.cpp, llamafile/sgemm.cpp)",
+    source="llama.cpp CPU (ggml-cpu/vec.cpp, llamafile/sgemm.cpp)",
     of_elements=True,
     # no product of two halves is below 2^-48
     elements=ElementRounding(flushed=0.0, underflow=0.0, exact=True),

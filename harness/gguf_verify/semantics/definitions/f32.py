@@ -7,7 +7,7 @@ from ..definition import ElementRounding, Semantics
 F32 = Semantics(
     name="f32",
     title="Σ a·w, w dequantized to float32",
-    source="dequantize and multiply; W4A16, W8A16 kernels; llama.cpp CPU for F32",
+    source="dequantize and multiply; W4A16, W8A16 kernels; llama.cpp CPU",
     any_format=True,
     order_known=True,
     elements=ElementRounding(flushed=0.0, underflow=2.0**-149, exact=False),

@@ -37,10 +37,9 @@ def _half_scales(fmt: BlockFormat) -> bool:
 
 MMQ = Semantics(
     name="mmq",
-    title="Q4_0: d_w·d_a·Σ (q_w - 8)·q_a; else d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values, d_w and m_w of "
-    "superblocks rounded to half; q_a = round(x·(127/max)), d_a = half(1/(127/max))",
-    source="llama.cpp CUDA MMQ on tensor cores for Q4_0, Q4_1, Q5_1, Q4_K, Q5_K (ggml-cuda/mmq.cuh, layout DS4; "
-    "quantize.cu)",
+    title="with an offset, d_w·d_a·Σ (q_w - offset)·q_a; else d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values, "
+    "d_w and m_w of superblocks rounded to half; q_a = round(x·(127/max)), d_a = half(1/(127/max))",
+    source="llama.cpp CUDA MMQ on tensor cores (ggml-cuda/mmq.cuh, layout DS4; quantize.cu)",
     activations=Q8_1,
     encode=encode_mmq,
     ratios=mmq_ratios,

@@ -25,7 +25,7 @@ def _offset_of_integers(fmt: BlockFormat) -> bool:
 MMQ_D4 = Semantics(
     name="mmq_d4",
     title="d_w·d_a·Σ (q_w - offset)·q_a; q_a = round(x·(127/max)), d_a = 1/(127/max), a float32",
-    source="llama.cpp CUDA MMQ on tensor cores for Q5_0, Q8_0 and others (ggml-cuda/mmq.cuh, layout D4; quantize.cu)",
+    source="llama.cpp CUDA MMQ on tensor cores (ggml-cuda/mmq.cuh, layout D4; quantize.cu)",
     activations=Q8_1_D4,
     encode=encode_mmq_d4,
     ratios=mmq_ratios,

@@ -26,7 +26,7 @@ def _has_offset(fmt: BlockFormat) -> bool:
 Q8_0_CPU = Semantics(
     name="q8_0_cpu",
     title="d_w·d_a·Σ (q_w - offset)·q_a",
-    source="llama.cpp CPU for Q4_0, Q5_0, Q8_0, and other blocks of 32 to 128 (ggml-cpu/arch/x86/quants.c)",
+    source="llama.cpp CPU (ggml-cpu/arch/x86/quants.c)",
     activations=Q8_0,
     encode=encode_q8_0_cpu,
     ratios=cpu_ratios,

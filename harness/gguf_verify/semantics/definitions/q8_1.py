@@ -39,9 +39,9 @@ def encode_q8_1(x: Floats) -> Bytes:
 
 Q8_1_RAW = Semantics(
     name="q8_1",
-    title="d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values; Q4_0: d_w·(d_a·Σ q_w·q_a - 8·s), Q5_0: - 16·s; "
+    title="d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values; with an offset, d_w·(d_a·Σ q_w·q_a - offset·s); "
     "minima of superblocks: m_w·d_a·Σ q_a",
-    source="this project's kernels; llama.cpp CUDA MMVQ for Q4_0, Q5_0, Q8_0 (ggml-cuda/vecdotq.cuh, quantize.cu)",
+    source="this project's kernels; llama.cpp CUDA MMVQ (ggml-cuda/vecdotq.cuh, quantize.cu)",
     activations=Q8_1,
     encode=encode_q8_1,
     ratios=ratios,

@@ -1,4 +1,4 @@
-"""`q8_1_cpu`: llama.cpp's CPU backend for Q4_1 and Q5_1; s is made of the activations' codes."""
+"""`q8_1_cpu`: llama.cpp's CPU backend for blocks with a minimum; s is made of the activations' codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def encode_q8_1_cpu(x: Floats) -> Bytes:
 Q8_1_CPU = Semantics(
     name="q8_1_cpu",
     title="d_w·d_a·Σ q_w·q_a + m_w·s, s = half(d_a·Σ q_a)",
-    source="llama.cpp CPU for Q4_1, Q5_1 (ggml-cpu/arch/x86/quants.c)",
+    source="llama.cpp CPU (ggml-cpu/arch/x86/quants.c)",
     activations=Q8_1,
     encode=encode_q8_1_cpu,
     ratios=cpu_ratios,

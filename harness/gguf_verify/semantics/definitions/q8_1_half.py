@@ -1,4 +1,4 @@
-"""`q8_1_half`: as `q8_1`, with products of scales and of minima rounded to half: MMVQ for Q4_1 and Q5_1."""
+"""`q8_1_half`: as `q8_1`, with products of scales and of minima rounded to half: MMVQ for blocks with a minimum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _stores_one_minimum(fmt: BlockFormat) -> bool:
 Q8_1_HALF = Semantics(
     name="q8_1_half",
     title="half(d_w·d_a)·Σ q_w·q_a + half(m_w·s), s = half(Σ x) of raw values",
-    source="llama.cpp CUDA MMVQ for Q4_1, Q5_1 on GPUs with fast half (ggml-cuda/vecdotq.cuh, __hmul2)",
+    source="llama.cpp CUDA MMVQ on GPUs with fast half (ggml-cuda/vecdotq.cuh, __hmul2)",
     activations=Q8_1,
     encode=encode_q8_1,
     ratios=ratios,

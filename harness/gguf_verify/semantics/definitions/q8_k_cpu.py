@@ -40,7 +40,7 @@ def encode_q8_k(x: Floats) -> Bytes:
 Q8_K_CPU = Semantics(
     name="q8_k_cpu",
     title="d_w·d_a·Σ q_w·q_a + m_w·d_a·Σ q_a, activations in blocks of 256",
-    source="llama.cpp CPU for K-quants, I-quants of 256, TQ1_0, TQ2_0 (ggml-cpu/arch/x86/quants.c)",
+    source="llama.cpp CPU (ggml-cpu/arch/x86/quants.c)",
     activations=Q8_K,
     encode=encode_q8_k,
     ratios=ratios,
