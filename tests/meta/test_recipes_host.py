@@ -96,5 +96,5 @@ def test_a_new_backend_is_one_file(tmp_path: Path) -> None:
     assert right.returncode == 0, right.stdout + right.stderr
     wrong = copy.cli(*blocks, "--reference", "scaled")
     assert wrong.returncode == 1, wrong.stdout + wrong.stderr
-    assert "llama.cpp, CPU, scaled" in wrong.stdout
+    assert "llama.cpp on CPU, scaled" in wrong.stdout
     assert "is outside the bound" in wrong.stdout

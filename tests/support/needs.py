@@ -73,7 +73,7 @@ def _llama_gpu() -> str | None:
 
     try:
         with Llama() as llama:
-            llama.gpu()
+            llama.start_backend("gpu")
     except EnvironmentFault as fault:
         return str(fault)
     return None
