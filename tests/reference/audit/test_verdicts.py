@@ -152,7 +152,7 @@ def test_llama_dies_in_the_middle_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> 
     assert (compared, result.comparisons) == ([], ())  # there is no llama.cpp to compare with
     text = text_of(Kind.AUDIT, result)
     assert "16 of 30 looked at" in text
-    assert "NOT VERIFIED … and 4 more" in text
+    assert "… and 4 tensors were not verified" in text
 
 
 def test_llama_dies_in_the_middle_of_a_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
