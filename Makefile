@@ -14,6 +14,10 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # a start would be reading the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Two tests run at once, one on each core. Left alone, NumPy's library would start a thread for each core in each of them,
+# and threads that wait for a core that is busy spin: products took up to thirty times as long.
+test test-all test-unit coverage: export OPENBLAS_NUM_THREADS = 1
+
 .PHONY: help verify test test-all test-unit lint lint-workflows docs coverage setup clean
 
 help: ## list these targets
