@@ -81,4 +81,10 @@ def update(path: Path, **parts: Any) -> None:
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
     """The option that names the results file."""
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="the results (%(default)s)")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="FILE",
+        help="the results (default: docs/mutation.json of the checkout)",
+    )
