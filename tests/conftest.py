@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from gguf_verify.gguf import Model, Tensor, open_model
 from gguf_verify.llama import Llama
-from tests.support import needs
+from tests.support import corpus, needs
+from tests.support.blocks_by_hand import Make
 
 #: In the order in which they run: files of many short tests last, so that parallel runs end together.
 TIERS = ("rungs", "meta", "reference", "gpu", "unit")
@@ -92,3 +94,21 @@ def shared_models() -> Path:
     """The folder of the contributors' models, beside the checkout."""
     needs.need("shared-models")
     return needs.SHARED_MODELS
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Writes a file with one tensor of that content, and opens it."""
+    models: list[Model] = []
+
+    def tensor(
+        type_id: int, shape: list[int], data: bytes, name: str | bytes = "a.weight", file: str = "m.gguf"
+    ) -> Tensor:
+        path = tmp_path / file
+        path.write_bytes(corpus.gguf([], [corpus.info(name, shape, type_id, 0)], [data, bytes(-len(data) % 32)]).data)
+        models.append(open_model(path))
+        return next(iter(models[-1].tensors.values()))
+
+    yield tensor
+    for model in models:
+        model.close()

@@ -60,11 +60,26 @@ class Identified:
         return self.found is not None and self.declared in self.found.names
 
 
+@dataclass(frozen=True)
+class IdentifyHeader:
+    """What was looked at: the kernel with the definition that it declares, in words where it runs and what judges it,
+    and the backend of llama.cpp beside it."""
+
+    gguf_verify: str
+    llama_cpp: str
+    file: str
+    kernel: str
+    definition: str
+    host: str
+    reference: str
+    judged_by: str | None
+
+
 @dataclass
 class IdentifyReport:
     """All products, and the types that could not be looked at: (type, why)."""
 
-    header: dict[str, Any]
+    header: IdentifyHeader
     products: list[Identified] = field(default_factory=list)
     unable: list[tuple[str, str]] = field(default_factory=list)
     command: str = ""
@@ -100,11 +115,10 @@ def identify_model(
                     matrices.setdefault(tensor.type.name, []).append(tensor)
             if not matrices:
                 raise NothingToVerify(f"nothing to identify in {Path(path).name}: it holds no matrix")
-            header = {
-                "gguf-verify": project_version(), "llama.cpp": run.versions["llama_cpp"], "file": str(model.path),
-                "kernel": multiplier.name, "semantics": multiplier.semantics, "host": multiplier.runs_on().words,
-                "reference": run.backend.describe(), "judged by": multiplier.judged_by,
-            }  # fmt: skip
+            header = IdentifyHeader(
+                project_version(), run.versions["llama_cpp"], str(model.path), multiplier.name, multiplier.semantics,
+                multiplier.runs_on().words, run.backend.describe(), multiplier.judged_by,
+            )  # fmt: skip
             report = IdentifyReport(header, command=command)
             for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
                 _one_type(run, report, kind, tensors)

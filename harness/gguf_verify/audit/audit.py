@@ -56,6 +56,42 @@ class AuditOptions:
     progress: bool = True
 
 
+def _gguf_version() -> str:
+    from importlib import metadata  # slow to import
+
+    return metadata.version("gguf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditHeader:
+    """The versions of what read the file, and what was read.
+
+    Args:
+        llama_cpp, llama_cpp_python, ggml: None where llama.cpp's process told nothing.
+        file, source: paths; `source` is None where none was given.
+        size: bytes of all parts.
+        sha256, source_sha256: a digest for each part; None where they were not computed.
+        architecture: None where the file was refused.
+        threads: that llama.cpp's decoders took.
+    """
+
+    gguf_verify: str = field(default_factory=project_version)
+    python: str = field(default_factory=platform.python_version)
+    numpy: str = np.__version__
+    gguf: str = field(default_factory=_gguf_version)
+    platform: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}")
+    llama_cpp: str | None = None
+    llama_cpp_python: str | None = None
+    ggml: str | None = None
+    file: str
+    size: int
+    sha256: tuple[str, ...] | None
+    architecture: str | None = None
+    threads: int = 1
+    source: str | None = None
+    source_sha256: tuple[str, ...] | None = None
+
+
 @dataclass
 class Audit:
     """What an audit found.
@@ -81,7 +117,7 @@ class Audit:
 
     path: Path
     files: tuple[GgufFile, ...]
-    header: dict[str, Any] = field(default_factory=dict)
+    header: AuditHeader
     findings: tuple[Finding, ...] = ()
     contents: tuple[Content, ...] = ()
     fingerprints: tuple[Fingerprint, ...] = ()
@@ -157,7 +193,7 @@ def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
     """The audit of a refused file, which may be a later part of the model that was named."""
     with parse(error.path, error.finding.part) as file:
         findings = (*file.findings, *coverage(file)) if file.refused else (*file.findings, error.finding)
-        header = {**_versions(), "file": str(path), "size": file.size, "sha256": [file.mapped.sha256()]}
+        header = AuditHeader(file=str(path), size=file.size, sha256=(file.mapped.sha256(),))
         result = Audit(path, (file,), header, n_tensors=len(file.tensors), refused=error.finding)
         try:
             readings = readers.read(error.path) if readers else ()
@@ -190,15 +226,19 @@ def _readable(
     tensors = select(model, options.tensor)
     digests = pool.submit(model.sha256) if options.digest else None
     readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
-    result = Audit(model.path, model.parts, n_tensors=len(model.tensors))
+    header = AuditHeader(
+        file=str(model.path), size=model.size, sha256=None, architecture=model.architecture, threads=options.threads,
+        source=str(source.path) if source else None,
+    )  # fmt: skip
+    result = Audit(model.path, model.parts, header, n_tensors=len(model.tensors))
     ours = (*model.findings, *check_consistency(model), *(f for part in model.parts for f in coverage(part)))
     try:
         with Llama(options.time_limit, options.verbose, child) as llama:
             versions = llama.versions()
-            result.header = {
-                "llama-cpp-python": versions["llama_cpp_python"], "llama.cpp": versions["llama_cpp"],
-                "ggml": versions["ggml"],
-            }  # fmt: skip
+            result.header = replace(
+                header, llama_cpp_python=versions["llama_cpp_python"], llama_cpp=versions["llama_cpp"],
+                ggml=versions["ggml"],
+            )  # fmt: skip
             examined = Examination(model, llama, options.threads, options.progress)
             examined.read(tensors)
             if source is not None:
@@ -216,13 +256,10 @@ def _readable(
             ours += compare_readers(part, of_part, tuple(f for f in ours if f.part == part.part))
     except EnvironmentFault as fault:
         result.fault = result.fault or str(fault)
-    result.header = {
-        **_versions(), **result.header,
-        "file": str(model.path), "size": model.size, "sha256": list(digests.result()) if digests else None,
-        "architecture": model.architecture, "threads": options.threads,
-        "source": str(source.path) if source else None,
-        "source sha256": list(source.sha256()) if source and digests else None,
-    }  # fmt: skip
+    if digests:
+        result.header = replace(
+            result.header, sha256=tuple(digests.result()), source_sha256=tuple(source.sha256()) if source else None
+        )
     result.findings = _sorted(ours)
     if any(part.mapped.changed for of in (model, source) if of is not None for part in of.parts):
         result.changed, result.fault = True, "a file was changed while it was read, so the findings may be wrong"
@@ -303,13 +340,4 @@ def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (f.part, f.start, f.stop, f.id)))
 
 
-def _versions() -> dict[str, Any]:
-    from importlib import metadata  # slow to import
-
-    return {
-        "gguf-verify": project_version(), "python": platform.python_version(), "numpy": np.__version__,
-        "gguf": metadata.version("gguf"), "platform": f"{platform.system()} {platform.machine()}",
-    }  # fmt: skip
-
-
-__all__ = ["Audit", "AuditOptions", "Examination", "audit", "coverage", "select"]
+__all__ = ["Audit", "AuditHeader", "AuditOptions", "Examination", "audit", "coverage", "select"]

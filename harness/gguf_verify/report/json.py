@@ -20,8 +20,9 @@ from .writer import Kind, Writer
 
 if TYPE_CHECKING:
     from ..audit import Audit
+    from ..audit.audit import AuditHeader
     from ..audit.xray import XRay
-    from ..identification import IdentifyReport
+    from ..identification import IdentifyHeader, IdentifyReport
     from ..nightly.records import Cell, Night
     from ..nightly.summary import NightReport, Verdict
     from ..results import Report
@@ -84,8 +85,8 @@ def of_audit(audit: Audit) -> dict[str, Any]:
     """
     fields = {
         "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict, "exit_code": audit.exit_code,
-        "header": audit.header, "seconds": audit.seconds, "command": audit.command, "strict": audit.strict,
-        "fault": audit.fault, "n_tensors": audit.n_tensors,
+        "header": _header(audit.header), "seconds": audit.seconds, "command": audit.command,
+        "strict": audit.strict, "fault": audit.fault, "n_tensors": audit.n_tensors,
         "findings": [{"severity": f.severity, **asdict(f)} for f in audit.findings],
         "files": [
             {"path": str(f.path), "size": f.size, "version": f.version, "alignment": f.alignment,
@@ -102,10 +103,21 @@ def of_audit(audit: Audit) -> dict[str, Any]:
         "readers": [
             [{**asdict(r), "tensors": [t._asdict() for t in r.tensors]} for r in of_part] for of_part in audit.readings
         ],
-        "source": [_comparison(c) for c in audit.comparisons] if audit.header.get("source") else None,
+        "source": [_comparison(c) for c in audit.comparisons] if audit.header.source else None,
         "unverified": [{"name": name, "why": why} for name, why in audit.unverified],
     }  # fmt: skip
     return _as_object(fields)
+
+
+#: Keys of a header that are not its fields' names.
+_HEADER_KEYS = {
+    "gguf_verify": "gguf-verify", "llama_cpp": "llama.cpp", "llama_cpp_python": "llama-cpp-python",
+    "source_sha256": "source sha256", "definition": "semantics", "judged_by": "judged by",
+}  # fmt: skip
+
+
+def _header(header: AuditHeader | IdentifyHeader) -> dict[str, Any]:
+    return {_HEADER_KEYS.get(name, name): value for name, value in asdict(header).items()}
 
 
 def _tensor(content: Any) -> dict[str, Any]:
@@ -152,7 +164,8 @@ def of_identification(report: IdentifyReport) -> dict[str, Any]:
         for p in report.products
     ]  # fmt: skip
     fields = {
-        "schema": _OTHER_VERSION, "exit_code": report.exit_code, "header": report.header, "command": report.command,
+        "schema": _OTHER_VERSION, "exit_code": report.exit_code, "header": _header(report.header),
+        "command": report.command,
         "products": products, "unable": [{"type": kind, "why": why} for kind, why in report.unable],
     }  # fmt: skip
     return _as_object(fields)

@@ -21,22 +21,8 @@ from gguf_verify.audit.readers import READERS, Readers, Reading, Seen, _Child, c
 from gguf_verify.gguf import parse
 from gguf_verify.support.errors import EnvironmentFault, MalformedFile
 from tests.support import corpus
-from tests.support.reader_table import FIELDS, HANGS, PAGE, PATIENCE, Table, _versions_line, tabulate
+from tests.support.reader_table import FIELDS, HANGS, PATIENCE, Table
 from tests.support.tools import ROOT
-
-
-@pytest.fixture(scope="session")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
-    return tabulate(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="session")
-def known(table: Table) -> Table:
-    """The table where the readers are those that the page and the expectations are of."""
-    stated = next((line for line in PAGE.read_text().splitlines() if line.startswith("Readers: ")), "")
-    if stated != _versions_line(table.versions):
-        pytest.skip(f"the page is of other versions: {stated!r}, here are {_versions_line(table.versions)!r}")
-    return table
 
 
 @pytest.fixture(scope="module")

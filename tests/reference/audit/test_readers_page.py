@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from gguf_verify.audit.readers import EXPLAIN, READERS
 from gguf_verify.gguf import RULES, check_consistency, open_model
 from tests.support import corpus
-from tests.support.reader_table import PAGE, Table, _by_slug, _versions_line, render, tabulate
-
-
-@pytest.fixture(scope="session")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
-    return tabulate(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="session")
-def known(table: Table) -> Table:
-    """The table where the readers are those that the page and the expectations are of."""
-    stated = next((line for line in PAGE.read_text().splitlines() if line.startswith("Readers: ")), "")
-    if stated != _versions_line(table.versions):
-        pytest.skip(f"the page is of other versions: {stated!r}, here are {_versions_line(table.versions)!r}")
-    return table
+from tests.support.reader_table import PAGE, Table, _by_slug, render
 
 
 def test_the_page_is_current(known: Table) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,33 +14,14 @@ from gguf_verify.audit.xray import (
     xray,
 )
 from gguf_verify.formats import NO_TO_FLOAT, tensor_type
-from gguf_verify.gguf import Model, Tensor, open_model
+from gguf_verify.gguf import open_model
 from gguf_verify.llama import Llama, LlamaRefused
 from gguf_verify.support.errors import UsageError
-from tests.support import corpus
 from tests.support.blocks_by_hand import ALL, ELEMENTS, Make, shown
 from tests.support.tools import FIXTURES
 
 # a user must not see NumPy's warnings either
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Writes a file with one tensor of that content, and opens it."""
-    models: list[Model] = []
-
-    def tensor(
-        type_id: int, shape: list[int], data: bytes, name: str | bytes = "a.weight", file: str = "m.gguf"
-    ) -> Tensor:
-        path = tmp_path / file
-        path.write_bytes(corpus.gguf([], [corpus.info(name, shape, type_id, 0)], [data, bytes(-len(data) % 32)]).data)
-        models.append(open_model(path))
-        return next(iter(models[-1].tensors.values()))
-
-    yield tensor
-    for model in models:
-        model.close()
 
 
 @pytest.mark.parametrize("file", ["tiny-Q5_1.gguf", "tiny-Q4_0.gguf", "tiny-F16.gguf"])

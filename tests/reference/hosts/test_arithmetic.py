@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,28 +10,7 @@ import pytest
 from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.base import GUARD_BYTES, POISON
 from gguf_verify.support.errors import KernelFault
-from tests.support.short_kernels import WRITE_A_BYTE, Build, run, with_kernel
-
-
-@pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """source → a folder that holds it as `k.cu`, the same one for the same source."""
-    made: dict[str, Path] = {}
-
-    def root(source: str) -> Path:
-        if source not in made:
-            made[source] = with_kernel(tmp_path_factory.mktemp("root"), source)
-        return made[source]
-
-    return root
-
-
-@pytest.fixture
-def build(roots: Callable[[str], Path]) -> Build:
-    def load(source: str, host: CpuHost) -> Any:
-        return host.load(roots(source), "k.cu", "k", {})
-
-    return load
+from tests.support.short_kernels import WRITE_A_BYTE, Build, run
 
 
 @pytest.mark.parametrize("nbytes", [1, 7, 64, 4096])

@@ -21,19 +21,6 @@ from gguf_verify.support.paths import kernel_root
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
 
 
-@pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """source → a folder that holds it as `k.cu`, the same one for the same source."""
-    made: dict[str, Path] = {}
-
-    def root(source: str) -> Path:
-        if source not in made:
-            made[source] = with_kernel(tmp_path_factory.mktemp("root"), source)
-        return made[source]
-
-    return root
-
-
 def test_compile_error(tmp_path: Path) -> None:
     root = with_kernel(tmp_path, "void k(float* y) { y[0] = no_such_name; }")
     with pytest.raises(EnvironmentFault, match=r"could not compile k\.cu: .*k\.cu:2:\d+: .*no_such_name") as caught:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,28 +20,6 @@ from gguf_verify.hosts.base import POISON
 from gguf_verify.support.errors import KernelFault
 from tests.support.short_kernels import Build, run, with_kernel
 from tests.support.tools import ROOT
-
-
-@pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """source → a folder that holds it as `k.cu`, the same one for the same source."""
-    made: dict[str, Path] = {}
-
-    def root(source: str) -> Path:
-        if source not in made:
-            made[source] = with_kernel(tmp_path_factory.mktemp("root"), source)
-        return made[source]
-
-    return root
-
-
-@pytest.fixture
-def build(roots: Callable[[str], Path]) -> Build:
-    def load(source: str, host: CpuHost) -> Any:
-        return host.load(roots(source), "k.cu", "k", {})
-
-    return load
-
 
 REDUCTION = """void k(int64_t* y, const int* x, int rounds) {
     __shared__ int64_t part[1024];

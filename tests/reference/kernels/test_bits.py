@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +16,6 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
-from gguf_verify.support.paths import kernel_root
 from tests.support.kernel_inputs import (
     ALL,
     LADDER,
@@ -33,17 +31,7 @@ from tests.support.kernel_inputs import (
     random_activations,
     random_blocks,
     random_weights,
-    sources,
 )
-
-
-@pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest) -> CpuHost:
-    host = CpuHost(2)
-    if len(request.session.items) > 50:  # all of them: compile two at a time what the cache does not hold
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda source: host.load(kernel_root(), *source), sources()))
-    return host
 
 
 @lru_cache(maxsize=16)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,6 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.llama import Llama
 from gguf_verify.semantics import ASCENDING
 from gguf_verify.semantics.elements import element_product
-from gguf_verify.support.paths import kernel_root
 from tests.support.kernel_inputs import (
     ELEMENT_TYPES,
     MS,
@@ -22,17 +19,7 @@ from tests.support.kernel_inputs import (
     elements_of_any_bits,
     gaussians,
     random_elements,
-    sources,
 )
-
-
-@pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest) -> CpuHost:
-    host = CpuHost(2)
-    if len(request.session.items) > 50:  # all of them: compile two at a time what the cache does not hold
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda source: host.load(kernel_root(), *source), sources()))
-    return host
 
 
 @pytest.mark.parametrize("kind", FLOAT_TYPES)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +14,6 @@ from gguf_verify.audit.xray import (
     xray,
 )
 from gguf_verify.formats import FORMATS
-from gguf_verify.gguf import Model, Tensor, open_model
-from tests.support import corpus
 from tests.support.blocks_by_hand import (
     ALL,
     ELEMENTS,
@@ -37,24 +33,6 @@ from tests.support.tools import LEGACY
 
 # a user must not see NumPy's warnings either
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Writes a file with one tensor of that content, and opens it."""
-    models: list[Model] = []
-
-    def tensor(
-        type_id: int, shape: list[int], data: bytes, name: str | bytes = "a.weight", file: str = "m.gguf"
-    ) -> Tensor:
-        path = tmp_path / file
-        path.write_bytes(corpus.gguf([], [corpus.info(name, shape, type_id, 0)], [data, bytes(-len(data) % 32)]).data)
-        models.append(open_model(path))
-        return next(iter(models[-1].tensors.values()))
-
-    yield tensor
-    for model in models:
-        model.close()
 
 
 #: From the bytes to the first two rows of values.

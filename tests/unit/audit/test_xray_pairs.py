@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,30 +12,11 @@ from gguf_verify.audit.xray import (
     grid,
     xray,
 )
-from gguf_verify.gguf import Model, Tensor, open_model
-from tests.support import corpus
+from gguf_verify.gguf import Tensor
 from tests.support.blocks_by_hand import Make, f32, hand_built, shown_pair
 
 # a user must not see NumPy's warnings either
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Writes a file with one tensor of that content, and opens it."""
-    models: list[Model] = []
-
-    def tensor(
-        type_id: int, shape: list[int], data: bytes, name: str | bytes = "a.weight", file: str = "m.gguf"
-    ) -> Tensor:
-        path = tmp_path / file
-        path.write_bytes(corpus.gguf([], [corpus.info(name, shape, type_id, 0)], [data, bytes(-len(data) % 32)]).data)
-        models.append(open_model(path))
-        return next(iter(models[-1].tensors.values()))
-
-    yield tensor
-    for model in models:
-        model.close()
 
 
 def altered(tensor: Tensor, *changes: tuple[int, int]) -> XRay:

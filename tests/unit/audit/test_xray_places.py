@@ -15,7 +15,7 @@ from gguf_verify.audit.xray import (
     parse_offset,
     xray,
 )
-from gguf_verify.gguf import Model, Tensor, open_model
+from gguf_verify.gguf import Model, open_model
 from gguf_verify.report.terminal.xray import pair_lines
 from gguf_verify.support.errors import UsageError
 from tests.support import corpus
@@ -24,24 +24,6 @@ from tests.support.tools import FIXTURES
 
 # a user must not see NumPy's warnings either
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Writes a file with one tensor of that content, and opens it."""
-    models: list[Model] = []
-
-    def tensor(
-        type_id: int, shape: list[int], data: bytes, name: str | bytes = "a.weight", file: str = "m.gguf"
-    ) -> Tensor:
-        path = tmp_path / file
-        path.write_bytes(corpus.gguf([], [corpus.info(name, shape, type_id, 0)], [data, bytes(-len(data) % 32)]).data)
-        models.append(open_model(path))
-        return next(iter(models[-1].tensors.values()))
-
-    yield tensor
-    for model in models:
-        model.close()
 
 
 @pytest.fixture

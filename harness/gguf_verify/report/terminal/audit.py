@@ -66,17 +66,17 @@ def _parts(audit: Audit, form: Form) -> Iterator[RenderableType]:
 
 def _header(audit: Audit) -> Iterator[tuple[str, str]]:
     h = audit.header
-    llama = f" · llama.cpp {h['llama.cpp']} (llama-cpp-python {h['llama-cpp-python']})" if "llama.cpp" in h else ""
-    yield "versions", f"gguf-verify {h['gguf-verify']}{llama}"
-    ggml = f"ggml {h['ggml']} · " if "ggml" in h else ""
-    yield "", f"{ggml}python {h['python']} · numpy {h['numpy']} · gguf {h['gguf']} · {h['platform']}"
+    llama = f" · llama.cpp {h.llama_cpp} (llama-cpp-python {h.llama_cpp_python})" if h.llama_cpp else ""
+    yield "versions", f"gguf-verify {h.gguf_verify}{llama}"
+    ggml = f"ggml {h.ggml} · " if h.ggml else ""
+    yield "", f"{ggml}python {h.python} · numpy {h.numpy} · gguf {h.gguf} · {h.platform}"
     types = ", ".join(f"{n} {t}" for t, n in Counter(c.tensor.type.name for c in audit.contents).items())
-    about = [printable(h["file"], 200), f"{h['size']:,} bytes", printable(h.get("architecture") or "", 40), types]
+    about = [printable(h.file, 200), f"{h.size:,} bytes", printable(h.architecture or "", 40), types]
     yield "file", " · ".join(filter(None, about))
-    yield from (("sha256" if not i else "", d) for i, d in enumerate(h["sha256"] or ["not computed"]))
-    if h.get("source"):
-        yield "source", printable(h["source"], 200)
-        yield from (("", digest) for digest in h["source sha256"] or ["not computed"])
+    yield from (("sha256" if not i else "", d) for i, d in enumerate(h.sha256 or ["not computed"]))
+    if h.source:
+        yield "source", printable(h.source, 200)
+        yield from (("", digest) for digest in h.source_sha256 or ["not computed"])
 
 
 def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:

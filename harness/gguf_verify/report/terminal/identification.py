@@ -26,12 +26,12 @@ def render(report: IdentifyReport, form: Form) -> str:
 
 def _parts(report: IdentifyReport) -> Iterator[RenderableType]:
     h = report.header
-    judged = f" ({printable(h['judged by'], 200)})" if h["judged by"] else ""
+    judged = f" ({printable(h.judged_by, 200)})" if h.judged_by else ""
     yield facts([
-        ("versions", f"gguf-verify {h['gguf-verify']} · llama.cpp {h['llama.cpp']}"),
-        ("file", printable(h["file"], 200)),
-        ("kernel", f"{printable(h['kernel'], 200)}, declares {h['semantics']}{judged} · {printable(h['host'], 300)}"),
-        ("reference", f"llama.cpp on {h['reference']}"),
+        ("versions", f"gguf-verify {h.gguf_verify} · llama.cpp {h.llama_cpp}"),
+        ("file", printable(h.file, 200)),
+        ("kernel", f"{printable(h.kernel, 200)}, declares {h.definition}{judged} · {printable(h.host, 300)}"),
+        ("reference", f"llama.cpp on {h.reference}"),
     ])  # fmt: skip
     yield ""
     yield _products(report)

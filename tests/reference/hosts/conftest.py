@@ -1,0 +1,33 @@
+"""Kernels of a few lines, compiled for the CPU host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gguf_verify.hosts import CpuHost
+from tests.support.short_kernels import Build, with_kernel
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """source → a folder that holds it as `k.cu`, the same one for the same source."""
+    made: dict[str, Path] = {}
+
+    def root(source: str) -> Path:
+        if source not in made:
+            made[source] = with_kernel(tmp_path_factory.mktemp("root"), source)
+        return made[source]
+
+    return root
+
+
+@pytest.fixture
+def build(roots: Callable[[str], Path]) -> Build:
+    def load(source: str, host: CpuHost) -> Any:
+        return host.load(roots(source), "k.cu", "k", {})
+
+    return load
