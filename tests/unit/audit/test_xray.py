@@ -306,22 +306,23 @@ SPECIAL = [0x0000, 0x8000, 0x0001, 0x83FF, 0x7C00, 0xFC00, 0x7E01, 0xFFFF, 0x7BF
 @pytest.mark.parametrize("name", ALL)
 def test_fits_100_columns_whatever_the_block(name: str, make: Make) -> None:
     fmt, rng = ALL[name], np.random.default_rng(5)
-    blocks = rng.integers(0, 256, (60, fmt.block_bytes), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (14, fmt.block_bytes), dtype=np.uint8)
     halves = [fmt.field_offset(f.name) for f in fmt.fields if f.dtype == "<f2"]
-    for i, block in enumerate(blocks[:40]):
+    for block, half in zip(blocks, SPECIAL, strict=False):
         for at in halves:
-            block[at : at + 2] = np.array([rng.choice(SPECIAL) if i > 9 else SPECIAL[i]], "<u2").view(np.uint8)
+            block[at : at + 2] = np.array([half], "<u2").view(np.uint8)
     n = fmt.block_size
-    tensor = make(fmt.type_id, [2 * n, 30], blocks.tobytes())
-    for i in range(60 if n == 32 else 12):
+    tensor = make(fmt.type_id, [2 * n, 7], blocks.tobytes())
+    for i in range(14 if n == 32 else 12):
         wild = rng.integers(0, 1 << 32, n, dtype=np.uint32).view(np.float32)
         wild[i % 5] = -1.17549435e-38
-        for theirs in (None, wild):
+        for theirs in (None, wild) if n == 32 else (None if i % 2 else wild,):
             x = xray(tensor, i // 2, i % 2, theirs)
             text = shown(x)
             if name in LEGACY:
                 stored = [f.values[0] for f in x.fields if f.field.dtype == "<f2"]
                 assert ("not finite" in text) == any(not np.isfinite(half) for half in stored)
+        if n == 32 or i > 9:
             assert shown_pair(x, xray(tensor, 0, 0, None))
 
 
