@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from .support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
+from .support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, Culprit
 
 #: Failures that a rung records one by one; the rest is counted.
 MAX_FAILURES = 20
@@ -29,6 +29,17 @@ DEFAULT_N_PREDICT = 32
 RungVerdict = Literal["passed", "failed", "unverified"]
 RungOutcome = Literal["passed", "failed", "unverified", "broken off"]
 ReportVerdict = Literal["verified", "mismatch", "broken off", "not everything verified"]
+
+#: Culprit → its name in a sentence.
+CULPRITS: dict[Culprit, str] = {
+    "kernel": "the kernel",
+    "oracle": "the oracle of the kernel's author",
+    "definition": "the definition",
+    "file": "the file",
+    "llama.cpp": "llama.cpp",
+    "environment": "this machine",
+    "coverage": "nobody (not covered)",
+}
 
 
 # ---- what was asked, and where it ran --------------------------------------------------------------------------------
@@ -189,6 +200,7 @@ class Failure(msgspec.Struct, frozen=True):
         block_hex: the block's bytes.
         got, expected, bound, utilisation: the numbers, where it is about numbers.
         matrix: which of the tensor's matrices (experts) the row is in, where it holds several.
+        culprit: who is at fault.
     """
 
     what: str
@@ -204,6 +216,7 @@ class Failure(msgspec.Struct, frozen=True):
     utilisation: float | None = None
     part: int = 0
     matrix: int | None = None
+    culprit: Culprit = "kernel"
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -213,11 +226,13 @@ class Unverified(msgspec.Struct, frozen=True):
         name: what it is, as a report shows it.
         why: why it could not be checked.
         tensor: the name of the tensor that it is about; "" for all that the rung checks.
+        culprit: who is at fault.
     """
 
     name: str
     why: str
     tensor: str = ""
+    culprit: Culprit = "coverage"
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -415,6 +430,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         not_checked: what this rung does not check by design, by kind.
         unverified: what should have been checked and could not be.
         failures: the first MAX_FAILURES; `n_failures` counts all.
+        blamed: who is at fault → for how many of the failures.
         worst: whose output → its worst.
         figures: measured numbers that are not judged, by name.
         notes: what a reader should know, a line each.
@@ -422,6 +438,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         diagnosis: what explains the first wrong GEMM.
         heat_map: the first wrong GEMM's output.
         fault: what broke the rung off (a crash of llama.cpp, for example), or None.
+        fault_culprit: who is at fault for that.
         seconds: how long it took.
     """
 
@@ -433,6 +450,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     unverified: list[Unverified] = []
     failures: list[Failure] = []
     n_failures: int = 0
+    blamed: dict[Culprit, int] = {}
     worst: dict[str, Worst] = {}
     figures: dict[str, float] = {}
     notes: list[str] = []
@@ -440,6 +458,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     diagnosis: LocatedDiagnosis | None = None
     heat_map: OutputMap | None = None
     fault: str | None = None
+    fault_culprit: Culprit = "environment"
     seconds: float = 0.0
 
     @property
@@ -477,17 +496,23 @@ class RungResult(msgspec.Struct, kw_only=True):
 
     def fail(self, failure: Failure, n: int = 1) -> None:
         """Record a failure that stands for n of them."""
-        self.n_failures += n
+        self.fail_more(failure.culprit, n)
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(failure)
 
-    def leave(self, name: str, why: str, tensor: str | None = None) -> None:
-        """Record something that could not be checked, once; `tensor` is the tensor's name if `name` says more."""
-        self._leave(Unverified(name, why, name if tensor is None else tensor))
+    def fail_more(self, culprit: Culprit, n: int) -> None:
+        """Count n further failures, which are not recorded one by one."""
+        if n:
+            self.n_failures += n
+            self.blamed[culprit] = self.blamed.get(culprit, 0) + n
 
-    def leave_all(self, kind: str, why: str) -> None:
+    def leave(self, name: str, why: str, tensor: str | None = None, culprit: Culprit = "coverage") -> None:
+        """Record something that could not be checked, once; `tensor` is the tensor's name if `name` says more."""
+        self._leave(Unverified(name, why, name if tensor is None else tensor, culprit))
+
+    def leave_all(self, kind: str, why: str, culprit: Culprit = "coverage") -> None:
         """Record that nothing of a kind could be checked."""
-        self._leave(Unverified(f"all {kind}", why))
+        self._leave(Unverified(f"all {kind}", why, "", culprit))
 
     def _leave(self, left: Unverified) -> None:
         if left not in self.unverified:
@@ -556,6 +581,22 @@ class Report(msgspec.Struct, kw_only=True):
     def rung(self, name: str) -> RungResult | None:
         """The rung of this name, where it was climbed."""
         return next((r for r in self.rungs if r.name == name), None)
+
+    @property
+    def culprits(self) -> dict[Culprit, int]:
+        """Who is at fault → for how much that is wrong or could not be verified, those of failures first; empty where
+        everything is verified."""
+        found: dict[Culprit, int] = {}
+        for rung in self.rungs:
+            for culprit, n in rung.blamed.items():
+                found[culprit] = found.get(culprit, 0) + n
+        for rung in self.rungs:
+            left: list[Culprit] = [u.culprit for u in rung.unverified] + [rung.fault_culprit] * (rung.fault is not None)
+            if rung.verdict == "unverified" and not left:
+                left = ["coverage"]
+            for culprit in left:
+                found[culprit] = found.get(culprit, 0) + 1
+        return found
 
     @property
     def failures(self) -> list[tuple[RungResult, Failure]]:

@@ -105,7 +105,13 @@ def _climb(run: Run, rung: Rung) -> RungResult:
         return rung.climb(run)
     except EnvironmentFault as error:
         run.close()  # the next rung gets a fresh process
-        return RungResult(name=rung.name, question=rung.question, substance=rung.substance, fault=str(error))
+        return RungResult(
+            name=rung.name,
+            question=rung.question,
+            substance=rung.substance,
+            fault=str(error),
+            fault_culprit=error.culprit,
+        )
 
 
 def _environment(run: Run) -> Environment:

@@ -25,6 +25,7 @@ from ..support.errors import (
     EXIT_MISMATCH,
     EXIT_UNVERIFIED,
     EXIT_VERIFIED,
+    Culprit,
     EnvironmentFault,
     MalformedFile,
     UsageError,
@@ -287,6 +288,8 @@ class Examination:
         self.findings: list[Finding] = []
         self.unverified: list[tuple[str, str]] = []
         self.fault: str | None = None
+        #: Who is at fault for that.
+        self.culprit: Culprit = "environment"
 
     def read(self, tensors: Sequence[Tensor]) -> None:
         """Scan every tensor."""
@@ -333,7 +336,7 @@ class Examination:
             try:
                 yield bar
             except (EnvironmentFault, LlamaRefused, MalformedFile) as error:
-                self.fault = str(error)
+                self.fault, self.culprit = str(error), error.culprit
 
 
 def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:

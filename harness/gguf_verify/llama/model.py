@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..support.errors import EnvironmentFault, KernelFault
+from ..support.errors import EnvironmentFault, KernelFault, LlamaFault
 
 if TYPE_CHECKING:
     from .process import LlamaProcess
@@ -188,7 +188,7 @@ class LoadedModel:
             if isinstance(node, Evaluation):
                 return node
             answer(node.joined([replace(gemm) for gemm in node.gemms()]))
-        raise EnvironmentFault("llama.cpp ended a graft without a result")
+        raise LlamaFault("llama.cpp ended a graft without a result")
 
     def _tapped(
         self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool, position: int = 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import select
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy.typing as npt
 
 from ..support import protocol
-from ..support.errors import EnvironmentFault
+from ..support.errors import Culprit, EnvironmentFault, LlamaFault
 from ..support.processes import signal_name
 from ..support.text import printable
 from .child import Child
@@ -23,6 +23,8 @@ Arrays = list[npt.NDArray[Any]]
 
 class LlamaRefused(Exception):
     """llama.cpp declined a call in an orderly way, for example to load a file."""
+
+    culprit: ClassVar[Culprit] = "llama.cpp"
 
 
 class LlamaProcess:
@@ -94,9 +96,7 @@ class LlamaProcess:
         try:
             if not self._ready.poll(1000 * self._time_limit):
                 self._child.kill()
-                raise EnvironmentFault(
-                    f"llama.cpp hung in {call}: no answer for {self._time_limit:g} s{self._last_log()}"
-                )
+                raise LlamaFault(f"llama.cpp hung in {call}: no answer for {self._time_limit:g} s{self._last_log()}")
             return protocol.receive(self._link)
         except (EOFError, OSError):
             raise self._death(call) from None
@@ -106,7 +106,7 @@ class LlamaProcess:
         if "refused" in header:
             raise LlamaRefused(header["refused"] + self._last_log())
         if "error" in header:
-            raise EnvironmentFault(f"llama.cpp's process failed in {call}: {header['error']}{self._last_log()}")
+            raise LlamaFault(f"llama.cpp's process failed in {call}: {header['error']}{self._last_log()}")
         return header["result"]
 
     def abandon(self) -> None:
@@ -114,11 +114,11 @@ class LlamaProcess:
         self._child.kill()
         self._child.hang_up()
 
-    def _death(self, call: str) -> EnvironmentFault:
+    def _death(self, call: str) -> LlamaFault:
         code = self._child.wait()
         assert code is not None
         how = signal_name(code) or f"exit code {code}"
-        return EnvironmentFault(f"llama.cpp died in {call} ({how}){self._last_log()}")
+        return LlamaFault(f"llama.cpp died in {call} ({how}){self._last_log()}")
 
     def _last_log(self) -> str:
         """The last lines that llama.cpp printed, on one line."""

@@ -130,6 +130,7 @@ class OracleDistance:
                 Failure(
                     f"{label}: the oracle of the kernel's author describes another product: NMSE {nmse[nearest]:.2g} "
                     f"to {nearest}, the nearest definition, more than {FAR:g}", tensor.name,
+                    culprit="oracle",
                 )
             )  # fmt: skip
         if few is not None:
@@ -137,7 +138,7 @@ class OracleDistance:
             self._result.fail(
                 Failure(
                     f"{label}: the oracle of the kernel's author has other weights than the file: {share:.2g} of them, "
-                    f"the first in row {n} of a product, value {i}", tensor.name,
+                    f"the first in row {n} of a product, value {i}", tensor.name, culprit="oracle",
                 )
             )  # fmt: skip
         if not excused <= EXCUSE:
@@ -145,6 +146,7 @@ class OracleDistance:
                 Failure(
                     f"{label}: the oracle of the kernel's author has terms that cancel: its bound is {excused:.2g} "
                     "times as large as that of any definition, and would excuse any output", tensor.name,
+                    culprit="oracle",
                 )
             )  # fmt: skip
 

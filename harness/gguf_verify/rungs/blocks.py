@@ -63,7 +63,7 @@ def check(run: Run, result: RungResult) -> None:
         try:
             _check(run, result, wanted, products)
         except LlamaRefused as error:
-            result.leave_all("tensors", str(error))
+            result.leave_all("tensors", str(error), "llama.cpp")
     result.skip("vectors", run.vectors(products))
 
 
@@ -154,7 +154,7 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: 
             for start in range(0, len(rows), step):
                 _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, exact)
         except KernelFault as error:
-            result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name))
+            result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name, culprit=error.culprit))
     blocks = len(rows) * -(-tensor.k // fmt.unit)
     result.count("tensors")
     result.count("blocks", blocks)

@@ -14,7 +14,7 @@ from ..gguf import Finding, check_consistency
 from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import capped
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBytes
-from ..support.errors import EnvironmentFault
+from ..support.errors import Culprit, EnvironmentFault
 from .interface import Rung
 from .run import Run
 
@@ -33,7 +33,7 @@ def check(run: Run, result: RungResult) -> None:
         _container(run, result, examined.findings, readings.result())
     for content in examined.contents:
         _content(result, content)
-    result.fault = examined.fault
+    result.fault, result.fault_culprit = examined.fault, examined.culprit
     if any(part.mapped.changed for part in run.model.parts):  # what was found may then be no failure of the file
         raise EnvironmentFault("the file was changed while it was read")
 
@@ -53,7 +53,7 @@ def _container(run: Run, result: RungResult, of_content: list[Finding], readings
         if finding.id.endswith(_OF_BLOCKS):
             continue
         if finding.severity == "error":
-            result.fail(Failure(finding.line(), finding.owner, part=finding.part))
+            result.fail(Failure(finding.line(), finding.owner, part=finding.part, culprit="file"))
         else:
             result.notes.append(finding.line())
 
@@ -81,7 +81,8 @@ def _report(result: RungResult, content: Content, differing: bool) -> None:
     assert scan is not None
     room = max(0, MAX_FAILURES - len(result.failures))
     shown = content.bad[differing][:room]
-    result.n_failures += (content.n_differing if differing else scan.not_finite) - len(shown)
+    culprit: Culprit = "llama.cpp" if differing else "file"
+    result.fail_more(culprit, (content.n_differing if differing else scan.not_finite) - len(shown))
     for bad in shown:
         raw = tensor.blocks(bad.row, bad.row + 1)[0, bad.block]
         result.fail(
@@ -89,6 +90,6 @@ def _report(result: RungResult, content: Content, differing: bool) -> None:
                 f"{where(tensor, bad.row, block=bad.block)}: {bad.what}", tensor.name, bad.row, bad.block,
                 byte_offset=tensor.block_offset(bad.row, bad.block), block_hex=raw.tobytes()[:MAX_HEX_BYTES].hex(),
                 got=bad.got, expected=bad.expected, part=tensor.part,
-                matrix=matrix_of(tensor, bad.row),
+                matrix=matrix_of(tensor, bad.row), culprit=culprit,
             )
         )  # fmt: skip

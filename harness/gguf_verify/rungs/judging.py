@@ -15,6 +15,7 @@ from ..llama.backends import Backend
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, Side
 from ..semantics import Judgement, Order, Product, Semantics, judge
 from ..semantics.overflow import overflow_reason
+from ..support.errors import Culprit
 from .exact import ExactProducts
 from .run import Matrix
 
@@ -74,9 +75,11 @@ def judge_output(
     if judgement.passed:
         return judgement
     wrong = np.argwhere(judgement.bad)
+    fault_of = _Blamed(side, tensor, first_row, at_block, np.isfinite(expected.exact))
     # one element for each row of W first: different rows say more than different tokens
     _, firsts = np.unique(wrong[:, 1], return_index=True)
     room = MAX_FAILURES - len(result.failures)
+    more = fault_of.count(judgement.bad)
     shown = [wrong[i] for i in firsts[: max(0, min(_PER_MATRIX, room))]]
     for m, n in shown:
         got, exact, bound = y[m, n], float(expected.exact[m, n]), float(expected.bound[m, n])
@@ -99,11 +102,48 @@ def judge_output(
                 f"{side.name}{detail}: {place}: the output {what}", tensor.name, row, block, int(m),
                 None if block is None else tensor.block_offset(row, block * _unit(tensor)),
                 raw, float(got), exact, bound, difference / bound if bound else float("inf"), tensor.part,
-                matrix_of(tensor, row),
+                matrix_of(tensor, row), fault_of.culprit(int(m), int(n)),
             )
         )  # fmt: skip
-    result.n_failures += len(wrong) - len(shown)
+        more[fault_of.culprit(int(m), int(n))] -= 1
+    for culprit, n_more in more.items():
+        result.fail_more(culprit, n_more)
     return judgement
+
+
+class _Blamed:
+    """Who is at fault for each wrong output of a product: where there is no finite exact value, the weights of the file
+    or else the definition; elsewhere whoever computed it."""
+
+    def __init__(
+        self, side: Side, tensor: Tensor, first_row: int, block: int | None, finite: npt.NDArray[np.bool_]
+    ) -> None:
+        self._side, self._tensor, self._first_row, self._block, self._finite = side, tensor, first_row, block, finite
+        self._of_file: dict[int, bool] = {}
+
+    def culprit(self, m: int, n: int) -> Culprit:
+        """For the output of token m and row n, of which there is no other than a wrong one."""
+        if self._finite[m, n]:
+            return "kernel" if self._side.of_kernel else "llama.cpp"
+        if n not in self._of_file:
+            row, fmt = self._first_row + n, self._tensor.type.weights
+            assert fmt is not None
+            raw = row_of(self._tensor, row) if self._block is None else block_of_row(self._tensor, row, self._block)
+            with np.errstate(all="ignore"):
+                self._of_file[n] = not fmt.finite(raw.reshape(-1, fmt.block_bytes)).all()
+        return "file" if self._of_file[n] else "definition"
+
+    def count(self, bad: npt.NDArray[np.bool_]) -> dict[Culprit, int]:
+        """Who → how many of the wrong outputs."""
+        counts: dict[Culprit, int] = {
+            "kernel" if self._side.of_kernel else "llama.cpp": int((bad & self._finite).sum())
+        }
+        outside = bad & ~self._finite
+        for n in np.flatnonzero(outside.any(axis=0)):
+            m = int(outside[:, n].argmax())
+            who = self.culprit(m, int(n))
+            counts[who] = counts.get(who, 0) + int(outside[:, n].sum())
+        return counts
 
 
 def _reason(tensor: Tensor, semantics: Semantics, row: int, block: int | None, x: Bytes) -> Callable[[], str | None]:

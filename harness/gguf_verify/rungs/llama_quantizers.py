@@ -46,6 +46,7 @@ class Quantizers:
                 Failure(
                     f"llama.cpp's quantizer ({path}): activations of {where(tensor, first_row)}, token {m} block "
                     f"{block}: a {what} that neither IEEE division nor fast math gives", tensor.name, token=m,
+                    culprit="llama.cpp",
                 )
             )  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import ClassVar, Literal
 
 EXIT_VERIFIED = 0
 EXIT_MISMATCH = 1
@@ -17,10 +18,17 @@ EXIT_MALFORMED = 4
 EXIT_UNVERIFIED = 5
 
 
+#: Who is at fault where something is not verified: the model's file; the declared definition, which cannot represent
+#: these values; llama.cpp; the kernel under test; the oracle of its author; this machine; or nobody, because nothing
+#: covers it.
+Culprit = Literal["file", "definition", "llama.cpp", "kernel", "oracle", "environment", "coverage"]
+
+
 class HarnessError(Exception):
-    """An error with one clear line for the user. Each subclass has its exit code."""
+    """An error with one clear line for the user. Each subclass has its exit code, and says who is at fault."""
 
     exit_code = EXIT_ENVIRONMENT
+    culprit: ClassVar[Culprit] = "environment"
 
 
 class UsageError(HarnessError):
@@ -35,22 +43,37 @@ class EnvironmentFault(HarnessError):
     exit_code = EXIT_ENVIRONMENT
 
 
+class LlamaFault(EnvironmentFault):
+    """llama.cpp crashed, hung, or ended without an answer."""
+
+    culprit: ClassVar[Culprit] = "llama.cpp"
+
+
 class MalformedFile(HarnessError):
     """The file is not a GGUF that can be read safely."""
 
     exit_code = EXIT_MALFORMED
+    culprit: ClassVar[Culprit] = "file"
 
 
 class NothingToVerify(HarnessError):
     """The file is well formed but holds nothing that any rung could check."""
 
     exit_code = EXIT_UNVERIFIED
+    culprit: ClassVar[Culprit] = "coverage"
 
 
 class KernelFault(HarnessError):
     """A kernel broke its contract: it wrote outside its output, or left the host unusable."""
 
     exit_code = EXIT_MISMATCH
+    culprit: ClassVar[Culprit] = "kernel"
+
+
+class OracleFault(KernelFault):
+    """The oracle of a kernel's author broke its contract."""
+
+    culprit: ClassVar[Culprit] = "oracle"
 
 
 def say(line: str) -> None:

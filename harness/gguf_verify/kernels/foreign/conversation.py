@@ -34,12 +34,14 @@ class Conversation:
         start: starts the process.
         time_limit: seconds for an answer.
         start_limit: seconds for the first message, which the process sends unasked.
+        fault: what is raised.
     """
 
     def __init__(
-        self, who: str, name: str, start: Callable[[], ChildProcess], time_limit: float, start_limit: float
-    ) -> None:
-        self.who, self._name, self._start = who, name, start
+        self, who: str, name: str, start: Callable[[], ChildProcess], time_limit: float, start_limit: float,
+        fault: type[KernelFault] = KernelFault,
+    ) -> None:  # fmt: skip
+        self.who, self._name, self._start, self._fault = who, name, start, fault
         self._time_limit, self._start_limit = time_limit, max(start_limit, time_limit)
         self.process: ChildProcess | None = None
         self.hangs = 0
@@ -59,11 +61,11 @@ class Conversation:
         if self.process is not None:
             return True
         if self.hangs >= _MOST_HANGS:
-            raise KernelFault(f"{self.who} was not run: it ran into the time limit {_MOST_HANGS} times before")
+            raise self._fault(f"{self.who} was not run: it ran into the time limit {_MOST_HANGS} times before")
         try:
             self.begin()
         except (UsageError, EnvironmentFault) as error:
-            raise KernelFault(f"{self.who} could not be started again: {error}") from None
+            raise self._fault(f"{self.who} could not be started again: {error}") from None
         return False
 
     def ask(self, header: dict[str, Any], array: npt.NDArray[np.uint8]) -> dict[str, Any]:
@@ -76,7 +78,7 @@ class Conversation:
         said = self._receive_message(self._time_limit, "return")
         if "fault" in said:
             self.stop()
-            raise KernelFault(printable(str(said["fault"]), 600))
+            raise self._fault(printable(str(said["fault"]), 600))
         if said.get("ok") is not True:
             self.garbage()
         return said
@@ -100,7 +102,7 @@ class Conversation:
         if not ready.poll(1000 * seconds):
             self.hangs += 1
             self.stop()
-            raise KernelFault(f"{self.who} did not {what} within {seconds:g} s")
+            raise self._fault(f"{self.who} did not {what} within {seconds:g} s")
         try:
             said = json.loads(self.process.link.recv_bytes(_MOST_MESSAGE))
         except (EOFError, OSError):
@@ -114,7 +116,7 @@ class Conversation:
     def garbage(self) -> NoReturn:
         """End the process, whose answer is not valid. Raises KernelFault."""
         self.stop()
-        raise KernelFault(f"{self.who}'s process sent an answer that is not valid")
+        raise self._fault(f"{self.who}'s process sent an answer that is not valid")
 
     def _dead(self) -> NoReturn:
         """Raises KernelFault, which says how the process ended."""
@@ -127,7 +129,7 @@ class Conversation:
         lines = self.process.last_lines(4096)
         said = f"; its last line of output: {printable(lines[-1], 200)}" if lines else ""
         self.stop()
-        raise KernelFault(f"{self.who} crashed: {how}{said}")
+        raise self._fault(f"{self.who} crashed: {how}{said}")
 
     def stop(self) -> None:
         """End the process."""

@@ -25,7 +25,7 @@ from ...hosts import Host
 from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
 from ...semantics.exact import exact_weights
-from ...support.errors import KernelFault, UsageError
+from ...support.errors import KernelFault, OracleFault, UsageError
 from ..interface import Kernel, Weights
 from ..shipped import element_kernel
 from .api import FLOAT32, Declaration, strings
@@ -59,6 +59,7 @@ class ForeignOracle:
         self._conversation = Conversation(
             "the kernel's oracle", source.name,
             lambda: source.start(verbose, max(time_limit, 1.0), oracle=True), time_limit, source.start_limit,
+            OracleFault,
         )  # fmt: skip
         self._last: dict[str, tuple[bytes, Doubles]] = {}
         try:

@@ -230,15 +230,18 @@ class GemmJudge:
             difference = np.abs(y[:, span].astype(np.float64) - self.gemm.y[:, span])
             allowed = shared.bound + theirs.bound + np.abs(shared.exact - theirs.exact)
             bad = ~(difference <= allowed)
+            of_llama = bad & (np.abs(y[:, span] - shared.exact) <= shared.bound)
         if not bad.any():
             return
         m, n = (int(i) for i in np.argwhere(bad)[0])
         tensor, row = self.matrix.tensor, self.gemm.first_row + span.start + n
+        finite = np.isfinite(shared.exact[m, n]) and np.isfinite(theirs.exact[m, n])
         self.result.fail(
             Failure(
                 f"{where(tensor, row, m)}: on the same activation bytes the kernel and llama.cpp differ by more than "
                 "both bounds", tensor.name, row, token=m, got=float(y[m, span.start + n]),
                 expected=float(self.gemm.y[m, span.start + n]), bound=float(allowed[m, n]),
                 matrix=matrix_of(tensor, row),
+                culprit="definition" if not finite else "llama.cpp" if of_llama[m, n] else "kernel",
             ), int(bad.sum())
         )  # fmt: skip

@@ -48,7 +48,7 @@ def check_quantizer(
         Failure(
             f"{where(matrix.tensor, first_row)}: the kernel's quantizer at M={len(x)}: token {m}, activation block "
             f"{at // size}, byte {at % size} is {quantized[m, at]:#04x}, expected {expected[m, at]:#04x}",
-            matrix.tensor.name, token=m,
+            matrix.tensor.name, token=m, culprit="kernel",
         )
     )  # fmt: skip
 

@@ -55,7 +55,7 @@ def check(run: Run, result: RungResult) -> None:
         if matrices:
             passes.check()
     except LlamaRefused as error:
-        result.leave_all("GEMMs", str(error))
+        result.leave_all("GEMMs", str(error), "llama.cpp")
     result.skip("vectors", run.vectors(passes.seen))
 
 
@@ -171,7 +171,7 @@ class _Gemms:
                 made = self._judge(judged, failed)
             self._explanations.add(judged)
         except KernelFault as error:  # also of its author's oracle
-            result.fail(Failure(f"{name}: {error}", matrix.tensor.name, matrix=number))
+            result.fail(Failure(f"{name}: {error}", matrix.tensor.name, matrix=number, culprit=error.culprit))
             return
         if not gemm.x.any():
             result.leave(name, "its activations are all zero", matrix.tensor.name)
@@ -183,7 +183,7 @@ class _Gemms:
             self._result.note(_REPACKED)
         elif zlib.crc32(matrix.rows.data) != gemm.crc32:
             what = f"{name}: llama.cpp holds other bytes than the file"
-            self._result.fail(Failure(what, matrix.tensor.name, matrix=number))
+            self._result.fail(Failure(what, matrix.tensor.name, matrix=number, culprit="llama.cpp"))
 
     def _judge(self, judged: GemmJudge, failed: int) -> Outputs:
         """Run and judge the kernel; at other shapes too, where the GEMM is right. Raises KernelFault."""

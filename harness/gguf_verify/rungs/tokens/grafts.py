@@ -95,7 +95,9 @@ class Grafts:
                 judge_whole(self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact)
             except KernelFault as error:
                 self.faulty.add(gemm.tensor)
-                self.result.fail(Failure(f"{label(matrix.tensor, gemm.first_row)}: {error}", gemm.tensor))
+                self.result.fail(
+                    Failure(f"{label(matrix.tensor, gemm.first_row)}: {error}", gemm.tensor, culprit=error.culprit)
+                )
                 return None
             return y
 

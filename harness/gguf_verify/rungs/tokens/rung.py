@@ -58,9 +58,9 @@ def check(run: Run, result: RungResult) -> None:
         else:
             _Tokens(run, result).judge()
     except LlamaRefused as error:
-        result.leave_all("tokens", str(error))
+        result.leave_all("tokens", str(error), "llama.cpp")
     except KernelFault as error:
-        result.fail(Failure(str(error)))
+        result.fail(Failure(str(error), culprit=error.culprit))
 
 
 RUNG = Rung(
