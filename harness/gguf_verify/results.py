@@ -38,7 +38,7 @@ CULPRITS: dict[Culprit, str] = {
     "file": "the file",
     "llama.cpp": "llama.cpp",
     "environment": "this machine",
-    "coverage": "nobody (not covered)",
+    "coverage": "missing coverage",
 }
 
 
@@ -288,6 +288,7 @@ class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
         llama: llama.cpp's own output against its own definition.
         gap_nmse: NMSE between the two definitions' exact results.
         failures: how many outputs were wrong.
+        under_test: the kernel is the one that the run verifies, not one that stands beside it.
     """
 
     tensor: str
@@ -306,6 +307,7 @@ class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     llama: float
     gap_nmse: float
     failures: int
+    under_test: bool = True
 
     @property
     def worst(self) -> float:
@@ -490,6 +492,10 @@ class RungResult(msgspec.Struct, kw_only=True):
         """Record that n things were checked."""
         self.checked[kind] = self.checked.get(kind, 0) + n
 
+    def count_beside(self, kind: str, n: int, under_test: bool) -> None:
+        """Record that n things were checked, by the kernel under test or by one that stands beside it."""
+        self.count(kind if under_test else f"{kind} of kernels beside it", n)
+
     def skip(self, kind: str, n: int = 1) -> None:
         """Record that n things are not for this rung to check."""
         self.not_checked[kind] = self.not_checked.get(kind, 0) + n
@@ -597,6 +603,11 @@ class Report(msgspec.Struct, kw_only=True):
             for culprit in left:
                 found[culprit] = found.get(culprit, 0) + 1
         return found
+
+    @property
+    def at_fault(self) -> str:
+        """`culprits` in words."""
+        return ", ".join(f"{CULPRITS[culprit]} ({n:,})" for culprit, n in self.culprits.items())
 
     @property
     def failures(self) -> list[tuple[RungResult, Failure]]:

@@ -65,6 +65,9 @@ class FamilyOnHost(Candidate):
     def any_shape(self) -> bool:
         return True
 
+    def is_under_test(self, fmt: WeightFormat) -> bool:
+        return True  # a family has a kernel for every type, and each of them is one of its kernels
+
     def covers(self, fmt: WeightFormat) -> bool:
         return isinstance(fmt, ElementFormat) or any(spec.covers(fmt) for spec in self.family.members)
 

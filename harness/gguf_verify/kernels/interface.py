@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import WeightFormat
+from ..formats import BlockFormat, WeightFormat
 from ..hosts.base import Host
 from ..results import HostInfo
 from ..semantics import SEMANTICS, Order, Semantics
@@ -69,6 +69,11 @@ class Candidate(ABC):
     def any_shape(self) -> bool:
         """Whether it promises any M and N, and any K of whole blocks, not only the shapes of the model."""
         return False
+
+    def is_under_test(self, fmt: WeightFormat) -> bool:
+        """Whether what `of` names for weights of this type is what the run verifies, and not a kernel of this project
+        that only stands beside it, for matrices that are not quantized."""
+        return isinstance(fmt, BlockFormat)
 
     def runs_on(self) -> HostInfo:
         """Where it runs."""

@@ -103,6 +103,10 @@ def _with_report(code: int, report: Report, claims: Claims, last: str) -> tuple[
 
 def _first_problem(report: Report) -> str:
     """The first thing that is wrong, and how many more there are."""
+    return f"{_problem(report)}; at fault: {report.at_fault}" if report.culprits else _problem(report)
+
+
+def _problem(report: Report) -> str:
     for rung in report.rungs:
         if rung.failures:
             return f"{rung.name}: {rung.failures[0].what}{_more(rung.n_failures)}"

@@ -1,8 +1,9 @@
 """Reports as JSON: the same facts as at the terminal, and every record behind them.
 
 A run's report is schema 2, `schemas/run.schema.json`: the fields of `gguf_verify.results.Report` by their names, with
-`schema`, `verdict` and `exit_code` before them, and each rung's `verdict` before its fields. A night's is schema 2,
-`schemas/nightly.schema.json`; an audit's, an x-ray's and an identification's are schema 1: see the functions below.
+`schema`, `verdict`, `exit_code` and `culprits` (who is at fault → for how much) before them, and each rung's `verdict`
+before its fields. A night's is schema 2, `schemas/nightly.schema.json`; an audit's, an x-ray's and an identification's
+are schema 1: see the functions below.
 
 Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from a file are not escaped; bytes
 that are not UTF-8 read \\udcNN.
@@ -37,7 +38,10 @@ def of_run(report: Report) -> dict[str, Any]:
     made["rungs"] = [
         {"verdict": rung.verdict, **fields} for rung, fields in zip(report.rungs, made["rungs"], strict=True)
     ]
-    return {"schema": SCHEMA_VERSION, "verdict": report.verdict, "exit_code": report.exit_code, **made}
+    return {
+        "schema": SCHEMA_VERSION, "verdict": report.verdict, "exit_code": report.exit_code, "culprits": report.culprits,
+        **made,
+    }  # fmt: skip
 
 
 def of_night(report: NightReport) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from ..results import MAX_FAILURES, MAX_HEX_BYTES, SCHEMA_VERSION, Report, ReportVerdict, RungVerdict
+from ..results import CULPRITS, MAX_FAILURES, MAX_HEX_BYTES, SCHEMA_VERSION, Report, ReportVerdict, RungVerdict
 
 PATH = Path(__file__).parent / "schemas" / "run.schema.json"
 
@@ -53,6 +53,9 @@ def run_schema() -> dict[str, Any]:
     failure["properties"]["block_hex"] = {"anyOf": [digits, {"type": "null"}]}
     _add(report, "schema", {"const": SCHEMA_VERSION})
     _add(report, "verdict", {"enum": list(get_args(ReportVerdict))})
+    counts = {"type": "integer", "minimum": 1}
+    names = {"enum": list(CULPRITS)}
+    _add(report, "culprits", {"type": "object", "propertyNames": names, "additionalProperties": counts})
     _add(report, "exit_code", {"enum": list(_EXIT_CODES.values())})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -60,7 +63,13 @@ def run_schema() -> dict[str, Any]:
         **report,
         "title": f"A run of gguf-verify, schema {SCHEMA_VERSION}: the records of gguf_verify.results",
         "oneOf": [
-            {"properties": {"verdict": {"const": verdict}, "exit_code": {"const": code}}}
+            {
+                "properties": {
+                    "verdict": {"const": verdict},
+                    "exit_code": {"const": code},
+                    "culprits": {"minProperties": 1} if code else {"maxProperties": 0},
+                }
+            }
             for verdict, code in _EXIT_CODES.items()
         ],
         "$defs": {"number": _NUMBER, **defs},

@@ -65,6 +65,7 @@ def check(run: Run, result: RungResult) -> None:
         except LlamaRefused as error:
             result.leave_all("tensors", str(error), "llama.cpp")
     result.skip("vectors", run.vectors(products))
+    run.leave_idle(result)
 
 
 RUNG = Rung(
@@ -156,8 +157,9 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: 
         except KernelFault as error:
             result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name, culprit=error.culprit))
     blocks = len(rows) * -(-tensor.k // fmt.unit)
-    result.count("tensors")
-    result.count("blocks", blocks)
+    tested = run.kernel.is_under_test(fmt)
+    result.count_beside("tensors", 1, tested)
+    result.count_beside("blocks", blocks, tested)
     result.details.append(TensorBlocks(tensor.name, fmt.name, blocks, result.n_failures - failed))
 
 

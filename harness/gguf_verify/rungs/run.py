@@ -82,6 +82,17 @@ class Run:
         """Whether `--tensor` selects this tensor."""
         return self.options.tensor is None or re.search(self.options.tensor, name) is not None
 
+    def leave_idle(self, result: RungResult) -> None:
+        """Record that the kernel under test was never asked, where only kernels beside it were."""
+        beside = [kind for kind in result.checked if kind.endswith("of kernels beside it")]
+        if beside and not any(map(result.checked.get, result.substance)):
+            kinds = sorted({t.type.name for t in self.selected() if may_be_matrix(t)})
+            result.leave_all(
+                result.substance[0],
+                f"kernel {self.kernel.name} was never called: it multiplies none of the types that are here "
+                f"({', '.join(kinds)}), and kernels of this project that stand beside it are not what is verified",
+            )
+
     def selected(self) -> list[Tensor]:
         """Tensors to look at. Raises UsageError where the pattern selects none."""
         chosen = [t for name, t in self.model.tensors.items() if self.wants(name)]

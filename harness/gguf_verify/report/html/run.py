@@ -10,6 +10,7 @@ import msgspec
 from markupsafe import Markup
 
 from ...results import (
+    CULPRITS,
     EmbeddingRecord,
     Environment,
     Failure,
@@ -114,12 +115,16 @@ def of(report: Report, failures: int = 80, xrays: int = 40) -> Run:
     sentence = f"{passed} of {len(report.rungs)} rungs passed in {report.seconds:.1f} s"
     if total := report.n_failures:
         sentence += f"; {total:,} failure{'' if total == 1 else 's'}"
+    if report.culprits:
+        sentence += f"; at fault: {report.at_fault}"
     whole = grid.of_layers(layers) if layers else None
     return Run(
         verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=sentence, command=report.command,
         environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
         failures=_failures(report, xrays)[:failures], n_failures=total,
-        unverified=[(r.name, u.name, u.why) for r in report.rungs for u in r.unverified],
+        unverified=[
+            (r.name, u.name, f"{u.why} (at fault: {CULPRITS[u.culprit]})") for r in report.rungs for u in r.unverified
+        ],
         diagnoses=[(r.diagnosis.tensor, r.diagnosis.lines) for r in report.rungs if r.diagnosis],
         wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers and layers.heat_map else None,
         heat=None if whole is None else picture(whole), histograms=_histograms(gemms), gemms=gemms[:MOST_ROWS],
@@ -172,7 +177,8 @@ def _failures(report: Report, xrays: int) -> list[Failed]:
 
 
 def _facts(failure: Failure) -> Iterator[tuple[str, str]]:
-    """Where a failure is, and its numbers."""
+    """Who is at fault for a failure, where it is, and its numbers."""
+    yield "at fault", CULPRITS[failure.culprit]
     fields = ("tensor", "matrix", "row", "block", "token", "part", "byte_offset", "got", "expected", "bound",
               "utilisation")  # fmt: skip
     for name in fields:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...results import Environment, Failure, LocatedDiagnosis, Report
+from ...results import CULPRITS, Environment, Failure, LocatedDiagnosis, Report, Unverified
 from ...support.text import printable
 from .. import grid
 from ..writer import Form
@@ -146,6 +146,8 @@ def _failures(report: Report) -> Iterator[Text]:
         shown += 1
         yield said((f"FAILED {rung.name}: ", BAD), printable(f.what, 600))
         yield from (Text(_INDENT + line) for line in _numbers(f))
+        if f.culprit != "kernel":
+            yield Text(f"{_INDENT}at fault: {CULPRITS[f.culprit]}")
     if report.n_failures > shown:
         again = len(recorded) - shown
         repeated = f"; {again} more are of the same outputs" if again else ""
@@ -187,17 +189,27 @@ def _unverified(report: Report) -> Iterator[Text]:
     for rung in report.rungs:
         if rung.fault:
             yield said((f"BROKEN OFF {rung.name}: ", WARN), printable(rung.fault, 600))
+            yield Text(f"{_INDENT}at fault: {CULPRITS[rung.fault_culprit]}")
         lines = [
-            said((f"NOT VERIFIED {rung.name}: ", WARN), f"{printable(left.name, 64)}: {printable(left.why, 600)}")
+            said(
+                (f"NOT VERIFIED {rung.name}: ", WARN),
+                f"{printable(left.name, 64)}: {printable(left.why, 600)}{_unless_uncovered(left)}",
+            )
             for left in rung.unverified
         ]
         yield from capped(lines, MOST_UNVERIFIED, f"in the {rung.name} rung")
+
+
+def _unless_uncovered(left: Unverified) -> str:
+    return "" if left.culprit == "coverage" else f" (at fault: {CULPRITS[left.culprit]})"
 
 
 def _verdict(report: Report) -> Iterator[Text]:
     passed = sum(rung.verdict == "passed" for rung in report.rungs)
     verdict = (report.verdict.upper(), STYLES[report.verdict])
     yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {len(report.rungs)} rungs passed")
+    if report.culprits:
+        yield Text(f"at fault: {report.at_fault}")
     if means := report.environment.kernel.verified_means:
         yield Text(f"verified here means: {means}")
     if report.exit_code and report.command:

@@ -57,6 +57,7 @@ def check(run: Run, result: RungResult) -> None:
     except LlamaRefused as error:
         result.leave_all("GEMMs", str(error), "llama.cpp")
     result.skip("vectors", run.vectors(passes.seen))
+    run.leave_idle(result)
 
 
 RUNG = Rung(
@@ -218,9 +219,11 @@ class _Gemms:
             result.figures[chosen] = result.figures.get(chosen, 0) + 1
         if quantized:
             self._gaps.setdefault(judged.llama_side, (judged.llama, []))[1].append(judged.gap)
-        result.count("GEMMs")
-        result.count("outputs", gemm.y.size)
-        result.count("outputs at other shapes", sum(y.size for y in made.others.values()) + judged.n_other_shapes)
+        tested = self._run.kernel.is_under_test(matrix.fmt)
+        others = sum(y.size for y in made.others.values()) + judged.n_other_shapes
+        result.count_beside("GEMMs", 1, tested)
+        result.count_beside("outputs", gemm.y.size, tested)
+        result.count_beside("outputs at other shapes", others, tested)
         worst = judged.utilisation
         result.details.append(
             GemmRecord(
@@ -228,6 +231,7 @@ class _Gemms:
                 n=len(matrix.rows), k=matrix.tensor.k, kernel=kernel.name, llama_definition=judged.llama.name,
                 own=worst[KERNEL], shared=worst[SHARED], other_m=worst[OTHER_M], other_shapes=worst.get(OTHER_SHAPES),
                 llama=worst[judged.llama_side], gap_nmse=judged.gap, failures=result.n_failures - failed,
+                under_test=tested,
             )
         )  # fmt: skip
 

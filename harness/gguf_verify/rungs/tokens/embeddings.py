@@ -65,8 +65,9 @@ class Embeddings:
         gap = np.abs(exact_shared.astype(np.float64) - plain)
         self._compare("(a) on llama.cpp's activations", shared, plain, 2 * wobble[True] + gap)
         self._compare("(b) on its own quantizer", ours, exact, np.full(gap.shape, 2 * wobble[False]))
-        self.result.count("embeddings", len(plain))
+        self.result.count_beside("embeddings", len(plain), self.grafts.tested)
         self.result.count("GEMMs grafted", self.grafts.grafted)
+        self.run.leave_idle(self.result)
         self.result.figures["wobble (a)"], self.result.figures["wobble (b)"] = wobble[True], wobble[False]
         for name, got in (("kernel (a)", shared), ("kernel (b)", ours), ("exact product (b)", exact)):
             self.result.figures[f"{name}: 1 - cosine to llama.cpp, worst"] = float(1 - _cosine(got, plain).min())

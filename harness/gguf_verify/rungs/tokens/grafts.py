@@ -39,12 +39,14 @@ class Grafts:
 
     Args:
         grafted: how many GEMMs a pass replaced, at most.
+        tested: whether one of them was multiplied by the kernel under test.
         faulty: tensors in whose products the kernel broke its contract; llama.cpp's outputs stay in their place.
     """
 
     def __init__(self, run: Run, result: RungResult, tokens: list[int]) -> None:
         self.run, self.result, self.tokens = run, result, tokens
         self.grafted = 0
+        self.tested = False
         self.faulty: set[str] = set()
         self.exact = ExactProducts(run, result)
 
@@ -92,6 +94,7 @@ class Grafts:
             try:
                 weights = kernel.upload(matrix.fmt, matrix.rows)
                 y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
+                self.tested = self.tested or self.run.kernel.is_under_test(matrix.fmt)
                 judge_whole(self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact)
             except KernelFault as error:
                 self.faulty.add(gemm.tensor)

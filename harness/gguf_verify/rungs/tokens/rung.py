@@ -93,8 +93,9 @@ class _Tokens:
         exact = self._graft("exact product", self.grafts.exact_product(shared=False))
         ties = self._compare("(a) on llama.cpp's activations", shared, self.plain, None)
         ties += self._compare("(b) on its own quantizer", ours, exact, exact)
-        self.result.count("tokens", len(self.continuation))
+        self.result.count_beside("tokens", len(self.continuation), self.grafts.tested)
         self.result.count("GEMMs grafted", self.grafts.grafted)
+        self.run.leave_idle(self.result)
         if ties:
             self.result.figures["ties"] = ties
         for name, logits in (("kernel", ours), ("exact product", exact)):
