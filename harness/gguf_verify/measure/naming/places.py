@@ -28,8 +28,7 @@ from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ...llama import Evaluation, Gemm, Llama
 from ...results import Options, RungResult
-from ...rungs import RUNGS, Run
-from ...rungs.layers import explain
+from ...rungs import RUNGS, Run, explain
 from ...rungs.layers.activations import ACTIVATIONS
 from ...semantics import Order
 from ..inputs import WEIGHTS, Bytes, Floats, can_write, decoded, model_in, rows_of, text, write_tensors

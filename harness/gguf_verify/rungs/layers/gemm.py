@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from ...diagnosis.localisation import Blame, blame
 from ...formats import ElementFormat
-from ...gguf.matrices import matrix_of, where
+from ...gguf.matrices import label, matrix_of, where
 from ...llama import Gemm
 from ...results import Failure, RungResult, Side
 from ...semantics import Order, Product, Semantics, product
 from ...semantics.elements import round_to
 from ..exact import ExactProducts
+from ..explain import WrongCall
 from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
 from ..run import Matrix, Run
 from .activations import llama_activations, llama_bytes
@@ -29,28 +30,6 @@ Floats = npt.NDArray[np.float32]
 SHARED = Side("kernel on llama.cpp's activations", True)
 OTHER_M = Side("kernel at other M", True)
 OTHER_SHAPES = Side("kernel at other N and K", True)
-
-
-@dataclass(frozen=True)
-class WrongOutput:
-    """The kernel's first wrong output of a GEMM.
-
-    Args:
-        who: whose it is, and at which M where it is not the graph's.
-        y: float32[M, N].
-        taken: the activations that the kernel took: float32[M, K], or uint8[M, row bytes].
-        encoded: these as the kernel's definition has them, uint8[M, row bytes].
-        order: the declared order whose bits are required, if any.
-        m, n: token and row of the first wrong element, the first row's.
-    """
-
-    who: str
-    y: Floats
-    taken: npt.NDArray[np.float32] | npt.NDArray[np.uint8]
-    encoded: Bytes
-    order: Order | None
-    m: int
-    n: int
 
 
 @dataclass
@@ -70,9 +49,8 @@ class GemmJudge:
     llama: Semantics
     #: Whose output → its worst utilisation.
     utilisation: dict[Side, float] = field(default_factory=dict)
-    wrong: WrongOutput | None = None
-    #: What is to blame for the elements of that output which were looked at.
-    blames: list[Blame] = field(default_factory=list)
+    #: The kernel's first call with a wrong output.
+    wrong: WrongCall | None = None
     #: NMSE between the exact products of the kernel's definition and of llama.cpp's.
     gap: float = 0.0
     #: Outputs that were judged at other N and K.
@@ -168,11 +146,6 @@ class GemmJudge:
     def _exact(self, semantics: Semantics, rows: Bytes, x: Bytes, order: Order | None = None) -> Product:
         return product(semantics, self.matrix.fmt, rows, x, order, self.run.options.threads)
 
-    def exact_of_wrong(self, span: slice) -> Product:
-        """The exact product that the first wrong output was judged by, of these rows."""
-        assert self.wrong is not None
-        return self._exact(self.semantics, self.matrix.rows[span], self.wrong.encoded, self.wrong.order)
-
     def _judge_llama(self, span: slice, expected: Product) -> None:
         part = np.ascontiguousarray(self.gemm.y[:, span])
         judgement = judge_output(
@@ -193,26 +166,32 @@ class GemmJudge:
         """
         taken = encoded if values is None else values[: len(y)]
         order = self.calls.at(len(y))[0].order if expected.ordered is not None else None
-        part = np.ascontiguousarray(y[:, span])
+        part, blames = np.ascontiguousarray(y[:, span]), list[Blame]()
         judgement = judge_output(
             self.result, side, self.matrix.tensor, part, expected, self.semantics, encoded,
-            self._localiser(span, taken, order), self.gemm.first_row + span.start, None, detail,
+            self._localiser(span, taken, order, blames), self.gemm.first_row + span.start, None, detail,
         )  # fmt: skip
         if not judgement.passed and self.wrong is None:
             n, m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
-            self.wrong = WrongOutput(f"{side.name}{detail}", y, taken, encoded, order, m, span.start + n)
+            tensor = self.matrix.tensor
+            self.wrong = WrongCall(
+                self.calls.at(len(y))[0], self.matrix.fmt, self.semantics, self.matrix.rows, taken, encoded, y, order,
+                f"{side.name}{detail}", tensor.name, label(tensor, self.gemm.first_row), m, span.start + n,
+                tuple(blames),
+            )  # fmt: skip
         self._keep_worst(side, judgement.utilisation)
 
     def _localiser(
-        self, span: slice, taken: npt.NDArray[np.float32] | npt.NDArray[np.uint8], order: Order | None
-    ) -> Callable[[int, int], Blame | None]:
-        """(m, n) of an output → what along K is to blame for it; kept for the output that is diagnosed."""
+        self, span: slice, taken: npt.NDArray[np.float32] | npt.NDArray[np.uint8], order: Order | None,
+        blames: list[Blame],
+    ) -> Callable[[int, int], Blame | None]:  # fmt: skip
+        """(m, n) of an output → what along K is to blame for it; added to `blames` too."""
 
         def block_of(m: int, n: int) -> Blame | None:
             kernel, weights = self.calls.at(len(taken))
             found = blame(kernel, weights, self.matrix.rows, span.start + n, taken, m, order)
-            if found is not None and self.wrong is None:
-                self.blames.append(found)
+            if found is not None:
+                blames.append(found)
             return found
 
         return block_of

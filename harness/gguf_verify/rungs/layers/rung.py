@@ -31,6 +31,7 @@ from ...results import Failure, GemmRecord, RungResult, Side
 from ...semantics import Semantics
 from ...support.errors import KernelFault
 from ..exact import ExactProducts
+from ..explain import Explanations
 from ..generated_inputs import every_size
 from ..graph_uses import not_multiplied, why_not_checked
 from ..interface import Rung
@@ -38,7 +39,6 @@ from ..judging import KERNEL
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
 from .activations import ACTIVATIONS
-from .explain import Explanations
 from .gemm import OTHER_M, OTHER_SHAPES, SHARED, GemmJudge
 from .outputs import Outputs
 from .shapes import OTHER_M as OTHER_TOKENS
@@ -139,7 +139,7 @@ class _Gemms:
     def __init__(self, run: Run, result: RungResult) -> None:
         self._run, self._result = run, result
         self._exact = ExactProducts(run, result)
-        self._explanations = Explanations(result)
+        self._explanations = Explanations(result, run.options.threads, draws=True)
         self._quantizers = Quantizers(run.backend)
         #: Format, N and K of the GEMMs at which the kernel also ran with other numbers of tokens.
         self._shapes: set[tuple[str, int, int]] = set()
@@ -170,7 +170,8 @@ class _Gemms:
         try:
             with self._exact.of(matrix.tensor):
                 made = self._judge(judged, failed)
-            self._explanations.add(judged)
+            if judged.wrong is not None:
+                self._explanations.add(judged.wrong)
         except KernelFault as error:  # also of its author's oracle
             result.fail(Failure(f"{name}: {error}", matrix.tensor.name, matrix=number, culprit=error.culprit))
             return
