@@ -60,6 +60,7 @@ class Options:
         reference: the backend of llama.cpp that the kernel is compared with.
         time_limit: seconds that llama.cpp may take for one answer.
         kernel_time_limit: seconds that one call of a foreign kernel may take.
+        probes: "full": the whole probe plan; "brief": a small part of it.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
         progress: show progress bars.
     """
@@ -74,6 +75,7 @@ class Options:
     reference: str = "cpu"
     time_limit: float = 900.0
     kernel_time_limit: float = 60.0
+    probes: Literal["full", "brief"] = "full"
     verbose: bool = False
     progress: bool = True
 
@@ -316,6 +318,34 @@ class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
         return math.inf if any(map(math.isnan, values)) else max(values)
 
 
+class TypeEnvelope(msgspec.Struct, frozen=True, kw_only=True):
+    """For which products with weights of one type a report holds, beside those of the model's graph.
+
+    Args:
+        type: of the weights.
+        plan: the version of the probe plan.
+        probes: "full" or "brief", as in `Options`.
+        domain: what the kernel declares, in words; empty for everything.
+        calls: that were made and judged.
+        tokens, rows, columns: the numbers at which all outputs were right, as ranges.
+        values: what the weights and activations were.
+        not_covered: what the plan asks for and could not be tried, and why.
+        under_test: the kernel is the one that the run verifies, not one that stands beside it.
+    """
+
+    type: str
+    plan: int
+    probes: str
+    domain: str
+    calls: int
+    tokens: str
+    rows: str
+    columns: str
+    values: tuple[str, ...]
+    not_covered: tuple[tuple[str, str], ...]
+    under_test: bool
+
+
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="token"):
     """A predicted token: llama.cpp's, the kernel's on llama.cpp's activations and on its own, the exact product's."""
 
@@ -437,6 +467,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         figures: measured numbers that are not judged, by name.
         notes: what a reader should know, a line each.
         details: one record a tensor, GEMM or token.
+        envelopes: for each type, beyond which products of the graph the rung holds.
         diagnosis: what explains the first wrong GEMM.
         heat_map: the first wrong GEMM's output.
         fault: what broke the rung off (a crash of llama.cpp, for example), or None.
@@ -457,6 +488,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     figures: dict[str, float] = {}
     notes: list[str] = []
     details: list[Detail] = []
+    envelopes: list[TypeEnvelope] = []
     diagnosis: LocatedDiagnosis | None = None
     heat_map: OutputMap | None = None
     fault: str | None = None

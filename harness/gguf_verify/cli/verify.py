@@ -60,6 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="a kernel or family, or your own as FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)")  # fmt: skip
     add("--kernel-time-limit", type=float, default=60.0, metavar="S",
         help="seconds that one call of your own kernel may take (default: %(default)g)")  # fmt: skip
+    add("--probes", choices=("full", "brief"), default="full",
+        help="how many shapes and values beside the model's the kernel is tried at (default: %(default)s)")  # fmt: skip
     add("--rungs", default=",".join(RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
     add("--identify", action="store_true",
         help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
@@ -100,7 +102,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
         verbose=args.verbose, progress=on_terminal(), reference=args.reference,
-        kernel_time_limit=args.kernel_time_limit,
+        kernel_time_limit=args.kernel_time_limit, probes=args.probes,
     )  # fmt: skip
     if args.identify:
         found = identify_model(args.model, args.kernel, args.host, options, spell(argv))

@@ -13,6 +13,11 @@ def may_be_matrix(tensor: Tensor) -> bool:
     return tensor.type.quantized or (isinstance(tensor.type.weights, ElementFormat) and len(tensor.shape) > 1)
 
 
+def rows_of_matrix(tensor: Tensor) -> int:
+    """How many rows one of the tensor's matrices has."""
+    return tensor.shape[1] if len(tensor.shape) > 1 else 1
+
+
 def matrix_of(tensor: Tensor, row: int) -> int | None:
     """Which matrix (expert) of a tensor of three or more dimensions a row belongs to; None where it holds only one."""
     return row // tensor.shape[1] if len(tensor.shape) > 2 else None

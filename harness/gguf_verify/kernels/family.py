@@ -61,10 +61,6 @@ class FamilyOnHost(Candidate):
     def order_in_words(self) -> str:
         return "of the kernel that is chosen"
 
-    @property
-    def any_shape(self) -> bool:
-        return True
-
     def is_under_test(self, fmt: WeightFormat) -> bool:
         return True  # a family has a kernel for every type, and each of them is one of its kernels
 

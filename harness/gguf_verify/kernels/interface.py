@@ -13,6 +13,7 @@ from ..formats import BlockFormat, WeightFormat
 from ..hosts.base import Host
 from ..results import HostInfo
 from ..semantics import SEMANTICS, Order, Semantics
+from .domain import EVERYTHING, Domain
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,9 @@ class Candidate(ABC):
         """The order in which it declares that terms are added, for reports."""
 
     @property
-    def any_shape(self) -> bool:
-        """Whether it promises any M and N, and any K of whole blocks, not only the shapes of the model."""
-        return False
+    def domain(self) -> Domain:
+        """The products that it promises to compute."""
+        return EVERYTHING
 
     def is_under_test(self, fmt: WeightFormat) -> bool:
         """Whether what `of` names for weights of this type is what the run verifies, and not a kernel of this project

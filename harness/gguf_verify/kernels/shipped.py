@@ -55,10 +55,6 @@ class ShippedKernel(Kernel):
         return self.spec.order
 
     @property
-    def any_shape(self) -> bool:
-        return True
-
-    @property
     def layout(self) -> str:
         return self.spec.launch.layout
 

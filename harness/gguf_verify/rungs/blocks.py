@@ -143,6 +143,7 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: 
     failed = result.n_failures
     rows = run.row_bytes(tensor)
     step = max(1, _CHUNK_VALUES // tensor.k)
+    step = min(step, run.kernel.domain.n.most or step)
     lacking = _zeros(x, fmt)[0] > 0
     x = np.concatenate([x, largest_codes(x) if isinstance(fmt, BlockFormat) else on_ties(fmt.name, x)])
     if lacking.any():

@@ -100,3 +100,25 @@ def any_blocks(fmt: BlockFormat, n: int, seed: int) -> Bytes:
     if fmt.make_finite is not None:
         fmt.make_finite(structs, rng)
     return blocks
+
+
+def special(k: int, like: Floats) -> Floats:
+    """float32[8, K] of values that ordinary activations seldom have.
+
+    The tokens are: zeros; zero blocks beside ordinary ones; zeros of both signs; values so small that a block's d is a
+    subnormal half, and so small that it is zero; one outlier of 10^4; and pairs of ±10^6 and of ±8·10^6 in one block,
+    whose sum s stays a finite half.
+    """
+    ordinary = drawn((1, k), like, 7)[0]
+    at = np.arange(k)
+    rows = np.stack([ordinary] * 8)
+    rows[0] = 0.0
+    rows[1, at // 32 % 2 == 0] = 0.0
+    rows[2] = np.where(at % 2, -0.0, np.float32(0.0))
+    rows[3] *= np.float32(2.0**-20 / max(float(np.abs(ordinary).max()), 1e-30))
+    rows[4] *= np.float32(1e-30)
+    rows[5, k // 2] = 1e4
+    for row, size in ((6, 1e6), (7, 8e6)):
+        first = k // 64 * 32
+        rows[row, first + 1], rows[row, first + 30] = size, -size
+    return rows

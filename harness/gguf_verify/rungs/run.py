@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
 from ..gguf import Model, Tensor
-from ..gguf.matrices import may_be_matrix
+from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama, LlamaRefused
 from ..llama.backends import BACKENDS, Backend
@@ -76,7 +76,13 @@ class Run:
         fmt = tensor.type.weights
         if fmt is None:
             return f"type {tensor.type.name} is not covered"
-        return None if self.kernel.covers(fmt) else f"kernel {self.kernel.name} does not cover type {fmt.name}"
+        if not self.kernel.covers(fmt):
+            return f"kernel {self.kernel.name} does not cover type {fmt.name}"
+        if not self.kernel.is_under_test(fmt):
+            return None
+        # each of the tensor's matrices (experts) has its second dimension as rows
+        why = self.kernel.domain.outside(rows_of_matrix(tensor), tensor.k, self.kernel.host.sm)
+        return None if why is None else f"kernel {self.kernel.name} is not asked: {why}"
 
     def wants(self, name: str) -> bool:
         """Whether `--tensor` selects this tensor."""

@@ -20,7 +20,7 @@ from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign import open_foreign, sources
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options
-from gguf_verify.rungs.layers import explain
+from gguf_verify.rungs import explain
 from gguf_verify.support.errors import KernelFault, UsageError
 from gguf_verify.verification import verify
 from tests.support import foreign_kernels

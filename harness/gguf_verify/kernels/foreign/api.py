@@ -20,7 +20,11 @@ it declares by takes="float32". Otherwise it takes Q8_1 blocks as its semantics 
 Arrays are NumPy's. The answer may be any array on the CPU (DLPack, `__array__`), or an array on a GPU that has
 `__cuda_array_interface__` and `.get()` or `.cpu()`. The answer is read once and then overwritten. A kernel may also be
 any callable object with the attributes `formats` and `semantics` and, where they are not the defaults, `ordered`,
-`out`, `pack` and `takes`.
+`out`, `pack`, `takes` and `domain`.
+
+A kernel promises to multiply any number of tokens M and rows N, and any K of whole blocks, unless it declares where it
+works: domain={"M": 1} is a kernel for decoding, domain={"N": {"multiple": 64}, "K": {"multiple": 256, "most": 8192},
+"architectures": ["sm_90"]} one with tiles and a card. Inside its domain it is tried at many shapes that no model has.
 
 A kernel that computes something other than a definition of this project declares an `Oracle` as its semantics.
 
@@ -36,6 +40,7 @@ from typing import Any, NamedTuple
 from ...formats import FORMATS
 from ...semantics import OWN, SEMANTICS
 from ...support.errors import UsageError
+from ..domain import EVERYTHING, Domain, domain_of
 
 #: Definitions of which `gguf_verify.semantics.exact` states an order.
 _ORDERS = tuple(name for name, s in SEMANTICS.items() if s.order_known)
@@ -93,6 +98,7 @@ class Declaration:
         semantics: the definition that it computes: "f32", or one whose activations are Q8_1; "own": an Oracle.
         ordered: it adds terms in the order of that definition, so its bits are judged, too.
         out: it writes into an array that it is given.
+        domain: the numbers of tokens, rows and columns that it promises to multiply, and its GPUs.
         takes: its activations. "float32": a kernel of another semantics than f32 quantizes them itself, by that
             definition and IEEE arithmetic (s in any order of summation; with `ordered`, in the definition's). The name
             of a definition: that definition's blocks. "": those of its semantics, or float32 with an oracle.
@@ -103,6 +109,7 @@ class Declaration:
     ordered: bool = False
     out: bool = False
     takes: str = ""
+    domain: Domain = EVERYTHING
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
@@ -171,26 +178,29 @@ def declaration_of(kernel: Any) -> Declaration:
         raise UsageError("its pack is not callable")
     formats = strings(kernel.formats, "formats")
     ordered, out = getattr(kernel, "ordered", False), getattr(kernel, "out", False)
-    return Declaration(formats, _named(kernel.semantics), ordered, out, str(getattr(kernel, "takes", "")))
+    domain = domain_of(getattr(kernel, "domain", {}))
+    return Declaration(formats, _named(kernel.semantics), ordered, out, str(getattr(kernel, "takes", "")), domain)
 
 
 def kernel(
     formats: Sequence[str], semantics: str | Oracle, ordered: bool = False, out: bool = False,
-    pack: Function | None = None, takes: str = "",
+    pack: Function | None = None, takes: str = "", domain: dict[str, Any] | None = None,
 ) -> Callable[[Function], Function]:  # fmt: skip
     """Declare a function as a kernel: see this module's text and `Declaration`.
 
     Args:
         semantics: the name of a definition, or an Oracle.
         pack: (rows uint8[N, row bytes], format) → what the function takes as its weights.
+        domain: where it promises to work, if not everywhere: see `gguf_verify.kernels.domain.domain_of`.
 
-    Raises UsageError for a format or semantics that does not exist.
+    Raises UsageError for a format or semantics that does not exist, and a domain that is none.
     """
-    declared = Declaration(tuple(formats), _named(semantics), ordered, out, takes)
+    declared = Declaration(tuple(formats), _named(semantics), ordered, out, takes, domain_of(domain or {}))
 
     def declare(function: Function) -> Function:
         for name in ("formats", "ordered", "out", "takes"):
             setattr(function, name, getattr(declared, name))
+        function.domain = declared.domain.plain()  # type: ignore[attr-defined]
         function.semantics = semantics  # type: ignore[attr-defined]
         function.pack = pack  # type: ignore[attr-defined]
         return function

@@ -256,7 +256,8 @@ def serve(link: Connection, make: Callable[[], Runner]) -> None:
 
     def declared(runner: Runner) -> dict[str, Any]:
         d = runner.declaration
-        return {"formats": d.formats, "semantics": d.semantics, "ordered": d.ordered, "takes": d.takes}
+        return {"formats": d.formats, "semantics": d.semantics, "ordered": d.ordered, "takes": d.takes,
+                "domain": d.domain.plain()}  # fmt: skip
 
     _serve(link, make, declared, answer)
 

@@ -9,6 +9,7 @@ r"""A foreign kernel in CUDA C++: FILE.cu:SYMBOL. A block of comments in the fil
     // block = 128                              threads: a number, an expression, or up to three of them
     // grid = "ceil(M * N, 128)"                blocks, likewise
     // shared = "4 * K"                         bytes of dynamic shared memory, if it uses any
+    // domain = { M = 1 }                       where it works, if not everywhere: see gguf_verify.kernels.domain
     // macros = { TILE = 16 }                   optional; macros of one type: macros.Q4_0 = { BLOCK = "block_q4_0" }
     // [/gguf-verify]
 
@@ -41,6 +42,7 @@ from ...hosts.base import Grid
 from ...semantics import OWN
 from ...support.errors import EnvironmentFault, HarnessError, UsageError
 from ...support.paths import kernel_root
+from ..domain import domain_of
 from .api import Declaration, strings
 from .child import Fault, same_bits, unchanged
 
@@ -50,7 +52,8 @@ Floats = npt.NDArray[np.float32]
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEYS = {"formats", "semantics", "oracle", "takes", "ordered", "parameters", "block", "grid", "shared", "macros"}
+_KEYS = {"formats", "semantics", "oracle", "takes", "ordered", "parameters", "block", "grid", "shared", "macros",
+         "domain"}  # fmt: skip
 _POINTERS = ("weights", "activations", "output")
 _INTEGERS: dict[str, Any] = {"int32": np.int32, "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64}
 _MOST_TEXT, _MOST_FILES, _MOST_EXPRESSION = 1 << 22, 64, 200
@@ -141,8 +144,9 @@ def parse(text: str) -> CudaDeclaration:
     if semantics == OWN and oracle is None:
         raise UsageError(f"semantics {OWN!r} needs an oracle, which is declared in its place")
     declared = Declaration(
-        strings(said["formats"], "formats"), semantics, said.get("ordered", False), takes=str(said.get("takes", ""))
-    )
+        strings(said["formats"], "formats"), semantics, said.get("ordered", False), takes=str(said.get("takes", "")),
+        domain=domain_of(said.get("domain", {})),
+    )  # fmt: skip
     macros, macros_of = _macros(said.get("macros", {}), declared.formats)
     return CudaDeclaration(
         declared, _parameters(strings(said["parameters"], "parameters")), _three(said["block"]), _three(said["grid"]),
@@ -313,6 +317,8 @@ class CudaRunner:
             raise Fault(str(error)) from None
 
     def multiply(self, x: Bytes) -> Floats:
+        if not len(x):  # as engines do: a launch without thread blocks is an error
+            return np.empty((0, self._n), np.float32)
         try:
             first, second = self._once(x), self._once(x)
         except HarnessError as error:

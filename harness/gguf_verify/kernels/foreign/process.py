@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import re
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
 from ...semantics.exact import exact_weights
 from ...support.errors import KernelFault, OracleFault, UsageError
+from ..domain import Domain, Extent, domain_of
 from ..interface import Kernel, Weights
 from ..shipped import element_kernel
 from .api import FLOAT32, Declaration, strings
@@ -175,6 +177,10 @@ class ForeignKernel(Kernel):
         return f"an oracle of its author (its own: {own})"
 
     @property
+    def domain(self) -> Domain:
+        return self.declaration.domain
+
+    @property
     def order(self) -> Order | None:
         return ASCENDING if self.declaration.ordered else None
 
@@ -203,14 +209,40 @@ class ForeignKernel(Kernel):
         return self.gemm(weights, self.quantize(x))
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """Inside its domain alone: tokens are given in calls of an allowed number, the last ones with repeated tokens;
+        weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
+        activations of zero."""
         if not self._conversation.ready() or self._held is not weights:
             self._held = None
-            self._conversation.ask({"load": weights.fmt.name, "n": weights.n, "k": weights.k}, weights.buffer)
+            rows = weights.buffer
+            n, k = self._called_with(weights)
+            if (n, k) != (weights.n, weights.k):
+                width = rows.shape[1] * k // weights.k
+                rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
+            self._conversation.ask({"load": weights.fmt.name, "n": n, "k": k}, np.ascontiguousarray(rows))
             self._held = weights
-        self._conversation.ask({"m": len(x)}, x)
+        n, k = self._called_with(weights)
         y = np.empty((len(x), weights.n), np.float32)
-        self._conversation.receive(y)
+        at = 0
+        for wanted, given in self.domain.m.parts(len(x)) if len(x) else ((0, 0),):
+            part = x[at + np.arange(given) % max(1, wanted)]
+            if k != weights.k:
+                part = np.pad(part, ((0, 0), (0, x.shape[1] * k // weights.k - x.shape[1])))
+            self._conversation.ask({"m": given}, np.ascontiguousarray(part))
+            made = np.empty((given, n), np.float32)
+            self._conversation.receive(made)
+            y[at : at + wanted] = made[:wanted, : weights.n]
+            at += wanted
         return y
+
+    def _called_with(self, weights: Weights) -> tuple[int, int]:
+        """Rows and columns of a call for such weights: their own, or the next ones that its domain holds."""
+        unit = Extent(multiple=weights.fmt.unit)
+        k = next((k for k in _multiples(self.domain.k, weights.k) if k in unit), None)
+        n = self.domain.n.up(weights.n)
+        if k is None or n is None:
+            raise KernelFault(f"no call of {weights.n} rows and {weights.k} columns is in its domain")
+        return n, k
 
     def close(self) -> None:
         """End its processes."""
@@ -220,12 +252,28 @@ class ForeignKernel(Kernel):
         self._source.close()
 
 
+def _multiples(extent: Extent, value: int) -> Iterator[int]:
+    """The values of an extent from `value` on, as many as decide whether one is a multiple of a superblock."""
+    found = extent.up(value)
+    for _ in range(1 << 8):
+        if found is None:
+            return
+        yield found
+        found = extent.up(found + 1)
+
+
 def _declared(conversation: Conversation) -> Declaration:
     """Start the process; returns what the kernel declares. Raises UsageError, EnvironmentFault, KernelFault."""
     said = conversation.begin()
     try:
         formats = strings(said.get("formats"), "formats")
-        return Declaration(formats, str(said["semantics"]), said["ordered"] is True, takes=str(said["takes"]))
+        return Declaration(
+            formats,
+            str(said["semantics"]),
+            said["ordered"] is True,
+            takes=str(said["takes"]),
+            domain=domain_of(said["domain"]),
+        )
     except KeyError:
         conversation.garbage()
 

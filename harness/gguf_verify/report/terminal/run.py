@@ -21,6 +21,7 @@ MOST_NOTES, MOST_UNVERIFIED = 5, 10
 MOST_FAILURES = 20
 _HEX_DIGITS = 128
 _INDENT = " " * 7
+_MOST_RANGES = 8
 
 
 def render(report: Report, form: Form) -> str:
@@ -35,6 +36,9 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
     if any(rung.worst for rung in report.rungs):
         yield ""
         yield _worst(report)
+    if envelopes := list(_envelopes(report)):
+        yield ""
+        yield facts(envelopes)
     if notes := list(_notes(report)):
         yield ""
         yield facts(notes)
@@ -101,6 +105,26 @@ def _worst(report: Report) -> Table:
                 Text(printable(worst.where, 300)),
             )  # fmt: skip
     return made
+
+
+def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
+    """For which products each type's verdict holds beside those of the graph."""
+    for e in (e for rung in report.rungs for e in rung.envelopes):
+        plan = f"plan {e.plan}{'' if e.probes == 'full' else f', {e.probes}'}"
+        domain = f" · declared domain: {e.domain}" if e.domain else ""
+        beside = "" if e.under_test else " · of a kernel beside the one under test"
+        yield f"holds, {e.type}", f"{e.calls:,} calls of {plan}{domain}{beside}"
+        for name, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)):
+            yield "", f"{name} {_shortened_ranges(numbers)}"
+        if e.not_covered:
+            yield "", "not covered: " + "; ".join(f"{what} ({printable(why, 200)})" for what, why in e.not_covered)
+
+
+def _shortened_ranges(numbers: str) -> str:
+    ranges = numbers.split(", ")
+    if len(ranges) <= _MOST_RANGES:
+        return numbers or "none"
+    return f"{', '.join(ranges[:_MOST_RANGES])}, … {ranges[-1]} ({len(ranges)} ranges)"
 
 
 def _notes(report: Report) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from ...llama import Gemm
 from ...results import Failure, RungResult, Side
 from ...semantics import Order, Product, Semantics, product
 from ...semantics.elements import round_to
+from ..envelope import OTHER_SHAPES
 from ..exact import ExactProducts
 from ..explain import WrongCall
 from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
@@ -29,7 +30,6 @@ Floats = npt.NDArray[np.float32]
 #: The kernel's outputs beside KERNEL: on llama.cpp's activation bytes, for other numbers of tokens, of other shapes.
 SHARED = Side("kernel on llama.cpp's activations", True)
 OTHER_M = Side("kernel at other M", True)
-OTHER_SHAPES = Side("kernel at other N and K", True)
 
 
 @dataclass

@@ -30,6 +30,7 @@ from ...llama import Evaluation, Gemm, LlamaRefused
 from ...results import Failure, GemmRecord, RungResult, Side
 from ...semantics import Semantics
 from ...support.errors import KernelFault
+from ..envelope import OTHER_SHAPES, TypeProbes
 from ..exact import ExactProducts
 from ..explain import Explanations
 from ..generated_inputs import every_size
@@ -39,10 +40,10 @@ from ..judging import KERNEL
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
 from .activations import ACTIVATIONS
-from .gemm import OTHER_M, OTHER_SHAPES, SHARED, GemmJudge
+from .gemm import OTHER_M, SHARED, GemmJudge
 from .outputs import Outputs
 from .shapes import OTHER_M as OTHER_TOKENS
-from .shapes import cut_trials, laid_out_trials
+from .shapes import cut_trials
 
 _REPACKED = "llama.cpp repacked weights: that it holds the file's bytes could not be checked"
 
@@ -143,6 +144,8 @@ class _Gemms:
         self._quantizers = Quantizers(run.backend)
         #: Format, N and K of the GEMMs at which the kernel also ran with other numbers of tokens.
         self._shapes: set[tuple[str, int, int]] = set()
+        #: Types whose probes were made.
+        self._probed: set[str] = set()
         #: llama.cpp → one definition that it was judged by, and the gap to it in each GEMM.
         self._gaps: dict[Side, tuple[Semantics, list[float]]] = {}
         #: Tensor → the paths of the backend that were judged with it.
@@ -190,7 +193,6 @@ class _Gemms:
     def _judge(self, judged: GemmJudge, failed: int) -> Outputs:
         """Run and judge the kernel; at other shapes too, where the GEMM is right. Raises KernelFault."""
         run, matrix, gemm = self._run, judged.matrix, judged.gemm
-        new_type = all(name != matrix.fmt.name for name, _, _ in self._shapes)
         shape = (matrix.fmt.name, len(matrix.rows), matrix.tensor.k)
         new_shape = shape not in self._shapes
         self._shapes.add(shape)
@@ -203,13 +205,18 @@ class _Gemms:
             )
         judged.judge(made, self._exact)
         # where something is wrong already, it has a place in the graph, which says more than another shape
-        if new_shape and run.kernel.any_shape and self._result.n_failures == failed:
+        if self._result.n_failures > failed:
+            return made
+        if new_shape:
             for trial in cut_trials(matrix, made.other.values):
-                judged.try_shape(trial)
-            if new_type:
-                for trial in laid_out_trials(matrix.fmt, matrix.rows, gemm.x, run.options.seed):
+                if run.kernel.domain.outside(len(trial.rows), trial.k) is None:
                     judged.try_shape(trial)
-                judged.check_quantizer(every_size(matrix.tensor.k))
+        if matrix.fmt.name not in self._probed:
+            self._probed.add(matrix.fmt.name)
+            judged.check_quantizer(every_size(matrix.tensor.k))
+            probes = TypeProbes(run, self._result, matrix.tensor, matrix.rows, gemm.x, self._explanations)
+            probes.check()
+            judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
         return made
 
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:

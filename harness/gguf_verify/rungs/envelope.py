@@ -1,0 +1,279 @@
+"""Running a kernel at the shapes, weights and activations of the probe plan, once for each type of weights.
+
+The plan is in `plan`; here each probe is made of the type's own blocks, run and judged by the exact product, like a
+GEMM of the graph. What was covered, and what was not, is recorded: a report states for what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat, WeightFormat
+from ..formats.q8_1 import Q8_1
+from ..gguf import Tensor, printable
+from ..kernels.domain import EVERYTHING
+from ..kernels.interface import Kernel, Weights
+from ..results import Failure, RungResult, Side, TypeEnvelope
+from ..semantics import Order, Product, product
+from ..support.errors import KernelFault
+from .explain import Explanations, WrongCall
+from .generated_inputs import any_blocks, drawn, special, ties_of_codes
+from .judging import judge_output
+from .plan import PLAN, Probe, in_words, plan
+from .run import Run
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+#: The kernel at the shapes of the plan.
+OTHER_SHAPES = Side("kernel at other N and K", True)
+#: Wrong calls of one type after which only the sweep that is going on is finished, so that a report can say for which
+#: numbers of tokens the kernel is wrong.
+_MOST_WRONG = 3
+#: Values of weights that are multiplied exactly at a time.
+_CHUNK = 1 << 22
+#: What no host can be asked within reason; a probe for it would be listed as covered.
+_HUGE = (
+    ("M·N, M·K or N·K of 2^31 and more", "so large outputs are not computed here"),
+    ("M and N of 2^20", "so large grids are not launched here"),
+)
+
+
+@dataclass
+class _Found:
+    """What the probes of one type found.
+
+    Args:
+        calls, outputs: that were judged.
+        tokens, rows, columns: that occurred.
+        wrong: (M, N, K) of each wrong call.
+        right: numbers of tokens of right calls.
+        faults: calls that the kernel did not survive.
+    """
+
+    calls: int = 0
+    outputs: int = 0
+    tokens: set[int] = field(default_factory=set)
+    rows: set[int] = field(default_factory=set)
+    columns: set[int] = field(default_factory=set)
+    wrong: list[tuple[int, int, int]] = field(default_factory=list)
+    right: set[int] = field(default_factory=set)
+    faults: int = 0
+    values: set[str] = field(default_factory=set)
+    not_covered: list[tuple[str, str]] = field(default_factory=list)
+
+
+class TypeProbes:
+    """The probes of one type of weights.
+
+    Args:
+        run, result: of the rung.
+        tensor: the first matrix of the type, for the names of failures.
+        rows: its rows uint8[N, row bytes], whose blocks are laid out anew.
+        like: activations float32[M, K] of the graph, whose size drawn ones have.
+        explanations: of the rung.
+    """
+
+    def __init__(
+        self, run: Run, result: RungResult, tensor: Tensor, rows: Bytes, like: Floats, explanations: Explanations
+    ) -> None:  # fmt: skip
+        fmt = tensor.type.weights
+        assert fmt is not None
+        self._run, self._result, self._tensor, self._like = run, result, tensor, like
+        self._explanations = explanations
+        self._fmt: WeightFormat = fmt
+        self._semantics = run.semantics(fmt)
+        self._size = fmt.unit // fmt.block_size * fmt.block_bytes
+        self._units = rows[:, : rows.shape[1] // self._size * self._size].reshape(-1, self._size)
+        self.found = _Found()
+        #: The largest utilisation.
+        self.utilisation = 0.0
+
+    def check(self) -> None:
+        """Run and judge all probes; the envelope is recorded in the result."""
+        run, fmt, found = self._run, self._fmt, self.found
+        tested = run.kernel.is_under_test(fmt)
+        domain = run.kernel.domain if tested else EVERYTHING
+        if len(self._units):
+            quantized, brief = isinstance(fmt, BlockFormat), run.options.probes == "brief"
+            for probe in plan(domain, fmt.unit, quantized, run.options.seed, brief):
+                if found.faults + len({wrong[1:] for wrong in found.wrong}) >= _MOST_WRONG:
+                    found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
+                    break
+                self._probe(probe)
+            self._no_tokens()
+        self._windows()
+        self._result.count_beside("outputs at other shapes", found.outputs, tested)
+        self._result.envelopes.append(
+            TypeEnvelope(
+                type=fmt.name, plan=PLAN, probes=run.options.probes, domain=domain.words, calls=found.calls,
+                tokens=in_words(found.tokens), rows=in_words(found.rows), columns=in_words(found.columns),
+                values=tuple(sorted(found.values)), not_covered=(*found.not_covered, *_HUGE), under_test=tested,
+            )
+        )  # fmt: skip
+
+    # ---- one probe ---------------------------------------------------------------------------------------------------
+
+    def _probe(self, probe: Probe) -> None:
+        if probe.values == "codes of -128" and self._semantics.activations is not Q8_1:
+            return
+        rows, x = self._weights(probe), self._activations(probe)
+        encoded = self._semantics.bytes_of(x)
+        if probe.values == "codes of -128":
+            encoded = _with_least_codes(encoded)
+        uploaded: dict[str, Weights] = {}
+        products: dict[Order | None, list[tuple[slice, Product]]] = {}
+        self.found.values |= {probe.values, probe.blocks}
+        for m in probe.tokens:
+            try:
+                self._call(probe, m, rows, x, encoded, uploaded, products)
+            except KernelFault as error:
+                self.found.faults += 1
+                words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
+                self._result.fail(Failure(words, self._tensor.name, culprit=error.culprit))
+                if error.culprit != "kernel" or self.found.faults >= _MOST_WRONG:
+                    return
+
+    def _call(
+        self, probe: Probe, m: int, rows: Bytes, x: Floats, encoded: Bytes, uploaded: dict[str, Weights],
+        products: dict[Order | None, list[tuple[slice, Product]]],
+    ) -> None:  # fmt: skip
+        """One number of tokens of a probe. Raises KernelFault."""
+        fmt = self._fmt
+        kernel = self._run.kernel.of(fmt, m, probe.n, probe.k)
+        if kernel.layout not in uploaded:
+            uploaded[kernel.layout] = kernel.upload(fmt, rows)
+        if kernel.order not in products:
+            products[kernel.order] = list(self._exact(rows, encoded, kernel.order))
+        weights = uploaded[kernel.layout]
+        outputs = [] if probe.values == "codes of -128" else [("", kernel.product(weights, x[:m]))]
+        if probe.whole or not outputs:
+            outputs.append((", given their bytes", kernel.gemm(weights, np.ascontiguousarray(encoded[:m]))))
+        if probe.whole:
+            self._check_quantizer(kernel, x[:m], encoded[:m])
+        right = []
+        for how, y in outputs:
+            taken: Floats | Bytes = encoded[:m] if how else x[:m]
+            place = self._judge(probe, m, y, encoded, products[kernel.order], how)
+            right.append(place is None)
+            if place is not None and len(self.found.wrong) < _MOST_WRONG:
+                self._explanations.add(
+                    WrongCall(
+                        kernel, fmt, self._semantics, rows, taken, encoded[:m], y, kernel.order,
+                        f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name,
+                        printable(self._tensor.name, 64), *place,
+                    )
+                )  # fmt: skip
+        found = self.found
+        found.calls += len(right)
+        found.outputs += m * probe.n * len(right)
+        if all(right):
+            found.tokens.add(m)
+            found.right.add(m)
+            found.rows.add(probe.n)
+            found.columns.add(probe.k)
+        else:
+            found.wrong.append((m, probe.n, probe.k))
+
+    def _judge(
+        self, probe: Probe, m: int, y: Floats, encoded: Bytes, expected: list[tuple[slice, Product]], how: str
+    ) -> tuple[int, int] | None:
+        """Token and row of the first wrong output; None where all are right."""
+        of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
+        of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
+        special_words = f" ({', '.join(of)})" if of else ""
+        detail = f" of {probe.n} rows and K = {probe.k}, {m} tokens{how}{special_words}"
+        # what follows the first wrong calls is counted, so that failures of other rungs and types are shown too
+        result = self._result if len(self.found.wrong) < _MOST_WRONG else RungResult(name="")
+        first = None
+        for span, whole in expected:
+            part = np.ascontiguousarray(y[:, span])
+            judgement = judge_output(
+                result, OTHER_SHAPES, self._tensor, part, whole.rows(np.arange(m)), self._semantics, encoded, None,
+                span.start, None, detail,
+            )  # fmt: skip
+            self.utilisation = max(self.utilisation, judgement.utilisation)
+            if not judgement.passed and first is None:
+                row, token = (int(i) for i in np.argwhere(judgement.bad.T)[0])
+                first = token, span.start + row
+        if result is not self._result:
+            for culprit, n in result.blamed.items():
+                self._result.fail_more(culprit, n)
+        return first
+
+    def _check_quantizer(self, kernel: Kernel, x: Floats, expected: Bytes) -> None:
+        quantized = kernel.quantize(x)
+        wrong = quantized != expected
+        if wrong.any():
+            m, at = (int(i) for i in np.argwhere(wrong)[0])
+            words = (
+                f"the kernel's quantizer at M={len(x)}, K={x.shape[1]}: token {m}, byte {at} is "
+                f"{quantized[m, at]:#04x}, expected {expected[m, at]:#04x}"
+            )
+            self._result.fail(Failure(words, self._tensor.name, token=m, culprit="kernel"))
+            self.found.wrong.append((len(x), 0, x.shape[1]))
+
+    def _exact(self, rows: Bytes, encoded: Bytes, order: Order | None) -> Iterator[tuple[slice, Product]]:
+        k = rows.shape[1] // self._fmt.block_bytes * self._fmt.block_size
+        step = max(1, _CHUNK // k)
+        for start in range(0, len(rows), step):
+            span = slice(start, min(start + step, len(rows)))
+            yield span, product(self._semantics, self._fmt, rows[span], encoded, order, self._run.options.threads)
+
+    def _no_tokens(self) -> None:
+        """A call without tokens, which engines may never make: what happens is recorded and judged by nobody."""
+        kernel = self._run.kernel.of(self._fmt, 1, 1, self._fmt.unit)
+        rows = self._units[:1]
+        try:
+            y = kernel.product(kernel.upload(self._fmt, rows), np.zeros((0, self._fmt.unit), np.float32))
+            if y.shape != (0, 1):
+                raise KernelFault(f"it gives an output of shape {y.shape}")
+            self.found.tokens.add(0)
+        except KernelFault as error:
+            self.found.not_covered.append(("M = 0", str(error)))
+
+    def _windows(self) -> None:
+        """Which numbers of tokens are wrong, where others are right at the same rows and columns."""
+        wrong = {m for m, _, _ in self.found.wrong}
+        right = self.found.right - wrong
+        if len(wrong) > 1 and right:
+            self._result.note(f"{self._fmt.name}: wrong with {in_words(wrong)} tokens; right with {in_words(right)}")
+
+    # ---- what it is made of ------------------------------------------------------------------------------------------
+
+    def _weights(self, probe: Probe) -> Bytes:
+        """uint8[N, row bytes]."""
+        fmt, wide = self._fmt, probe.k // self._fmt.unit
+        if probe.blocks == "any bits":
+            assert isinstance(fmt, BlockFormat)
+            return any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._run.options.seed).reshape(probe.n, -1)
+        there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
+        return np.resize(self._units[:there], (probe.n, wide * self._size))
+
+    def _activations(self, probe: Probe) -> Floats:
+        """float32[largest M, K]; the last token of drawn ones is of ties of codes."""
+        m, k = max(probe.tokens), probe.k
+        if probe.values == "special":
+            values = special(k, self._like)
+            exact = np.concatenate([p.exact for _, p in self._exact(self._units[:1].repeat(k // self._fmt.unit, 0)
+                                    .reshape(1, -1), self._semantics.bytes_of(values), None)], axis=1)  # fmt: skip
+            values = values[np.isfinite(exact).all(axis=1)]  # others are a matter of the definition's range
+            return np.resize(values, (m, k))
+        values = drawn((m, k), self._like, self._run.options.seed)
+        if m > 1 or probe.values == "drawn":
+            values[-1:] = ties_of_codes(k)
+        return values
+
+
+def _with_least_codes(encoded: Bytes) -> Bytes:
+    """Blocks of Q8_1 with some codes of -128, which no quantizer writes and a block can hold."""
+    blocks = encoded.reshape(len(encoded), -1, Q8_1.block_bytes).copy()
+    blocks[:, :, 4 + 1 :: 3] = 0x80
+    return blocks.reshape(encoded.shape)
+
+
+__all__ = ["OTHER_SHAPES", "TypeProbes"]

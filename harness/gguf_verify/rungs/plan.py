@@ -1,0 +1,160 @@
+"""The probe plan: at which shapes, weights and activations a kernel runs beside those of the model's own graph.
+
+Models have round sizes, behind which the bounds of a last tile, of a quantizer's last warp, a window of M that another
+code path computes, or an index that overflows hide. So the plan is a function of the kernel's domain, of the type's
+smallest row and of the seed; it knows nothing of particular kernels. Its version is in every report, so that nights
+stay comparable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..formats import SLICE
+from ..kernels.domain import Domain, Extent
+
+#: The version of the plan.
+PLAN = 1
+
+#: Sizes of tiles that kernels have, in tokens and in rows.
+_TILES = (8, 16, 32, 64, 96, 128, 256)
+#: Every number of tokens up to here, and the neighbours of all multiples of the tiles up to there.
+_EVERY_M, _MOST_M = 64, 1024
+#: Numbers of rows: of vocabularies (Llama 3, Qwen 2.5), past what 16 bits hold, past powers of two.
+_MANY_ROWS = (2053, 4099, 8209, 65_537, 128_256, 151_936)
+#: The longest rows.
+_MOST_K = 32_768
+#: Tokens, rows, and slices of 32 values a row: one output; a little more than a tile in one direction and less in the
+#: others; K large enough to wrap the pipelines' ring buffers, to take activations in parts and to split sums; more rows
+#: than the thread blocks of one launch take at a time; 1 to 7 blocks of activations past a multiple of eight; and whole
+#: rounds and tiles, as large models have.
+_SHAPES = (
+    (1, 1, 1), (2, 7, 9), (5, 129, 1), (33, 257, 2), (131, 33, 2), (1, 34, 200), (2, 40, 90), (3, 65, 300),
+    (4, 33, 128), (7, 71, 40), (12, 33, 100), (20, 66, 100), (34, 40, 70), (66, 2100, 1), (1, 4300, 7), (300, 65, 3),
+    (1, 4300, 32), (64, 2100, 1), (33, 890, 1), (33, 5500, 1),
+)  # fmt: skip
+#: The same, for blocks of any bits. Rows of a single block show scales that vanish in a sum with larger ones.
+_ANY_BITS = ((6, 70, 24), (6, 1700, 1))
+
+Blocks = Literal["the model's", "any bits"]
+Values = Literal["drawn", "special", "codes of -128"]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Calls with one matrix.
+
+    Args:
+        tokens: the numbers of tokens of the calls, each at least 1.
+        n, k: rows and columns.
+        blocks: the weights' blocks: the model's, laid out anew, or any bits under finite scales.
+        values: the activations: drawn ones and ties of codes; special ones (zeros of both signs, tiny and huge values);
+            or drawn ones with codes of -128, for kernels that are given blocks.
+        whole: the kernel runs on the activations' bytes too, and its quantizer is checked.
+    """
+
+    tokens: tuple[int, ...]
+    n: int
+    k: int
+    blocks: Blocks = "the model's"
+    values: Values = "drawn"
+    whole: bool = False
+
+
+def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = False) -> list[Probe]:
+    """The probes of one type of weights.
+
+    Args:
+        domain: where the kernel promises to work; no probe is outside.
+        unit: K is a multiple of this.
+        quantized: the weights have blocks, of which any bits can be made.
+        seed: of the sizes that are drawn.
+        brief: only what a change of the kernel most often breaks, for tests that verify many models.
+    """
+    rng = np.random.default_rng((PLAN, seed))
+    sizes = _Sizes(domain, unit)
+    probes = [sizes.probe((m,), n, slices, whole=True) for m, n, slices in _SHAPES]
+    probes.append(sizes.probe((8,), 33, 3, values="special", whole=True))
+    probes.append(sizes.probe((8,), 601, 1, values="special"))
+    if quantized:
+        probes += [sizes.probe((m,), n, slices, blocks="any bits", whole=True) for m, n, slices in _ANY_BITS]
+        probes.append(sizes.probe((6,), 33, 3, values="codes of -128"))
+    if not brief:
+        probes += _sweeps(sizes, rng)
+    return list(dict.fromkeys(p for p in probes if p is not None and p.tokens))
+
+
+def _sweeps(sizes: _Sizes, rng: np.random.Generator) -> list[Probe | None]:
+    """Every M, many N, many K."""
+    around = _around(_MOST_M)
+    every = {*range(1, _EVERY_M + 1), *around, *map(int, rng.integers(_EVERY_M, 4 * _MOST_M, 6)), 2050, 4099}
+    tokens = tuple(sorted(every))
+    few = [int(v) for v in rng.permutation([2, 3, 5, 7])]
+    probes = [sizes.probe(tokens[i::3], few[i], 1 + i % 2) for i in range(3)]
+    rows = sorted({*range(1, 34), *_around(512), 1023, 1025, *map(int, rng.integers(1024, 20_000, 4))})
+    probes += [sizes.probe((5 if i % 2 else 1,), n, 1) for i, n in enumerate(rows)]
+    probes += [sizes.probe((1,), n, 1) for n in _MANY_ROWS]
+    probes += [sizes.probe((9,), n, 1) for n in _MANY_ROWS[:3]]
+    for i, slices in enumerate(_lengths(rng)):
+        probes.append(sizes.probe((2, 9) if i % 3 == 0 else (1 + i % 2,), 3 + i % 2, slices))
+    return probes
+
+
+def _around(most: int) -> set[int]:
+    return {tile * i + d for tile in _TILES for i in range(1, most // tile + 1) for d in (-1, 0, 1) if tile * i + d > 0}
+
+
+def _lengths(rng: np.random.Generator) -> Iterable[int]:
+    """Slices of 32 values in a row: few, odd numbers of every size, and the longest."""
+    most = _MOST_K // SLICE
+    odd = {int(v) | 1 for v in np.geomspace(3, most - 1, 20)} | {int(v) | 1 for v in rng.integers(64, most - 1, 3)}
+    return sorted({*range(1, 18), *odd, 128, most})
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    domain: Domain
+    unit: int
+
+    def probe(
+        self, tokens: Iterable[int], n: int, slices: int, blocks: Blocks = "the model's", values: Values = "drawn",
+        whole: bool = False,
+    ) -> Probe | None:  # fmt: skip
+        """The nearest probe within the domain; None where there is none near."""
+        k = _near(self.domain.k, -(-slices * SLICE // self.unit) * self.unit, self.unit)
+        rows = _near(self.domain.n, n)
+        if k is None or rows is None:
+            return None
+        allowed = {_near(self.domain.m, m) for m in tokens}
+        return Probe(tuple(sorted(m for m in allowed if m is not None)), rows, k, blocks, values, whole)
+
+
+def _near(extent: Extent, value: int, unit: int = 1) -> int | None:
+    """The value, or the next larger or else smaller one of the extent that is a multiple of `unit`."""
+    for step in (extent.up, extent.down):
+        found = step(value)
+        for _ in range(unit):
+            if found is None or found % unit == 0:
+                break
+            found = step(found + (1 if step == extent.up else -1))
+        if found is not None and found > 0 and found % unit == 0:
+            return found
+    return None
+
+
+def in_words(numbers: Iterable[int]) -> str:
+    """Numbers as ranges: "1-66, 71-73, 80"."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+__all__ = ["PLAN", "Probe", "in_words", "plan"]
