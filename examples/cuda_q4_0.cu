@@ -5,7 +5,7 @@
 // [gguf-verify]
 // formats = ["Q4_0"]
 // semantics = "q8_1"
-// parameters = ["weights", "activations", "output", "int32 M", "int32 N", "int32 K"]
+// parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
 // block = 128
 // grid = "ceil(M * N, 128)"
 // [/gguf-verify]
@@ -28,12 +28,12 @@ __device__ float from_half(unsigned short h) {
     return __uint_as_float(sign | magnitude << 13) * 5192296858534827628530496329220096.0f;
 }
 
-extern "C" __global__ void gemm(const Q4_0* w, const Q8_1* x, float* y, int M, int N, int K) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+extern "C" __global__ void gemm(const Q4_0* w, const Q8_1* x, float* y, long long M, long long N, long long K) {
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;  // M·N may be more than 2^31
     if (i >= M * N) return;
-    const int m = i / N, n = i % N, blocks = K / 32;
+    const long long m = i / N, n = i % N, blocks = K / 32;
     float acc = 0.0f;
-    for (int b = 0; b < blocks; ++b) {
+    for (long long b = 0; b < blocks; ++b) {
         const Q4_0& wb = w[n * blocks + b];
         const Q8_1& xb = x[m * blocks + b];
         int sum = 0;

@@ -229,7 +229,8 @@ class TypeProbes:
         kernel = self._run.kernel.of(self._fmt, 1, 1, self._fmt.unit)
         rows = self._units[:1]
         try:
-            y = kernel.product(kernel.upload(self._fmt, rows), np.zeros((0, self._fmt.unit), np.float32))
+            nothing = self._semantics.bytes_of(np.zeros((1, self._fmt.unit), np.float32))[:0]
+            y = kernel.gemm(kernel.upload(self._fmt, rows), nothing)
             if y.shape != (0, 1):
                 raise KernelFault(f"it gives an output of shape {y.shape}")
             self.found.tokens.add(0)
