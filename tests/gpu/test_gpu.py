@@ -153,7 +153,7 @@ def test_elements(gpu: Host, cpu: CpuHost, kind: str) -> None:
 @pytest.mark.parametrize("name", ["tiny-F16.gguf", "tiny-Q4_0.gguf"])
 def test_a_model_verifies_on_the_gpu(gpu: Host, name: str) -> None:
     """All rungs, by the kernel of quantized weights and by that of others."""
-    options = Options(prompt="Once upon a time", n_predict=4, threads=2, progress=False)
+    options = Options(probes="brief", prompt="Once upon a time", n_predict=4, threads=2, progress=False)
     report = verify(ROOT / "fixtures" / name, host=gpu, options=options)
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
     assert report.environment.host.words.startswith("gpu: ")

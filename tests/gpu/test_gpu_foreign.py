@@ -27,7 +27,7 @@ WRONG, RIGHT = "blk.0.attn_k.weight", "blk.0.attn_q.weight"
 
 
 def verified(kernel: str, *rungs: str, tensor: str = TWO, **options: Any) -> Report:
-    chosen = Options(prompt="The", n_predict=1, tensor=tensor, progress=False, **options)
+    chosen = Options(probes="brief", prompt="The", n_predict=1, tensor=tensor, progress=False, **options)
     return verify(Q4_0, kernel, HOST, rungs, chosen)
 
 
@@ -170,6 +170,6 @@ def test_a_gpu_kernel_and_matrices_that_are_not_quantized() -> None:
     """Its process, and the shipped kernels of this one, use the card side by side."""
     report = verify(
         FIXTURES / "tiny-F16.gguf", f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", HOST, ["layers"],
-        Options(prompt="The", n_predict=1, tensor=r"blk\.0\.attn_q", progress=False),
+        Options(probes="brief", prompt="The", n_predict=1, tensor=r"blk\.0\.attn_q", progress=False),
     )  # fmt: skip
     assert report.exit_code == 0, report.rungs

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.needs("llama-gpu")
 #: Both halves of a block's codes meet the first half of the activations.
 WRONG = ("gemm/q8_1/04_dp4a.cu", "load_word_4(xb->qs, j + 4)", "load_word_4(xb->qs, j)")
 RUNGS = ["blocks", "layers", "tokens"]
-OPTIONS = Options(prompt="Once upon a time", n_predict=4, reference="gpu", progress=False, threads=4)
+OPTIONS = Options(probes="brief", prompt="Once upon a time", n_predict=4, reference="gpu", progress=False, threads=4)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def scanned(path: Path, llama: Llama, threads: int = 2) -> Scan:
 
 
 def bytes_rung(path: Path) -> Report:
-    return verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(progress=False, threads=2))
+    return verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(probes="brief", progress=False, threads=2))
 
 
 def halves(*values: int) -> Bytes:

@@ -51,7 +51,7 @@ def environment(kind: str = "Q4_0", tensors: int = 21) -> Environment:
             tensor_types={kind: tensors},
         ),
         reference=ReferenceInfo(where="CPU", definitions={kind: "q8_0_cpu"}),
-        options=Options(prompt="Once upon a time", n_predict=6, threads=2),
+        options=Options(probes="brief", prompt="Once upon a time", n_predict=6, threads=2),
     )  # fmt: skip
 
 

@@ -29,7 +29,8 @@ LEGACY = {name: fmt for name, fmt in FORMATS.items() if fmt.legacy}
 
 
 def cli(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "verify_model.py"), *map(str, args)]
+    """The command in a process of its own, with the brief probe plan."""
+    command = [sys.executable, str(ROOT / "scripts" / "verify_model.py"), *map(str, args), "--probes", "brief"]
     env = {**os.environ, **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..formats import BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
-from ..kernels.domain import EVERYTHING
+from ..kernels.domain import EVERYTHING, Extent
 from ..kernels.interface import Kernel, Weights
 from ..results import Failure, RungResult, Side, TypeEnvelope
 from ..semantics import Order, Product, product
@@ -37,10 +37,7 @@ _MOST_WRONG = 3
 #: Values of weights that are multiplied exactly at a time.
 _CHUNK = 1 << 22
 #: What no host can be asked within reason; a probe for it would be listed as covered.
-_HUGE = (
-    ("M·N, M·K or N·K of 2^31 and more", "so large outputs are not computed here"),
-    ("M and N of 2^20", "so large grids are not launched here"),
-)
+_HUGE = (("M·N, M·K or N·K of 2^31 and more, and grids of M or N of 2^20", "no host runs so large a product here"),)
 
 
 @dataclass
@@ -105,7 +102,8 @@ class TypeProbes:
                     found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
                     break
                 self._probe(probe)
-            self._no_tokens()
+            if domain.m == Extent():
+                self._no_tokens()
         self._windows()
         self._result.count_beside("outputs at other shapes", found.outputs, tested)
         self._result.envelopes.append(

@@ -343,7 +343,7 @@ def stand_in(
     (tmp_path / "sitecustomize.py").write_text(_STAND_IN.format(on_gpu=on_gpu, mmvq=mmvq, raw_sums=raw_sums))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(cuda, "mmvq_tokens", lambda *_: mmvq)
-    options = Options(n_predict=2, reference="gpu", progress=False, prompt="Once")
+    options = Options(probes="brief", n_predict=2, reference="gpu", progress=False, prompt="Once")
     return verify(FIXTURES / model, "q8_1_dp4a", CpuHost(1), ["blocks", "layers", "tokens"], options)
 
 
@@ -391,7 +391,7 @@ def test_another_quantizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_other_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Llama, name: str) -> None:
     """Experts, an encoder, an encoder-decoder: each matrix is judged as MMVQ (which the stand-in is not) and as MMQ."""
     path = graphs.MODELS[name](llama, tmp_path / f"{name}.gguf")
-    options = Options(n_predict=2, progress=False, prompt="Once")
+    options = Options(probes="brief", n_predict=2, progress=False, prompt="Once")
     alone = verify(path, "q8_1_dp4a", CpuHost(1), ["tokens"], options).rungs[0]
     _, layers, tokens = stand_in(tmp_path, monkeypatch, path).rungs
     if name != "bert":  # the prompt is read again after single tokens of it

@@ -88,7 +88,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def run(
     path: Path, *rungs: str, kernel: ShippedKernel | None = None, tensor: str | None = None, n_predict: int = 4
 ) -> Report:
-    options = Options(prompt="Once upon a time", n_predict=n_predict, threads=2, tensor=tensor, progress=False)
+    options = Options(
+        probes="brief", prompt="Once upon a time", n_predict=n_predict, threads=2, tensor=tensor, progress=False
+    )
     kernel = kernel or ShippedKernel(KERNELS["q8_1_dp4a"], CpuHost(2))
     return verify(path, kernel, rungs=rungs or ("bytes", "blocks", "layers", "tokens"), options=options)
 

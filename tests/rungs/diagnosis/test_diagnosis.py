@@ -132,7 +132,7 @@ class ComputesMmq(ShippedKernel):
 
 
 def test_a_kernel_that_computes_another_definition_is_told_which() -> None:
-    report = identify_model(Q4_0, ComputesMmq(), options=Options(progress=False))
+    report = identify_model(Q4_0, ComputesMmq(), options=Options(probes="brief", progress=False))
     assert report.exit_code == 1
     kernels = [p for p in report.products if p.who != "llama.cpp"]
     assert [p.m for p in kernels] == [1, 8, 9, 64]
@@ -156,7 +156,7 @@ def test_another_definition_in_a_run(declared: str) -> None:
         taken = x if declared == "q8_1" else mmq.bytes_of(x)
         return product(mmq, FORMATS["Q4_0"], weights, taken).exact.astype(np.float32)
 
-    options = Options(prompt="The import statement", tensor="blk.0.attn_q", progress=False)
+    options = Options(probes="brief", prompt="The import statement", tensor="blk.0.attn_q", progress=False)
     report = verify(Q4_0, gemm, "cpu", ["layers"], options)
     found = report.rungs[0].diagnosis
     assert found is not None
@@ -169,7 +169,7 @@ def test_another_definition_in_a_run(declared: str) -> None:
         "declare mmq",
     ):
         assert said in text_of(Kind.RUN, report)
-    told = identify_model(Q4_0, gemm, "cpu", Options(progress=False))
+    told = identify_model(Q4_0, gemm, "cpu", Options(probes="brief", progress=False))
     assert told.exit_code == 1
     assert f"computes MMQ's Q4_0 (mmq), not {called} as declared" in text_of(Kind.IDENTIFICATION, told)
 
@@ -195,7 +195,7 @@ def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, pat
     monkeypatch.setattr(Llama, "start_backend", lambda *_: {"name": "a GPU that is played", "sm": 90})
     monkeypatch.setattr(Llama, "activations", given_away)
     monkeypatch.setattr(Llama, "multiply", multiply)
-    report = identify_model(path, "q8_1_naive", "cpu", Options(progress=False, reference="gpu"))
+    report = identify_model(path, "q8_1_naive", "cpu", Options(probes="brief", progress=False, reference="gpu"))
     assert report.exit_code == 0, text_of(Kind.IDENTIFICATION, report)
     theirs = [p for p in report.products if p.who == "llama.cpp on the GPU"]
     few, many = (llama_cuda_semantics(fmt, m).name for m in (8, 9))
@@ -203,7 +203,10 @@ def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, pat
     assert all(p.found is not None and p.declared in p.found.names for p in theirs)
     assert "a GPU that is played" in text_of(Kind.IDENTIFICATION, report)
     monkeypatch.setattr(Llama, "activations", lambda _, semantics, x, backend: SEMANTICS[semantics].bytes_of(x))
-    assert identify_model(path, "q8_1_naive", "cpu", Options(progress=False, reference="gpu")).exit_code == 1
+    assert (
+        identify_model(path, "q8_1_naive", "cpu", Options(probes="brief", progress=False, reference="gpu")).exit_code
+        == 1
+    )
 
 
 def test_identify_with_a_gpu_leaves_out_what_has_no_definition(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -211,7 +214,7 @@ def test_identify_with_a_gpu_leaves_out_what_has_no_definition(monkeypatch: pyte
     monkeypatch.setattr(Llama, "multiply", lambda *_: pytest.fail("nothing is known of it"))
     w = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     path = write_model(tmp_path / "f32.gguf", {"w": (w, "F32")})
-    report = identify_model(path, "q8_1_naive", "cpu", Options(progress=False, reference="gpu"))
+    report = identify_model(path, "q8_1_naive", "cpu", Options(probes="brief", progress=False, reference="gpu"))
     assert report.exit_code == 5
     assert [kind for kind, _ in report.unable] == [f"F32, M={m}" for m in (1, 8, 9, 64)]
     assert "cuBLAS" in text_of(Kind.IDENTIFICATION, report)
@@ -219,7 +222,7 @@ def test_identify_with_a_gpu_leaves_out_what_has_no_definition(monkeypatch: pyte
 
 def test_identify_of_a_wrong_kernel_names_the_fault(tmp_path: Path) -> None:
     kernel = altered_kernel(tmp_path, "q8_1_naive", "formats/q4_0.cuh", "Minimum::OFFSET", "Minimum::NONE")
-    report = identify_model(Q4_0, kernel, options=Options(progress=False))
+    report = identify_model(Q4_0, kernel, options=Options(probes="brief", progress=False))
     assert report.exit_code == 1
     shown = text_of(Kind.IDENTIFICATION, report)
     assert "computes none of the known definitions (declared: q8_1" in shown
@@ -465,7 +468,7 @@ def test_altered_kernels(tmp_path: Path, path: Path, file: str, old: str, new: s
 
 def test_the_layers_rung_says_what_it_is(tmp_path: Path) -> None:
     kernel = altered_kernel(tmp_path, "q8_1_naive", Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE")
-    options = Options(prompt="The import statement", tensor="blk.0.attn_q", progress=False)
+    options = Options(probes="brief", prompt="The import statement", tensor="blk.0.attn_q", progress=False)
     report = verify(Q4_0, kernel, rungs=["layers"], options=options)
     found = report.rungs[0].diagnosis
     assert found is not None

@@ -173,7 +173,7 @@ def test_elements_and_superblocks(tmp_path: Path) -> None:
 
 def report_of(tmp_path: Path, old: str, new: str, file: str = NAIVE) -> tuple[Report, dict[str, object], str]:
     kernel = altered_kernel(tmp_path, "q8_1_naive", file, old, new)
-    options = Options(prompt="The import statement", tensor="blk.0.(attn_k|ffn_down)", progress=False)
+    options = Options(probes="brief", prompt="The import statement", tensor="blk.0.(attn_k|ffn_down)", progress=False)
     report = verify(Q4_0, kernel, rungs=["layers"], options=options)
     shown = text_of(Kind.RUN, report)
     said = json_of(Kind.RUN, report)["rungs"][0]["diagnosis"]

@@ -51,7 +51,7 @@ def test_all_rungs(fmt: BlockFormat, folder: Path, llama: Llama) -> None:
     path = model_of(fmt, folder, llama)
     with open_model(path) as model:
         assert model.tensors[TENSOR].type.name == fmt.name
-    report = verify(path, host=CpuHost(2), options=Options(**QUICK))
+    report = verify(path, host=CpuHost(2), options=Options(probes="brief", **QUICK))
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures] or report.rungs
     for rung in report.rungs:
         for who, worst in rung.worst.items():
@@ -73,7 +73,7 @@ def test_other_kernels(fmt: BlockFormat, kernel: str, folder: Path, llama: Llama
     if not KERNELS[kernel].covers(fmt):
         pytest.skip("the kernel does not cover the type")
     path = model_of(fmt, folder, llama)
-    options = Options(tensor="attn_q|ffn_down", **QUICK)
+    options = Options(probes="brief", tensor="attn_q|ffn_down", **QUICK)
     report = verify(path, kernel=kernel, host=CpuHost(2), rungs=["layers"], options=options)
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
 
@@ -101,7 +101,7 @@ def test_one_wrong_bit_is_named(fmt: BlockFormat, field: Field, folder: Path, ll
         row, block = divmod(int(at), tensor.blocks_per_row)
         offset = tensor.block_offset(row, block)
     kernel = TamperedKernel("q8_1_dp4a", blocks[at].tobytes(), altered[at].tobytes())
-    options = Options(tensor=f"^{TENSOR}$", **QUICK)
+    options = Options(probes="brief", tensor=f"^{TENSOR}$", **QUICK)
     report = verify(path, kernel=kernel, rungs=["blocks"], options=options)
     assert report.exit_code == 1
     assert {(f.tensor, f.row, f.block, f.byte_offset) for f in report.rungs[0].failures} == {
@@ -126,7 +126,9 @@ def test_mxfp4_values_that_no_float_holds(folder: Path, tmp_path: Path, llama: L
         finite = np.isfinite(llama.to_float(MXFP4.type_id, block, 32)).all() and llama.validate(MXFP4.type_id, block)
         assert MXFP4.finite(block) == finite == (not wrong)
         path = patched_block(path, tmp_path / "altered.gguf", TENSOR, row, 3, 0, raw)
-    report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(tensor=f"^{TENSOR}$", progress=False))
+    report = verify(
+        path, host=CpuHost(1), rungs=["bytes"], options=Options(probes="brief", tensor=f"^{TENSOR}$", progress=False)
+    )
     found = [(f.tensor, f.row, f.block) for f in report.rungs[0].failures]
     assert found == [(TENSOR, row, 3) for row, (*_, wrong) in enumerate(SCALES) if wrong]
     assert all("stands for NaN, or a value overflows" in f.what for f in report.rungs[0].failures)

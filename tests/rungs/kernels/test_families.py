@@ -41,7 +41,7 @@ class OfACard(Family):
 
 
 def run(root: Path | None = None) -> Report:
-    options = Options(prompt="The import statement", n_predict=3, progress=False)
+    options = Options(probes="brief", prompt="The import statement", n_predict=3, progress=False)
     kernel = FamilyOnHost(ByTokens("q8_1", ""), CpuHost(2), root)
     return verify(Q4_0, kernel, rungs=["layers", "tokens"], options=options)
 
@@ -61,7 +61,7 @@ def test_a_family_verifies() -> None:
 @pytest.mark.parametrize("sm", [80, 90])
 def test_a_cards_choices(sm: int) -> None:
     """What would be taken there, on the CPU."""
-    options = Options(prompt="The import statement", n_predict=2, progress=False)
+    options = Options(probes="brief", prompt="The import statement", n_predict=2, progress=False)
     report = verify(Q4_0, FamilyOnHost(OfACard(sm), CpuHost(2)), rungs=["layers", "tokens"], options=options)
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
 
@@ -82,7 +82,7 @@ def test_a_fault_of_quantizing_on_the_way_is_placed(tmp_path: Path) -> None:
     old = "codes[at * 4 + c] = {four_bytes(p.q), four_bytes(p.q + 4)};"
     new = "codes[at * 4 + c] = {four_bytes(p.q) ^ (block == 3 ? 1u : 0u), four_bytes(p.q + 4)};"
     wrong = altered_kernel(tmp_path, "q8_1_gemv", "gemm/q8_1/08_gemv.cu", old, new)
-    options = Options(prompt="The import statement", n_predict=1, progress=False, tensor="blk.0.attn_q")
+    options = Options(probes="brief", prompt="The import statement", n_predict=1, progress=False, tensor="blk.0.attn_q")
     report = verify(Q4_0, wrong, rungs=["layers"], options=options)
     assert report.exit_code == 1
     failures = report.rungs[0].failures
@@ -92,6 +92,6 @@ def test_a_fault_of_quantizing_on_the_way_is_placed(tmp_path: Path) -> None:
 
 def test_a_kernel_by_name_is_no_family() -> None:
     report = verify(Q4_0, ShippedKernel(KERNELS["q8_1_dp4a"], CpuHost(2)), rungs=["layers"], options=Options(
-        prompt="The import statement", n_predict=1, progress=False, tensor="blk.0.attn_q"))  # fmt: skip
+        prompt="The import statement", n_predict=1, progress=False, tensor="blk.0.attn_q", probes="brief"))  # fmt: skip
     assert report.exit_code == 0
     assert not [name for name in report.rungs[0].figures if name.startswith("GEMMs by")]

@@ -204,7 +204,7 @@ def test_an_import_may_take_longer_than_a_call(tmp_path: Path) -> None:
 
 def test_identified() -> None:
     """A kernel that computes another definition than it declares."""
-    options = Options(progress=False, tensor="blk.0.attn_q")
+    options = Options(probes="brief", progress=False, tensor="blk.0.attn_q")
     found = identify_model(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), options)
     assert found.exit_code == 1
     kernels = [p for p in found.products if p.who != "llama.cpp"]
@@ -224,7 +224,7 @@ def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(wrong=0)
 
     monkeypatch.setattr(explain, "diagnose_kernel", nothing)
-    options = Options(progress=False, tensor="attn_q|attn_k|attn_v", n_predict=1)
+    options = Options(probes="brief", progress=False, tensor="attn_q|attn_k|attn_v", n_predict=1)
     report = verify(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), ["layers"], options)
     assert report.exit_code == 1
     assert len(tried) == 3
@@ -242,7 +242,7 @@ def test_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", ["numpy_q4_0.py:gemm", "cuda_q4_0.cu:gemm"])
 def test_the_header_says_where_it_runs(example: str) -> None:
     """By its file and symbol, and in lines that fit a terminal."""
-    options = Options(progress=False, tensor="blk.0.attn_k")
+    options = Options(probes="brief", progress=False, tensor="blk.0.attn_k")
     report = verify(Q4_0, f"{EXAMPLES / example}", CpuHost(1), ["blocks"], options)
     header = text_of(Kind.RUN, report).split("\n\n")[0].splitlines()
     host = next(line for line in header if line.startswith("host"))

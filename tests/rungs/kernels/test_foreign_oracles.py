@@ -154,7 +154,7 @@ def test_an_oracle_given_as_an_object() -> None:
 
 
 def test_identified_beside_its_oracle() -> None:
-    options = Options(progress=False, tensor="blk.0.attn_q")
+    options = Options(probes="brief", progress=False, tensor="blk.0.attn_q")
     for name, code in (("own", 0), ("own_wrong", 1), ("quantizes", 0), ("oracle_raises", 1)):
         found = identify_model(Q4_0, f"{KERNELS}:{name}", CpuHost(1), options)
         assert found.exit_code == code, name

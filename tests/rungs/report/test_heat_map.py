@@ -24,7 +24,7 @@ NAIVE = "gemm/q8_1/01_naive.cu"
 
 def wrong_in(tmp_path: Path, old: str, new: str) -> Report:
     kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, old, new)
-    options = Options(prompt="The import statement", tensor="blk.[01].attn_[qk]", progress=False)
+    options = Options(probes="brief", prompt="The import statement", tensor="blk.[01].attn_[qk]", progress=False)
     return verify(Q4_0, kernel, rungs=["layers"], options=options)
 
 

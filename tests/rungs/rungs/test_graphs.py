@@ -54,7 +54,7 @@ def made(llama: Llama, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 def run(
     path: Path, *rungs: str, kernel: ShippedKernel | None = None, tensor: str | None = None, n_predict: int = 4
 ) -> Report:
-    options = Options(prompt=PROMPT, n_predict=n_predict, threads=1, tensor=tensor, progress=False)
+    options = Options(probes="brief", prompt=PROMPT, n_predict=n_predict, threads=1, tensor=tensor, progress=False)
     kernel = kernel or ShippedKernel(KERNELS["q8_1_dp4a"], CpuHost(1))
     return verify(path, kernel, rungs=rungs or ("bytes", "blocks", "layers", "tokens"), options=options)
 
@@ -294,7 +294,7 @@ def _values(t: object) -> Floats:
 
 def test_a_prompt_that_is_too_long_for_an_encoder(made: Callable[..., Path]) -> None:
     """Its table of positions ends: llama.cpp would read past it."""
-    options = Options(prompt="a " * 70, progress=False)
+    options = Options(probes="brief", prompt="a " * 70, progress=False)
     with pytest.raises(UsageError, match="the prompt has 72 tokens, the model reads 64 at most"):
         verify(made("bert"), host=CpuHost(1), rungs=["tokens"], options=options)
 

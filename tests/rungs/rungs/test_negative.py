@@ -39,7 +39,7 @@ SLOW = pytest.mark.slow
 
 
 def run(path: Path, kernel: ShippedKernel, *rungs: str, tensor: str = "blk.0.attn_q") -> Report:
-    options = Options(prompt="The import statement", n_predict=4, tensor=tensor, progress=False)
+    options = Options(probes="brief", prompt="The import statement", n_predict=4, tensor=tensor, progress=False)
     return verify(path, kernel, rungs=rungs or ("blocks", "layers"), options=options)
 
 
@@ -267,7 +267,7 @@ def test_forgotten_base_of_a_tile_of_tokens(tmp_path: Path) -> None:
     report = run(Q4_0, kernel, "layers")
     assert report.exit_code == 1
     kernel = altered_kernel(tmp_path / "one", "q8_1_naive", NAIVE, "x + i / N * nb", "x + (M > 2 ? 0 : i / N) * nb")
-    options = Options(prompt="", n_predict=1, tensor="blk.0.attn_q", progress=False)
+    options = Options(probes="brief", prompt="", n_predict=1, tensor="blk.0.attn_q", progress=False)
     assert verify(Q4_0, kernel, rungs=["layers"], options=options).exit_code == 1
 
 
@@ -310,14 +310,14 @@ class FirstPassOff(ShippedKernel):
 
 
 def test_tokens_pass_a_is_judged_too() -> None:
-    options = Options(prompt="The import statement", n_predict=4, progress=False)
+    options = Options(probes="brief", prompt="The import statement", n_predict=4, progress=False)
     assert verify(Q4_0, FirstPassOff(), rungs=["tokens"], options=options).exit_code == 1
 
 
 def test_small_scale_error_in_the_tokens_rung(tmp_path: Path) -> None:
     """5 % too much leaves most greedy tokens as they are: the rung judges the grafted outputs themselves."""
     kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", "y[i] = 1.05f * acc")
-    options = Options(prompt="The import statement", n_predict=4, progress=False)
+    options = Options(probes="brief", prompt="The import statement", n_predict=4, progress=False)
     report = verify(Q4_0, kernel, rungs=["tokens"], options=options)
     assert report.exit_code == 1
 
@@ -354,7 +354,7 @@ def test_s_overflow_is_said(tmp_path: Path) -> None:
 def test_tokens_of_a_wrong_kernel(tmp_path: Path) -> None:
     """Dropping s ruins the model: the tokens rung alone must see it, and no tie may excuse it."""
     kernel = altered_kernel(tmp_path, "q8_1_naive", "formats/q4_0.cuh", "Minimum::OFFSET", "Minimum::NONE")
-    options = Options(prompt="The import statement", n_predict=16, progress=False)
+    options = Options(probes="brief", prompt="The import statement", n_predict=16, progress=False)
     report = verify(Q4_0, kernel, rungs=["tokens"], options=options)
     assert report.exit_code == 1
 
@@ -362,7 +362,7 @@ def test_tokens_of_a_wrong_kernel(tmp_path: Path) -> None:
 def test_not_finite_scale_in_the_file(tmp_path: Path) -> None:
     nan = np.float16(np.nan).tobytes()
     path = patched_block(Q4_0, tmp_path / "nan.gguf", "blk.0.attn_q.weight", 9, 3, 0, nan)
-    report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(progress=False))
+    report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(probes="brief", progress=False))
     assert report.exit_code == 1
     (failure,) = report.rungs[0].failures
     assert (failure.tensor, failure.row, failure.block) == ("blk.0.attn_q.weight", 9, 3)
@@ -390,7 +390,7 @@ def test_decode_that_disagrees_with_llama(monkeypatch: pytest.MonkeyPatch) -> No
         return out
 
     monkeypatch.setattr(BlockFormat, "decode", wrong)
-    options = Options(tensor="blk.0.attn_q", progress=False)
+    options = Options(probes="brief", tensor="blk.0.attn_q", progress=False)
     report = verify(Q4_0, host=CpuHost(1), rungs=["bytes"], options=options)
     assert report.exit_code == 1
     assert (report.rungs[0].failures[0].row, report.rungs[0].failures[0].block) == (255, 7)

@@ -34,7 +34,7 @@ OFTEN = frozenset({
 
 def run(path: Path, kernel: str = "q8_1_dp4a", n_predict: int = 16) -> Report:
     # llama.cpp computes the same on any number of threads; one leaves the other core to other tests
-    options = Options(prompt=PROMPT, n_predict=n_predict, threads=2, progress=False)
+    options = Options(probes="brief", prompt=PROMPT, n_predict=n_predict, threads=2, progress=False)
     return verify(path, kernel, CpuHost(2), options=options)
 
 
@@ -73,7 +73,9 @@ def test_fixture(name: str, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", TILED)
 def test_tiles_in_the_graph(kernel: str) -> None:
     """At every number of tokens that the layers rung runs: within a tile, a tile, two and more."""
-    options = Options(prompt="Once upon a time", n_predict=1, tensor="blk.0.attn_q|blk.1.ffn_down", progress=False)
+    options = Options(
+        probes="brief", prompt="Once upon a time", n_predict=1, tensor="blk.0.attn_q|blk.1.ffn_down", progress=False
+    )
     report = verify(FIXTURES / "tiny-Q4_0.gguf", kernel, CpuHost(2), rungs=["blocks", "layers"], options=options)
     assert [r.verdict for r in report.rungs] == ["passed", "passed"]
     assert report.rungs[1].checked["GEMMs"] == 2
@@ -82,7 +84,7 @@ def test_tiles_in_the_graph(kernel: str) -> None:
 def test_a_type_that_the_kernel_does_not_cover() -> None:
     """Each rung names its tensors, and the run is no pass."""
     spec = replace(KERNELS["q8_1_mma"], formats=frozenset({"Q8_0"}))
-    options = Options(prompt="Once upon a time", n_predict=1, tensor="blk.0.attn", progress=False)
+    options = Options(probes="brief", prompt="Once upon a time", n_predict=1, tensor="blk.0.attn", progress=False)
     report = verify(FIXTURES / "tiny-Q4_0.gguf", ShippedKernel(spec, CpuHost(1)), options=options)
     assert report.exit_code == 5
     assert report.environment.kernel.covers == ("Q8_0",)
@@ -131,7 +133,10 @@ def test_shared_models_quantized(tmp_path: Path, shared_models: Path, llama: Lla
 def test_the_gap_is_that_of_the_semantics() -> None:
     """q8_1 on Q4_0 differs from llama.cpp's CPU path by the definition, the kernel from its own oracle by nothing."""
     report = verify(
-        FIXTURES / "tiny-Q4_0.gguf", host=CpuHost(1), rungs=["layers"], options=Options(prompt=PROMPT, progress=False)
+        FIXTURES / "tiny-Q4_0.gguf",
+        host=CpuHost(1),
+        rungs=["layers"],
+        options=Options(probes="brief", prompt=PROMPT, progress=False),
     )
     layers = report.rungs[0]
     assert layers.figures["gap to llama.cpp, worst NMSE"] > 1e-5
@@ -139,7 +144,7 @@ def test_the_gap_is_that_of_the_semantics() -> None:
 
 
 def test_only_some_tensors() -> None:
-    options = Options(prompt=PROMPT, tensor=r"blk\.1\.ffn", n_predict=4, progress=False)
+    options = Options(probes="brief", prompt=PROMPT, tensor=r"blk\.1\.ffn", n_predict=4, progress=False)
     report = verify(FIXTURES / "tiny-Q4_0.gguf", host=CpuHost(1), options=options)
     assert report.exit_code == 0
     counts = [r.checked.get("tensors", r.checked.get("GEMMs", r.checked.get("GEMMs grafted"))) for r in report.rungs]
@@ -160,7 +165,7 @@ def test_split_model(tmp_path: Path) -> None:
         name = next(t.name for t in model.tensors.values() if t.part == last and t.type.quantized)
         offset = model.tensors[name].block_offset(1, 2)
     patched(parts[1], parts[1], offset, b"\x00\x7e")
-    options = Options(tensor=name, progress=False)
+    options = Options(probes="brief", tensor=name, progress=False)
     (failure,) = verify(parts[0], host=CpuHost(1), rungs=["bytes"], options=options).rungs[0].failures
     assert (failure.part, failure.row, failure.block, failure.byte_offset) == (1, 1, 2, offset)
 
@@ -170,14 +175,14 @@ def test_many_bad_blocks_are_counted_not_listed(tmp_path: Path) -> None:
         tensor = model.tensors["blk.0.attn_q.weight"]
         offset, nbytes = tensor.offset, tensor.nbytes
     path = patched(FIXTURES / "tiny-Q4_0.gguf", tmp_path / "nan.gguf", offset, b"\xff" * nbytes)
-    report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(progress=False))
+    report = verify(path, host=CpuHost(1), rungs=["bytes"], options=Options(probes="brief", progress=False))
     assert len(report.rungs[0].failures) == 20
     assert report.rungs[0].n_failures == nbytes // 18
 
 
 def test_repacked_weights() -> None:
     """llama.cpp's default: its weights cannot be read back, its outputs are judged all the same. It may crash (AMX)."""
-    options = Options(prompt=PROMPT, n_predict=4, progress=False, repack=True)
+    options = Options(probes="brief", prompt=PROMPT, n_predict=4, progress=False, repack=True)
     report: Report | None = None
     try:
         report = verify(FIXTURES / "tiny-Q4_0.gguf", host=CpuHost(1), options=options)

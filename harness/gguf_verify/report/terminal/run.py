@@ -21,7 +21,6 @@ MOST_NOTES, MOST_UNVERIFIED = 5, 10
 MOST_FAILURES = 20
 _HEX_DIGITS = 128
 _INDENT = " " * 7
-_MOST_RANGES = 8
 
 
 def render(report: Report, form: Form) -> str:
@@ -108,23 +107,24 @@ def _worst(report: Report) -> Table:
 
 
 def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
-    """For which products each type's verdict holds beside those of the graph."""
-    for e in (e for rung in report.rungs for e in rung.envelopes):
-        plan = f"plan {e.plan}{'' if e.probes == 'full' else f', {e.probes}'}"
-        domain = f" · declared domain: {e.domain}" if e.domain else ""
-        beside = "" if e.under_test else " · of a kernel beside the one under test"
-        yield f"holds, {e.type}", f"{e.calls:,} calls of {plan}{domain}{beside}"
-        for name, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)):
-            yield "", f"{name} {_shortened_ranges(numbers)}"
-        if e.not_covered:
-            yield "", "not covered: " + "; ".join(f"{what} ({printable(why, 200)})" for what, why in e.not_covered)
+    """For which products each type's verdict holds beside those of the graph, and what it does not cover."""
+    found = [e for rung in report.rungs for e in rung.envelopes]
+    for i, e in enumerate(found):
+        plan = f"{e.calls:,} calls of plan {e.plan}{'' if e.probes == 'full' else ', brief'}"
+        domain = f"; declared domain: {e.domain}" if e.domain else ""
+        beside = "" if e.under_test else "; of a kernel beside the one under test"
+        sizes = ", ".join(f"{n} {_ends(numbers)}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))
+        yield "" if i else "holds also", f"{e.type}: {sizes} ({plan}{domain}{beside})"
+    for what, why in dict.fromkeys(pair for e in found for pair in e.not_covered):
+        yield "", f"not covered: {what} ({printable(why, 200)})"
 
 
-def _shortened_ranges(numbers: str) -> str:
+def _ends(numbers: str) -> str:
+    """Ranges without most of those between the first and the last."""
     ranges = numbers.split(", ")
-    if len(ranges) <= _MOST_RANGES:
-        return numbers or "none"
-    return f"{', '.join(ranges[:_MOST_RANGES])}, … {ranges[-1]} ({len(ranges)} ranges)"
+    return (
+        (numbers or "none") if len(ranges) <= 3 else f"{ranges[0]}, {ranges[1]}, … {ranges[-1]} ({len(ranges)} ranges)"
+    )
 
 
 def _notes(report: Report) -> Iterator[tuple[str, str]]:
