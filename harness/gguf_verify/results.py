@@ -661,4 +661,4 @@ class Report(msgspec.Struct, kw_only=True):
 # ---- as JSON ---------------------------------------------------------------------------------------------------------
 
 #: The version of the JSON schema that a report is written in, and read back from.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3

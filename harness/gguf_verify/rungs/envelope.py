@@ -119,7 +119,12 @@ class TypeProbes:
     def _probe(self, probe: Probe) -> None:
         if probe.values == "codes of -128" and self._semantics.activations is not Q8_1:
             return
-        rows, x = self._weights(probe), self._activations(probe)
+        rows = self._weights(probe)
+        try:
+            x = self._activations(probe)
+        except KernelFault as error:  # of its author's oracle, which need not know values of every size
+            self.found.not_covered.append(("activations of every size", str(error)))
+            return
         encoded = self._semantics.bytes_of(x)
         if probe.values == "codes of -128":
             encoded = _with_least_codes(encoded)
@@ -130,6 +135,9 @@ class TypeProbes:
             try:
                 self._call(probe, m, rows, x, encoded, uploaded, products)
             except KernelFault as error:
+                if error.culprit == "oracle" and probe.values == "special":  # values beyond what its author thought of
+                    self.found.not_covered.append(("activations of every size", str(error)))
+                    return
                 self.found.faults += 1
                 words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
                 self._result.fail(Failure(words, self._tensor.name, culprit=error.culprit))

@@ -14,7 +14,9 @@ import pytest
 from gguf_verify.formats import ELEMENTS, SLICE, WeightFormat
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.families import FAMILIES
+from gguf_verify.kernels.family import FamilyOnHost
+from gguf_verify.kernels.interface import Candidate, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
@@ -86,12 +88,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def run(
-    path: Path, *rungs: str, kernel: ShippedKernel | None = None, tensor: str | None = None, n_predict: int = 4
+    path: Path, *rungs: str, kernel: Candidate | None = None, tensor: str | None = None, n_predict: int = 4
 ) -> Report:
     options = Options(
         probes="brief", prompt="Once upon a time", n_predict=n_predict, threads=2, tensor=tensor, progress=False
     )
-    kernel = kernel or ShippedKernel(KERNELS["q8_1_dp4a"], CpuHost(2))
+    kernel = kernel or FamilyOnHost(FAMILIES["q8_1"], CpuHost(2))
     return verify(path, kernel, rungs=rungs or ("bytes", "blocks", "layers", "tokens"), options=options)
 
 
@@ -300,6 +302,9 @@ class Tampered(ShippedKernel):
     def __init__(self, row: int, column: int, change: Callable[[int], int], total_rows: int) -> None:
         super().__init__(KERNELS["q8_1_dp4a"], CpuHost(1))
         self.place, self.change, self.total = (row, column), change, total_rows
+
+    def is_under_test(self, fmt: WeightFormat) -> bool:
+        return True
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
         kernel = super().of(fmt, m, n, k)

@@ -16,7 +16,7 @@ from tests.support.foreign_runs import EXAMPLES, K, M, N, altered, multiplied, o
 DECLARED = """
 formats = ["Q4_0"]
 semantics = "q8_1"
-parameters = ["weights", "activations", "output", "int32 M", "int32 N", "int32 K"]
+parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
 block = 128
 grid = "ceil(M * N, 128)"
 """
@@ -67,7 +67,7 @@ def test_what_is_no_expression(expression: object) -> None:
         ("formats =", "format =", "declares no formats"),
         ("block = 128", "block = [1, 2, 3, 4]", "one to three dimensions"),
         ("block = 128", 'block = "M ** 2"', "is not an expression"),
-        ("int32 M", "float M", "parameter 'float M' is not one of"),
+        ("int64 M", "float M", "parameter 'float M' is not one of"),
         ('"weights", ', "", "parameters must name weights once"),
         ("block", 'macros = { "A B" = 1 }\nblock', "macro 'A B' is not a name"),
         ("block", "macros = { Q5_0 = { A = 1 } }\nblock", "'Q5_0', which is not among its formats"),
@@ -142,7 +142,12 @@ def test_cuda_that_does_not_end(tmp_path: Path) -> None:
             "gemm",
             r"compile .*: cuda_q4_0\.cu:\d+:\d+: error: .*zero",
         ),
-        ("int M, int N", "int M, long long N", "gemm", "the parameters of gemm are not those that are declared"),
+        (
+            "long long M, long",
+            "int M, long",
+            "gemm",
+            "the parameters of gemm are not those that are declared",
+        ),
         ("[gguf-verify]", "[gguf]", "gemm", r"no // \[gguf-verify\] block, and there is no cuda_q4_0\.toml"),
         ("q8_1", "q8_1", "gemv", "could not compile .*gemv"),
         ("q8_1", "q8_1", "a-b", "'a-b' is not the name of a function"),

@@ -231,7 +231,12 @@ QUANTIZES = [
     ("from_half(xb.s)", "rounded(s)"),
     (
         'extern "C"',
-        """__device__ float rounded(float x) {  // to half and back; no subnormal halves here
+        """__device__ float rounded(float x) {  // to half and back
+    const float size = fabsf(x);
+    if (size < 6.103515625e-05f) {  // a subnormal half, whose steps are those of floats from 0.5 on
+        const float near = (size + 0.5f) - 0.5f;
+        return x < 0.0f ? -near : near;
+    }
     const unsigned bits = __float_as_uint(x), kept = bits + 0x0FFFu + (bits >> 13 & 1u) & 0xFFFFE000u;
     return __uint_as_float(kept);
 }

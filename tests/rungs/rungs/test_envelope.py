@@ -26,9 +26,7 @@ ONE = r"^blk\.0\.attn_k\.weight$"
 def product(weights: Any, activations: Any, shape: Shape) -> Floats:
     """The product of Q4_0 and Q8_1, by float64."""
     w = weights.reshape(shape.n, -1, Q4_0.block_bytes)
-    x = activations.reshape(shape.m, shape.k // 32, Q8_1.block_bytes) if shape.m else np.zeros((0, shape.k // 32, 36))
-    if not shape.m:
-        return np.zeros((0, shape.n), np.float32)
+    x = activations.reshape(shape.m, shape.k // 32, Q8_1.block_bytes)
     view, given = Q4_0.view(w), Q8_1.view(x)
     codes = Q4_0.codes(w).astype(np.float64)
     d, da, s = (v.astype(np.float64) for v in (view["d"], given["d"], given["s"]))

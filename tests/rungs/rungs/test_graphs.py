@@ -69,15 +69,20 @@ def verified(report: Report) -> dict[str, RungResult]:
     return {r.name: r for r in report.rungs}
 
 
+def counted(rung: RungResult, kind: str) -> int:
+    """How many were checked, by the kernel under test or by one beside it."""
+    return rung.checked.get(kind, 0) + rung.checked.get(f"{kind} of kernels beside it", 0)
+
+
 # ---- what is right passes --------------------------------------------------------------------------------------------
 
 
 def test_experts(made: Callable[..., Path]) -> None:
     """Every expert of every tensor is a GEMM of its own, also those to which no token was routed."""
     rungs = verified(run(made("moe")))
-    assert rungs["blocks"].checked["tensors"] == 2 + LAYERS * 8
+    assert counted(rungs["blocks"], "tensors") == 2 + LAYERS * 8
     layers = rungs["layers"]
-    assert layers.checked["GEMMs"] == 1 + LAYERS * (5 + 3 * EXPERTS)
+    assert counted(layers, "GEMMs") == 1 + LAYERS * (5 + 3 * EXPERTS)
     router = [d for d in layers.details if d.tensor == "blk.0.ffn_gate_inp.weight"]
     assert [(d.type, d.n) for d in router] == [("F32", EXPERTS)]
     for name in ("gate", "up", "down"):
@@ -86,7 +91,7 @@ def test_experts(made: Callable[..., Path]) -> None:
     (note,) = [n for n in layers.notes if "got no token" in n]
     idle = int(note.split()[0])
     assert idle >= LAYERS * 3
-    assert rungs["tokens"].checked == {"tokens": 4, "GEMMs grafted": layers.checked["GEMMs"] - idle}
+    assert rungs["tokens"].checked == {"tokens": 4, "GEMMs grafted": counted(layers, "GEMMs") - idle}
 
 
 def test_batched_products_on_strided_activations(made: Callable[..., Path]) -> None:
@@ -96,7 +101,7 @@ def test_batched_products_on_strided_activations(made: Callable[..., Path]) -> N
     for part in ("k_b", "v_b"):
         found = [d.matrix for d in layers.details if d.tensor == f"blk.1.attn_{part}.weight"]
         assert found == list(range(graphs.HEADS))
-    assert rungs["blocks"].checked["tensors"] == n_matrices(made("deepseek"))
+    assert counted(rungs["blocks"], "tensors") == n_matrices(made("deepseek"))
 
 
 def test_encoder(made: Callable[..., Path]) -> None:
@@ -147,7 +152,7 @@ def test_tied_embeddings(made: Callable[..., Path]) -> None:
     """token_embd.weight is looked up and is the output matrix too: one tensor, one GEMM, checked once."""
     path = made("moe", tied=True)
     rungs = verified(run(path))
-    assert rungs["blocks"].checked["tensors"] == n_matrices(path)
+    assert counted(rungs["blocks"], "tensors") == n_matrices(path)
     assert [d.tensor for d in rungs["blocks"].details].count("token_embd.weight") == 1
     assert [d.tensor for d in rungs["layers"].details].count("token_embd.weight") == 1
     assert "tensors only looked up" not in rungs["layers"].not_checked
