@@ -50,8 +50,8 @@ def report():
         "reference": {"where": "CPU", "definitions": {}}, "options": {},
     }  # fmt: skip
     substance = {"bytes": "blocks", "blocks": "blocks", "layers": "outputs", "tokens": "tokens"}
-    return {"schema": 3, "verdict": "verified", "exit_code": 0, "environment": environment, "seconds": 1.0, "changed": None,
-            "command": kernel, "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
+    return {"schema": 3, "verdict": "verified", "exit_code": 0, "environment": environment, "seconds": 1.0,
+            "changed": None, "command": kernel, "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
 
 
 def write(made):
