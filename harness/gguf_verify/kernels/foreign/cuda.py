@@ -254,8 +254,14 @@ class CudaSource:
         self._folder.cleanup()
 
 
-def included_files(path: Path) -> dict[str, str]:
-    """A file and all that it includes by a relative path, directly or not: absolute path → text. Raises UsageError."""
+def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:
+    """A file and all that it includes by a relative path, directly or not: absolute path → text.
+
+    Args:
+        everywhere: by an absolute path, too.
+
+    Raises UsageError.
+    """
     found: dict[str, str] = {}
     left = [os.path.abspath(path)]
     while left:
@@ -267,7 +273,7 @@ def included_files(path: Path) -> dict[str, str]:
         found[name] = _read(Path(name))
         for included in _INCLUDE.findall(found[name]):
             other = os.path.join(os.path.dirname(name), included)
-            if not os.path.isabs(included) and os.path.isfile(other):
+            if (everywhere or not os.path.isabs(included)) and os.path.isfile(other):
                 left.append(os.path.normpath(other))
     return found
 
