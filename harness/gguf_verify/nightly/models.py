@@ -19,7 +19,7 @@ from .config import Model
 
 
 def identity(path: Path) -> str:
-    """Size and times of the last change, of content and of the inode: a cheap way to notice that a file was replaced."""
+    """Size and times of the last changes, of content and inode: a cheap way to notice that a file was replaced."""
     try:
         found = path.stat()
     except OSError as error:

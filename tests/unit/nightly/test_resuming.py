@@ -176,7 +176,8 @@ def test_what_kernels_are_made_of_is_part_of_a_night(tmp_path: Path) -> None:
     assert made_of.keys() >= {"mine.py", "helper.py", "lazy/inner.py", "package numpy"}
     assert len(made_of["helper.py"]) == 64
     edits = {
-        "mine.py:gemm: lazy/inner.py": kernels / "lazy" / "inner.py", "mine.cu:gemm: ../shared/deep.h": shared / "deep.h",
+        "mine.py:gemm: lazy/inner.py": kernels / "lazy" / "inner.py",
+        "mine.cu:gemm: ../shared/deep.h": shared / "deep.h",
         "mine.cu:gemm: table.py": kernels / "table.py",
     }  # fmt: skip
     for number, (name, file) in enumerate(edits.items(), 1):

@@ -8,5 +8,6 @@ from .dependencies import dependencies
 from .process import TIME_LIMIT, ForeignKernel, names_foreign, open_foreign
 
 __all__ = [
-    "TIME_LIMIT", "Declaration", "ForeignKernel", "Oracle", "Shape", "dependencies", "kernel", "names_foreign", "open_foreign",
+    "TIME_LIMIT", "Declaration", "ForeignKernel", "Oracle", "Shape", "dependencies", "kernel", "names_foreign",
+    "open_foreign",
 ]  # fmt: skip
