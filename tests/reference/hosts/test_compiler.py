@@ -221,7 +221,7 @@ def test_every_file_that_the_compiler_reads_is_part_of_the_key(monkeypatch: pyte
 
     def value() -> int:
         host = CpuHost(1)
-        return run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))
+        return int(run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0])
 
     for path, name in files.items():
         path.write_text(f"#define {name} 1\n")
@@ -244,8 +244,8 @@ def test_a_source_that_changes_while_it_is_compiled(monkeypatch: pytest.MonkeyPa
     root = with_kernel(tmp_path / "root", WRITE_A_BYTE)
     original, edits = compiler._compile, [("= 7", "= 8"), ("= 8", "= 9")]
 
-    def edited(*arguments: object) -> compiler.Built:
-        built = original(*arguments)
+    def edited(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
+        built = original(root, unit, options)
         if edits:
             source = root / "k.cu"
             source.write_text(source.read_text().replace(*edits.pop(0)))
