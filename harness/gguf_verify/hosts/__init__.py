@@ -68,6 +68,6 @@ def help_of_hosts() -> str:
 
 
 __all__ = [
-    "AUTO", "HOSTS", "HOST_CHOICES", "CpuHost", "CupyHost", "Host", "HostKind", "auto_host", "cards", "help_of_hosts",
-    "in_its_process", "make_host",
+    "AUTO", "HOSTS", "HOST_CHOICES", "CpuHost", "CupyHost", "Host", "HostKind", "ProcessHost", "auto_host", "cards",
+    "help_of_hosts", "in_its_process", "make_host",
 ]  # fmt: skip

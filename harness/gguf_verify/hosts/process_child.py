@@ -1,5 +1,6 @@
 """`python -m gguf_verify.hosts HOST THREADS FD`: a host in a process where its kernels may crash. Its
-requests are those of `process_host`; each is answered by {"ok": …} or by {fault: one line}."""
+requests are those of `process_host`. Each is answered by {"ok": …} or by {fault: one line}, but those that make
+buffers, so that nobody waits for them: a fault of theirs is the answer of the next one."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ from ..support.errors import EnvironmentFault, HarnessError, KernelFault
 
 #: Arrays of more bytes are passed as shared memory, which the other side maps.
 SHARED_FROM = 1 << 16
+#: Requests that are not answered.
+UNANSWERED = frozenset({"upload", "output"})
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -46,12 +49,11 @@ def send_bytes(link: Connection, header: dict[str, Any], array: Bytes | None = N
 def send_shared(link: Connection, header: dict[str, Any], handle: int, nbytes: int) -> None:
     """Send a header and shared memory. Raises OSError."""
     protocol.send(link, {**header, "mapped": nbytes})
-    reduction.send_handle(link, handle, None)  # type: ignore[arg-type]  # of use on Windows only
+    reduction.send_handle(link, handle, 0)  # the process's number is of use on Windows alone
 
 
 def receive_bytes(link: Connection) -> tuple[dict[str, Any], Bytes | None]:
-    """Receive a header and bytes. What the receiver writes into them the sender does not see. Raises EOFError, OSError.
-    """
+    """Receive a header and bytes. What the receiver writes into them the sender does not see. Raises EOFError, OSError."""
     header, arrays = protocol.receive(link)
     if "mapped" not in header:
         return header, arrays[0] if arrays else None
@@ -92,23 +94,30 @@ class Server:
 
     def serve(self) -> None:
         """Until the other side has gone."""
+        late: dict[str, Any] | None = None
         while True:
             header, array = receive_bytes(self._link)
             for number in header.get("free", ()):
                 self._held.pop(number, None)
-            try:
-                said, made = self._requests[header["ask"]](header, array)
-            except KernelFault as error:
-                self._answer({"kernel": str(error)})
-            except HarnessError as error:
-                self._answer({"environment": str(error)})
-            except MemoryError:
-                self._answer({"environment": "out of memory"})
+            said, made = self._done(header, array)
+            if header["ask"] in UNANSWERED:
+                late = late or said if "ok" not in said else late
             else:
-                self._answer({"ok": said}, made)
+                send_bytes(self._link, late or said, made)
+                late = None
 
-    def _answer(self, header: dict[str, Any], array: Bytes | None = None) -> None:
-        send_bytes(self._link, header, array)
+    def _done(self, header: dict[str, Any], array: Bytes | None) -> tuple[dict[str, Any], Bytes | None]:
+        try:
+            said, made = self._requests[header["ask"]](header, array)
+        except KernelFault as error:
+            return {"kernel": str(error)}, None
+        except HarnessError as error:
+            return {"environment": str(error)}, None
+        except MemoryError:
+            return {"environment": "out of memory"}, None
+        except KeyError:  # what a request that failed should have made
+            return {"environment": "it is not held"}, None
+        return {"ok": said}, made
 
     def _load(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
         root, file, entry, defines, target = header["kernel"]

@@ -26,7 +26,7 @@ from ..support.errors import EnvironmentFault, KernelFault
 from ..support.processes import Spawned
 from ..support.text import printable
 from .base import Grid, Host
-from .process_child import SHARED_FROM, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
+from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
 
 #: Seconds for anything but a launch: compilers run in it, and it starts Python.
 _PATIENCE = 600.0
@@ -199,6 +199,8 @@ class ProcessHost(Host):
                 send_bytes(process.link, request, array)
             else:
                 send_shared(process.link, request, handle, nbytes)
+            if request["ask"] in UNANSWERED:
+                return None, None
             ready = select.poll()
             ready.register(process.link.fileno(), select.POLLIN)
             if not ready.poll(1000 * (_PATIENCE if limit is None else limit)):

@@ -89,7 +89,7 @@ def test_a_launch_that_does_not_end(host: ProcessHost, root: Path) -> None:
         launched(host, root, x, 4, 0)
         pid = host.pid
         assert pid is not None
-        with pytest.raises(KernelFault, match="^the kernel did not end within 1 s$"):
+        with pytest.raises(KernelFault, match=r"^the kernel did not end within 1 s$"):
             launched(host, root, x, 4, 1001)
         assert gone(pid)
     with pytest.raises(KernelFault, match="was not run: it ran into the time limit 3 times before"):
@@ -161,5 +161,3 @@ def test_open_kernel_takes_it_for_names_of_hosts() -> None:
     given = CpuHost(1)
     with open_kernel("q8_1", given) as kernel:
         assert kernel.host is given
-
-
