@@ -22,7 +22,15 @@ from .results import Options
 from .rungs import Run
 from .semantics import Semantics
 from .semantics.cuda import NoDefinition
-from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, KernelFault, NothingToVerify, UsageError
+from .support.errors import (
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_VERIFIED,
+    EnvironmentFault,
+    KernelFault,
+    NothingToVerify,
+    UsageError,
+)
 from .support.version import project_version
 
 #: Tokens: families of kernels and llama.cpp's backends choose by their number.
@@ -122,6 +130,8 @@ def identify_model(
             report = IdentifyReport(header, command=command)
             for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
                 _one_type(run, report, kind, tensors)
+            if model.changed:
+                raise EnvironmentFault("a file was changed while it was read")
         finally:
             run.close()
     return report

@@ -67,13 +67,17 @@ class _Model(pytest.Collector):
         """The result of the layers rung for all selected matrices, or for one. Raises HarnessError."""
         from .kernels import DEFAULT_KERNEL
         from .results import Options
+        from .support.errors import EnvironmentFault
         from .verification import verify
 
         option = self.config.getoption
         only = option("--gguf-tensor") if tensor is None else f"^{re.escape(tensor)}$"
         options = Options(prompt=option("--gguf-prompt"), n_predict=1, tensor=only, progress=False)
         kernel, host = option("--gguf-kernel") or DEFAULT_KERNEL, option("--gguf-host")
-        return verify(option("--gguf"), kernel, host, ["layers"], options).rungs[0]
+        report = verify(option("--gguf"), kernel, host, ["layers"], options)
+        if report.fault:
+            raise EnvironmentFault(report.fault)
+        return report.rungs[0]
 
     def found(self, tensor: str) -> RungResult:
         """A result that has all failures of this matrix.

@@ -588,22 +588,32 @@ class Report(msgspec.Struct, kw_only=True):
         rungs: the rungs that were climbed, in order.
         command: the command line that repeats the run.
         seconds: of the whole run.
+        changed: where the file is no longer the one whose digest the environment holds, how that is known; else None.
     """
 
     environment: Environment
     rungs: list[RungResult] = []
     command: str = ""
     seconds: float = 0.0
+    changed: str | None = None
 
     @property
     def exit_code(self) -> int:
-        """1 for any mismatch; else 3 where a rung was broken off; else 5 where something could not be verified."""
+        """3 where the file was changed, so that nothing that was found need be true of it; else 1 for any mismatch;
+        else 3 where a rung was broken off; else 5 where something could not be verified."""
+        if self.changed:
+            return EXIT_ENVIRONMENT
         verdicts = [r.verdict for r in self.rungs]
         if "failed" in verdicts:
             return EXIT_MISMATCH
         if any(r.fault for r in self.rungs):
             return EXIT_ENVIRONMENT
         return EXIT_VERIFIED if verdicts and set(verdicts) == {"passed"} else EXIT_UNVERIFIED
+
+    @property
+    def fault(self) -> str | None:
+        """What broke off the whole run, in a line; what broke off one rung stands in its own `fault`."""
+        return f"a file was changed while it was verified: {self.changed}" if self.changed else None
 
     @property
     def verdict(self) -> ReportVerdict:
@@ -623,7 +633,9 @@ class Report(msgspec.Struct, kw_only=True):
     @property
     def culprits(self) -> dict[Culprit, int]:
         """Who is at fault → for how much that is wrong or could not be verified, those of failures first; empty where
-        everything is verified."""
+        everything is verified. Where the file was changed, nothing that was found tells who is."""
+        if self.changed:
+            return {"environment": 1}
         found: dict[Culprit, int] = {}
         for rung in self.rungs:
             for culprit, n in rung.blamed.items():

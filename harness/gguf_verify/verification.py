@@ -31,7 +31,7 @@ from .results import (
     Versions,
 )
 from .rungs import RUNGS, Run, Rung
-from .support.errors import EnvironmentFault, NothingToVerify, UsageError
+from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError
 from .support.supported import check_machine
 from .support.version import project_version
 
@@ -63,6 +63,8 @@ def verify(
         command: the command line that repeats the run, for the report.
         on_rung: called after each rung.
 
+    The file is read again at the end: `Report.changed` says where it is no longer the one that was verified.
+
     Raises:
         MalformedFile: the file cannot be read safely.
         NothingToVerify: it holds no matrix.
@@ -91,8 +93,12 @@ def verify(
                 if name in rungs:
                     result = _climb(run, rung)
                     report.rungs.append(result)
+                    if model.changed:
+                        result.fault = None  # it came of this, and this is said once
+                        break
                     if on_rung is not None:
                         on_rung(report, result)
+            report.changed = model.altered()
         finally:
             run.close()
     report.seconds = time.perf_counter() - start
@@ -103,7 +109,9 @@ def _climb(run: Run, rung: Rung) -> RungResult:
     """One rung. Where it is broken off, the result says why, and what other rungs found is not lost."""
     try:
         return rung.climb(run)
-    except EnvironmentFault as error:
+    except HarnessError as error:
+        if not isinstance(error, EnvironmentFault) and not run.model.changed:
+            raise
         run.close()  # the next rung gets a fresh process
         return RungResult(
             name=rung.name,

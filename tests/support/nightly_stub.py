@@ -52,7 +52,7 @@ def report():
     }  # fmt: skip
     substance = {"bytes": "blocks", "blocks": "blocks", "layers": "outputs", "tokens": "tokens"}
     return {"schema": 3, "verdict": "verified", "exit_code": 0, "environment": environment, "seconds": 1.0,
-            "command": kernel, "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
+            "changed": None, "command": kernel, "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
 
 
 def write(made):
@@ -127,6 +127,11 @@ elif word == "report-exit":
 elif word == "contradicts":
     write(made)
     sys.exit(1)
+elif word == "changed":
+    made["changed"] = "m.gguf was written to, cut or replaced"
+    failed(made, "broken off", 3, verdict="failed", failures=[{"what": "blk.0 row 3 is wrong"}], n_failures=4)
+elif word == "hides-a-change":
+    write(made | {"changed": "m.gguf was written to, cut or replaced"})
 elif word == "mismatch":
     failed(made, "mismatch", 1, verdict="failed", failures=[{"what": "blk.0 row 3 is wrong"}], n_failures=4)
 elif word == "unverified":

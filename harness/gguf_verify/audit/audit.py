@@ -262,7 +262,7 @@ def _readable(
             result.header, sha256=tuple(digests.result()), source_sha256=tuple(source.sha256()) if source else None
         )
     result.findings = _sorted(ours)
-    if any(part.mapped.changed for of in (model, source) if of is not None for part in of.parts):
+    if any(of.changed for of in (model, source) if of is not None):
         result.changed, result.fault = True, "a file was changed while it was read, so the findings may be wrong"
     return result
 

@@ -277,8 +277,10 @@ class BlockFormat:
     def encode(self, x: Floats) -> Bytes:
         """Quantize `float32[..., block_size]` as llama.cpp's reference quantizer does.
 
-        Raises ValueError for a format that only llama.cpp itself quantizes to.
+        Raises ValueError for a format that only llama.cpp itself quantizes to, and where the last axis is no block.
         """
+        if x.shape[-1:] != (self.block_size,):
+            raise ValueError(f"{self.name} has blocks of {self.block_size} values, not arrays of {list(x.shape)}")
         if self.encode_values is None:
             raise ValueError(f"only llama.cpp quantizes to {self.name}")
         return self.encode_values(np.ascontiguousarray(x, dtype=np.float32))

@@ -22,6 +22,13 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    """What differs once a file was written to. Programs that copy files set the time of the last change (mtime) back;
+    nobody but the kernel sets that of the inode (ctime). A program that has the file mapped can write to it without a
+    change of either, and so can one that is faster than the kernel's clock: only the content tells."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 class Mapped:
     """A file's bytes, mapped read-only.
 
@@ -44,6 +51,7 @@ class Mapped:
             self.size = opened.st_size
             #: Device, inode, size and time of change in ns: whether another process opens the same file.
             self.identity = [opened.st_dev, opened.st_ino, opened.st_size, opened.st_mtime_ns]
+            self._state = _state(opened)
             # An empty file cannot be mapped.
             self._bytes: Bytes | None = (
                 np.memmap(self._file, dtype=np.uint8, mode="r", shape=(self.size,))
@@ -85,14 +93,15 @@ class Mapped:
 
     @property
     def changed(self) -> bool:
-        """Whether the file is no longer the one that was opened: it was written to, cut or replaced."""
+        """Whether the file is no longer the one that was opened, as far as its inode tells: it was written to, cut or
+        replaced. What it does not tell: see `_state`."""
         if self._file is None:
             return False
         try:
             states = (os.fstat(self._file.fileno()), os.stat(self.path))
         except OSError:
             return True
-        return any([s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns] != self.identity for s in states)
+        return any(_state(state) != self._state for state in states)
 
     def sha256(self) -> str:
         """The hex digest of the whole file, which is read as a stream and not through the mapping."""

@@ -75,6 +75,32 @@ class Model:
             self._digests = tuple(part.mapped.sha256() for part in self.parts)
         return self._digests
 
+    @property
+    def changed(self) -> bool:
+        """Whether the inode of a part tells that it is no longer what was opened; `altered` also compares content."""
+        return any(part.mapped.changed for part in self.parts)
+
+    def altered(self) -> str | None:
+        """Which part is no longer what `sha256` gave the digest of, and how that is known; None where every byte of all
+        parts is still the same. Reads the files again. Raises ValueError where `sha256` was never called."""
+        if not self._digests:
+            raise ValueError("there is no digest to compare with")
+        changed = "{} was written to, cut or replaced"
+        for part in self.parts:  # all of them first, since that takes no time
+            if part.mapped.changed:
+                return changed.format(printable(part.path.name, 100))
+        for part, digest in zip(self.parts, self._digests, strict=True):
+            name = printable(part.path.name, 100)
+            try:
+                now = part.mapped.sha256()
+            except (OSError, MalformedFile):
+                return f"{name} can no longer be read"
+            if now != digest:
+                return f"{name} has the SHA-256 {now} now"
+            if part.mapped.changed:  # while it was read just now
+                return changed.format(name)
+        return None
+
     def close(self) -> None:
         for part in self.parts:
             part.close()

@@ -11,6 +11,7 @@ from ..support.registry import members
 from .base import Host, HostKind
 from .cpu_host import CpuHost
 from .cupy_host import CupyHost
+from .process_host import ProcessHost
 
 HOSTS: dict[str, HostKind] = {
     kind.name: kind for kind in sorted(members(__name__, HostKind), key=lambda kind: -kind.rank)
@@ -38,6 +39,12 @@ def make_host(name: str, threads: int = 0) -> Host:
     return HOSTS[name].make(threads)
 
 
+def in_its_process(host: Host, time_limit: float) -> Host:
+    """The host in a process of its own, where that is known to work: an emulated card. `time_limit` is in seconds, of a
+    launch. The caller closes it."""
+    return ProcessHost(host, time_limit) if HOSTS[host.name].emulated else host
+
+
 def auto_host() -> tuple[str, list[str]]:
     """The name of the host that `auto` takes here, and why better ones cannot be used. Raises EnvironmentFault."""
     faults: list[str] = []
@@ -61,6 +68,6 @@ def help_of_hosts() -> str:
 
 
 __all__ = [
-    "AUTO", "HOSTS", "HOST_CHOICES", "CpuHost", "CupyHost", "Host", "HostKind", "auto_host", "cards", "help_of_hosts",
-    "make_host",
+    "AUTO", "HOSTS", "HOST_CHOICES", "CpuHost", "CupyHost", "Host", "HostKind", "ProcessHost", "auto_host", "cards",
+    "help_of_hosts", "in_its_process", "make_host",
 ]  # fmt: skip

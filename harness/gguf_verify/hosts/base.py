@@ -62,6 +62,9 @@ class Host(ABC):
     def check(self) -> None:  # noqa: B027 - most hosts have nothing to check
         """Raise EnvironmentFault if what compiles kernels is missing."""
 
+    def close(self) -> None:  # noqa: B027 - most hosts have nothing to end
+        """End the processes that it started."""
+
     @abstractmethod
     def info(self) -> HostInfo:
         """Device, compiler, versions, for the report."""

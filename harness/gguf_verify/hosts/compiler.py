@@ -1,21 +1,32 @@
 """The C++ compiler of this machine: it makes a shared library, which the cache keeps, of a translation unit over
-`kernels/`."""
+`kernels/`.
+
+A build is found again by what it was made of: the unit, the flags, the compiler, the variables that say where it looks
+for headers, and the content of every file that it read, as it lists them itself (`-MD`). The cache keeps that list
+under a key of all the others, and the library under that key and the digests of the listed files as they are now. So a
+library is never taken for that of other sources, whichever process writes what first.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from ..support.cache import cached_file, store, tree_hash
 from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
+from ..support.sources import combined, file_digest, of_makefile
 from .tables import tables_hash, write_headers
 
 # -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.
@@ -25,6 +36,25 @@ FLAGS = [
     "-std=c++17", "-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
     "-fPIC", "-shared", "-pthread",
 ]  # fmt: skip
+
+#: Environment variables that change what GCC or Clang reads, or what they make of it.
+_VARIABLES = (
+    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "OBJC_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
+    "LIBRARY_PATH", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS",
+)  # fmt: skip
+#: A file whose inode changed so long before a compilation was not changed during it, whatever the kernel's clock shows.
+_CLOCK_NS = 50_000_000
+#: Compilations of sources that change meanwhile.
+_MOST_TRIES = 3
+#: What stands for the folder of the kernels in a list of files.
+_ROOT = "{root}"
+
+
+class Built(NamedTuple):
+    """A shared library, and the files that it was made of beside the unit and the tables."""
+
+    content: bytes
+    files: tuple[str, ...]
 
 
 def compiler() -> str:
@@ -75,13 +105,77 @@ def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bo
         options: further flags, after `FLAGS`.
         rebuild: compile even if the cache holds it.
 
-    Raises EnvironmentFault with the compiler's first error.
+    Raises EnvironmentFault with the compiler's first error, or where a source changes while it is compiled.
     """
-    key = (tree_hash(root), tables_hash(), unit, *FLAGS, *options, compiler_version(), cpu_name())
-    library = cached_file(key, ".so")
-    if rebuild or not library.exists():
-        store(library, _compile(root, unit, options))
+    key = (tree_hash(root), tables_hash(), unit, *FLAGS, *options, *_compiler_key())
+    files = None if rebuild else _listed(key)
+    if files is not None:
+        library = _entry(key, files, root, ".so")
+        if library.exists():
+            return library
+    built = _bound(root, unit, options)
+    library = _entry(key, built.files, root, ".so")
+    store(library, built.content)
+    _list(key, built.files, root)
     return library
+
+
+def _compiler_key() -> tuple[str, ...]:
+    """Everything about the compiler that a build depends on."""
+    set_ = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+    where = [os.getcwd()] if set_ else []  # an empty or relative entry means this folder
+    return compiler(), _said_of_version(compiler()), cpu_name(), *set_, *where
+
+
+def _list(key: Sequence[str], files: Sequence[str], root: Path) -> bool:
+    """Keep the list of files, unless one of them cannot be read: then the build is not found again."""
+    readable = all(file_digest(path) is not None for path in files)
+    if readable:
+        names = [path.replace(f"{root}/", f"{_ROOT}/", 1) if path.startswith(f"{root}/") else path for path in files]
+        store(cached_file(key, ".json"), json.dumps(names).encode())
+    return readable
+
+
+def _listed(key: Sequence[str]) -> tuple[str, ...] | None:
+    """The list that `_list` kept; None if there is none, or it is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        names = json.loads(cached_file(key, ".json").read_bytes())
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    return None
+
+
+def _entry(key: Sequence[str], files: Iterable[str], root: Path, suffix: str) -> Path:
+    """Where the cache keeps what was made of these files as they are now. Their names may begin with `_ROOT`."""
+    digests = []
+    for path in files:
+        inside = path.removeprefix(f"{_ROOT}/") if path.startswith(f"{_ROOT}/") else path.removeprefix(f"{root}/")
+        name = path if inside == path else f"{_ROOT}/{inside}"
+        digests.append((name, file_digest(path if inside == path else root / inside)))
+    return cached_file((*key, combined(digests)), suffix)
+
+
+def _bound(root: Path, unit: str, options: Sequence[str]) -> Built:
+    """`_compile` of files that did not change meanwhile. Raises EnvironmentFault."""
+    known = {str(path) for path in root.rglob("*") if path.is_file()}
+    for _ in range(_MOST_TRIES):
+        before = {os.path.realpath(path): file_digest(path) for path in known}
+        start = time.time_ns()
+        built = _compile(root, unit, options)
+        if all(_unchanged(path, before, start) for path in built.files):
+            return built
+        known |= set(built.files)
+    raise EnvironmentFault("the sources of a kernel change while they are compiled")
+
+
+def _unchanged(path: str, before: dict[str, str | None], start: int) -> bool:
+    """Whether the compiler read what the file holds now: it is what it was before, or older than the compilation."""
+    real = os.path.realpath(path)
+    if real in before:
+        return before[real] == file_digest(path)
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_ctime_ns < start - _CLOCK_NS
+    return False
 
 
 def precompiled(flags: Sequence[str] = ()) -> Path | None:
@@ -97,33 +191,60 @@ def precompiled(flags: Sequence[str] = ()) -> Path | None:
     if "Free Software Foundation" not in _said_of_version(compiler()):
         return None
     text = (kernel_root() / "emulator" / "standard.hpp").read_text()
-    header = cached_file((text, *FLAGS, *flags, compiler_version(), cpu_name()), ".hpp")
-    made = _made_of(header)
-    if not (made.exists() and header.exists()):
-        with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-            source, built = Path(folder) / header.name, Path(folder) / made.name
-            source.write_text(text)
-            command = [compiler(), *FLAGS, *flags, "-x", "c++-header", str(source), "-o", str(built)]
-            if subprocess.run(command, capture_output=True, check=False).returncode:
-                return None
-            store(header, text.encode())
-            store(made, built.read_bytes())
-    return header
+    key = _precompiled_key(text, flags)
+    files = _listed(key)
+    if files is not None:
+        header = _entry(key, files, kernel_root(), ".hpp")
+        if header.exists() and _made_of(header).exists():
+            return header
+    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+        source, built, listed = (Path(folder) / f"standard.{suffix}" for suffix in ("hpp", "hpp.gch", "d"))
+        source.write_text(text)
+        command = [compiler(), *FLAGS, *flags, "-x", "c++-header", str(source), "-o", str(built), *_listing(listed)]
+        start = time.time_ns()
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            return None
+        files = _read_files(listed, folder)
+        if not all(_unchanged(path, {}, start) for path in files):
+            return None
+        header = _entry(key, files, kernel_root(), ".hpp")
+        store(header, text.encode())
+        store(_made_of(header), built.read_bytes())
+        return header if _list(key, files, kernel_root()) else None
+
+
+def _precompiled_key(text: str, flags: Sequence[str]) -> tuple[str, ...]:
+    return ("precompiled", text, *FLAGS, *flags, *_compiler_key())
 
 
 def _made_of(header: Path) -> Path:
     return header.with_suffix(".hpp.gch")
 
 
-def _compile(root: Path, unit: str, options: Sequence[str]) -> bytes:
+def _listing(path: Path) -> list[str]:
+    """Flags that make the compiler list every file that it reads, those of the system too."""
+    return ["-MD", "-MF", str(path), "-MT", "made"]
+
+
+def _read_files(listed: Path, folder: str) -> tuple[str, ...]:
+    """The files that the compiler listed, but those of the temporary folder, which hold what the key has."""
+    found = of_makefile(listed.read_text(errors="surrogateescape"))
+    return tuple(dict.fromkeys(os.path.abspath(p) for p in found if not p.startswith(f"{folder}/")))
+
+
+def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
     with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-        source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
+        source, built, listed = (Path(folder) / name for name in ("unit.cpp", "unit.so", "unit.d"))
         source.write_text(unit)
         write_headers(Path(folder))
         command = [compiler(), *FLAGS, f"-I{root}", f"-I{folder}", *options, str(source), "-o", str(built)]
-        header = precompiled([o for o in options if not o.startswith("-D")])
+        command += _listing(listed)
+        flags = [o for o in options if not o.startswith("-D")]
+        header = precompiled(flags)
         if header and _run([*command, "-include", str(header)]).returncode == 0:
-            return built.read_bytes()
+            # GCC does not list what a precompiled header was made of
+            of_header = _listed(_precompiled_key(header.read_text(), flags)) or ()
+            return Built(built.read_bytes(), (*_read_files(listed, folder), *of_header))
         done = _run(command)  # again, so that errors are about the unit alone
         if header and not done.returncode:  # so the precompiled header is damaged
             _made_of(header).unlink(missing_ok=True)
@@ -132,7 +253,7 @@ def _compile(root: Path, unit: str, options: Sequence[str]) -> bytes:
             what = unit.partition("\n")[0].removeprefix("#include ").strip('"')
             said = errors[0] if errors else f"exit code {done.returncode}"
             raise EnvironmentFault(f"{command[0]} could not compile {what}: {said}")
-        return built.read_bytes()
+        return Built(built.read_bytes(), _read_files(listed, folder))
 
 
 def sound_library(root: Path, unit: str, options: Sequence[str] = ()) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -12,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.cache import cached_file, store, tree_hash
+from ..support.cache import cached_file, store
 from ..support.errors import EnvironmentFault, KernelFault
 from . import nvrtc
 from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
 from .driver import resident_blocks, start_overlapping
-from .tables import tables_hash
+
+#: Compilations of sources that change meanwhile.
+_MOST_TRIES = 3
 
 
 @cache
@@ -74,15 +77,27 @@ class CupyHost(Host):
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         target = target or self.sm
-        macros = [f"{k}={v}" for k, v in defines.items()]
-        key = (tree_hash(root), tables_hash(), file, target, *map(str, nvrtc.version()), *macros)
-        if (entry, *key) not in self._functions:
-            cubin = cached_file(key, ".cubin")  # holds every entry of the file
-            if not cubin.exists():
-                store(cubin, nvrtc.compile_cubin(root, file, target, defines))
+        held = (str(root), file, entry, target, *(f"{k}={v}" for k, v in defines.items()))
+        if held not in self._functions:
+            cubin = self._cubin(root, file, target, defines)
             with self._faults():
-                self._functions[entry, *key] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
-        return self._functions[entry, *key]
+                self._functions[held] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
+        return self._functions[held]
+
+    def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str]) -> Path:
+        """Every entry of a file, compiled. Raises EnvironmentFault."""
+        for _ in range(_MOST_TRIES):
+            key = nvrtc.cubin_key(root, file, target, defines)
+            if key is not None and (cubin := cached_file(key, ".cubin")).exists():
+                return cubin
+            made = nvrtc.compile_cubin(root, file, target, defines)
+            if key is None:  # what else it read is not known: it is not found again
+                cubin = cached_file((hashlib.sha256(made).hexdigest(),), ".cubin")
+            elif nvrtc.cubin_key(root, file, target, defines) != key:
+                continue
+            store(cubin, made)
+            return cubin
+        raise EnvironmentFault("the sources of a kernel change while they are compiled")
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

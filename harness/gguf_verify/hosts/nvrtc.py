@@ -11,9 +11,12 @@ from functools import cache
 from pathlib import Path
 
 from ..support.errors import EnvironmentFault
-from .tables import headers
+from ..support.sources import combined, file_digest
+from .includes import included
+from .tables import headers, tables_hash
 
 _SUCCESS, _COMPILATION = 0, 6
+_FLAGS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true")
 
 
 @cache
@@ -52,6 +55,19 @@ def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str]) -> by
     return _compiled(root, file, f"sm_{sm}", defines, "CUBIN")
 
 
+def cubin_key(root: Path, file: str, sm: str, defines: dict[str, str]) -> tuple[str, ...] | None:
+    """All that `compile_cubin` depends on: its arguments, NVRTC's version and flags, and the content of every file that
+    it may read. None where not all of these files are known."""
+    files = included(root, file, headers(), defines)
+    if files is None:
+        return None
+    digests = [(path.removeprefix(f"{root}/"), file_digest(path)) for path in files]
+    if any(digest is None for _, digest in digests):
+        return None
+    macros = (f"{k}={v}" for k, v in defines.items())
+    return (combined(digests), tables_hash(), file, sm, *map(str, version()), *_FLAGS, *macros)
+
+
 def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
     """Compile to PTX, the optimised code before a card's assembler. Raises EnvironmentFault as `compile_cubin` does."""
     return _compiled(root, file, f"compute_{sm}", defines, "PTX")
@@ -61,13 +77,13 @@ def _compiled(root: Path, file: str, architecture: str, defines: dict[str, str],
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()
-    source = f'#include "{file}"\n'.encode()
+    source = f"#include <{file}>\n".encode()  # in quotes, it would be looked for in the current folder first
     tables = headers()
     names, texts = ((c.c_char_p * len(tables))(*(s.encode() for s in strings)) for strings in (tables, tables.values()))
     created = lib.nvrtcCreateProgram(c.byref(program), source, b"unit.cu", len(tables), texts, names)
     _check(created, "nvrtcCreateProgram")
     try:
-        options = [f"-arch={architecture}", "-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", f"-I{root}"]
+        options = [f"-arch={architecture}", *_FLAGS, f"-I{root}"]
         options += [f"-D{k}={v}" for k, v in defines.items()]
         encoded = (c.c_char_p * len(options))(*(o.encode() for o in options))
         result = lib.nvrtcCompileProgram(program, len(options), encoded)

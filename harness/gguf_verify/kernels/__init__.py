@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..hosts import make_host
+from ..hosts import in_its_process, make_host
 from ..hosts.base import Host
 from ..support.errors import UsageError
 from .families import DEFAULT_KERNEL, FAMILIES
@@ -44,9 +44,9 @@ def open_kernel(
     Args:
         kernel: the name of a shipped kernel or family; FILE.py:NAME or FILE.cu:SYMBOL; a function or object that
             declares itself as a kernel; or a Candidate, which is returned as it is.
-        host: where it runs, or the name of that host.
+        host: where it runs, or the name of that host, whose shipped kernels then run in a process of its own.
         threads: of a host that is made from its name; 0: all.
-        time_limit: seconds for one call of a foreign kernel.
+        time_limit: seconds for one call of a foreign kernel, or one launch of a shipped one.
         verbose: let what a foreign kernel prints through to standard error.
 
     Raises UsageError where there is no such kernel, EnvironmentFault where there is no such host.
@@ -54,15 +54,21 @@ def open_kernel(
     if isinstance(kernel, Candidate):
         yield kernel
         return
-    where = make_host(host, threads) if isinstance(host, str) else host
-    if isinstance(kernel, str) and not names_foreign(kernel):
-        yield on_host(find_kernel(kernel), where)
-        return
-    foreign = open_foreign(kernel, where, time_limit, verbose)
+    shipped = isinstance(kernel, str) and not names_foreign(kernel)
+    found = find_kernel(kernel) if shipped and isinstance(kernel, str) else None
+    where = in_its_process(make_host(host, threads), time_limit) if isinstance(host, str) else host
     try:
-        yield foreign
+        if found is not None:
+            yield on_host(found, where)
+            return
+        foreign = open_foreign(kernel, where, time_limit, verbose)
+        try:
+            yield foreign
+        finally:
+            foreign.close()
     finally:
-        foreign.close()
+        if isinstance(host, str):
+            where.close()
 
 
 __all__ = [

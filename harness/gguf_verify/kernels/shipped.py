@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
+from ..formats.q8_1 import Q8_1
 from ..hosts.base import Host
 from ..semantics import ASCENDING, Order
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
 from .interface import Kernel, Weights
 from .launch import Multiply
+from .operands import fitting, whole_blocks, whole_rows
 from .spec import KernelSpec
 
 #: What multiplies weights that are not quantized, by type, whichever kernel multiplies the others.
@@ -58,6 +60,11 @@ class ShippedKernel(Kernel):
     def layout(self) -> str:
         return self.spec.launch.layout
 
+    @property
+    def _blocks(self) -> BlockFormat | None:
+        """The type that it takes activations in; None: float32."""
+        return Q8_1 if self.site.quantizes else None
+
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
         """This kernel, or the one of a type that is not quantized."""
         return self if isinstance(fmt, BlockFormat) else element_kernel(fmt, self.host, self.root)
@@ -66,7 +73,11 @@ class ShippedKernel(Kernel):
         return isinstance(fmt, ElementFormat) or self.spec.covers(fmt)
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """Q8_1 bytes uint8[M, K/32·36] of activations float32[M, K]; x itself where the kernel takes float32."""
+        """Q8_1 bytes uint8[M, K/32·36] of activations float32[M, K]; x itself where the kernel takes float32.
+
+        Raises UsageError where K is no whole number of blocks; KernelFault.
+        """
+        whole_blocks(x, self._blocks)
         if not self.site.quantizes:
             return np.ascontiguousarray(x, np.float32).view(np.uint8)
         m, k = x.shape
@@ -76,13 +87,16 @@ class ShippedKernel(Kernel):
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
         if not self.covers(fmt):
             raise UsageError(f"kernel {self.name} does not cover type {fmt.name}")
+        whole_rows(rows, fmt)
         buffer = self.spec.launch.prepare(self.site, fmt, rows)
         return Weights(fmt, rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size, buffer)
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        fitting(x, weights, self._blocks, quantized=True)
         return self._outputs(self.spec.launch.multiply, weights, x)
 
     def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        fitting(x, weights, self._blocks, quantized=False)
         return self._outputs(self.spec.launch.multiply_values, weights, np.ascontiguousarray(x, np.float32))
 
     def _outputs(self, multiply: Multiply, weights: Weights, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -63,7 +63,8 @@ class Llama(LlamaProcess):
         return np.asarray(out)
 
     def quantize(self, type_id: int, x: Floats, importance: Floats | None = None) -> Bytes:
-        """`ggml_quantize_chunk`: weights float32[rows, K], importance float32[K] → uint8[rows, row bytes]."""
+        """`ggml_quantize_chunk`: weights float32[rows, K], importance float32[K] → uint8[rows, row bytes].
+        Raises LlamaRefused where K is no whole number of blocks."""
         arrays = {"x": x} | ({} if importance is None else {"importance": importance})
         _, (out,) = self.ask("quantize", arrays, type=type_id)
         return np.asarray(out)

@@ -19,12 +19,12 @@ from .config import Model
 
 
 def identity(path: Path) -> str:
-    """Size and time of the last change: a cheap way to notice that a file was replaced."""
+    """Size and times of the last changes, of content and inode: a cheap way to notice that a file was replaced."""
     try:
         found = path.stat()
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return f"{found.st_size} bytes, {found.st_mtime_ns}"
+    return f"{found.st_size} bytes, {found.st_mtime_ns}, {found.st_ctime_ns}"
 
 
 def unsuitable(model: Model) -> str | None:

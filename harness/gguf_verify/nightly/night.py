@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from ..kernels.foreign import dependencies
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError, say
 from ..support.supervised import Processes, Stopped
@@ -141,7 +142,8 @@ class _Runner:
         out = {f"model {m.path.name}": identity(m.path) for m in config.models}
         for kernel in config.file.kernels:
             if (path := config.kernel_path(kernel)) is not None:
-                out[f"kernel {kernel}"] = identity(path)
+                made_of = dependencies(path, kernel.rpartition(":")[2])
+                out |= {f"kernel {kernel}: {name}": value for name, value in made_of.items()}
         out |= {f"variant {name}": self._environments.identity(variant) for name, variant in config.variants.items()}
         out |= {f"the setting {name}": value for name, value in config.settings().items()}
         out |= {f"the machine's {name}": hardware.get(name, "") for name in machine.SAME_MACHINE}
@@ -246,5 +248,5 @@ def _made(make: Callable[[S, Callable[[], object]], T], source: S, on_start: Cal
 
 
 def _first_names(names: Sequence[str]) -> str:
-    shown = ", ".join(printable(name, 60) for name in names[:3])
+    shown = ", ".join(printable(name, 120) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -107,6 +107,8 @@ def _first_problem(report: Report) -> str:
 
 
 def _problem(report: Report) -> str:
+    if report.fault:
+        return report.fault
     for rung in report.rungs:
         if rung.failures:
             return f"{rung.name}: {rung.failures[0].what}{_more(rung.n_failures)}"

@@ -18,6 +18,7 @@ from gguf_verify.support import cache as support_cache
 from gguf_verify.support.cache import tree_hash
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
+from gguf_verify.support.sources import of_makefile
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
 
 
@@ -68,7 +69,7 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiled: list[str] = []
     original = compiler._compile
 
-    def counting(root: Path, unit: str, options: Sequence[str]) -> bytes:
+    def counting(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
         compiled.append(unit)
         return original(root, unit, options)
 
@@ -111,8 +112,9 @@ def test_precompiled_header(
 
     there = compiler.precompiled()
     assert there is not None
+    listed = support_cache.cached_file(compiler._precompiled_key(there.read_text(), []), ".json")
     monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
-    for path in (there, compiler._made_of(there)):
+    for path in (there, compiler._made_of(there), listed):
         shutil.copy(path, tmp_path)
     made = tmp_path / compiler._made_of(there).name
     whole = made.stat().st_size
@@ -129,7 +131,7 @@ def test_precompiled_header(
     assert with_header == ([True, False] if damage == "cut short" else [True])
     assert made.exists() == (damage != "cut short")
     monkeypatch.setattr(compiler, "precompiled", lambda _flags: None)
-    assert compiler._compile(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"]) == with_it
+    assert compiler._compile(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"]).content == with_it.content
     assert "-include" not in commands[-1]
 
 
@@ -149,7 +151,7 @@ def test_precompiled_header_of_other_flags(monkeypatch: pytest.MonkeyPatch, root
     assert asked == [original(["-O1"])]
     assert asked != [original()]
     monkeypatch.setattr(compiler, "precompiled", lambda _flags: None)
-    assert compiler._compile(roots(WRITE_A_BYTE), unit, options) == with_it
+    assert compiler._compile(roots(WRITE_A_BYTE), unit, options).content == with_it.content
 
 
 def test_no_precompiled_header_but_gccs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,3 +199,66 @@ def test_description_names_the_machine() -> None:
     assert said.startswith("cpu: ")
     assert "2 threads" in said
     assert compiler.cpu_name() in said
+
+
+def test_every_file_that_the_compiler_reads_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By an absolute path, of another suffix, through a variable, from a header: an edit is seen, an undone one too."""
+    cache, beside, found = (tmp_path / name for name in ("cache", "beside", "found"))
+    for folder in (cache, beside, found):
+        folder.mkdir()
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: cache)
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(found))
+    root = with_kernel(tmp_path / "root", "")
+    files = {
+        beside / "a b.h": "A", found / "found.h": "B", root / "text.inc": "C", beside / "deep.h": "D",
+    }  # fmt: skip
+    lines = [f'#include "{beside}/a b.h"', "#include <found.h>", '#include "text.inc"', f'#include "{beside}/top.h"']
+    (beside / "top.h").write_text('#include "deep.h"\n')
+    (root / "k.cu").write_text(
+        "\n".join(['#include "emulator/cuda_on_cpu.hpp"', *lines])
+        + '\nextern "C" __global__ void k(unsigned char* y, long long i) { y[i] = A + B + C + D; }\n'
+    )
+
+    def value() -> int:
+        host = CpuHost(1)
+        return int(run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0])
+
+    for path, name in files.items():
+        path.write_text(f"#define {name} 1\n")
+    assert value() == 4
+    for path, name in files.items():
+        path.write_text(f"#define {name} 2\n")
+        assert value() == 5, path
+        path.write_text(f"#define {name} 1\n")
+        assert value() == 4, path
+    assert len(list(cache.glob("*.so"))) == 5
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "found.h").write_text("#define B 9\n")
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(other))
+    assert value() == 12
+
+
+def test_a_source_that_changes_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
+    root = with_kernel(tmp_path / "root", WRITE_A_BYTE)
+    original, edits = compiler._compile, [("= 7", "= 8"), ("= 8", "= 9")]
+
+    def edited(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
+        built = original(root, unit, options)
+        if edits:
+            source = root / "k.cu"
+            source.write_text(source.read_text().replace(*edits.pop(0)))
+        return built
+
+    monkeypatch.setattr(compiler, "_compile", edited)
+    host = CpuHost(1)
+    assert run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0)) == 9
+    monkeypatch.setattr(compiler, "_unchanged", lambda *_: False)
+    with pytest.raises(EnvironmentFault, match="the sources of a kernel change while they are compiled"):
+        CpuHost(1).load(root, "k.cu", "k", {"ANOTHER": "1"})
+
+
+def test_lists_of_make() -> None:
+    made = "made: /a/b\\ c.h \\\n /d\\#e.h /f$$g.h \\\n  /h\\i.h\n"
+    assert of_makefile(made) == ["/a/b c.h", "/d#e.h", "/f$g.h", "/h\\i.h"]

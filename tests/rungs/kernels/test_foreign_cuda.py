@@ -180,6 +180,49 @@ def test_sidecar_headers_macros_and_shared_memory(tmp_path: Path) -> None:
         kernel.close()
 
 
+@pytest.mark.parametrize("how", ["../shared/step.h", "{folder}/shared/step.h"], ids=["relative", "absolute"])
+def test_an_edited_header_outside_of_the_kernels_folder_is_seen(how: str, tmp_path: Path) -> None:
+    """On the CPU and, as far as NVRTC goes, on a GPU; undone, the kernel is right again."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "shared").mkdir()
+    header = tmp_path / "shared" / "step.h"
+    path = altered(tmp_path / "mine", "cuda_q4_0.cu", "sum += (wb", "sum += STEP * (wb")
+    path.write_text(f'#include "{how.format(folder=tmp_path)}"\n{path.read_text()}')
+    keys = []
+    for step in (1, 2, 1):
+        header.write_text(f"#define STEP {step}\n")
+        kernel = open_foreign(f"{path}:gemm", CpuHost(1))
+        assert multiplied(kernel) == (step == 1)
+        kernel.close()
+        source = CudaSource(path, "gemm")
+        keys.append(nvrtc.cubin_key(source.root, "foreign.cu", "90", {}))
+        source.close()
+    assert None not in keys
+    assert keys[0] == keys[2] != keys[1]
+
+
+@pytest.mark.parametrize("line", ["#define OTHER HEADER\n#include OTHER", "#/* */include HEADER", "%: include HEADER"])
+def test_what_nvrtc_reads_must_be_known(line: str, tmp_path: Path) -> None:
+    """A cubin whose sources are not all known is not found again."""
+    (tmp_path / "k.cu").write_text(f'#define HEADER "{tmp_path}/h.h"\n{line}\n')
+    (tmp_path / "h.h").write_text('extern "C" __global__ void k() {}\n')
+    assert nvrtc.compile_cubin(tmp_path, "k.cu", "90", {})
+    assert nvrtc.cubin_key(tmp_path, "k.cu", "90", {}) is None
+    (tmp_path / "k.cu").write_text("#include HEADER  // the macro that the compiler is given\n")
+    first = nvrtc.cubin_key(tmp_path, "k.cu", "90", {"HEADER": '"h.h"'})
+    (tmp_path / "h.h").write_text("")
+    assert first is not None
+    assert nvrtc.cubin_key(tmp_path, "k.cu", "90", {"HEADER": '"h.h"'}) not in (first, None)
+
+
+def test_nvrtc_does_not_look_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("root", 'extern "C" __global__ void k() {}'), ("here", "#error of another folder")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "k.cu").write_text(text + "\n")
+    monkeypatch.chdir(tmp_path / "here")
+    assert nvrtc.compile_cubin(tmp_path / "root", "k.cu", "90", {})
+
+
 def test_the_cuda_example_compiles_for_gpus() -> None:
     """By NVRTC, which needs no GPU; it has not run on one here."""
     source = CudaSource(EXAMPLES / "cuda_q4_0.cu", "gemm")

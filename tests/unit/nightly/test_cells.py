@@ -52,6 +52,11 @@ OUTCOMES = {
     "report-exit": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "contradicts": (Outcome.MISMATCH, "exit code 1, but its report says verified"),
     "mismatch": (Outcome.MISMATCH, "layers: blk.0 row 3 is wrong (and 3 more)"),
+    "changed": (
+        Outcome.BROKEN_OFF,
+        "a file was changed while it was verified: m.gguf was written to, cut or replaced; at fault: this machine (1)",
+    ),
+    "hides-a-change": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "unverified": (Outcome.UNVERIFIED, "layers: x: no kernel; at fault: missing coverage (1)"),
     "fault": (Outcome.BROKEN_OFF, "layers: llama.cpp died in evaluate (SIGSEGV); at fault: this machine (1)"),
     "malformed": (Outcome.MALFORMED, "\\x1b[31mno GGUF"),

@@ -15,6 +15,10 @@ def main() -> None:
     link = Connection(int(sys.argv[1]))
     asked = json.loads(link.recv_bytes())
 
+    if asked.get("dependencies"):
+        from .dependencies import tell
+
+        return tell(link, Path(asked["path"]), asked["name"])
     if asked.get("oracle"):
         return serve_oracle(link, lambda: OracleRunner(import_kernel(Path(asked["path"]), asked["name"])))
 

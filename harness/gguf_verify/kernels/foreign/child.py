@@ -242,6 +242,13 @@ def import_kernel(path: Path, name: str) -> Any:
     return found
 
 
+def end_with_parent() -> None:
+    """This process dies with its parent, in an endless loop too; Ctrl-C is the parent's to handle."""
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def serve(link: Connection, make: Callable[[], Runner]) -> None:
     """Answer until the parent is gone; `make` gives the Runner."""
 
@@ -283,9 +290,7 @@ def _serve(
     link: Connection, make: Callable[[], R], first_message: Callable[[R], dict[str, Any]],
     answer: Callable[[R, dict[str, Any], Bytes], None],
 ) -> None:  # fmt: skip
-    with contextlib.suppress(Exception):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: an endless loop dies with the parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    end_with_parent()
     with contextlib.suppress(EOFError, OSError):
         try:
             runner = make()

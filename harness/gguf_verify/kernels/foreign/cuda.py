@@ -18,7 +18,7 @@ bytes as in api.py, output to float[M][N]) and integers, in the declared order. 
 K, + - *, / (which rounds down), parentheses, min, max and ceil(a, b), which is the quotient rounded up.
 
 The file is compiled by the C++ compiler for the CPU and by NVRTC for a GPU. So it cannot include headers of CUDA or of
-the C++ library, and a half is its 16 bits. It may include files beside or below it, by `#include "…"`. The macro
+the C++ library, and a half is its 16 bits. It may include other files by `#include "…"`. The macro
 DYNAMIC_SHARED(name) declares dynamic shared memory, aligned to 1024 bytes. On the CPU all shared memory starts as 0xFF,
 and a byte that is written outside the dynamic part makes the kernel fail.
 """
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
 import tempfile
 import tomllib
@@ -226,32 +227,55 @@ class CudaSource:
             for header in (kernel_root() / "emulator").iterdir():
                 (self.root / "emulator" / header.name).write_bytes(header.read_bytes())
             digest = self._copy(path)
-            (self.root / _UNIT).write_text(_unit(path.name, symbol, declaration, digest))
+            (self.root / _UNIT).write_text(_unit(self._file, symbol, declaration, digest))
         except BaseException:
             self.close()
             raise
 
     def _copy(self, path: Path) -> str:
-        """Copy the file and what it includes; returns their digest, which is part of the cache's key."""
-        folder, digest, left, seen = path.parent, hashlib.sha256(), [Path(path.name)], set[Path]()
-        while left and len(seen) < _MOST_FILES:
-            name = left.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            text = _read(folder / name)
-            digest.update(str(name).encode() + b"\0" + text.encode() + b"\0")
-            copy = self.root / "author" / name
+        """Copy the file and what it includes, so that all runs of one session compile the same; returns their digest.
+
+        What is included otherwise (by an absolute path, by `<…>`) is read where it is, and the hosts' caches know of
+        it. The copies lie to each other as the originals do.
+        """
+        files = included_files(path)
+        top = os.path.commonpath([os.path.dirname(name) for name in files])
+        digest = hashlib.sha256()
+        for name, text in files.items():
+            below = os.path.relpath(name, top)
+            digest.update(below.encode() + b"\0" + text.encode() + b"\0")
+            copy = self.root / "author" / below
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(text)
-            for included in _INCLUDE.findall(text):
-                other = name.parent / included
-                if ".." not in other.parts and not other.is_absolute() and (folder / other).is_file():
-                    left.append(other)
+        self._file = os.path.relpath(os.path.abspath(path), top)
         return digest.hexdigest()
 
     def close(self) -> None:
         self._folder.cleanup()
+
+
+def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:
+    """A file and all that it includes by a relative path, directly or not: absolute path → text.
+
+    Args:
+        everywhere: by an absolute path, too.
+
+    Raises UsageError.
+    """
+    found: dict[str, str] = {}
+    left = [os.path.abspath(path)]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        if len(found) == _MOST_FILES:
+            raise UsageError(f"{path} includes more than {_MOST_FILES - 1} files")
+        found[name] = _read(Path(name))
+        for included in _INCLUDE.findall(found[name]):
+            other = os.path.join(os.path.dirname(name), included)
+            if (everywhere or not os.path.isabs(included)) and os.path.isfile(other):
+                left.append(os.path.normpath(other))
+    return found
 
 
 def _read(path: Path) -> str:

@@ -29,6 +29,7 @@ from ...semantics.exact import exact_weights
 from ...support.errors import KernelFault, OracleFault, UsageError
 from ..domain import Domain, Extent, domain_of
 from ..interface import Kernel, Weights
+from ..operands import fitting, whole_blocks, whole_rows
 from ..shipped import element_kernel
 from .api import FLOAT32, Declaration, strings
 from .conversation import Conversation
@@ -198,20 +199,24 @@ class ForeignKernel(Kernel):
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """By this project's encoder: the kernel is given the activations that it declares to take."""
+        whole_blocks(x, self._takes.activations)
         return self._takes.bytes_of(x)
 
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
         if not self.covers(fmt):
             raise UsageError(f"kernel {self.name} does not cover type {fmt.name}")
+        whole_rows(rows, fmt)
         return Weights(fmt, len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)
 
     def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        fitting(x, weights, self._takes.activations, quantized=False)
         return self.gemm(weights, self.quantize(x))
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Inside its domain alone: tokens are given in calls of an allowed number, the last ones with repeated tokens;
         weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
         activations of zero."""
+        fitting(x, weights, self._takes.activations, quantized=True)
         if not self._conversation.ready() or self._held is not weights:
             self._held = None
             rows = weights.buffer

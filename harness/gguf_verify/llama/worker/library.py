@@ -65,6 +65,8 @@ class Library:
         given, every column counts the same."""
         rows, k = x.shape
         traits = ggml.ggml_get_type_traits(type).contents
+        if k % traits.blck_size:  # ggml would leave out the last values, or end the process
+            raise CallFailed(f"a row of {k} values is not a whole number of blocks of {traits.blck_size}")
         out = np.zeros((rows, k // traits.blck_size * traits.type_size), np.uint8)
         if importance is None and ggml.ggml_quantize_requires_imatrix(type):
             importance = np.ones(k, np.float32)

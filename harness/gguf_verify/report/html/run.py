@@ -91,6 +91,7 @@ class Run:
     rungs: Sequence[Rung]
     failures: Sequence[Failed]
     n_failures: int
+    fault: str | None
     unverified: Sequence[tuple[str, str, str]]  # rung, name, why
     diagnoses: Sequence[tuple[str, Sequence[str]]]
     wrong_map: Markup | None
@@ -121,7 +122,7 @@ def of(report: Report, failures: int = 80, xrays: int = 40) -> Run:
     return Run(
         verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=sentence, command=report.command,
         environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
-        failures=_failures(report, xrays)[:failures], n_failures=total,
+        failures=_failures(report, xrays)[:failures], n_failures=total, fault=report.fault,
         unverified=[
             (r.name, u.name, f"{u.why} (at fault: {CULPRITS[u.culprit]})") for r in report.rungs for u in r.unverified
         ],

@@ -210,6 +210,8 @@ def _located(d: LocatedDiagnosis) -> str:
 
 
 def _unverified(report: Report) -> Iterator[Text]:
+    if report.fault:
+        yield said(("BROKEN OFF: ", WARN), printable(report.fault, 600))
     for rung in report.rungs:
         if rung.fault:
             yield said((f"BROKEN OFF {rung.name}: ", WARN), printable(rung.fault, 600))

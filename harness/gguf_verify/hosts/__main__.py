@@ -1,0 +1,6 @@
+"""`python -m gguf_verify.hosts HOST THREADS FD`: see `process_child`."""
+
+from .process_child import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""`python -m gguf_verify.hosts HOST THREADS FD`: a host in a process where its kernels may crash. Its
+requests are those of `process_host`. Each is answered by {"ok": …} or by {fault: one line}, but those that make
+buffers, so that nobody waits for them: a fault of theirs is the answer of the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..support import protocol
+from ..support.errors import EnvironmentFault, HarnessError, KernelFault
+
+#: Arrays of more bytes are passed as shared memory, which the other side maps.
+SHARED_FROM = 1 << 16
+#: Requests that are not answered.
+UNANSWERED = frozenset({"upload", "output"})
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+
+def send_bytes(link: Connection, header: dict[str, Any], array: Bytes | None = None) -> None:
+    """Send a header, and bytes if there are any. Raises OSError if the other side is gone."""
+    if array is None or array.nbytes < SHARED_FROM:
+        protocol.send(link, header, *([] if array is None else [array]))
+        return
+    handle, shared = shared_memory(array.nbytes)
+    try:
+        shared[:] = array.reshape(-1).view(np.uint8)
+        send_shared(link, header, handle, array.nbytes)
+    finally:
+        os.close(handle)
+
+
+def send_shared(link: Connection, header: dict[str, Any], handle: int, nbytes: int) -> None:
+    """Send a header and shared memory. Raises OSError."""
+    protocol.send(link, {**header, "mapped": nbytes})
+    reduction.send_handle(link, handle, 0)  # the process's number is of use on Windows alone
+
+
+def receive_bytes(link: Connection) -> tuple[dict[str, Any], Bytes | None]:
+    """Receive a header and bytes. What the receiver writes into them the sender does not see. Raises EOFError, OSError."""
+    header, arrays = protocol.receive(link)
+    if "mapped" not in header:
+        return header, arrays[0] if arrays else None
+    handle = reduction.recv_handle(link)
+    try:
+        mapped = mmap.mmap(handle, header.pop("mapped"), flags=mmap.MAP_PRIVATE)
+    finally:
+        os.close(handle)
+    return header, np.frombuffer(mapped, np.uint8)
+
+
+def shared_memory(nbytes: int) -> tuple[int, Bytes]:
+    """A file descriptor of new memory, and its bytes. Raises EnvironmentFault."""
+    try:
+        handle = os.memfd_create("gguf-verify", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(handle, nbytes)
+            return handle, np.frombuffer(mmap.mmap(handle, nbytes), np.uint8)
+        except BaseException:
+            os.close(handle)
+            raise
+    except OSError as error:
+        raise EnvironmentFault(f"no shared memory of {nbytes:,} bytes: {error.strerror}") from None
+
+
+class Server:
+    """Answers requests with a host."""
+
+    def __init__(self, link: Connection, name: str, threads: int) -> None:
+        from . import make_host
+
+        self._link, self._host = link, make_host(name, threads)
+        self._held: dict[int, Any] = {}
+        self._requests: dict[str, Callable[[dict[str, Any], Bytes | None], tuple[Any, Bytes | None]]] = {
+            "load": self._load, "upload": self._upload, "output": self._output, "launch": self._launch,
+            "download": self._download, "contents": self._contents, "resident": self._resident,
+        }  # fmt: skip
+
+    def serve(self) -> None:
+        """Until the other side has gone."""
+        late: dict[str, Any] | None = None
+        while True:
+            header, array = receive_bytes(self._link)
+            for number in header.get("free", ()):
+                self._held.pop(number, None)
+            said, made = self._done(header, array)
+            if header["ask"] in UNANSWERED:
+                late = late or said if "ok" not in said else late
+            else:
+                send_bytes(self._link, late or said, made)
+                late = None
+
+    def _done(self, header: dict[str, Any], array: Bytes | None) -> tuple[dict[str, Any], Bytes | None]:
+        try:
+            said, made = self._requests[header["ask"]](header, array)
+        except KernelFault as error:
+            return {"kernel": str(error)}, None
+        except HarnessError as error:
+            return {"environment": str(error)}, None
+        except MemoryError:
+            return {"environment": "out of memory"}, None
+        except KeyError:  # what a request that failed should have made
+            return {"environment": "it is not held"}, None
+        return {"ok": said}, made
+
+    def _load(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
+        root, file, entry, defines, target = header["kernel"]
+        self._held[header["id"]] = self._host.load(Path(root), file, entry, defines, target)
+        return True, None
+
+    def _upload(self, header: dict[str, Any], array: Bytes | None) -> tuple[Any, None]:
+        assert array is not None
+        self._held[header["id"]] = self._host.upload(array)
+        return True, None
+
+    def _output(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
+        self._held[header["id"]] = self._host.output(header["nbytes"])
+        return True, None
+
+    def _launch(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
+        args = [
+            self._held[value] if kind == "buffer" else np.dtype(kind).type(value) for kind, value in header["args"]
+        ]  # fmt: skip
+        grid, block = tuple(header["grid"]), tuple(header["block"])
+        self._host.launch(self._held[header["kernel"]], grid, block, args, header["shared"], header["overlaps"])
+        return True, None
+
+    def _download(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, Bytes]:
+        return True, self._host.download(self._held[header["id"]])
+
+    def _contents(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, Bytes]:
+        return True, self._host.contents(self._held[header["id"]])
+
+    def _resident(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
+        return self._host.resident(self._held[header["kernel"]], header["threads"], header["shared"]), None
+
+
+def _end_with(link: Connection) -> None:
+    """End this process once the other side has closed its end, whatever a kernel is doing. (The signal that a parent's
+    death can send comes when the thread ends that started us.)"""
+    closed = select.poll()
+    closed.register(link.fileno(), select.POLLHUP)
+    closed.poll()
+    os._exit(0)
+
+
+def main() -> None:
+    name, threads, fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    link = Connection(fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.Thread(target=_end_with, args=(link,), daemon=True).start()
+    with contextlib.suppress(EOFError, OSError):
+        Server(link, name, threads).serve()
+    os._exit(0)

@@ -1,0 +1,244 @@
+"""A host whose kernels run in a process of its own: a kernel that crashes or hangs is one line of a report.
+
+Sources are compiled there, buffers live there. What is uploaded is copied once, into memory that both processes map;
+what is downloaded likewise. After a crash the next call gets a fresh process. What had been uploaded is then uploaded
+again; what kernels had computed is lost, and calls that need it fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import select
+import signal
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..results import HostInfo
+from ..support.errors import EnvironmentFault, KernelFault
+from ..support.processes import Spawned
+from ..support.text import printable
+from .base import Grid, Host
+from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
+
+#: Seconds for anything but a launch: compilers run in it, and it starts Python.
+_PATIENCE = 600.0
+#: After so many launches that ran into the time limit nothing is launched again, so that a run comes to its end.
+_MOST_HANGS = 3
+#: A launch has the time limit for every so many products that its operands can have. (The slowest of the emulated
+#: kernels makes some 6e7 a second on one core.)
+_PRODUCTS = 1e9
+
+
+class _Held:
+    """Something that the process holds under a number: a kernel or a buffer.
+
+    Args:
+        request: makes it, and makes it again in a fresh process; None where that cannot be.
+        source: the bytes of an upload; `handle` is their shared memory, where they are many.
+    """
+
+    def __init__(self, number: int, request: dict[str, Any] | None, nbytes: int = 0) -> None:
+        self.number, self.request, self.nbytes = number, request, nbytes
+        self.source: Bytes | None = None
+        self.handle: int | None = None
+        self.process: Spawned | None = None
+
+
+class ProcessHost(Host):
+    """The host of another one's name, in a process.
+
+    Args:
+        inner: the host, of which the process makes another one.
+        time_limit: seconds for a launch of up to `_PRODUCTS` products; longer for more.
+    """
+
+    def __init__(self, inner: Host, time_limit: float) -> None:
+        self.name, self.sm, self.threads, self.chosen = inner.name, inner.sm, inner.threads, inner.chosen
+        self._inner, self._time_limit = inner, time_limit
+        self._numbers = itertools.count(1)
+        self._free: list[int] = []
+        self._kernels: dict[tuple[Any, ...], _Held] = {}
+        self._asking = threading.RLock()
+        self._hangs = 0
+        self._process: Spawned | None = self._start()  # it loads what it needs while the caller opens a model
+
+    def _start(self) -> Spawned:
+        return Spawned("gguf_verify.hosts", self.name, str(self.threads or 0))
+
+    @property
+    def pid(self) -> int | None:
+        """The process that the next call is made in, if it was started."""
+        return None if self._process is None else self._process.pid
+
+    def close(self) -> None:
+        """End the process; a later call starts another one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close(60.0)
+
+    # ---- the host ----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self._inner.check()
+
+    def info(self) -> HostInfo:
+        return self._inner.info()
+
+    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> _Held:
+        key = (root, file, entry, target, *sorted(defines.items()))
+        held = self._kernels.get(key)
+        if held is None:
+            kernel = [str(root), file, entry, defines, target]
+            held = self._kernels[key] = _Held(next(self._numbers), {"ask": "load", "kernel": kernel})
+        with self._asking:
+            self._there(held)
+        return held
+
+    def upload(self, array: npt.NDArray[Any]) -> _Held:
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        held = self._new({"ask": "upload"}, raw.nbytes)
+        if raw.nbytes < SHARED_FROM:
+            held.source = raw.copy()
+        else:
+            held.handle, shared = shared_memory(raw.nbytes)
+            weakref.finalize(held, os.close, held.handle)
+            shared[:] = raw
+        with self._asking:
+            self._there(held)
+        return held
+
+    def output(self, nbytes: int) -> _Held:
+        held = self._new({"ask": "output", "nbytes": nbytes}, nbytes)
+        with self._asking:
+            self._there(held)
+            held.request = None  # what kernels write into it is not made again
+        return held
+
+    def contents(self, buffer: _Held) -> npt.NDArray[np.uint8]:
+        return self._bytes_of("contents", buffer)
+
+    def download(self, output: _Held) -> npt.NDArray[np.uint8]:
+        return self._bytes_of("download", output)
+
+    def _read(self, output: Any) -> npt.NDArray[np.uint8]:
+        raise NotImplementedError("the process checks the guards itself")
+
+    def launch(
+        self, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
+        if self._hangs >= _MOST_HANGS:
+            raise KernelFault(f"the kernel was not run: it ran into the time limit {_MOST_HANGS} times before")
+        with self._asking:
+            for held in (kernel, *(a for a in args if isinstance(a, _Held))):
+                self._there(held)
+            given = [
+                ("buffer", a.number) if isinstance(a, _Held) else (np.asarray(a).dtype.str, np.asarray(a).item())
+                for a in args
+            ]  # fmt: skip
+            request = {
+                "ask": "launch", "kernel": kernel.number, "grid": grid, "block": block, "args": given, "shared": shared,
+                "overlaps": overlaps,
+            }  # fmt: skip
+            self._ask(request, limit=self._limit([a.nbytes for a in args if isinstance(a, _Held)]))
+
+    def resident(self, kernel: _Held, threads: int, shared: int) -> int:
+        with self._asking:
+            self._there(kernel)
+            said, _ = self._ask({"ask": "resident", "kernel": kernel.number, "threads": threads, "shared": shared})
+        return int(said)
+
+    def _limit(self, sizes: list[int]) -> float:
+        """Seconds for a launch: [M, N] outputs of [M, K] and [N, K] operands are the root of the product of the three
+        sizes."""
+        products = math.sqrt(math.prod(float(size) for size in sorted(sizes)[-3:]))
+        return self._time_limit * max(1.0, products / _PRODUCTS)
+
+    # ---- the process -------------------------------------------------------------------------------------------------
+
+    def _new(self, request: dict[str, Any], nbytes: int) -> _Held:
+        held = _Held(next(self._numbers), request, nbytes)
+        weakref.finalize(held, self._free.append, held.number)
+        return held
+
+    def _there(self, held: _Held) -> None:
+        """Make something in the process, unless the process of now holds it. Raises KernelFault, EnvironmentFault."""
+        if self._process is None:
+            self._process = self._start()
+        if held.process is self._process:
+            return
+        if held.request is None:
+            raise KernelFault("what the kernel had computed was lost when its process ended in an earlier call")
+        self._ask({**held.request, "id": held.number}, held.source, held.handle, held.nbytes)
+        held.process = self._process
+
+    def _bytes_of(self, what: str, held: _Held) -> npt.NDArray[np.uint8]:
+        with self._asking:
+            self._there(held)
+            _, made = self._ask({"ask": what, "id": held.number})
+        assert made is not None
+        return made
+
+    def _ask(
+        self, request: dict[str, Any], array: Bytes | None = None, handle: int | None = None, nbytes: int = 0,
+        limit: float | None = None,
+    ) -> tuple[Any, Bytes | None]:  # fmt: skip
+        process = self._process
+        assert process is not None
+        freed, self._free[:] = list(self._free), []
+        request = {**request, "free": freed}
+        try:
+            if handle is None:
+                send_bytes(process.link, request, array)
+            else:
+                send_shared(process.link, request, handle, nbytes)
+            if request["ask"] in UNANSWERED:
+                return None, None
+            ready = select.poll()
+            ready.register(process.link.fileno(), select.POLLIN)
+            if not ready.poll(1000 * (_PATIENCE if limit is None else limit)):
+                self._hung(request["ask"], _PATIENCE if limit is None else limit)
+            said, made = receive_bytes(process.link)
+        except (EOFError, OSError):
+            self._dead()
+        except BaseException:  # Ctrl-C: the answer may still come, and must not be taken for another one
+            self.close()
+            raise
+        if "kernel" in said:
+            raise KernelFault(said["kernel"])
+        if "environment" in said:
+            raise EnvironmentFault(said["environment"])
+        return said["ok"], made
+
+    def _hung(self, what: str, limit: float) -> NoReturn:
+        self.close()
+        if what != "launch":
+            raise EnvironmentFault(f"the process of the {self.name} host did not answer within {limit:g} s")
+        self._hangs += 1
+        raise KernelFault(f"the kernel did not end within {limit:g} s")
+
+    def _dead(self) -> NoReturn:
+        """Raises KernelFault, which says how the process ended."""
+        assert self._process is not None
+        code = self._process.wait(10.0)
+        lines = self._process.last_lines(4096)
+        self.close()
+        if code is None:
+            how = "its process stopped answering"
+        elif code >= 0:
+            how = f"its process ended with exit code {code}"
+        else:
+            said = signal.strsignal(-code)
+            how = f"signal {-code}" + (f" ({said.lower()})" if said else "")
+        last = f"; its last line of output: {printable(lines[-1], 200)}" if lines else ""
+        raise KernelFault(f"the kernel crashed: {how}{last}")
+
+
+__all__ = ["ProcessHost"]

@@ -1,0 +1,167 @@
+"""What a foreign kernel is made of: the digests of its files and the versions of the packages that it imports.
+
+A Python kernel is imported in a process of its own for that. Modules that it imports only when it is called are found
+in its text. What it reads otherwise, such as a table in a data file, is not known.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import select
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+
+from ...support.errors import HarnessError
+from ...support.paths import PACKAGE
+from ...support.processes import Spawned
+from ...support.sources import file_digest
+from ...support.text import printable
+from .child import end_with_parent, import_kernel
+from .cuda import CudaSource, included_files
+from .sources import START_LIMIT
+
+_MOST_FILES, _MOST_BYTES = 10_000, 1 << 24
+
+
+def dependencies(path: Path, name: str) -> dict[str, str]:
+    """Names of files, as they lie to the kernel's folder, and of packages → digest or version; of FILE.py:NAME or
+    FILE.cu:SYMBOL. Where that is not known, an entry says why instead."""
+    path = Path(os.path.abspath(path))
+    if path.suffix == ".py":
+        return _of_python(path, name)
+    found = {path} | {side for side in [path.with_suffix(".toml")] if side.is_file()}
+    out: dict[str, str] = {}
+    with contextlib.suppress(HarnessError):  # a run says it better
+        found |= {Path(file) for file in included_files(path, everywhere=True)}
+        source = CudaSource(path, name)
+        source.close()
+        if source.oracle:
+            out |= _of_python(Path(os.path.abspath(source.oracle[0])), source.oracle[1])
+    return _digests(found, path.parent) | out
+
+
+def _digests(files: set[Path], folder: Path) -> dict[str, str]:
+    return {os.path.relpath(file, folder): file_digest(file) or "cannot be read" for file in files}
+
+
+def _of_python(path: Path, name: str) -> dict[str, str]:
+    """Ask a process that imports it."""
+    process = Spawned("gguf_verify.kernels.foreign", stall=START_LIMIT)
+    try:
+        process.link.send_bytes(json.dumps({"path": str(path), "name": name, "dependencies": True}).encode())
+        ready = select.poll()
+        ready.register(process.link.fileno(), select.POLLIN)
+        if not ready.poll(1000 * START_LIMIT):
+            return _digests({path}, path.parent) | {"its modules": f"not imported within {START_LIMIT:g} s"}
+        said = json.loads(process.link.recv_bytes(_MOST_BYTES))
+        files = {Path(file) for file in said["files"]} | {path}
+        fault = {"its modules": printable(str(said["fault"]), 300)} if said["fault"] else {}
+        versions = {f"package {package}": str(version) for package, version in said["packages"].items()}
+        return _digests(files, path.parent) | versions | fault
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
+        return _digests({path}, path.parent) | {"its modules": "its process ended"}
+    finally:
+        process.close(60.0)
+
+
+def tell(link: Connection, path: Path, name: str) -> None:
+    """The other side of `_of_python`: import the kernel and say what came with it."""
+    end_with_parent()
+    fault = ""
+    try:
+        import_kernel(path, name)
+    except HarnessError as error:
+        fault = str(error)
+    files, packages = found_modules(path)
+    link.send_bytes(json.dumps({"files": sorted(files), "packages": packages, "fault": fault}).encode())
+
+
+def found_modules(path: Path) -> tuple[set[str], Mapping[str, str]]:
+    """The files of this process's modules that nobody installed, and of those that their text imports; and the versions
+    of installed packages."""
+    left = [str(path)]
+    installed: set[str] = set()
+    for module in list(sys.modules.values()):
+        _take(_file_of(module), str(getattr(module, "__name__", "")), left, installed)
+    files: set[str] = set()
+    while left and len(files) < _MOST_FILES:
+        file = os.path.abspath(left.pop())
+        if file not in files and os.path.isfile(file):
+            files.add(file)
+            for imported in _imported(file):
+                _look_up(imported, os.path.dirname(file), left, installed)
+    owners = metadata.packages_distributions()
+    names = {owner for top in installed for owner in owners.get(top, ())}
+    versions = {}
+    for package in sorted(names):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return files, versions
+
+
+def _file_of(module: ModuleType) -> str | None:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) else None
+
+
+def _take(file: str | None, name: str, left: list[str], installed: set[str]) -> None:
+    """A module's file is local, or its package is installed, or it belongs to Python or to this project."""
+    if file is None:
+        return
+    at = os.path.realpath(file)
+    if re.search(r"[/\\](site|dist)-packages[/\\]", at):
+        installed.add(name.partition(".")[0])
+    elif not any(at.startswith(f"{folder}{os.sep}") for folder in _standard()):
+        left.append(file)
+
+
+def _standard() -> Iterator[str]:
+    for which in ("stdlib", "platstdlib"):
+        yield os.path.realpath(sysconfig.get_path(which))
+    yield os.path.realpath(PACKAGE)
+
+
+def _imported(file: str) -> Iterator[str]:
+    """Names that a source imports anywhere, also in functions; relative ones begin with a dot for each level."""
+    if not file.endswith(".py"):
+        return
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield base
+            yield from (f"{base}{'' if base.endswith('.') else '.'}{alias.name}" for alias in node.names)
+
+
+def _look_up(name: str, folder: str, left: list[str], installed: set[str]) -> None:
+    """Where an import would find a module, without importing it."""
+    absolute = name.lstrip(".")
+    up = len(name) - len(absolute)
+    base = os.path.join(folder, *[os.pardir] * max(0, up - 1))
+    for i, _ in enumerate(parts := absolute.split(".")):
+        below = os.path.join(base, *parts[: i + 1])
+        left += [file for file in (f"{below}.py", os.path.join(below, "__init__.py")) if os.path.isfile(file)]
+    if up or not absolute or parts[0] in sys.modules:
+        return
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        spec = importlib.util.find_spec(parts[0])
+        if spec is not None and spec.origin:
+            _take(spec.origin, parts[0], left, installed)
+
+
+__all__ = ["dependencies", "found_modules", "tell"]

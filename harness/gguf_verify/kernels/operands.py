@@ -1,0 +1,53 @@
+"""Checks of what a kernel is given. A row that is no whole number of blocks would run into the next one in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from ..formats import BlockFormat, WeightFormat
+from ..support.errors import UsageError
+from .interface import Weights
+
+
+def whole_blocks(x: npt.NDArray[Any], blocks: BlockFormat | None) -> None:
+    """That activations float32[M, K] can be quantized to a type; None: they stay as they are. Raises UsageError."""
+    _two_dimensions("activations", x)
+    if blocks is not None and x.shape[1] % blocks.block_size:
+        raise UsageError(f"a row of {x.shape[1]} activations is not a whole number of blocks of {blocks.block_size}")
+
+
+def whole_rows(rows: npt.NDArray[Any], fmt: WeightFormat) -> None:
+    """That weights uint8[N, row bytes] are rows of a type. Raises UsageError."""
+    _two_dimensions("weights", rows)
+    if rows.shape[1] % fmt.block_bytes:
+        unit = f"blocks of {fmt.block_bytes} bytes" if isinstance(fmt, BlockFormat) else f"{fmt.block_bytes} bytes"
+        raise UsageError(f"a row of {rows.shape[1]} bytes is not a whole number of {fmt.name} {unit}")
+
+
+def fitting(x: npt.NDArray[Any], weights: Weights, blocks: BlockFormat | None, quantized: bool) -> None:
+    """That activations have as many columns as the weights. Raises UsageError.
+
+    Args:
+        blocks: the type that the kernel takes activations in; None: float32.
+        quantized: x is uint8[M, row bytes] as the kernel takes it; else float32[M, K].
+    """
+    _two_dimensions("activations", x)
+    k = weights.k
+    if not quantized:
+        whole_blocks(x, blocks)
+    elif blocks is not None and k % blocks.block_size:
+        raise UsageError(f"a row of {k} activations is not a whole number of blocks of {blocks.block_size}")
+    expected = k if not quantized else 4 * k if blocks is None else blocks.row_bytes(k)
+    if x.shape[1] != expected:
+        unit = "bytes of activations" if quantized else "activations"
+        raise UsageError(f"{x.shape[1]} {unit} a token, but weights of {k} columns take {expected}")
+
+
+def _two_dimensions(what: str, array: npt.NDArray[Any]) -> None:
+    if array.ndim != 2:
+        raise UsageError(f"{what} must have two dimensions, not {array.ndim}")
+
+
+__all__ = ["fitting", "whole_blocks", "whole_rows"]

@@ -1,0 +1,52 @@
+"""Digests of the files that something was made of: a result is good as long as all of them are what they were."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+#: A digest is kept for a file that was left alone for so long; the kernel's clock may stand still for less than that.
+_SETTLED_NS = 50_000_000
+_digests: dict[str, tuple[tuple[int, ...], str]] = {}
+
+
+def file_digest(path: str | Path) -> str | None:
+    """sha256 of a regular file's content; None where it is none, or cannot be read. It is computed again once the file
+    was written to."""
+    path = os.fspath(path)
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            now = os.fstat(file.fileno())
+            if not stat.S_ISREG(now.st_mode):
+                return None
+            state = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+            held = _digests.get(path)
+            if held is not None and held[0] == state:
+                return held[1]
+            made = hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError):
+        return None
+    if time.time_ns() - now.st_ctime_ns > _SETTLED_NS:
+        _digests[path] = state, made
+    return made
+
+
+def combined(files: Iterable[tuple[str, str | None]]) -> str:
+    """One digest of files: pairs of a name and the file's digest."""
+    return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()
+
+
+def of_makefile(text: str) -> list[str]:
+    """The prerequisites of the one rule that a compiler wrote (`-MD`), whose target has no blank in its name."""
+    _, _, listed = text.replace("\\\n", " ").partition(":")
+    names = re.findall(r"(?:\\[ \t#]|\\|[^\\\s])+", listed)
+    return [re.sub(r"\\([ \t#])", r"\1", name).replace("$$", "$") for name in names]
+
+
+__all__ = ["combined", "file_digest", "of_makefile"]

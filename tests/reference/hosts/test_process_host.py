@@ -1,0 +1,163 @@
+"""Kernels of this project in a process of their own: what crashes or hangs there is one line, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost, ProcessHost
+from gguf_verify.kernels import open_kernel
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.results import Options
+from gguf_verify.support.errors import EnvironmentFault, KernelFault
+from gguf_verify.verification import verify
+from tests.support.short_kernels import with_kernel
+from tests.support.tools import FIXTURES, altered_kernel
+
+#: Adds i to n bytes; crashes where i is 1000, never ends where it is 1001.
+SOURCE = """void k(uint8_t* y, uint8_t* x, int64_t n, int64_t i) {
+    if (i == 1000) *(volatile int*)8 = 1;
+    for (volatile bool on = i == 1001; on;) {}
+    for (int64_t j = 0; j < n; ++j) y[j] = x[j] + i;
+}"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_kernel(tmp_path_factory.mktemp("kernel"), SOURCE)
+
+
+@pytest.fixture
+def host() -> Iterator[ProcessHost]:
+    made = ProcessHost(CpuHost(1), 1.0)
+    yield made
+    made.close()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends, and is no zombie, within a while."""
+    for _ in range(1000):
+        if not Path(f"/proc/{pid}").exists():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def launched(host: ProcessHost, root: Path, x: object, n: int, i: int, length: int | None = None) -> np.ndarray:
+    out = host.output(n if length is None else length)
+    host.launch(host.load(root, "k.cu", "k", {}), (1, 1, 1), (1, 1, 1), [out, x, np.int64(n), np.int64(i)])
+    return host.download(out)
+
+
+@pytest.mark.parametrize("n", [5, 70_000], ids=["in a message", "in shared memory"])
+def test_what_goes_in_comes_out(n: int, host: ProcessHost, root: Path) -> None:
+    given = np.arange(n).astype(np.uint8)
+    x = host.upload(given)
+    np.testing.assert_array_equal(launched(host, root, x, n, 7), given + np.uint8(7))
+    np.testing.assert_array_equal(host.contents(x), given)
+    assert (host.name, host.info(), host.threads) == ("cpu", CpuHost(1).info(), 1)
+
+
+@pytest.mark.parametrize("n", [5, 70_000])
+def test_a_crash_is_a_line_and_the_next_call_has_another_process(n: int, host: ProcessHost, root: Path) -> None:
+    given = np.arange(n).astype(np.uint8)
+    x = host.upload(given)
+    made = host.output(n)
+    first = host.pid
+    assert first is not None
+    with pytest.raises(KernelFault, match=r"^the kernel crashed: signal 11 \(segmentation fault\)$"):
+        launched(host, root, x, n, 1000)
+    assert gone(first)
+    np.testing.assert_array_equal(launched(host, root, x, n, 1), given + np.uint8(1))  # x is uploaded again
+    with pytest.raises(KernelFault, match="had computed was lost when its process ended in an earlier call"):
+        host.download(made)
+
+
+def test_a_launch_that_does_not_end(host: ProcessHost, root: Path) -> None:
+    x = host.upload(np.zeros(4, np.uint8))
+    for _ in range(3):
+        launched(host, root, x, 4, 0)
+        pid = host.pid
+        assert pid is not None
+        with pytest.raises(KernelFault, match=r"^the kernel did not end within 1 s$"):
+            launched(host, root, x, 4, 1001)
+        assert gone(pid)
+    with pytest.raises(KernelFault, match="was not run: it ran into the time limit 3 times before"):
+        launched(host, root, x, 4, 0)
+
+
+def test_larger_products_may_take_longer(host: ProcessHost) -> None:
+    assert host._limit([4, 4, 4]) == 1.0
+    m, n, k = 64, 128_256, 4096
+    assert host._limit([4 * m * n, 18 * n * k // 32, 36 * m * k // 32]) > m * n * k / 1e9
+
+
+def test_other_faults_are_those_of_the_host(host: ProcessHost, root: Path) -> None:
+    with pytest.raises(KernelFault, match="wrote outside its output: 0 bytes before, 3 after"):
+        launched(host, root, host.upload(np.ones(8, np.uint8)), 8, 1, length=5)
+    with pytest.raises(EnvironmentFault, match=r"could not compile none\.cu"):
+        host.load(root, "none.cu", "k", {})
+
+
+def test_nothing_outlives_a_parent_that_is_killed(root: Path, tmp_path: Path) -> None:
+    """In the middle of a launch."""
+    program = tmp_path / "parent.py"
+    program.write_text(f"""
+import numpy as np
+from pathlib import Path
+from gguf_verify.hosts import CpuHost, ProcessHost
+host = ProcessHost(CpuHost(1), 1000.0)
+kernel, x, y = host.load(Path({str(root)!r}), "k.cu", "k", {{}}), host.upload(np.zeros(4, np.uint8)), host.output(4)
+print(host.pid, flush=True)
+host.launch(kernel, (1, 1, 1), (1, 1, 1), [y, x, np.int64(4), np.int64(1001)])
+""")
+    parent = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    time.sleep(0.2)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    assert gone(pid)
+
+
+def test_a_shipped_kernel_that_crashes_fails_in_a_report(tmp_path: Path) -> None:
+    """Its matrices fail, each by one line; the run goes on to its end."""
+    inside = altered_kernel(
+        tmp_path, "q8_1_naive", "gemm/q8_1/01_naive.cu", "y[i] = ", "if (M == 3) *(volatile int*)8 = 1; y[i] = "
+    )
+    host = ProcessHost(CpuHost(1), 60.0)
+    try:
+        kernel = ShippedKernel(KERNELS["q8_1_naive"], host, inside.root)
+        options = Options(prompt="Once", n_predict=1, tensor="blk.0.attn_q|blk.1.attn_q", progress=False)
+        report = verify(FIXTURES / "tiny-Q4_0.gguf", kernel, rungs=["layers"], options=options)
+    finally:
+        host.close()
+    assert report.exit_code == 1
+    crashed = [f for _, f in report.failures if "the kernel crashed: signal 11 (segmentation fault)" in f.what]
+    assert {f.tensor for f in crashed} == {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}
+
+
+def test_open_kernel_takes_it_for_names_of_hosts() -> None:
+    with open_kernel("q8_1", "cpu", 1) as kernel:
+        assert isinstance(kernel.host, ProcessHost)
+        pid = kernel.host.pid
+        assert pid is not None
+        of = kernel.of(FORMATS["Q4_0"], 1, 1, 32)
+        x = np.ones((1, 32), np.float32)
+        y = of.product(of.upload(FORMATS["Q4_0"], FORMATS["Q4_0"].encode(x)), x)
+        assert y[0, 0] == pytest.approx(32, rel=0.01)
+    assert gone(pid)
+    given = CpuHost(1)
+    with open_kernel("q8_1", given) as kernel:
+        assert kernel.host is given
