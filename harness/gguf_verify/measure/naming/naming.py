@@ -51,6 +51,9 @@ SILENT = "changes too little"
 #: The parts of the figures that count answers.
 _COUNTED = ("catalogue", "outside", "sources", "sources outside")
 
+#: Fault → its special cases, any of which is a right name where it predicts the same outputs.
+_SPECIAL = {fault.id: frozenset(fault.special) for fault in FAULTS}
+
 Diagnose = Callable[..., Diagnosis]
 
 
@@ -60,10 +63,10 @@ def answer(found: Diagnosis, fault: str) -> str:
         return SILENT
     ids = {f.id for f in found.faults}
     if found.definitions:
-        return DEFINITION if not ids or fault in ids else WRONG
+        return DEFINITION if not ids or fault in ids or ids <= _SPECIAL.get(fault, frozenset()) else WRONG
     if not ids:
         return UNKNOWN
-    if fault not in ids:
+    if fault not in ids and not ids <= _SPECIAL.get(fault, frozenset()):
         return WRONG
     return ALONE if len(ids) == 1 else TOGETHER
 
