@@ -401,7 +401,7 @@ class FaultMatch(msgspec.Struct, frozen=True):
         id: of the fault, stable.
         words: what is wrong, with the variant.
         fix: one line.
-        explained: share of the error, 1 for all of it.
+        explained: share of the error, 1 for all of it; NaN where the fault was seen in further calls, not computed.
         utilisation: the worst |y - f| / bound over the wrong outputs, with f what the fault predicts; 0 where f is
             nowhere finite.
         everywhere: right outputs agree with the fault too; else it is in part of the outputs only.

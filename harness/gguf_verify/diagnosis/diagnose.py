@@ -83,7 +83,8 @@ class Diagnosis:
         ids = dict.fromkeys(f.id for f in self.faults)
         for f in self.faults:
             where = "" if f.everywhere else ", in part of the outputs"
-            lines.append(f"{meant}{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
+            share = "" if np.isnan(f.explained) else f" (explains {_share(f.explained)} of the error)"
+            lines.append(f"{meant}{f.words}{where}{share}. Fix: {f.fix}")
         if len(ids) > 1:
             lines.append("these faults predict the same outputs on these data: it is one of them")
         if not lines:

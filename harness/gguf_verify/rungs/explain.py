@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..diagnosis.diagnose import Diagnosis
+from ..diagnosis.experiments import Experiments
 from ..diagnosis.localisation import Blame, along_k
 from ..diagnosis.pattern import Map, pattern, utilisation
 from ..diagnosis.quantizer import diagnose_quantizer
@@ -193,6 +194,8 @@ class Explanations:
         words = (*pattern(found.bad), *along_k(call.blames))
         if found.score is not None:
             words = (_OF_SCORE.format(found.score), *words)
+        if found.bad.any() and (call.y[found.bad] == 0).all():
+            words = ("all wrong outputs are zero", *words)
         culprit: Culprit = "kernel"
         said = Diagnosis(int(found.bad.sum()), found.bad.size)
         if found.outside.any():
@@ -201,7 +204,10 @@ class Explanations:
                 call.kernel, call.fmt, call.semantics, call.rows, call.taken, call.y, (at_m, at_n), self._threads
             )
             if not replayed.wrong:
-                return None
+                replayed = Diagnosis(said.wrong, said.outputs)
+            if replayed.verdict == "unknown":
+                tried = Experiments(call.kernel, call.fmt, call.semantics, call.rows, call.taken, self._threads)
+                replayed = replace(replayed, faults=tuple(tried.named()))
             said = replace(replayed, wrong=said.wrong, outputs=said.outputs, pattern=(*words, *of_range))
             verdict, lines = said.verdict, tuple(said.lines)
         elif (found.bad & ~found.not_finite).any():

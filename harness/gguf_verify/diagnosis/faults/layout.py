@@ -86,10 +86,12 @@ def _orders(n: int) -> Iterator[tuple[str, Places]]:
                 whole = (at // span * span).reshape(-1, span) + order
                 yield f"the halves of each {span} {words} by {chunk}", whole.reshape(-1)
             chunk *= 2
-        if span < n:
-            yield f"{span} further", (at + span) % n
-            yield f"{span} before", (at - span) % n
-            yield f"of the first {span}", at % span
+        within, group = at % span, 2
+        while group < span:
+            for moved, words in (((within + group) % span, "further"), ((within - group) % span, "before")):
+                yield f"{group} {words} within {span}", at - within + moved
+            yield f"of the first {group} of {span}", at - within + within % group
+            group *= 2
         span *= 2
 
 
