@@ -187,8 +187,8 @@ def _of_sizes(wrong: dict[int, Bools], what: str, size: str) -> FaultMatch | Non
         right_somewhere[:n] |= ~of
     if all((of & right_somewhere[:n]).any() for n, of in wrong.items() if of.any()):
         words = (
-            f"only calls of some {size} are wrong: of the sizes that were tried, {ranges(np.array(failed), 12)} are wrong "
-            f"and {ranges(np.array(passed), 12)} right, on the same operands"
+            f"only calls of some {size} are wrong: of the sizes that were tried, {ranges(np.array(failed), 12)} are "
+            f"wrong and {ranges(np.array(passed), 12)} right, on the same operands"
         )
         fix = f"check what is chosen by {size}: which kernel, its tile, its grid, its shared memory"
         return FaultMatch(f"window-of-{size.lower()}", words, fix, _SEEN, 0.0, True)

@@ -19,6 +19,10 @@ Variants = Iterator[tuple[str, Parts | Predicted]]
 LazyVariants = Iterator[tuple[str, Parts | Predicted | Callable[[], Parts]]]
 
 
+#: Measures replay one in so many variants of faults with many.
+SAMPLED = 23
+
+
 @dataclass(frozen=True)
 class Case:
     """One product that may be faulty.
@@ -96,6 +100,18 @@ class Fault:
             for which, made in self.variants(case):
                 if only is None or which in only:
                     yield which, made() if callable(made) else made
+
+    def sample(self, case: Case, first: int = 0) -> Variants:
+        """The variants, for measures: of a fault with many, one in SAMPLED, counted from `first`."""
+        if not self.many:
+            yield from self.of(case)
+        elif self.applies(case):
+            names = [which for which, _ in self.variants(case)]
+            yield from self.of(case, names[first % SAMPLED :: SAMPLED])
+
+    def named_by(self, ids: Collection[str]) -> bool:
+        """Whether these names are right for it: it is among them, or they are special cases of it alone."""
+        return self.id in ids or (bool(ids) and set(ids) <= set(self.special))
 
 
 def always(_: Case) -> bool:

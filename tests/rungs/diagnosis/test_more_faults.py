@@ -217,8 +217,7 @@ def test_no_fault_steals_the_name_of_another(made: Callable[..., np.ndarray], na
             if number % 9 or not np.isfinite(p.exact).all():
                 continue
             found = diagnose(p.exact.astype(np.float32), fmt, Q8_1, rows, x)
-            ids = {f.id for f in found.faults}
-            assert found.wrong < FEWEST or fault.id in ids or (ids and ids <= SPECIAL[fault.id]), (which, found)
+            assert found.wrong < FEWEST or fault.named_by({f.id for f in found.faults}), (which, found)
 
 
 # -- series of calls ---------------------------------------------------------------------------------------------------
