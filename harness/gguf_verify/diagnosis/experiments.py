@@ -96,6 +96,9 @@ class Experiments:
 
     def _tokens(self) -> FaultMatch | None:
         sizes = sorted({*SIZES, len(self.x)} if len(self.x) <= 2 * max(SIZES) else SIZES)
+        sizes = [m for m in sizes if m in self.kernel.domain.m]
+        if not sizes:
+            return None
         rows = self.rows[: self._most(sizes, len(self.rows))]
         x = np.resize(self.x, (max(sizes), self.x.shape[1]))
         exact = self._exact(rows, x)
@@ -109,7 +112,14 @@ class Experiments:
         sizes = [n for n in SIZES if n <= len(self.rows)]
         if len(self.rows) <= 2 * max(SIZES):
             sizes = sorted({*sizes, len(self.rows)})
-        x = self.x[: self._most(sizes, len(self.x))]
+        sizes = [n for n in sizes if n in self.kernel.domain.n]
+        if not sizes or len(self.x) not in self.kernel.domain.m:
+            return None
+        x = (
+            self.x
+            if self.kernel.domain.m.least > 1 or self.kernel.domain.m.multiple > 1
+            else self.x[: self._most(sizes, len(self.x))]
+        )
         exact = self._exact(self.rows[: max(sizes)], x)
 
         def of(n: int) -> Bools:
@@ -122,7 +132,11 @@ class Experiments:
 
     def _memory(self) -> FaultMatch | None:
         """Calls of one shape that was not used before, with other operands each."""
-        for m, n in _UNUSUAL:
+        domain = self.kernel.domain
+        for few, some in _UNUSUAL:
+            m, n = domain.m.up(few) or domain.m.down(few), domain.n.up(some) or domain.n.down(some)
+            if not m or not n:
+                continue
             w, x = np.resize(self.rows, (n, self.rows.shape[1])), np.resize(self.x, (m, self.x.shape[1]))
             for what, calls in (
                 ("activations", [(w, self._turned(x, by, self.semantics.activations)) for by in range(3)]),
