@@ -401,7 +401,7 @@ class FaultMatch(msgspec.Struct, frozen=True):
         id: of the fault, stable.
         words: what is wrong, with the variant.
         fix: one line.
-        explained: share of the error, 1 for all of it.
+        explained: share of the error, 1 for all of it; NaN where the fault was seen in further calls, not computed.
         utilisation: the worst |y - f| / bound over the wrong outputs, with f what the fault predicts; 0 where f is
             nowhere finite.
         everywhere: right outputs agree with the fault too; else it is in part of the outputs only.
@@ -422,17 +422,40 @@ class NearestFault(msgspec.Struct, frozen=True):
     explained: float
 
 
+class OutOfRange(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that the file or the definition cannot represent, so that a product has no finite exact value.
+
+    Args:
+        what: "weight", "weight scale", "activation", "d", "s" or "product" (of scales).
+        row, token: of the first output without a finite exact value.
+        block: the block that the number belongs to; of weights and activations that are not quantized, the value.
+        value: what the number is, or would be in a type without limits; not finite where that is not known.
+        limit: the largest number that its type holds.
+        ratio: |value| / limit.
+    """
+
+    what: str
+    row: int
+    token: int
+    block: int
+    value: float
+    limit: float
+    ratio: float
+
+
 class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What explains the first wrong GEMM.
+    """What explains the first wrong call that can be explained.
 
     Args:
         tensor, where, who: as in `OutputMap`.
         row, token, block: of the first wrong output; the block is None where no single one is to blame.
-        verdict: "another definition", "known fault", "another order" or "unknown".
+        verdict: "another definition", "known fault", "another order", "out of range" or "unknown".
         wrong, outputs: how many outputs are wrong, of how many.
         definitions: other definitions within whose bound all outputs are.
         faults: the faults that explain the outputs; several cannot be told apart on these data.
         nearest: the nearest fault, where none explains them.
+        out_of_range: why some outputs have no finite exact value, where some have none.
+        culprit: who is at fault.
         lines: the diagnosis in words.
     """
 
@@ -448,6 +471,8 @@ class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     definitions: tuple[str, ...] = ()
     faults: tuple[FaultMatch, ...] = ()
     nearest: NearestFault | None = None
+    out_of_range: OutOfRange | None = None
+    culprit: Culprit = "kernel"
     lines: tuple[str, ...] = ()
 
 

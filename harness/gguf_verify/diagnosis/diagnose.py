@@ -11,7 +11,7 @@ data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..hosts.base import POISON
 from ..results import FaultMatch, NearestFault
 from ..semantics import Semantics, judge, product
 from ..semantics.sums import UNIT_ROUNDOFF
-from .fault import Case
+from .fault import Case, Fault
 from .faults import FAULTS
 from .identify import advice, expected, identify_kernel
 from .operands import Bytes, Floats, Predicted
@@ -35,6 +35,8 @@ MOSTLY, EXPLAINED, NEARLY, RIVAL, CLOSE = 0.9999, 0.99, 0.95, 0.9, 10.0
 KNOWN = 0.25
 #: Nothing is named where fewer outputs are wrong: one or two may fit by chance.
 FEWEST = 4
+#: Rows and tokens on which faults with many variants are tried first.
+MOST_TRIED = 5
 #: The most tokens, rows and weights that are replayed.
 MOST_TOKENS, MOST_ROWS, MOST_WEIGHTS = 64, 256, 1 << 20
 
@@ -81,7 +83,8 @@ class Diagnosis:
         ids = dict.fromkeys(f.id for f in self.faults)
         for f in self.faults:
             where = "" if f.everywhere else ", in part of the outputs"
-            lines.append(f"{meant}{f.words}{where} (explains {_share(f.explained)} of the error). Fix: {f.fix}")
+            share = "" if np.isnan(f.explained) else f" (explains {_share(f.explained)} of the error)"
+            lines.append(f"{meant}{f.words}{where}{share}. Fix: {f.fix}")
         if len(ids) > 1:
             lines.append("these faults predict the same outputs on these data: it is one of them")
         if not lines:
@@ -162,6 +165,7 @@ class _Fit:
     match: FaultMatch
     residual: float
     within: float
+    which: str
 
 
 def _search(
@@ -172,19 +176,14 @@ def _search(
         return (FaultMatch("unwritten", "outputs were never written", fix, 1.0, 0.0, bool(bad.all())),), None
     if int(bad.sum()) < FEWEST:
         return (), None
-    fits = []
-    for fault in FAULTS:
-        for which, made in fault.of(case):
-            predicted = made if isinstance(made, Predicted) else made.predicted()
-            words = f"{fault.words} ({which})" if which else fault.words
-            fit = _fit(y, bad, exact, predicted)
-            if fit is not None:
-                residual, share, worst, within, everywhere = fit
-                fits.append(_Fit(FaultMatch(fault.id, words, fault.fix, share, worst, everywhere), residual, within))
+    plain = [_of(fault, y, case, bad, exact) for fault in FAULTS if not fault.many]
+    fits = [fit for of_one in plain for fit in of_one]
+    if not any(_named_alone(f) for f in fits):
+        fits += _of_many(y, case, bad, exact)
     best: dict[str, float] = {}
     for f in fits:
         best[f.match.id] = max(best.get(f.match.id, -np.inf), f.match.explained)
-    named = [f for f in fits if f.within == 1 and f.match.explained >= MOSTLY]
+    named = [f for f in fits if _named_alone(f)]
     if not named:
         named = [
             f for f in fits
@@ -202,6 +201,42 @@ def _search(
         named = [f for f in named if f.match.everywhere]
     one_each = {f.match.id: f.match for f in reversed(named)}
     return tuple(reversed(one_each.values())), None
+
+
+def _named_alone(fit: _Fit) -> bool:
+    return fit.within == 1 and fit.match.explained >= MOSTLY
+
+
+def _of(
+    fault: Fault, y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64],
+    only: Collection[str] | None = None,
+) -> Iterator[_Fit]:  # fmt: skip
+    """The variants of a fault beside the outputs, or some of them."""
+    for which, made in fault.of(case, only):
+        predicted = made if isinstance(made, Predicted) else made.predicted()
+        fit = _fit(y, bad, exact, predicted)
+        if fit is not None:
+            residual, share, worst, within, everywhere = fit
+            words = f"{fault.words} ({which})" if which else fault.words
+            yield _Fit(FaultMatch(fault.id, words, fault.fix, share, worst, everywhere), residual, within, which)
+
+
+def _of_many(
+    y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]
+) -> Iterator[_Fit]:  # fmt: skip
+    """Of faults with many variants, those that fit a few of the outputs."""
+    rows, tokens = (np.sort(np.argsort(-bad.sum(axis=axis), kind="stable")[:MOST_TRIED]) for axis in (0, 1))
+    at = np.ix_(tokens, rows)
+    if int(bad[at].sum()) < FEWEST:
+        return
+    values = None if case.values is None else case.values[tokens]
+    few = Case(case.semantics, case.fmt, np.ascontiguousarray(case.rows[rows]), case.x[tokens], values)
+    for fault in FAULTS:
+        if fault.many:
+            tried = _of(fault, np.ascontiguousarray(y[at]), few, bad[at], exact[at])
+            fitting = {fit.which for fit in tried if _named_alone(fit)}
+            if fitting:
+                yield from _of(fault, y, case, bad, exact, fitting)
 
 
 def _fit(

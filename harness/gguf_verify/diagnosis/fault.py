@@ -6,7 +6,7 @@ at what a kernel gave: see `diagnose`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,12 @@ from ..semantics import Semantics
 from .operands import Bytes, Floats, Parts, Predicted, parts_of
 
 Variants = Iterator[tuple[str, Parts | Predicted]]
+#: The same, of which each product may be made when it is asked for.
+LazyVariants = Iterator[tuple[str, Parts | Predicted | Callable[[], Parts]]]
+
+
+#: Measures replay one in so many variants of faults with many.
+SAMPLED = 23
 
 
 @dataclass(frozen=True)
@@ -75,18 +81,37 @@ class Fault:
         fix: one line.
         applies: whether a product can have it.
         variants: (which way, the faulty product) of a case.
+        many: it has so many variants that they are tried on few rows and tokens first, and only if no other fault is
+            named. What it does to an output must depend on that row and token alone.
+        special: ids of faults that are special cases of this one, and may be named in its place.
     """
 
     id: str
     words: str
     fix: str
     applies: Callable[[Case], bool]
-    variants: Callable[[Case], Variants]
+    variants: Callable[[Case], Variants | LazyVariants]
+    many: bool = False
+    special: tuple[str, ...] = ()
 
-    def of(self, case: Case) -> Variants:
-        """The variants; none where the fault does not apply."""
+    def of(self, case: Case, only: Collection[str] | None = None) -> Variants:
+        """The variants, or those of these names; none where the fault does not apply."""
         if self.applies(case):
-            yield from self.variants(case)
+            for which, made in self.variants(case):
+                if only is None or which in only:
+                    yield which, made() if callable(made) else made
+
+    def sample(self, case: Case, first: int = 0) -> Variants:
+        """The variants, for measures: of a fault with many, one in SAMPLED, counted from `first`."""
+        if not self.many:
+            yield from self.of(case)
+        elif self.applies(case):
+            names = [which for which, _ in self.variants(case)]
+            yield from self.of(case, names[first % SAMPLED :: SAMPLED])
+
+    def named_by(self, ids: Collection[str]) -> bool:
+        """Whether these names are right for it: it is among them, or they are special cases of it alone."""
+        return self.id in ids or (bool(ids) and set(ids) <= set(self.special))
 
 
 def always(_: Case) -> bool:

@@ -49,12 +49,12 @@ def _pattern(bad: Bools, blocks: Sequence[int]) -> Iterator[str]:
                  if not any_of.all()]  # fmt: skip
         yield f"{share}: " + (" × ".join(about) if about else "nearly everywhere")
     elif (lanes := _lanes(bad)) is not None:
-        yield f"{share}: lanes {_ranges(lanes)} of each warp of {_WARP} outputs"
+        yield f"{share}: lanes {ranges(lanes)} of each warp of {_WARP} outputs"
     else:
         yield f"{share}: scattered over {int(rows.sum())} rows and {int(tokens.sum())} tokens"
     if blocks:
         some = sorted(set(blocks))
-        yield f"along K, the first wrong block: {_ranges(np.array(some))}"
+        yield f"along K, the first wrong block: {ranges(np.array(some))}"
 
 
 def _which(wrong: Bools) -> str:
@@ -70,14 +70,14 @@ def _which(wrong: Bools) -> str:
             and (wrong[len(whole) * period :] == whole[0][: n % period]).all()
         ):
             kinds = "tiles or warps" if period == _WARP else "tiles"
-            return f"{_ranges(np.flatnonzero(whole[0]))} of every {period} ({kinds} of {period})"
+            return f"{ranges(np.flatnonzero(whole[0]))} of every {period} ({kinds} of {period})"
         period *= 2
     first, last = int(at[0]), int(at[-1])
     if last == n - 1 and len(at) == n - first and first:
         tile = first & -first
         begins = f", where a tile of {tile} begins" if tile >= 8 else ""
         return f"{first} to the last{begins}"
-    return _ranges(at)
+    return ranges(at)
 
 
 def _lanes(bad: Bools) -> npt.NDArray[np.intp] | None:
@@ -91,7 +91,7 @@ def _lanes(bad: Bools) -> npt.NDArray[np.intp] | None:
     return np.flatnonzero(wrong) if wrong.any() and not (share[~wrong] > 0).any() else None
 
 
-def _ranges(at: npt.NDArray[np.intp], most: int = 6) -> str:
+def ranges(at: npt.NDArray[np.intp], most: int = 6) -> str:
     """1, 4 to 7, …"""
     cuts = np.flatnonzero(np.diff(at) > 1) + 1
     runs = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in np.split(at, cuts)]

@@ -34,8 +34,13 @@ def diagnose_kernel(
     few_rows, few_x = np.ascontiguousarray(rows[:few]), np.ascontiguousarray(x[:tokens])
     whole = len(rows) <= few and len(x) <= tokens
     try:
-        weights = kernel.upload(fmt, few_rows)
-        again = y if whole else (kernel.product if x.dtype == np.float32 else kernel.gemm)(weights, few_x)
+        if whole:
+            again = y
+        elif len(few_rows) in kernel.domain.n and len(few_x) in kernel.domain.m:
+            weights = kernel.upload(fmt, few_rows)
+            again = (kernel.product if x.dtype == np.float32 else kernel.gemm)(weights, few_x)
+        else:
+            again = None
     except KernelFault:
         again = None
     if again is not None:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from ..formats import SLICE, BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
-from ..gguf.matrices import may_be_matrix
+from ..gguf.matrices import label, may_be_matrix
 from ..llama import Evaluation, LlamaRefused
 from ..results import Failure, RungResult, TensorBlocks
 from ..semantics import Semantics, product
@@ -31,6 +31,7 @@ from ..semantics.definitions.q8_1 import encode_q8_1
 from ..semantics.elements import round_to
 from ..support.errors import KernelFault
 from .exact import ExactProducts
+from .explain import Explanations, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
 from .graph_uses import not_multiplied
 from .interface import Rung
@@ -79,7 +80,7 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
     rows_by_width: dict[int, Floats] = {}
     left = dict(wanted)
     done: Evaluation | None = None
-    exact = ExactProducts(run, result)
+    exact, explain = ExactProducts(run, result), Explanations(result, run.options.threads)
     capture = session.llama.capture(session.prompt)
     for gemm in run.progress("blocks", capture, total=run.n_matrices(), unit="GEMM"):
         if isinstance(gemm, Evaluation):
@@ -102,7 +103,7 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
         rows_by_width.setdefault(x.shape[1], x)
         if first and tensor.k == x.shape[1]:
             left.pop(gemm.tensor, None)
-            _one_tensor(run, result, tensor, x, exact)
+            _one_tensor(run, result, tensor, x, exact, explain)
     for tensor in left.values():
         why = None if tensor.type.quantized or done is None else not_multiplied(tensor, done)
         if why is not None:
@@ -113,7 +114,7 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
             result.notes.append(
                 f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations"
             )
-            _one_tensor(run, result, tensor, rows_by_width[tensor.k], exact)
+            _one_tensor(run, result, tensor, rows_by_width[tensor.k], exact, explain)
     exact.report()
 
 
@@ -133,7 +134,9 @@ def _fewest_zeros(x: Floats, fmt: WeightFormat) -> Floats:
     return np.ascontiguousarray(x[best, np.arange(k)].reshape(1, k))
 
 
-def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: ExactProducts) -> None:
+def _one_tensor(
+    run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: ExactProducts, explain: Explanations
+) -> None:
     fmt = tensor.type.weights
     assert fmt is not None
     why = run.backend.uncovered(fmt)
@@ -154,7 +157,7 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: 
     with exact.of(tensor):
         try:
             for start in range(0, len(rows), step):
-                _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, exact)
+                _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, exact, explain)
         except KernelFault as error:
             result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name, culprit=error.culprit))
     blocks = len(rows) * -(-tensor.k // fmt.unit)
@@ -166,7 +169,7 @@ def _one_tensor(run: Run, result: RungResult, tensor: Tensor, x: Floats, exact: 
 
 def _one_chunk(
     run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], start: int, x: Floats,
-    exact: ExactProducts,
+    exact: ExactProducts, explain: Explanations,
 ) -> None:  # fmt: skip
     semantics = run.semantics(fmt)
     of_llama = _llama_products(run, result, tensor, fmt, rows, x, start)
@@ -174,17 +177,27 @@ def _one_chunk(
     for b, at in enumerate(range(0, rows.shape[1], size)):
         column = np.ascontiguousarray(rows[:, at : at + size])
         part = np.ascontiguousarray(x[:, b * fmt.unit : (b + 1) * fmt.unit])
-        m = 3 if len(part) == 3 and (part[2] != part[0]).any() else 2  # the third differs where the first has zeros
-        part = part[:m]
+        tokens = (
+            3 if len(part) == 3 and (part[2] != part[0]).any() else 2
+        )  # the third differs where the first has zeros
+        part = part[:tokens]
         own = semantics.bytes_of(part)
-        kernel = run.kernel.of(fmt, m, len(column), part.shape[1])
+        kernel = run.kernel.of(fmt, tokens, len(column), part.shape[1])
         y = kernel.product(kernel.upload(fmt, column), part)
         expected = exact.product(semantics, fmt, column, own, kernel.order)
-        judge_output(result, KERNEL, tensor, y, expected, semantics, own, None, start, b)
+        judged = judge_output(result, KERNEL, tensor, y, expected, semantics, own, None, start, b, values=part)
+        if not judged.passed:
+            n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])
+            explain.add(
+                WrongCall(
+                    kernel, fmt, semantics, column, part, own, y, kernel.order, f"{KERNEL.name} on one block of K",
+                    tensor.name, f"{label(tensor, start)} block {b}", m, n, first_row=start, block=b,
+                )
+            )  # fmt: skip
         for llama_semantics, theirs, encoded in of_llama:
             if encoded is not None:
                 width = encoded.shape[1] * fmt.unit // tensor.k
-                of_part = np.ascontiguousarray(encoded[:m, b * width : (b + 1) * width])
+                of_part = np.ascontiguousarray(encoded[:tokens, b * width : (b + 1) * width])
             else:
                 of_part = own if llama_semantics is semantics else llama_semantics.bytes_of(part)
             if of_part is own:
@@ -192,7 +205,7 @@ def _one_chunk(
             else:
                 llama = product(llama_semantics, fmt, column, of_part)
             side = llama_side(run.backend, llama_semantics)
-            judge_output(result, side, tensor, theirs[b][:m], llama, llama_semantics, of_part, None, start, b)
+            judge_output(result, side, tensor, theirs[b][:tokens], llama, llama_semantics, of_part, None, start, b)
 
 
 def _llama_products(

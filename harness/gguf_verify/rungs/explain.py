@@ -8,13 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..diagnosis.diagnose import Diagnosis
+from ..diagnosis.experiments import Experiments
 from ..diagnosis.localisation import Blame, along_k
 from ..diagnosis.pattern import Map, pattern, utilisation
+from ..diagnosis.quantizer import diagnose_quantizer
 from ..diagnosis.replay import diagnose_kernel
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
-from ..results import LocatedDiagnosis, OutputMap, RungResult
+from ..results import LocatedDiagnosis, OutOfRange, OutputMap, RungResult
 from ..semantics import Order, Product, Semantics, judge, product
+from ..semantics.gates import SCORE_LIMIT
+from ..semantics.overflow import range_problem
+from ..support.errors import Culprit
 from .judging import CHUNK_OUTPUTS
 
 Bytes = npt.NDArray[np.uint8]
@@ -22,12 +27,20 @@ Floats = npt.NDArray[np.float32]
 
 #: Diagnoses that a rung tries: each takes seconds, and one of errors of the order alone says nothing of what follows.
 MOST_DIAGNOSES = 3
+#: The verdict on outputs of which those that are wrong have no finite exact value.
+OUT_OF_RANGE = "out of range"
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
 ORDER = "another order"
+#: Verdicts that a later call may say more than, the least telling first.
+UNEXPLAINED = (ORDER, OUT_OF_RANGE, "unknown")
 _OF_ORDER = (
     "the outputs are within the bound, but do not have the bits of the declared order: the block terms are added in "
     "another order, or rounded otherwise. Fix: declare no order, or add them in it with the same fused multiply-adds "
     "(kernels/common.cuh)"
+)
+_OF_SCORE = (
+    "the outputs are within the bound, which holds for any order, but the errors are up to {:.3g} times the standard "
+    f"deviation of rounding errors: more than the {SCORE_LIMIT:g} that rounding can explain"
 )
 
 
@@ -46,6 +59,8 @@ class WrongCall:
         tensor, where: name of the weights, and their name as it is shown.
         m, n: token and row of the first wrong element, the first row's.
         blames: what is to blame along K for the elements that were looked at.
+        first_row: the number, in its matrix, of the first of the rows.
+        block: the block of K that the rows are of, where they are of one.
     """
 
     kernel: Kernel
@@ -62,19 +77,52 @@ class WrongCall:
     m: int
     n: int
     blames: tuple[Blame, ...] = ()
+    first_row: int = 0
+    block: int | None = None
 
     def exact(self, span: slice, threads: int) -> Product:
         """The exact product of these rows, which the output is judged by."""
         return product(self.semantics, self.fmt, self.rows[span], self.encoded, self.order, threads)
 
 
+def _telling(verdict: str) -> int:
+    """How much a verdict says."""
+    return UNEXPLAINED.index(verdict) if verdict in UNEXPLAINED else len(UNEXPLAINED)
+
+
 @dataclass(frozen=True)
 class _Wrong:
-    """Which outputs of [M, N] are wrong, and of these, which are so beyond their bits; the map of both."""
+    """Which outputs of [M, N] are wrong; of these, which are so beyond their bits, and which have no finite exact
+    value; the map of all. `score`: |y - o| / spread of the worst, where none is outside its bound; else None."""
 
     map: Map
     bad: npt.NDArray[np.bool_]
     outside: npt.NDArray[np.bool_]
+    not_finite: npt.NDArray[np.bool_]
+    score: float | None
+
+
+@dataclass(frozen=True)
+class WrongBytes:
+    """A call of the kernel's quantizer that gave other bytes than the definition's.
+
+    Args:
+        semantics: the definition that the kernel declares.
+        x: float32[M, K].
+        got, expected: uint8[M, row bytes].
+        who, tensor, where, m: as of a `WrongCall`; token m of the first wrong byte.
+        block: the first wrong block of that token.
+    """
+
+    semantics: Semantics
+    x: Floats
+    got: Bytes
+    expected: Bytes
+    who: str
+    tensor: str
+    where: str
+    m: int
+    block: int
 
 
 class Explanations:
@@ -96,50 +144,117 @@ class Explanations:
         if self._draws and result.heat_map is None:
             found = self._look(call)
             result.heat_map = _output_map(call, found.map)
-        if self._left and (result.diagnosis is None or result.diagnosis.verdict == ORDER):
+        if self._left and (result.diagnosis is None or result.diagnosis.verdict in UNEXPLAINED):
             self._left -= 1
             diagnosis = self._diagnosis(call, found or self._look(call))
-            if result.diagnosis is None or (diagnosis is not None and diagnosis.verdict != ORDER):
+            told = -1 if result.diagnosis is None else _telling(result.diagnosis.verdict)
+            if diagnosis is not None and _telling(diagnosis.verdict) > told:
                 result.diagnosis = diagnosis
+
+    def add_bytes(self, wrong: WrongBytes) -> None:
+        """Explain what a quantizer gave, where that says more than what is known."""
+        result = self._result
+        if not self._left or (result.diagnosis is not None and result.diagnosis.verdict not in UNEXPLAINED):
+            return
+        self._left -= 1
+        found = diagnose_quantizer(wrong.semantics, wrong.x, wrong.got, wrong.expected)
+        if _telling(found.verdict) > (-1 if result.diagnosis is None else _telling(result.diagnosis.verdict)):
+            result.diagnosis = LocatedDiagnosis(
+                tensor=wrong.tensor, where=wrong.where, who=wrong.who, row=0, token=wrong.m, block=wrong.block,
+                verdict=found.verdict, wrong=found.wrong, outputs=found.blocks, faults=found.faults, lines=found.lines,
+            )  # fmt: skip
 
     def _look(self, call: WrongCall) -> _Wrong:
         """Judge the whole output again, over all its rows and tokens."""
         y = call.y
         grid = Map(*y.shape)
-        bad, outside = np.zeros(y.shape, bool), np.zeros(y.shape, bool)
+        bad, outside, not_finite = (np.zeros(y.shape, bool) for _ in range(3))
+        score, within = 0.0, True
         step = max(grid.rows, CHUNK_OUTPUTS // len(y) // grid.rows * grid.rows)
         for start in range(0, len(call.rows), step):
             span = slice(start, start + step)
             expected = call.exact(span, self._threads)
             part = np.ascontiguousarray(y[:, span])
             bad[:, span] = judge(part, expected).bad
+            not_finite[:, span] = ~np.isfinite(expected.exact)
             outside[:, span] = judge(part, replace(expected, ordered=None)).bad & np.isfinite(expected.exact)
-            grid.add(start, utilisation(part, expected), bad[:, span])
-        return _Wrong(grid, bad, outside)
+            ratio = utilisation(part, expected)
+            grid.add(start, ratio, bad[:, span])
+            far = outside[:, span]
+            within &= bool((ratio[far] <= 1).all())
+            with np.errstate(all="ignore"):
+                errors = np.abs(part.astype(np.float64) - expected.exact)[far] / expected.spread[far]
+            score = max(score, float(errors.max(initial=0.0)))
+        return _Wrong(grid, bad, outside, not_finite, score if within and outside.any() else None)
 
     def _diagnosis(self, call: WrongCall, found: _Wrong) -> LocatedDiagnosis | None:
-        """What explains the output; None where nothing can be replayed, as without finite exact values."""
+        """What explains the output; None where nothing can be replayed."""
+        range_found = _out_of_range(call, found.not_finite)
+        of_range = () if range_found is None else range_found[1]
         words = (*pattern(found.bad), *along_k(call.blames))
-        n_wrong, n_outputs = int(found.bad.sum()), found.bad.size
+        if found.score is not None:
+            words = (_OF_SCORE.format(found.score), *words)
+        if found.bad.any() and (call.y[found.bad] == 0).all():
+            words = ("all wrong outputs are zero", *words)
+        culprit: Culprit = "kernel"
+        said = Diagnosis(int(found.bad.sum()), found.bad.size)
         if found.outside.any():
             at_n, at_m = (int(i) for i in np.argwhere(found.outside.T)[0])
             replayed = diagnose_kernel(
                 call.kernel, call.fmt, call.semantics, call.rows, call.taken, call.y, (at_m, at_n), self._threads
             )
             if not replayed.wrong:
-                return None
-            said = replace(replayed, wrong=n_wrong, outputs=n_outputs, pattern=words)
+                replayed = Diagnosis(said.wrong, said.outputs)
+            if replayed.verdict == "unknown":
+                tried = Experiments(call.kernel, call.fmt, call.semantics, call.rows, call.taken, self._threads)
+                replayed = replace(replayed, faults=tuple(tried.named()))
+            said = replace(replayed, wrong=said.wrong, outputs=said.outputs, pattern=(*words, *of_range))
             verdict, lines = said.verdict, tuple(said.lines)
-        elif call.order is not None:
-            said = Diagnosis(n_wrong, n_outputs)
-            verdict, lines = ORDER, (_OF_ORDER, *words)
+        elif (found.bad & ~found.not_finite).any():
+            verdict, lines = ORDER, (_OF_ORDER, *words, *of_range)
+        elif range_found is not None:
+            culprit, lines = range_found[2], (*of_range, *words)
+            verdict = OUT_OF_RANGE
         else:
             return None
         return LocatedDiagnosis(
-            tensor=call.tensor, where=call.where, who=call.who, row=call.n, token=call.m,
-            block=call.blames[0].block if call.blames else None, verdict=verdict, wrong=n_wrong, outputs=n_outputs,
-            definitions=said.definitions, faults=said.faults, nearest=said.nearest, lines=lines,
+            tensor=call.tensor, where=call.where, who=call.who, row=call.first_row + call.n, token=call.m,
+            block=call.blames[0].block if call.blames else call.block, verdict=verdict, wrong=said.wrong,
+            outputs=said.outputs, definitions=said.definitions, faults=said.faults, nearest=said.nearest,
+            out_of_range=None if range_found is None else range_found[0], culprit=culprit, lines=lines,
         )  # fmt: skip
+
+
+def _out_of_range(
+    call: WrongCall, not_finite: npt.NDArray[np.bool_]
+) -> tuple[OutOfRange, tuple[str, ...], Culprit] | None:
+    """Why outputs have no finite exact value, which no kernel is to blame for: as data, in words, and who is; None
+    where all have one or no number is found out of range."""
+    if not not_finite.any():
+        return None
+    n, m = (int(i) for i in np.argwhere(not_finite.T)[0])
+    values = call.taken[m].view(np.float32) if call.taken.dtype == np.float32 else None
+    problem = range_problem(call.semantics, call.fmt, call.rows[n], call.encoded[m], values)
+    if problem is None:
+        return None
+    made = OutOfRange(
+        what=problem.what, row=call.first_row + n, token=m,
+        block=problem.block if call.block is None else call.block, value=problem.value, limit=problem.limit,
+        ratio=problem.ratio,
+    )  # fmt: skip
+    whose = f"row {call.first_row + n}" if problem.what.startswith("weight") else f"token {m}"
+    lines = [
+        f"{int(not_finite.sum()):,} of {not_finite.size:,} outputs have no finite exact value, and no kernel can give "
+        f"one: in {whose}, {problem.words}"
+    ]
+    definition = call.semantics.inside or call.semantics
+    if problem.to_blame == "file":
+        lines.append("the file is at fault, not the kernel: see the bytes rung, or --audit")
+    else:
+        lines.append(f"the definition {definition.name} cannot represent these values: the kernel is not at fault")
+    if problem.what == "s" and definition.raw_sum:
+        lines.append("llama.cpp's CUDA backend keeps s = Σ x in a half too, and shares this hazard")
+    return made, tuple(lines), problem.to_blame
 
 
 def _output_map(call: WrongCall, grid: Map) -> OutputMap:
@@ -149,4 +264,4 @@ def _output_map(call: WrongCall, grid: Map) -> OutputMap:
     )  # fmt: skip
 
 
-__all__ = ["MOST_DIAGNOSES", "ORDER", "Explanations", "WrongCall"]
+__all__ = ["MOST_DIAGNOSES", "ORDER", "Explanations", "WrongBytes", "WrongCall"]

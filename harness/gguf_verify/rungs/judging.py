@@ -14,6 +14,7 @@ from ..hosts.base import POISON
 from ..llama.backends import Backend
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, Side
 from ..semantics import Judgement, Order, Product, Semantics, judge
+from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import overflow_reason
 from ..support.errors import Culprit
 from .exact import ExactProducts
@@ -41,23 +42,31 @@ def llama_side(backend: Backend, definition: Semantics) -> Side:
     return Side(backend.label(definition), False)
 
 
-def describe(value: np.float32, expected: float, differs_only_in_bits: bool, why: Callable[[], str | None]) -> str:
-    """What is wrong with one element, in words; `why` tells why it has no finite exact value."""
+def describe(value: np.float32, expected: Product, m: int, n: int, why: Callable[[], str | None]) -> str:
+    """What is wrong with element (m, n) of an output, in words; `why` tells why it has no finite exact value."""
+    exact, bound, spread = (float(of[m, n]) for of in (expected.exact, expected.bound, expected.spread))
     if value.view(np.uint32) == POISON:
         return "was never written"
-    if not np.isfinite(expected):
+    if not np.isfinite(exact):
         return f"has no finite exact value: {why() or 'the sum overflows'}"
     if np.isnan(value):
         return "is NaN"
-    if differs_only_in_bits:
+    difference = abs(float(value) - exact)
+    if not difference <= bound:
+        return OUTSIDE
+    if expected.ordered is not None:
         return "is within the bound but does not have the bits of the declared order"
-    return OUTSIDE
+    score = difference / spread if spread else float("inf")
+    return (
+        f"is within the bound, but its error is {score:.3g} times the standard deviation of rounding errors, more than "
+        f"the {SCORE_LIMIT:g} that rounding can explain"
+    )
 
 
 def judge_output(
     result: RungResult, side: Side, tensor: Tensor, y: Floats, expected: Product, semantics: Semantics, x: Bytes,
     block_of: Callable[[int, int], Blame | None] | None = None, first_row: int = 0, at_block: int | None = None,
-    detail: str = "",
+    detail: str = "", values: Floats | None = None,
 ) -> Judgement:  # fmt: skip
     """Judge y float32[M, n], rows `first_row`… of the tensor, and record utilisation, score and failures.
 
@@ -68,6 +77,7 @@ def judge_output(
         block_of: (m, n) → what is to blame for a wrong element, or None.
         at_block: the block that y is the product of, where it is of one.
         detail: more about the call, for the words.
+        values: float32[M, K] that x was quantized from, where that is known.
     """
     judgement = judge(y, expected)
     m, n = judgement.worst
@@ -91,7 +101,8 @@ def judge_output(
             blamed = block_of(int(m), int(n))
             block = None if blamed is None else blamed.block
         raw = None if block is None else block_of_row(tensor, row, block).tobytes()[:MAX_HEX_BYTES].hex()
-        what = describe(got, exact, difference <= bound, _reason(tensor, semantics, row, at_block, x[m]))
+        given = None if values is None else values[m]
+        what = describe(got, expected, int(m), int(n), _reason(tensor, semantics, row, at_block, x[m], given))
         place = where(tensor, row, int(m), block)
         if semantics.inside is not None and what == OUTSIDE:
             what += INSIDE
@@ -146,11 +157,13 @@ class _Blamed:
         return counts
 
 
-def _reason(tensor: Tensor, semantics: Semantics, row: int, block: int | None, x: Bytes) -> Callable[[], str | None]:
+def _reason(
+    tensor: Tensor, semantics: Semantics, row: int, block: int | None, x: Bytes, values: Floats | None
+) -> Callable[[], str | None]:
     fmt = tensor.type.weights
     assert fmt is not None
     w = row_of(tensor, row) if block is None else block_of_row(tensor, row, block)
-    return lambda: overflow_reason(semantics, fmt, w, x)
+    return lambda: overflow_reason(semantics, fmt, w, x, values)
 
 
 def judge_whole(

@@ -1,59 +1,192 @@
-"""Why a product has no finite value, in words: a bare NaN sends people to the wrong place."""
+"""Why a product has no finite value: which number of which block is out of range, and who is to blame for that.
+
+A bare NaN sends people to the wrong place. No kernel is at fault where what it must compute has no finite value: the
+file holds a number that is none, or the definition keeps a number in a type that cannot hold it.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ElementFormat, WeightFormat
+from ..formats import BlockFormat, ElementFormat, WeightFormat
+from .activations import blocks_of, butterfly_sum, largest
 from .definition import Semantics
 from .elements import round_to
 
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+LARGEST_HALF = 65504.0
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
-def overflow_reason(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> str | None:
-    """What is not finite first in a row of weights or of activations; None where everything is.
+@dataclass(frozen=True)
+class RangeProblem:
+    """The first number of a row of weights or of activations that is out of range.
+
+    Args:
+        what: which number: "weight scale" is a scale or minimum, "product" one of d_w·d_a and m_w·s.
+        block: the block that it belongs to; the value, for weights and activations that are not quantized.
+        value: what it is, or would be in a type without limits; not finite where that is not known.
+        limit: the largest number that its type holds.
+        to_blame: "file", or "definition" for what the definition cannot represent.
+        words: the problem in a phrase.
+    """
+
+    what: Literal["weight", "weight scale", "activation", "d", "s", "product"]
+    block: int
+    value: float
+    limit: float
+    to_blame: Literal["file", "definition"]
+    words: str
+
+    @property
+    def ratio(self) -> float:
+        """How many times as large as the limit the number is; not finite where it is not known."""
+        return abs(self.value) / self.limit
+
+
+def range_problem(
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, values: Floats | None = None
+) -> RangeProblem | None:
+    """What is out of range first in a row of weights and one of activations; None where nothing is.
 
     Args:
         w: uint8[row bytes] of the weights.
         x: uint8[row bytes] of the activations, in the definition's format.
+        values: float32[K] that x was quantized from, where they are known.
     """
     if isinstance(fmt, ElementFormat):
         return _of_elements(fmt, w, x.view(np.float32))
     with np.errstate(all="ignore"):
-        blocks = w.reshape(-1, fmt.block_bytes)
-        bad = ~fmt.finite(blocks)
+        return _of_weights(semantics, fmt, w) or _of_activations(semantics, fmt, w, x, values)
+
+
+def overflow_reason(
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, values: Floats | None = None
+) -> str | None:
+    """`range_problem` in words."""
+    problem = range_problem(semantics, fmt, w, x, values)
+    return None if problem is None else problem.words
+
+
+def _of_weights(semantics: Semantics, fmt: BlockFormat, w: Bytes) -> RangeProblem | None:
+    blocks = w.reshape(-1, fmt.block_bytes)
+    bad = ~fmt.finite(blocks)
     if bad.any():
-        return f"the scale or minimum of weight block {int(np.argmax(bad))} is not finite"
-    inside = semantics.inside
-    if inside is not None:
-        if not np.isfinite(x.view(np.float32)).all():
-            return "an activation is not finite"
-        semantics, x = inside, inside.bytes_of(x.view(np.float32)[None])[0]
-    activations = semantics.activations
-    if activations is None:
-        return None if np.isfinite(x.view(np.float32)).all() else "an activation is not finite"
-    members = activations.view(x.reshape(-1, activations.block_bytes))
-    for name, meaning in (("d", "the scale d"), ("s", "s")):
-        if name in (members.dtype.names or ()):
-            bad = ~np.isfinite(np.atleast_1d(members[name]))
+        at = int(np.argmax(bad))
+        numbers = np.concatenate([fmt.scales(blocks[at]).ravel(), fmt.minima(blocks[at]).ravel()])
+        value = float(numbers[np.argmin(np.isfinite(numbers))])
+        words = f"the scale or minimum of weight block {at} is not finite"
+        return RangeProblem("weight scale", at, value, LARGEST_HALF, "file", words)
+    definition = semantics.inside or semantics
+    if definition.half_scales(fmt):
+        for what, numbers in (("scale", fmt.scales(blocks)), ("minimum", fmt.minima(blocks))):
+            bad = np.asarray(~np.isfinite(numbers.astype(np.float16)).all(axis=-1))
             if bad.any():
-                return (
-                    f"{meaning} of activation block {int(np.argmax(bad))} overflows here: it is a half, at most 65504"
-                )
+                at = int(np.argmax(bad))
+                value = float(numbers[at][np.argmax(np.abs(numbers[at]))])
+                words = f"a {what} of weight block {at} overflows here: {_of_half(value)}"
+                return RangeProblem("weight scale", at, value, LARGEST_HALF, "definition", words)
     return None
 
 
-def _of_elements(fmt: ElementFormat, w: Bytes, x: npt.NDArray[np.float32]) -> str | None:
-    bad = ~fmt.finite(w.reshape(-1, fmt.block_bytes))
+def _of_activations(
+    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, values: Floats | None
+) -> RangeProblem | None:
+    inside = semantics.inside
+    if inside is not None or semantics.activations is None:
+        values = x.view(np.float32)
+        if not np.isfinite(values).all():
+            at = int(np.argmin(np.isfinite(values)))
+            return RangeProblem(
+                "activation", at, float(values[at]), LARGEST_FLOAT, "definition", "an activation is not finite"
+            )
+        if inside is None:
+            return None
+        semantics, x = inside, inside.bytes_of(values[None])[0]
+    form = semantics.activations
+    assert form is not None
+    blocks = x.reshape(-1, form.block_bytes)
+    members = form.view(blocks)
+    for item in form.fields:
+        if item.name not in ("d", "s"):
+            continue
+        bad = ~np.isfinite(np.atleast_1d(members[item.name]))
+        if not bad.any():
+            continue
+        at = int(np.argmax(bad))
+        value = _meant(semantics, form, blocks, item.name, at, values)
+        meaning = "the scale d" if item.name == "d" else "s"
+        half = item.dtype == "<f2"
+        how = _of_half(value) if half else "it is a float32"
+        words = f"{meaning} of activation block {at} overflows here: {how}"
+        limit = LARGEST_HALF if half else LARGEST_FLOAT
+        return RangeProblem("d" if item.name == "d" else "s", at, value, limit, "definition", words)
+    return _of_products(semantics, fmt, w, blocks)
+
+
+def _meant(
+    semantics: Semantics, form: BlockFormat, blocks: Bytes, name: str, at: int, values: Floats | None
+) -> float:  # fmt: skip
+    """What d or s of an activation block would be, if its type had no limit."""
+    of_values = None if values is None else blocks_of(values[None], form.block_size)[0, at]
+    if name == "d":
+        return float("inf") if of_values is None else float(largest(of_values) / np.float32(127))
+    if of_values is not None and semantics.raw_sum and form.block_size == 32:
+        return float(butterfly_sum(of_values))
+    d = float(form.scale(blocks[at])) if of_values is None else float(largest(of_values)) / 127
+    return d * float(form.codes(blocks[at]).astype(np.int64).sum())
+
+
+def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> RangeProblem | None:
+    """A product of scales that the definition rounds to half."""
+    form = semantics.activations
+    if form is None or not semantics.half_products(fmt) or fmt.block_size != form.block_size:
+        return None
+    blocks, members = w.reshape(-1, fmt.block_bytes), form.view(x)
+    factors = [(fmt.scales(blocks)[..., 0], "d", "d_w·d_a")]
+    if semantics.uses_sum(fmt):
+        factors.append((fmt.minima(blocks)[..., 0], "s", "m_w·s"))
+    for of_weights, name, words in factors:
+        made = of_weights.astype(np.float64) * members[name].astype(np.float64)
+        bad = ~np.isfinite(made.astype(np.float16))
+        if bad.any():
+            at = int(np.argmax(bad))
+            value = float(made[at])
+            said = f"{words} of block {at} overflows here: {_of_half(value)}"
+            return RangeProblem("product", at, value, LARGEST_HALF, "definition", said)
+    return None
+
+
+def _of_half(value: float) -> str:
+    limit = f"it is a half, at most {LARGEST_HALF:.0f}"
+    if not np.isfinite(value):
+        return limit
+    return f"{limit}, and would be {value:.6g} ({abs(value) / LARGEST_HALF:.3g} times as large)"
+
+
+def _of_elements(fmt: ElementFormat, w: Bytes, x: Floats) -> RangeProblem | None:
+    blocks = w.reshape(-1, fmt.block_bytes)
+    bad = ~fmt.finite(blocks)
     if bad.any():
-        return f"weight {int(np.argmax(bad))} is not finite"
+        at = int(np.argmax(bad))
+        value = float(fmt.decode(blocks[at : at + 1]).ravel()[0])
+        return RangeProblem("weight", at, value, float(fmt.largest), "file", f"weight {at} is not finite")
     if not np.isfinite(x).all():
-        return "an activation is not finite"
+        at = int(np.argmin(np.isfinite(x)))
+        return RangeProblem("activation", at, float(x[at]), LARGEST_FLOAT, "definition", "an activation is not finite")
     rounded = round_to(fmt.name, x)
     if not np.isfinite(rounded).all():
         at = int(np.argmin(np.isfinite(rounded)))
         limit = f", whose largest value is {fmt.largest:g}" if fmt.missing_range else ""
-        return f"activation {at}, {x[at]:g}, overflows as {fmt.name}{limit}"
+        words = f"activation {at}, {x[at]:g}, overflows as {fmt.name}{limit}"
+        return RangeProblem("activation", at, float(x[at]), float(fmt.largest), "definition", words)
     return None
+
+
+__all__ = ["LARGEST_HALF", "RangeProblem", "overflow_reason", "range_problem"]

@@ -265,7 +265,7 @@ def check_catalogue(name: str, rows: np.ndarray, x: np.ndarray, declared: list[S
         clean = diagnose(right.exact.astype(np.float32), fmt, semantics, rows, x)
         assert (clean.verdict, clean.lines) == ("right", [])
         for fault in FAULTS:
-            for which, made in fault.of(case):
+            for which, made in fault.sample(case, seed):
                 p = made if isinstance(made, Predicted) else made.predicted()
                 y = outputs(p, rng, fault.id.endswith("accumulator"))
                 found = diagnose(y, fmt, semantics, rows, x)
@@ -274,7 +274,7 @@ def check_catalogue(name: str, rows: np.ndarray, x: np.ndarray, declared: list[S
                 if found.verdict == "unknown" and not np.isfinite(y).all():  # scales that are no scales: no evidence
                     assert fault.id in ("row-stride", "block-stride")
                     continue
-                assert fault.id in {f.id for f in found.faults}, (semantics.name, fault.id, which, found)
+                assert fault.named_by({f.id for f in found.faults}), (semantics.name, fault.id, which, found)
                 named += 1
     return named
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ...formats.c_arithmetic import round_half_away
 from ..fault import Case, Fault, Variants
-from ..operands import Floats, Parts
+from ..operands import Floats, Parts, Predicted
 
 
 def _ratios(case: Case) -> tuple[Floats, Floats]:
@@ -72,9 +72,56 @@ def _scale_by_128(case: Case) -> Variants:
         yield "codes as for max/127", _scale(case, case.parts, stored)
 
 
+def _other_rounding(case: Case) -> Variants:
+    ratio, _ = _ratios(case)
+    yield "", _codes(case, np.rint(ratio))
+
+
+def _reciprocal(case: Case) -> Variants:
+    ratio, d = _ratios(case)
+    assert case.values is not None
+    blocks = case.values.reshape(ratio.shape)
+    with np.errstate(all="ignore"):
+        yield "x·(1/d)", _codes(case, round_half_away(blocks * (np.float32(1) / d)[..., None]))
+        inverse = np.float32(127) / np.abs(blocks).max(axis=-1, keepdims=True)
+        yield "x·(127/max)", _codes(case, round_half_away(blocks * inverse))
+
+
+def _zero_block(case: Case) -> Variants:
+    p = case.parts
+    none = (p.e == 0).any(axis=1)
+    if none.any() and not none.all():
+        exact = np.where(none[:, None], np.nan, case.right.exact)
+        yield "", Predicted(exact, case.right.bound)
+
+
 def _with_values(case: Case) -> bool:
     return case.quantized and case.values is not None
 
+
+QUANTIZER_TIES = Fault(
+    id="quantizer-ties",
+    words="the quantizer of activations rounds halves to even",
+    fix="round halves away from zero (roundf, not rintf)",
+    applies=_with_values,
+    variants=_other_rounding,
+)
+
+QUANTIZER_RECIPROCAL = Fault(
+    id="quantizer-reciprocal",
+    words="the quantizer of activations multiplies by a reciprocal",
+    fix="divide by d: a product with its reciprocal is rounded otherwise where x/d is near a half",
+    applies=_with_values,
+    variants=_reciprocal,
+)
+
+ZERO_BLOCK = Fault(
+    id="zero-block",
+    words="a block of activations that are all zero gives NaN: 0/0",
+    fix="where max|x| is zero, d and all codes are zero",
+    applies=lambda c: c.quantized,
+    variants=_zero_block,
+)
 
 QUANTIZER_TRUNCATES = Fault(
     id="quantizer-truncates",

@@ -92,7 +92,10 @@ def _signedness(case: Case) -> Variants:
         yield "codes of weights as signed", replace(p, q=signed - offset)
     if fmt.bits == 8 and fmt.low < 0:
         yield "codes of weights as unsigned", replace(p, q=np.mod(p.q, 256))
+    if (p.q < 0).any():
+        yield "signs of weights lost", replace(p, q=np.abs(p.q))
     if case.quantized:
+        yield "signs of activations lost", replace(p, a=np.abs(p.a)).with_sums()
         yield "codes of activations as unsigned", replace(p, a=np.mod(p.a, 256)).with_sums()
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..fault import Case, Fault, Variants, always
-from ..operands import Doubles
+from ..operands import Doubles, weight_parts
 
-_SMALLEST_HALF = 2.0**-14
+_SMALLEST_HALF, _SMALLEST_FLOAT = 2.0**-14, 2.0**-126
 
 
 def _shifted(values: Doubles, by: int) -> Doubles:
@@ -73,12 +73,36 @@ def _flushed(case: Case) -> Variants:
     if case.fmt.has_half_scale:
         m = flush(p.m) if case.fmt.has_min else np.where(flush(p.d) == 0, 0.0, p.m)
         yield "scales of weights", replace(p, d=flush(p.d), m=m)
+    else:
+        blocks = case.rows.reshape(-1, case.fmt.block_bytes).copy()
+        structs = case.fmt.view(blocks)
+        for field in case.fmt.fields:
+            if field.dtype == "<f2":
+                structs[field.name] = np.where(np.abs(structs[field.name]) < _SMALLEST_HALF, 0, structs[field.name])
+        q, d, m = weight_parts(case.semantics, case.fmt, structs.view(np.uint8).reshape(case.rows.shape))
+        normal = np.abs(d) >= _SMALLEST_FLOAT
+        yield "scales of weights", replace(p, q=q, d=np.where(normal, d, 0.0), m=m)
     if case.half_scale:
         e, s = flush(p.e), flush(p.s) if meets else p.s
         yield "scales of activations", replace(p, e=e, s=s).with_sums()
         if case.fmt.has_half_scale:
             yield "scales of weights and activations", replace(p, d=flush(p.d), m=m, e=e, s=s).with_sums()
 
+
+def _power_of_two(case: Case) -> Variants:
+    p = case.parts
+    for power in (-4, -3, -2, -1, 1, 2, 3, 4):
+        by = 2.0**power
+        yield f"{by:g} times", replace(p, d=by * p.d, m=by * p.m)
+
+
+POWER_OF_TWO = Fault(
+    id="power-of-two",
+    words="values of weights are off by a power of two",
+    fix="check the table of values and the exponent of the scale: some tables hold doubled values",
+    applies=always,
+    variants=_power_of_two,
+)
 
 NEIGHBOURING_SCALE = Fault(
     id="neighbouring-scale",
@@ -90,7 +114,7 @@ NEIGHBOURING_SCALE = Fault(
 
 SUBNORMALS_FLUSHED = Fault(
     id="subnormals-flushed",
-    words="half scales below 2^-14 are taken for zero",
+    words="subnormal scales are taken for zero",
     fix="convert halves exactly, and compile without -ftz=true",
     applies=always,
     variants=_flushed,

@@ -34,6 +34,34 @@ def _dropped(case: Case) -> Variants:
             kept = np.arange(terms) < terms - count
             yield which, replace(p, d=p.d * kept, m=p.m * kept)
 
+    yield from _values_at_the_end(case, 0.0)
+    if terms > p.per_block:
+        first = np.arange(terms) < p.per_block
+        yield "all but the first block", replace(p, d=p.d * first, m=p.m * first)
+
+
+def _values_at_the_end(case: Case, weight: float) -> Variants:
+    """The last values of a row, fewer than a term has, count `weight` times."""
+    p = case.parts
+    terms, values = p.q.shape[1:]
+    length = 1
+    while length <= values // 2:
+        counted = np.ones((terms, values))
+        counted[-1, -length:] = weight
+        yield f"the last {length} of K", replace(p, a=p.a * counted).with_sums()
+        length *= 2
+
+
+def _twice(case: Case) -> Variants:
+    p = case.parts
+    terms, values = p.q.shape[1:]
+    yield from _values_at_the_end(case, 2.0)
+    for tile in _TILES:
+        count = tile // values
+        if 0 < count < terms:
+            factor = np.where(np.arange(terms) < terms - count, 1.0, 2.0)
+            yield f"the last {tile} of K", replace(p, d=p.d * factor, m=p.m * factor)
+
 
 def _stale(case: Case) -> Variants:
     p = case.parts
@@ -56,6 +84,14 @@ END_OF_K_DROPPED = Fault(
     fix="let the loop over K cover its last tile",
     applies=always,
     variants=_dropped,
+)
+
+END_OF_K_TWICE = Fault(
+    id="end-of-k-twice",
+    words="the end of K is added twice",
+    fix="let the parts of K that threads take not overlap",
+    applies=always,
+    variants=_twice,
 )
 
 STALE_TILE = Fault(

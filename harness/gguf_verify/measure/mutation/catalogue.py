@@ -64,7 +64,7 @@ def _of_call(recording: Recording, call: Call) -> Iterator[tuple[str, bool, bool
     right = case.right.exact.astype(np.float32)
     expected = replace(call.expected, ordered=None)
     for fault in FAULTS:
-        for which, wrong in fault.of(case):
+        for which, wrong in fault.sample(case):
             predicted = wrong.predicted() if isinstance(wrong, Parts) else wrong
             with np.errstate(all="ignore"):
                 y = predicted.exact.astype(np.float32)

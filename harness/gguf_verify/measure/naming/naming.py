@@ -51,6 +51,8 @@ SILENT = "changes too little"
 #: The parts of the figures that count answers.
 _COUNTED = ("catalogue", "outside", "sources", "sources outside")
 
+_FAULTS = {fault.id: fault for fault in FAULTS}
+
 Diagnose = Callable[..., Diagnosis]
 
 
@@ -59,11 +61,12 @@ def answer(found: Diagnosis, fault: str) -> str:
     if found.wrong < FEWEST:
         return SILENT
     ids = {f.id for f in found.faults}
+    named = _FAULTS[fault].named_by(ids) if fault in _FAULTS else False
     if found.definitions:
-        return DEFINITION if not ids or fault in ids else WRONG
+        return DEFINITION if not ids or named else WRONG
     if not ids:
         return UNKNOWN
-    if fault not in ids:
+    if not named:
         return WRONG
     return ALONE if len(ids) == 1 else TOGETHER
 
@@ -134,14 +137,14 @@ def outcome(fault: str, which: str, matrix: Matrix, definition: str, seed: int, 
 def replays(
     fmt: BlockFormat, matrix: Matrix, seed: int, diagnose_by: Diagnose = diagnose, every: int = 1
 ) -> Iterator[Outcome]:
-    """Each variant of each fault in each definition, or one of `every` so many."""
+    """Each variant of each fault in each definition, or one of `every` so many; of faults with many, a sample."""
     rows = np.ascontiguousarray(matrix.rows[:ROWS])
     rng = np.random.default_rng((seed, fmt.type_id))
     number = 0
     for semantics in definitions(fmt):
         case = Case(semantics, fmt, rows, semantics.bytes_of(matrix.x), matrix.x)
         for fault in FAULTS:
-            for which, made in fault.of(case):
+            for which, made in fault.sample(case, seed + number):
                 number += 1
                 if number % every:
                     continue

@@ -11,13 +11,14 @@ import numpy.typing as npt
 from ...diagnosis.localisation import Blame, blame
 from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of, where
+from ...kernels.interface import Kernel
 from ...llama import Gemm
 from ...results import Failure, RungResult, Side
 from ...semantics import Order, Product, Semantics, product
 from ...semantics.elements import round_to
 from ..envelope import OTHER_SHAPES
 from ..exact import ExactProducts
-from ..explain import WrongCall
+from ..explain import WrongBytes, WrongCall
 from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
 from ..run import Matrix, Run
 from .activations import llama_activations, llama_bytes
@@ -49,8 +50,10 @@ class GemmJudge:
     llama: Semantics
     #: Whose output → its worst utilisation.
     utilisation: dict[Side, float] = field(default_factory=dict)
-    #: The kernel's first call with a wrong output.
-    wrong: WrongCall | None = None
+    #: Whose output → the kernel's first call with a wrong one.
+    wrong: dict[Side, WrongCall] = field(default_factory=dict)
+    #: Calls of its quantizer that gave other bytes than the definition's.
+    wrong_bytes: list[WrongBytes] = field(default_factory=list)
     #: NMSE between the exact products of the kernel's definition and of llama.cpp's.
     gap: float = 0.0
     #: Outputs that were judged at other N and K.
@@ -79,14 +82,19 @@ class GemmJudge:
         values = with_more_tokens(self.gemm.x, max(other_m), self.run.options.seed)
         other = Activations.of(self.semantics, values)
         return run_kernel(
-            self.calls, self.result, self.matrix, self.gemm.first_row, self.own, self.shared_bytes, other, other_m
-        )
+            self.calls, self.result, self.matrix, self.gemm.first_row, self.own, self.shared_bytes, other, other_m,
+            self.semantics, self.wrong_bytes,
+        )  # fmt: skip
 
     def check_quantizer(self, kernel_values: Floats) -> None:
         """Check the quantizer of the kernel for the graph's tokens on values float32[M, K]. Raises KernelFault."""
         kernel, _ = self.calls.at(len(self.gemm.x))
         encoded = self.semantics.bytes_of(kernel_values)
-        check_quantizer(self.result, kernel, self.matrix, self.gemm.first_row, kernel_values, encoded)
+        wrong = check_quantizer(
+            self.result, kernel, self.semantics, self.matrix, self.gemm.first_row, kernel_values, encoded
+        )
+        if wrong is not None:
+            self.wrong_bytes.append(wrong)
 
     def try_shape(self, trial: Trial) -> None:
         """Run and judge the kernel at another shape, on its own quantizer and on bytes. Raises KernelFault."""
@@ -97,15 +105,20 @@ class GemmJudge:
         kernel = self.run.kernel.of(fmt, m, n, trial.k)
         weights = kernel.upload(fmt, trial.rows)
         expected = self._exact(self.semantics, trial.rows, taken.encoded, kernel.order)
-        for y, how in (
-            (kernel.product(weights, trial.x), ""),
-            (kernel.gemm(weights, taken.encoded), ", on their bytes"),
+        for y, given, how in (
+            (kernel.product(weights, trial.x), trial.x, ""),
+            (kernel.gemm(weights, taken.encoded), taken.encoded, ", on their bytes"),
         ):
             detail = f" of {n} rows{trial.words} and K = {trial.k}, {m} tokens{how}"
             judgement = judge_output(
                 self.result, OTHER_SHAPES, self.matrix.tensor, y, expected, self.semantics, taken.encoded, None,
                 self.gemm.first_row, None, detail,
             )  # fmt: skip
+            if not judgement.passed and OTHER_SHAPES not in self.wrong:
+                at_n, at_m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
+                self._keep_wrong(
+                    OTHER_SHAPES, kernel, trial.rows, given, taken.encoded, y, kernel.order, detail, (at_m, at_n)
+                )
             self._keep_worst(OTHER_SHAPES, judgement.utilisation)
             self.n_other_shapes += y.size
 
@@ -169,17 +182,23 @@ class GemmJudge:
         part, blames = np.ascontiguousarray(y[:, span]), list[Blame]()
         judgement = judge_output(
             self.result, side, self.matrix.tensor, part, expected, self.semantics, encoded,
-            self._localiser(span, taken, order, blames), self.gemm.first_row + span.start, None, detail,
+            self._localiser(span, taken, order, blames), self.gemm.first_row + span.start, None, detail, values,
         )  # fmt: skip
-        if not judgement.passed and self.wrong is None:
+        if not judgement.passed and side not in self.wrong:
             n, m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
-            tensor = self.matrix.tensor
-            self.wrong = WrongCall(
-                self.calls.at(len(y))[0], self.matrix.fmt, self.semantics, self.matrix.rows, taken, encoded, y, order,
-                f"{side.name}{detail}", tensor.name, label(tensor, self.gemm.first_row), m, span.start + n,
-                tuple(blames),
-            )  # fmt: skip
+            kernel, at = self.calls.at(len(y))[0], (m, span.start + n)
+            self._keep_wrong(side, kernel, self.matrix.rows, taken, encoded, y, order, detail, at, tuple(blames))
         self._keep_worst(side, judgement.utilisation)
+
+    def _keep_wrong(
+        self, side: Side, kernel: Kernel, rows: Bytes, taken: Floats | Bytes, encoded: Bytes, y: Floats,
+        order: Order | None, detail: str, at: tuple[int, int], blames: tuple[Blame, ...] = (),
+    ) -> None:  # fmt: skip
+        tensor = self.matrix.tensor
+        self.wrong[side] = WrongCall(
+            kernel, self.matrix.fmt, self.semantics, rows, taken, encoded, y, order, f"{side.name}{detail}",
+            tensor.name, label(tensor, self.gemm.first_row), *at, blames,
+        )  # fmt: skip
 
     def _localiser(
         self, span: slice, taken: npt.NDArray[np.float32] | npt.NDArray[np.uint8], order: Order | None,

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...gguf.matrices import where
+from ...gguf.matrices import label, where
 from ...kernels.interface import Kernel, Weights
 from ...results import Failure, RungResult
 from ...semantics import Semantics
+from ..explain import WrongBytes
 from ..run import Matrix, Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,14 +35,15 @@ class KernelCalls:
 
 
 def check_quantizer(
-    result: RungResult, kernel: Kernel, matrix: Matrix, first_row: int, x: Floats, expected: Bytes
-) -> None:
+    result: RungResult, kernel: Kernel, semantics: Semantics, matrix: Matrix, first_row: int, x: Floats,
+    expected: Bytes,
+) -> WrongBytes | None:  # fmt: skip
     """Compare the kernel's quantizer on x float32[M, K] with the expected bytes uint8[M, row bytes]; record the first
-    byte that differs. Raises KernelFault."""
+    byte that differs. Returns the call, where one does. Raises KernelFault."""
     quantized = kernel.quantize(x)
     wrong = quantized != expected
     if not wrong.any():
-        return
+        return None
     m, at = (int(i) for i in np.argwhere(wrong)[0])
     size = expected.shape[1] * matrix.fmt.unit // x.shape[1]
     result.fail(
@@ -50,6 +52,10 @@ def check_quantizer(
             f"{at // size}, byte {at % size} is {quantized[m, at]:#04x}, expected {expected[m, at]:#04x}",
             matrix.tensor.name, token=m, culprit="kernel",
         )
+    )  # fmt: skip
+    return WrongBytes(
+        semantics, x, quantized, expected, f"the kernel's quantizer at M={len(x)}", matrix.tensor.name,
+        label(matrix.tensor, first_row), m, at // size,
     )  # fmt: skip
 
 
@@ -91,7 +97,7 @@ class Outputs:
 
 def run_kernel(
     calls: KernelCalls, result: RungResult, matrix: Matrix, first_row: int, own: Activations, shared: Bytes,
-    other: Activations, other_m: tuple[int, ...],
+    other: Activations, other_m: tuple[int, ...], semantics: Semantics, wrong: list[WrongBytes],
 ) -> Outputs:  # fmt: skip
     """Run the kernel and check its quantizer.
 
@@ -99,15 +105,19 @@ def run_kernel(
         own: the graph's activations.
         shared: llama.cpp's own bytes of them, in the kernel's layout, uint8[M, row bytes].
         other, other_m: further activations, and the numbers of them that the kernel also multiplies.
+        semantics: the definition that the kernel declares.
+        wrong: gets the calls of its quantizer that gave other bytes.
 
     Raises KernelFault.
     """
     kernel, weights = calls.at(len(own.values))
-    check_quantizer(result, kernel, matrix, first_row, own.values, own.encoded)
+    quantized = [check_quantizer(result, kernel, semantics, matrix, first_row, own.values, own.encoded)]
     y_own, y_shared = kernel.product(weights, own.values), kernel.gemm(weights, shared)
     others = {}
     for m in other_m:
-        check_quantizer(result, kernel, matrix, first_row, other.values[:m], other.encoded[:m])
+        some = other.first(m)
+        quantized.append(check_quantizer(result, kernel, semantics, matrix, first_row, some.values, some.encoded))
         kernel_of_m, weights_of_m = calls.at(m)
         others[m] = kernel_of_m.product(weights_of_m, other.values[:m])
+    wrong += [found for found in quantized if found is not None]
     return Outputs(kernel, y_own, y_shared, others, other)

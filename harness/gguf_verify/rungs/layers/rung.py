@@ -173,8 +173,10 @@ class _Gemms:
         try:
             with self._exact.of(matrix.tensor):
                 made = self._judge(judged, failed)
-            if judged.wrong is not None:
-                self._explanations.add(judged.wrong)
+            for wrong_bytes in judged.wrong_bytes:
+                self._explanations.add_bytes(wrong_bytes)
+            for call in judged.wrong.values():
+                self._explanations.add(call)
         except KernelFault as error:  # also of its author's oracle
             result.fail(Failure(f"{name}: {error}", matrix.tensor.name, matrix=number, culprit=error.culprit))
             return

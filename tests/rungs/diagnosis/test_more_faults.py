@@ -1,0 +1,305 @@
+"""Faults of fields, bits, pairs, integers, tails and series of calls, each written here as a wrong kernel writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+
+from gguf_verify.diagnosis import FAULTS, diagnose
+from gguf_verify.diagnosis.diagnose import FEWEST
+from gguf_verify.diagnosis.experiments import Experiments
+from gguf_verify.diagnosis.fault import Case
+from gguf_verify.diagnosis.operands import Predicted
+from gguf_verify.formats import FORMATS, BlockFormat, WeightFormat
+from gguf_verify.hosts import CpuHost
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.llama import Llama
+from gguf_verify.semantics import SEMANTICS, product
+
+Q8_1, F32 = SEMANTICS["q8_1"], SEMANTICS["f32"]
+#: Of each fault: its id, and those that predict the same.
+SPECIAL = {fault.id: {fault.id, *fault.special} for fault in FAULTS}
+
+
+@pytest.fixture(scope="module")
+def made(llama: Llama) -> Callable[..., np.ndarray]:
+    """(type, K = 768) → weights uint8[16, row bytes] of it, quantized by llama.cpp."""
+
+    @cache
+    def rows(name: str, k: int = 768) -> np.ndarray:
+        w = np.random.default_rng(0).standard_normal((16, k)).astype(np.float32) * np.float32(0.05)
+        return llama.quantize(FORMATS[name].type_id, w, np.ones(k, np.float32)).reshape(16, -1)
+
+    return rows
+
+
+def activations(k: int = 768, m: int = 6) -> np.ndarray:
+    return np.random.default_rng(100).standard_normal((m, k)).astype(np.float32)
+
+
+def decoded(fmt: BlockFormat, rows: np.ndarray, change: Callable[[bytearray], None]) -> np.ndarray:
+    """float64[N, K] by the slow decoder, of blocks that are changed before."""
+    values = []
+    for block in rows.reshape(-1, fmt.block_bytes):
+        raw = bytearray(block.tobytes())
+        change(raw)
+        values.append(fmt.slow_decode(bytes(raw)))
+    return np.array(values, np.float64).reshape(len(rows), -1)
+
+
+def nibbles_from_byte_2(raw: bytearray) -> None:
+    raw[4:20] = raw[2:18]
+
+
+def pairs_of_the_next_group(raw: bytearray) -> None:
+    """Q2_K: values 0…31 read the bits of values 32…63, and so on around."""
+    for i in range(16, 80):
+        raw[i] = (raw[i] >> 2 | raw[i] << 6) & 255
+
+
+def fifth_bits_of_the_first_group(raw: bytearray) -> None:
+    """Q5_K: every group reads bit 0."""
+    for i in range(16, 48):
+        raw[i] = 255 * (raw[i] & 1)
+
+
+def high_bits_of_scales_in_minima(raw: bytearray) -> None:
+    """Q4_K: the minima of groups 4…7 get the high bits of the scales."""
+    for i in range(4):
+        raw[8 + i] = raw[8 + i] & 63 | raw[4 + i] & 192
+
+
+def high_bits_of_minima_missing(raw: bytearray) -> None:
+    for i in range(4):
+        raw[8 + i] &= 63
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fault"),
+    [
+        ("Q4_1", nibbles_from_byte_2, "field-offset"),
+        ("Q2_K", pairs_of_the_next_group, "bits-elsewhere"),
+        ("Q5_K", fifth_bits_of_the_first_group, "bits-elsewhere"),
+        ("Q4_K", high_bits_of_scales_in_minima, "bits-elsewhere"),
+        ("Q4_K", high_bits_of_minima_missing, "bits-elsewhere"),
+    ],
+)
+def test_codecs(made: Callable[..., np.ndarray], name: str, change: Callable[[bytearray], None], fault: str) -> None:
+    fmt, rows, x = FORMATS[name], made(name), activations()
+    y = (x.astype(np.float64) @ decoded(fmt, rows, change).T).astype(np.float32)
+    found = diagnose(y, fmt, F32, rows, x)
+    assert {f.id for f in found.faults} == {fault}, found
+
+
+def q8_1_parts(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """d, s [M, blocks] and codes [M, blocks, 32] of activations."""
+    blocks = Q8_1.bytes_of(x).reshape(len(x), -1, 36)
+    halves = np.ascontiguousarray(blocks[..., :4]).view(np.float16).astype(np.float64)
+    return halves[..., 0], halves[..., 1], blocks[..., 4:].copy().view(np.int8).astype(np.int64)
+
+
+def halves_of(rows: np.ndarray, size: int, at: int) -> np.ndarray:
+    raw = rows.reshape(len(rows), -1, size)[..., at : at + 2].copy()
+    return raw.view(np.float16)[..., 0].astype(np.float64)
+
+
+def test_q4_1_with_neighbouring_words(made: Callable[..., np.ndarray]) -> None:
+    """u0 = 2·i, u1 = 2·i + 1: the low nibbles of word i meet word 2i of the activations, the high ones word 2i + 1."""
+    rows, x = made("Q4_1"), activations()
+    d, s, a = q8_1_parts(x)
+    qs = rows.reshape(16, -1, 20)[..., 4:].astype(np.int64)
+    total = np.zeros((6, 16, 24), np.int64)
+    for i in range(4):
+        word = qs[..., 4 * i : 4 * i + 4]
+        u0, u1 = a[..., 8 * i : 8 * i + 4], a[..., 8 * i + 4 : 8 * i + 8]
+        total += np.einsum("mbi,nbi->mnb", u0, word & 15) + np.einsum("mbi,nbi->mnb", u1, word >> 4)
+    y = np.einsum("mnb,mb,nb->mn", total, d, halves_of(rows, 20, 0)) + s @ halves_of(rows, 20, 2).T
+    found = diagnose(y.astype(np.float32), FORMATS["Q4_1"], Q8_1, rows, x)
+    assert found.faults
+    assert {f.id for f in found.faults} <= SPECIAL["values-paired-wrongly"], found
+
+
+def test_q5_0_with_a_wrong_bit_offset(made: Callable[..., np.ndarray]) -> None:
+    """Word i takes its fifth bits from 8·i and 8·i + 4, not from 4·i and 4·i + 16."""
+    rows, x = made("Q5_0"), activations()
+    d, s, a = q8_1_parts(x)
+    blocks = rows.reshape(16, -1, 22)
+    bits = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little").astype(np.int64)
+    q = np.concatenate([blocks[..., 6:] & 15, blocks[..., 6:] >> 4], axis=-1).astype(np.int64)
+    for i in range(4):
+        q[..., 4 * i : 4 * i + 4] += 16 * bits[..., 8 * i : 8 * i + 4]
+        q[..., 16 + 4 * i : 20 + 4 * i] += 16 * bits[..., 8 * i + 4 : 8 * i + 8]
+    w = halves_of(rows, 22, 0)
+    y = np.einsum("mbi,nbi,mb,nb->mn", a, q, d, w) - 16 * s @ w.T
+    found = diagnose(y.astype(np.float32), FORMATS["Q5_0"], Q8_1, rows, x)
+    assert {f.id for f in found.faults} == {"bits-elsewhere"}, found
+
+
+@pytest.mark.parametrize("which", ["weights", "activations"])
+def test_signs_lost(made: Callable[..., np.ndarray], which: str) -> None:
+    rows, x = made("Q8_0"), activations()
+    d, _, a = q8_1_parts(x)
+    q = rows.reshape(16, -1, 34)[..., 2:].copy().view(np.int8).astype(np.int64)
+    q, a = (np.abs(q), a) if which == "weights" else (q, np.abs(a))
+    y = np.einsum("mbi,nbi,mb,nb->mn", a, q, d, halves_of(rows, 34, 0))
+    found = diagnose(y.astype(np.float32), FORMATS["Q8_0"], Q8_1, rows, x)
+    assert [f.id for f in found.faults] == ["signedness"]
+    assert f"signs of {which} lost" in found.lines[0]
+
+
+@pytest.mark.parametrize("saturates", [False, True])
+def test_sums_of_16_bits(made: Callable[..., np.ndarray], saturates: bool) -> None:
+    rows, x = made("Q8_0"), np.abs(activations()) + np.float32(2)
+    rows = rows.copy()
+    rows.reshape(16, -1, 34)[:, ::3, 2:] = 120  # what real codes seldom add up to
+    d, _, a = q8_1_parts(x)
+    q = rows.reshape(16, -1, 34)[..., 2:].copy().view(np.int8).astype(np.int64)
+    sums = np.einsum("mbi,nbi->mnb", a, q)
+    narrow = np.clip(sums, -32768, 32767) if saturates else sums.astype(np.int16).astype(np.int64)
+    y = np.einsum("mnb,mb,nb->mn", narrow, d, halves_of(rows, 34, 0))
+    found = diagnose(y.astype(np.float32), FORMATS["Q8_0"], Q8_1, rows, x)
+    assert [f.id for f in found.faults] == ["integers-too-narrow"]
+    assert ("saturate" if saturates else "wrap") in found.lines[0]
+
+
+def test_a_scale_that_is_read_as_bfloat16(made: Callable[..., np.ndarray]) -> None:
+    rows, x = made("Q8_0"), activations()
+    q = rows.reshape(16, -1, 34)[..., 2:].copy().view(np.int8).astype(np.float64)
+    bits = rows.reshape(16, -1, 34)[..., :2].copy().view(np.uint16)[..., 0].astype(np.uint32)
+    w = (q * (bits << 16).view(np.float32)[..., None]).reshape(16, -1)
+    y = (x.astype(np.float64) @ w.T).astype(np.float32)
+    assert "scale-as-bfloat16" in {f.id for f in diagnose(y, FORMATS["Q8_0"], F32, rows, x).faults}
+
+
+def test_a_block_of_zeros(made: Callable[..., np.ndarray]) -> None:
+    """0/0 in one token's block: its outputs are NaN, the others right. NaN in other tokens is no such fault."""
+    rows, x = made("Q4_0"), activations()
+    x[2, 64:96] = 0
+    y = product(Q8_1, FORMATS["Q4_0"], rows, Q8_1.bytes_of(x)).exact.astype(np.float32)
+    other = y.copy()
+    y[2], other[3] = np.nan, np.nan
+    assert [f.id for f in diagnose(y, FORMATS["Q4_0"], Q8_1, rows, x).faults] == ["zero-block"]
+    assert not diagnose(other, FORMATS["Q4_0"], Q8_1, rows, x).faults
+
+
+@pytest.mark.parametrize(("count", "fault"), [(0.0, "end-of-k-dropped"), (2.0, "end-of-k-twice")])
+def test_the_end_of_a_single_block(made: Callable[..., np.ndarray], count: float, fault: str) -> None:
+    """K is one block, as in the blocks rung: half of it is left out, or added twice."""
+    rows, x = made("Q8_0", 32), activations(32)
+    fmt = FORMATS["Q8_0"]
+    assert isinstance(fmt, BlockFormat)
+    w = decoded(fmt, rows, lambda _: None)
+    w[:, 16:] *= count
+    y = (x.astype(np.float64) @ w.T).astype(np.float32)
+    assert fault in {f.id for f in diagnose(y, fmt, F32, rows, x).faults}
+
+
+def test_values_that_are_not_doubled(made: Callable[..., np.ndarray]) -> None:
+    rows, x = made("MXFP4"), activations()
+    y = product(Q8_1, FORMATS["MXFP4"], rows, Q8_1.bytes_of(x)).exact.astype(np.float32) / np.float32(2)
+    assert [f.id for f in diagnose(y, FORMATS["MXFP4"], Q8_1, rows, x).faults] == ["power-of-two"]
+
+
+@pytest.mark.parametrize("name", ["Q4_0", pytest.param("Q4_K", marks=pytest.mark.slow)])
+def test_no_fault_steals_the_name_of_another(made: Callable[..., np.ndarray], name: str) -> None:
+    """A sample of the faults with many variants: their own name, or that of a special case."""
+    fmt, rows, x, number = FORMATS[name], made(name), activations(), 0
+    case = Case(Q8_1, fmt, rows, Q8_1.bytes_of(x), x)
+    for fault in (f for f in FAULTS if f.many):
+        for which, made_wrong in fault.of(case):
+            number += 1
+            p = made_wrong if isinstance(made_wrong, Predicted) else made_wrong.predicted()
+            if number % 9 or not np.isfinite(p.exact).all():
+                continue
+            found = diagnose(p.exact.astype(np.float32), fmt, Q8_1, rows, x)
+            assert found.wrong < FEWEST or fault.named_by({f.id for f in found.faults}), (which, found)
+
+
+# -- series of calls ---------------------------------------------------------------------------------------------------
+
+
+class Odd(ShippedKernel):
+    """The right kernel, and what a fault makes of its operands and of its outputs."""
+
+    def __init__(self, fault: Callable[[np.ndarray, np.ndarray, Callable[..., np.ndarray]], np.ndarray]) -> None:
+        super().__init__(KERNELS["q8_1_naive"], CpuHost(1))
+        self.fault, self.rows = fault, np.zeros(0)
+
+    def upload(self, fmt: WeightFormat, rows: np.ndarray) -> Weights:
+        self.fmt, self.rows = fmt, rows
+        return super().upload(fmt, rows)
+
+    def product(self, weights: Weights, x: np.ndarray) -> np.ndarray:
+        def right(rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+            return super(Odd, self).product(super(Odd, self).upload(self.fmt, rows), x)
+
+        return self.fault(self.rows, x, right)
+
+
+def keeps(what: int, first: bool) -> Callable[..., np.ndarray]:
+    kept: dict[tuple[int, ...], np.ndarray] = {}
+
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        operands = [rows, x]
+        key = operands[what].shape
+        old = kept.get(key, operands[what])
+        if key not in kept or not first:
+            kept[key] = operands[what].copy()
+        operands[what] = old
+        return right(*operands)
+
+    return fault
+
+
+def where(tokens: Callable[[int], np.ndarray], rows: Callable[[int], np.ndarray]) -> Callable[..., np.ndarray]:
+    def fault(w: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        y = right(w, x)
+        y[np.ix_(tokens(len(x)), rows(len(w)))] *= np.float32(1.5)
+        return y
+
+    return fault
+
+
+def every(n: int) -> np.ndarray:
+    return np.ones(n, bool)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "said"),
+    [
+        (lambda: keeps(0, True), "cached-by-shape", "weights"),
+        (lambda: keeps(1, True), "cached-by-shape", "activations"),
+        (lambda: keeps(0, False), "stale-workspace", "weights"),
+        (lambda: keeps(1, False), "stale-workspace", "activations"),
+        (lambda: where(lambda m: every(m) & (9 <= m <= 40), every), "window-of-m", "9, 12, 15 to 17, 24, 31 to 33, 40"),
+        (lambda: where(every, lambda n: every(n) & (n in (63, 64, 65))), "window-of-n", "63 to 65 are wrong"),
+        (lambda: where(lambda m: np.arange(m) >= m // 16 * 16, every), "partial-tile", "tokens past the last whole"),
+        (lambda: where(every, lambda n: np.arange(n) >= n // 64 * 64), "partial-tile", "tile of 64"),
+        (lambda: where(lambda m: (np.arange(m) >= m // 8 * 8) & (m > 8), every), "partial-tile", "tile of 8"),
+        (lambda: where(every, every), "", ""),
+        (lambda: where(lambda m: np.arange(m) == 2, every), "", ""),
+    ],
+)
+def test_series_of_calls(
+    made: Callable[..., np.ndarray], fault: Callable[[], Callable[..., np.ndarray]], name: str, said: str
+) -> None:
+    rows, x = np.resize(made("Q4_0", 64), (70, 36)), activations(64, 20)
+    rows = rows.copy()
+    rows[:, 2] = np.arange(70)
+    found = list(Experiments(Odd(fault()), FORMATS["Q4_0"], Q8_1, rows, x).named())
+    assert [f.id for f in found] == ([name] if name else [])
+    assert all(said in f.words for f in found)
+
+
+def test_what_changes_from_call_to_call_is_no_window(made: Callable[..., np.ndarray]) -> None:
+    calls = iter(range(10**6))
+
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        return right(rows, x) * np.float32(1.5 if next(calls) % 3 == 0 else 1)
+
+    assert not list(Experiments(Odd(fault), FORMATS["Q4_0"], Q8_1, made("Q4_0", 64), activations(64)).named())
