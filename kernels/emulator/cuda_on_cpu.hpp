@@ -121,6 +121,11 @@ enum Outcome { DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4 }
 IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),
                             const void* argument, void (*here)(), const Request* request, Report* report);
 
+#if defined(CUDA_ON_CPU_KERNEL)
+// Writing it makes the loader give this thread the library's thread-local variables, its shared memory.
+static thread_local volatile char has_thread_locals;
+#endif
+
 template <class... Args>
 struct Launch {
     void (*kernel)(Args...);
@@ -141,6 +146,9 @@ template <class... Args>
 __attribute__((no_sanitize("thread"))) int launch(void (*kernel)(Args...), const unsigned* grid, const unsigned* block,
                                                   void** args, unsigned shared, int threads, const Request* request,
                                                   Report* report) {
+#if defined(CUDA_ON_CPU_KERNEL)
+    has_thread_locals = 0;
+#endif
     const Launch<Args...> one{kernel, args};
     return launch_blocks({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, threads,
                          &Launch<Args...>::body, &one, &cuda_on_cpu_here, request, report);

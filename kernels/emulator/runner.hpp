@@ -375,8 +375,10 @@ class BlockRunner {
         abort();
     }
     bool in_stack_guard(uint64_t at) const { return at - ((uint64_t)current_->stack - GUARD) < GUARD; }
+    // The kernel's own variables, and what warps exchange.
     bool in_a_stack(uint64_t at) const {
         if (at - (uint64_t)current_->stack < STACK_BYTES) return true;
+        if (at - (uint64_t)warps_.data() < warps_.size() * sizeof(Warp)) return true;
         for (size_t i = 0; i < used_; ++i)
             if (at - (uint64_t)fibers_[i]->stack < STACK_BYTES) return true;
         return false;
@@ -639,7 +641,7 @@ IN_RUNNER void wait_products(unsigned pending) {
     if (products.empty()) return;
     const unsigned groups = runner->fiber().product_groups;
     const auto done = [&](const WarpProduct& product) { return product.group + pending < groups; };
-    for (const WarpProduct& product : products)
+    for (const WarpProduct product : products)  // a copy, on the kernel's stack
         if (done(product)) product.compute(product);
     products.erase(std::remove_if(products.begin(), products.end(), done), products.end());
 }
@@ -723,7 +725,7 @@ inline Outcome run_blocks(Dim3 grid, Dim3 block, size_t shared, void (*body)(con
         runner = &own, crash_report = &report, gridDim = grid, blockDim = block;
     };
     unset();
-    CHECKED(checks.begin_launch(request, report, library, shared, &own);)
+    CHECKED(checks.begin_launch(request, report, library, shared);)
     const uint64_t blocks = grid.count();
     Outcome outcome = DONE;
     for (uint64_t first; outcome == DONE && (first = next.fetch_add(chunk)) < blocks;) {
@@ -738,6 +740,14 @@ inline Outcome run_blocks(Dim3 grid, Dim3 block, size_t shared, void (*body)(con
     runner = nullptr, crash_report = nullptr;
     return outcome != DONE ? outcome : own.kept_within(shared) ? DONE : OUTSIDE_SHARED;
 }
+
+#if defined(CUDA_ON_CPU_CHECKS)
+uint64_t current_thread() { return runner->thread(); }
+bool in_kernel() { return runner && runner->in_kernel(); }
+bool on_a_stack(uint64_t address) { return runner->in_a_stack(address); }
+void stop_launch() { runner->stop(FOUND); }
+uint8_t* shared_of_launch() { return runner->dynamic_shared(); }
+#endif
 
 IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),
                             const void* argument, void (*here)(), const Request* request, Report* report) {
@@ -763,7 +773,10 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     *report = reports[0];
     for (const Report& other : reports)
         if (other.signal) *report = other, worst = CRASHED;
-    return worst;
+    return worst == DONE && report->n_findings ? FOUND : (int)worst;
 }
 
 }  // namespace cuda_on_cpu
+#if defined(CUDA_ON_CPU_CHECKS)
+#include "callbacks.hpp"
+#endif

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from ..results import HostInfo
 from ..support.errors import KernelFault
 from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
-from .compiler import compiler, compiler_version, cpu_name, shared_library
+from . import findings
+from .compiler import checked_library, checks_fault, compiler, compiler_version, cpu_name, shared_library
 from .memory import between_walls
 from .schedule import Schedule
 
@@ -105,6 +106,9 @@ def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return room[at : at + array.size]
 
 
+ORDINARY = Schedule()
+
+
 class CpuHost(Host):
     """Runs kernels on `threads` cores.
 
@@ -132,7 +136,9 @@ class CpuHost(Host):
         compiler()
 
     def under(self, schedule: Schedule) -> Host | None:
-        return None if schedule.checked else CpuHost(self.threads, self._flags, schedule)
+        if not schedule.checked:
+            return CpuHost(self.threads, self._flags, schedule)
+        return None if checks_fault() else CheckedHost(schedule)
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         options = [f"-D{k}={v}" for k, v in defines.items()]
@@ -178,6 +184,10 @@ class CpuHost(Host):
         outcome = kernel(
             three(*grid), three(*block), pointers, shared, self.threads, ctypes.byref(request), ctypes.byref(report)
         )
+        self._raise(outcome, report, buffers, shared)
+
+    def _raise(self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer], shared: int) -> None:
+        """Raises KernelFault where a launch did not end as it should."""
         if outcome == _STUCK:
             raise KernelFault("threads of a block wait at a barrier that the others never reach")
         if outcome == _OUTSIDE_SHARED:
@@ -186,7 +196,7 @@ class CpuHost(Host):
             raise KernelFault(crash_in_words(report, buffers))
 
     def _request(self, buffers: Sequence[Buffer]) -> Request:
-        schedule = self.schedule or Schedule()
+        schedule = self.schedule or ORDINARY
         ranges = (Range * len(buffers))(*(b.range() for b in buffers))
         seed = schedule.seed % 2**64
         return Request(_ORDERS[schedule.order], schedule.fill, seed, ranges, len(buffers), 0)
@@ -211,6 +221,64 @@ def crash_in_words(report: LaunchReport, buffers: Sequence[Buffer]) -> str:
         return "the kernel accesses a null pointer, an address that cannot exist, or a misaligned one"
     does = "writes" if report.access == _WRITES else "reads"
     return f"the kernel {does} outside its buffers: {place(report.address, buffers)}"
+
+
+class CheckedHost(CpuHost):
+    """Runs kernels that are compiled with instrumentation, on one core. Raises KernelFinding at a launch's end.
+
+    Shared memory that is read before it is written is a finding only where that reaches an output: such a launch runs
+    again with other bytes there.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(1, schedule=schedule)
+        self._fill: int | None = None
+        self._now: Any = None
+        self._unset: list[findings.Found] = []
+
+    def _compiled(self, root: Path, file: str, entry: str, options: list[str]) -> Any:
+        unit = f'#include "{file}"\nCPU_KERNEL({entry})\n'
+        library = checked_library(root, unit, options)
+        function = getattr(library, f"{entry}_launch")
+        function.restype = ctypes.c_int
+        function.library = Path(library._name)
+        return function
+
+    def _request(self, buffers: Sequence[Buffer]) -> Request:
+        request = super()._request(buffers)
+        request.fill = request.fill if self._fill is None else self._fill
+        return request
+
+    def launch(
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
+        outputs = [a for a in args if isinstance(a, Buffer) and a.offset]
+        before = [b.array.copy() for b in outputs]
+        self._now, self._unset = kernel, []
+        super().launch(kernel, grid, block, args, shared, overlaps)
+        if not self._unset:
+            return
+        suspects, first = self._unset, [b.array.copy() for b in outputs]
+        for buffer, was in zip(outputs, before, strict=True):
+            buffer.array[:] = was
+        assert self.schedule is not None
+        self._fill = self.schedule.fill ^ 0x5A
+        try:
+            super().launch(kernel, grid, block, args, shared, overlaps)
+        finally:
+            self._fill = None
+        if any(not np.array_equal(b.array, was) for b, was in zip(outputs, first, strict=True)):
+            raise findings.finding(suspects)
+
+    def _raise(self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer], shared: int) -> None:
+        if outcome != _FOUND:
+            return super()._raise(outcome, report, buffers, shared)
+        library: Path = self._now.library
+        found = [findings.found(f, library, lambda at: place(at, buffers)) for f in report.findings[: report.n_findings]]
+        known = [f for f in found if f is not None]
+        self._unset += [f for f in known if f.kind == "unset"]
+        if real := [f for f in known if f.kind != "unset"]:
+            raise findings.finding(real)
 
 
 CPU = HostKind("cpu", "the CPU, which emulates a card", 0, CpuHost, lambda: None, emulated=True)
