@@ -185,10 +185,11 @@ static thread_local cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 #endif
 
 // Gives kernel NAME an entry point that the harness can call.
-#define CPU_KERNEL(NAME)                                                                                        \
-    extern "C" int NAME##_launch(const unsigned* grid, const unsigned* block, void** args, unsigned shared,     \
-                                 int threads, const cuda_on_cpu::Request* request, cuda_on_cpu::Report* report) { \
-        return cuda_on_cpu::launch(NAME, grid, block, args, shared, threads, request, report);                  \
+#define CPU_KERNEL(NAME)                                                                              \
+    extern "C" __attribute__((visibility("default"))) int NAME##_launch(                              \
+        const unsigned* grid, const unsigned* block, void** args, unsigned shared, int threads,       \
+        const cuda_on_cpu::Request* request, cuda_on_cpu::Report* report) {                           \
+        return cuda_on_cpu::launch(NAME, grid, block, args, shared, threads, request, report);        \
     }
 
 // ---- the built-in functions ----------------------------------------------------------------------------------------

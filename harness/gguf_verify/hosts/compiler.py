@@ -181,7 +181,9 @@ def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctype
             if not runner.exists():
                 (folder / "runner.cpp").write_text(_RUNNER)
                 made = folder / "runner.o"
-                _run_compiler([compiler(), *flags, f"-I{root}", "-c", str(folder / "runner.cpp"), "-o", str(made)], unit)
+                _run_compiler(
+                    [compiler(), *flags, f"-I{root}", "-c", str(folder / "runner.cpp"), "-o", str(made)], unit
+                )
                 store(runner, made.read_bytes())
             source, compiled, linked = folder / "unit.cpp", folder / "unit.o", folder / "unit.so"
             source.write_text(unit)

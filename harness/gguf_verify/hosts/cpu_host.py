@@ -24,6 +24,8 @@ from .schedule import Schedule
 _STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND = 1, 2, 3, 4
 _ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
 _WRITES, _OF_STACK = 1, 2
+#: Shared memory of a function template would else be that of the first library that has such a function.
+_OWN = "-fvisibility=hidden"
 #: Bytes from a buffer within which an address is said relative to it.
 _NEAR = 1 << 30
 
@@ -31,7 +33,12 @@ _NEAR = 1 << 30
 class Range(ctypes.Structure):
     """`cuda_on_cpu::Range`: memory that a launch was given."""
 
-    _fields_ = [("begin", ctypes.c_uint64), ("size", ctypes.c_uint64), ("output", ctypes.c_uint32), ("_", ctypes.c_uint32)]
+    _fields_ = [
+        ("begin", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("output", ctypes.c_uint32),
+        ("_", ctypes.c_uint32),
+    ]
 
 
 class Request(ctypes.Structure):
@@ -149,7 +156,7 @@ class CpuHost(Host):
 
     def _compiled(self, root: Path, file: str, entry: str, options: list[str]) -> Any:
         unit = f'#include "{file}"\nCPU_KERNEL({entry})\n'
-        function = getattr(shared_library(root, unit, (*self._flags, *options)), f"{entry}_launch")
+        function = getattr(shared_library(root, unit, (_OWN, *self._flags, *options)), f"{entry}_launch")
         function.restype = ctypes.c_int
         return function
 
@@ -238,7 +245,7 @@ class CheckedHost(CpuHost):
 
     def _compiled(self, root: Path, file: str, entry: str, options: list[str]) -> Any:
         unit = f'#include "{file}"\nCPU_KERNEL({entry})\n'
-        library = checked_library(root, unit, options)
+        library = checked_library(root, unit, (_OWN, *options))
         function = getattr(library, f"{entry}_launch")
         function.restype = ctypes.c_int
         function.library = Path(library._name)
@@ -274,7 +281,9 @@ class CheckedHost(CpuHost):
         if outcome != _FOUND:
             return super()._raise(outcome, report, buffers, shared)
         library: Path = self._now.library
-        found = [findings.found(f, library, lambda at: place(at, buffers)) for f in report.findings[: report.n_findings]]
+        found = [
+            findings.found(f, library, lambda at: place(at, buffers)) for f in report.findings[: report.n_findings]
+        ]
         known = [f for f in found if f is not None]
         self._unset += [f for f in known if f.kind == "unset"]
         if real := [f for f in known if f.kind != "unset"]:

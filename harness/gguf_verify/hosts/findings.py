@@ -68,7 +68,9 @@ def found(raw: Any, library: Path, place: Callable[[int], str]) -> Found | None:
             f"misaligned access at {lines[0]}: {_type(raw.text)} at an address that is no multiple of {raw.size}, "
             f"{place(raw.address)}"
         ),
-        "overflow": lambda: f"signed overflow at {lines[0]}: a {raw.text.decode(errors='replace')} does not fit its type",
+        "overflow": lambda: (
+            f"signed overflow at {lines[0]}: a {raw.text.decode(errors='replace')} does not fit its type"
+        ),
         "divergent": lambda: (
             f"divergent barrier: threads {raw.thread[0]} and {raw.thread[1]} of one warp wait at different barriers, "
             f"{lines[0]} and {lines[1]}"

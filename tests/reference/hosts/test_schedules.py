@@ -125,7 +125,7 @@ def test_a_race_changes_bits_and_its_right_twin_does_not(build: Build, name: str
     for right in (True, False):
         source = "".join(part for i, part in enumerate(parts) if right or i % 2 == 0)
         # the fixture writes `extern "C" __global__` before the source, so an include comes between
-        source = f"void unused() {{}}\n{include}extern \"C\" __global__ {source}" if include else source
+        source = f'void unused() {{}}\n{include}extern "C" __global__ {source}' if include else source
         made[right] = outputs(build, source, 3, 96, np.empty(96, np.int32), x)
     assert len(set(made[True])) == 1
     assert len(set(made[False])) > 1

@@ -7,10 +7,12 @@ the oracle runs in a second process.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import platform
 import re
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from ...formats import BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
 from ...hosts import Host
+from ...hosts.schedule import Schedule
 from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
 from ...semantics.exact import exact_weights
@@ -126,7 +129,9 @@ class ForeignKernel(Kernel):
     def __init__(self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> None:
         self.host = host
         self._source, self._time_limit = source, time_limit
-        self._held: Weights | None = None
+        #: What the process holds, for this kernel under any schedule.
+        self._held: list[Weights] = []
+        self._schedule: dict[str, Any] | None = None
         self._oracle: ForeignOracle | None = None
         # a side that stops in the middle of a message must not hold up the other
         self._conversation = Conversation(
@@ -189,6 +194,13 @@ class ForeignKernel(Kernel):
     def covers(self, fmt: WeightFormat) -> bool:
         return isinstance(fmt, ElementFormat) or fmt.name in self.declaration.formats
 
+    def under(self, schedule: Schedule) -> ForeignKernel | None:
+        if not self._source.on_host or self.host.under(schedule) is None:
+            return None
+        scheduled = copy.copy(self)  # which shares the process
+        scheduled._schedule = asdict(schedule)
+        return scheduled
+
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """By this project's encoder: the kernel is given the activations that it declares to take."""
         return self._takes.bytes_of(x)
@@ -202,11 +214,11 @@ class ForeignKernel(Kernel):
         return self.gemm(weights, self.quantize(x))
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        if not self._conversation.ready() or self._held is not weights:
-            self._held = None
+        if not self._conversation.ready() or not (self._held and self._held[0] is weights):
+            self._held.clear()
             self._conversation.ask({"load": weights.fmt.name, "n": weights.n, "k": weights.k}, weights.buffer)
-            self._held = weights
-        self._conversation.ask({"m": len(x)}, x)
+            self._held.append(weights)
+        self._conversation.ask({"m": len(x), **({"schedule": self._schedule} if self._schedule else {})}, x)
         y = np.empty((len(x), weights.n), np.float32)
         self._conversation.receive(y)
         return y

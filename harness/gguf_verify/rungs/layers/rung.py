@@ -37,6 +37,7 @@ from ..interface import Rung
 from ..judging import KERNEL
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
+from ..schedules import check_schedules
 from .activations import ACTIVATIONS
 from .explain import Explanations
 from .gemm import OTHER_M, OTHER_SHAPES, SHARED, GemmJudge
@@ -208,6 +209,8 @@ class _Gemms:
                 for trial in laid_out_trials(matrix.fmt, matrix.rows, gemm.x, run.options.seed):
                     judged.try_shape(trial)
                 judged.check_quantizer(every_size(matrix.tensor.k))
+        if new_type and self._result.n_failures == failed:
+            check_schedules(run, self._result, matrix, gemm.x, gemm.first_row)
         return made
 
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:
