@@ -5,7 +5,7 @@
 #include "hopper.cuh"
 
 // Whether there are the copies and barriers of hopper.cuh.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900) || defined(BEFORE_SM_90)  // the CPU host is asked for either
 constexpr bool BULK_COPIES = false;
 #else
 constexpr bool BULK_COPIES = true;
@@ -67,12 +67,14 @@ __device__ __forceinline__ void before_bulk_copies() {
 }
 #else
 inline void before_bulk_copies() {}
-inline void async_copy16(void* to, const void* from) { memcpy(to, from, 16); }
-inline void async_commit() {}
-template <int>
-void async_wait() {}
-inline void barrier_sync(int id, int threads) { cuda_on_cpu::runner->wait(cuda_on_cpu::runner->named(id, threads)); }
-inline void barrier_arrive(int id, int threads) { cuda_on_cpu::runner->named(id, threads).arrive(); }
+TO_RUNNER void async_copy16(void* to, const void* from) { cuda_on_cpu::copy16(to, from); }
+TO_RUNNER void async_commit() { cuda_on_cpu::commit_copies(); }
+template <int PENDING>
+TO_RUNNER void async_wait() {
+    cuda_on_cpu::wait_copies(PENDING);
+}
+TO_RUNNER void barrier_sync(int id, int threads) { cuda_on_cpu::sync_named(id, threads); }
+TO_RUNNER void barrier_arrive(int id, int threads) { cuda_on_cpu::arrive_named(id, threads); }
 inline void let_next_launch_start() {}
 inline void wait_for_last_launch() {}
 #endif

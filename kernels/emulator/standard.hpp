@@ -18,10 +18,9 @@
 #if defined(__linux__)
 #include <link.h>
 #endif
+#include <signal.h>
 #include <sys/mman.h>
 #if defined(__SSE4_1__)
 #include <smmintrin.h>
 #endif
-#if !defined(__x86_64__)
 #include <ucontext.h>
-#endif

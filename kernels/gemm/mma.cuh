@@ -52,10 +52,10 @@ struct MmaLane {
     bool done;
 };
 
-// A lane gives where its registers are. The last one to come goes on first, and computes for all: the others wait.
+// A lane gives where its registers are. The first one to go on computes for all.
 inline void mma(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int start) {
     MmaLane own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {}, false};
-    const uint64_t* lanes = cuda_on_cpu::runner->gather((uint64_t)(uintptr_t)&own);
+    const uint64_t* lanes = cuda_on_cpu::gather((uint64_t)(uintptr_t)&own);
     if (!own.done) {
         int8_t rows[16][32], columns[8][32];
         for (int l = 0; l < 32; ++l) {

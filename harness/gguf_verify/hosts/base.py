@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ..results import HostInfo
 from ..support.errors import KernelFault
+from .schedule import Schedule
 
 #: A NaN that no arithmetic produces: an output element that still holds it was never written.
 POISON = np.uint32(0x7FC0DEAD)
@@ -78,17 +79,21 @@ class Host(ABC):
         """Compile `root/file` and return its kernel `entry`, for the architecture `target` ("90a") if that is not the
         card's own. Raises EnvironmentFault with the compiler's message."""
 
+    def under(self, schedule: Schedule) -> Host | None:
+        """This host under a schedule, or None where it cannot choose one, or where the compiler cannot check."""
+        return None
+
     @abstractmethod
-    def upload(self, array: npt.NDArray[Any]) -> Any:
-        """A buffer with the array's bytes, at a multiple of 16."""
+    def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
+        """A buffer with the array's bytes, at a multiple of 16. `what` names it in faults: "weights"."""
 
     @abstractmethod
     def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
         """The bytes of a buffer that `upload` made, as they are now."""
 
     @abstractmethod
-    def output(self, nbytes: int) -> Any:
-        """A poisoned buffer of `nbytes` between guards."""
+    def output(self, nbytes: int, what: str = "output") -> Any:
+        """A poisoned buffer of `nbytes` between guards. `what` names it in faults."""
 
     @abstractmethod
     def launch(

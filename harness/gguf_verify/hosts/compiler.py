@@ -249,11 +249,16 @@ def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
         if header and not done.returncode:  # so the precompiled header is damaged
             _made_of(header).unlink(missing_ok=True)
         if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
-            what = unit.partition("\n")[0].removeprefix("#include ").strip('"')
-            said = errors[0] if errors else f"exit code {done.returncode}"
-            raise EnvironmentFault(f"{command[0]} could not compile {what}: {said}")
+            raise _failed(done, command, unit)
         return Built(built.read_bytes(), _read_files(listed, folder))
+
+
+def _failed(done: subprocess.CompletedProcess[str], command: Sequence[str], unit: str) -> EnvironmentFault:
+    """With the compiler's first error."""
+    errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
+    what = unit.partition("\n")[0].removeprefix("#include ").strip('"')
+    said = errors[0] if errors else f"exit code {done.returncode}"
+    return EnvironmentFault(f"{command[0]} could not compile {what}: {said}")
 
 
 def sound_library(root: Path, unit: str, options: Sequence[str] = ()) -> Path:
@@ -268,6 +273,74 @@ def sound_library(root: Path, unit: str, options: Sequence[str] = ()) -> Path:
         except OSError as error:
             raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
     return path
+
+
+#: What a checked build adds: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
+_CHECKS = ["-O1", "-g1", "-DCUDA_ON_CPU_KERNEL", "-fsanitize=thread,alignment,signed-integer-overflow"]
+_RUNNER = '#define CUDA_ON_CPU_CHECKS\n#include "emulator/cuda_on_cpu.hpp"\n'
+
+
+def checks_fault() -> str | None:
+    """Why kernels cannot be checked here, or None if they can."""
+    if "Free Software Foundation" not in _said_of_version(compiler()):
+        return f"{compiler_version()} is not GCC"
+    return None if platform.system() == "Linux" else "the system is not Linux"
+
+
+def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:
+    """The shared library of a translation unit that looks for faults as it runs: the unit with instrumentation, and the
+    runner without. It is loaded. Raises EnvironmentFault."""
+    emulator = tree_hash(root / "emulator")
+    runner = cached_file(("checks", emulator, *FLAGS, compiler_version(), cpu_name()), ".o")
+    key = ("checked", tree_hash(root), tables_hash(), unit, *FLAGS, *_CHECKS, *options, compiler_version(), cpu_name())
+    library = cached_file(key, ".so")
+    flags = [f for f in FLAGS if f != "-shared"]
+    if not library.exists():
+        with tempfile.TemporaryDirectory(prefix="gguf-verify-") as name:
+            folder = Path(name)
+            write_headers(folder)
+            if not runner.exists():
+                (folder / "runner.cpp").write_text(_RUNNER)
+                made = folder / "runner.o"
+                _run_compiler(
+                    [compiler(), *flags, f"-I{root}", "-c", str(folder / "runner.cpp"), "-o", str(made)], unit
+                )
+                store(runner, made.read_bytes())
+            source, compiled, linked = folder / "unit.cpp", folder / "unit.o", folder / "unit.so"
+            source.write_text(unit)
+            includes = [f"-I{root}", f"-I{folder}"]
+            _run_compiler(
+                [compiler(), *flags, *_CHECKS, *includes, *options, "-c", str(source), "-o", str(compiled)], unit
+            )
+            link = ["-shared", "-pthread", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-o", str(linked)]
+            _run_compiler([compiler(), str(compiled), str(runner), *link], unit)
+            store(library, linked.read_bytes())
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        library.unlink(missing_ok=True)
+        raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
+
+
+def _run_compiler(command: Sequence[str], unit: str) -> None:
+    """Raises EnvironmentFault with the compiler's first error."""
+    done = _run(command)
+    if done.returncode:
+        raise _failed(done, command, unit)
+
+
+def source_lines(library: Path, addresses: Sequence[int]) -> list[list[str]]:
+    """FILE:LINE of the calls before these addresses of a library, each followed by what it is inlined into; empty lists
+    where nothing says it."""
+    tool = shutil.which("addr2line")
+    if tool is None or not addresses:
+        return [[] for _ in addresses]
+    found: list[list[str]] = []
+    for address in addresses:
+        done = _run([tool, "-i", "-e", str(library), hex(max(0, address - 1))])
+        lines = [line.split(" (")[0].strip() for line in done.stdout.splitlines()]
+        found.append([line for line in lines if line and not line.startswith("?") and not line.endswith((":?", ":0"))])
+    return found
 
 
 def shared_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:

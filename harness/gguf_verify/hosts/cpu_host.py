@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,95 @@ import numpy.typing as npt
 
 from ..results import HostInfo
 from ..support.errors import KernelFault
+from . import findings
 from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
-from .compiler import compiler, compiler_version, cpu_name, shared_library
+from .compiler import checked_library, checks_fault, compiler, compiler_version, cpu_name, shared_library
+from .memory import between_walls
+from .schedule import Schedule
 
 #: How a launch ended, `cuda_on_cpu::Outcome`.
-_STUCK, _OUTSIDE_SHARED = 1, 2
+_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND = 1, 2, 3, 4
+_ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
+_WRITES, _OF_STACK = 1, 2
+#: Shared memory of a function template would else be that of the first library that has such a function.
+_OWN = "-fvisibility=hidden"
+#: Bytes from a buffer within which an address is said relative to it.
+_NEAR = 1 << 30
 
 
-class _Buffer:
-    """Bytes at an address; `offset` skips an output's leading guard."""
+class Range(ctypes.Structure):
+    """`cuda_on_cpu::Range`: memory that a launch was given."""
 
-    def __init__(self, array: npt.NDArray[np.uint8], offset: int = 0) -> None:
-        self.array = array
-        self.offset = offset
+    _fields_ = [
+        ("begin", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("output", ctypes.c_uint32),
+        ("_", ctypes.c_uint32),
+    ]
+
+
+class Request(ctypes.Structure):
+    """`cuda_on_cpu::Request`."""
+
+    _fields_ = [
+        ("order", ctypes.c_uint32), ("fill", ctypes.c_uint32), ("seed", ctypes.c_uint64),
+        ("ranges", ctypes.POINTER(Range)), ("n_ranges", ctypes.c_uint32), ("_", ctypes.c_uint32),
+    ]  # fmt: skip
+
+
+class FoundHere(ctypes.Structure):
+    """`cuda_on_cpu::Finding`."""
+
+    _fields_ = [
+        ("kind", ctypes.c_uint32), ("writes", ctypes.c_uint32 * 2), ("thread", ctypes.c_uint32 * 2),
+        ("block", ctypes.c_uint32 * 2), ("size", ctypes.c_uint32), ("address", ctypes.c_uint64),
+        ("at", ctypes.c_uint64 * 2), ("text", ctypes.c_char * 64),
+    ]  # fmt: skip
+
+
+class LaunchReport(ctypes.Structure):
+    """`cuda_on_cpu::Report`."""
+
+    _fields_ = [
+        ("signal", ctypes.c_int32), ("access", ctypes.c_uint32), ("n_findings", ctypes.c_uint32),
+        ("_", ctypes.c_uint32), ("address", ctypes.c_uint64), ("findings", FoundHere * 16),
+    ]  # fmt: skip
+
+
+class Buffer:
+    """Bytes at an address; `offset` skips an output's leading guard, and as many bytes lie behind."""
+
+    def __init__(self, array: npt.NDArray[np.uint8], what: str, offset: int = 0) -> None:
+        self.array, self.what, self.offset = array, what, offset
 
     @property
     def address(self) -> int:
         return int(self.array.ctypes.data) + self.offset
+
+    @property
+    def size(self) -> int:
+        return self.array.size - 2 * self.offset
+
+    def range(self) -> Range:
+        """As the runner takes it."""
+        return Range(self.address, self.size, int(self.offset > 0), 0)
+
+
+def place(address: int, buffers: Sequence[Buffer]) -> str:
+    """Where an address lies among buffers, in words."""
+    if address < 1 << 16:
+        return "at a null pointer"
+    found = []
+    for b in buffers:
+        if b.address <= address < b.address + b.size:
+            return f"at byte {address - b.address:,} of its {b.what}"
+        before, past = b.address - address, address - b.address - b.size
+        found.append((before, "before", b) if before > 0 else (past, "past the end of", b))
+    if found:
+        distance, where, b = min(found, key=lambda f: f[0])
+        if distance < _NEAR:
+            return f"{distance:,} bytes {where} its {b.what} ({b.size:,} bytes)"
+    return "far from all of its buffers"
 
 
 def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -40,18 +113,24 @@ def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return room[at : at + array.size]
 
 
+ORDINARY = Schedule()
+
+
 class CpuHost(Host):
     """Runs kernels on `threads` cores.
 
     Args:
         threads: operating-system threads of a launch; 0 takes every core that this process may use.
         flags: further flags of the compiler, such as a sanitizer's.
+        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer, and a launch takes
+            one operating-system thread unless the order is ascending.
     """
 
     name = "cpu"
 
-    def __init__(self, threads: int = 0, flags: Sequence[str] = ()) -> None:
+    def __init__(self, threads: int = 0, flags: Sequence[str] = (), schedule: Schedule | None = None) -> None:
         self.threads: int = threads or len(os.sched_getaffinity(0))
+        self.schedule = schedule
         self._flags = tuple(flags)
         self._functions: dict[tuple[Path, tuple[str, ...]], Any] = {}
 
@@ -63,38 +142,71 @@ class CpuHost(Host):
     def check(self) -> None:
         compiler()
 
+    def under(self, schedule: Schedule) -> Host | None:
+        if not schedule.checked:
+            return CpuHost(self.threads, self._flags, schedule)
+        return None if checks_fault() else CheckedHost(schedule)
+
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         options = [f"-D{k}={v}" for k, v in defines.items()]
         key = (file, entry, *options)
         if (root, key) not in self._functions:
-            unit = f'#include "{file}"\nCPU_KERNEL({entry})\n'
-            function = getattr(shared_library(root, unit, (*self._flags, *options)), f"{entry}_launch")
-            function.restype = ctypes.c_int
-            self._functions[root, key] = function
+            self._functions[root, key] = self._compiled(root, file, entry, options)
         return self._functions[root, key]
 
-    def upload(self, array: npt.NDArray[Any]) -> _Buffer:
-        buffer = _Buffer(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-        return buffer if buffer.address % 16 == 0 else _Buffer(_aligned(buffer.array))
+    def _compiled(self, root: Path, file: str, entry: str, options: list[str]) -> Any:
+        unit = f'#include "{file}"\nCPU_KERNEL({entry})\n'
+        function = getattr(shared_library(root, unit, (_OWN, *self._flags, *options)), f"{entry}_launch")
+        function.restype = ctypes.c_int
+        return function
 
-    def contents(self, buffer: _Buffer) -> npt.NDArray[np.uint8]:
+    def upload(self, array: npt.NDArray[Any], what: str = "input") -> Buffer:
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if self.schedule is not None:
+            walled = between_walls(raw.size, self.schedule.wall_before)
+            walled[:] = raw
+            return Buffer(walled, what)
+        return Buffer(raw if raw.ctypes.data % 16 == 0 else _aligned(raw), what)
+
+    def contents(self, buffer: Buffer) -> npt.NDArray[np.uint8]:
         return buffer.array
 
-    def output(self, nbytes: int) -> _Buffer:
-        return _Buffer(poisoned(nbytes), GUARD_BYTES)
+    def output(self, nbytes: int, what: str = "output") -> Buffer:
+        whole = poisoned(nbytes)
+        if self.schedule is not None:
+            walled = between_walls(whole.size, True)
+            walled[:] = whole
+            whole = walled
+        return Buffer(whole, what, GUARD_BYTES)
 
     def launch(
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:
-        values = [np.uint64(a.address) if isinstance(a, _Buffer) else a for a in args]
+        values = [np.uint64(a.address) if isinstance(a, Buffer) else a for a in args]
         cells = [np.array(v) for v in values]
         pointers = (ctypes.c_void_p * len(cells))(*(c.ctypes.data for c in cells))
         three = ctypes.c_uint * 3
-        outcome = kernel(three(*grid), three(*block), pointers, shared, self.threads)
+        buffers = [a for a in args if isinstance(a, Buffer)]
+        request, report = self._request(buffers), LaunchReport()
+        outcome = kernel(
+            three(*grid), three(*block), pointers, shared, self.threads, ctypes.byref(request), ctypes.byref(report)
+        )
+        self._raise(outcome, report, buffers, shared)
+
+    def _raise(self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer], shared: int) -> None:
+        """Raises KernelFault where a launch did not end as it should."""
         if outcome == _STUCK:
             raise KernelFault("threads of a block wait at a barrier that the others never reach")
         if outcome == _OUTSIDE_SHARED:
             self._outside_shared(f"the kernel wrote outside its {shared} bytes of dynamic shared memory")
+        if outcome == _CRASHED:
+            raise KernelFault(crash_in_words(report, buffers))
+
+    def _request(self, buffers: Sequence[Buffer]) -> Request:
+        schedule = self.schedule or ORDINARY
+        ranges = (Range * len(buffers))(*(b.range() for b in buffers))
+        seed = schedule.seed % 2**64
+        return Request(_ORDERS[schedule.order], schedule.fill, seed, ranges, len(buffers), 0)
 
     def _outside_shared(self, said: str) -> None:
         raise KernelFault(said)
@@ -102,8 +214,80 @@ class CpuHost(Host):
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
         return 3  # few, so that blocks go on to further work, as on a card
 
-    def _read(self, output: _Buffer) -> npt.NDArray[np.uint8]:
+    def _read(self, output: Buffer) -> npt.NDArray[np.uint8]:
         return output.array
+
+
+def crash_in_words(report: LaunchReport, buffers: Sequence[Buffer]) -> str:
+    """What ended a launch by a signal."""
+    if report.signal == signal.SIGFPE:
+        return "the kernel divides an integer by zero"
+    if report.access == _OF_STACK:
+        return "a thread of the kernel overflows its stack (recursion, or large arrays)"
+    if report.signal == signal.SIGSEGV and not report.address:
+        return "the kernel accesses a null pointer, an address that cannot exist, or a misaligned one"
+    does = "writes" if report.access == _WRITES else "reads"
+    return f"the kernel {does} outside its buffers: {place(report.address, buffers)}"
+
+
+class CheckedHost(CpuHost):
+    """Runs kernels that are compiled with instrumentation, on one core. Raises KernelFinding at a launch's end.
+
+    Shared memory that is read before it is written is a finding only where that reaches an output: such a launch runs
+    again with other bytes there.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(1, schedule=schedule)
+        self._fill: int | None = None
+        self._now: Any = None
+        self._unset: list[findings.Found] = []
+
+    def _compiled(self, root: Path, file: str, entry: str, options: list[str]) -> Any:
+        unit = f'#include "{file}"\nCPU_KERNEL({entry})\n'
+        library = checked_library(root, unit, (_OWN, *options))
+        function = getattr(library, f"{entry}_launch")
+        function.restype = ctypes.c_int
+        function.library = Path(library._name)
+        return function
+
+    def _request(self, buffers: Sequence[Buffer]) -> Request:
+        request = super()._request(buffers)
+        request.fill = request.fill if self._fill is None else self._fill
+        return request
+
+    def launch(
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
+        outputs = [a for a in args if isinstance(a, Buffer) and a.offset]
+        before = [b.array.copy() for b in outputs]
+        self._now, self._unset = kernel, []
+        super().launch(kernel, grid, block, args, shared, overlaps)
+        if not self._unset:
+            return
+        suspects, first = self._unset, [b.array.copy() for b in outputs]
+        for buffer, was in zip(outputs, before, strict=True):
+            buffer.array[:] = was
+        assert self.schedule is not None
+        self._fill = self.schedule.fill ^ 0x5A
+        try:
+            super().launch(kernel, grid, block, args, shared, overlaps)
+        finally:
+            self._fill = None
+        if any(not np.array_equal(b.array, was) for b, was in zip(outputs, first, strict=True)):
+            raise findings.finding(suspects)
+
+    def _raise(self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer], shared: int) -> None:
+        if outcome != _FOUND:
+            return super()._raise(outcome, report, buffers, shared)
+        library: Path = self._now.library
+        found = [
+            findings.found(f, library, lambda at: place(at, buffers)) for f in report.findings[: report.n_findings]
+        ]
+        known = [f for f in found if f is not None]
+        self._unset += [f for f in known if f.kind == "unset"]
+        if real := [f for f in known if f.kind != "unset"]:
+            raise findings.finding(real)
 
 
 CPU = HostKind("cpu", "the CPU, which emulates a card", 0, CpuHost, lambda: None, emulated=True)

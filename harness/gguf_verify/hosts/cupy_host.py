@@ -110,7 +110,7 @@ class CupyHost(Host):
         except cuda.memory.OutOfMemoryError as error:
             raise EnvironmentFault(f"the GPU's memory does not suffice: {str(error).splitlines()[0]}") from None
 
-    def upload(self, array: npt.NDArray[Any]) -> Any:
+    def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
         with self._faults():
             return self._cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
@@ -118,7 +118,7 @@ class CupyHost(Host):
         with self._faults():
             return np.asarray(self._cupy.asnumpy(buffer))
 
-    def output(self, nbytes: int) -> _Output:
+    def output(self, nbytes: int, what: str = "output") -> _Output:
         with self._faults():
             return _Output(self._cupy.asarray(poisoned(nbytes)))
 

@@ -27,6 +27,7 @@ from ..support.processes import Spawned
 from ..support.text import printable
 from .base import Grid, Host
 from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
+from .schedule import Schedule
 
 #: Seconds for anything but a launch: compilers run in it, and it starts Python.
 _PATIENCE = 600.0
@@ -92,6 +93,10 @@ class ProcessHost(Host):
     def info(self) -> HostInfo:
         return self._inner.info()
 
+    def under(self, schedule: Schedule) -> Host | None:
+        """The host itself, in this process: there each launch that is scheduled ends at its first bad access."""
+        return self._inner.under(schedule)
+
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> _Held:
         key = (root, file, entry, target, *sorted(defines.items()))
         held = self._kernels.get(key)
@@ -102,7 +107,7 @@ class ProcessHost(Host):
             self._there(held)
         return held
 
-    def upload(self, array: npt.NDArray[Any]) -> _Held:
+    def upload(self, array: npt.NDArray[Any], what: str = "input") -> _Held:
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         held = self._new({"ask": "upload"}, raw.nbytes)
         if raw.nbytes < SHARED_FROM:
@@ -115,7 +120,7 @@ class ProcessHost(Host):
             self._there(held)
         return held
 
-    def output(self, nbytes: int) -> _Held:
+    def output(self, nbytes: int, what: str = "output") -> _Held:
         held = self._new({"ask": "output", "nbytes": nbytes}, nbytes)
         with self._asking:
             self._there(held)

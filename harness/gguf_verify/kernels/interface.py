@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
 from ..hosts.base import Host
+from ..hosts.schedule import Schedule
 from ..results import HostInfo
 from ..semantics import SEMANTICS, Order, Semantics
 from .domain import EVERYTHING, Domain
@@ -108,6 +109,11 @@ class Kernel(Candidate):
     def layout(self) -> str:
         """The name of the layout that `upload` makes: kernels of one layout share a matrix's weights."""
         return "file"
+
+    def under(self, schedule: Schedule) -> Kernel | None:
+        """This kernel, its launches under a schedule; None where its host cannot choose one (or cannot check). Weights
+        that one of the two uploads are of no use to the other."""
+        return None
 
     @abstractmethod
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

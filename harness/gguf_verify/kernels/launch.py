@@ -24,10 +24,12 @@ class Launch(ABC):
 
     #: The layout in which `prepare` leaves the weights: launches of one layout can share them.
     layout: ClassVar[str] = "file"
+    #: Whether a source has other code for GPUs before sm_90 that the CPU host can run too.
+    knows_older: ClassVar[bool] = False
 
     def prepare(self, site: Site, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Any:
         """What `multiply` finds in `weights.buffer`, from uint8[N, row bytes]; here, the file's own bytes."""
-        return site.host.upload(rows)
+        return site.host.upload(rows, "weights")
 
     @abstractmethod
     def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:

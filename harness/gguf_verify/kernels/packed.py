@@ -94,9 +94,9 @@ class Packed(Launch):
         host, strips = site.host, self.layout == STRIPS
         n, blocks = rows.shape[0], rows.shape[1] // fmt.block_bytes
         tiles, padded, chunk = packed_shape(fmt, n, blocks * fmt.block_size)
-        out = host.output(tiles * padded * chunk)
+        out = host.output(tiles * padded * chunk, "packed weights")
         pack = site.function("pack", fmt, _PACK, {"STRIPS": str(int(strips))})
-        args = [host.upload(rows), out, np.int64(n), np.int64(blocks), np.int64(padded)]
+        args = [host.upload(rows, "weights"), out, np.int64(n), np.int64(blocks), np.int64(padded)]
         host.launch(pack, (min(tiles * padded, MAX_GRID), 1, 1), (ROWS, 1, 1), args)
         packed = host.download(out).reshape(tiles, -1)
         for first in range(0, tiles, _TILES_AT_A_TIME):

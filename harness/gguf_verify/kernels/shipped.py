@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..hosts.base import Host
+from ..hosts.schedule import Schedule
 from ..semantics import ASCENDING, Order
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
@@ -35,14 +36,15 @@ class ShippedKernel(Kernel):
         spec: which one.
         host: where it runs.
         root: the folder of the sources; a test gives an altered copy.
+        older: compile it as for a GPU before sm_90, where its source distinguishes.
     """
 
-    def __init__(self, spec: KernelSpec, host: Host, root: Path | None = None) -> None:
+    def __init__(self, spec: KernelSpec, host: Host, root: Path | None = None, older: bool = False) -> None:
         self.spec = spec
         self.host = host
         self.root = root or kernel_root()
         #: What its launches are given.
-        self.site = spec.site(host, self.root)
+        self.site = spec.site(host, self.root, older and spec.launch.knows_older)
 
     @property
     def name(self) -> str:
@@ -72,6 +74,10 @@ class ShippedKernel(Kernel):
     def covers(self, fmt: WeightFormat) -> bool:
         return isinstance(fmt, ElementFormat) or self.spec.covers(fmt)
 
+    def under(self, schedule: Schedule) -> ShippedKernel | None:
+        host = self.host.under(schedule)
+        return None if host is None else ShippedKernel(self.spec, host, self.root, schedule.older)
+
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Q8_1 bytes uint8[M, K/32·36] of activations float32[M, K]; x itself where the kernel takes float32.
 
@@ -81,7 +87,7 @@ class ShippedKernel(Kernel):
         if not self.site.quantizes:
             return np.ascontiguousarray(x, np.float32).view(np.uint8)
         m, k = x.shape
-        blocks = self.site.quantized(self.host.upload(x.copy()), m * k // 32)
+        blocks = self.site.quantized(self.host.upload(x.copy(), "activations"), m * k // 32)
         return self.host.download(blocks).reshape(m, k // 32 * 36)
 
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
@@ -103,7 +109,7 @@ class ShippedKernel(Kernel):
         m, n = x.shape[0], weights.n
         out = self.host.output(4 * m * n)
         # a copy: a kernel that writes into its input must not reach what it is judged by
-        multiply(self.site, weights, self.host.upload(x.copy()), out, m)
+        multiply(self.site, weights, self.host.upload(x.copy(), "activations"), out, m)
         return self.host.download(out).view(np.float32).reshape(m, n)
 
 

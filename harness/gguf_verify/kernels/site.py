@@ -93,7 +93,7 @@ class Site:
         """A buffer of `n_blocks` Q8_1 blocks from one of float32; x itself where the kernel takes float32."""
         if not self.quantizes:
             return x
-        out = self.host.output(n_blocks * 36)
+        out = self.host.output(n_blocks * 36, "quantized activations")
         function = self.host.load(self.root, QUANTIZER, "quantize", {})
         grid = (min(-(-n_blocks // (_THREADS // 4)), MAX_GRID), 1, 1)
         self.host.launch(function, grid, (_THREADS, 1, 1), [x, out, np.int64(n_blocks)])

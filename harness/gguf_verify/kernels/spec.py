@@ -91,10 +91,14 @@ class KernelSpec:
         """The macros that it is compiled with for weights of this type."""
         return {**fmt.macros, **self.defines}
 
-    def site(self, host: Host, root: Path) -> Site:
-        """What its launches need, on a host, from the sources below `root`."""
+    def site(self, host: Host, root: Path, older: bool = False) -> Site:
+        """What its launches need, on a host, from the sources below `root`; `older`: compiled as before sm_90."""
         quantizes = SEMANTICS[self.semantics].encode is not None
-        return Site(host, root, self.name, self.file, self.cards, self.defines_for, quantizes)
+
+        def macros(fmt: WeightFormat) -> dict[str, str]:
+            return {**self.defines_for(fmt), **({"BEFORE_SM_90": "1"} if older else {})}
+
+        return Site(host, root, self.name, self.file, self.cards, macros, quantizes)
 
 
 __all__ = ["FEW", "KernelSpec", "Problem", "never"]

@@ -52,7 +52,7 @@ class Tiling:
         token_tiles, stages = -(-m // self.tokens), padded // 2
 
         tokens = {"TOKENS": str(self.tokens)}
-        tiled = host.output(token_tiles * stages * self.tokens * 144)
+        tiled = host.output(token_tiles * stages * self.tokens * 144, "tiled activations")
         args = [x, tiled, np.int64(m), np.int64(weights.k // 32), np.int64(stages)]
         grid = (min(token_tiles * self.tokens // 4, MAX_GRID), min(-(-stages // 8), 65535), 1)
         host.launch(site.function(entry, weights.fmt, _TILE, tokens), grid, (256, 1, 1), args)

@@ -76,6 +76,20 @@ class OracleFault(KernelFault):
     culprit: ClassVar[Culprit] = "oracle"
 
 
+class KernelFinding(KernelFault):
+    """What a checked build of a kernel found.
+
+    Args:
+        kind: "race", "outside", "unset", "misaligned", "overflow", "divergent" or "input".
+        words: one line, which names the source lines.
+        lines: the source lines, FILE:LINE.
+    """
+
+    def __init__(self, kind: str, words: str, lines: tuple[str, ...] = ()) -> None:
+        super().__init__(words)
+        self.kind, self.words, self.lines = kind, words, lines
+
+
 def say(line: str) -> None:
     """Print one line on standard error, if the process has one."""
     with contextlib.suppress(OSError, AttributeError):

@@ -2,7 +2,9 @@
 
 Its first message is the declaration, or {"usage": one line} or {"environment": one line} where there is none. It is
 then asked {"load": format, "n": N, "k": K} + rows, and any number of {"m": M} + activations. It answers in JSON:
-{"ok": true}, which the output's bytes follow after a product; or {"fault": one line} where the kernel is to blame.
+{"ok": true}, which the output's bytes follow after a product; or {"fault": one line} where the kernel is to blame, with
+{"finding": {"kind", "lines"}} where a checked build found it. A product may name the schedule of its launch, the fields
+of `gguf_verify.hosts.schedule.Schedule`; {"environment": one line} says that this machine cannot run it so.
 
 The first message of an oracle's process is {"gives": names of functions}. It is asked {"weights": format} + rows, or
 {"activations": whether they are float32} + activations, and answers {"ok": true, "columns": L}, which float64[n, L]
@@ -28,8 +30,9 @@ import numpy.typing as npt
 from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
 from ...hosts.base import GUARD_BYTES, POISON, outside, poisoned
+from ...hosts.schedule import Schedule
 from ...support import protocol
-from ...support.errors import EnvironmentFault, HarnessError, UsageError
+from ...support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
 from .api import FLOAT32, Declaration, Oracle, Shape, declaration_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -40,7 +43,22 @@ MOST_TEXT = 300
 
 
 class Fault(Exception):
-    """The kernel is to blame; one line says for what."""
+    """The kernel is to blame; one line says for what.
+
+    Args:
+        finding: of a `KernelFinding`, its kind and lines.
+    """
+
+    def __init__(self, words: str, finding: dict[str, Any] | None = None) -> None:
+        super().__init__(words)
+        self.finding = finding
+
+    @classmethod
+    def of(cls, error: HarnessError) -> Fault:
+        """What the host said."""
+        if isinstance(error, KernelFinding):
+            return cls(str(error), {"kind": error.kind, "lines": list(error.lines)[:8]})
+        return cls(str(error))
 
 
 class Runner(Protocol):
@@ -53,6 +71,9 @@ class Runner(Protocol):
 
     def multiply(self, x: Bytes) -> Floats:
         """float32[M, N] of activations uint8[M, row bytes]. Raises Fault."""
+
+    def multiply_under(self, x: Bytes, schedule: Schedule) -> Floats:
+        """The same under a schedule, once. Raises Fault; EnvironmentFault where that is not possible here."""
 
 
 def one_line(error: BaseException) -> str:
@@ -157,6 +178,9 @@ class PythonRunner:
         same_bits(first, second)
         return second
 
+    def multiply_under(self, x: Bytes, schedule: Schedule) -> Floats:
+        raise EnvironmentFault("a kernel in Python has no schedules")
+
     def _once(self, x: Bytes) -> Floats:
         shape = Shape(self._fmt, len(x), self._n, self._k)
         given: npt.NDArray[Any] = x.copy()
@@ -257,7 +281,8 @@ def serve(link: Connection, make: Callable[[], Runner]) -> None:
             runner.load(header["load"], array, header["n"], header["k"])
             _say(link, ok=True)
         else:
-            y = runner.multiply(array)
+            said = header.get("schedule")
+            y = runner.multiply(array) if said is None else runner.multiply_under(array, Schedule(**said))
             _say(link, ok=True)
             link.send_bytes(y.reshape(-1).view(np.uint8).data)
 
@@ -304,7 +329,9 @@ def _serve(
             try:
                 answer(runner, header, array)
             except Fault as error:
-                _say(link, fault=str(error))
+                _say(link, fault=str(error), **({} if error.finding is None else {"finding": error.finding}))
+            except EnvironmentFault as error:
+                _say(link, environment=str(error))
 
 
 def _say(link: Connection, **answer: Any) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ...gguf import printable
 from ...support import protocol
-from ...support.errors import EnvironmentFault, KernelFault, UsageError
+from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
 from ...support.processes import ChildProcess, signal_name
 
 #: After so many calls that ran into the time limit nothing is called again, so that a run comes to its end.
@@ -69,16 +69,23 @@ class Conversation:
         return False
 
     def ask(self, header: dict[str, Any], array: npt.NDArray[np.uint8]) -> dict[str, Any]:
-        """Send a request and return the answer that it was done. Raises KernelFault."""
+        """Send a request and return the answer that it was done. Raises KernelFault; EnvironmentFault where this
+        machine cannot do it, which only a product under a schedule may say."""
         assert self.process is not None
         try:
             protocol.send(self.process.link, header, array)
         except OSError:
             self._dead()
         said = self._receive_message(self._time_limit, "return")
+        if "environment" in said:
+            raise EnvironmentFault(printable(str(said["environment"]), 600))
         if "fault" in said:
             self.stop()
-            raise self._fault(printable(str(said["fault"]), 600))
+            words, finding = printable(str(said["fault"]), 600), said.get("finding")
+            if isinstance(finding, dict) and isinstance(finding.get("lines"), list):
+                lines = tuple(printable(str(line), 100) for line in finding["lines"][:8])
+                raise KernelFinding(printable(str(finding.get("kind")), 20), words, lines)
+            raise self._fault(words)
         if said.get("ok") is not True:
             self.garbage()
         return said

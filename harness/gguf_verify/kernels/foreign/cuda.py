@@ -39,7 +39,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...hosts import make_host
-from ...hosts.base import Grid
+from ...hosts.base import Grid, Host
+from ...hosts.schedule import Schedule
 from ...semantics import OWN
 from ...support.errors import EnvironmentFault, HarnessError, UsageError
 from ...support.paths import kernel_root
@@ -325,6 +326,7 @@ class CudaRunner:
         self._said = parse(declared)
         self.declaration = self._said.of
         self._host = make_host(host, threads)
+        self._root, self._symbol = root, symbol
         self._host.check()
         self._kernels = {}
         for fmt in self.declaration.formats:
@@ -336,7 +338,7 @@ class CudaRunner:
     def load(self, fmt: str, rows: Bytes, n: int, k: int) -> None:
         self._fmt, self._rows, self._n, self._k = fmt, rows, n, k
         try:
-            self._weights = self._host.upload(rows.copy())
+            self._weights = self._host.upload(rows.copy(), "weights")
         except HarnessError as error:
             raise Fault(str(error)) from None
 
@@ -344,26 +346,36 @@ class CudaRunner:
         if not len(x):  # as engines do: a launch without thread blocks is an error
             return np.empty((0, self._n), np.float32)
         try:
-            first, second = self._once(x), self._once(x)
+            first, second = (self._once(x, self._host, self._kernels[self._fmt], self._weights) for _ in range(2))
         except HarnessError as error:
-            raise Fault(str(error)) from None
+            raise Fault.of(error) from None
         same_bits(first, second)
         return second
 
-    def _once(self, x: Bytes) -> Floats:
+    def multiply_under(self, x: Bytes, schedule: Schedule) -> Floats:
+        host = self._host.under(schedule)
+        if host is None:
+            raise EnvironmentFault(f"{self._host.name} has no such schedule")
+        kernel = host.load(self._root, _UNIT, self._symbol, self._said.defines(self._fmt))
+        try:
+            return self._once(x, host, kernel, host.upload(self._rows, "weights"))
+        except HarnessError as error:
+            raise Fault.of(error) from None
+
+    def _once(self, x: Bytes, host: Host, kernel: Any, weights: Any) -> Floats:
         shape = m, n, k = len(x), self._n, self._k
         grid, block = (self._dimensions(what, shape) for what in ("grid", "block"))
         shared = self._said.shared.value(*shape)
         if not 0 <= shared <= _MOST_SHARED:
             raise Fault(f"its shared memory at M={m}, N={n}, K={k} is {shared} bytes")
-        given, out = self._host.upload(x.copy()), self._host.output(4 * m * n)
-        buffers = {"weights": self._weights, "activations": given, "output": out}
+        given, out = host.upload(x.copy(), "activations"), host.output(4 * m * n)
+        buffers = {"weights": weights, "activations": given, "output": out}
         numbers = {"M": m, "N": n, "K": k}
         args = [_INTEGERS[kind](numbers[name]) if kind else buffers[name] for kind, name in self._said.parameters]
-        self._host.launch(self._kernels[self._fmt], grid, block, args, shared)
-        y = self._host.download(out).view(np.float32).reshape(m, n)
-        unchanged("activations", self._host.contents(given), x)
-        unchanged("weights", self._host.contents(self._weights), self._rows)
+        host.launch(kernel, grid, block, args, shared)
+        y = host.download(out).view(np.float32).reshape(m, n)
+        unchanged("activations", host.contents(given), x)
+        unchanged("weights", host.contents(weights), self._rows)
         return y
 
     def _dimensions(self, what: str, shape: tuple[int, int, int]) -> Grid:

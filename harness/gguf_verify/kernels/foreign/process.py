@@ -7,11 +7,13 @@ the oracle runs in a second process.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import platform
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import numpy.typing as npt
 from ...formats import BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
 from ...hosts import Host
+from ...hosts.schedule import Schedule
 from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
 from ...semantics.exact import exact_weights
@@ -130,7 +133,9 @@ class ForeignKernel(Kernel):
     def __init__(self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> None:
         self.host = host
         self._source, self._time_limit = source, time_limit
-        self._held: Weights | None = None
+        #: What the process holds, for this kernel under any schedule.
+        self._held: list[Weights] = []
+        self._schedule: dict[str, Any] | None = None
         self._oracle: ForeignOracle | None = None
         # a side that stops in the middle of a message must not hold up the other
         self._conversation = Conversation(
@@ -197,6 +202,13 @@ class ForeignKernel(Kernel):
     def covers(self, fmt: WeightFormat) -> bool:
         return isinstance(fmt, ElementFormat) or fmt.name in self.declaration.formats
 
+    def under(self, schedule: Schedule) -> ForeignKernel | None:
+        if not self._source.on_host or self.host.under(schedule) is None:
+            return None
+        scheduled = copy.copy(self)  # which shares the process
+        scheduled._schedule = asdict(schedule)
+        return scheduled
+
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """By this project's encoder: the kernel is given the activations that it declares to take."""
         whole_blocks(x, self._takes.activations)
@@ -217,15 +229,15 @@ class ForeignKernel(Kernel):
         weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
         activations of zero."""
         fitting(x, weights, self._takes.activations, quantized=True)
-        if not self._conversation.ready() or self._held is not weights:
-            self._held = None
+        if not self._conversation.ready() or not (self._held and self._held[0] is weights):
+            self._held.clear()
             rows = weights.buffer
             n, k = self._called_with(weights)
             if (n, k) != (weights.n, weights.k):
                 width = rows.shape[1] * k // weights.k
                 rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
             self._conversation.ask({"load": weights.fmt.name, "n": n, "k": k}, np.ascontiguousarray(rows))
-            self._held = weights
+            self._held.append(weights)
         n, k = self._called_with(weights)
         y = np.empty((len(x), weights.n), np.float32)
         at = 0
@@ -233,7 +245,8 @@ class ForeignKernel(Kernel):
             part = x[at + np.arange(given) % max(1, wanted)]
             if k != weights.k:
                 part = np.pad(part, ((0, 0), (0, x.shape[1] * k // weights.k - x.shape[1])))
-            self._conversation.ask({"m": given}, np.ascontiguousarray(part))
+            schedule = {"schedule": self._schedule} if self._schedule else {}
+            self._conversation.ask({"m": given, **schedule}, np.ascontiguousarray(part))
             made = np.empty((given, n), np.float32)
             self._conversation.receive(made)
             y[at : at + wanted] = made[:wanted, : weights.n]

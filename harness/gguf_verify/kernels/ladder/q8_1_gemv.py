@@ -27,6 +27,7 @@ class Gemv(Packed):
     """
 
     layout: ClassVar[str] = STRIPS
+    knows_older: ClassVar[bool] = True
 
     def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
         if m > 4:
@@ -88,7 +89,7 @@ class Gemv(Packed):
         stages = (54 << 10) // stage
         macros = {"TOKENS": str(tokens), "STAGES": str(stages)}
         tiles = -(-m // tokens)
-        tiled = host.output(tiles * blocks * tokens * 40)
+        tiled = host.output(tiles * blocks * tokens * 40, "tiled activations")
         grid = (min(-(-tiles * tokens // 8 * blocks // 8), MAX_GRID), 1, 1)
         tile = site.function(entry, fmt, macros=macros)
         host.launch(tile, grid, (256, 1, 1), [x, tiled, np.int64(m), np.int64(blocks)], overlaps=True)

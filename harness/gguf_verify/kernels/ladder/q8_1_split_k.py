@@ -34,7 +34,7 @@ class SplitK(Packed):
 
     def _multiply(self, site: Site, weights: Weights, entry: str, x: Any, out: Any, m: int) -> None:
         parts, fours = -(-weights.k // SPLIT), -(-m * weights.n // 4)
-        sums = site.host.output(16 * parts * fours)
+        sums = site.host.output(16 * parts * fours, "sums of parts")
         self.tiling(m, weights.n, parts).gemm(site, weights, entry, x, sums, m, SPLIT)
         args = [sums, out, np.int64(parts), np.int64(m * weights.n)]
         add = site.function("add_parts", weights.fmt, macros=ANY_TILING)

@@ -51,11 +51,11 @@ class MutantHost(CpuHost):
         function.restype = ctypes.c_int
         return function
 
-    def upload(self, array: npt.NDArray[Any]) -> Any:
+    def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
         if not self.walled:
-            return super().upload(array)
+            return super().upload(array, what)
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return super().upload(_before_a_wall(raw))
+        return super().upload(_before_a_wall(raw), what)
 
     def _outside_shared(self, said: str) -> None:
         self.noted.append(said)

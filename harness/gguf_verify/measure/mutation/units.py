@@ -170,8 +170,9 @@ def _whole(root: Path, bodies: Sequence[tuple[str, str]], entries: Sequence[str]
     parts = [_common(root)] if common else []
     for name, text in bodies:
         launches = "".join(
-            f'extern "C" int {name}_{entry}_launch(const unsigned* g, const unsigned* b, void** a, unsigned s, int t) '
-            f"{{ return cuda_on_cpu::launch(erased({name}::{entry}), g, b, a, s, t); }}\n"
+            f'extern "C" int {name}_{entry}_launch(const unsigned* g, const unsigned* b, void** a, unsigned s, int t, '
+            "const cuda_on_cpu::Request* q, cuda_on_cpu::Report* r) "
+            f"{{ return cuda_on_cpu::launch(erased({name}::{entry}), g, b, a, s, t, q, r); }}\n"
             for entry in entries
         )
         parts.append(f"namespace {name or 'original'} {{\n{text}\n}}\n" + (f'#line 1 "{name}/launch"\n{launches}'))

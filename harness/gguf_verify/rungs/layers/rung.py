@@ -39,6 +39,7 @@ from ..interface import Rung
 from ..judging import KERNEL
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
+from ..schedules import check_schedules
 from .activations import ACTIVATIONS
 from .gemm import OTHER_M, SHARED, GemmJudge
 from .outputs import Outputs
@@ -219,6 +220,8 @@ class _Gemms:
             probes = TypeProbes(run, self._result, matrix.tensor, matrix.rows, gemm.x, self._explanations)
             probes.check()
             judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
+            if self._result.n_failures == failed:
+                check_schedules(run, self._result, matrix, gemm.x, gemm.first_row)
         return made
 
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:

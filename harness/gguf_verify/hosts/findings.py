@@ -1,0 +1,99 @@
+"""What a checked build found, in words, with the lines of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..support.errors import KernelFinding
+from .compiler import source_lines
+
+#: `cuda_on_cpu::Kind`.
+_KINDS = {1: "race", 2: "outside", 3: "unset", 4: "misaligned", 5: "overflow", 6: "divergent", 7: "input"}
+#: Folders of the include path, after which a file's name is the one by which a reader knows it.
+_OURS = ("emulator/",)
+_MOST = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """One finding: its kind, what it is in one line, and the source lines that it names."""
+
+    kind: str
+    words: str
+    lines: tuple[str, ...]
+
+
+def _line(chain: Sequence[str]) -> str:
+    """A place as a reader wants it: the innermost line that is not the emulator's, and the kernel's own line where that
+    is in another file."""
+    names = [Path(place).name for place in chain]
+    outside = [n for n, place in zip(names, chain, strict=True) if not any(o in place for o in _OURS)] or names
+    if not outside:
+        return "an unknown line"
+    inner, outer = outside[0], outside[-1]
+    return inner if inner.split(":")[0] == outer.split(":")[0] else f"{inner} (for {outer})"
+
+
+def _thread(block: int, thread: int) -> str:
+    return f"thread {thread} of block {block}"
+
+
+def found(raw: Any, library: Path, place: Callable[[int], str]) -> Found | None:
+    """One finding of a launch (`cuda_on_cpu::Finding`) in words; None where the lines show that there is nothing.
+
+    Args:
+        place: where an address lies, in words.
+    """
+    kind = _KINDS[raw.kind]
+    two = kind in ("race", "divergent")
+    lines = [_line(chain) for chain in source_lines(library, list(raw.at)[: 2 if two else 1])]
+    who = _thread(raw.block[0], raw.thread[0])
+    does = "writes" if raw.writes[0] else "reads"
+    if two:
+        other = _thread(raw.block[1], raw.thread[1]) if raw.thread[1] < 1024 else "an asynchronous copy"
+        who = who if raw.thread[0] < 1024 else "an asynchronous copy"
+    if kind == "divergent" and lines[0] == lines[1] and lines[0] != "an unknown line":
+        return None
+    words = {
+        "race": lambda: (
+            f"data race: {who} {does} at {lines[0]} and "
+            f"{other} {'writes' if raw.writes[1] else 'reads'} at {lines[1]}, "
+            "with no barrier between them"
+        ),
+        "outside": lambda: f"{who} {does} {raw.size} bytes outside its buffers at {lines[0]}: {place(raw.address)}",
+        "unset": lambda: f"{who} uses shared memory at {lines[0]} that no thread has written",
+        "misaligned": lambda: (
+            f"misaligned access at {lines[0]}: {_type(raw.text)} at an address that is no multiple of {raw.size}, "
+            f"{place(raw.address)}"
+        ),
+        "overflow": lambda: (
+            f"signed overflow at {lines[0]}: a {raw.text.decode(errors='replace')} does not fit its type"
+        ),
+        "divergent": lambda: (
+            f"divergent barrier: threads {raw.thread[0]} and {raw.thread[1]} of one warp wait at different barriers, "
+            f"{lines[0]} and {lines[1]}"
+        ),
+        "input": lambda: f"{who} writes into an input at {lines[0]}: {place(raw.address)}",
+    }[kind]()
+    return Found(kind, words, tuple(dict.fromkeys(lines)))
+
+
+def _type(name: bytes) -> str:
+    text = name.decode(errors="replace").strip("'")
+    return text or "a value"
+
+
+def finding(found: Sequence[Found]) -> KernelFinding:
+    """The error for what a launch found: the first in full, and of how many. Findings of one pair of lines are one."""
+    distinct = list({f.words.split(" at ")[0][:12] + str(f.lines): f for f in found}.values())
+    words = distinct[0].words
+    if more := len(distinct) - 1:
+        places = "; ".join(" and ".join(f.lines) for f in distinct[1 : 1 + _MOST])
+        words += f" (and {more} more: {places}{' …' if more > _MOST else ''})"
+    return KernelFinding(distinct[0].kind, words, tuple(line for f in distinct for line in f.lines))
+
+
+__all__ = ["Found", "finding", "found"]

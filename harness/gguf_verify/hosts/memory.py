@@ -1,0 +1,47 @@
+"""Memory for a launch under a schedule: pages that cannot be accessed lie directly before it, or behind it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..support.errors import EnvironmentFault
+
+ALIGNMENT = 16
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+def between_walls(nbytes: int, wall_before: bool = False) -> npt.NDArray[np.uint8]:
+    """uint8[nbytes] at a multiple of 16 that ends less than 16 bytes before a page that cannot be accessed, or begins
+    behind one. Another one lies on the other side, less than a page away. Raises EnvironmentFault."""
+    libc, page = _libc(), mmap.PAGESIZE
+    room = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    inside = max(1, -(-room // page)) * page
+    start = libc.mmap(None, inside + 2 * page, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if start in (None, 2**64 - 1):
+        raise EnvironmentFault("the memory does not suffice")
+    if libc.mprotect(start + page, inside, mmap.PROT_READ | mmap.PROT_WRITE):
+        libc.munmap(start, inside + 2 * page)
+        raise EnvironmentFault("the memory does not suffice")
+    at = start + page if wall_before else start + page + inside - room
+    whole: Any = (ctypes.c_uint8 * nbytes).from_address(at)
+    weakref.finalize(whole, libc.munmap, start, inside + 2 * page)  # arrays over it keep it
+    return np.frombuffer(whole, np.uint8) if nbytes else np.zeros(0, np.uint8)
+
+
+__all__ = ["between_walls"]

@@ -1,0 +1,70 @@
+// What GCC's instrumentation calls (gcc/sanitizer.def; the arguments of compiler-rt's ubsan_handlers.h), for checks.hpp.
+#pragma once
+
+namespace cuda_on_cpu {
+
+struct SourceLocation {
+    const char* file;
+    uint32_t line, column;
+};
+struct TypeDescriptor {
+    uint16_t kind, info;
+    char name[1];
+};
+struct TypeMismatch {
+    SourceLocation location;
+    const TypeDescriptor* type;
+    uint8_t log_alignment, kind;
+};
+
+}  // namespace cuda_on_cpu
+
+extern "C" {
+#define HIDDEN __attribute__((visibility("hidden"), used))
+#define ACCESS(NAME, SIZE, WRITES)                                                                    \
+    HIDDEN void __tsan_##NAME(void* at) {                                                             \
+        cuda_on_cpu::checks.access((uint64_t)at, SIZE, WRITES, __builtin_return_address(0));          \
+    }
+#define ACCESSES(PREFIX, SIZE)                  \
+    ACCESS(PREFIX##read##SIZE, SIZE, false)     \
+    ACCESS(PREFIX##write##SIZE, SIZE, true)
+ACCESSES(, 1)
+ACCESSES(, 2)
+ACCESSES(, 4)
+ACCESSES(, 8)
+ACCESSES(, 16)
+ACCESSES(unaligned_, 2)
+ACCESSES(unaligned_, 4)
+ACCESSES(unaligned_, 8)
+ACCESSES(unaligned_, 16)
+ACCESSES(volatile_, 1)
+ACCESSES(volatile_, 2)
+ACCESSES(volatile_, 4)
+ACCESSES(volatile_, 8)
+ACCESSES(volatile_, 16)
+HIDDEN void __tsan_read_range(void* at, unsigned long size) {
+    cuda_on_cpu::checks.access((uint64_t)at, size, false, __builtin_return_address(0));
+}
+HIDDEN void __tsan_write_range(void* at, unsigned long size) {
+    cuda_on_cpu::checks.access((uint64_t)at, size, true, __builtin_return_address(0));
+}
+HIDDEN void __tsan_init() {}
+HIDDEN void __tsan_func_entry(void*) {}
+HIDDEN void __tsan_func_exit(void*) {}
+
+HIDDEN void __ubsan_handle_type_mismatch_v1(cuda_on_cpu::TypeMismatch* said, unsigned long at) {
+    const unsigned long alignment = 1ul << said->log_alignment;
+    if (at & (alignment - 1)) cuda_on_cpu::checks.misaligned(at, alignment, __builtin_return_address(0), said->type->name);
+}
+#define OVERFLOWING(NAME, WORDS)                                                                       \
+    HIDDEN void __ubsan_handle_##NAME##_overflow(void*, unsigned long, unsigned long) {                \
+        cuda_on_cpu::checks.overflows(__builtin_return_address(0), WORDS);                             \
+    }
+OVERFLOWING(add, "sum")
+OVERFLOWING(sub, "difference")
+OVERFLOWING(mul, "product")
+OVERFLOWING(divrem, "quotient")
+HIDDEN void __ubsan_handle_negate_overflow(void*, unsigned long) {
+    cuda_on_cpu::checks.overflows(__builtin_return_address(0), "negation");
+}
+}

@@ -1,0 +1,782 @@
+// Runs the blocks of a launch of a kernel on the CPU.
+//
+// A block's threads run one after the other on one operating-system thread. A thread that reaches a barrier or a warp
+// exchange must wait for others that have not run yet, so each runs on a fiber: a stack of its own, switched by hand.
+// A fiber that never had to wait goes straight on with the next thread, so a kernel without barriers costs one
+// fiber a block and runs at the speed of plain calls. Blocks are spread over operating-system threads.
+//
+// A GPU promises no order of threads, warps and blocks, and an asynchronous copy may take until its wait. So a launch has
+// a schedule (Request). Ascending: thread 0 first, and all copies and products at once. Descending: the last thread and
+// block first, and copies and products as late as waits allow. Seeded: whenever there is a choice, it is drawn. A kernel
+// without races gives the same bits in each.
+#pragma once
+#include "cuda_on_cpu.hpp"
+
+// Of a checked build, which runs on one operating-system thread, or of each such thread.
+#if defined(CUDA_ON_CPU_CHECKS)
+#define PER_THREAD static
+#define CHECKED(...) __VA_ARGS__
+#define KERNELS_LINE __builtin_return_address(0)
+#else
+#define PER_THREAD static thread_local
+#define CHECKED(...)
+#endif
+
+namespace cuda_on_cpu {
+
+class BlockRunner;
+PER_THREAD BlockRunner* runner = nullptr;
+
+// This library's zero-initialized thread-local variables, of this thread: the shared memory of its blocks, and elsewhere
+// than in a checked build the runner's own. Empty elsewhere than on Linux.
+struct Bytes {
+    char* begin = nullptr;
+    size_t size = 0;
+    bool has(uint64_t at) const { return at - (uint64_t)begin < size; }
+};
+struct Library {
+    void (*inside)();
+    uint64_t base = 0;
+    Bytes shared, image, data;
+};
+inline Library library_of(void (*inside)()) {
+    Library found{inside};
+#if defined(__linux__)
+    const auto look = [](dl_phdr_info* library, size_t, void* to) {
+        Library& found = *(Library*)to;
+        const ElfW(Phdr) *tls = nullptr;
+        Bytes image, data;
+        bool ours = false;
+        for (int i = 0; i < library->dlpi_phnum; ++i) {
+            const auto& part = library->dlpi_phdr[i];
+            if (part.p_type == PT_TLS) tls = &part;
+            if (part.p_type != PT_LOAD) continue;
+            char* const begin = (char*)library->dlpi_addr + part.p_vaddr;
+            if ((uintptr_t)found.inside - (uintptr_t)begin < part.p_memsz) ours = true;
+            if (!image.begin) image.begin = begin;
+            image.size = begin + part.p_memsz - image.begin;
+            if (part.p_flags & PF_W) data = {begin, part.p_memsz};
+        }
+        if (!ours) return 0;
+        found.base = library->dlpi_addr, found.image = image, found.data = data;
+        if (tls && library->dlpi_tls_data)
+            found.shared = {(char*)library->dlpi_tls_data + tls->p_filesz, tls->p_memsz - tls->p_filesz};
+        return 1;
+    };
+    dl_iterate_phdr(look, &found);
+#endif
+    return found;
+}
+
+// ---- context switch ------------------------------------------------------------------------------------------------
+
+#if defined(__x86_64__)
+// Saves what the System V ABI preserves across a call, stores the stack pointer in *from, continues at `to`.
+extern "C" void cuda_on_cpu_switch(void** from, void* to);
+asm(R"(
+.text
+.weak cuda_on_cpu_switch
+.type cuda_on_cpu_switch, @function
+cuda_on_cpu_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size cuda_on_cpu_switch, .-cuda_on_cpu_switch
+)");
+
+inline void* first_frame(char* top, void (*entry)()) {
+    void** sp = (void**)((uintptr_t)top & ~(uintptr_t)15);
+    *--sp = nullptr;         // entry never returns; keeps the stack aligned as after a call
+    *--sp = (void*)entry;    // popped by ret
+    for (int i = 0; i < 6; ++i) *--sp = nullptr;
+    return sp;
+}
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t size);
+extern "C" void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* size);
+extern "C" void __asan_unpoison_memory_region(const volatile void* at, size_t size);
+#endif
+
+struct Context {
+#if defined(__x86_64__)
+    void* sp = nullptr;
+#else
+    ucontext_t context;
+#endif
+    void* fake_stack = nullptr;
+    const void* bottom = nullptr;
+    size_t size = 0;
+
+    void prepare(char* stack, size_t stack_size, void (*entry)()) {
+        bottom = stack;
+        size = stack_size;
+        fake_stack = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+        // Frames that never returned may have left their marks there.
+        __asan_unpoison_memory_region(stack, stack_size);
+#endif
+#if defined(__x86_64__)
+        sp = first_frame(stack + stack_size, entry);
+#else
+        getcontext(&context);
+        context.uc_stack.ss_sp = stack;
+        context.uc_stack.ss_size = stack_size;
+        context.uc_link = nullptr;
+        makecontext(&context, entry, 0);
+#endif
+    }
+
+    void switch_to(Context& next) {
+#if defined(__SANITIZE_ADDRESS__)
+        __sanitizer_start_switch_fiber(&fake_stack, next.bottom, next.size);
+#endif
+#if defined(__x86_64__)
+        cuda_on_cpu_switch(&sp, next.sp);
+#else
+        swapcontext(&context, &next.context);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+        __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
+#endif
+    }
+};
+
+
+}  // namespace cuda_on_cpu
+#if defined(CUDA_ON_CPU_CHECKS)
+#include "checks.hpp"
+#endif
+namespace cuda_on_cpu {
+
+// ---- schedules -----------------------------------------------------------------------------------------------------
+
+// The bits of one number, mixed (the finalizer of splitmix64).
+inline uint64_t mixed(uint64_t v) {
+    v = (v ^ v >> 30) * 0xBF58476D1CE4E5B9;
+    v = (v ^ v >> 27) * 0x94D049BB133111EB;
+    return v ^ v >> 31;
+}
+
+// Draws by seed and position.
+struct Draw {
+    uint64_t state = 0;
+    uint64_t next() { return mixed(state += 0x9E3779B97F4A7C15); }
+    uint64_t below(uint64_t n) { return (uint64_t)((unsigned __int128)next() * n >> 64); }
+    bool once_in(uint64_t n) { return below(n) == 0; }
+    template <class T>
+    void shuffle(T* values, size_t n) {
+        for (size_t i = n; i > 1; --i) std::swap(values[i - 1], values[below(i)]);
+    }
+};
+
+// ---- barriers ------------------------------------------------------------------------------------------------------
+
+struct Barrier {
+    int alive = 0, arrived = 0;
+    unsigned generation = 0;
+#if defined(CUDA_ON_CPU_CHECKS)
+    Clock gathered;  // of those that have arrived
+    bool whole = false;
+#endif
+
+    bool arrive() {  // true for the last one: nobody needs to wait
+        if (++arrived < alive) return false;
+        release();
+        return true;
+    }
+    void leave() {  // an exited thread is not waited for
+        if (--alive > 0 && arrived == alive) release();
+    }
+    void release() {
+        arrived = 0;
+        ++generation;
+#if defined(CUDA_ON_CPU_CHECKS)
+        if (whole) checks.released_block();
+#endif
+    }
+};
+
+struct Phases : Barrier {
+    int pending = 0;  // bytes that are expected and have not been copied
+
+    void end_phase() {
+        if (arrived >= alive && pending == 0) release();
+    }
+};
+
+struct Warp : Barrier {
+    // Two sets of slots: a lane may already write its next value while others still read this one's.
+    uint64_t slots[2][32];
+    std::vector<WarpProduct> products;  // that are not computed yet
+};
+
+// A copy that is not done yet.
+struct Copy {
+    void* to;
+    const void* from;
+    int bytes;
+    unsigned group;
+    Phases* phases;              // of a bulk copy
+    std::vector<uint8_t> taken;  // what it read when it was issued, if it did
+#if defined(CUDA_ON_CPU_CHECKS)
+    AsyncWrite write;
+#endif
+
+    void complete() const { memcpy(to, taken.empty() ? from : taken.data(), (size_t)bytes); }
+};
+
+struct Fiber {
+    Context context;
+    char* stack = nullptr;
+    const Barrier* waits_for = nullptr;
+    unsigned generation = 0;
+    uint64_t thread = 0;
+    bool idle = true;
+    std::vector<Copy> copies;
+    unsigned copy_groups = 0, product_groups = 0;
+};
+
+// ---- one block on one operating-system thread ----------------------------------------------------------------------
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t STACK_BYTES = 512 << 10;
+#else
+constexpr size_t STACK_BYTES = 64 << 10;
+#endif
+
+// Dynamic shared memory: the most that any card gives a block, and what lies before and after it here.
+constexpr size_t MOST_SHARED = 232448, SHARED_GUARD = 4096;
+
+// A stack and its guard page are two mappings, of which Linux grants a process 65,530: with blocks of 1024 threads, 32
+// workers would need more. So workers are limited, not stacks unguarded.
+constexpr uint64_t MOST_FIBERS = 24000;
+
+class BlockRunner {
+  public:
+    BlockRunner(const Request& request, void (*body)(const void*), const void* argument)
+        : request_(request), call_(body), argument_(argument) {}
+    ~BlockRunner() {
+        for (Fiber* f : fibers_) {
+#if defined(__SANITIZE_ADDRESS__)
+            // A fiber never returns, so its last frames keep their marks, and they would outlive the mapping.
+            __asan_unpoison_memory_region(f->stack, STACK_BYTES);
+#endif
+            munmap(f->stack - GUARD, STACK_BYTES + GUARD);
+            delete f;
+        }
+    }
+
+    // Block number b of the launch. STUCK where threads wait for a barrier that the others never reach.
+    Outcome run(uint64_t b) {
+        threads_ = blockDim.count();
+        next_ = finished_ = 0;
+        block_ = Barrier{};
+        block_.alive = (int)threads_;
+        for (Barrier& b : named_) b = Barrier{};
+        warps_.assign((threads_ + 31) / 32, Warp{});
+        for (uint64_t w = 0; w < warps_.size(); ++w) warps_[w].alive = (int)std::min<uint64_t>(32, threads_ - 32 * w);
+        used_ = 0;
+        copies_.clear();
+        stopped_ = DONE;
+#if defined(CUDA_ON_CPU_CHECKS)
+        block_.whole = true;
+        checks.begin_block(b, threads_);
+#endif
+        if (request_.order == ASCENDING && !seeded_) return run_in_order();
+        draw_.state = mixed(request_.seed) ^ mixed(b + 1);
+        make_order();
+        return seeded_ ? run_as_drawn() : run_in_order();
+    }
+
+    void wait(Barrier& barrier) {
+        Fiber* f = current_;
+        f->waits_for = &barrier;
+        f->generation = barrier.generation;
+        if (barrier.arrive()) {
+            if (!seeded_ || draw_.once_in(2)) return;
+            f->generation = barrier.generation - 1;  // it may go on, but others may before
+        }
+        f->context.switch_to(main_);
+    }
+
+    uint64_t exchange(uint64_t value, int source_lane) { return gather(value)[source_lane & 31]; }
+
+    // Of those that have given a value, any may go on first.
+    const uint64_t* gather(uint64_t value) {
+        Warp& warp = this->warp();
+        uint64_t* slots = warp.slots[warp.generation & 1];
+        slots[current_->thread % 32] = value;
+        wait(warp);
+        return slots;
+    }
+
+    // Until the barrier's next phase, without arriving at it.
+    void sleep(const Barrier& barrier) {
+        current_->waits_for = &barrier;
+        current_->generation = barrier.generation;
+        current_->context.switch_to(main_);
+    }
+
+    Barrier& block() { return block_; }
+    Barrier& named(int id, int threads) {
+        named_[id & 15].alive = threads;
+        return named_[id & 15];
+    }
+    Warp& warp() { return warps_[current_->thread / 32]; }
+    int lane() const { return (int)(current_->thread % 32); }
+    Fiber& fiber() { return *current_; }
+    uint64_t thread() const { return current_->thread; }
+
+    std::map<const void*, Phases> phases;  // of the running block; the next one's init takes their places
+
+    // Whether what is asynchronous is done later than it is asked for.
+    bool later() { return request_.order == DESCENDING || (seeded_ && draw_.once_in(2)); }
+    bool reads_at_once() { return seeded_ && draw_.once_in(2); }
+    std::vector<Copy>& copies() { return copies_; }
+
+    // Does one of the bulk copies that are under way, if there is one.
+    bool complete_a_copy() {
+        if (copies_.empty()) return false;
+        const size_t which = seeded_ ? draw_.below(copies_.size()) : copies_.size() - 1;
+        const Copy copy = std::move(copies_[which]);
+        copies_.erase(copies_.begin() + (ptrdiff_t)which);
+        finish(copy);
+        return true;
+    }
+    void finish(const Copy& copy) {
+        copy.complete();
+#if defined(CUDA_ON_CPU_CHECKS)
+        checks.copied(copy.write, copy.to, copy.bytes);
+        checks.copied_into(copy.write, copy.phases->gathered);
+#endif
+        copy.phases->pending -= copy.bytes;
+        copy.phases->end_phase();
+    }
+
+    // Of a fault in the kernel, on its fiber's stack or another: this thread never goes on.
+    bool in_kernel() const { return inside_; }
+    void stop(Outcome why) {
+        stopped_ = why;
+        current_->context.switch_to(main_);
+        abort();
+    }
+    bool in_stack_guard(uint64_t at) const { return at - ((uint64_t)current_->stack - GUARD) < GUARD; }
+    // The kernel's own variables, and what warps exchange.
+    bool in_a_stack(uint64_t at) const {
+        if (at - (uint64_t)current_->stack < STACK_BYTES) return true;
+        if (at - (uint64_t)warps_.data() < warps_.size() * sizeof(Warp)) return true;
+        for (size_t i = 0; i < used_; ++i)
+            if (at - (uint64_t)fibers_[i]->stack < STACK_BYTES) return true;
+        return false;
+    }
+
+    uint8_t* dynamic_shared() {
+        if (!shared_) {
+            // further away than the guards lies memory that nobody may touch
+            void* p = mmap(nullptr, SHARED_WALL + SHARED_ROOM + SHARED_WALL, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (p == MAP_FAILED || mprotect((uint8_t*)p + SHARED_WALL, SHARED_ROOM, PROT_READ | PROT_WRITE) != 0) {
+                fputs("cuda_on_cpu: no memory for shared memory\n", stderr);
+                abort();
+            }
+            shared_.reset((uint8_t*)p + SHARED_WALL);
+            memset(shared_.get(), (int)request_.fill, SHARED_ROOM);
+        }
+        return shared_.get() + SHARED_GUARD;
+    }
+    // What the block before has left is not what this one finds.
+    void unset_dynamic_shared(size_t shared) {
+        if (shared_) memset(shared_.get() + SHARED_GUARD, (int)request_.fill, std::min(shared, MOST_SHARED));
+    }
+    // Whether no block has written outside the bytes of dynamic shared memory that it was given.
+    bool kept_within(size_t shared) const {
+        if (!shared_) return true;
+        const auto unset = [&](uint8_t byte) { return byte == request_.fill; };
+        const uint8_t *all = shared_.get(), *begin = all + SHARED_GUARD;
+        return std::all_of(all, begin, unset) &&
+               std::all_of(begin + std::min(shared, MOST_SHARED), all + SHARED_ROOM, unset);
+    }
+
+  private:
+    static constexpr size_t GUARD = 64 << 10, SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
+    static constexpr size_t SHARED_WALL = 8 << 20;  // a multiple of any page's size
+    struct Unmap {
+        void operator()(uint8_t* p) const { munmap(p - SHARED_WALL, SHARED_WALL + SHARED_ROOM + SHARED_WALL); }
+    };
+
+    // Starts threads one after the other; those that wait go on in the order in which they were started. What is
+    // asynchronous is done when nothing else can.
+    Outcome run_in_order() {
+        while (finished_ < threads_) {
+            bool moved = false;
+            for (size_t i = 0; i < used_; ++i) {
+                Fiber* f = fibers_[i];
+                if (f->idle || f->waits_for->generation == f->generation) continue;
+                resume(f);
+                if (stopped_ != DONE) return stopped_;
+                moved = true;
+            }
+            while (next_ < threads_) {
+                resume(fresh());
+                if (stopped_ != DONE) return stopped_;
+                moved = true;
+            }
+            if (!moved && !complete_a_copy()) return STUCK;
+        }
+        return DONE;
+    }
+
+    // Whenever there is a choice, it is drawn. In half of the blocks some warps are always before others: they run as
+    // far ahead as barriers let them.
+    Outcome run_as_drawn() {
+        const bool ranked = draw_.once_in(2);
+        while (finished_ < threads_) {
+            if (!copies_.empty() && draw_.once_in(8)) complete_a_copy();
+            Fiber* best = nullptr;
+            uint64_t best_key = ~0ull;
+            if (next_ < threads_) best_key = ranked ? rank_[order_[next_]] : draw_.next() / (threads_ - next_);
+            for (size_t i = 0; i < used_; ++i) {
+                Fiber* f = fibers_[i];
+                if (f->idle || f->waits_for->generation == f->generation) continue;
+                const uint64_t key = ranked ? rank_[f->thread] : draw_.next();
+                if (key < best_key) best = f, best_key = key;
+            }
+            if (!best && next_ < threads_) best = fresh();
+            if (best) resume(best);
+            else if (!complete_a_copy()) return STUCK;
+            if (stopped_ != DONE) return stopped_;
+        }
+        return DONE;
+    }
+
+    void make_order() {
+        order_.resize(threads_), rank_.resize(threads_);
+        for (uint64_t i = 0; i < threads_; ++i) order_[i] = (uint32_t)(seeded_ ? i : threads_ - 1 - i);
+        if (!seeded_) return;
+        draw_.shuffle(order_.data(), threads_);
+        std::vector<uint32_t> warps(warps_.size());
+        for (size_t i = 0; i < warps.size(); ++i) warps[i] = (uint32_t)i;
+        draw_.shuffle(warps.data(), warps.size());
+        for (uint64_t i = 0; i < threads_; ++i) rank_[order_[i]] = warps[order_[i] / 32] << 16 | (uint32_t)i;
+    }
+
+    Fiber* fresh() {
+        if (used_ == fibers_.size()) {
+            auto* f = new Fiber;
+            void* p = mmap(nullptr, STACK_BYTES + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (p == MAP_FAILED || mprotect(p, GUARD, PROT_NONE) != 0) {
+                fputs("cuda_on_cpu: no memory for a thread's stack\n", stderr);
+                abort();
+            }
+            f->stack = (char*)p + GUARD;
+            fibers_.push_back(f);
+        }
+        Fiber* f = fibers_[used_++];
+        f->context.prepare(f->stack, STACK_BYTES, &BlockRunner::fiber_main);
+        f->idle = false;
+        return f;
+    }
+
+    void resume(Fiber* f) {
+        current_ = f;
+        threadIdx = blockDim.at(f->thread);
+        inside_ = true;
+        main_.switch_to(f->context);
+        inside_ = false;
+    }
+
+    void begin_thread(Fiber* f) {
+        f->thread = order_.empty() ? next_ : order_[next_];
+        ++next_;
+        threadIdx = blockDim.at(f->thread);
+        if (f->copy_groups | f->product_groups) f->copy_groups = f->product_groups = 0;
+        if (!f->copies.empty()) f->copies.clear();
+    }
+
+    static void fiber_main() {
+        BlockRunner* self = runner;
+        Fiber* f = self->current_;
+#if defined(__SANITIZE_ADDRESS__)
+        __sanitizer_finish_switch_fiber(nullptr, &self->main_.bottom, &self->main_.size);
+#endif
+        do {
+            self->begin_thread(f);
+            self->call_(self->argument_);
+#if defined(CUDA_ON_CPU_CHECKS)
+            checks.end_thread();
+#endif
+            ++self->finished_;
+            self->block_.leave();
+            self->warps_[f->thread / 32].leave();
+        } while (self->next_ < self->threads_ && !self->seeded_);
+        f->idle = true;
+        f->context.switch_to(self->main_);
+        abort();  // a finished fiber is never resumed
+    }
+
+    const Request request_;
+    void (*const call_)(const void*);
+    const void* const argument_;
+    const bool seeded_ = request_.order == SEEDED;
+    uint64_t threads_ = 0, next_ = 0, finished_ = 0;
+    std::vector<uint32_t> order_, rank_;  // the thread that is started as number i; empty: thread i
+    Draw draw_;
+    Outcome stopped_ = DONE;
+    bool inside_ = false;
+    Barrier block_, named_[16];
+    std::vector<Warp> warps_;
+    std::vector<Fiber*> fibers_;
+    size_t used_ = 0;
+    Fiber* current_ = nullptr;
+    Context main_;
+    std::vector<Copy> copies_;  // bulk copies that are not done yet
+    std::unique_ptr<uint8_t, Unmap> shared_;
+};
+
+// ---- what kernels call ---------------------------------------------------------------------------------------------
+
+IN_RUNNER void sync_block() {
+    CHECKED(checks.arrive_at_block(runner->thread(), KERNELS_LINE);)
+    runner->wait(runner->block());
+}
+IN_RUNNER void sync_warp() {
+    Warp& warp = runner->warp();
+    CHECKED(checks.release(warp.gathered);)
+    runner->wait(warp);
+    CHECKED(checks.acquire(warp.gathered);)
+}
+IN_RUNNER void sync_named(int id, int threads) {
+    Barrier& barrier = runner->named(id, threads);
+    CHECKED(checks.release(barrier.gathered);)
+    runner->wait(barrier);
+    CHECKED(checks.acquire(barrier.gathered);)
+}
+IN_RUNNER void arrive_named(int id, int threads) {
+    Barrier& barrier = runner->named(id, threads);
+    CHECKED(checks.release(barrier.gathered);)
+    barrier.arrive();
+}
+IN_RUNNER int lane() { return runner->lane(); }
+IN_RUNNER uint64_t exchange(uint64_t value, int source_lane) {
+    CHECKED(checks.pause();)
+    const uint64_t got = runner->exchange(value, source_lane);
+    return got;
+}
+IN_RUNNER const uint64_t* gather(uint64_t value) {
+    CHECKED(checks.pause();)
+    const uint64_t* got = runner->gather(value);
+    return got;
+}
+IN_RUNNER uint8_t* dynamic_shared() { return runner->dynamic_shared(); }
+
+IN_RUNNER void copy16(void* to, const void* from) {
+    CHECKED(AsyncWrite write = checks.begin_copy(to, from, 16, KERNELS_LINE);)
+    if (CHECKED(!checks.on &&) !runner->later()) return (void)memcpy(to, from, 16);
+    Fiber& f = runner->fiber();
+    Copy copy{to, from, 16, f.copy_groups, nullptr, {} CHECKED(, std::move(write))};
+    if (runner->reads_at_once()) copy.taken.assign((const uint8_t*)from, (const uint8_t*)from + 16);
+    f.copies.push_back(std::move(copy));
+}
+IN_RUNNER void commit_copies() { ++runner->fiber().copy_groups; }
+IN_RUNNER void wait_copies(unsigned pending) {
+    Fiber& f = runner->fiber();
+    if (f.copies.empty()) return;
+    const auto done = [&](const Copy& copy) { return copy.group + pending < f.copy_groups; };
+    for (const Copy& copy : f.copies)
+        if (done(copy)) {
+            copy.complete();
+            CHECKED(checks.copied(copy.write, copy.to, copy.bytes), checks.own_copy(copy.write);)
+        }
+    f.copies.erase(std::remove_if(f.copies.begin(), f.copies.end(), done), f.copies.end());
+}
+
+IN_RUNNER Phases* phases(const void* at, int arrivals) {
+    Phases& found = runner->phases[at];
+    found = Phases{};
+    found.alive = arrivals;
+    return &found;
+}
+IN_RUNNER void arrive(Phases* phases, int bytes) {
+    CHECKED(checks.release(phases->gathered);)
+    phases->pending += bytes;
+    ++phases->arrived;
+    phases->end_phase();
+}
+IN_RUNNER void wait_phase(Phases* phases, int parity) {
+    // the phase of parity p has ended once an odd (p = 0) or even number of phases has, the first at least
+    CHECKED(checks.pause();)
+    while ((int)(phases->generation & 1) == parity) runner->sleep(*phases);
+    CHECKED(checks.acquire(phases->gathered);)
+}
+IN_RUNNER void bulk_copy(void* to, const void* from, int bytes, Phases* phases) {
+    CHECKED(AsyncWrite write = checks.begin_copy(to, from, bytes, KERNELS_LINE);)
+    Copy copy{to, from, bytes, 0, phases, {} CHECKED(, std::move(write))};
+    if (CHECKED(!checks.on &&) !runner->later()) return runner->finish(copy);
+    if (runner->reads_at_once()) copy.taken.assign((const uint8_t*)from, (const uint8_t*)from + bytes);
+    runner->copies().push_back(std::move(copy));
+}
+
+IN_RUNNER void multiply(WarpProduct& product) {
+    product.group = runner->fiber().product_groups;
+    std::vector<WarpProduct>& later = runner->warp().products;
+    if (later.empty() && !runner->later()) product.compute(product);
+    else later.push_back(product);
+}
+IN_RUNNER void commit_products() { ++runner->fiber().product_groups; }
+IN_RUNNER void wait_products(unsigned pending) {
+    std::vector<WarpProduct>& products = runner->warp().products;
+    if (products.empty()) return;
+    const unsigned groups = runner->fiber().product_groups;
+    const auto done = [&](const WarpProduct& product) { return product.group + pending < groups; };
+    for (const WarpProduct product : products)  // a copy, on the kernel's stack
+        if (done(product)) product.compute(product);
+    products.erase(std::remove_if(products.begin(), products.end(), done), products.end());
+}
+
+// ---- launch --------------------------------------------------------------------------------------------------------
+
+// What a kernel does that ends a process elsewhere ends its launch here.
+PER_THREAD Report* crash_report = nullptr;
+constexpr int FAULTS[3] = {SIGSEGV, SIGBUS, SIGFPE};
+static struct sigaction actions_before[3];
+
+inline void on_fault(int signal, siginfo_t* info, void* context) {
+    if (!runner || !runner->in_kernel() || !crash_report) {  // none of ours: as if this handler were not here
+        for (int i = 0; i < 3; ++i)
+            if (FAULTS[i] == signal) sigaction(signal, &actions_before[i], nullptr);
+        return;
+    }
+    crash_report->signal = signal;
+    crash_report->address = (uint64_t)info->si_addr;
+    crash_report->access = runner->in_stack_guard(crash_report->address) ? OF_STACK : READS;
+#if defined(__x86_64__) && defined(__linux__)
+    if (crash_report->access != OF_STACK && ((ucontext_t*)context)->uc_mcontext.gregs[REG_ERR] & 2)
+        crash_report->access = WRITES;
+#endif
+    runner->stop(CRASHED);
+}
+
+class FaultHandlers {
+  public:
+    FaultHandlers() {
+#if !defined(__SANITIZE_ADDRESS__)
+        struct sigaction action {};
+        action.sa_sigaction = on_fault;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // a handler does not return
+        sigemptyset(&action.sa_mask);
+        for (int i = 0; i < 3; ++i) sigaction(FAULTS[i], &action, &actions_before[i]);
+#endif
+    }
+    ~FaultHandlers() {
+#if !defined(__SANITIZE_ADDRESS__)
+        for (int i = 0; i < 3; ++i) sigaction(FAULTS[i], &actions_before[i], nullptr);
+#endif
+    }
+};
+
+// A stack for handlers on this thread: the fiber's own may be full.
+class HandlerStack {
+  public:
+    HandlerStack() {
+        stack_t own{};
+        own.ss_sp = room_.get(), own.ss_size = SIZE;
+        sigaltstack(&own, &before_);
+    }
+    ~HandlerStack() { sigaltstack(&before_, nullptr); }
+
+  private:
+    static constexpr size_t SIZE = 64 << 10;
+    std::unique_ptr<char[]> room_{new char[SIZE]};
+    stack_t before_{};
+};
+
+// The numbers of the blocks in the order in which they run.
+inline std::vector<uint32_t> order_of_blocks(const Request& request, uint64_t blocks) {
+    std::vector<uint32_t> order;
+    if (request.order == ASCENDING || blocks > 1 << 22) return order;
+    for (uint64_t i = 0; i < blocks; ++i) order.push_back((uint32_t)(blocks - 1 - i));
+    Draw draw{mixed(request.seed)};
+    if (request.order == SEEDED) draw.shuffle(order.data(), blocks);
+    return order;
+}
+
+inline Outcome run_blocks(Dim3 grid, Dim3 block, size_t shared, void (*body)(const void*), const void* argument,
+                          void (*here)(), const Request& request, Report& report,
+                          const std::vector<uint32_t>& order, std::atomic<uint64_t>& next, uint64_t chunk) {
+    HandlerStack handler_stack;
+    BlockRunner own(request, body, argument);
+    runner = &own;  // now this thread has the variables
+    const Library library = library_of(here);
+    const auto unset = [&] {
+        if (library.shared.size) memset(library.shared.begin, (int)request.fill, library.shared.size);
+        runner = &own, crash_report = &report, gridDim = grid, blockDim = block;
+    };
+    unset();
+    CHECKED(checks.begin_launch(request, report, library, shared);)
+    const uint64_t blocks = grid.count();
+    Outcome outcome = DONE;
+    for (uint64_t first; outcome == DONE && (first = next.fetch_add(chunk)) < blocks;) {
+        for (uint64_t i = first; outcome == DONE && i < std::min(first + chunk, blocks); ++i) {
+            const uint64_t b = order.empty() ? i : order[i];
+            if (request.order != ASCENDING && i != first) unset(), own.unset_dynamic_shared(shared);
+            blockIdx = grid.at(b);
+            outcome = own.run(b);
+        }
+    }
+    CHECKED(checks.end_launch();)
+    runner = nullptr, crash_report = nullptr;
+    return outcome != DONE ? outcome : own.kept_within(shared) ? DONE : OUTSIDE_SHARED;
+}
+
+#if defined(CUDA_ON_CPU_CHECKS)
+uint64_t current_thread() { return runner->thread(); }
+bool in_kernel() { return runner && runner->in_kernel(); }
+bool on_a_stack(uint64_t address) { return runner->in_a_stack(address); }
+void stop_launch() { runner->stop(FOUND); }
+uint8_t* shared_of_launch() { return runner->dynamic_shared(); }
+#endif
+
+IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),
+                            const void* argument, void (*here)(), const Request* request, Report* report) {
+    const uint64_t blocks = grid.count();
+    const uint64_t most = std::min<uint64_t>(blocks / 4, MOST_FIBERS / std::max<uint64_t>(1, block.count()));
+    const bool alone = request->order != ASCENDING CHECKED(|| true);  // so that the schedule is one
+    const int workers = alone ? 1 : (int)std::max<uint64_t>(1, std::min<uint64_t>(threads, most));
+    const uint64_t chunk = alone ? blocks : std::max<uint64_t>(1, blocks / (16 * (uint64_t)workers));
+    const std::vector<uint32_t> order = order_of_blocks(*request, blocks);
+    std::atomic<uint64_t> next{0};
+    std::atomic<int> worst{DONE};
+    std::vector<Report> reports(workers);
+    const auto work = [&](int i) {
+        const int found =
+            run_blocks(grid, block, shared, body, argument, here, *request, reports[i], order, next, chunk);
+        if (found != DONE) worst = found;
+    };
+    FaultHandlers handlers;
+    std::vector<std::thread> pool;
+    for (int i = 1; i < workers; ++i) pool.emplace_back(work, i);
+    work(0);
+    for (auto& t : pool) t.join();
+    *report = reports[0];
+    for (const Report& other : reports)
+        if (other.signal) *report = other, worst = CRASHED;
+    return worst == DONE && report->n_findings ? FOUND : (int)worst;
+}
+
+}  // namespace cuda_on_cpu
+#if defined(CUDA_ON_CPU_CHECKS)
+#include "callbacks.hpp"
+#endif
