@@ -53,7 +53,7 @@ def send_shared(link: Connection, header: dict[str, Any], handle: int, nbytes: i
 
 
 def receive_bytes(link: Connection) -> tuple[dict[str, Any], Bytes | None]:
-    """Receive a header and bytes, whose changes the sender does not see. Raises EOFError, OSError."""
+    """Receive a header and bytes, which are copied on write. Raises EOFError, OSError."""
     header, arrays = protocol.receive(link)
     if "mapped" not in header:
         return header, arrays[0] if arrays else None
