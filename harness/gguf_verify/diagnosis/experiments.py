@@ -115,11 +115,8 @@ class Experiments:
         sizes = [n for n in sizes if n in self.kernel.domain.n]
         if not sizes or len(self.x) not in self.kernel.domain.m:
             return None
-        x = (
-            self.x
-            if self.kernel.domain.m.least > 1 or self.kernel.domain.m.multiple > 1
-            else self.x[: self._most(sizes, len(self.x))]
-        )
+        few = self._most(sizes, len(self.x))
+        x = self.x[:few] if few in self.kernel.domain.m else self.x
         exact = self._exact(self.rows[: max(sizes)], x)
 
         def of(n: int) -> Bools:

@@ -61,7 +61,7 @@ def test_a_call_at_another_shape(tmp_path: Path) -> None:
     new = "wb[nb == 9 && b == nb - 1 ? b - 1 : b].unpack(s, q)"
     found = diagnosed(run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "wb[b].unpack(s, q)", new), "layers"))
     assert [f.id for f in found.faults] == ["stale-tile"]
-    assert "of 7 rows and K = 288" in found.who
+    assert found.who.endswith("K=288")
 
 
 def test_a_call_with_another_number_of_tokens(tmp_path: Path) -> None:

@@ -276,7 +276,11 @@ def every(n: int) -> np.ndarray:
         (lambda: keeps(1, True), "cached-by-shape", "activations"),
         (lambda: keeps(0, False), "stale-workspace", "weights"),
         (lambda: keeps(1, False), "stale-workspace", "activations"),
-        (lambda: where(lambda m: every(m) & (9 <= m <= 40), every), "window-of-m", "9, 12, 15 to 17, 24, 31 to 33, 40"),
+        (
+            lambda: where(lambda m: every(m) & (9 <= m <= 40), every),
+            "window-of-m",
+            "9, 12, 15 to 17, 20, 24, 31 to 33, 40 are wrong",
+        ),
         (lambda: where(every, lambda n: every(n) & (n in (63, 64, 65))), "window-of-n", "63 to 65 are wrong"),
         (lambda: where(lambda m: np.arange(m) >= m // 16 * 16, every), "partial-tile", "tokens past the last whole"),
         (lambda: where(every, lambda n: np.arange(n) >= n // 64 * 64), "partial-tile", "tile of 64"),
