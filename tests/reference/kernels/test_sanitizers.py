@@ -8,14 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from gguf_verify.formats import FLOAT_TYPES
+from gguf_verify.formats import FLOAT_TYPES, BlockFormat
 from gguf_verify.support.paths import kernel_root
-from tests.support.kernel_inputs import PAIRS, SANITIZERS, often
+from tests.support.kernel_inputs import ON_EVERY_FORMAT, PAIRS, SANITIZERS, often
 from tests.support.needs import libasan, need
 from tests.support.tools import ROOT, altered_kernel
 
@@ -35,11 +36,17 @@ def in_a_process(root: Path, cases: list[tuple[str, str]], sanitizers: bool = Tr
     )  # fmt: skip
 
 
-def test_clean_under_sanitizers(tmp_path: Path) -> None:
+def once(name: str, fmt: BlockFormat) -> bool:
+    """Every format as in `often`, every kernel."""
+    return often(name, fmt) and (name in ON_EVERY_FORMAT or fmt.name == "Q5_1" or name == "q8_1_naive")
+
+
+@pytest.mark.parametrize("chosen", [once, pytest.param(often, marks=SLOW)])
+def test_clean_under_sanitizers(tmp_path: Path, chosen: Callable[[str, BlockFormat], bool]) -> None:
     """All kernels, their formats and the quantizer; inputs end with their allocations."""
     root = tmp_path / "kernels"
     shutil.copytree(kernel_root(), root)
-    cases = [(k, f.name) for k, f in PAIRS if often(k, f)] + [("elements", kind) for kind in FLOAT_TYPES]
+    cases = [(k, f.name) for k, f in PAIRS if chosen(k, f)] + [("elements", kind) for kind in FLOAT_TYPES]
     parts = [cases[i::2] for i in range(2)]
     roots = [root, tmp_path / "other"]
     shutil.copytree(kernel_root(), roots[1])
