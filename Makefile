@@ -15,8 +15,10 @@ PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 # Two tests run at once, one on each core. Left alone, NumPy's library would start a thread for each core in each of them,
-# and threads that wait for a core that is busy spin: products took up to thirty times as long.
+# and threads that wait for a core that is busy spin: products took up to thirty times as long. The threads that llama.cpp
+# starts spin too, unless they are told to sleep: a prompt of a small model took up to nine times as long.
 test test-all test-unit coverage: export OPENBLAS_NUM_THREADS = 1
+test test-all test-unit coverage: export OMP_WAIT_POLICY = passive
 
 .PHONY: help verify test test-all test-unit lint lint-workflows docs coverage setup clean
 

@@ -29,8 +29,10 @@ from tests.support.tools import LEGACY
 MS, NS = (1, 3, 33), (1, 31, 257)
 
 
-#: On these every kernel is tested, on others only those that compute one output a thread: `make test-all` has the rest.
+#: On these every kernel is tested, on others only one for each way in which a kernel reads a format's codes (one after
+#: the other, and four to a word): `make test-all` has the rest.
 OFTEN = frozenset({"Q4_0", "Q5_1", "Q6_K"})
+ON_EVERY_FORMAT = frozenset({"f32_naive", "q8_1_dp4a"})
 
 
 PLAIN = [k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed)]  # not PACKED of packed_kernels
@@ -40,7 +42,7 @@ PAIRS = [(k, f) for f in FORMATS.values() for k in PLAIN if KERNELS[k].covers(f)
 
 
 def often(name: str, fmt: BlockFormat) -> bool:
-    return fmt.name in OFTEN or not isinstance(KERNELS[name].launch, Tiles)
+    return fmt.name in OFTEN or name in ON_EVERY_FORMAT
 
 
 ALL = pytest.mark.parametrize(

@@ -27,6 +27,8 @@ FIVE = [FORMATS[name] for name in sorted(LEGACY)]
 #: M, N, blocks: one of each; odd numbers of blocks; past a tile of 16, 64 tokens, of 128, 256 rows; more than a ring, a
 #: round, and both.
 SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (5, 300, 40), (4, 129, 37), (1, 200, 70), (10, 40, 70)]
+#: Of these a tile's edge, a ring that turns, and more tokens than are read at once.
+FEW_SHAPES = [SHAPES[1], SHAPES[5], SHAPES[7]]
 
 
 def at_once(*names: str) -> pytest.MarkDecorator:

@@ -100,6 +100,7 @@ def test_what_becomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(tmp_path.glob("batch-*")) == []
 
 
+@pytest.mark.slow
 def test_what_only_other_shapes_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tail that the model's own shapes never have, and a read past the end that is not used."""
     file = "quantize/q8_1.cu"

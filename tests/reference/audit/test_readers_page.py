@@ -62,6 +62,13 @@ def test_only_the_expected_rows_break_a_reader(known: Table) -> None:
         assert "llama-refuses" not in slugs, row.name
 
 
+def test_crash_keeps_the_last_words(known: Table) -> None:
+    _, llama = known.named("dimensions overflow beside a zero").readings
+    # The source file without the folder in which llama.cpp was built.
+    assert llama.said.startswith("crashed (SIGABRT): ggml.c:")
+    assert "GGML_ASSERT" in llama.said
+
+
 def test_every_text_fits_a_line(table: Table) -> None:
     for row in table.rows:
         for reading in row.readings:

@@ -31,6 +31,7 @@ from tests.support.format_cases import (
     places,
     sample,
     scalar_decode,
+    scalar_decode_of_more,
     vectorised_decode,
     written,
 )
@@ -157,7 +158,7 @@ def constant_blocks(fmt: BlockFormat) -> Bytes:
 
 
 DECODE_CASES: dict[str, Callable[[BlockFormat], Bytes]] = {
-    "random bytes": lambda fmt: random_blocks(fmt, 120_000),
+    "random bytes": lambda fmt: random_blocks(fmt, 120_000 * QK // fmt.block_size),
     "every half as scale and minimum": every_scale,
     "special scales and minima": special_pairs,
     "every number in every position": every_number_in_every_position,
@@ -178,7 +179,9 @@ def expected_values(fmt: BlockFormat, blocks: Bytes, llama: Llama) -> Floats:
     return llama.to_float(ALL["Q8_0"].type_id, q8_0, len(blocks) * QK).reshape(-1, QK)
 
 
-@pytest.mark.parametrize("decode", [vectorised_decode, scalar_decode])
+@pytest.mark.parametrize(
+    "decode", [vectorised_decode, scalar_decode, pytest.param(scalar_decode_of_more, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", DECODE_CASES)
 @pytest.mark.parametrize("name", ALL)
 def test_decode(name: str, case: str, decode: Callable[[BlockFormat, Bytes], Floats], llama: Llama) -> None:

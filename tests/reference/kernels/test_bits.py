@@ -22,11 +22,11 @@ from tests.support.kernel_inputs import (
     MS,
     NAIVE,
     NS,
+    OFTEN,
     PLAIN,
     assert_same,
     has_bits_of_naive,
     lengths,
-    often,
     put_extremes,
     random_activations,
     random_blocks,
@@ -65,19 +65,19 @@ def test_bits_of_naive(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     has_bits_of_naive(ShippedKernel(spec, host), ShippedKernel(KERNELS[NAIVE[spec.semantics]], host), fmt)
 
 
-@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(
+    "fmt", [pytest.param(f, id=f.name, marks=[pytest.mark.slow] * (f.name not in OFTEN)) for f in FORMATS.values()]
+)
 def test_kernels_of_a_semantics_agree(host: CpuHost, fmt: BlockFormat) -> None:
     """On longer rows than the oracle is asked for, and on blocks and activations of nothing but random bytes, where
     scales, minima and sums of ±inf and NaN are among them."""
     rng = np.random.default_rng(8)
     by_semantics: dict[str, list[KernelSpec]] = {}
     for spec in (KERNELS[k] for k in PLAIN):
-        if spec.covers(fmt) and often(spec.name, fmt):
+        if spec.covers(fmt):
             by_semantics.setdefault(spec.semantics, []).append(spec)
-    assert max(map(len, by_semantics.values())) > 1
+    assert min(map(len, by_semantics.values())) > 1
     for specs in by_semantics.values():
-        if len(specs) == 1:
-            continue
         few = 3 * fmt.block_size
         w, x = random_weights(rng, fmt, 257, 14336), random_activations(rng, specs[0], 3, 14336)
         raw_w = random_blocks(rng, fmt, 257, few).reshape(257, -1)

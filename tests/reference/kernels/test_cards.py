@@ -14,6 +14,8 @@ from tests.support.kernel_inputs import sources, stack_bytes
 from tests.support.needs import need, unmet
 
 CARDS = ("75", "80", "86", "89", "90", "100", "120")
+#: The oldest and the newest: `make test` compiles each source for one of them, `make test-all` for every card.
+ENDS = ("75", "120")
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +24,20 @@ def supported() -> list[int]:
     return nvrtc.architectures()
 
 
-@pytest.mark.parametrize(
-    "sm", [sm if sm in ("75", "120") else pytest.param(sm, marks=pytest.mark.slow) for sm in CARDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sm", CARDS)
 def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
     """And keeps all in registers: no local memory, so nothing spilled."""
+    assert_compiled(supported, sm, sources())
+
+
+@pytest.mark.parametrize("sm", ENDS)
+def test_compiles_for_the_oldest_or_the_newest_card(supported: list[int], sm: str) -> None:
+    """In turns such that each card is given some formats of every kernel."""
+    assert_compiled(supported, sm, [s for i, s in enumerate(sources()) if ENDS[(i + i // 2) % 2] == sm])
+
+
+def assert_compiled(supported: list[int], sm: str, some: list[tuple[str, str, dict[str, str]]]) -> None:
     if int(sm) not in supported:
         unmet("nvrtc", f"this version does not compile for sm_{sm}")
 
@@ -35,7 +46,7 @@ def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
         return list(stack_bytes(nvrtc.compile_cubin(kernel_root(), file, sm, macros)))
 
     with ThreadPoolExecutor(2) as pool:
-        for source, stacks in zip(sources(), pool.map(compiled, sources()), strict=True):
+        for source, stacks in zip(some, pool.map(compiled, some), strict=True):
             assert stacks, "the cubin does not say"
             assert not any(stacks), (sm, source, stacks)
 

@@ -20,25 +20,27 @@ from tests.support.kernel_inputs import (
     quantizer_inputs,
     random_weights,
 )
-from tests.support.packed_kernels import FIVE, PACKED, SHAPES, TILINGS, at_once, check
+from tests.support.packed_kernels import FEW_SHAPES, FIVE, PACKED, SHAPES, TILINGS, at_once, check
 
 by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
-
-
-@pytest.fixture(scope="module")
-def host() -> CpuHost:
-    return CpuHost(2)
 
 
 def test_there_are_some() -> None:
     assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv"}
 
 
-@at_once("Q5_1", "Q8_0")
+@at_once("Q5_1")
 @pytest.mark.parametrize("name", PACKED)
 def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     for m, n, blocks in SHAPES:
         check(host, name, fmt, m, n, blocks)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_bits_are_naives_on_codes_of_bytes(host: CpuHost, name: str) -> None:
+    """Of Q8_0, whose codes fill bytes and lie elsewhere: a tile's edge and a ring that turns."""
+    for m, n, blocks in FEW_SHAPES:
+        check(host, name, FORMATS["Q8_0"], m, n, blocks)
 
 
 @at_once("Q8_0")
@@ -70,15 +72,16 @@ def test_tilings_that_are_chosen() -> None:
 
 
 @at_once("Q5_1")
-def test_gemv_without_bulk_copies(fmt: BlockFormat) -> None:
+@pytest.mark.parametrize("shapes", [FEW_SHAPES, pytest.param(SHAPES, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_gemv_without_bulk_copies(fmt: BlockFormat, shapes: list[tuple[int, int, int]]) -> None:
     """As on cards before Hopper, where lanes copy."""
     before, host = CpuHost(2, ["-D__CUDA_ARCH__=800"]), CpuHost(2)
-    for m, n, blocks in SHAPES:
+    for m, n, blocks in shapes:
         check(host, "q8_1_gemv", fmt, m, n, blocks, ShippedKernel(KERNELS["q8_1_gemv"], before))
 
 
 @at_once("Q5_1")
-@pytest.mark.parametrize("m", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("m", [1, 3, 16, *(pytest.param(m, marks=pytest.mark.slow) for m in (2, 8))])
 def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
     """The quantizer in the kernel has the bits of the one beside it, on every kind of input."""
     rng, kernel = np.random.default_rng(29), ShippedKernel(KERNELS["q8_1_gemv"], host)

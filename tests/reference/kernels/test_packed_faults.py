@@ -14,11 +14,6 @@ from tests.support.packed_kernels import SHAPES, check
 from tests.support.tools import altered_kernel
 
 
-@pytest.fixture(scope="module")
-def host() -> CpuHost:
-    return CpuHost(2)
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -73,4 +68,6 @@ def test_faults_are_seen(tmp_path: Path, host: CpuHost, name: str, file: str, ol
             return True
         return False
 
-    assert any(seen(*shape) for shape in SHAPES)
+    # first the shape that sees most: another number of tokens may be another compilation of a large kernel
+    most = (4, 129, 37) if name == "q8_1_gemv" else (65, 257, 5)
+    assert any(seen(*shape) for shape in sorted(SHAPES, key=lambda shape: shape != most))

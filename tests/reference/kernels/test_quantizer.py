@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -13,17 +11,7 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.semantics.definitions.q8_1 import encode_q8_1
-from gguf_verify.support.paths import kernel_root
-from tests.support.kernel_inputs import assert_same, quantizer_inputs, random_weights, sources
-
-
-@pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest) -> CpuHost:
-    host = CpuHost(2)
-    if len(request.session.items) > 50:  # all of them: compile two at a time what the cache does not hold
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda source: host.load(kernel_root(), *source), sources()))
-    return host
+from tests.support.kernel_inputs import assert_same, quantizer_inputs, random_weights
 
 
 @pytest.mark.parametrize("kind", quantizer_inputs())

@@ -8,16 +8,19 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from gguf_verify.formats import FLOAT_TYPES
+from gguf_verify.formats import FLOAT_TYPES, BlockFormat
 from gguf_verify.support.paths import kernel_root
-from tests.support.kernel_inputs import PAIRS, SANITIZERS, often
+from tests.support.kernel_inputs import ON_EVERY_FORMAT, PAIRS, SANITIZERS, often
 from tests.support.needs import libasan, need
 from tests.support.tools import ROOT, altered_kernel
+
+SLOW = pytest.mark.slow
 
 
 def in_a_process(root: Path, cases: list[tuple[str, str]], sanitizers: bool = True) -> subprocess.CompletedProcess[str]:
@@ -33,11 +36,17 @@ def in_a_process(root: Path, cases: list[tuple[str, str]], sanitizers: bool = Tr
     )  # fmt: skip
 
 
-def test_clean_under_sanitizers(tmp_path: Path) -> None:
+def once(name: str, fmt: BlockFormat) -> bool:
+    """Every format as in `often`, every kernel."""
+    return often(name, fmt) and (name in ON_EVERY_FORMAT or fmt.name == "Q5_1" or name == "q8_1_naive")
+
+
+@pytest.mark.parametrize("chosen", [once, pytest.param(often, marks=SLOW)])
+def test_clean_under_sanitizers(tmp_path: Path, chosen: Callable[[str, BlockFormat], bool]) -> None:
     """All kernels, their formats and the quantizer; inputs end with their allocations."""
     root = tmp_path / "kernels"
     shutil.copytree(kernel_root(), root)
-    cases = [(k, f.name) for k, f in PAIRS if often(k, f)] + [("elements", kind) for kind in FLOAT_TYPES]
+    cases = [(k, f.name) for k, f in PAIRS if chosen(k, f)] + [("elements", kind) for kind in FLOAT_TYPES]
     parts = [cases[i::2] for i in range(2)]
     roots = [root, tmp_path / "other"]
     shutil.copytree(kernel_root(), roots[1])
@@ -60,7 +69,7 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
         ),
         pytest.param(
             "q8_1_dp4a", "Q6_K", "formats/q6_k.cuh", "load_word_2(qh + s", "load_word_4(qh + s",
-            "load of misaligned address", id="4-byte words from a 210-byte block",
+            "load of misaligned address", id="4-byte words from a 210-byte block", marks=SLOW,
         ),
         pytest.param(
             "q8_1_naive", "Q4_0", "gemm/q8_1/01_naive.cu", "b < nb", "b <= nb",
@@ -68,7 +77,7 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
         ),
         pytest.param(
             "f32_naive", "Q2_K", "gemm/f32/01_naive.cu", "s < SLICES", "s <= SLICES",
-            "runtime error: index|heap-buffer-overflow", id="a slice past the block",
+            "runtime error: index|heap-buffer-overflow", id="a slice past the block", marks=SLOW,
         ),
         pytest.param(
             "q8_1_tiled", "Q4_0", "gemm/q8_1/02_tiled.cu", "m0 + t < M ? m0 + t : M - 1", "m0 + t",
@@ -76,7 +85,7 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
         ),
         pytest.param(
             "q8_1_dp4a_tiled", "Q4_K", "gemm/q8_1/05_dp4a_tiled.cu", "n0 + r < N ? n0 + r : N - 1", "n0 + r",
-            "heap-buffer-overflow", id="rows past the last",
+            "heap-buffer-overflow", id="rows past the last", marks=SLOW,
         ),
         pytest.param(
             "q8_1_mma", "Q5_0", "gemm/q8_1/06_mma.cu", "b + 1 < nb) {\n            int", "true) {\n            int",
@@ -112,13 +121,15 @@ def test_sanitizers_see(tmp_path: Path, name: str, fmt: str, file: str, old: str
     [
         ("q8_1_naive", "Q8_0", "gemm/q8_1/01_naive.cu", "(int64_t)blockIdx.x * blockDim.x", "blockIdx.x * blockDim.x"),
         ("q8_1_dp4a", "Q6_K", "gemm/q8_1/04_dp4a.cu", "w + i % N * nb", "w + (int)(i % N * nb)"),
-        ("f32_naive", "NVFP4", "gemm/f32/01_naive.cu", "x + i / N * K", "x + (uint32_t)(i / N) * K"),
+        pytest.param("f32_naive", "NVFP4", "gemm/f32/01_naive.cu", "x + i / N * K", "x + (uint32_t)(i / N) * K",
+                     marks=SLOW),
         ("q8_1_mma", "Q4_1", "gemm/q8_1/06_mma.cu", "(int64_t)(blockIdx.x / tiles_m)", "(int)(blockIdx.x / tiles_m)"),
-        ("f32_tiled", "Q5_1", "gemm/f32/02_tiled.cu", "(int64_t)(blockIdx.x % tiles_m)", "(int)(blockIdx.x % tiles_m)"),
+        pytest.param("f32_tiled", "Q5_1", "gemm/f32/02_tiled.cu", "(int64_t)(blockIdx.x % tiles_m)",
+                     "(int)(blockIdx.x % tiles_m)", marks=SLOW),
         ("elements", "F16", "gemm/elements/01_naive.cu", "w + i % N * K", "w + (int)(i % N * K)"),
         ("q8_1_naive", "Q8_0", "quantize/q8_1.cu", "(int64_t)blockIdx.x * WARPS", "blockIdx.x * WARPS"),
     ],
-)
+)  # fmt: skip
 def test_an_index_of_32_bits_is_seen(tmp_path: Path, name: str, fmt: str, file: str, old: str, new: str) -> None:
     """That indices are 64 bits wide is part of what `test_clean_under_sanitizers` runs; here it must fail."""
     done = in_a_process(altered_root(tmp_path, file, old, new), [(name, fmt)], sanitizers=False)

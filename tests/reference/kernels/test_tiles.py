@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +14,8 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.support.errors import KernelFault
 from gguf_verify.support.paths import kernel_root
-from tests.support.kernel_inputs import NAIVE, TILED, random_activations, random_weights, sources
+from tests.support.kernel_inputs import NAIVE, TILED, random_activations, random_weights
 from tests.support.tools import altered_kernel
-
-
-@pytest.fixture(scope="module")
-def host(request: pytest.FixtureRequest) -> CpuHost:
-    host = CpuHost(2)
-    if len(request.session.items) > 50:  # all of them: compile two at a time what the cache does not hold
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda source: host.load(kernel_root(), *source), sources()))
-    return host
 
 
 def wrong_bits(kernel: ShippedKernel, host: CpuHost) -> float:

@@ -79,7 +79,9 @@ def activations(seed: int, m: int = 6, k: int = 768) -> np.ndarray:
 # -- identification ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in (*SOME, "F16", "BF16"))) for n in WEIGHTS]
+)
 def test_every_definition_is_told_from_every_other(made: Callable[..., np.ndarray], name: str) -> None:
     fmt = WEIGHTS[name]
     rows = made(name, 0, 4)

@@ -30,7 +30,7 @@ from tests.support.typed_models import model_of
 TENSOR = "blk.1.ffn_down.weight"
 
 
-QUICK: dict[str, Any] = {"prompt": "Once upon", "n_predict": 3, "progress": False, "threads": 2}
+QUICK: dict[str, Any] = {"prompt": "Once upon", "n_predict": 2, "progress": False, "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("types")
 
 
-#: Of some families one type; `make test-all` has the others.
+#: A superblock of the K-quants, a grid, a table under scales of bytes; `make test-all` has the others.
 OFTEN = ("Q4_K", "IQ2_XXS", "NVFP4")
 
 
@@ -51,7 +51,7 @@ def test_all_rungs(fmt: BlockFormat, folder: Path, llama: Llama) -> None:
     path = model_of(fmt, folder, llama)
     with open_model(path) as model:
         assert model.tensors[TENSOR].type.name == fmt.name
-    report = verify(path, host=CpuHost(2), options=Options(probes="brief", **QUICK))
+    report = verify(path, host=CpuHost(1), options=Options(probes="brief", **QUICK))
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures] or report.rungs
     for rung in report.rungs:
         for who, worst in rung.worst.items():
@@ -74,7 +74,7 @@ def test_other_kernels(fmt: BlockFormat, kernel: str, folder: Path, llama: Llama
         pytest.skip("the kernel does not cover the type")
     path = model_of(fmt, folder, llama)
     options = Options(probes="brief", tensor="attn_q|ffn_down", **QUICK)
-    report = verify(path, kernel=kernel, host=CpuHost(2), rungs=["layers"], options=options)
+    report = verify(path, kernel=kernel, host=CpuHost(1), rungs=["layers"], options=options)
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
 
 

@@ -41,8 +41,11 @@ class OfACard(Family):
 
 
 def run(root: Path | None = None) -> Report:
-    options = Options(probes="brief", prompt="The import statement", n_predict=3, progress=False)
-    kernel = FamilyOnHost(ByTokens("q8_1", ""), CpuHost(2), root)
+    options = Options(
+        probes="brief", prompt="The import statement", n_predict=2, progress=False,
+        tensor="blk.0.attn_q|blk.1.ffn_down",
+    )  # fmt: skip
+    kernel = FamilyOnHost(ByTokens("q8_1", ""), CpuHost(1), root)
     return verify(Q4_0, kernel, rungs=["layers", "tokens"], options=options)
 
 

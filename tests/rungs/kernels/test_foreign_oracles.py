@@ -91,10 +91,21 @@ def test_wrong_by_its_own_oracle(name: str) -> None:
         ("oracle_is_own_output", "the kernel's oracle raised KeyError: 'y' in its weights$"),
     ],
 )
-def test_what_is_no_oracle(name: str, said: str) -> None:
-    """One line a rung, nothing is judged by it, and the next rung finds a fresh process."""
-    report = verified(f"{KERNELS}:{name}", "blocks", "layers", "tokens", tensor=r"blk\.0\.attn_k\.")
+@pytest.mark.parametrize("rungs", [("blocks",), pytest.param(("blocks", "layers", "tokens"), marks=pytest.mark.slow)])
+def test_what_is_no_oracle(name: str, said: str, rungs: tuple[str, ...]) -> None:
+    assert_no_oracle(name, said, rungs)
+
+
+def test_no_oracle_in_any_rung() -> None:
+    """The next rung finds a fresh process."""
+    assert_no_oracle("oracle_crashes", "crashed: its process died of SIGSEGV$", ("blocks", "layers", "tokens"))
+
+
+def assert_no_oracle(name: str, said: str, rungs: tuple[str, ...]) -> None:
+    """One line a rung, and nothing is judged by it."""
+    report = verified(f"{KERNELS}:{name}", *rungs, tensor=r"blk\.0\.attn_k\.")
     assert report.exit_code == 1
+    assert [rung.name for rung in report.rungs] == list(rungs)
     for rung in report.rungs:
         assert len(rung.failures) == 1, rung.failures
         what = rung.failures[0].what

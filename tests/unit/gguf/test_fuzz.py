@@ -1,6 +1,7 @@
 """Generated files: right ones, and such with lies in their fields or wrong bytes. What holds for every file must hold.
 
-The examples are always the same, some 20 s of them. Others: FUZZ_EXAMPLES=100000 pytest tests/unit/gguf/test_fuzz.py
+The examples are always the same, and more of them in `make test-all`. Others: FUZZ_EXAMPLES=100000 pytest
+tests/unit/gguf/test_fuzz.py
 """
 
 from __future__ import annotations
@@ -228,9 +229,37 @@ def save(folder: Path, data: bytes, name: str = "fuzzed.gguf") -> Path:
 # -- the tests --------------------------------------------------------------------------------------------------
 
 
-@given(data=mutants(), name=st.sampled_from(("fuzzed.gguf", "tiny-Q8_0.gguf", "x-IQ4_NL-00001-of-00001.gguf")))
-@profile(600)
+lies = given(data=mutants(), name=st.sampled_from(("fuzzed.gguf", "tiny-Q8_0.gguf", "x-IQ4_NL-00001-of-00001.gguf")))
+damages = given(data=st.sampled_from(SEEDS).flatmap(lambda seed: damaged(seed, 4)))
+
+
+@lies
+@profile(200)
 def test_files_with_lies(folder: Path, data: bytes, name: str) -> None:
+    check_any_file(folder, data, name)
+
+
+@pytest.mark.slow
+@lies
+@profile(600)
+def test_more_files_with_lies(folder: Path, data: bytes, name: str) -> None:
+    check_any_file(folder, data, name)
+
+
+@damages
+@profile(250)
+def test_damaged_corpus(folder: Path, data: bytes) -> None:
+    check_any_file(folder, data)
+
+
+@pytest.mark.slow
+@damages
+@profile(500)
+def test_more_of_the_corpus_damaged(folder: Path, data: bytes) -> None:
+    check_any_file(folder, data)
+
+
+def check_any_file(folder: Path, data: bytes, name: str = "fuzzed.gguf") -> None:
     path = save(folder, data, name)
     file = check_file(path)
     check_model(path)
@@ -239,19 +268,8 @@ def test_files_with_lies(folder: Path, data: bytes, name: str) -> None:
         assert_gguf_py_agrees(path)
 
 
-@given(data=st.sampled_from(SEEDS).flatmap(lambda seed: damaged(seed, 4)))
-@profile(500)
-def test_damaged_corpus(folder: Path, data: bytes) -> None:
-    path = save(folder, data)
-    file = check_file(path)
-    check_model(path)
-    event(file.refused.id if file.refused else f"read, {len(file.findings)} findings")
-    if not file.findings:
-        assert_gguf_py_agrees(path)
-
-
 @given(data=files())
-@profile(250)
+@profile(150)
 def test_right_files(folder: Path, data: Fields) -> None:
     """Nothing is refused but what a right file of this kind may have: a name with NUL or too long, deep arrays."""
     path = save(folder, b"".join(field.data for field in data))

@@ -258,25 +258,30 @@ def test_chain_of_ties_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (total != np.sum(streams[:n], axis=(0, 1)) + 1).any()  # some were rounded
 
 
+#: Values of a tile, and threads: each of either at least once.
+SHARES = [(1, 5), (3 * 8 * 7, 1), (3 * 8 * 7, 2), (1 << 20, 2)]
+ALL_SHARES = [(tile, threads) for tile in (1, 3 * 8 * 7, 1 << 20) for threads in (1, 2, 5)]
+
+
+@pytest.mark.parametrize("shares", [SHARES, pytest.param(ALL_SHARES, marks=pytest.mark.slow)], ids=["some", "all"])
 @each_pair
 def test_tiles_and_threads_do_not_matter(
-    semantics: Semantics, fmt: BlockFormat, monkeypatch: pytest.MonkeyPatch
+    semantics: Semantics, fmt: BlockFormat, shares: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w, x = real_weights(fmt, 45 if fmt in LEGACY else 7, 256), activations(semantics, 3, 256)
     whole = product(semantics, fmt, w, x, order=ASCENDING)
     magnitude = whole.bound / gamma(264)
-    for tile in (1, 3 * 8 * 7, 1 << 20):
+    for tile, threads in shares:
         monkeypatch.setattr(oracle, "_TILE", tile)
-        for threads in (1, 2, 5):
-            p = product(semantics, fmt, w, x, order=ASCENDING, threads=threads)
-            assert p.ordered is not None
-            assert whole.ordered is not None
-            assert (bits(p.ordered) == bits(whole.ordered)).all()
-            # a BLAS may add in another order where the shape is another
-            assert (np.abs(p.exact - whole.exact) <= 1e-13 * magnitude).all()
-            np.testing.assert_allclose(p.bound, whole.bound, rtol=1e-12)
-            np.testing.assert_allclose(p.spread, whole.spread, rtol=1e-12)
-            assert (np.abs(exact_result(semantics, fmt, w, x, threads) - whole.exact) <= 1e-12 * magnitude).all()
+        p = product(semantics, fmt, w, x, order=ASCENDING, threads=threads)
+        assert p.ordered is not None
+        assert whole.ordered is not None
+        assert (bits(p.ordered) == bits(whole.ordered)).all()
+        # a BLAS may add in another order where the shape is another
+        assert (np.abs(p.exact - whole.exact) <= 1e-13 * magnitude).all()
+        np.testing.assert_allclose(p.bound, whole.bound, rtol=1e-12)
+        np.testing.assert_allclose(p.spread, whole.spread, rtol=1e-12)
+        assert (np.abs(exact_result(semantics, fmt, w, x, threads) - whole.exact) <= 1e-12 * magnitude).all()
     assert product(semantics, fmt, w, x).ordered is None
 
 
