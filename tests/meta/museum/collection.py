@@ -1,7 +1,7 @@
 """The museum's exhibits: bugs that kernels of quantized products had in real life, each with its right twin.
 
-An exhibit is one file of `exhibits/`: a kernel as a user would write it, FILE.cu or FILE.py, that declares itself, and a
-block of comments with TOML:
+An exhibit is one file of `exhibits/`: a kernel as a user would write it, FILE.cu or FILE.py, that declares itself, and
+a block of comments with TOML, in which a line that is indented goes on with the one before:
 
     // [museum]
     // source = "ggml-org/llama.cpp#8311"   where it happened, or "constructed (why)"
@@ -32,6 +32,7 @@ RESULTS = HERE.parents[2] / "docs" / "museum.json"
 PENDING = HERE / "pending.toml"
 _BLOCK = re.compile(r"^(?://|#) \[museum\]\n(.*?)^(?://|#) \[/museum\]", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^(?://|#) ?", re.MULTILINE)
+_GOES_ON = re.compile(r"\n {2,}")
 _FORMAT = re.compile(r"formats\s*=\s*\[\"(\w+)\"\]")
 
 
@@ -56,7 +57,7 @@ class Exhibit:
         self.text = path.read_text()
         found = _BLOCK.search(self.text)
         assert found is not None, f"{path.name} says nothing of itself"
-        self.label = msgspec.convert(tomllib.loads(_COMMENT.sub("", found[1])), Label, strict=True)
+        self.label = msgspec.convert(tomllib.loads(_GOES_ON.sub(" ", _COMMENT.sub("", found[1]))), Label, strict=True)
 
     @property
     def historical(self) -> bool:
@@ -89,9 +90,7 @@ class Exhibit:
         return path
 
 
-EXHIBITS = {
-    path.stem: Exhibit(path) for path in sorted((HERE / "exhibits").iterdir()) if path.suffix in (".cu", ".py")
-}
+EXHIBITS = {path.stem: Exhibit(path) for path in sorted((HERE / "exhibits").iterdir()) if path.suffix in (".cu", ".py")}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,5 +129,5 @@ def findings() -> dict[str, Finding]:
 
 
 def pending() -> dict[str, dict[str, str]]:
-    """"caught" and "named" → exhibit → in a word, what is missing."""
+    """ "caught" and "named" → exhibit → in a word, what is missing."""
     return msgspec.toml.decode(PENDING.read_bytes(), type=dict[str, dict[str, str]])

@@ -15,6 +15,7 @@ from gguf_verify.kernels.foreign.cuda import CudaRunner, CudaSource
 from gguf_verify.llama import Llama
 from gguf_verify.measure.mutation.other_checks import passed_by
 from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.support.errors import HarnessError
 
 #: Tokens, rows and columns of the two products that are checked.
 TOKENS, N, K = (16, 48), 256, 256
@@ -42,6 +43,7 @@ def passed(kernel: Path, fmt: str, rows: np.ndarray) -> dict[str, bool]:
 def _passed(kernel: Path, fmt: str, rows: np.ndarray) -> dict[str, bool]:
     source = CudaSource(kernel, "gemm") if kernel.suffix == ".cu" else None
     try:
+        runner: CudaRunner | PythonRunner
         if source is not None:
             runner = CudaRunner(source.root, "gemm", source.declared, "cpu", 1)
         else:
@@ -56,7 +58,7 @@ def _passed(kernel: Path, fmt: str, rows: np.ndarray) -> dict[str, bool]:
             exact = product(semantics, FORMATS[fmt], rows, encoded).exact
             try:
                 said = passed_by(runner._once(taken), exact, exact)
-            except Fault:
+            except (Fault, HarnessError):
                 return dict.fromkeys(GATES, False)
             found = {gate: found[gate] and said[name] for gate, name in GATES.items()}
         return found

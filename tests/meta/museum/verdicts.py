@@ -46,7 +46,7 @@ class Said:
         """Whether the bug is named rightly, wrongly or not at all."""
         label = exhibit.label
         right = bool(set(self.names) & set(label.names))
-        lines = "\n".join((*self.failures, *self.diagnosis))
+        lines = "\n".join((*self.failures, *self.diagnosis, *self.names))
         right = right or any(re.search(pattern, lines, re.IGNORECASE) for pattern in label.says)
         if set(self.names) - set(label.names) and not right:
             return WRONG

@@ -7,7 +7,8 @@
 #ifdef __CUDACC__
 #define ASYNC_COPIES
 __device__ inline void async_copy4(void* to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
 }
 __device__ inline void async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Wait for this thread's groups except the last PENDING.

@@ -1,10 +1,11 @@
 # [museum]
 # source = "ooples/AiDotNet.Tensors#306"
 # class = "cached"
-# essence = "A compiled plan is kept by the shapes of its operands, and with it the operands of the first call: a second call of the same shape returns the first one's result."
+# essence = "A compiled plan is kept by the shapes of its operands, and with it the operands
+#   of the first call: a second call of the same shape returns the first one's result."
 # shows_when = "two calls of the same shape"
 # names = []
-# says = ["cache|earlier call|another call|stale|same shape"]
+# says = ["cache|earlier call|another call|first call"]
 # quick = true
 # [/museum]
 import numpy as np
@@ -13,7 +14,7 @@ from gguf_verify import kernel
 
 BUG = 1
 Q4_0 = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
-plans = {}
+plans: dict = {}
 
 
 def weights(rows, fmt):

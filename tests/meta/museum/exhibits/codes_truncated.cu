@@ -32,8 +32,9 @@ __device__ inline float sum_of(const float* v) {  // halves of the block are add
     return s[0];
 }
 __device__ inline float rounded(float q) {  // to nearest, halves away from zero
-    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude, up = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
-    return q < 0.0f ? -up : up;
+    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude;
+    const float to = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
+    return q < 0.0f ? -to : to;
 }
 
 extern "C" __global__ void gemm(const Q4_0* w, const float* x, float* y, int M, int N, int K) {

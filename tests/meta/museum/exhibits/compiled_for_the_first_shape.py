@@ -1,10 +1,11 @@
 # [museum]
 # source = "torch-spyre/torch-spyre#2523"
 # class = "cached"
-# essence = "The kernel that was compiled for the first number of tokens is used for all others: it writes only so many rows of the output, and the rest stays zero."
+# essence = "The kernel that was compiled for the first number of tokens is used for all others: it
+#   writes only so many rows of the output, and the rest stays zero."
 # shows_when = "a second call with more tokens"
 # names = []
-# says = ["tokens? (from )?[0-9]+", "cache|earlier call"]
+# says = ["cache|earlier call|first call|leftover"]
 # [/museum]
 import numpy as np
 
@@ -12,7 +13,7 @@ from gguf_verify import kernel
 
 BUG = 1
 Q4_0 = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
-compiled = {}
+compiled: dict = {}
 
 
 def weights(rows, fmt):

@@ -1,7 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#12098"
 // class = "window of M"
-// essence = "The condition that chooses the kernel for large batches is inverted, and the kernel that is launched has no code."
+// essence = "The condition that chooses the kernel for large batches is inverted, and the kernel that is
+//   launched has no code."
 // shows_when = "M ≥ 512, on one generation of cards"
 // names = ["unwritten"]
 // says = ["never written"]

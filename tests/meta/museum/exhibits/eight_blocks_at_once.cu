@@ -1,10 +1,11 @@
 // [museum]
 // source = "ggml-org/llama.cpp#2144"
 // class = "read outside"
-// essence = "A warp reads eight blocks of weights at once, also past the end of the row and of the buffer, and multiplies what is too much by zeros."
+// essence = "A warp reads eight blocks of weights at once, also past the end of the row and of the buffer, and
+//   multiplies what is too much by zeros."
 // shows_when = "K is no multiple of 256"
 // names = []
-// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end|crashed"]
+// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
 // quick = true
 // [/museum]
 // [gguf-verify]

@@ -1,7 +1,8 @@
 // [museum]
 // source = "paiml/aprender#3111"
 // class = "decoding"
-// essence = "The fifth bit of value v of Q5_K is read from byte v / 8, bit v % 8; it is in byte v % 32, bit v / 32."
+// essence = "The fifth bit of value v of Q5_K is read from byte v / 8, bit v % 8; it is in byte v % 32, bit v /
+//   32."
 // shows_when = "always"
 // names = ["fifth-bits-interleaved"]
 // says = ["fifth bits"]

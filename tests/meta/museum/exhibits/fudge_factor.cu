@@ -4,7 +4,7 @@
 // essence = "A factor close to 1 that makes a quantization better is applied to the scale by one backend only."
 // shows_when = "always; 1 % of each output"
 // names = []
-// says = ["factor|1\\.01|scale"]
+// says = ["factor|1\\.01"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

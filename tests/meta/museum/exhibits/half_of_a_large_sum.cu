@@ -4,7 +4,7 @@
 // essence = "The integer sum becomes a half before the small scale is applied: above 65504 it is infinite."
 // shows_when = "M > 240, large sums"
 // names = ["half-accumulator"]
-// says = ["half|infinite|65504"]
+// says = ["65504|rounded to half"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q8_0"]

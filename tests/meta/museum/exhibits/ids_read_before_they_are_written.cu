@@ -1,7 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#13294"
 // class = "race"
-// essence = "A table of indices in shared memory is written by the first warp and read by all, without a barrier between."
+// essence = "A table of indices in shared memory is written by the first warp and read by all, without a
+//   barrier between."
 // shows_when = "some warp is faster than the first one"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]

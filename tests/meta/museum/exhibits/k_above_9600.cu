@@ -4,7 +4,7 @@
 // essence = "Outputs are halved."
 // shows_when = "K > 9600"
 // names = []
-// says = ["K ?= ?"]
+// says = ["window|(for|at) K (of|from|=|above)"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -4,7 +4,7 @@
 // essence = "Outputs are halved."
 // shows_when = "M ≥ 512"
 // names = []
-// says = ["M ?= ?|tokens"]
+// says = ["window|(for|at) M (of|from|=)|some numbers of tokens"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -4,7 +4,7 @@
 // essence = "The magnitude of a weight's code is kept in a signed byte, where that of -128 is -128."
 // shows_when = "a code of Q8_0 is -128"
 // names = []
-// says = ["128"]
+// says = ["[-−]128"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q8_0"]

@@ -1,10 +1,11 @@
 // [museum]
 // source = "ggml-org/ggml#1393"
 // class = "integer overflow"
-// essence = "Signs are moved from the weights to the activations by an instruction that leaves -(-128) at -128."
+// essence = "Signs are moved from the weights to the activations by an instruction that leaves -(-128) at
+//   -128."
 // shows_when = "a code of activations is -128 where the weight is negative"
 // names = []
-// says = ["128"]
+// says = ["[-−]128"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q8_0"]

@@ -4,7 +4,7 @@
 // essence = "Outputs are halved."
 // shows_when = "N ≥ 8192"
 // names = []
-// says = ["N ?= ?|rows"]
+// says = ["window|last whole|rows past|(for|at) N (of|from|=)"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -4,7 +4,7 @@
 // essence = "The nibbles of Q4_1 are read from byte 2, where its minimum is, not from byte 4."
 // shows_when = "always"
 // names = []
-// says = ["byte 2|wrong byte"]
+// says = ["byte 2|wrong byte|from byte"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_1"]

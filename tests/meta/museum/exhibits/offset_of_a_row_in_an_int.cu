@@ -4,7 +4,7 @@
 // essence = "The offset of a row, in values, is an int."
 // shows_when = "N·K ≥ 2^31 (Command R+: a vocabulary of 256,000 by 12,288)"
 // names = []
-// says = ["2\\^31|2³¹|overflow|never written|crashed"]
+// says = ["2\\^31|2³¹|int32|32.bits?|integer overflow"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -4,7 +4,7 @@
 // essence = "The offset of a token's activations, in values, is an int."
 // shows_when = "M·K ≥ 2^31"
 // names = []
-// says = ["2\\^31|2³¹|overflow|never written|crashed"]
+// says = ["2\\^31|2³¹|int32|32.bits?|integer overflow"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -1,10 +1,11 @@
 // [museum]
 // source = "ggml-org/llama.cpp#8572"
 // class = "stale or uninitialized"
-// essence = "The padding of the weights is not cleared. Activations there are zeros, but garbage times zero may be NaN."
+// essence = "The padding of the weights is not cleared. Activations there are zeros, but garbage times zero may
+//   be NaN."
 // shows_when = "K is no multiple of 256"
 // names = []
-// says = ["is NaN", "uninitiali[sz]ed|never written"]
+// says = ["uninitiali[sz]ed"]
 // quick = true
 // [/museum]
 // [gguf-verify]

@@ -4,7 +4,7 @@
 // essence = "Rows are stored even ones first, and read at a stride of N / 2, which is rounded down."
 // shows_when = "N ≥ 512 and odd"
 // names = []
-// says = ["rows?"]
+// says = ["order of (the )?rows|other rows|permuted|stride"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -4,7 +4,7 @@
 // essence = "An instruction adds pairs of products of unsigned and signed bytes in 16 bits, and saturates."
 // shows_when = "codes of the full range of a byte"
 // names = []
-// says = ["int16|16 bits|saturat|overflow"]
+// says = ["int16|16 bits|saturat"]
 // quick = true
 // [/museum]
 // [gguf-verify]

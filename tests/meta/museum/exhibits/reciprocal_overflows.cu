@@ -1,10 +1,11 @@
 // [museum]
 // source = "ggml-org/llama.cpp#27413"
 // class = "subnormal"
-// essence = "The reciprocal of the activations' scale overflows a half where the scale is small: codes become the largest ones."
+// essence = "The reciprocal of the activations' scale overflows a half where the scale is small: codes become
+//   the largest ones."
 // shows_when = "all activations of a block are below 0.0019"
 // names = []
-// says = ["small|subnormal|quantizer"]
+// says = ["subnormal|reciprocal|quantizer"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]
@@ -31,8 +32,9 @@ __device__ inline float sum_of(const float* v) {  // halves of the block are add
     return s[0];
 }
 __device__ inline float rounded(float q) {  // to nearest, halves away from zero
-    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude, up = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
-    return q < 0.0f ? -up : up;
+    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude;
+    const float to = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
+    return q < 0.0f ? -to : to;
 }
 
 extern "C" __global__ void gemm(const Q4_0* w, const float* x, float* y, int M, int N, int K) {
@@ -45,8 +47,8 @@ extern "C" __global__ void gemm(const Q4_0* w, const float* x, float* y, int M, 
         const float d = largest(v) / 127.0f;
         float sum = 0.0f;
         for (int j = 0; j < 32; ++j) {
-            const float q = BUG && d > 0.0f && d < 1.0f / 65504.0f ? (v[j] < 0.0f ? -127.0f : v[j] > 0.0f ? 127.0f : 0.0f)
-                                                                    : d > 0.0f ? rounded(v[j] / d) : 0.0f;
+            float q = d > 0.0f ? rounded(v[j] / d) : 0.0f;
+            if (BUG && d < 1.0f / 65504.0f) q = v[j] < 0.0f ? -127.0f : v[j] > 0.0f ? 127.0f : 0.0f;
             sum += code(wb, j) * q;
         }
         acc += from_half(wb.d) * (from_half(to_half(d)) * sum - 8.0f * from_half(to_half(sum_of(v))));

@@ -4,7 +4,7 @@
 // essence = "The kernel adds to its output, which nobody has cleared."
 // shows_when = "always; seldom seen, since fresh memory is often zero"
 // names = ["unwritten"]
-// says = ["uninitiali[sz]ed|is NaN|never written|reads"]
+// says = ["uninitiali[sz]ed"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

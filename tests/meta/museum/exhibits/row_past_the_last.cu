@@ -1,10 +1,11 @@
 // [museum]
 // source = "ggml-org/llama.cpp#29025"
 // class = "read outside"
-// essence = "A thread block multiplies four rows, also those that are past the last one, and does not store them."
+// essence = "A thread block multiplies four rows, also those that are past the last one, and does not store
+//   them."
 // shows_when = "N is no multiple of 4"
 // names = []
-// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end|crashed"]
+// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

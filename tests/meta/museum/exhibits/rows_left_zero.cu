@@ -4,7 +4,7 @@
 // essence = "Of the tokens, only whole groups of four are multiplied; the others' outputs are zero."
 // shows_when = "M is no multiple of 4"
 // names = []
-// says = ["tokens? (from )?[0-9]+", "M="]
+// says = ["leftover|last whole"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -4,7 +4,7 @@
 // essence = "Scales are loaded for four blocks at a time, and that of the first is used for all four."
 // shows_when = "always; a check by cosine and random data may miss it"
 // names = ["neighbouring-scale"]
-// says = ["scale"]
+// says = ["scales? of (a|an|the) (other|neighbouring|first|wrong)"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

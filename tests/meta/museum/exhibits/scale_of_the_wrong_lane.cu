@@ -4,7 +4,7 @@
 // essence = "The scale of a group of Q2_K is taken from the group of another lane."
 // shows_when = "always"
 // names = ["neighbouring-scale"]
-// says = ["scale"]
+// says = ["scales? of (a|an|the) (other|neighbouring|first|wrong)"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q2_K"]

@@ -1,10 +1,11 @@
 // [museum]
 // source = "ml-explore/mlx#1577"
 // class = "read outside"
-// essence = "Scales are loaded for a whole tile, also past the end; multiplied by zero they do no harm, unless they are NaN."
+// essence = "Scales are loaded for a whole tile, also past the end; multiplied by zero they do no harm, unless
+//   they are NaN."
 // shows_when = "K is no multiple of 64"
 // names = []
-// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end|crashed"]
+// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

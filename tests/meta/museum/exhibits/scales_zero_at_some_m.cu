@@ -4,7 +4,7 @@
 // essence = "The buffer of the activations' scales stays zero for some numbers of tokens."
 // shows_when = "M is 384, 512 or 1024"
 // names = []
-// says = ["M ?= ?(384|512|1024)", "(384|512|1,?024) tokens"]
+// says = ["window|(for|at) M (of|from|=)|some numbers of tokens"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

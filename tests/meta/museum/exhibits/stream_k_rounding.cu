@@ -1,7 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#8311"
 // class = "end of K"
-// essence = "The boundaries between the parts of K are rounded down to whole iterations of 128 values, also the last one: the rest of the row is dropped."
+// essence = "The boundaries between the parts of K are rounded down to whole iterations of 128 values, also the
+//   last one: the rest of the row is dropped."
 // shows_when = "K is no multiple of 128 (DeepSeek)"
 // names = ["end-of-k-dropped"]
 // says = []

@@ -1,7 +1,8 @@
 // [museum]
 // source = "invergent-ai/surogate#162"
 // class = "subnormal"
-// essence = "The conversion from half takes all subnormal halves for zero, and so does that of the kernel's own test."
+// essence = "The conversion from half takes all subnormal halves for zero, and so does that of the kernel's own
+//   test."
 // shows_when = "scales below 6.1e-5"
 // names = ["subnormals-flushed"]
 // says = []

@@ -4,7 +4,7 @@
 // essence = "Sums of two products are kept in a byte."
 // shows_when = "always"
 // names = []
-// says = ["int8|byte|overflow"]
+// says = ["int8|8 bits"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -4,7 +4,7 @@
 // essence = "A tile of 16 tokens is copied without a bound, although there is one token only."
 // shows_when = "M < 16, as always when decoding"
 // names = []
-// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end|crashed"]
+// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

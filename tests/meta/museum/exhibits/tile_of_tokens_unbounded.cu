@@ -1,10 +1,11 @@
 // [museum]
 // source = "ggml-org/llama.cpp#28151"
 // class = "read outside"
-// essence = "The tile of activations is loaded whole, however few tokens are left; the outputs of what is too much are thrown away."
+// essence = "The tile of activations is loaded whole, however few tokens are left; the outputs of what is too
+//   much are thrown away."
 // shows_when = "M is no multiple of the tile's 8"
 // names = []
-// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end|crashed"]
+// says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -1,7 +1,8 @@
 // [museum]
 // source = "ikawrakow/ik_llama.cpp#1638"
 // class = "window of M"
-// essence = "For more than 64 tokens the host chooses tiles of 72 to 128 columns, which the kernel was not compiled for: it returns at once."
+// essence = "For more than 64 tokens the host chooses tiles of 72 to 128 columns, which the kernel was not
+//   compiled for: it returns at once."
 // shows_when = "M > 64, on one generation of cards"
 // names = ["unwritten"]
 // says = ["never written"]

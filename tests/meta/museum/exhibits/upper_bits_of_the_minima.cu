@@ -1,10 +1,10 @@
 // [museum]
-// source = "cisco-ai-defense/defenseclaw#679"
+// source = "constructed (issue 16: the high bits of Q4_K's minima)"
 // class = "decoding"
 // essence = "The upper two bits of the minima of groups 4 to 7 are dropped."
 // shows_when = "always, from value 128 on"
 // names = []
-// says = ["minim"]
+// says = ["(upper|high) bits|minim"]
 // quick = true
 // [/museum]
 // [gguf-verify]

@@ -4,7 +4,7 @@
 // essence = "GGML keeps twice the values of E2M1 and half of the scale; only the scale was halved."
 // shows_when = "always"
 // names = []
-// says = ["half|twice|factor|0\\.5"]
+// says = ["factor|twice|halved|0\\.5"]
 // [/museum]
 // [gguf-verify]
 // formats = ["MXFP4"]

@@ -1,7 +1,8 @@
 // [museum]
 // source = "flashinfer-ai/flashinfer#2996"
 // class = "barrier"
-// essence = "The barrier before the reduction stands in the branch of the computing warps; the others wait at another one."
+// essence = "The barrier before the reduction stands in the branch of the computing warps; the others wait at
+//   another one."
 // shows_when = "always undefined; hangs on some cards"
 // names = []
 // says = ["barrier|diverge"]

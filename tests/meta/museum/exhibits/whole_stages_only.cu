@@ -1,10 +1,11 @@
 // [museum]
 // source = "NVIDIA/cutlass#3568"
 // class = "end of K"
-// essence = "The main loop consumes a whole buffer of stages in each iteration, and nothing checks whether all of them belong to the row."
+// essence = "The main loop consumes a whole buffer of stages in each iteration, and nothing checks whether all
+//   of them belong to the row."
 // shows_when = "K is no multiple of the four stages' 128"
 // names = []
-// says = ["past|outside|out of bounds|beyond"]
+// says = ["past the (end|row)|out of bounds|reads? (outside|past)|next row"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

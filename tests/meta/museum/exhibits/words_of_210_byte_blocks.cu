@@ -1,7 +1,8 @@
 // [museum]
 // source = "paiml/trueno#159"
 // class = "misaligned load"
-// essence = "Words of four bytes are read from blocks of 210 bytes. Some cards forgive it; Jetson says misaligned address."
+// essence = "Words of four bytes are read from blocks of 210 bytes. Some cards forgive it; Jetson says
+//   misaligned address."
 // shows_when = "odd blocks"
 // names = []
 // says = ["misaligned"]
@@ -30,7 +31,7 @@ extern "C" __global__ void gemm(const Q6_K* w, const float* x, float* y, int M, 
             for (int k = 0; k < 4; ++k) {
                 const int at = 4 * j + k, half = at / 64, l = at % 64;  // a byte holds two values, 64 apart
                 for (int high = 0; high < 2; ++high) {
-                    const int value = 128 * half + l % 32 + 32 * (l / 32) + 64 * high, q4 = low >> (8 * k + 4 * high) & 15;
+                    const int value = 128 * half + l + 64 * high, q4 = low >> (8 * k + 4 * high) & 15;
                     const int q2 = wb.qh[32 * half + l % 32] >> 2 * (l / 32 + 2 * high) & 3;
                     acc += from_half(wb.d) * wb.scales[value / 16] * ((q4 | q2 << 4) - 32) * x[m * K + 256 * b + value];
                 }

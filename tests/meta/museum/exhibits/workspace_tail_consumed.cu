@@ -1,10 +1,11 @@
 // [museum]
 // source = "huggingface/candle#3476"
 // class = "stale or uninitialized"
-// essence = "The activations' workspace is padded to whole groups; the padding is not written, and the reader consumes it."
+// essence = "The activations' workspace is padded to whole groups; the padding is not written, and the reader
+//   consumes it."
 // shows_when = "K is no multiple of 512"
 // names = ["stale-tile"]
-// says = ["uninitiali[sz]ed|is NaN"]
+// says = ["uninitiali[sz]ed"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -4,7 +4,7 @@
 // essence = "The scale of a block of zeros is 0, and 0 / 0 is NaN."
 // shows_when = "a block of activations is all zeros (padding, masked tokens, ReLU)"
 // names = []
-// says = ["is NaN|zero"]
+// says = ["0/0|zero[- ]block|block of zeros|token of zeros|zero[- ]token"]
 // quick = true
 // [/museum]
 // [gguf-verify]
@@ -32,8 +32,9 @@ __device__ inline float sum_of(const float* v) {  // halves of the block are add
     return s[0];
 }
 __device__ inline float rounded(float q) {  // to nearest, halves away from zero
-    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude, up = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
-    return q < 0.0f ? -up : up;
+    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude;
+    const float to = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
+    return q < 0.0f ? -to : to;
 }
 __device__ inline float rounded_or_nan(float q) { return q == q ? rounded(q) : q; }
 

@@ -4,7 +4,7 @@
 // essence = "A token is divided by its largest value, also if that is zero."
 // shows_when = "all activations of a token are zeros"
 // names = []
-// says = ["is NaN|zero"]
+// says = ["0/0|zero[- ]block|block of zeros|token of zeros|zero[- ]token"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]
@@ -30,8 +30,9 @@ __device__ inline float sum_of(const float* v) {  // halves of the block are add
     return s[0];
 }
 __device__ inline float rounded(float q) {  // to nearest, halves away from zero
-    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude, up = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
-    return q < 0.0f ? -up : up;
+    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude;
+    const float to = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
+    return q < 0.0f ? -to : to;
 }
 
 extern "C" __global__ void gemm(const Q4_0* w, const float* x, float* y, int M, int N, int K) {
