@@ -242,7 +242,7 @@ def _source(exhibit: Exhibit) -> str:
 def _said(found: Finding) -> str:
     """What gguf-verify says of an exhibit."""
     if not found.caught:
-        return "**verified**"
+        return "**verified**" if found.plan == "full" else "**verified** (by the brief plan alone)"
     where = f"{found.verdict} ({', '.join(found.rungs)})"
     named = f": {', '.join(f'`{name}`' for name in found.names)}" if found.names else ""
     return f"{where}{named}; {'named' if found.naming == 'right' else 'not named'}"
@@ -262,9 +262,9 @@ def museum() -> str:
     kinds = {kind: [e for e in EXHIBITS.values() if e.label.kind == kind] for kind in sorted(
         {e.label.kind for e in EXHIBITS.values()}
     )}  # fmt: skip
-    twins = sum(f.twin == "verified" for f in found.values())
+    twins = [f.twin for f in found.values() if f.twin]
     rows = [
-        _museum_row(f"[{kind}](#{kind.replace(' ', '-').replace('^', '')})", [found[e.id] for e in of])
+        _museum_row(f"[{kind}](#{kind.lower().replace(' ', '-').replace('^', '')})", [found[e.id] for e in of])
         for kind, of in kinds.items()
     ]
     lines = [
@@ -275,7 +275,8 @@ def museum() -> str:
         "in a line or two. They are verified as a user would verify them: `gguf-verify MODEL.gguf --kernel FILE:gemm` "
         "on the CPU host. The kernels lie in `tests/meta/museum/exhibits/`.", "",
         f"`gguf-verify` does not verify {sum(f.caught for f in found.values())} of the {len(found)} exhibits, and "
-        f"verifies {twins} of the {len(found)} twins. It names "
+        f"verifies {sum(t == 'verified' for t in twins)} of the {len(twins)} twins that were tried with the full "
+        "[probe plan](kernels-of-your-own.md). It names "
         f"{sum(f.caught and f.naming == 'right' for f in found.values())} rightly and "
         f"{sum(f.naming == 'wrong' for f in found.values())} wrongly.", "",
         "The last three columns count the exhibits that other checks **let pass**. These get Gaussian weights and "

@@ -98,15 +98,18 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         verdict: of the whole run.
+        plan: "brief" or "full": the probe plan that it was verified by. Of those that the brief one finds, no more is
+            asked.
         rungs: those that it did not pass.
         naming: "right", "unknown" or "wrong".
         names: ids of the faults that the diagnosis named.
         failure: the first line of what is wrong.
-        twin: the verdict on the right twin.
+        twin: the verdict on the right twin, by the full plan; "" where that was not run.
         gates: other checks, and whether they let the exhibit pass.
     """
 
     verdict: str
+    plan: str
     rungs: list[str]
     naming: str
     names: list[str]

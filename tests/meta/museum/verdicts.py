@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
@@ -26,6 +27,7 @@ class Said:
 
     Args:
         verdict: the report's.
+        plan: the probe plan, "brief" or "full".
         rungs: those that failed.
         culprits: who is blamed.
         failures: every line that was recorded of what is wrong or could not be checked.
@@ -35,6 +37,7 @@ class Said:
     """
 
     verdict: str
+    plan: str
     rungs: tuple[str, ...]
     culprits: tuple[str, ...]
     failures: tuple[str, ...]
@@ -61,10 +64,21 @@ def model_for(exhibit: Exhibit, folder: Path, llama: Llama) -> Path:
     return fixture if fixture.exists() else model_of(FORMATS[exhibit.model], folder, llama)
 
 
-def said_of(kernel: Path, model: Path) -> Said:
-    """Verify matrices of both widths of the model, 256 and 768, with the kernel FILE:gemm on the CPU host."""
-    options = Options(prompt="The import", n_predict=1, tensor=r"blk\.0\.(attn_k|ffn_down)\.", progress=False)
-    return of(verify(model, f"{kernel}:gemm", CpuHost(1), ("blocks", "layers"), options))
+def said_of(kernel: Path, model: Path, *plans: Literal["brief", "full"]) -> Said:
+    """Verify matrices of both widths of the model, 256 and 768, with the kernel FILE:gemm on the CPU host.
+
+    Args:
+        plans: the probe plans to verify it by, one after the other until one finds something. The brief one is part
+            of the full one, which is what a user gets.
+    """
+    for plan in plans:
+        options = Options(
+            prompt="The import", n_predict=1, tensor=r"blk\.0\.(attn_k|ffn_down)\.", progress=False, probes=plan
+        )
+        said = of(verify(model, f"{kernel}:gemm", CpuHost(1), ("blocks", "layers"), options))
+        if said.verdict != "verified":
+            break
+    return said
 
 
 def of(report: Report) -> Said:
@@ -72,7 +86,8 @@ def of(report: Report) -> Said:
     rungs = report.rungs
     diagnoses = [r.diagnosis for r in rungs if r.diagnosis is not None]
     return Said(
-        report.verdict, tuple(r.name for r in rungs if r.verdict != "passed"), tuple(report.culprits),
+        report.verdict, report.environment.options.probes,
+        tuple(r.name for r in rungs if r.verdict != "passed"), tuple(report.culprits),
         tuple([f.what for _, f in report.failures] + [f"{u.name}: {u.why}" for r in rungs for u in r.unverified]
               + [r.fault for r in rungs if r.fault] + [n for r in rungs for n in r.notes]),
         tuple(line for d in diagnoses for line in d.lines),
