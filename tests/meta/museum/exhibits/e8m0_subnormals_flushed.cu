@@ -1,0 +1,39 @@
+// [museum]
+// source = "1CatAI/1Cat-vLLM#222"
+// class = "subnormal"
+// essence = "Scales of MXFP4 pass through a half, and those that are subnormal there are flushed."
+// shows_when = "scale bytes 103 to 112"
+// names = ["subnormals-flushed"]
+// says = ["subnormal"]
+// [/museum]
+// [gguf-verify]
+// formats = ["MXFP4"]
+// semantics = "f32"
+// parameters = ["weights", "activations", "output", "int32 M", "int32 N", "int32 K"]
+// block = 128
+// grid = "ceil(M * N, 128)"
+// macros = { BUG = 1 }
+// [/gguf-verify]
+#include "museum.cuh"
+
+// Twice the values of E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6; and half of 2^(e - 127).
+__device__ inline int twice(int q) {
+    const int magnitude = q & 7, v = magnitude < 4 ? magnitude : magnitude < 6 ? 2 * magnitude - 4 : 4 * magnitude - 16;
+    return q & 8 ? -v : v;
+}
+__device__ inline float half_scale(int e) { return __uint_as_float(e < 2 ? 0x00200000u << e : (u32)(e - 1) << 23); }
+
+extern "C" __global__ void gemm(const MXFP4* w, const float* x, float* y, int M, int N, int K) {
+    ONE_THREAD_AN_OUTPUT;
+
+    float acc = 0.0f;
+    for (int b = 0; b < blocks; ++b) {
+        const MXFP4& wb = w[n * blocks + b];
+        const float d = BUG && wb.e >= 103 && wb.e <= 112 ? 0.0f : half_scale(wb.e);
+        for (int j = 0; j < 16; ++j) {
+            acc += d * twice(wb.qs[j] & 15) * x[m * K + 32 * b + j];
+            acc += d * twice(wb.qs[j] >> 4) * x[m * K + 32 * b + j + 16];
+        }
+    }
+    y[i] = acc;
+}

@@ -1,0 +1,24 @@
+// [museum]
+// source = "ggml-org/llama.cpp#6563"
+// class = "past 2^31"
+// essence = "The offset of a row, in values, is an int."
+// shows_when = "N·K ≥ 2^31 (Command R+: a vocabulary of 256,000 by 12,288)"
+// names = []
+// says = ["2\\^31|2³¹|int32|32.bits?|integer overflow"]
+// [/museum]
+// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "q8_1"
+// parameters = ["weights", "activations", "output", "int32 M", "int32 N", "int32 K"]
+// block = 128
+// grid = "ceil(M * N, 128)"
+// macros = { BUG = 1 }
+// [/gguf-verify]
+#include "museum.cuh"
+
+extern "C" __global__ void gemm(const Q4_0* w, const Q8_1* x, float* y, int M, int N, int K) {
+    ONE_THREAD_AN_OUTPUT;
+
+    const i64 value = BUG ? (i64)(int)((u32)n * (u32)K) : n * K;
+    y[i] = terms(w + value / 32, x + m * blocks, 0, blocks);
+}

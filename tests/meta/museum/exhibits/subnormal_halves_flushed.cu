@@ -1,0 +1,32 @@
+// [museum]
+// source = "invergent-ai/surogate#162"
+// class = "subnormal"
+// essence = "The conversion from half takes all subnormal halves for zero, and so does that of the kernel's own
+//   test."
+// shows_when = "scales below 6.1e-5"
+// names = ["subnormals-flushed"]
+// says = []
+// quick = true
+// [/museum]
+// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "q8_1"
+// parameters = ["weights", "activations", "output", "int32 M", "int32 N", "int32 K"]
+// block = 128
+// grid = "ceil(M * N, 128)"
+// macros = { BUG = 1 }
+// [/gguf-verify]
+#include "museum.cuh"
+
+extern "C" __global__ void gemm(const Q4_0* w, const Q8_1* x, float* y, int M, int N, int K) {
+    ONE_THREAD_AN_OUTPUT;
+
+    float acc = 0.0f;
+    for (int b = 0; b < blocks; ++b) {
+        const Q4_0& wb = w[n * blocks + b];
+        const Q8_1& xb = x[m * blocks + b];
+        const float d = BUG && !(wb.d & 0x7C00) ? 0.0f : from_half(wb.d);
+        acc += d * (from_half(xb.d) * dot(wb, xb) - 8.0f * from_half(xb.s));
+    }
+    y[i] = acc;
+}

@@ -1,0 +1,53 @@
+// [museum]
+// source = "microsoft/BitNet#123"
+// class = "block of zeros"
+// essence = "A token is divided by its largest value, also if that is zero."
+// shows_when = "all activations of a token are zeros"
+// names = []
+// says = ["0/0|zero[- ]block|block of zeros|token of zeros|zero[- ]token"]
+// [/museum]
+// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "f32"
+// parameters = ["weights", "activations", "output", "int32 M", "int32 N", "int32 K"]
+// block = 128
+// grid = "ceil(M * N, 128)"
+// macros = { BUG = 1 }
+// [/gguf-verify]
+#include "museum.cuh"
+
+// Blocks of Q8_1 of 32 values: d, s and codes.
+__device__ inline float largest(const float* v) {
+    float most = 0.0f;
+    for (int j = 0; j < 32; ++j) most = v[j] > most ? v[j] : -v[j] > most ? -v[j] : most;
+    return most;
+}
+__device__ inline float sum_of(const float* v) {  // halves of the block are added to each other, again and again
+    float s[32];
+    for (int j = 0; j < 32; ++j) s[j] = v[j];
+    for (int half = 16; half; half /= 2)
+        for (int j = 0; j < half; ++j) s[j] += s[j + half];
+    return s[0];
+}
+__device__ inline float rounded(float q) {  // to nearest, halves away from zero
+    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude;
+    const float to = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
+    return q < 0.0f ? -to : to;
+}
+
+extern "C" __global__ void gemm(const Q4_0* w, const float* x, float* y, int M, int N, int K) {
+    ONE_THREAD_AN_OUTPUT;
+
+    float most = 0.0f;
+    for (int b = 0; b < blocks; ++b) most = largest(x + m * K + 32 * b) > most ? largest(x + m * K + 32 * b) : most;
+    // to the power of two below it, so that the division is exact
+    most = __uint_as_float(__float_as_uint(most) & 0x7F800000u);
+    if (!BUG && most == 0.0f) most = 1.0f;
+    float acc = 0.0f;
+    for (int b = 0; b < blocks; ++b) {
+        float part = 0.0f;
+        for (int j = 0; j < 32; ++j) part += (code(w[n * blocks + b], j) - 8) * (x[m * K + 32 * b + j] / most);
+        acc += from_half(w[n * blocks + b].d) * part;
+    }
+    y[i] = acc * most;
+}

@@ -1,0 +1,95 @@
+"""What gguf-verify says of a kernel of the museum, verified as a user would."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost
+from gguf_verify.llama import Llama
+from gguf_verify.results import Options, Report
+from gguf_verify.verification import verify
+from tests.meta.museum.collection import Exhibit
+from tests.support.tools import FIXTURES
+from tests.support.typed_models import model_of
+
+RIGHT, UNKNOWN, WRONG = "right", "unknown", "wrong"
+#: Verdicts of a diagnosis that blame something in particular.
+_BLAMING = ("another definition", "known fault", "another order")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a report says of a kernel.
+
+    Args:
+        verdict: the report's.
+        plan: the probe plan, "brief" or "full".
+        rungs: those that failed.
+        culprits: who is blamed.
+        failures: every line that was recorded of what is wrong or could not be checked.
+        diagnosis: the lines of every diagnosis.
+        names: ids of the faults that the diagnoses name.
+        blames: verdicts of the diagnoses.
+    """
+
+    verdict: str
+    plan: str
+    rungs: tuple[str, ...]
+    culprits: tuple[str, ...]
+    failures: tuple[str, ...]
+    diagnosis: tuple[str, ...]
+    names: tuple[str, ...]
+    blames: tuple[str, ...]
+
+    def naming(self, exhibit: Exhibit) -> str:
+        """Whether the bug is named rightly, wrongly or not at all."""
+        label = exhibit.label
+        right = bool(set(self.names) & set(label.names))
+        lines = "\n".join((*self.failures, *self.diagnosis, *self.names))
+        right = right or any(re.search(pattern, lines, re.IGNORECASE) for pattern in label.says)
+        if set(self.names) - set(label.names) and not right:
+            return WRONG
+        if any(b in _BLAMING for b in self.blames) and not right:
+            return WRONG
+        return RIGHT if right else UNKNOWN
+
+
+def model_for(exhibit: Exhibit, folder: Path, llama: Llama) -> Path:
+    """A model of the type of the exhibit: a fixture, or one that llama.cpp quantizes in `folder`."""
+    fixture = FIXTURES / f"tiny-{exhibit.model}.gguf"
+    return fixture if fixture.exists() else model_of(FORMATS[exhibit.model], folder, llama)
+
+
+def said_of(kernel: Path, model: Path, *plans: Literal["brief", "full"]) -> Said:
+    """Verify matrices of both widths of the model, 256 and 768, with the kernel FILE:gemm on the CPU host.
+
+    Args:
+        plans: the probe plans to verify it by, one after the other until one finds something. The brief one is part
+            of the full one, which is what a user gets.
+    """
+    for plan in plans:
+        options = Options(
+            prompt="The import", n_predict=1, tensor=r"blk\.0\.(attn_k|ffn_down)\.", progress=False, probes=plan
+        )
+        said = of(verify(model, f"{kernel}:gemm", CpuHost(1), ("blocks", "layers"), options))
+        if said.verdict != "verified":
+            break
+    return said
+
+
+def of(report: Report) -> Said:
+    """What a report says."""
+    rungs = report.rungs
+    diagnoses = [r.diagnosis for r in rungs if r.diagnosis is not None]
+    return Said(
+        report.verdict, report.environment.options.probes,
+        tuple(r.name for r in rungs if r.verdict != "passed"), tuple(report.culprits),
+        tuple([f.what for _, f in report.failures] + [f"{u.name}: {u.why}" for r in rungs for u in r.unverified]
+              + [r.fault for r in rungs if r.fault] + [n for r in rungs for n in r.notes]),
+        tuple(line for d in diagnoses for line in d.lines),
+        tuple(f.id for d in diagnoses for f in d.faults), tuple(d.verdict for d in diagnoses),
+    )  # fmt: skip
