@@ -40,7 +40,7 @@ class Bare(CupyHost):
         super().__init__()
         self._cupy.cuda.set_allocator(None)
 
-    def output(self, nbytes: int) -> Any:
+    def output(self, nbytes: int, what: str = "output") -> Any:
         return self._cupy.full(nbytes, 0xA5, np.uint8)
 
     def download(self, output: Any) -> npt.NDArray[np.uint8]:

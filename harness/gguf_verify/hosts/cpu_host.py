@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from ..results import HostInfo
 from ..support.errors import KernelFault
-from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
 from . import findings
+from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
 from .compiler import checked_library, checks_fault, compiler, compiler_version, cpu_name, shared_library
 from .memory import between_walls
 from .schedule import Schedule
@@ -122,8 +122,8 @@ class CpuHost(Host):
     Args:
         threads: operating-system threads of a launch; 0 takes every core that this process may use.
         flags: further flags of the compiler, such as a sanitizer's.
-        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer, and a launch takes one
-            operating-system thread unless the order is ascending.
+        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer, and unless the order
+            is ascending a launch takes one operating-system thread.
     """
 
     name = "cpu"

@@ -1,8 +1,8 @@
 """The kernel under other schedules than the usual one: does it give the same bits whatever order its threads run in?
 
-A GPU promises no order of threads, warps and blocks, and an asynchronous copy may take until the wait for it. A host that
-emulates one can choose. Under every schedule the bits must be those of the ordinary launch, and a checked build must
-find nothing. Shapes are tiny: a race between threads, or a read outside a buffer, does not need many outputs.
+A GPU promises no order of threads, warps and blocks, and an asynchronous copy may take until the wait for it. A host
+that emulates one can choose. Under every schedule the bits must be those of the ordinary launch, and a checked build
+must find nothing. Shapes are tiny: a race between threads, or a read outside a buffer, does not need many outputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..gguf.matrices import label, matrix_of
 from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
 from ..results import Failure, RungResult
-from ..support.errors import EnvironmentFault, KernelFinding, KernelFault
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from .generated_inputs import drawn
 from .run import Matrix, Run
 

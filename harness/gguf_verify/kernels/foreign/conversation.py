@@ -67,8 +67,8 @@ class Conversation:
         return False
 
     def ask(self, header: dict[str, Any], array: npt.NDArray[np.uint8]) -> dict[str, Any]:
-        """Send a request and return the answer that it was done. Raises KernelFault; EnvironmentFault where this machine
-        cannot do it, which only a product under a schedule may say."""
+        """Send a request and return the answer that it was done. Raises KernelFault; EnvironmentFault where this
+        machine cannot do it, which only a product under a schedule may say."""
         assert self.process is not None
         try:
             protocol.send(self.process.link, header, array)

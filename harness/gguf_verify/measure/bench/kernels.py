@@ -54,10 +54,10 @@ _WARM_UP = 3
 class Queue(CupyHost):
     """A GPU whose launches are queued in a stream and not awaited; outputs have neither guards nor poison."""
 
-    def upload(self, array: Any) -> Any:
+    def upload(self, array: Any, what: str = "input") -> Any:
         return array if isinstance(array, self._cupy.ndarray) else super().upload(array)
 
-    def output(self, nbytes: int) -> Any:
+    def output(self, nbytes: int, what: str = "output") -> Any:
         return self._cupy.empty(nbytes, np.uint8)
 
     def launch(
