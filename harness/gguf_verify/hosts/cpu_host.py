@@ -122,8 +122,8 @@ class CpuHost(Host):
     Args:
         threads: operating-system threads of a launch; 0 takes every core that this process may use.
         flags: further flags of the compiler, such as a sanitizer's.
-        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer, and a launch takes
-            one operating-system thread unless the order is ascending.
+        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer, and unless the order
+            is ascending a launch takes one operating-system thread.
     """
 
     name = "cpu"

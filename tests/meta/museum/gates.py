@@ -8,6 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.foreign.child import Fault, PythonRunner, import_kernel
@@ -22,6 +23,13 @@ TOKENS, N, K = (16, 48), 256, 256
 #: The checks, as `passed_by` names them. Each compares with the exact product of the kernel's own definition, which is
 #: more than most tests of kernels have, and lets a right kernel pass.
 GATES = {"allclose": "allclose definition", "NMSE": "nmse definition", "cosine": "cosine definition"}
+
+
+def _once(runner: CudaRunner | PythonRunner, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """One call, without the second one that would show what is not deterministic: other checks make one."""
+    if isinstance(runner, PythonRunner):
+        return runner._once(x)
+    return runner._once(x, runner._host, runner._kernels[runner._fmt], runner._weights)
 
 
 def weights(fmt: str, llama: Llama) -> np.ndarray:
@@ -57,7 +65,7 @@ def _passed(kernel: Path, fmt: str, rows: np.ndarray) -> dict[str, bool]:
             taken = x.view(np.uint8) if runner.declaration.given == "float32" else encoded
             exact = product(semantics, FORMATS[fmt], rows, encoded).exact
             try:
-                said = passed_by(runner._once(taken), exact, exact)
+                said = passed_by(_once(runner, taken), exact, exact)
             except (Fault, HarnessError):
                 return dict.fromkeys(GATES, False)
             found = {gate: found[gate] and said[name] for gate, name in GATES.items()}
