@@ -60,7 +60,7 @@ class Options:
         reference: the backend of llama.cpp that the kernel is compared with.
         time_limit: seconds that llama.cpp may take for one answer.
         kernel_time_limit: seconds that one call of a foreign kernel may take.
-        probes: "full": the whole probe plan; "brief": a small part of it.
+        probes: "full": the whole probe plan, and launches under other schedules; "brief": a small part of the plan.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
         progress: show progress bars.
     """
