@@ -21,7 +21,7 @@ void stop_launch();
 uint8_t* shared_of_launch();
 
 // A copy that is under way counts as a thread of its own, so that even the thread that began it has to wait for it.
-constexpr uint32_t COPIES = 32;
+constexpr uint32_t COPIES = 32, A_COPY = 1 << 16;
 struct AsyncWrite {
     Clock known;
     uint32_t thread = 0, clock = 0, at = 0;
@@ -279,7 +279,8 @@ class Checks {
         Finding f{};
         f.kind = RACE, f.address = at, f.size = (uint32_t)size;
         f.at[0] = a.at, f.at[1] = b.at, f.writes[0] = a_writes, f.writes[1] = b_writes;
-        f.thread[0] = a.thread, f.thread[1] = b.thread, f.block[0] = a.block, f.block[1] = b.block;
+        f.thread[0] = a.thread < threads_ ? a.thread : A_COPY, f.thread[1] = b.thread < threads_ ? b.thread : A_COPY;
+        f.block[0] = a.block, f.block[1] = b.block;
         add(f);
     }
     void add_one(Kind kind, uint64_t at, uint64_t size, uint32_t here, const char* text, bool writes) {

@@ -12,9 +12,10 @@ from .compiler import source_lines
 
 #: `cuda_on_cpu::Kind`.
 _KINDS = {1: "race", 2: "outside", 3: "unset", 4: "misaligned", 5: "overflow", 6: "divergent", 7: "input"}
-#: Folders of the include path, after which a file's name is the one by which a reader knows it.
-_OURS = ("emulator/",)
+#: What calls of the emulator are inlined from.
+_OURS = ("/emulator/", "/async.cuh")
 _MOST = 3
+_A_COPY = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def _line(chain: Sequence[str]) -> str:
 
 
 def _thread(block: int, thread: int) -> str:
-    return f"thread {thread} of block {block}"
+    return "an asynchronous copy" if thread >= _A_COPY else f"thread {thread} of block {block}"
 
 
 def found(raw: Any, library: Path, place: Callable[[int], str]) -> Found | None:
@@ -51,17 +52,14 @@ def found(raw: Any, library: Path, place: Callable[[int], str]) -> Found | None:
     two = kind in ("race", "divergent")
     lines = [_line(chain) for chain in source_lines(library, list(raw.at)[: 2 if two else 1])]
     who = _thread(raw.block[0], raw.thread[0])
-    does = "writes" if raw.writes[0] else "reads"
+    does, then = ("writes" if writes else "reads" for writes in raw.writes)
     if two:
-        other = _thread(raw.block[1], raw.thread[1]) if raw.thread[1] < 1024 else "an asynchronous copy"
-        who = who if raw.thread[0] < 1024 else "an asynchronous copy"
+        other = _thread(raw.block[1], raw.thread[1])
     if kind == "divergent" and lines[0] == lines[1] and lines[0] != "an unknown line":
         return None
     words = {
         "race": lambda: (
-            f"data race: {who} {does} at {lines[0]} and "
-            f"{other} {'writes' if raw.writes[1] else 'reads'} at {lines[1]}, "
-            "with no barrier between them"
+            f"data race: {who} {does} at {lines[0]} and {other} {then} at {lines[1]}, with no barrier between them"
         ),
         "outside": lambda: f"{who} {does} {raw.size} bytes outside its buffers at {lines[0]}: {place(raw.address)}",
         "unset": lambda: f"{who} uses shared memory at {lines[0]} that no thread has written",

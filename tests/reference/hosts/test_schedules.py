@@ -1,4 +1,4 @@
-"""The CPU host under schedules: a kernel with a fault gives other bits or one clear line; its right twin does not."""
+"""The CPU host under schedules: a faulty kernel gives other bits or one clear line, and its right twin does not."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_race_changes_bits_and_its_right_twin_does_not(build: Build, name: str
     parts = PAIRS[name].split("/")
     x = np.arange(1, 97, dtype=np.int32)
     include = '#include "async.cuh"\n' if "async" in PAIRS[name] or "MBarrier" in PAIRS[name] else ""
-    made: dict[Any, Any] = {}
+    made = {}
     for right in (True, False):
         source = "".join(part for i, part in enumerate(parts) if right or i % 2 == 0)
         # the fixture writes `extern "C" __global__` before the source, so an include comes between
@@ -160,7 +160,7 @@ extern "C" __global__ void k(float* y, const float* x) {
 def test_products_are_as_late_as_their_waits(build: Build) -> None:
     """A warp's product that nobody waits for, and one whose operand is overwritten before the wait."""
     x = np.arange(1, 129, dtype=np.float32)
-    made: dict[Any, Any] = {}
+    made: dict[str, list[bytes]] = {}
     waits = {
         "right": ("wgmma_wait<0>();", "__syncwarp();", ""),
         "none": ("", "__syncwarp();", ""),
@@ -201,7 +201,10 @@ FAULTS = {
     "a null pointer": "void k(int* y, const int* x) { y[0] = *(const int*)(8 * (int64_t)x[1]); }",
     "the kernel divides an integer by zero": "void k(int* y, const int* x) { y[0] = 7 / (x[0] - 1); }",
     "overflows its stack": """int f(volatile int* p, int n) {
-            volatile int a[512]; a[n % 512] = n; return n ? f(a, n - 1) + a[0] : p[0]; }
+            volatile int a[512];
+            a[n % 512] = n;
+            return n ? f(a, n - 1) + a[0] : p[0];
+        }
         extern "C" __global__ void k(int* y, const int* x) { volatile int b[8]; y[0] = f(b, 1000); }""",
 }
 

@@ -145,8 +145,9 @@ class _Gemms:
         self._quantizers = Quantizers(run.backend)
         #: Format, N and K of the GEMMs at which the kernel also ran with other numbers of tokens.
         self._shapes: set[tuple[str, int, int]] = set()
-        #: Types whose probes were made.
+        #: Types whose probes were made, and those whose kernel ran under other schedules.
         self._probed: set[str] = set()
+        self._scheduled: set[str] = set()
         #: llama.cpp → one definition that it was judged by, and the gap to it in each GEMM.
         self._gaps: dict[Side, tuple[Semantics, list[float]]] = {}
         #: Tensor → the paths of the backend that were judged with it.
@@ -207,6 +208,9 @@ class _Gemms:
                 self._result, judged.llama, gemm.x, judged.llama_bytes, matrix.tensor, gemm.first_row
             )
         judged.judge(made, self._exact)
+        if matrix.fmt.name not in self._scheduled:  # also where an output is wrong: a race has a line, which says more
+            self._scheduled.add(matrix.fmt.name)
+            check_schedules(run, self._result, matrix, gemm.x, gemm.first_row)
         # where something is wrong already, it has a place in the graph, which says more than another shape
         if self._result.n_failures > failed:
             return made
@@ -220,8 +224,6 @@ class _Gemms:
             probes = TypeProbes(run, self._result, matrix.tensor, matrix.rows, gemm.x, self._explanations)
             probes.check()
             judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
-            if self._result.n_failures == failed:
-                check_schedules(run, self._result, matrix, gemm.x, gemm.first_row)
         return made
 
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:

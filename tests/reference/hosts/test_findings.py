@@ -1,0 +1,192 @@
+"""A checked build names what is wrong with a kernel and where; it finds nothing in the kernel's right twin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.compiler import checks_fault
+from gguf_verify.hosts.schedule import Schedule
+from gguf_verify.support.errors import KernelFinding
+from tests.support.short_kernels import Build
+
+pytestmark = pytest.mark.skipif(checks_fault() is not None, reason="the compiler cannot check")
+
+# What lies between two slashes is what makes the kernel wrong. The kernel begins on line 4 of its file.
+CASES = {
+    "race of a block": ("race", "k.cu:6", """void k(int* y, const int* x, int n) {
+        __shared__ int s[64];
+        s[threadIdx.x] = x[threadIdx.x];
+        RIGHT(__syncthreads();)
+        y[threadIdx.x] = s[63 - threadIdx.x];
+    }"""),
+    "race of a warp": ("race", "k.cu:8", """void k(int* y, const int* x, int n) {
+        __shared__ int s[64];
+        s[threadIdx.x] = x[threadIdx.x];
+        RIGHT(__syncwarp();)
+        y[threadIdx.x] = s[threadIdx.x ^ 5];
+    }"""),
+    "a warp's barrier is not the block's": ("race", "k.cu:10", """void k(int* y, const int* x, int n) {
+        __shared__ int s[64];
+        s[threadIdx.x] = x[threadIdx.x];
+        RIGHT(__syncthreads();)
+        WRONG(__syncwarp();)
+        if (n < 0) return;
+        y[threadIdx.x] = s[threadIdx.x ^ 32];
+    }"""),
+    "a shuffle orders nothing": ("race", "k.cu:8", """void k(int* y, const int* x, int n) {
+        __shared__ int s[64];
+        s[threadIdx.x] = __shfl_xor_sync(~0u, x[threadIdx.x], 3); RIGHT(__syncwarp();)
+        const int other = __shfl_xor_sync(~0u, n, 1);
+        y[threadIdx.x] = s[threadIdx.x ^ 5] + other;
+    }"""),
+    "a race of thread blocks": ("race", "k.cu:5", """void k(int* y, const int* x, int n) {
+        RIGHT(if (blockIdx.x == 0)) y[threadIdx.x] = x[threadIdx.x] + blockIdx.x;
+    }"""),
+    "a named barrier of too few": ("race", "k.cu:8", """void k(int* y, const int* x, int n) {
+        __shared__ int s[64];
+        s[threadIdx.x] = x[threadIdx.x];
+        if (threadIdx.x < 32) { RIGHT(barrier_sync(1, 64);) WRONG(barrier_arrive(1, 64);) } else barrier_arrive(1, 64);
+        if (threadIdx.x < 32) y[threadIdx.x] = s[threadIdx.x + 32];
+    }"""),
+    "a copy without a wait": ("race", "k.cu:10", """void k(int* y, const int* x, int n) {
+        __shared__ __attribute__((aligned(16))) int s[64];
+        s[threadIdx.x] = 0;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            async_copy16(s, x), async_commit();
+            RIGHT(async_wait<0>();) y[0] = s[0] + s[1];
+            async_wait<0>();
+        }
+    }"""),
+    "a copy over what others read": ("race", "k.cu:8", """void k(int* y, const int* x, int n) {
+        __shared__ __attribute__((aligned(16))) int s[64];
+        s[threadIdx.x] = x[threadIdx.x]; __syncthreads(); y[threadIdx.x] = s[63 - threadIdx.x];
+        RIGHT(__syncthreads();)
+        if (threadIdx.x % 4 == 0) async_copy16(s + threadIdx.x, x), async_commit(), async_wait<0>();
+    }"""),
+    "one past the end": ("outside", "4 bytes outside its buffers at k.cu:5: 0 bytes past the end of its weights", """\
+void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = x[threadIdx.x RIGHT(% 64) WRONG(+ 2)];
+    }"""),
+    "a write before the output": ("outside", "writes 4 bytes outside its buffers at k.cu:5: 4 bytes before", """\
+void k(int* y, const int* x, int n) {
+        y[(int)threadIdx.x WRONG(- 1)] = 7;
+    }"""),
+    "past dynamic shared memory": ("outside", "k.cu:6", """void k(int* y, const int* x, int n) {
+        DYNAMIC_SHARED(room);
+        room[threadIdx.x * 4 WRONG(+ 5)] = 1;
+    }"""),
+    "unset shared memory": ("unset", "k.cu:8", """void k(int* y, const int* x, int n) {
+        __shared__ int s[64];
+        if (threadIdx.x < 60 RIGHT(+ 4)) s[threadIdx.x] = 0;
+        __syncthreads();
+        y[threadIdx.x] = s[63 - threadIdx.x];
+    }"""),
+    "a misaligned word": ("misaligned", "k.cu:5", """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = *(const int*)((const char*)x + 4 * (threadIdx.x % 32) WRONG(+ 2));
+    }"""),
+    "a misaligned vector": ("misaligned", "k.cu:5", """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = ((const uint4*)(x RIGHT(+ 4) WRONG(+ 1)))->z;
+    }"""),
+    "signed overflow": ("overflow", "k.cu:5", """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = (int)((RIGHT(unsigned) WRONG(int))x[threadIdx.x] + 0x7FFFFFF0 * n);
+    }"""),
+    "barriers of two branches": ("divergent", "k.cu:5", """void k(int* y, const int* x, int n) {
+        RIGHT(__syncthreads();) WRONG(if (threadIdx.x % 2) __syncthreads();)
+        WRONG(else) __syncthreads();
+        y[threadIdx.x] = 1;
+    }"""),
+    "a write into an input": ("input", "k.cu:5: at byte 8 of its weights", """void k(int* y, int* x, int n) {
+        RIGHT(y)WRONG(x)[2] = 1;
+    }"""),
+}  # fmt: skip
+
+
+def launched(build: Build, source: str, right: bool) -> None:
+    keep, drop = ("RIGHT", "WRONG") if right else ("WRONG", "RIGHT")
+    macros = f"#define {keep}(...) __VA_ARGS__\n#define {drop}(...)\n"
+    host = CpuHost(1).under(Schedule(checked=True))
+    assert isinstance(host, CpuHost)
+    # the fixture writes one line and `extern "C" __global__` before it
+    kernel = build(f'void u() {{}}\n#include "async.cuh"\n{macros}#line 4\nextern "C" __global__ {source}', host)
+    x = host.upload(np.arange(64, dtype=np.int32), "weights")
+    host.launch(kernel, (2, 1, 1), (64, 1, 1), [host.output(256), x, np.int32(1)], shared=256)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_finding_and_its_right_twin(build: Build, name: str) -> None:
+    kind, words, source = CASES[name]
+    blocks = "y[threadIdx.x" in source and name != "a race of thread blocks"
+    if blocks:  # of two thread blocks that write the same, only one writes
+        source = source.replace("{\n", "{\n#line 4\n        if (blockIdx.x) return;\n", 1)
+    with pytest.raises(KernelFinding) as found:
+        launched(build, source, False)
+    assert found.value.kind == kind
+    assert words in str(found.value)
+    assert "\n" not in str(found.value)
+    launched(build, source, True)
+
+
+RIGHT = {
+    "all threads write the same": """void k(int* y, const int* x, int n) {
+        __shared__ int flag;
+        flag = n;
+        __syncthreads();
+        y[threadIdx.x + 0] = flag;
+    }""",
+    "bytes beside each other": """void k(int* y, const int* x, int n) {
+        ((char*)y)[threadIdx.x] = (char)x[threadIdx.x];
+    }""",
+    "unset memory that reaches no output": """void k(int* y, const int* x, int n) {
+        __shared__ int s[64];
+        if (threadIdx.x < 5) s[threadIdx.x] = 1;
+        __syncthreads();
+        const int v = s[threadIdx.x];
+        if (threadIdx.x < 5) y[threadIdx.x] = v;
+    }""",
+    "some threads have left": """void k(int* y, const int* x, int n) {
+        __shared__ int s[64];
+        if (threadIdx.x >= 40) return;
+        s[threadIdx.x] = n;
+        __syncthreads();
+        y[threadIdx.x] = s[39 - threadIdx.x];
+    }""",
+    "a ring of bulk copies": """void k(int* y, const int* x, int n) {
+        __shared__ __attribute__((aligned(16))) int s[2][16];
+        __shared__ MBarrier full[2], empty[2];
+        const int t = threadIdx.x;
+        if (t == 0) for (int i = 0; i < 2; ++i) mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], 32);
+        mbarrier_init_done();
+        if (t >= 32) {
+            if (t == 32)
+                for (int r = 0; r < 4; ++r) {
+                    mbarrier_wait(&empty[r % 2], r / 2 % 2 ^ 1);
+                    mbarrier_expect(&full[r % 2], 64), bulk_copy(s[r % 2], x + 16 * r, 64, &full[r % 2]);
+                }
+            return;
+        }
+        int sum = 0;
+        for (int r = 0; r < 4; ++r) {
+            mbarrier_wait(&full[r % 2], r / 2 % 2);
+            sum += s[r % 2][t % 16];
+            mbarrier_arrive(&empty[r % 2]);
+        }
+        y[t] = sum;
+    }""",
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_no_finding(build: Build, name: str) -> None:
+    launched(build, RIGHT[name].replace("{\n", "{\n        if (blockIdx.x) return;\n", 1), True)
+
+
+def test_a_ring_whose_slots_are_not_waited_for(build: Build) -> None:
+    """Consumers give a slot back before they read it."""
+    ring = RIGHT["a ring of bulk copies"]
+    reads, gives = "sum += s[r % 2][t % 16];", "mbarrier_arrive(&empty[r % 2]);"
+    source = ring.replace(gives, "").replace(reads, gives + reads)
+    with pytest.raises(KernelFinding, match="race"):
+        launched(build, source.replace("{\n", "{\n        if (blockIdx.x) return;\n", 1), True)

@@ -1,0 +1,118 @@
+"""Faults that a GPU shows by chance fail a verification on the CPU, with the line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost
+from gguf_verify.kernels import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.llama import Llama
+from gguf_verify.results import Options, Report
+from gguf_verify.support.paths import kernel_root
+from gguf_verify.verification import verify
+from tests.support.foreign_runs import Q4_0, verified
+from tests.support.typed_models import model_of
+
+
+def altered(folder: Path, file: str, old: str, new: str, last: bool = False) -> Path:
+    """A copy of the kernels with `old` replaced by `new`, everywhere or in its last place."""
+    root = folder / "kernels"
+    shutil.copytree(kernel_root(), root)
+    path = root / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(new.join(text.rsplit(old, 1)) if last else text.replace(old, new))
+    return root
+
+
+def failures(report: Report) -> list[str]:
+    (rung,) = report.rungs
+    assert report.exit_code == (1 if rung.failures else 0)
+    return [failure.what for failure in rung.failures]
+
+
+@pytest.mark.parametrize(("kernel", "file", "old", "last", "words"), [
+    ("q8_1_tiled", "gemm/q8_1/02_tiled.cu", "        __syncthreads();\n", True, ["data race", "02_tiled.cu:45"]),
+    ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "            async_commit();\n", False, ["order in which threads run"]),
+    ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "mbarrier_wait(&full[stage], parity);", False, ["08_gemv.cu:"]),
+])  # fmt: skip
+def test_a_missing_barrier_group_or_wait(
+    tmp_path: Path, kernel: str, file: str, old: str, last: bool, words: list[str]
+) -> None:
+    root = altered(tmp_path, file, old, "\n" if last else ";\n", last)
+    wrong = ShippedKernel(KERNELS[kernel], CpuHost(1), root)
+    said = failures(verified(wrong, "layers"))
+    for word in words:
+        assert any(word in line for line in said), said
+
+
+@pytest.mark.parametrize("kernel", ["q8_1_tiled", "q8_1_gemv"])
+def test_shipped_kernels_are_the_same_under_every_schedule(kernel: str) -> None:
+    report = verified(ShippedKernel(KERNELS[kernel], CpuHost(1)), "layers")
+    assert failures(report) == []
+    assert report.rungs[0].checked["products under other schedules"] == 12
+
+
+MISALIGNED = """// [gguf-verify]
+// formats = ["Q8_0"]
+// semantics = "q8_1"
+// parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
+// block = 128
+// grid = "ceil(M * N, 128)"
+// [/gguf-verify]
+struct Q8_0 { unsigned short d; signed char qs[32]; };
+struct Q8_1 { unsigned short d, s; signed char qs[32]; };
+__device__ float from_half(unsigned short h) {
+    const unsigned sign = (h & 0x8000u) << 16, magnitude = h & 0x7FFFu;
+    if (magnitude >= 0x7C00u) return __uint_as_float(sign | 0x7F800000u | (magnitude & 0x3FFu) << 13);
+    return __uint_as_float(sign | magnitude << 13) * 5192296858534827628530496329220096.0f;
+}
+extern "C" __global__ void gemm(const Q8_0* w, const Q8_1* x, float* y, long M, long N, long K) {
+    const long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= M * N) return;
+    const long m = i / N, n = i % N, blocks = K / 32;
+    float acc = 0.0f;
+    for (long b = 0; b < blocks; ++b) {
+        const Q8_0& wb = w[n * blocks + b];
+        const Q8_1& xb = x[m * blocks + b];
+        int sum = 0;
+        for (int j = 0; j < 8; ++j) sum = __dp4a(*(const int*)(wb.qs + 4 * j), *(const int*)(xb.qs + 4 * j), sum);
+        acc += from_half(wb.d) * from_half(xb.d) * sum;
+    }
+    y[i] = acc;
+}
+"""
+
+
+def test_words_at_byte_2_of_blocks_of_34(tmp_path: Path) -> None:
+    """A "misaligned address" on every GPU; the right twin reads bytes."""
+    llama = Llama(60)
+    try:
+        model = model_of(FORMATS["Q8_0"], tmp_path, llama)
+    finally:
+        llama.close()
+    options = Options(probes="brief", prompt="The", n_predict=1, tensor="blk.0.attn_q", progress=False)
+    source = tmp_path / "words.cu"
+    wrong = "sum = __dp4a(*(const int*)(wb.qs + 4 * j), *(const int*)(xb.qs + 4 * j), sum);"
+    right = "for (int i = 4 * j; i < 4 * j + 4; ++i) sum += wb.qs[i] * xb.qs[i];"
+    for text, words in ((MISALIGNED, "misaligned access at words.cu:24"), (MISALIGNED.replace(wrong, right), None)):
+        source.write_text(text)
+        said = failures(verify(model, f"{source}:gemm", CpuHost(1), ("layers",), options))
+        assert (words is None) == (not said)
+        assert words is None or any(words in line for line in said), said
+
+
+def test_reads_past_the_inputs_of_a_foreign_kernel(tmp_path: Path) -> None:
+    """The example, which also reads the block behind the last one."""
+    text = (Path(__file__).parents[3] / "examples" / "cuda_q4_0.cu").read_text()
+    assert "b < blocks; ++b" in text
+    source = tmp_path / "past.cu"
+    source.write_text(text.replace("y[i] = acc;", "y[i] = w[n * blocks + blocks].d == 1 ? 0.0f : acc;"))
+    options = Options(probes="brief", prompt="The", n_predict=1, tensor="blk.0.attn_q", progress=False)
+    said = failures(verify(Q4_0, f"{source}:gemm", CpuHost(1), ("layers",), options))
+    assert any("past.cu:" in line and "past the end of its weights" in line for line in said), said
