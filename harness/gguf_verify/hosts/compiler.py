@@ -337,7 +337,13 @@ def _object(root: Path, folder: Path, unit: str, flags: Sequence[str]) -> Built:
     source, compiled, listed = (folder / f"object.{suffix}" for suffix in ("cpp", "o", "d"))
     source.write_text(unit)
     command = [compiler(), *(f for f in FLAGS if f != "-shared"), *flags, "-c", str(source), "-o", str(compiled)]
-    _run_compiler([*command, *_listing(listed)], unit)
+    command += _listing(listed)
+    plain = [flag for flag in flags if not flag.startswith(("-D", "-I"))]
+    header = precompiled(plain)
+    if header and _run([*command, "-include", str(header)]).returncode == 0:
+        of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
+        return Built(compiled.read_bytes(), (*_read_files(listed, str(folder)), *of_header))
+    _run_compiler(command, unit)
     return Built(compiled.read_bytes(), _read_files(listed, str(folder)))
 
 

@@ -207,10 +207,11 @@ class _Gemms:
             self._quantizers.check(
                 self._result, judged.llama, gemm.x, judged.llama_bytes, matrix.tensor, gemm.first_row
             )
-        judged.judge(made, self._exact)
-        if matrix.fmt.name not in self._scheduled:  # also where an output is wrong: a race has a line, which says more
+        # before outputs are judged: what a race makes wrong are many outputs, and the race itself has a line
+        if matrix.fmt.name not in self._scheduled:
             self._scheduled.add(matrix.fmt.name)
             check_schedules(run, self._result, matrix, gemm.x, gemm.first_row)
+        judged.judge(made, self._exact)
         # where something is wrong already, it has a place in the graph, which says more than another shape
         if self._result.n_failures > failed:
             return made
