@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -55,6 +55,10 @@ class Built(NamedTuple):
 
     content: bytes
     files: tuple[str, ...]
+
+
+#: Compiles a unit below the folder of the kernels with further flags. Raises EnvironmentFault.
+Compile = Callable[[Path, str, Sequence[str]], Built]
 
 
 def compiler() -> str:
@@ -96,7 +100,9 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bool = False) -> Path:
+def library_path(
+    root: Path, unit: str, options: Sequence[str] = (), rebuild: bool = False, how: Compile | None = None
+) -> Path:  # fmt: skip
     """The shared library of a translation unit, compiled unless the cache holds it.
 
     Args:
@@ -104,20 +110,26 @@ def library_path(root: Path, unit: str, options: Sequence[str] = (), rebuild: bo
         unit: C++ source.
         options: further flags, after `FLAGS`.
         rebuild: compile even if the cache holds it.
+        how: what compiles; None: one call of the compiler.
 
     Raises EnvironmentFault with the compiler's first error, or where a source changes while it is compiled.
     """
-    key = (tree_hash(root), tables_hash(), unit, *FLAGS, *options, *_compiler_key())
+    key = _build_key(root, unit, options, how)
     files = None if rebuild else _listed(key)
     if files is not None:
         library = _entry(key, files, root, ".so")
         if library.exists():
             return library
-    built = _bound(root, unit, options)
+    built = _bound(root, unit, options, how or _compile)
     library = _entry(key, built.files, root, ".so")
     store(library, built.content)
     _list(key, built.files, root)
     return library
+
+
+def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | None) -> tuple[str, ...]:
+    special = () if how is None else (how.__name__, *_CHECKS)
+    return (tree_hash(root), tables_hash(), unit, *FLAGS, *options, *special, *_compiler_key())
 
 
 def _compiler_key() -> tuple[str, ...]:
@@ -155,13 +167,13 @@ def _entry(key: Sequence[str], files: Iterable[str], root: Path, suffix: str) ->
     return cached_file((*key, combined(digests)), suffix)
 
 
-def _bound(root: Path, unit: str, options: Sequence[str]) -> Built:
-    """`_compile` of files that did not change meanwhile. Raises EnvironmentFault."""
+def _bound(root: Path, unit: str, options: Sequence[str], how: Compile) -> Built:
+    """What `how` compiles of files that did not change meanwhile. Raises EnvironmentFault."""
     known = {str(path) for path in root.rglob("*") if path.is_file()}
     for _ in range(_MOST_TRIES):
         before = {os.path.realpath(path): file_digest(path) for path in known}
         start = time.time_ns()
-        built = _compile(root, unit, options)
+        built = how(root, unit, options)
         if all(_unchanged(path, before, start) for path in built.files):
             return built
         known |= set(built.files)
@@ -277,7 +289,7 @@ def sound_library(root: Path, unit: str, options: Sequence[str] = ()) -> Path:
 
 #: What a checked build adds: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
 _CHECKS = ["-O1", "-g1", "-DCUDA_ON_CPU_KERNEL", "-fsanitize=thread,alignment,signed-integer-overflow"]
-_RUNNER = '#define CUDA_ON_CPU_CHECKS\n#include "emulator/cuda_on_cpu.hpp"\n'
+_RUNNER = '#define CUDA_ON_CPU_CHECKS\n#include "cuda_on_cpu.hpp"\n'
 
 
 def checks_fault() -> str | None:
@@ -290,36 +302,49 @@ def checks_fault() -> str | None:
 def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:
     """The shared library of a translation unit that looks for faults as it runs: the unit with instrumentation, and the
     runner without. It is loaded. Raises EnvironmentFault."""
-    emulator = tree_hash(root / "emulator")
-    runner = cached_file(("checks", emulator, *FLAGS, compiler_version(), cpu_name()), ".o")
-    key = ("checked", tree_hash(root), tables_hash(), unit, *FLAGS, *_CHECKS, *options, compiler_version(), cpu_name())
-    library = cached_file(key, ".so")
-    flags = [f for f in FLAGS if f != "-shared"]
-    if not library.exists():
-        with tempfile.TemporaryDirectory(prefix="gguf-verify-") as name:
-            folder = Path(name)
-            write_headers(folder)
-            if not runner.exists():
-                (folder / "runner.cpp").write_text(_RUNNER)
-                made = folder / "runner.o"
-                _run_compiler(
-                    [compiler(), *flags, f"-I{root}", "-c", str(folder / "runner.cpp"), "-o", str(made)], unit
-                )
-                store(runner, made.read_bytes())
-            source, compiled, linked = folder / "unit.cpp", folder / "unit.o", folder / "unit.so"
-            source.write_text(unit)
-            includes = [f"-I{root}", f"-I{folder}"]
-            _run_compiler(
-                [compiler(), *flags, *_CHECKS, *includes, *options, "-c", str(source), "-o", str(compiled)], unit
-            )
-            link = ["-shared", "-pthread", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-o", str(linked)]
-            _run_compiler([compiler(), str(compiled), str(runner), *link], unit)
-            store(library, linked.read_bytes())
+    path = library_path(root, unit, options, how=_compile_checked)
     try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        library.unlink(missing_ok=True)
-        raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
+        return ctypes.CDLL(str(path))
+    except OSError:
+        try:
+            return ctypes.CDLL(str(library_path(root, unit, options, True, _compile_checked)))
+        except OSError as error:
+            raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
+
+
+def _compile_checked(root: Path, unit: str, options: Sequence[str]) -> Built:
+    runner = library_path(root / "emulator", _RUNNER, how=_compile_runner)  # an object: it is the same for all kernels
+    of_runner = _listed(_build_key(root / "emulator", _RUNNER, (), _compile_runner)) or ()
+    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+        write_headers(Path(folder))
+        made = _object(root, Path(folder), unit, [f"-I{root}", f"-I{folder}", *_CHECKS, *options])
+        built, compiled = Path(folder) / "unit.so", Path(folder) / "unit.o"
+        compiled.write_bytes(made.content)
+        link = ["-shared", "-pthread", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-o", str(built)]
+        # the linker takes a file for what its content is
+        _run_compiler([compiler(), str(compiled), str(runner), *link], unit)
+        files = [path.replace(f"{_ROOT}/", f"{root}/emulator/", 1) for path in of_runner]
+        return Built(built.read_bytes(), tuple(dict.fromkeys([*made.files, *files])))
+
+
+def _compile_runner(root: Path, unit: str, options: Sequence[str]) -> Built:
+    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+        return _object(root, Path(folder), unit, [f"-I{root}", *options])
+
+
+def _object(root: Path, folder: Path, unit: str, flags: Sequence[str]) -> Built:
+    """An object that can be linked into a shared library."""
+    source, compiled, listed = (folder / f"object.{suffix}" for suffix in ("cpp", "o", "d"))
+    source.write_text(unit)
+    command = [compiler(), *(f for f in FLAGS if f != "-shared"), *flags, "-c", str(source), "-o", str(compiled)]
+    command += _listing(listed)
+    plain = [flag for flag in flags if not flag.startswith(("-D", "-I"))]
+    header = precompiled(plain)
+    if header and _run([*command, "-include", str(header)]).returncode == 0:
+        of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
+        return Built(compiled.read_bytes(), (*_read_files(listed, str(folder)), *of_header))
+    _run_compiler(command, unit)
+    return Built(compiled.read_bytes(), _read_files(listed, str(folder)))
 
 
 def _run_compiler(command: Sequence[str], unit: str) -> None:

@@ -70,8 +70,7 @@ CASES = {
 void k(int* y, const int* x, int n) {
         y[threadIdx.x] = x[threadIdx.x RIGHT(% 64) WRONG(+ 2)];
     }"""),
-    "a write before the output": (
-        "outside", "writes 4 bytes outside its buffers at k.cu:5: 4 bytes before its output", """\
+    "a write before the output": ("outside", "writes 4 bytes outside its buffers at k.cu:5: 4 bytes before", """\
 void k(int* y, const int* x, int n) {
         y[(int)threadIdx.x WRONG(- 1)] = 7;
     }"""),

@@ -145,9 +145,8 @@ class _Gemms:
         self._quantizers = Quantizers(run.backend)
         #: Format, N and K of the GEMMs at which the kernel also ran with other numbers of tokens.
         self._shapes: set[tuple[str, int, int]] = set()
-        #: Types whose probes were made.
+        #: Types whose probes were made, and those whose kernel ran under other schedules.
         self._probed: set[str] = set()
-        #: Types whose kernel ran under other schedules.
         self._scheduled: set[str] = set()
         #: llama.cpp → one definition that it was judged by, and the gap to it in each GEMM.
         self._gaps: dict[Side, tuple[Semantics, list[float]]] = {}
@@ -208,12 +207,11 @@ class _Gemms:
             self._quantizers.check(
                 self._result, judged.llama, gemm.x, judged.llama_bytes, matrix.tensor, gemm.first_row
             )
-        judged.judge(made, self._exact)
-        if (
-            run.options.probes == "full" and matrix.fmt.name not in self._scheduled
-        ):  # also where an output is wrong: a race has a line, which says more
+        # before outputs are judged: what a race makes wrong are many outputs, and the race itself has a line
+        if run.options.probes == "full" and matrix.fmt.name not in self._scheduled:
             self._scheduled.add(matrix.fmt.name)
             check_schedules(run, self._result, matrix, gemm.x, gemm.first_row)
+        judged.judge(made, self._exact)
         # where something is wrong already, it has a place in the graph, which says more than another shape
         if self._result.n_failures > failed:
             return made

@@ -1,0 +1,32 @@
+"""Shipped kernels under schedules: the same bits, and nothing that a checked build would find."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.compiler import checks_fault
+from gguf_verify.hosts.schedule import Schedule
+from gguf_verify.kernels import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from tests.support.kernel_inputs import gaussians, random_weights
+
+#: A type of each size of block and kind of minimum; the rest are run by the layers rung of whoever has such a model.
+TYPES = {"Q4_0": tuple(KERNELS), "Q8_0": ("q8_1_dp4a_tiled",), "Q4_K": ("q8_1_tiled",), "IQ3_XXS": ("q8_1_naive",)}
+SCHEDULES = (Schedule("descending"), Schedule("seeded", 1), *([] if checks_fault() else [Schedule(checked=True)]))
+
+
+@pytest.mark.parametrize(("fmt", "kernel"), [(fmt, kernel) for fmt, kernels in TYPES.items() for kernel in kernels])
+def test_same_bits_and_no_finding(fmt: str, kernel: str) -> None:
+    weights = FORMATS[fmt]
+    rng = np.random.default_rng(3)
+    rows, x = random_weights(rng, weights, 37, 5 * weights.block_size), gaussians(rng, 3, 5 * weights.block_size)
+    ordinary = ShippedKernel(KERNELS[kernel], CpuHost(1))
+    expected = ordinary.product(ordinary.upload(weights, rows), x)
+    for schedule in SCHEDULES:
+        scheduled = ordinary.under(schedule)
+        assert scheduled is not None
+        made = scheduled.product(scheduled.upload(weights, rows), x)
+        np.testing.assert_array_equal(made.view(np.uint32), expected.view(np.uint32), err_msg=schedule.words)
