@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kernel-time-limit", type=float, default=60.0, metavar="S",
         help="seconds that one call of your own kernel may take (default: %(default)g)")  # fmt: skip
     add("--probes", choices=("full", "brief"), default="full",
-        help="the kernel's shapes, values and schedules beside the model's: all, or few (default: %(default)s)")  # fmt: skip
+        help="shapes, values and schedules beside the model's: all, or few (default: %(default)s)")  # fmt: skip
     add("--rungs", default=",".join(RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
     add("--identify", action="store_true",
         help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip

@@ -170,6 +170,7 @@ class Experiments:
         if not (np.roll(of, by, axis=0) == of).all():
             return np.roll(of, by, axis=0)
         unit = 32 if of.dtype == np.float32 else 128 if form is None else form.block_bytes
+        unit = unit if of.shape[1] % unit == 0 else of.itemsize  # rows that are no whole number of blocks
         return np.roll(of.reshape(len(of), -1, unit), by, axis=1).reshape(of.shape)
 
 
