@@ -32,7 +32,7 @@ from ..support.errors import (
 )
 from ..support.progress import progress_bar
 from ..support.version import project_version
-from .content import Content, content_findings, contents
+from .content import Content, content_findings, contents, sign_findings
 from .fingerprint import Fingerprint, fingerprint, patterns_of
 from .readers import Readers, Reading
 from .readers import compare as compare_readers
@@ -302,6 +302,7 @@ class Examination:
                 self.findings += content_findings(content)
                 if content.unverified:
                     self.unverified.append((content.tensor.name, content.unverified))
+            self.findings += sign_findings(self.contents)
             bar.update((bar.total or 0) - bar.n)
         self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
 

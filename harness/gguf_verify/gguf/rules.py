@@ -319,6 +319,18 @@ _RULES = (
         104, "unowned", "error", "a byte that no one field owns could mean anything: the parser is wrong",
         "This project has a bug.", "Report it, with the file if you can.",
     ),
+    Rule(
+        105, "one-sided", "warning",
+        "weights of one sign are rare, and a quantizer that loses the sign of codes leaves just such tensors",
+        "All values of the tensor have one sign, or what wrote it lost the sign (llama.cpp issue 28438).",
+        "Compare with the original by --source.",
+    ),
+    Rule(
+        106, "signs-lost", "error",
+        "no model has weights of one sign in all of its tensors, so the sign was lost and the weights are wrong",
+        "What wrote the file lost the sign of the codes, as gguf-py with NumPy 1.x did (llama.cpp issue 28438).",
+        "Quantize the original again, with another version of the program.",
+    ),
     # other readers
     Rule(
         110, "llama-refuses", "error", "llama.cpp does not load the file, and no other finding says why",
