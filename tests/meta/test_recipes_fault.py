@@ -43,7 +43,7 @@ def gemm(weights, activations, shape):
     return np.ascontiguousarray(right.gemm(weights, activations, shape)[:, ::-1])
 """
 
-RUN = (FIXTURES / "tiny-Q4_0.gguf", "--rungs", "layers", "--tensor", r"blk\.0\.attn_k\.")
+RUN = (FIXTURES / "tiny-Q4_0.gguf", "--rungs", "layers", "--tensor", r"blk\.0\.attn_k\.", "--probes", "brief")
 
 
 def test_a_fault_is_one_file(tmp_path: Path) -> None:

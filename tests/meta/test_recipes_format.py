@@ -11,7 +11,17 @@ from tests.support.tools import FIXTURES, ROOT
 
 FILES = ("harness/gguf_verify/formats/q5_1.py", "kernels/formats/q5_1.cuh")
 #: One small matrix is enough to be judged by.
-RUN = (FIXTURES / "tiny-Q5_1.gguf", "--host", "cpu", "--rungs", "bytes,blocks,layers", "--tensor", r"blk\.0\.attn_k\.")
+RUN = (
+    FIXTURES / "tiny-Q5_1.gguf",
+    "--host",
+    "cpu",
+    "--rungs",
+    "bytes,blocks,layers",
+    "--tensor",
+    r"blk\.0\.attn_k\.",
+    "--probes",
+    "brief",
+)
 
 #: Everything that lists formats, from inside the copy.
 LISTS = """

@@ -72,7 +72,7 @@ SCALED = BackendKind("scaled", "llama.cpp's CPU backend, scaled", ScaledBackend,
 
 def test_a_new_host_is_one_file(tmp_path: Path) -> None:
     copy = ProjectCopy(tmp_path / "project")
-    layers = (MODEL, "--rungs", "layers", "--tensor", "blk.0.attn_q")
+    layers = (MODEL, "--rungs", "layers", "--tensor", "blk.0.attn_k", "--probes", "brief")
     before = copy.cli(*layers, "--host", "half")
     assert (before.returncode, "'half'" in before.stderr) == (2, True), before.stderr
     copy.add("harness/gguf_verify/hosts/half_host.py", HALF)
@@ -87,7 +87,7 @@ def test_a_new_host_is_one_file(tmp_path: Path) -> None:
 
 def test_a_new_backend_is_one_file(tmp_path: Path) -> None:
     copy = ProjectCopy(tmp_path / "project")
-    blocks = (MODEL, "--host", "cpu", "--rungs", "blocks", "--tensor", "blk.0.attn_q")
+    blocks = (MODEL, "--host", "cpu", "--rungs", "blocks", "--tensor", "blk.0.attn_k", "--probes", "brief")
     before = copy.cli(*blocks, "--reference", "scaled")
     assert (before.returncode, "'scaled'" in before.stderr) == (2, True), before.stderr
     copy.add("harness/gguf_verify/llama/backends/scaled.py", SCALED)

@@ -46,7 +46,17 @@ extern "C" __global__ void gemm(const FORMAT* __restrict__ w, const float* __res
 
 FILES = ("harness/gguf_verify/kernels/ladder/f32_pairs.py", "kernels/gemm/f32/99_pairs.cu")
 #: One small matrix is enough to be judged by.
-RUN = (FIXTURES / "tiny-Q4_0.gguf", "--host", "cpu", "--rungs", "blocks,layers", "--tensor", r"blk\.0\.attn_k\.")
+RUN = (
+    FIXTURES / "tiny-Q4_0.gguf",
+    "--host",
+    "cpu",
+    "--rungs",
+    "blocks,layers",
+    "--tensor",
+    r"blk\.0\.attn_k\.",
+    "--probes",
+    "brief",
+)
 
 
 def test_a_new_kernel_is_one_spec_and_one_source(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def host() -> Iterator[ProcessHost]:
-    made = ProcessHost(CpuHost(1), 1.0)
+    made = ProcessHost(CpuHost(1), 0.5)
     yield made
     made.close()
 
@@ -89,7 +89,7 @@ def test_a_launch_that_does_not_end(host: ProcessHost, root: Path) -> None:
         launched(host, root, x, 4, 0)
         pid = host.pid
         assert pid is not None
-        with pytest.raises(KernelFault, match=r"^the kernel did not end within 1 s$"):
+        with pytest.raises(KernelFault, match=r"^the kernel did not end within 0.5 s$"):
             launched(host, root, x, 4, 1001)
         assert gone(pid)
     with pytest.raises(KernelFault, match="was not run: it ran into the time limit 3 times before"):
@@ -97,7 +97,7 @@ def test_a_launch_that_does_not_end(host: ProcessHost, root: Path) -> None:
 
 
 def test_larger_products_may_take_longer(host: ProcessHost) -> None:
-    assert host._limit([4, 4, 4]) == 1.0
+    assert host._limit([4, 4, 4]) == 0.5
     m, n, k = 64, 128_256, 4096
     assert host._limit([4 * m * n, 18 * n * k // 32, 36 * m * k // 32]) > m * n * k / 1e9
 
@@ -139,15 +139,13 @@ def test_a_shipped_kernel_that_crashes_fails_in_a_report(tmp_path: Path) -> None
     host = ProcessHost(CpuHost(1), 60.0)
     try:
         kernel = ShippedKernel(KERNELS["q8_1_naive"], host, inside.root)
-        options = Options(
-            prompt="Once", n_predict=1, tensor="blk.0.attn_q|blk.1.attn_q", progress=False, probes="brief"
-        )
+        options = Options(prompt="Once", n_predict=1, tensor="blk.0.attn_[qk]", progress=False, probes="brief")
         report = verify(FIXTURES / "tiny-Q4_0.gguf", kernel, rungs=["layers"], options=options)
     finally:
         host.close()
     assert report.exit_code == 1
     crashed = [f for _, f in report.failures if "the kernel crashed: signal 4 (illegal instruction)" in f.what]
-    assert {f.tensor for f in crashed} == {"blk.0.attn_q.weight", "blk.1.attn_q.weight"}
+    assert {f.tensor for f in crashed} == {"blk.0.attn_q.weight", "blk.0.attn_k.weight"}
 
 
 def test_open_kernel_takes_it_for_names_of_hosts() -> None:

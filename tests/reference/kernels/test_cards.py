@@ -31,7 +31,7 @@ def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
     assert_compiled(supported, sm, sources())
 
 
-@pytest.mark.parametrize("sm", ENDS)
+@pytest.mark.parametrize("sm", [pytest.param(ENDS[0], marks=pytest.mark.slow), ENDS[1]])
 def test_compiles_for_the_oldest_or_the_newest_card(supported: list[int], sm: str) -> None:
     """In turns such that each card is given some formats of every kernel."""
     assert_compiled(supported, sm, [s for i, s in enumerate(sources()) if ENDS[(i + i // 2) % 2] == sm])

@@ -36,7 +36,7 @@ def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
         check(host, name, fmt, m, n, blocks)
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "q8_1_gemv")) for n in PACKED])
 def test_bits_are_naives_on_codes_of_bytes(host: CpuHost, name: str) -> None:
     """Of Q8_0, whose codes fill bytes and lie elsewhere: a tile's edge and a ring that turns."""
     for m, n, blocks in FEW_SHAPES:
@@ -72,7 +72,7 @@ def test_tilings_that_are_chosen() -> None:
 
 
 @at_once("Q5_1")
-@pytest.mark.parametrize("shapes", [FEW_SHAPES, pytest.param(SHAPES, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize("shapes", [FEW_SHAPES[1:2], pytest.param(SHAPES, marks=pytest.mark.slow)], ids=["few", "all"])
 def test_gemv_without_bulk_copies(fmt: BlockFormat, shapes: list[tuple[int, int, int]]) -> None:
     """As on cards before Hopper, where lanes copy."""
     before, host = CpuHost(2, ["-D__CUDA_ARCH__=800"]), CpuHost(2)
@@ -81,7 +81,7 @@ def test_gemv_without_bulk_copies(fmt: BlockFormat, shapes: list[tuple[int, int,
 
 
 @at_once("Q5_1")
-@pytest.mark.parametrize("m", [1, 3, 16, *(pytest.param(m, marks=pytest.mark.slow) for m in (2, 8))])
+@pytest.mark.parametrize("m", [3, *(pytest.param(m, marks=pytest.mark.slow) for m in (1, 2, 8, 16))])
 def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
     """The quantizer in the kernel has the bits of the one beside it, on every kind of input."""
     rng, kernel = np.random.default_rng(29), ShippedKernel(KERNELS["q8_1_gemv"], host)
@@ -92,7 +92,7 @@ def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
         assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (fmt.name, kind))
 
 
-@pytest.mark.parametrize(("m", "blocks"), [(1, 1030), (3, 300)])
+@pytest.mark.parametrize(("m", "blocks"), [pytest.param(1, 1030, marks=pytest.mark.slow), (3, 300)])
 def test_gemv_of_rows_longer_than_shared_memory(host: CpuHost, m: int, blocks: int) -> None:
     fmt, rng, kernel = FORMATS["Q4_1"], np.random.default_rng(31), ShippedKernel(KERNELS["q8_1_gemv"], host)
     check(host, "q8_1_gemv", fmt, m, 9, blocks)

@@ -48,7 +48,7 @@ def under_sanitizers(root: Path, fmt: str, *names: str) -> subprocess.CompletedP
 
 
 #: What includes 07 stands for it in `make test`.
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "q8_1_wgmma")) for n in PACKED])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "q8_1_gemv")) for n in PACKED])
 @at_once("Q5_1")
 def test_clean_under_sanitizers(fmt: BlockFormat, name: str) -> None:
     done = under_sanitizers(kernel_root(), fmt.name, name)
@@ -59,11 +59,11 @@ def test_clean_under_sanitizers(fmt: BlockFormat, name: str) -> None:
     ("name", "file", "old", "new"),
     [
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "all = tokens * count * 4", "all = TOKENS * count * 4",
-                     id="a token past the last"),
+                     id="a token past the last", marks=pytest.mark.slow),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "} else if (m < M) {", "} else {",
                      id="a token past the last of a tile", marks=pytest.mark.slow),
         pytest.param("q8_1_wgmma", "pack/activations.cu", "token < M && stage", "stage",
-                     id="a row past the activations"),
+                     id="a row past the activations", marks=pytest.mark.slow),
         pytest.param("q8_1_wgmma", "pack/weights.cu", "row < N && block", "block", id="a row past the weights"),
     ],
 )  # fmt: skip

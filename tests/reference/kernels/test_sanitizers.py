@@ -81,7 +81,7 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
         ),
         pytest.param(
             "q8_1_tiled", "Q4_0", "gemm/q8_1/02_tiled.cu", "m0 + t < M ? m0 + t : M - 1", "m0 + t",
-            "heap-(buffer-overflow|use-after-free)", id="tokens past the last",
+            "heap-(buffer-overflow|use-after-free)", id="tokens past the last", marks=SLOW,
         ),
         pytest.param(
             "q8_1_dp4a_tiled", "Q4_K", "gemm/q8_1/05_dp4a_tiled.cu", "n0 + r < N ? n0 + r : N - 1", "n0 + r",
@@ -89,7 +89,7 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
         ),
         pytest.param(
             "q8_1_mma", "Q5_0", "gemm/q8_1/06_mma.cu", "b + 1 < nb) {\n            int", "true) {\n            int",
-            "heap-buffer-overflow", id="a slice past the row",
+            "heap-buffer-overflow", id="a slice past the row", marks=SLOW,
         ),
         pytest.param(
             "f32_vectorized", "Q8_0", "gemm/f32/03_vectorized.cu", "g * QK + k)", "g * QK + k + 2)",
@@ -97,11 +97,11 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
         ),
         pytest.param(
             "elements", "BF16", "gemm/elements/01_naive.cu", "k < K", "k <= K",
-            "heap-buffer-overflow", id="an element past the row",
+            "heap-buffer-overflow", id="an element past the row", marks=SLOW,
         ),
         pytest.param(
             "f32_naive", "Q5_1", "gemm/f32/01_naive.cu", "y[i] = acc", "y[i + 1] = acc",
-            "heap-buffer-overflow", id="an element past the output",
+            "heap-buffer-overflow", id="an element past the output", marks=SLOW,
         ),
         pytest.param(
             "q8_1_naive", "Q5_0", "quantize/q8_1.cu", "if (b < n_blocks)", "if (b <= n_blocks)",
@@ -120,7 +120,8 @@ def test_sanitizers_see(tmp_path: Path, name: str, fmt: str, file: str, old: str
     ("name", "fmt", "file", "old", "new"),
     [
         ("q8_1_naive", "Q8_0", "gemm/q8_1/01_naive.cu", "(int64_t)blockIdx.x * blockDim.x", "blockIdx.x * blockDim.x"),
-        ("q8_1_dp4a", "Q6_K", "gemm/q8_1/04_dp4a.cu", "w + i % N * nb", "w + (int)(i % N * nb)"),
+        pytest.param("q8_1_dp4a", "Q6_K", "gemm/q8_1/04_dp4a.cu", "w + i % N * nb", "w + (int)(i % N * nb)",
+                     marks=SLOW),
         pytest.param("f32_naive", "NVFP4", "gemm/f32/01_naive.cu", "x + i / N * K", "x + (uint32_t)(i / N) * K",
                      marks=SLOW),
         ("q8_1_mma", "Q4_1", "gemm/q8_1/06_mma.cu", "(int64_t)(blockIdx.x / tiles_m)", "(int)(blockIdx.x / tiles_m)"),

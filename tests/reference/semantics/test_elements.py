@@ -127,7 +127,7 @@ def test_a_model_of_one_type(tiny: Callable[[str], Path], kind: str) -> None:
 
 
 CASES = [
-    ("moe", "F16", {"tied": True}), ("bert", "BF16", {"width_ff": 172}),
+    pytest.param("moe", "F16", {"tied": True}, marks=SLOW), ("bert", "BF16", {"width_ff": 172}),
     pytest.param("bert", "BF16", {"width_ff": 172, "ranks": True}, marks=SLOW),
     *[pytest.param(name, kind, {}, marks=SLOW) for name in graphs.MODELS for kind in ELEMENTS],
 ]  # fmt: skip
@@ -367,7 +367,7 @@ def tampered_source(folder: Path, old: str, new: str, file: str = SOURCE) -> Shi
         pytest.param(
             "BF16", SOURCE, "ELEMENT::round(xr[k])", "xr[k]", id="BF16 activations not rounded", marks=pytest.mark.slow
         ),
-        pytest.param("BF16", "formats/bf16.cuh", "u += 0x7FFF + (u >> 16 & 1);", "", id="BF16 cut off"),
+        pytest.param("BF16", "formats/bf16.cuh", "u += 0x7FFF + (u >> 16 & 1);", "", id="BF16 cut off", marks=SLOW),
         pytest.param("BF16", "formats/bf16.cuh", "0x7FFF + (u >> 16 & 1)", "0x8000", id="BF16 ties away"),
         pytest.param(
             "F32",
@@ -386,7 +386,7 @@ def tampered_source(folder: Path, old: str, new: str, file: str = SOURCE) -> Shi
             id="row before's weights",
             marks=pytest.mark.slow,
         ),
-        pytest.param("F16", SOURCE, "y[i] = acc", "if (i % N != 77) y[i] = acc", id="stale row"),
+        pytest.param("F16", SOURCE, "y[i] = acc", "if (i % N != 77) y[i] = acc", id="stale row", marks=SLOW),
         pytest.param("F16", SOURCE, "y[i] = acc", "y[i] = i % N == 77 ? NAN : acc", id="NaN", marks=SLOW),
     ],
 )
@@ -426,7 +426,9 @@ def test_another_order_than_declared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("condition", ["M == 1 && K > 32", "M > 60", "M >= 3 && M <= 8"])
+@pytest.mark.parametrize(
+    "condition", ["M > 60", *(pytest.param(c, marks=SLOW) for c in ("M == 1 && K > 32", "M >= 3 && M <= 8"))]
+)
 def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> None:
     kernel = tampered_source(tmp_path, "y[i] = acc", f"y[i] = {condition} ? 1.02f * acc : acc")
     report = run(F16, "layers", kernel=kernel, tensor=TENSOR)

@@ -176,7 +176,7 @@ def test_another_definition_in_a_run(declared: str) -> None:
     assert f"computes MMQ's Q4_0 (mmq), not {called} as declared" in text_of(Kind.IDENTIFICATION, told)
 
 
-@pytest.mark.parametrize("path", [Q4_0, Q5_1])
+@pytest.mark.parametrize("path", [Q4_0, pytest.param(Q5_1, marks=pytest.mark.slow)])
 def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """llama.cpp's definition goes by M, and it is judged on the activations that it gives away: its quantizer may err
     by a code where IEEE division does not."""
@@ -296,7 +296,7 @@ def test_catalogue_of_every_format(made: Callable[..., np.ndarray], name: str, s
     check_catalogue(name, made(name, seed), activations(seed), definitions(FORMATS[name]), seed)
 
 
-@pytest.mark.parametrize("path", [Q4_0, Q5_1])
+@pytest.mark.parametrize("path", [Q4_0, pytest.param(Q5_1, marks=pytest.mark.slow)])
 def test_catalogue_on_real_weights(path: Path) -> None:
     with open_model(path) as model:
         tensor = model.tensors["blk.1.ffn_down.weight"]
@@ -429,7 +429,8 @@ LOOP = "\n        for (int j = 0; j < 16; ++j)"
                      marks=pytest.mark.slow),
         (Q4_0, Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE", "offset-missing"),
         pytest.param(Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::NONE", "minimum-missing", marks=pytest.mark.slow),
-        (Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::MEETS_CODES", "sum-of-codes"),
+        pytest.param(Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::MEETS_CODES", "sum-of-codes",
+                     marks=pytest.mark.slow),
         (Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * xb->qs[k / 2 + k % 2 * 16]", "activations-interleaved"),
         (Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * (uint8_t)xb->qs[k]", "signedness"),
         pytest.param(Q5_1, Q5_1_CUH, "(high >> j & 1)", "(high >> 2 * j & 1)", "fifth-bits-interleaved",
@@ -440,8 +441,8 @@ LOOP = "\n        for (int j = 0; j < 16; ++j)"
         pytest.param(Q4_0, NAIVE, "b < nb; ++b", "b < nb - 1; ++b", "end-of-k-dropped", marks=pytest.mark.slow),
         pytest.param(Q4_0, NAIVE, "w + i % N * nb", "w + i % N * (nb - 1)", "row-stride", marks=pytest.mark.slow),
         pytest.param(Q4_0, NAIVE, "y[i] = acc", "y[i % N * M + i / N] = acc", "transposed", marks=pytest.mark.slow),
-        (Q4_0, NAIVE, "acc = accumulate(", "acc = half_to_float(float_to_half(acc)); acc = accumulate(",
-         "half-accumulator"),
+        pytest.param(Q4_0, NAIVE, "acc = accumulate(", "acc = half_to_float(float_to_half(acc)); acc = accumulate(",
+                     "half-accumulator", marks=pytest.mark.slow),
         pytest.param(Q4_0, NAIVE, "y[i] = acc", "y[i] = half_to_float(float_to_half(acc))", "half-accumulator",
                      marks=pytest.mark.slow),
         pytest.param(Q4_0, NAIVE, "accumulate(acc, wb[b], s,", "accumulate(acc, wb[b ? b - 1 : b], s,",
@@ -449,7 +450,7 @@ LOOP = "\n        for (int j = 0; j < 16; ++j)"
         (Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = truncf(__fmul_rn(v[i], over_d))", "quantizer-truncates"),
         pytest.param(Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = floorf(__fmul_rn(v[i], over_d))",
                      "quantizer-truncates", marks=pytest.mark.slow),
-        (Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", ""),
+        pytest.param(Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", "", marks=pytest.mark.slow),
         pytest.param(Q4_0, Q4_0_CUH, "qs[j] >> 4", "(qs[j] >> 3) & 15", "", marks=pytest.mark.slow),
         (Q4_0, "common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", ""),
     ],

@@ -30,7 +30,7 @@ Q8_1 = SEMANTICS["q8_1"]
 
 
 def run(path: Path, kernel: Candidate, *rungs: str) -> Report:
-    options = Options(prompt="The import statement", tensor="blk.0.attn_q", progress=False)
+    options = Options(prompt="The import statement", tensor="blk.0.attn_k", progress=False, probes="brief")
     return verify(path, kernel, rungs=rungs, options=options)
 
 
@@ -76,7 +76,7 @@ def test_a_call_with_another_number_of_tokens(tmp_path: Path) -> None:
     [
         ("d > 0.0f ? roundf", "d >= 0.0f ? roundf", "zero-block"),
         pytest.param("0.5f - 0x1p-15f", "0.5f - 0.0f", "quantizer-reciprocal", marks=pytest.mark.slow),
-        ("out.s = __fadd_rn(", "out.s = 1.001f * __fadd_rn(", ""),
+        pytest.param("out.s = __fadd_rn(", "out.s = 1.001f * __fadd_rn(", "", marks=pytest.mark.slow),
     ],
 )
 def test_a_call_of_the_quantizer(tmp_path: Path, old: str, new: str, fault: str) -> None:
@@ -152,7 +152,7 @@ def encoded(x: np.ndarray, fault: str) -> np.ndarray:
         ("noise", set()),
     ],
 )
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_bytes_of_a_quantizer(fault: str, names: set[str], seed: int) -> None:
     x = values(seed)
     found = diagnose_quantizer(Q8_1, x, encoded(x, fault), Q8_1.bytes_of(x))
@@ -196,7 +196,7 @@ def test_s_out_of_range_is_no_fault_of_the_kernel(tmp_path: Path, rung: str) -> 
 
 def test_a_scale_that_is_no_number_is_the_files_fault(tmp_path: Path) -> None:
     nan = np.float16(np.nan).tobytes()
-    path = patched_block(Q4_0, tmp_path / "nan.gguf", "blk.0.attn_q.weight", 9, 3, 0, nan)
+    path = patched_block(Q4_0, tmp_path / "nan.gguf", "blk.0.attn_k.weight", 9, 3, 0, nan)
     report = run(path, right_kernel(), "layers")
     found = diagnosed(report)
     assert (found.verdict, found.culprit) == ("out of range", "file")
@@ -207,7 +207,7 @@ def test_a_scale_that_is_no_number_is_the_files_fault(tmp_path: Path) -> None:
 
 def test_a_fault_beside_what_is_out_of_range_is_named(tmp_path: Path) -> None:
     nan = np.float16(np.nan).tobytes()
-    path = patched_block(Q4_0, tmp_path / "nan.gguf", "blk.0.attn_q.weight", 9, 3, 0, nan)
+    path = patched_block(Q4_0, tmp_path / "nan.gguf", "blk.0.attn_k.weight", 9, 3, 0, nan)
     kernel = altered_kernel(tmp_path, "q8_1_naive", "formats/q4_0.cuh", "Minimum::OFFSET", "Minimum::NONE")
     found = diagnosed(run(path, kernel, "layers"))
     assert [f.id for f in found.faults] == ["offset-missing"]
@@ -216,6 +216,7 @@ def test_a_fault_beside_what_is_out_of_range_is_named(tmp_path: Path) -> None:
     assert any("no kernel can give one" in line for line in found.lines)
 
 
+@pytest.mark.slow
 def test_the_score_is_not_worded_as_an_order(tmp_path: Path) -> None:
     """A kernel that declares none: within the bound of any order, and further off than rounding explains."""
     kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", "y[i] = acc * (1.0f + 4e-6f)")

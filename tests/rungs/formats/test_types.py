@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 #: A superblock of the K-quants, a grid, a table under scales of bytes; `make test-all` has the others.
-OFTEN = ("Q4_K", "IQ2_XXS", "NVFP4")
+OFTEN = ("Q4_K", "NVFP4")
 
 
 def often(fmt: BlockFormat) -> list[pytest.MarkDecorator]:

@@ -78,17 +78,37 @@ def test_wrong_by_its_own_oracle(name: str) -> None:
     ("name", "said"),
     [
         ("oracle_raises", "the kernel's oracle raised ValueError: no idea in its activations$"),
-        ("oracle_random", "the kernel's oracle is not deterministic: a second call of its activations gave other"),
+        pytest.param(
+            "oracle_random",
+            "the kernel's oracle is not deterministic: a second call of its activations gave other",
+            marks=pytest.mark.slow,
+        ),
         ("oracle_changes_inputs", "the kernel's oracle modified its activations' inputs: . bytes, the first at"),
         ("oracle_nan", "the kernel's oracle gives activations that are not finite, the first in row 0$"),
-        ("oracle_infinite", "the kernel's oracle gives weights that are not finite, the first in row 0$"),
-        ("oracle_transposed", r"gives float64\[32, 3\] as its activations, expected float64\[3, 32\]$"),
-        ("oracle_floats", r"gives float32\[3, 32\] as its activations, expected float64\[3, 32\]$"),
-        ("oracle_nothing", "the kernel's oracle gives no array as its activations$"),
+        pytest.param(
+            "oracle_infinite",
+            "the kernel's oracle gives weights that are not finite, the first in row 0$",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "oracle_transposed",
+            r"gives float64\[32, 3\] as its activations, expected float64\[3, 32\]$",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "oracle_floats",
+            r"gives float32\[3, 32\] as its activations, expected float64\[3, 32\]$",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "oracle_nothing", "the kernel's oracle gives no array as its activations$", marks=pytest.mark.slow
+        ),
         ("oracle_wide", r"gives float64\[3, 288\] as its activations, expected float64\[3, 32\]$"),
         ("oracle_unlike", "the kernel's oracle gives weights of 33 columns and activations of 32$"),
         ("oracle_crashes", "the kernel's oracle crashed: its process died of SIGSEGV$"),
-        ("oracle_is_own_output", "the kernel's oracle raised KeyError: 'y' in its weights$"),
+        pytest.param(
+            "oracle_is_own_output", "the kernel's oracle raised KeyError: 'y' in its weights$", marks=pytest.mark.slow
+        ),
     ],
 )
 @pytest.mark.parametrize("rungs", [("blocks",), pytest.param(("blocks", "layers", "tokens"), marks=pytest.mark.slow)])

@@ -40,7 +40,7 @@ def verified(path: Path, after: str, change: Callable[[], object], rungs: list[s
         if result.name == after:
             change()
 
-    options = Options(prompt="Once", n_predict=1, tensor=TENSOR, threads=2, progress=False)
+    options = Options(prompt="Once", n_predict=1, tensor=TENSOR, threads=2, progress=False, probes="brief")
     return verify(path, "q8_1_dp4a", CpuHost(2), rungs, options, "gguf-verify m.gguf", on_rung)
 
 
@@ -143,6 +143,6 @@ def test_a_failure_of_a_file_that_changes_is_none(tmp_path: Path) -> None:
         flipped(path, last_byte(path))
         result.n_failures = 1
 
-    options = Options(tensor=TENSOR, progress=False)
+    options = Options(tensor=TENSOR, progress=False, probes="brief")
     report = verify(path, "q8_1_dp4a", CpuHost(1), ["bytes"], options, on_rung=on_rung)
     assert (report.n_failures, report.exit_code) == (1, 3)

@@ -27,7 +27,7 @@ from tests.support.tools import FIXTURES, LEGACY, patched, split_model
 PROMPT = "Once upon a time"
 #: Fixtures and kernels of `make test`.
 OFTEN = frozenset({
-    ("tiny-Q4_0.gguf", "f32_naive"), ("tiny-Q4_0.gguf", "q8_1_naive"), ("tiny-Q5_1.gguf", "q8_1_dp4a"),
+    ("tiny-Q4_0.gguf", "f32_naive"), ("tiny-Q5_1.gguf", "q8_1_dp4a"),
 })  # fmt: skip
 
 
@@ -72,7 +72,10 @@ def test_fixture(name: str, kernel: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "tensors"),
     [
-        *((k, ["blk.0.attn_q"]) for k in TILED),
+        *(
+            pytest.param(k, ["blk.0.attn_q"], marks=[pytest.mark.slow] * (k not in ("f32_tiled", "q8_1_mma")))
+            for k in TILED
+        ),
         *(pytest.param(k, ["blk.0.attn_q", "blk.1.ffn_down"], marks=pytest.mark.slow) for k in TILED),
     ],
 )

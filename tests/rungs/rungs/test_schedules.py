@@ -38,20 +38,21 @@ def failures(report: Report) -> list[str]:
 
 @pytest.mark.parametrize(("kernel", "file", "old", "last", "words"), [
     ("q8_1_tiled", "gemm/q8_1/02_tiled.cu", "        __syncthreads();\n", True, ["data race", "02_tiled.cu:45"]),
-    ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "            async_commit();\n", False, ["order in which threads run"]),
+    pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "            async_commit();\n", False,
+                 ["order in which threads run"], marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_missing_barrier_group_or_wait(
     tmp_path: Path, kernel: str, file: str, old: str, last: bool, words: list[str]
 ) -> None:
     root = altered(tmp_path, file, old, "\n" if last else ";\n", last)
     wrong = ShippedKernel(KERNELS[kernel], CpuHost(1), root)
-    said = failures(verified(wrong, "layers"))
+    said = failures(verified(wrong, "layers", probes="full"))
     for word in words:
         assert any(word in line for line in said), said
 
 
 def test_a_shipped_kernel_is_the_same_under_every_schedule() -> None:
-    report = verified(ShippedKernel(KERNELS["q8_1_tiled"], CpuHost(1)), "layers")
+    report = verified(ShippedKernel(KERNELS["q8_1_tiled"], CpuHost(1)), "layers", probes="full")
     assert failures(report) == []
     assert report.rungs[0].checked["products under other schedules"] == 12
 
@@ -87,6 +88,7 @@ extern "C" __global__ void gemm(const Q8_0* w, const Q8_1* x, float* y, long M, 
 """
 
 
+@pytest.mark.slow
 def test_words_at_byte_2_of_blocks_of_34(tmp_path: Path) -> None:
     """A "misaligned address" on every GPU; the right twin reads bytes."""
     llama = Llama(60)
