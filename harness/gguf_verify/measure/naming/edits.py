@@ -24,6 +24,8 @@ SOME = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL"
 NO_EDIT = {
     "sum-overflows": "It needs sums above 65504, which activations of the fixtures do not reach, and a kernel that "
     "stores s as a half although its definition does not.",
+    "values-paired-wrongly": "Of many orders of values, those that are in the sources are faults of their own: "
+    "activations-interleaved, nibbles-swapped, nibbles-in-pairs.",
 }
 
 
@@ -184,6 +186,24 @@ def _scales_and_edit() -> Iterator[Edit]:
                      (_SCALE, "out.d = half_to_float(float_to_half(__fdiv_rn(amax, 127.0f)));"))
     yield _edit("scale-by-128", "codes to match", (_SCALE, "out.d = __fdiv_rn(amax, 128.0f);"),
                      ("    return out;", "    for (float& q : out.q) q = fminf(q, 127.0f);\n    return out;"))
+    for what, d in (("as a float32 of the upper bits", "__uint_as_float((uint32_t)d << 16)"),):
+        yield _format("scale-as-bfloat16", what, ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"),
+                      ("scale(int, int) const { return half_to_float(d); }", f"scale(int, int) const {{ return {d}; }}"))
+    for power in ("2.0f", "0.5f"):
+        yield _format("power-of-two", f"{power} times", ("Q8_0", "IQ4_NL"),
+                      ("scale(int, int) const { return half_to_float(d); }",
+                       f"scale(int, int) const {{ return {power} * half_to_float(d); }}"))
+    yield _format("field-offset", "d from byte 2", ("Q8_0",),
+                  ("scale(int, int) const { return half_to_float(d); }",
+                   "scale(int, int) const { return half_to_float((uint8_t)qs[0] | (uint8_t)qs[1] << 8); }"))
+    yield _format("bits-elsewhere", "the upper bits of minima missing", ("Q4_K",),
+                  ("scales[g + 4] >> 4 | (scales[g] >> 6) << 4", "scales[g + 4] >> 4"))
+    yield _format("bits-elsewhere", "the upper bits of scales missing", ("Q4_K",),
+                  ("(scales[g + 4] & 15) | (scales[g - 4] >> 6) << 4", "scales[g + 4] & 15"))
+    yield _edit("quantizer-ties", "halves to even", ("roundf(__fdiv_rn(v, d))", "rintf(__fdiv_rn(v, d))"))
+    yield _edit("quantizer-reciprocal", "x times the rounded reciprocal",
+                ("roundf(__fdiv_rn(v, d))", "roundf(__fmul_rn(v, __fdiv_rn(1.0f, d)))"))
+    yield _edit("zero-block", "zero over zero", ("d > 0.0f ?", "d >= 0.0f ?"))
     yield _edit("scale-by-128", "codes as for max/127",
                      ("float_to_half(block.d)", "float_to_half(block.d * 127.0f / 128.0f)"), file=QUANTIZER)
 
@@ -202,6 +222,10 @@ def _strides_and_tiles() -> Iterator[Edit]:
             (FILE, f"sizeof({name}) == {size}", f"sizeof({name}) == {size + 2}"),
             ("formats/format.cuh", "sizeof(FORMAT) == BLOCK_BYTES", "sizeof(FORMAT) > BLOCK_BYTES"),
         ))
+    yield _naive("integers-too-narrow", "sums of 16 bits", "sum[h] += q[k] * xb->qs[k]",
+                 "sum[h] = (int16_t)(sum[h] + q[k] * xb->qs[k])", ("Q8_0",))
+    yield _naive("end-of-k-twice", "the last block", "acc = accumulate(",
+                 "for (int t = 0; t < (b == nb - 1 ? 2 : 1); ++t) acc = accumulate(", ("Q4_0", "Q5_1", "Q8_0"))
     for make in (_naive, _f32):
         yield make("transposed", "written transposed", "y[i] = acc", "y[i % N * M + i / N] = acc")
         yield make("end-of-k-dropped", "the last block", "b < nb; ++b", "b < nb - 1; ++b")
