@@ -56,7 +56,8 @@ def verdict(folder: Path, llama: Llama) -> Callable[[str], Said]:
 
     @cache
     def said(name: str) -> Said:
-        return said_of(EXHIBITS[name].path, model_for(EXHIBITS[name], folder, llama), "brief", "full")
+        exhibit = EXHIBITS[name]
+        return said_of(exhibit.path, model_for(exhibit, folder, llama), "brief", "full", exhibit=exhibit)
 
     return said
 
