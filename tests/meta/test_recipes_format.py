@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.project_copy import ProjectCopy
-from tests.support.tools import FIXTURES, ROOT
+from tests.support.tools import FIXTURES
 
 FILES = ("harness/gguf_verify/formats/q5_1.py", "kernels/formats/q5_1.cuh")
 #: One small matrix is enough to be judged by.
@@ -67,8 +67,9 @@ def lists(copy: ProjectCopy) -> dict[str, Any]:
 
 def test_a_format_is_two_files(tmp_path: Path) -> None:
     copy = ProjectCopy(tmp_path / "project")
-    (copy.root / "docs").mkdir()
-    copy.add("docs/generate.py", (ROOT / "docs" / "generate.py").read_text())
+    copy.also(
+        "docs/generate.py", "docs/museum.json", "tests/__init__.py", "tests/meta/__init__.py", "tests/meta/museum"
+    )
     before = lists(copy)
     assert before["declared"] == ["Q5_1"]
     assert before["covered"] is True

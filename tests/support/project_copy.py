@@ -29,6 +29,16 @@ class ProjectCopy:
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("*.egg-info"))
         (folder / "fixtures").symlink_to(ROOT / "fixtures")
 
+    def also(self, *paths: str) -> None:
+        """Copy these files and folders of the checkout, too."""
+        for path in paths:
+            source, target = ROOT / path, self.root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target)
+            else:
+                shutil.copy2(source, target)
+
     @property
     def package(self) -> Path:
         """The folder of gguf_verify."""

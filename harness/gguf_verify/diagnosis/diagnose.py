@@ -191,6 +191,8 @@ def _search(
             and not any(share >= RIVAL for other, share in best.items() if other != f.match.id)
         ]  # fmt: skip
     if not named:
+        if np.count_nonzero(y[bad]) < FEWEST:  # multiplied by almost nothing, every product comes near zero
+            return (), None
         top = max(best.items(), key=lambda pair: pair[1], default=None)
         return (), NearestFault(*top) if top is not None and top[1] > 0.5 else None
     finite = bad & np.isfinite(y)

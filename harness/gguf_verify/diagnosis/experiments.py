@@ -106,7 +106,7 @@ class Experiments:
         def of(m: int) -> Bools:
             return np.asarray(self._wrong(self._run(rows, x[:m]), exact.rows(np.arange(m))).any(axis=1))
 
-        return _of_sizes(_each(sizes, of), "token", "M")
+        return _of_sizes(_each(sizes, of), "token", "M", len(self.x))
 
     def _rows(self) -> FaultMatch | None:
         sizes = [n for n in SIZES if n <= len(self.rows)]
@@ -123,7 +123,7 @@ class Experiments:
             of_n = Product(exact.exact[:, :n], exact.bound[:, :n], exact.spread[:, :n], None)
             return np.asarray(self._wrong(self._run(self.rows[:n], x), of_n).any(axis=0))
 
-        return _of_sizes(_each(sizes, of), "row", "N")
+        return _of_sizes(_each(sizes, of), "row", "N", len(self.rows))
 
     # ---- what a kernel remembers -------------------------------------------------------------------------------------
 
@@ -180,8 +180,9 @@ def _each(sizes: Sequence[int], of: Callable[[int], Bools]) -> dict[int, Bools]:
     return first if all((of(n) == first[n]).all() for n in reversed(sizes)) else {}
 
 
-def _of_sizes(wrong: dict[int, Bools], what: str, size: str) -> FaultMatch | None:
-    """What the wrong tokens (or rows) of calls of several sizes have in common."""
+def _of_sizes(wrong: dict[int, Bools], what: str, size: str, own: int) -> FaultMatch | None:
+    """What the wrong tokens (or rows) of calls of several sizes have in common; `own` is the size of the call that
+    failed."""
     failed = [n for n, of in wrong.items() if of.any()]
     passed = [n for n, of in wrong.items() if not of.any()]
     if not failed or not passed:
@@ -194,6 +195,8 @@ def _of_sizes(wrong: dict[int, Bools], what: str, size: str) -> FaultMatch | Non
             words = f"{what}s past the last whole tile of {tile} are wrong"
             fix = f"round the number of tiles up, and check the bounds of {what}s within the last"
             return FaultMatch("partial-tile", words, fix, _SEEN, 0.0, True)
+    if failed == [own] or (size == "N" and passed == [1]):
+        return None  # it may remember that size from earlier calls; and one row is right where rows disturb each other
     right_somewhere = np.zeros(max(wrong), bool)
     for n, of in wrong.items():
         right_somewhere[:n] |= ~of

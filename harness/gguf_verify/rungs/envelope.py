@@ -265,7 +265,8 @@ class TypeProbes:
         """float32[largest M, K]; the last token of drawn ones is of ties of codes."""
         m, k = max(probe.tokens), probe.k
         if probe.values == "special":
-            values = special(k, self._like)
+            # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
+            values = special(k, self._like, 1e4 if self._semantics.activations else 1e6)
             exact = np.concatenate([p.exact for _, p in self._exact(self._units[:1].repeat(k // self._fmt.unit, 0)
                                     .reshape(1, -1), self._semantics.bytes_of(values), None)], axis=1)  # fmt: skip
             values = values[np.isfinite(exact).all(axis=1)]  # others are a matter of the definition's range

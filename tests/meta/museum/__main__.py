@@ -22,7 +22,7 @@ def main(wanted: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, Llama() as llama:
         for name in wanted or EXHIBITS:
             exhibit = EXHIBITS[name]
-            said = said_of(exhibit.path, model_for(exhibit, Path(folder), llama), "brief", "full")
+            said = said_of(exhibit.path, model_for(exhibit, Path(folder), llama), "brief", "full", exhibit=exhibit)
             twins = Path(folder) / name
             twins.mkdir()
             of_type = FIXTURES / f"tiny-{exhibit.format}.gguf" if exhibit.model != exhibit.format else None

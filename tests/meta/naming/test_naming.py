@@ -138,7 +138,7 @@ def test_places() -> None:
     assert [row[1:] for row in places.rows(figures)] == [["100 % (10 of 10)", "100 %"]] * 2
 
     missed = places.localised(["Q5_1"], 3, 0, beside)
-    assert missed["counts"] == {"blocks: missed": 3, "layers: missed": 3, "diagnosed": 1}
+    assert missed["counts"] == {"blocks: missed": 3, "layers: missed": 3, "diagnosed": 2}
     assert len(missed["missed"]) == 6
     assert places.rows(missed)[0][1] == "0 % (0 of 3)"
 

@@ -24,6 +24,12 @@ SOME = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL"
 NO_EDIT = {
     "sum-overflows": "It needs sums above 65504, which activations of the fixtures do not reach, and a kernel that "
     "stores s as a half although its definition does not.",
+    "quantizer-ties": "It needs values midway between two codes, which are rare among the fixtures' activations.",
+    "quantizer-reciprocal": "It needs values that are nearly midway between two codes, which are rare among the "
+    "fixtures' activations.",
+    "zero-block": "It needs blocks of zeros beside others, which the fixtures' activations do not have.",
+    "values-paired-wrongly": "Of many orders of values, those that are in the sources are faults of their own: "
+    "activations-interleaved, nibbles-swapped, nibbles-in-pairs.",
 }
 
 
@@ -71,8 +77,10 @@ def _format(fault: str, what: str, formats: tuple[str, ...], *pairs: tuple[str, 
     return Edit(fault, what, formats, by, tuple((FILE, old, new) for old, new in pairs))
 
 
-def _edit(fault: str, what: str, *pairs: tuple[str, str], file: str = QUANTIZE) -> Edit:
-    return Edit(fault, what, SOME, "q8_1_naive", tuple((file, old, new) for old, new in pairs))
+def _edit(
+    fault: str, what: str, *pairs: tuple[str, str], file: str = QUANTIZE, formats: tuple[str, ...] = SOME
+) -> Edit:
+    return Edit(fault, what, formats, "q8_1_naive", tuple((file, old, new) for old, new in pairs))
 
 
 def _nibbles(
@@ -184,6 +192,20 @@ def _scales_and_edit() -> Iterator[Edit]:
                      (_SCALE, "out.d = half_to_float(float_to_half(__fdiv_rn(amax, 127.0f)));"))
     yield _edit("scale-by-128", "codes to match", (_SCALE, "out.d = __fdiv_rn(amax, 128.0f);"),
                      ("    return out;", "    for (float& q : out.q) q = fminf(q, 127.0f);\n    return out;"))
+    yield _format("scale-as-bfloat16", "the upper half of a float32", ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"),
+                  ("scale(int, int) const { return half_to_float(d); }",
+                   "scale(int, int) const { return __uint_as_float((uint32_t)d << 16); }"))
+    for power in ("2.0f", "0.5f"):
+        yield _format("power-of-two", f"{power} times", ("Q8_0", "IQ4_NL"),
+                      ("scale(int, int) const { return half_to_float(d); }",
+                       f"scale(int, int) const {{ return {power} * half_to_float(d); }}"))
+    yield _format("field-offset", "d from byte 2", ("Q8_0",),
+                  ("scale(int, int) const { return half_to_float(d); }",
+                   "scale(int, int) const { return half_to_float((uint8_t)qs[0] | (uint8_t)qs[1] << 8); }"))
+    yield _format("bits-elsewhere", "the upper bits of minima missing", ("Q4_K",),
+                  ("scales[g + 4] >> 4 | (scales[g] >> 6) << 4", "scales[g + 4] >> 4"))
+    yield _format("bits-elsewhere", "the upper bits of scales missing", ("Q4_K",),
+                  ("(scales[g + 4] & 15) | (scales[g - 4] >> 6) << 4", "scales[g + 4] & 15"))
     yield _edit("scale-by-128", "codes as for max/127",
                      ("float_to_half(block.d)", "float_to_half(block.d * 127.0f / 128.0f)"), file=QUANTIZER)
 
@@ -202,6 +224,10 @@ def _strides_and_tiles() -> Iterator[Edit]:
             (FILE, f"sizeof({name}) == {size}", f"sizeof({name}) == {size + 2}"),
             ("formats/format.cuh", "sizeof(FORMAT) == BLOCK_BYTES", "sizeof(FORMAT) > BLOCK_BYTES"),
         ))
+    yield _edit("integers-too-narrow", "sums of 16 bits", ("sum[h] : sum[0] + sum[1];",
+                "sum[h] : (int16_t)(sum[0] + sum[1]);"), file=COMMON, formats=("Q8_0",))
+    yield _naive("end-of-k-twice", "the last block", "acc = accumulate(",
+                 "for (int t = 0; t < (b == nb - 1 ? 2 : 1); ++t) acc = accumulate(", ("Q4_0", "Q5_1", "Q8_0"))
     for make in (_naive, _f32):
         yield make("transposed", "written transposed", "y[i] = acc", "y[i % N * M + i / N] = acc")
         yield make("end-of-k-dropped", "the last block", "b < nb; ++b", "b < nb - 1; ++b")

@@ -61,7 +61,7 @@ def answer(found: Diagnosis, fault: str) -> str:
     if found.wrong < FEWEST:
         return SILENT
     ids = {f.id for f in found.faults}
-    named = _FAULTS[fault].named_by(ids) if fault in _FAULTS else False
+    named = _FAULTS[fault].named_by(ids) if fault in _FAULTS else fault in ids
     if found.definitions:
         return DEFINITION if not ids or named else WRONG
     if not ids:

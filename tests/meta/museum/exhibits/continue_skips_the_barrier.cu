@@ -3,9 +3,8 @@
 // class = "barrier"
 // essence = "Threads without a row continue with the next tile before the barrier that the others wait at."
 // shows_when = "N is no multiple of the tile's 8"
-// names = []
+// names = ["partial-tile"]
 // says = ["barrier|diverge|race"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

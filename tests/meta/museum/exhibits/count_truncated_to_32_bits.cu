@@ -6,7 +6,6 @@
 // shows_when = "M·N ≥ 2^31"
 // names = []
 // says = ["2\\^31|2³¹|int32|32.bits?|integer overflow"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -6,7 +6,6 @@
 // shows_when = "K is no multiple of 256"
 // names = []
 // says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -5,7 +5,6 @@
 # shows_when = "codes of IQ3_S that stand for such an entry; the project's own test allowed 4 %"
 # names = []
 # says = ["0x3[ce]|table|grid"]
-# quick = true
 # [/museum]
 import numpy as np
 from gguf.quants import IQ3_S

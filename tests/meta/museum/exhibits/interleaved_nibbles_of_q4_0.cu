@@ -5,7 +5,6 @@
 // shows_when = "always"
 // names = ["nibbles-in-pairs", "activations-interleaved"]
 // says = []
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -5,7 +5,6 @@
 // shows_when = "K > 4096"
 // names = []
 // says = ["outside its [0-9,]+ bytes of dynamic shared memory", "shared"]
-// quick = true
 // right = [["min(K, 4096)", "K"]]
 // [/museum]
 // [gguf-verify]

@@ -6,7 +6,6 @@
 // shows_when = "K is no multiple of 256"
 // names = []
 // says = ["uninitiali[sz]ed"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -5,7 +5,6 @@
 // shows_when = "codes of the full range of a byte"
 // names = []
 // says = ["int16|16 bits|saturat"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q8_0"]

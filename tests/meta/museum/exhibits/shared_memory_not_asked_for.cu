@@ -5,7 +5,6 @@
 // shows_when = "always"
 // names = []
 // says = ["bytes of dynamic shared memory"]
-// quick = true
 // right = [["shared = \"0\"", "shared = \"K / 32 * 36\""]]
 // [/museum]
 // [gguf-verify]

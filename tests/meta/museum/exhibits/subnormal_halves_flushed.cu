@@ -6,7 +6,6 @@
 // shows_when = "scales below 6.1e-5"
 // names = ["subnormals-flushed"]
 // says = []
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

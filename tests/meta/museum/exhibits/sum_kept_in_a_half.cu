@@ -5,7 +5,6 @@
 // shows_when = "outliers of the activations"
 // names = ["sum-overflows"]
 // says = ["65504|overflows"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]
@@ -23,13 +22,13 @@ extern "C" __global__ void gemm(const Q4_0* w, const float* x, float* y, int M, 
     float acc = 0.0f;
     for (int b = 0; b < blocks; ++b) {
         const Q4_0& wb = w[n * blocks + b];
-        float part = 0.0f, sum = 0.0f;
+        double part = 0.0, sum = 0.0;  // they cancel, which float32 would not survive
         for (int j = 0; j < 32; ++j) {
-            const float v = x[m * K + 32 * b + j];
+            const double v = x[m * K + 32 * b + j];
             part += code(wb, j) * v, sum += v;
         }
-        if (BUG && (sum > 65504.0f || sum < -65504.0f)) sum = from_half(to_half(sum));
-        acc += from_half(wb.d) * (part - 8.0f * sum);
+        if (BUG && (sum > 65504.0 || sum < -65504.0)) sum = from_half(to_half((float)sum));
+        acc += from_half(wb.d) * (float)(part - 8.0 * sum);
     }
     y[i] = acc;
 }

@@ -6,7 +6,6 @@
 // shows_when = "M > 64, on one generation of cards"
 // names = ["unwritten"]
 // says = ["never written"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

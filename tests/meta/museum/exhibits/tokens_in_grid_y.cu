@@ -5,7 +5,6 @@
 // shows_when = "M > 65,535"
 // names = []
 // says = ["which CUDA does not launch", "grid"]
-// quick = true
 // right = [["[\"ceil(N, 128)\", \"M\"]", "[\"M\", \"ceil(N, 128)\"]"], ["BUG = 1", "BUG = 0"]]
 // [/museum]
 // [gguf-verify]

@@ -3,7 +3,7 @@
 // class = "decoding"
 // essence = "The upper two bits of the minima of groups 4 to 7 are dropped."
 // shows_when = "always, from value 128 on"
-// names = []
+// names = ["bits-elsewhere"]
 // says = ["(upper|high) bits|minim"]
 // quick = true
 // [/museum]

@@ -6,7 +6,6 @@
 // shows_when = "odd blocks"
 // names = []
 // says = ["misaligned"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q6_K"]

@@ -5,7 +5,6 @@
 // shows_when = "a block of activations is all zeros (padding, masked tokens, ReLU)"
 // names = []
 // says = ["0/0|zero[- ]block|block of zeros|token of zeros|zero[- ]token"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]
