@@ -44,7 +44,7 @@ def gemm(weights, activations, shape):
     return np.einsum("mnb,mb,nb->mn", products, x["d"].astype(np.float32), w["d"].astype(np.float32))
 """
 
-RUN = (FIXTURES / "tiny-Q4_0.gguf", "--rungs", "blocks,layers", "--tensor", r"blk\.0\.attn_k\.", "--probes", "brief")
+RUN = (FIXTURES / "tiny-Q4_0.gguf", "--rungs", "blocks", "--tensor", r"blk\.0\.attn_k\.", "--probes", "brief")
 
 
 def test_a_definition_is_one_file(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def multiplied(kernel: ForeignKernel) -> bool:
 
 
 def verified(kernel: Any, *rungs: str, tensor: str = "blk.0.attn_q", **options: Any) -> Report:
-    options = {"probes": "brief", "prompt": "The", "n_predict": 1} | options
-    chosen = Options(tensor=tensor, progress=False, **options)
+    brief: dict[str, Any] = {"probes": "brief", "prompt": "The", "n_predict": 1}
+    chosen = Options(tensor=tensor, progress=False, **brief | options)
     return verify(Q4_0, kernel, CpuHost(1), rungs or ("blocks", "layers"), chosen)
 
 

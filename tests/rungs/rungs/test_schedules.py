@@ -51,6 +51,7 @@ def test_a_missing_barrier_group_or_wait(
         assert any(word in line for line in said), said
 
 
+@pytest.mark.slow
 def test_a_shipped_kernel_is_the_same_under_every_schedule() -> None:
     report = verified(ShippedKernel(KERNELS["q8_1_tiled"], CpuHost(1)), "layers", probes="full")
     assert failures(report) == []

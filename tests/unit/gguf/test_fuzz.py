@@ -234,7 +234,7 @@ damages = given(data=st.sampled_from(SEEDS).flatmap(lambda seed: damaged(seed, 4
 
 
 @lies
-@profile(200)
+@profile(120)
 def test_files_with_lies(folder: Path, data: bytes, name: str) -> None:
     check_any_file(folder, data, name)
 
