@@ -33,8 +33,8 @@ CULPRITS = {"never called": "coverage"}
 
 
 def exhibits(*pending_in: str, quick: Collection[str] = QUICK) -> list[Any]:
-    """A parameter for each exhibit, of which those that are not `quick` are slow. Those that `pending.toml` lists in one
-    of these tables are expected to fail."""
+    """A parameter for each exhibit, of which those that are not `quick` are slow. Those that `pending.toml` lists in
+    one of these tables are expected to fail."""
     out = []
     for name, exhibit in EXHIBITS.items():
         marks = [] if name in quick else [pytest.mark.slow]

@@ -4,7 +4,7 @@
 // essence = "Each thread block stores two rows of a token, also where only one is left: it overwrites the first
 //   output of the next token."
 // shows_when = "N is odd (51,865) and M > 1"
-// names = []
+// names = ["window-of-n"]
 // says = ["wrote outside its output", "race|out of bounds"]
 // [/museum]
 // [gguf-verify]
