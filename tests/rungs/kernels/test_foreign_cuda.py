@@ -86,7 +86,8 @@ def test_wrong_cuda_declarations(old: str, new: str, said: str) -> None:
     [
         ("y[i] = acc;", "y[i + 1] = acc;", r"wrote outside its output: 0 bytes before, 4 after"),
         ("y[i] = acc;", "y[i] = acc; ((Q8_1*)x)[m].d ^= 1;", r"modified its activations: 5 bytes, the first at 0$"),
-        ("y[i] = acc;", "y[i] = acc; *(float*)(long long)i = 1;", r"accesses a null pointer"),
+        ("y[i] = acc;", "y[i] = acc; *(float*)(long long)i = 1;", r"^the kernel accesses a null pointer"),
+        ("y[i] = acc;", "abort(); y[i] = acc;", r"crashed: its process died of SIGABRT"),
         (
             "y[i] = acc;",
             "if (i & 1) __syncthreads(); else __syncwarp(); y[i] = acc;",
