@@ -216,7 +216,8 @@ def sign_findings(contents: Sequence[Content]) -> Iterator[Finding]:
             continue
         centre = fmt.offset - fmt.low
         below, above = int(scan.codes[:centre].sum()), int(scan.codes[centre + 1 : 1 << fmt.bits].sum())
-        if below + above >= _SIGNED_CODES:
+        # codes of blocks whose scale is zero stand for nothing, whatever they are
+        if below + above - scan.zero_scales * fmt.block_size >= _SIGNED_CODES:
             by_type.setdefault(fmt.name, []).append((content, not below or not above))
     for name, judged in by_type.items():
         wrong = [content for content, one_sided in judged if one_sided]

@@ -62,7 +62,21 @@ def test_the_same_output_is_shown_once(tmp_path: Path) -> None:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(Q4_0), "--host", "cpu", "-p", "The", "-n", "1", "--rungs", "layers", "--tensor", "attn_[qk]"]
+    arguments = [
+        str(Q4_0),
+        "--probes",
+        "brief",
+        "--host",
+        "cpu",
+        "-p",
+        "The",
+        "-n",
+        "1",
+        "--rungs",
+        "layers",
+        "--tensor",
+        "attn_[qk]",
+    ]
     drawn = tmp_path / "map.svg"
     assert main([*arguments, "--heat-map", str(drawn)]) == 0
     root = ElementTree.parse(drawn).getroot()
@@ -85,6 +99,6 @@ def test_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     """llama.cpp cannot run such a model: there is no picture, which is said, and the verdict stands."""
     path = write_model(tmp_path / "none.gguf", {"w": (np.ones((4, 18), np.uint8), "Q4_0")})
     drawn = tmp_path / "map.svg"
-    assert main([str(path), "--host", "cpu", "--rungs", "layers", "--heat-map", str(drawn)]) == 5
+    assert main([str(path), "--probes", "brief", "--host", "cpu", "--rungs", "layers", "--heat-map", str(drawn)]) == 5
     assert capsys.readouterr().err == "gguf-verify: no heat map: the layers rung judged nothing\n"
     assert not drawn.exists()
