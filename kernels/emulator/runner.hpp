@@ -221,7 +221,6 @@ struct Phases : Barrier {
 struct Warp : Barrier {
     // Two sets of slots: a lane may already write its next value while others still read this one's.
     uint64_t slots[2][32];
-    std::vector<WarpProduct> products;  // that are not computed yet
 };
 
 // A copy that is not done yet.
@@ -290,7 +289,7 @@ class BlockRunner {
         warps_.assign((threads_ + 31) / 32, Warp{});
         for (uint64_t w = 0; w < warps_.size(); ++w) warps_[w].alive = (int)std::min<uint64_t>(32, threads_ - 32 * w);
         used_ = 0;
-        copies_.clear();
+        if (later_) copies_.clear(), products_.assign(warps_.size(), {});
         stopped_ = DONE;
 #if defined(CUDA_ON_CPU_CHECKS)
         block_.whole = true;
@@ -307,7 +306,7 @@ class BlockRunner {
         f->waits_for = &barrier;
         f->generation = barrier.generation;
         if (barrier.arrive()) {
-            if (!seeded_ || draw_.once_in(2)) return;
+            if (__builtin_expect(!seeded_, 1) || draw_.once_in(2)) return;
             f->generation = barrier.generation - 1;  // it may go on, but others may before
         }
         f->context.switch_to(main_);
@@ -337,6 +336,8 @@ class BlockRunner {
         return named_[id & 15];
     }
     Warp& warp() { return warps_[current_->thread / 32]; }
+    // Of the running thread's warp, those that are not computed yet; none where all are computed at once.
+    std::vector<WarpProduct>* products() { return later_ ? &products_[current_->thread / 32] : nullptr; }
     int lane() const { return (int)(current_->thread % 32); }
     Fiber& fiber() { return *current_; }
     uint64_t thread() const { return current_->thread; }
@@ -411,7 +412,7 @@ class BlockRunner {
     }
 
   private:
-    static constexpr size_t GUARD = 64 << 10, SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
+    static constexpr size_t GUARD = 68 << 10, SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
     static constexpr size_t SHARED_WALL = 8 << 20;  // a multiple of any page's size
     struct Unmap {
         void operator()(uint8_t* p) const { munmap(p - SHARED_WALL, SHARED_WALL + SHARED_ROOM + SHARED_WALL); }
@@ -426,7 +427,7 @@ class BlockRunner {
                 Fiber* f = fibers_[i];
                 if (f->idle || f->waits_for->generation == f->generation) continue;
                 resume(f);
-                if (stopped_ != DONE) return stopped_;
+                if (__builtin_expect(stopped_ != DONE, 0)) return stopped_;
                 moved = true;
             }
             while (next_ < threads_) {
@@ -485,7 +486,8 @@ class BlockRunner {
             fibers_.push_back(f);
         }
         Fiber* f = fibers_[used_++];
-        f->context.prepare(f->stack, STACK_BYTES, &BlockRunner::fiber_main);
+        // stacks that begin at the same place of a page would share a few lines of the cache
+        f->context.prepare(f->stack, STACK_BYTES - used_ % 16 * 256, &BlockRunner::fiber_main);
         f->idle = false;
         return f;
     }
@@ -502,8 +504,9 @@ class BlockRunner {
         f->thread = order_.empty() ? next_ : order_[next_];
         ++next_;
         threadIdx = blockDim.at(f->thread);
-        if (f->copy_groups | f->product_groups) f->copy_groups = f->product_groups = 0;
-        if (!f->copies.empty()) f->copies.clear();
+        if (!later_) return;
+        f->copy_groups = f->product_groups = 0;
+        f->copies.clear();
     }
 
     static void fiber_main() {
@@ -530,7 +533,7 @@ class BlockRunner {
     const Request request_;
     void (*const call_)(const void*);
     const void* const argument_;
-    const bool seeded_ = request_.order == SEEDED;
+    const bool seeded_ = request_.order == SEEDED, later_ = request_.order != ASCENDING CHECKED(|| true);
     uint64_t threads_ = 0, next_ = 0, finished_ = 0;
     std::vector<uint32_t> order_, rank_;  // the thread that is started as number i; empty: thread i
     Draw draw_;
@@ -543,6 +546,7 @@ class BlockRunner {
     Fiber* current_ = nullptr;
     Context main_;
     std::vector<Copy> copies_;  // bulk copies that are not done yet
+    std::vector<std::vector<WarpProduct>> products_;  // of each warp
     std::unique_ptr<uint8_t, Unmap> shared_;
 };
 
@@ -631,14 +635,14 @@ IN_RUNNER void bulk_copy(void* to, const void* from, int bytes, Phases* phases) 
 
 IN_RUNNER void multiply(WarpProduct& product) {
     product.group = runner->fiber().product_groups;
-    std::vector<WarpProduct>& later = runner->warp().products;
-    if (later.empty() && !runner->later()) product.compute(product);
-    else later.push_back(product);
+    std::vector<WarpProduct>* later = runner->products();
+    if (!later || (later->empty() && !runner->later())) product.compute(product);
+    else later->push_back(product);
 }
 IN_RUNNER void commit_products() { ++runner->fiber().product_groups; }
 IN_RUNNER void wait_products(unsigned pending) {
-    std::vector<WarpProduct>& products = runner->warp().products;
-    if (products.empty()) return;
+    if (!runner->products() || runner->products()->empty()) return;
+    std::vector<WarpProduct>& products = *runner->products();
     const unsigned groups = runner->fiber().product_groups;
     const auto done = [&](const WarpProduct& product) { return product.group + pending < groups; };
     for (const WarpProduct product : products)  // a copy, on the kernel's stack
