@@ -87,6 +87,8 @@ class ShippedKernel(Kernel):
         if not self.site.quantizes:
             return np.ascontiguousarray(x, np.float32).view(np.uint8)
         m, k = x.shape
+        if not m:
+            return np.empty((0, k // 32 * 36), np.uint8)
         blocks = self.site.quantized(self.host.upload(x.copy(), "activations"), m * k // 32)
         return self.host.download(blocks).reshape(m, k // 32 * 36)
 
@@ -107,6 +109,8 @@ class ShippedKernel(Kernel):
 
     def _outputs(self, multiply: Multiply, weights: Weights, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         m, n = x.shape[0], weights.n
+        if not m:  # CUDA launches no empty grid
+            return np.empty((0, n), np.float32)
         out = self.host.output(4 * m * n)
         # a copy: a kernel that writes into its input must not reach what it is judged by
         multiply(self.site, weights, self.host.upload(x.copy(), "activations"), out, m)

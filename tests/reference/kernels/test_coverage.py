@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,20 @@ def test_a_type_that_a_kernel_does_not_cover(host: CpuHost) -> None:
     rows = np.zeros((2, 210), np.uint8)
     with pytest.raises(UsageError, match="kernel q8_1_mma does not cover type Q6_K"):
         kernel.upload(FORMATS["Q6_K"], rows)
+
+
+@pytest.mark.parametrize("name", ["f32_tiled", "q8_1_mma", "q8_1_gemv"])
+def test_no_tokens_launch_nothing(name: str) -> None:
+    class Idle(CpuHost):
+        def launch(self, *args: Any, **options: Any) -> None:
+            if len(args[3]) == 6:  # of a product, not of what packs weights
+                raise AssertionError(args)
+
+    kernel, fmt = ShippedKernel(KERNELS[name], Idle(1)), FORMATS["Q8_0"]
+    weights = kernel.upload(fmt, np.zeros((5, 2 * fmt.block_bytes), np.uint8))
+    nothing = np.zeros((0, 64), np.float32)
+    assert kernel.quantize(nothing).shape[0] == 0
+    assert kernel.product(weights, nothing).shape == kernel.gemm(weights, kernel.quantize(nothing)).shape == (0, 5)
 
 
 def test_cards() -> None:
