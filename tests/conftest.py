@@ -21,6 +21,10 @@ from tests.support.blocks_by_hand import Make
 #: In the order in which they run: files of many short tests last, so that parallel runs end together.
 TIERS = ("rungs", "meta", "reference", "gpu", "unit")
 
+#: Tests that only `make test-all` runs, because they are long and a shorter test proves the same mechanism: a line each,
+#: a whole id, or the part of one before its parameters.
+SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
+
 
 def tier_of(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
@@ -44,6 +48,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if tier not in TIERS:
             raise pytest.UsageError(f"{item.path} is in no tier: {', '.join(sorted(TIERS))}")
         item.add_marker(tier)
+        if item.nodeid in SLOW or item.nodeid.partition("[")[0] in SLOW:
+            item.add_marker("slow")
     items.sort(key=lambda item: TIERS.index(tier_of(item)))
 
 
