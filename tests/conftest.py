@@ -21,8 +21,8 @@ from tests.support.blocks_by_hand import Make
 #: In the order in which they run: files of many short tests last, so that parallel runs end together.
 TIERS = ("rungs", "meta", "reference", "gpu", "unit")
 
-#: Tests that only `make test-all` runs, because they are long and a shorter test proves the same mechanism: a line each,
-#: a whole id, or the part of one before its parameters.
+#: Tests that only `make test-all` runs, because they are long and a shorter one proves the same mechanism: ids, or the
+#: parts of ids before their parameters.
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
 
 
@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     needs.required.update(config.getoption("--require"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks each test with its tier, and sorts them by tier."""
     for item in items:

@@ -89,7 +89,7 @@ def test_what_becomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     wrong, exchanged, crash, same, loop, _, outside = (found[m.id] for m in some)
     assert set(wrong["checks"]) == set(OTHER_CHECKS)
     assert wrong["by"] == exchanged["by"] == "bound"
-    assert crash["by"].startswith("SIG") or crash["by"] == "time limit"
+    assert crash["by"].startswith(("SIG", "the kernel reads outside")) or crash["by"] == "time limit"
     assert loop["by"] == "time limit"
     assert "wrote outside its output" in outside["by"]
     assert outside["checks"] == []  # no other check looks there
