@@ -104,6 +104,8 @@ class TypeProbes:
                 self._probe(probe)
             if domain.m == Extent():
                 self._no_tokens()
+        else:
+            found.not_covered.append(("the probe plan", "the matrix has no whole block to lay out anew"))
         self._windows()
         self._result.count_beside("outputs at other shapes", found.outputs, tested)
         self._result.envelopes.append(
@@ -121,7 +123,7 @@ class TypeProbes:
             return
         rows = self._weights(probe)
         try:
-            x = self._activations(probe)
+            x = self._activations(probe, rows)
         except KernelFault as error:  # of its author's oracle, which need not know values of every size
             self.found.not_covered.append(("activations of every size", str(error)))
             return
@@ -261,16 +263,16 @@ class TypeProbes:
         there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
         return np.resize(self._units[:there], (probe.n, wide * self._size))
 
-    def _activations(self, probe: Probe) -> Floats:
+    def _activations(self, probe: Probe, rows: Bytes) -> Floats:
         """float32[largest M, K]; the last token of drawn ones is of ties of codes."""
         m, k = max(probe.tokens), probe.k
         if probe.values == "special":
             # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
             values = special(k, self._like, 1e4 if self._semantics.activations else 1e6)
-            exact = np.concatenate([p.exact for _, p in self._exact(self._units[:1].repeat(k // self._fmt.unit, 0)
-                                    .reshape(1, -1), self._semantics.bytes_of(values), None)], axis=1)  # fmt: skip
-            values = values[np.isfinite(exact).all(axis=1)]  # others are a matter of the definition's range
-            return np.resize(values, (m, k))
+            finite = np.ones(len(values), bool)  # others are a matter of the definition's range
+            for _, exact in self._exact(rows, self._semantics.bytes_of(values), None):
+                finite &= np.isfinite(exact.exact).all(axis=1)
+            return np.resize(values[finite], (m, k))
         values = drawn((m, k), self._like, self._run.options.seed)
         if m > 1 or probe.values == "drawn":
             values[-1:] = ties_of_codes(k)
