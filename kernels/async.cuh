@@ -67,7 +67,7 @@ __device__ __forceinline__ void before_bulk_copies() {
 }
 #else
 inline void before_bulk_copies() {}
-TO_RUNNER void async_copy16(void* to, const void* from) { cuda_on_cpu::copy16(to, from); }
+TO_RUNNER void async_copy16(void* to, const void* from) { cuda_on_cpu::copy_later(to, from, 16); }
 TO_RUNNER void async_commit() { cuda_on_cpu::commit_copies(); }
 template <int PENDING>
 TO_RUNNER void async_wait() {

@@ -61,6 +61,7 @@ class Options:
         time_limit: seconds that llama.cpp may take for one answer.
         kernel_time_limit: seconds that one call of a foreign kernel may take.
         probes: "full": the whole probe plan, and launches under other schedules; "brief": a small part of the plan.
+        sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
         progress: show progress bars.
     """
@@ -76,6 +77,7 @@ class Options:
     time_limit: float = 900.0
     kernel_time_limit: float = 60.0
     probes: Literal["full", "brief"] = "full"
+    sanitize: bool = False
     verbose: bool = False
     progress: bool = True
 
@@ -329,6 +331,8 @@ class TypeEnvelope(msgspec.Struct, frozen=True, kw_only=True):
         calls: that were made and judged.
         tokens, rows, columns: the numbers at which all outputs were right, as ranges.
         values: what the weights and activations were.
+        indices: large products of which some thread blocks ran by themselves, and were right.
+        grids: tokens, rows and columns whose launches CUDA would make.
         not_covered: what the plan asks for and could not be tried, and why.
         under_test: the kernel is the one that the run verifies, not one that stands beside it.
     """
@@ -342,6 +346,8 @@ class TypeEnvelope(msgspec.Struct, frozen=True, kw_only=True):
     rows: str
     columns: str
     values: tuple[str, ...]
+    indices: tuple[str, ...] = ()
+    grids: tuple[str, ...] = ()
     not_covered: tuple[tuple[str, str], ...]
     under_test: bool
 
@@ -443,6 +449,39 @@ class OutOfRange(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
 
 
+class Headroom(msgspec.Struct, frozen=True, kw_only=True):
+    """The half that came nearest to overflowing, among all activations of the graph.
+
+    Args:
+        what: "d" or "s".
+        tensor, token, block: whose activations, and where.
+        value, limit: the number, and the largest that its type holds.
+        of_llama: llama.cpp's CUDA backend keeps this number in the same type.
+    """
+
+    what: str
+    tensor: str
+    token: int
+    block: int
+    value: float
+    limit: float
+    of_llama: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """|value| / limit: above 1 it would overflow."""
+        return abs(self.value) / self.limit
+
+    @property
+    def words(self) -> str:
+        """In a line, but for the tensor."""
+        shared = "; llama.cpp's CUDA backend keeps it in a half too" if self.of_llama else ""
+        return (
+            f"the largest half among its activations is {self.what} = {self.value:.4g}, {self.ratio:.2g} times "
+            f"{self.limit:g}, at token {self.token}, block {self.block}{shared}"
+        )
+
+
 class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What explains the first wrong call that can be explained.
 
@@ -493,6 +532,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         notes: what a reader should know, a line each.
         details: one record a tensor, GEMM or token.
         envelopes: for each type, beyond which products of the graph the rung holds.
+        headroom: of the activations' halves, the one nearest to overflow; None where there are none.
         diagnosis: what explains the first wrong GEMM.
         heat_map: the first wrong GEMM's output.
         fault: what broke the rung off (a crash of llama.cpp, for example), or None.
@@ -514,6 +554,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     details: list[Detail] = []
     envelopes: list[TypeEnvelope] = []
+    headroom: Headroom | None = None
     diagnosis: LocatedDiagnosis | None = None
     heat_map: OutputMap | None = None
     fault: str | None = None
@@ -585,6 +626,11 @@ class RungResult(msgspec.Struct, kw_only=True):
         """Record what a reader should know, once."""
         if line not in self.notes:
             self.notes.append(line)
+
+    def keep_headroom(self, found: Headroom | None) -> None:
+        """Keep the one that is nearest to its limit."""
+        if found is not None and (self.headroom is None or found.ratio > self.headroom.ratio):
+            self.headroom = found
 
     def measure(self, side: Side, utilisation: float, score: float, where: str) -> None:
         """Keep the worst utilisation and the worst score of a side; NaN counts as the worst."""

@@ -82,6 +82,8 @@ def verify(
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
     with opened as multiplier, open_model(path) as model:
+        if options.sanitize and (fault := multiplier.host.check_fault()) is not None:
+            raise EnvironmentFault(f"--sanitize: {fault}")
         if not any(map(may_be_matrix, model.tensors.values())):
             held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
             raise NothingToVerify(f"nothing to verify in {Path(path).name}: {held}")
@@ -118,7 +120,7 @@ def _climb(run: Run, rung: Rung) -> RungResult:
             question=rung.question,
             substance=rung.substance,
             fault=str(error),
-            fault_culprit=error.culprit,
+            fault_culprit=error.culprit if isinstance(error, EnvironmentFault) else "file",
         )
 
 

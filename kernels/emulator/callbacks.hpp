@@ -21,13 +21,17 @@ struct TypeMismatch {
 
 extern "C" {
 #define HIDDEN __attribute__((visibility("hidden"), used))
-#define ACCESS(NAME, SIZE, WRITES)                                                                    \
+#define ACCESS(NAME, SIZE, ...)                                                                       \
     HIDDEN void __tsan_##NAME(void* at) {                                                             \
-        cuda_on_cpu::checks.access((uint64_t)at, SIZE, WRITES, __builtin_return_address(0));          \
+        cuda_on_cpu::checks.access((uint64_t)at, SIZE, __VA_ARGS__);                                  \
     }
-#define ACCESSES(PREFIX, SIZE)                  \
-    ACCESS(PREFIX##read##SIZE, SIZE, false)     \
-    ACCESS(PREFIX##write##SIZE, SIZE, true)
+#define KERNELS_LINE_HERE __builtin_return_address(0)
+#define ACCESSES(PREFIX, SIZE)                                          \
+    ACCESS(PREFIX##read##SIZE, SIZE, false, KERNELS_LINE_HERE)          \
+    ACCESS(PREFIX##write##SIZE, SIZE, true, KERNELS_LINE_HERE)
+#define VOLATILE_ACCESSES(SIZE)                                         \
+    ACCESS(volatile_read##SIZE, SIZE, false, KERNELS_LINE_HERE, true)   \
+    ACCESS(volatile_write##SIZE, SIZE, true, KERNELS_LINE_HERE, true)
 ACCESSES(, 1)
 ACCESSES(, 2)
 ACCESSES(, 4)
@@ -37,11 +41,11 @@ ACCESSES(unaligned_, 2)
 ACCESSES(unaligned_, 4)
 ACCESSES(unaligned_, 8)
 ACCESSES(unaligned_, 16)
-ACCESSES(volatile_, 1)
-ACCESSES(volatile_, 2)
-ACCESSES(volatile_, 4)
-ACCESSES(volatile_, 8)
-ACCESSES(volatile_, 16)
+VOLATILE_ACCESSES(1)
+VOLATILE_ACCESSES(2)
+VOLATILE_ACCESSES(4)
+VOLATILE_ACCESSES(8)
+VOLATILE_ACCESSES(16)
 HIDDEN void __tsan_read_range(void* at, unsigned long size) {
     cuda_on_cpu::checks.access((uint64_t)at, size, false, __builtin_return_address(0));
 }

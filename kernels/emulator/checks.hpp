@@ -5,7 +5,12 @@
 // A race is two accesses of which one writes, by threads of which no barrier orders one before the other (the happens-
 // before of Lamport's clocks; cells as in FastTrack, Flanagan and Freund 2009). The block's barrier orders all threads,
 // __syncwarp the lanes of a warp; named barriers, mbarriers and waits for copies those that take part. Shuffles and
-// matrix products order nothing. Thread blocks are never ordered. A write that changes nothing races with nobody.
+// matrix products order nothing. A write that changes nothing races with nobody. Atomic operations, and accesses to what
+// is volatile, do not race with each other; they do with others.
+//
+// Thread blocks are ordered by an atomic operation that follows a fence, and one that comes later at the same address:
+// what the first thread knew at its fence comes before all that the second one's block does from there on. (A fence of
+// the second thread is not asked for, since CUDA's own examples have none.)
 #pragma once
 
 namespace cuda_on_cpu {
@@ -30,7 +35,10 @@ struct AsyncWrite {
 // By whom a byte was accessed; clock 0: by nobody.
 struct Touch {
     uint32_t clock, at, block, thread;
+    bool atomic;
 };
+// What is known of the threads of other thread blocks, by the block's number.
+typedef std::map<uint32_t, Clock> Others;
 struct Cell {
     Touch write, reads[3];
 };
@@ -63,6 +71,7 @@ class Checks {
         }
         if (library.data.size) add({(uint64_t)library.data.begin, library.data.size, false, false, nullptr});
         last_ = 0, pending_.size = 0, copy_ = 0;
+        published_.clear();
     }
     void end_launch() {
         flush();
@@ -77,6 +86,10 @@ class Checks {
         base_.assign(threads + COPIES, 0);
         more_.assign(threads, Clock{});
         arrived_at_.assign(threads, 0);
+        others_.clear(), of_block_.clear(), of_card_.clear();
+        fenced_.assign(threads, Fenced{});
+        any_fence_ = false;
+        for (auto i = published_.begin(); i != published_.end();) i = i->second.shared ? published_.erase(i) : ++i;
     }
     void end_thread() { flush(); }
 
@@ -97,23 +110,22 @@ class Checks {
         arrived_at_[thread] = at_of(line);
     }
     void released_block() {
+        for (uint32_t t = 0; t < threads_ && any_fence_; ++t) join(of_block_, fenced_[t].block), join(of_card_, fenced_[t].card);
         for (uint32_t t = 0; t < threads_; ++t) {
             for (uint32_t c = 0; c < COPIES && !more_[t].empty(); ++c)
                 base_[threads_ + c] = std::max(base_[threads_ + c], more_[t][threads_ + c]);
             more_[t].clear();
             base_[t] = own_[t]++;
         }
-        for (uint32_t warp = 0; warp < threads_; warp += 32) {
-            uint32_t first = warp;
-            for (uint32_t t = warp; t < std::min(warp + 32, threads_); ++t) {
-                if (!arrived_at_[t]) continue;
-                if (!arrived_at_[first]) first = t;
-                if (arrived_at_[t] == arrived_at_[first]) continue;
-                Finding f{};
-                f.kind = DIVERGENT, f.at[0] = arrived_at_[first], f.at[1] = arrived_at_[t];
-                f.thread[0] = first, f.thread[1] = t, f.block[0] = f.block[1] = block_;
-                add(f);
-            }
+        // CUDA allows the barrier in a branch only if all threads of the block take it
+        for (uint32_t t = 0, first = 0; t < threads_; ++t) {
+            if (!arrived_at_[t]) continue;
+            if (!arrived_at_[first]) first = t;
+            if (arrived_at_[t] == arrived_at_[first]) continue;
+            Finding f{};
+            f.kind = DIVERGENT, f.at[0] = arrived_at_[first], f.at[1] = arrived_at_[t];
+            f.thread[0] = first, f.thread[1] = t, f.block[0] = f.block[1] = block_;
+            add(f);
         }
         std::fill(arrived_at_.begin(), arrived_at_.end(), 0);
     }
@@ -128,7 +140,7 @@ class Checks {
     }
     void copied(const AsyncWrite& write, void* to, int size) {
         flush();
-        const Touch mine{write.clock, write.at, block_, write.thread};
+        const Touch mine{write.clock, write.at, block_, write.thread, false};
         Region* r = within((uint64_t)to, (uint64_t)size, true, write.at);
         if (!r) return;
         Cell* cells = r->cells_at((uint64_t)to);
@@ -151,9 +163,41 @@ class Checks {
         mine[write.thread] = std::max(mine[write.thread], write.clock);
     }
 
+    // What the running thread knows becomes known to who meets one of its later atomic operations.
+    void fence(bool of_card) {
+        if (!on || !in_kernel()) return;
+        flush();
+        Fenced& fenced = fenced_[current_thread()];
+        fenced.time = own_[current_thread()];
+        fenced.block = known();
+        if (of_card) fenced.card = fenced.block;
+        ++own_[current_thread()];
+        any_fence_ = true;
+    }
+
+    void atomic(uint64_t at, uint64_t size, bool reads, const void* line) {
+        if (!on || !in_kernel()) return;
+        flush();
+        const uint32_t here = at_of(line);
+        if (at % size) {
+            add_one(MISALIGNED, at, size, here, "'an atomic operation'", true);
+            return stop_launch();
+        }
+        Region* r = within(at, size, true, here);
+        if (!r) return;
+        if (r->input) return add_one(INTO_INPUT, at, size, here, nullptr, true);
+        Published& there = published_[at];
+        there.shared = r->shared;
+        for (const auto& [block, clock] : there.of_card)
+            if (block != block_) join(others_[block], clock);
+        if (there.block == block_) acquire(there.of_block);
+        if (any_fence_) publish(there);
+        touch_atomically(*r, at, size, reads, true, here);
+    }
+
     // ---- accesses ------------------------------------------------------------------------------------------------
 
-    void access(uint64_t at, uint64_t size, bool writes, const void* line) {
+    void access(uint64_t at, uint64_t size, bool writes, const void* line, bool is_volatile = false) {
         if (!on || !in_kernel() || !size) return;
         flush();
         const uint32_t here = at_of(line);
@@ -163,7 +207,8 @@ class Checks {
             if (writes) add_one(INTO_INPUT, at, size, here, nullptr, true);
             return;
         }
-        const Touch mine{own_[current_thread()], here, block_, (uint32_t)current_thread()};
+        if (is_volatile) return touch_atomically(*r, at, size, !writes, writes, here);
+        const Touch mine{own_[current_thread()], here, block_, (uint32_t)current_thread(), false};
         if (writes) write(*r, at, size, mine);
         else read(*r, at, size, mine);
     }
@@ -190,6 +235,19 @@ class Checks {
         bool other_writes = false;
     };
 
+    // What a thread's last fence made known to its block, and to the card.
+    struct Fenced {
+        uint32_t time = 0;
+        Clock block, card;
+    };
+    // What atomic operations at an address have made known: to `block`, and to others.
+    struct Published {
+        bool shared = false;
+        uint32_t block = 0;
+        Clock of_block;
+        Others of_card;
+    };
+
     uint32_t at_of(const void* line) const { return (uint32_t)((uint64_t)line - library_.base); }
     void add(const Region& r) { regions_.push_back(r); }
 
@@ -205,7 +263,11 @@ class Checks {
     }
     bool unordered(const Region& r, const Touch& t, const Touch& mine) const {
         if (!t.clock) return false;
-        if (t.block != mine.block) return !r.shared;
+        if (t.block != mine.block) {
+            const auto known = r.shared ? others_.end() : others_.find(t.block);
+            return !r.shared && (known == others_.end() || known->second.size() <= t.thread ||
+                                 known->second[t.thread] < t.clock);
+        }
         if (t.thread == mine.thread || base_[t.thread] >= t.clock) return false;
         const Clock& more = more_[mine.thread];
         return more.empty() || more[t.thread] < t.clock;
@@ -237,6 +299,8 @@ class Checks {
             const bool unset = r.shared && (!c.write.clock || c.write.block != block_);
             if (unset) add_one(UNSET, at + i, size, mine.at, nullptr, false);
             else if (unordered(r, c.write, mine)) race(c.write, true, mine, false, at + i, size);
+            for (const Touch& t : c.reads)
+                if (t.atomic && unordered(r, t, mine)) race(t, true, mine, false, at + i, size);
             // this read takes the place of one that it makes superfluous, of an empty one, or of any
             Touch* place = &c.reads[mine.thread % 3];
             for (Touch& t : c.reads)
@@ -247,6 +311,46 @@ class Checks {
             *place = mine;
         }
     }
+    // An atomic operation, or an access to what is volatile. Of earlier ones that are not ordered some are kept, for
+    // accesses that are neither.
+    void touch_atomically(Region& r, uint64_t at, uint64_t size, bool reads, bool writes, uint32_t here) {
+        const Touch mine{own_[current_thread()], here, block_, (uint32_t)current_thread(), true};
+        Cell* cells = r.cells_at(at);
+        for (uint64_t i = 0; i < size; ++i) {
+            Cell& c = cells[i];
+            if (reads && r.shared && (!c.write.clock || c.write.block != block_))
+                add_one(UNSET, at + i, size, here, nullptr, false);
+            if (!c.write.atomic && unordered(r, c.write, mine)) race(c.write, true, mine, writes, at + i, size);
+            for (const Touch& t : c.reads)
+                if (writes && !t.atomic && unordered(r, t, mine)) race(t, false, mine, true, at + i, size);
+            if (!writes) continue;  // it does not race with atomic writes, and others are seen when they come
+            const Touch before = c.write;
+            if (before.atomic && unordered(r, before, mine)) {
+                Touch* place = &c.reads[before.thread % 3];
+                for (Touch& t : c.reads)
+                    if (!t.clock || !unordered(r, t, mine)) place = &t;
+                *place = before;
+            }
+            c.write = mine;
+        }
+    }
+    // What fences have made known before the running thread's atomic operation.
+    void publish(Published& there) {
+        if (there.block != block_) there.of_block.clear();
+        there.block = block_;
+        join(there.of_block, of_block_);
+        join(there.of_card[block_], of_card_);
+        const uint32_t t = (uint32_t)current_thread();
+        const Clock mine = known();
+        for (uint32_t u = t / 32 * 32; u < std::min(t / 32 * 32 + 32, threads_); ++u) {
+            const Fenced& fenced = fenced_[u];
+            if (fenced.time == 0 || mine[u] < fenced.time) continue;
+            join(there.of_block, fenced.block);
+            join(there.of_card[block_], fenced.card);
+        }
+        for (const auto& [block, clock] : others_) join(there.of_card[block], clock);
+    }
+
     void write(Region& r, uint64_t at, uint64_t size, const Touch& mine) {
         Cell* cells = r.cells_at(at);
         const Touch* other = nullptr;
@@ -310,6 +414,11 @@ class Checks {
     Clock base_;                 // what all threads know
     std::vector<Clock> more_;    // what a thread knows, where that is more
     std::vector<uint32_t> arrived_at_;
+    Others others_;                // what the running block knows of others
+    Clock of_block_, of_card_;     // what fences before its last barrier made known
+    std::vector<Fenced> fenced_;
+    bool any_fence_ = false;
+    std::map<uint64_t, Published> published_;
     Pending pending_;
 };
 

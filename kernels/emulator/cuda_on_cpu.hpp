@@ -1,7 +1,8 @@
 // Runs CUDA C++ kernels on the CPU: enough of the language for this folder, with the same bits as a GPU.
 //
-// This file is the language; runner.hpp runs the blocks. The two are one translation unit, but for a checked build
-// (checks.hpp): there, the kernel's unit is compiled with instrumentation, and the runner in a unit of its own without.
+// This file is the language; runner.hpp runs the blocks. Each is a translation unit of its own, so that the runner, which
+// takes four fifths of the compiler's time, is compiled once for all kernels. In a checked build (checks.hpp), the
+// kernel's unit is instrumented and the runner's is not.
 //
 // Compile with -ffp-contract=off: every rounding here is one that the kernel asked for.
 #pragma once
@@ -26,12 +27,15 @@
 
 // How functions of the runner are declared, here and there, and how functions that call them: a checked build must see
 // the kernel's line in their return address.
-#if defined(CUDA_ON_CPU_KERNEL) || defined(CUDA_ON_CPU_CHECKS)
 #define IN_RUNNER __attribute__((visibility("hidden"), noinline))
 #define TO_RUNNER inline __attribute__((always_inline))
+
+// A checked build runs on one operating-system thread. Elsewhere each such thread runs blocks; `__thread` instead of
+// thread_local: these need no constructor, and so no check for one at each use.
+#if defined(CUDA_ON_CPU_CHECKS)
+#define PER_THREAD
 #else
-#define IN_RUNNER inline
-#define TO_RUNNER inline
+#define PER_THREAD __thread
 #endif
 
 namespace cuda_on_cpu {
@@ -55,7 +59,7 @@ IN_RUNNER const uint64_t* gather(uint64_t value);
 IN_RUNNER uint8_t* dynamic_shared();
 
 // Copies of this thread, in groups.
-IN_RUNNER void copy16(void* to, const void* from);
+IN_RUNNER void copy_later(void* to, const void* from, int bytes);
 IN_RUNNER void commit_copies();
 IN_RUNNER void wait_copies(unsigned pending);
 
@@ -78,11 +82,21 @@ IN_RUNNER void multiply(WarpProduct& product);
 IN_RUNNER void commit_products();
 IN_RUNNER void wait_products(unsigned pending);
 
+// Before an atomic operation, and after it where others must go on for this thread's loop to end; and fences, of the
+// whole card or of a thread block.
+IN_RUNNER void before_atomic(const void* at, int size, bool reads);
+IN_RUNNER void after_atomic();
+IN_RUNNER void fence(bool of_card);
+
 // ---- launch --------------------------------------------------------------------------------------------------------
 
-// Memory that a launch was given. hosts/cpu_host.py has the same structs.
+// Memory that a launch was given. hosts/cpu_host.py has the same structs. With a `content`, the memory is sparse: it is
+// made page by page when it is first accessed, and the content repeats in it every `period` bytes. Inputs then cannot
+// be written.
 struct Range {
     uint64_t begin, size;
+    const uint8_t* content;
+    uint64_t period;
     uint32_t output, unused;
 };
 
@@ -94,7 +108,11 @@ struct Request {
     uint32_t fill;  // the byte in shared memory that nobody has written
     uint64_t seed;
     const Range* ranges;
-    uint32_t n_ranges, unused;
+    uint32_t n_ranges, page;  // bytes of a page
+    uint64_t alone;           // 1 + the number of the only block that runs; 0: all run
+    uint64_t* made;           // addresses of the pages of sparse memory that were made, up to `most_made`
+    uint64_t most_made;
+    uint32_t in_turn, unused;  // blocks run one after the other, because the order in which they add floats shows
 };
 
 enum Kind : uint32_t { RACE = 1, OUTSIDE = 2, UNSET = 3, MISALIGNED = 4, OVERFLOWS = 5, DIVERGENT = 6, INTO_INPUT = 7 };
@@ -110,21 +128,26 @@ enum Access : uint32_t { READS = 0, WRITES = 1, OF_STACK = 2 };
 // What ended a launch: a signal and the address that the kernel touched; or what a checked build found.
 struct Report {
     int32_t signal;
-    uint32_t access, n_findings, unused;
+    uint32_t access, n_findings, n_made;
     uint64_t address;
     Finding findings[16];
+    uint32_t adds_floats, unused;  // the kernel may add floats by atomic operations, in an order that nobody chooses
 };
 
-enum Outcome { DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4 };
+enum Outcome { DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4, TOO_MUCH = 5 };
 
 // A thread of the kernel: body(argument).
 IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),
                             const void* argument, void (*here)(), const Request* request, Report* report);
 
-#if defined(CUDA_ON_CPU_KERNEL)
 // Writing it makes the loader give this thread the library's thread-local variables, its shared memory.
 static thread_local volatile char has_thread_locals;
-#endif
+
+// Whether a function of this unit adds floats by atomic operations: set as the library is loaded.
+static bool adds_floats = false;
+struct AddsFloats {
+    AddsFloats() { adds_floats = true; }
+};
 
 template <class... Args>
 struct Launch {
@@ -146,12 +169,14 @@ template <class... Args>
 __attribute__((no_sanitize("thread"))) int launch(void (*kernel)(Args...), const unsigned* grid, const unsigned* block,
                                                   void** args, unsigned shared, int threads, const Request* request,
                                                   Report* report) {
-#if defined(CUDA_ON_CPU_KERNEL)
     has_thread_locals = 0;
-#endif
     const Launch<Args...> one{kernel, args};
-    return launch_blocks({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, threads,
-                         &Launch<Args...>::body, &one, &cuda_on_cpu_here, request, report);
+    Request as_asked = *request;
+    as_asked.in_turn = adds_floats;
+    const int outcome = launch_blocks({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, threads,
+                                      &Launch<Args...>::body, &one, &cuda_on_cpu_here, &as_asked, report);
+    report->adds_floats = adds_floats;
+    return outcome;
 }
 
 template <class T>
@@ -171,18 +196,9 @@ T from_slot(uint64_t slot) {
 
 }  // namespace cuda_on_cpu
 
-// Thread-local variables are static: an inline one would be that of the first library that the process loaded, and
-// writing it would not make the loader give this thread those of this library, which unset_shared() fills. A checked
-// build runs on one operating-system thread.
-#if defined(CUDA_ON_CPU_KERNEL)
-extern __attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
-#elif defined(CUDA_ON_CPU_CHECKS)
-__attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
-#include "runner.hpp"
-#else
-static thread_local cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
-#include "runner.hpp"
-#endif
+// Hidden: else they would be those of the first library that the process loaded, and writing them would not make the
+// loader give this thread those of this library.
+extern PER_THREAD __attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 // Gives kernel NAME an entry point that the harness can call.
 #define CPU_KERNEL(NAME)                                                                              \
@@ -294,3 +310,5 @@ inline uint16_t float_to_half(float f) {
     const uint32_t odd = magnitude >> 13 & 1;                         // ties go to even
     return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xFFF + odd) >> 13));
 }
+
+#include "atomics.hpp"

@@ -12,20 +12,19 @@
 #pragma once
 #include "cuda_on_cpu.hpp"
 
-// Of a checked build, which runs on one operating-system thread, or of each such thread.
 #if defined(CUDA_ON_CPU_CHECKS)
-#define PER_THREAD static
 #define CHECKED(...) __VA_ARGS__
 #define KERNELS_LINE __builtin_return_address(0)
 #else
-#define PER_THREAD static thread_local
 #define CHECKED(...)
 #endif
+
+PER_THREAD __attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_on_cpu {
 
 class BlockRunner;
-PER_THREAD BlockRunner* runner = nullptr;
+static PER_THREAD BlockRunner* runner = nullptr;
 
 // This library's zero-initialized thread-local variables, of this thread: the shared memory of its blocks, and elsewhere
 // than in a checked build the runner's own. Empty elsewhere than on Linux.
@@ -264,6 +263,40 @@ constexpr size_t MOST_SHARED = 232448, SHARED_GUARD = 4096;
 // workers would need more. So workers are limited, not stacks unguarded.
 constexpr uint64_t MOST_FIBERS = 24000;
 
+constexpr size_t GUARD = 68 << 10;
+
+// Stacks outlive their launch: to map and unmap them took a quarter of the time of small launches. One pool for all
+// libraries of the process (an inline variable is), since mappings are few.
+class Stacks {
+  public:
+    char* take() {
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            if (char* stack = first_) return first_ = next(stack), --kept_, stack;
+        }
+        void* p = mmap(nullptr, GUARD + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED || mprotect(p, GUARD, PROT_NONE) != 0) {
+            fputs("cuda_on_cpu: no memory for a thread's stack\n", stderr);
+            abort();
+        }
+        return (char*)p + GUARD;
+    }
+    void give_back(char* stack) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (kept_ == MOST_KEPT) return (void)munmap(stack - GUARD, GUARD + STACK_BYTES);
+        next(stack) = first_, first_ = stack, ++kept_;
+    }
+
+  private:
+    static constexpr int MOST_KEPT = 2048;
+    // a stack that nobody uses names the next, where it was used before
+    static char*& next(char* stack) { return *(char**)(stack + STACK_BYTES - sizeof(char*)); }
+    std::mutex mutex_;
+    char* first_ = nullptr;
+    int kept_ = 0;
+};
+inline __attribute__((visibility("default"))) Stacks stacks;
+
 class BlockRunner {
   public:
     BlockRunner(const Request& request, void (*body)(const void*), const void* argument)
@@ -274,7 +307,7 @@ class BlockRunner {
             // A fiber never returns, so its last frames keep their marks, and they would outlive the mapping.
             __asan_unpoison_memory_region(f->stack, STACK_BYTES);
 #endif
-            munmap(f->stack - GUARD, STACK_BYTES + GUARD);
+            stacks.give_back(f->stack);
             delete f;
         }
     }
@@ -321,6 +354,14 @@ class BlockRunner {
         slots[current_->thread % 32] = value;
         wait(warp);
         return slots;
+    }
+
+    // What loops over atomic operations may wait for another thread of the block, so now and then the others go on.
+    void after_atomic() {
+        if (seeded_ ? !draw_.once_in(8) : ++atomics_ % 32) return;
+        current_->waits_for = &block_;
+        current_->generation = block_.generation - 1;
+        current_->context.switch_to(main_);
     }
 
     // Until the barrier's next phase, without arriving at it.
@@ -370,6 +411,7 @@ class BlockRunner {
 
     // Of a fault in the kernel, on its fiber's stack or another: this thread never goes on.
     bool in_kernel() const { return inside_; }
+    const Request& request() const { return request_; }
     void stop(Outcome why) {
         stopped_ = why;
         current_->context.switch_to(main_);
@@ -412,7 +454,7 @@ class BlockRunner {
     }
 
   private:
-    static constexpr size_t GUARD = 68 << 10, SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
+    static constexpr size_t SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
     static constexpr size_t SHARED_WALL = 8 << 20;  // a multiple of any page's size
     struct Unmap {
         void operator()(uint8_t* p) const { munmap(p - SHARED_WALL, SHARED_WALL + SHARED_ROOM + SHARED_WALL); }
@@ -477,12 +519,7 @@ class BlockRunner {
     Fiber* fresh() {
         if (used_ == fibers_.size()) {
             auto* f = new Fiber;
-            void* p = mmap(nullptr, STACK_BYTES + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-            if (p == MAP_FAILED || mprotect(p, GUARD, PROT_NONE) != 0) {
-                fputs("cuda_on_cpu: no memory for a thread's stack\n", stderr);
-                abort();
-            }
-            f->stack = (char*)p + GUARD;
+            f->stack = stacks.take();
             fibers_.push_back(f);
         }
         Fiber* f = fibers_[used_++];
@@ -535,6 +572,7 @@ class BlockRunner {
     const void* const argument_;
     const bool seeded_ = request_.order == SEEDED, later_ = request_.order != ASCENDING CHECKED(|| true);
     uint64_t threads_ = 0, next_ = 0, finished_ = 0;
+    unsigned atomics_ = 0;
     std::vector<uint32_t> order_, rank_;  // the thread that is started as number i; empty: thread i
     Draw draw_;
     Outcome stopped_ = DONE;
@@ -586,12 +624,12 @@ IN_RUNNER const uint64_t* gather(uint64_t value) {
 }
 IN_RUNNER uint8_t* dynamic_shared() { return runner->dynamic_shared(); }
 
-IN_RUNNER void copy16(void* to, const void* from) {
-    CHECKED(AsyncWrite write = checks.begin_copy(to, from, 16, KERNELS_LINE);)
-    if (CHECKED(!checks.on &&) !runner->later()) return (void)memcpy(to, from, 16);
+IN_RUNNER void copy_later(void* to, const void* from, int bytes) {
+    CHECKED(AsyncWrite write = checks.begin_copy(to, from, bytes, KERNELS_LINE);)
+    if (CHECKED(!checks.on &&) !runner->later()) return (void)memcpy(to, from, (size_t)bytes);
     Fiber& f = runner->fiber();
-    Copy copy{to, from, 16, f.copy_groups, nullptr, {} CHECKED(, std::move(write))};
-    if (runner->reads_at_once()) copy.taken.assign((const uint8_t*)from, (const uint8_t*)from + 16);
+    Copy copy{to, from, bytes, f.copy_groups, nullptr, {} CHECKED(, std::move(write))};
+    if (runner->reads_at_once()) copy.taken.assign((const uint8_t*)from, (const uint8_t*)from + bytes);
     f.copies.push_back(std::move(copy));
 }
 IN_RUNNER void commit_copies() { ++runner->fiber().copy_groups; }
@@ -633,6 +671,17 @@ IN_RUNNER void bulk_copy(void* to, const void* from, int bytes, Phases* phases) 
     runner->copies().push_back(std::move(copy));
 }
 
+IN_RUNNER void before_atomic(const void* at, int size, bool reads) {
+    CHECKED(checks.atomic((uint64_t)at, (uint64_t)size, reads, KERNELS_LINE);)
+    (void)at, (void)size, (void)reads;
+}
+IN_RUNNER void after_atomic() { runner->after_atomic(); }
+IN_RUNNER void fence(bool of_card) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    CHECKED(checks.fence(of_card);)
+    (void)of_card;
+}
+
 IN_RUNNER void multiply(WarpProduct& product) {
     product.group = runner->fiber().product_groups;
     std::vector<WarpProduct>* later = runner->products();
@@ -653,11 +702,41 @@ IN_RUNNER void wait_products(unsigned pending) {
 // ---- launch --------------------------------------------------------------------------------------------------------
 
 // What a kernel does that ends a process elsewhere ends its launch here.
-PER_THREAD Report* crash_report = nullptr;
+static PER_THREAD Report* crash_report = nullptr;
 constexpr int FAULTS[3] = {SIGSEGV, SIGBUS, SIGFPE};
 static struct sigaction actions_before[3];
 
+// Makes the page of sparse memory at an address, if it lies in some and is not there yet.
+inline bool make_page(const Request& request, Report& report, uint64_t address) {
+    const uint64_t page = address / request.page * request.page;
+    for (uint32_t i = 0; i < request.n_ranges; ++i) {
+        const Range& range = request.ranges[i];
+        if (!range.content || address - range.begin >= (range.size + request.page - 1) / request.page * request.page)
+            continue;
+        for (uint32_t made = 0; made < report.n_made; ++made)
+            if (request.made[made] == page) return false;  // an input, which may not be written
+        if (report.n_made == request.most_made) {
+            if (runner->in_kernel()) runner->stop(TOO_MUCH);
+            return false;
+        }
+        if (mprotect((void*)page, request.page, PROT_READ | PROT_WRITE)) return false;
+        uint64_t from = (page - range.begin) % range.period;
+        for (uint64_t at = 0; at < request.page;) {
+            const uint64_t count = std::min(request.page - at, range.period - from);
+            memcpy((char*)page + at, range.content + from, count);
+            at += count, from = 0;
+        }
+        if (!range.output) mprotect((void*)page, request.page, PROT_READ);
+        request.made[report.n_made++] = page;
+        return true;
+    }
+    return false;
+}
+
 inline void on_fault(int signal, siginfo_t* info, void* context) {
+    if (runner && crash_report && signal == SIGSEGV && runner->request().most_made &&
+        make_page(runner->request(), *crash_report, (uint64_t)info->si_addr))
+        return;  // the access is made again
     if (!runner || !runner->in_kernel() || !crash_report) {  // none of ours: as if this handler were not here
         for (int i = 0; i < 3; ++i)
             if (FAULTS[i] == signal) sigaction(signal, &actions_before[i], nullptr);
@@ -730,11 +809,11 @@ inline Outcome run_blocks(Dim3 grid, Dim3 block, size_t shared, void (*body)(con
     };
     unset();
     CHECKED(checks.begin_launch(request, report, library, shared);)
-    const uint64_t blocks = grid.count();
+    const uint64_t blocks = request.alone ? 1 : grid.count();
     Outcome outcome = DONE;
     for (uint64_t first; outcome == DONE && (first = next.fetch_add(chunk)) < blocks;) {
         for (uint64_t i = first; outcome == DONE && i < std::min(first + chunk, blocks); ++i) {
-            const uint64_t b = order.empty() ? i : order[i];
+            const uint64_t b = request.alone ? request.alone - 1 : order.empty() ? i : order[i];
             if (request.order != ASCENDING && i != first) unset(), own.unset_dynamic_shared(shared);
             blockIdx = grid.at(b);
             outcome = own.run(b);
@@ -755,9 +834,9 @@ uint8_t* shared_of_launch() { return runner->dynamic_shared(); }
 
 IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),
                             const void* argument, void (*here)(), const Request* request, Report* report) {
-    const uint64_t blocks = grid.count();
+    const uint64_t blocks = request->alone ? 1 : grid.count();
     const uint64_t most = std::min<uint64_t>(blocks / 4, MOST_FIBERS / std::max<uint64_t>(1, block.count()));
-    const bool alone = request->order != ASCENDING CHECKED(|| true);  // so that the schedule is one
+    const bool alone = request->in_turn || request->order != ASCENDING CHECKED(|| true);  // so that the schedule is one
     const int workers = alone ? 1 : (int)std::max<uint64_t>(1, std::min<uint64_t>(threads, most));
     const uint64_t chunk = alone ? blocks : std::max<uint64_t>(1, blocks / (16 * (uint64_t)workers));
     const std::vector<uint32_t> order = order_of_blocks(*request, blocks);

@@ -15,7 +15,7 @@ from gguf_verify.formats import FLOAT_TYPES, FORMATS, BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.hosts import CpuHost, CupyHost, make_host
+from gguf_verify.hosts import CpuHost, CupyHost, compute_sanitizer, make_host
 from gguf_verify.hosts.base import GUARD_BYTES, POISON, Host
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
@@ -47,7 +47,7 @@ from tests.support.kernel_inputs import (
     random_weights,
     sources,
 )
-from tests.support.needs import compute_sanitizer, need, unmet
+from tests.support.needs import need, unmet
 from tests.support.packed_kernels import PACKED
 from tests.support.tools import LEGACY, ROOT, altered_kernel
 
@@ -318,7 +318,7 @@ def test_gemv_of_values(gpu: Host, m: int) -> None:
 
 def under_sanitizer(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     need("compute-sanitizer")
-    program = compute_sanitizer() or ""
+    program = compute_sanitizer.program() or ""
     command = [
         program,
         "--tool",

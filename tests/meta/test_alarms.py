@@ -17,8 +17,9 @@ from gguf_verify.kernels import FAMILIES, KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.measure import alarms
 from gguf_verify.measure.inputs import WEIGHTS, Matrix, captured, fits, text
+from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics import Product, Semantics, product
-from gguf_verify.support.errors import EnvironmentFault
+from gguf_verify.support.errors import EnvironmentFault, UsageError
 from tests.support.tools import FIXTURES
 
 
@@ -64,6 +65,8 @@ def test_no_alarms(capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
     assert set(figures["by"]["type"]) == {"Q4_0", "Q6_K", "F16"}
     assert figures["by"]["activations"]["real"] > 10_000
+    assert set(figures["by"]["activations"]) == {"real", "random", "special", "codes of -128"}
+    assert figures["by"]["weights"][alarms.ANY_BITS] > 1000
     assert figures["activations quantized"] > 10_000
     assert 0 < max(figures["utilisation"].values()) < 1
     assert "jobs" in capsys.readouterr().err
@@ -108,6 +111,7 @@ def test_planted_alarms(monkeypatch: pytest.MonkeyPatch, planted: dict[str, floa
 def test_wrong_bytes_of_a_quantizer_are_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.array(captured(FIXTURES / "tiny-Q4_0.gguf", ["a word"], 4)[0].rows[:8])
     matrix = Matrix("m", "t", FORMATS["Q4_0"], rows, np.ones((1, 256), np.float32))
+    monkeypatch.setattr(alarms, "KERNELS", {"q8_1_naive": KERNELS["q8_1_naive"]})
     worker = alarms.Worker("cpu", [matrix])
     job = alarms.Job(0, "q8_1", 4, 0, "random", fill=True)
     assert worker.do(job).n_alarms == 0
@@ -122,6 +126,44 @@ def test_wrong_bytes_of_a_quantizer_are_an_alarm(monkeypatch: pytest.MonkeyPatch
     found = worker.do(job)
     assert found.n_alarms == 1
     assert (found.alarms[0]["what"], found.alarms[0]["token"]) == ("bytes of the quantizer", 1)
+
+
+@pytest.mark.parametrize("kind", ["special", "codes of -128"])
+def test_values_of_the_probe_plan(kind: alarms.Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is wrong for them alone raises alarms, and a right one none."""
+    monkeypatch.setattr(alarms, "KERNELS", {"q8_1_naive": KERNELS["q8_1_naive"]})
+    rows = any_blocks(FORMATS["Q4_0"], 7 * 3, 1).reshape(7, -1)
+    worker = alarms.Worker("cpu", [Matrix(alarms.ANY_BITS, "", FORMATS["Q4_0"], rows, np.zeros((1, 96), np.float32))])
+    job = alarms.Job(0, "q8_1", 9, 0, kind)
+    right = worker.do(job)
+    assert (right.n_alarms, right.outputs) == (0, 9 * 7)
+    product_of, gemm_of = ShippedKernel.product, ShippedKernel.gemm
+
+    def product(self: Any, weights: Any, x: Any) -> Any:  # zeros are not
+        return np.where(x.any(axis=1, keepdims=True), product_of(self, weights, x), np.float32(1e-3))
+
+    def gemm(self: Any, weights: Any, x: Any) -> Any:  # -128 is taken for -127
+        return gemm_of(self, weights, np.where(x == 0x80, np.uint8(0x81), x))
+
+    monkeypatch.setattr(ShippedKernel, "product", product)
+    monkeypatch.setattr(ShippedKernel, "gemm", gemm)
+    assert worker.do(job).n_alarms >= 7
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path, tally = tmp_path / "kept.json", alarms.Tally(outputs=5, utilisation={"k": 0.5})
+    tally.by["kernel"]["k"] = 5
+    assert alarms.kept(path, "run") == (0, alarms.Tally())
+    alarms.keep(path, "run", 3, tally)
+    done, found = alarms.kept(path, "run")
+    assert (done, found) == (3, tally)
+    found.add(tally)
+    assert (found.outputs, found.by["kernel"]["k"]) == (10, 10)
+    with pytest.raises(UsageError, match="of another run"):
+        alarms.kept(path, "other seeds")
+    path.write_text("{")
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        alarms.kept(path, "run")
 
 
 def test_matrices_travel_to_other_processes(tmp_path: Path) -> None:

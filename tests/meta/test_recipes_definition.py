@@ -60,7 +60,7 @@ def test_a_definition_is_one_file(tmp_path: Path) -> None:
     assert "q8_1_integers" not in wrong.stdout
     unknown = copy.cli(*RUN, *as_integers)
     assert unknown.returncode == 2, unknown.stdout + unknown.stderr
-    assert "semantics 'q8_1_integers' is not one of f32, q8_1, " in unknown.stderr
+    assert "semantics 'q8_1_integers' is not one of f32, f32_apart, q8_1, " in unknown.stderr
 
     copy.add(FILE, DEFINITION)
     named = copy.cli(*RUN, *as_q8_1)

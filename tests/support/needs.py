@@ -114,9 +114,10 @@ def _chromium() -> str | None:
     return fault if browser() else "no chromium"
 
 
-def compute_sanitizer() -> str | None:
-    """The program, which a CUDA toolkit does not put on the path."""
-    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+def _compute_sanitizer() -> str | None:
+    from gguf_verify.hosts import compute_sanitizer
+
+    return compute_sanitizer.fault()
 
 
 NEEDS = {
@@ -124,9 +125,7 @@ NEEDS = {
     "llama-gpu": Need(
         "CUDA backend of llama.cpp", "a machine with a GPU and llama-cpp-python built with -DGGML_CUDA=ON", _llama_gpu
     ),
-    "compute-sanitizer": Need(
-        "compute-sanitizer", "the CUDA toolkit", lambda: None if compute_sanitizer() else "no compute-sanitizer"
-    ),
+    "compute-sanitizer": Need("compute-sanitizer", "the CUDA toolkit", _compute_sanitizer),
     "chromium": Need(
         "browser", "apt-get install chromium chromium-driver", _chromium
     ),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts import Host
 from gguf_verify.support.paths import kernel_root
 
 Build = Callable[..., Any]
@@ -23,7 +23,7 @@ def with_kernel(folder: Path, source: str) -> Path:
     return root
 
 
-def run(host: CpuHost, kernel: Any, grid: int, block: int, out: np.ndarray, *args: Any) -> np.ndarray:
+def run(host: Host, kernel: Any, grid: int, block: int, out: np.ndarray, *args: Any) -> np.ndarray:
     """Launch with the output first; the output has the shape and type of `out`."""
     buffer = host.output(out.nbytes)
     uploaded = [host.upload(a) if isinstance(a, np.ndarray) else a for a in args]

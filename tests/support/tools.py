@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -13,6 +15,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS, WeightFormat
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
@@ -33,6 +36,18 @@ def cli(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "scripts" / "verify_model.py"), *map(str, args), "--probes", "brief"]
     env = {**os.environ, **environment}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False)
+
+
+def command_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command line in this process: for what is refused before much is started."""
+    out, err = io.StringIO(), io.StringIO()
+    command = [str(argument) for argument in arguments]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(command)
+        except SystemExit as error:  # of argparse
+            code = int(error.code or 0)
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], code: int, said: str) -> None:

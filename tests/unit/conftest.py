@@ -27,7 +27,7 @@ def _starts_llama(command: object) -> bool:
     words = [command] if isinstance(command, str) else [str(word) for word in command]  # type: ignore[attr-defined]
     modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
     return any(m.startswith("gguf_verify.llama") for m in modules) or (
-        "gguf_verify.audit.reader_process" in modules and "llama.cpp" in words
+        "gguf_verify.llama.reader_process" in modules and "llama.cpp" in words
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,3 +85,10 @@ def test_the_source_distribution_can_be_tested_and_built(tmp_path: Path) -> None
         "scripts/nightly.py",
     ):
         assert wanted in names
+
+
+def test_what_make_installs_are_extras() -> None:
+    """pip only warns of an extra that does not exist."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = re.findall(r"\.\[([\w,]+)\]", (ROOT / "Makefile").read_text())
+    assert {"test", "docs"} <= {name for names in asked for name in names.split(",")} <= extras.keys()

@@ -32,6 +32,7 @@ from ..support.errors import (
 )
 from ..support.progress import progress_bar
 from ..support.version import project_version
+from .codes import unused_codes
 from .content import Content, content_findings, contents, sign_findings
 from .fingerprint import Fingerprint, fingerprint, patterns_of
 from .readers import Readers, Reading
@@ -303,6 +304,7 @@ class Examination:
                 if content.unverified:
                     self.unverified.append((content.tensor.name, content.unverified))
             self.findings += sign_findings(self.contents)
+            self.findings += unused_codes(self.contents, self.llama)
             bar.update((bar.total or 0) - bar.n)
         self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
 

@@ -187,20 +187,29 @@ def content_findings(content: Content) -> Iterator[Finding]:
         first = content.bad[1][0]
         count = some(content.n_differing, "decodes", "decode")
         found = f"{count} differently, first {_place(tensor, first)}: {first.what}"
-        yield _at(content, content.differing[0], "decode-differs", "llama.cpp's to_float in every bit", found)
+        yield finding_at(content, content.differing[0], "decode-differs", "llama.cpp's to_float in every bit", found)
     if scan.not_finite:
         first = content.bad[0][0]
         found = f"{some(scan.not_finite, 'is', 'are')} not finite, first {_place(tensor, first)}: {first.what}"
         slug = "scale-not-finite" if quantized else "value-not-finite"
-        yield _at(content, scan.first_not_finite[0], slug, "finite numbers", found)
+        yield finding_at(content, scan.first_not_finite[0], slug, "finite numbers", found)
     if scan.subnormal_scales and quantized:
         found = f"{some(scan.subnormal_scales, 'has', 'have')} a subnormal scale"
-        yield _at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers", found)
+        yield finding_at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers", found)
 
 
 #: Codes that are not zero from which their signs are judged. Were the signs of weights independent, and one of them as
 #: rare as 1 %, all of so many would have the same with a probability of 0.99^4096, less than 1e-17.
 _SIGNED_CODES = 4096
+
+
+def codes_by_side(content: Content) -> tuple[int, int]:
+    """How many codes of a quantized tensor without minima lie below and above the one that means zero."""
+    fmt, scan = content.tensor.type.format, content.scan
+    assert fmt is not None
+    assert scan is not None
+    centre = fmt.offset - fmt.low
+    return int(scan.codes[:centre].sum()), int(scan.codes[centre + 1 : 1 << fmt.bits].sum())
 
 
 def sign_findings(contents: Sequence[Content]) -> Iterator[Finding]:
@@ -214,8 +223,7 @@ def sign_findings(contents: Sequence[Content]) -> Iterator[Finding]:
         fmt, scan = content.tensor.type.format, content.scan
         if fmt is None or scan is None or fmt.has_min:
             continue
-        centre = fmt.offset - fmt.low
-        below, above = int(scan.codes[:centre].sum()), int(scan.codes[centre + 1 : 1 << fmt.bits].sum())
+        below, above = codes_by_side(content)
         # codes of blocks whose scale is zero stand for nothing, whatever they are
         if below + above - scan.zero_scales * fmt.block_size >= _SIGNED_CODES:
             by_type.setdefault(fmt.name, []).append((content, not below or not above))
@@ -223,11 +231,11 @@ def sign_findings(contents: Sequence[Content]) -> Iterator[Finding]:
         wrong = [content for content, one_sided in judged if one_sided]
         if len(wrong) == len(judged) > 1:
             found = f"all {len(judged)} tensors of {name} have codes on one side of zero alone"
-            yield _at(wrong[0], 0, "signs-lost", "codes of both signs", found)
+            yield finding_at(wrong[0], 0, "signs-lost", "codes of both signs", found)
             continue
         for content in wrong:
             found = f"{quoted(content.tensor.name)} ({name}) has codes on one side of zero alone"
-            yield _at(content, 0, "one-sided", "codes of both signs", found)
+            yield finding_at(content, 0, "one-sided", "codes of both signs", found)
 
 
 def _raw_block(tensor: Tensor, number: int) -> tuple[int, int, npt.NDArray[np.uint8]]:
@@ -270,7 +278,8 @@ def _place(tensor: Tensor, bad: BadBlock) -> str:
     return f"row {bad.row} {'block' if tensor.type.quantized else 'element'} {bad.block}"
 
 
-def _at(content: Content, number: int, slug: str, expected: str, found: str) -> Finding:
+def finding_at(content: Content, number: int, slug: str, expected: str, found: str) -> Finding:
+    """A finding of a tensor whose place is the block of this number."""
     tensor = content.tensor
     row, block = divmod(number, tensor.blocks_per_row)
     start = tensor.block_offset(row, block)

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Self
 from ..formats import tensor_type
 from ..gguf import Finding, GgufFile
 from ..gguf.records import finding
+from ..llama.reader_process import MAX_ANSWER
 from ..support.errors import EnvironmentFault
 from ..support.processes import Spawned, signal_name
 from ..support.text import printable, quoted
@@ -33,9 +34,6 @@ READERS = ("gguf-py", "llama.cpp")
 TIME_LIMIT, START_LIMIT = 60.0, 60.0
 #: Bytes of memory that a reader may take for one file, besides the file's own size.
 MEMORY = 2 << 30
-
-#: Most bytes of an answer; one tensor takes about 100.
-MAX_ANSWER = 256 << 20
 
 Verdict = Literal["accepted", "refused", "broke"]
 
@@ -193,7 +191,7 @@ class _Child(Spawned):
         self._timer: threading.Timer | None = None
         self._time_limit = 0.0
         self._hung = threading.Event()
-        super().__init__("gguf_verify.audit.reader_process", name, environment={"GGML_NO_BACKTRACE": "1"})
+        super().__init__("gguf_verify.llama.reader_process", name, environment={"GGML_NO_BACKTRACE": "1"})
 
     @property
     def alive(self) -> bool:

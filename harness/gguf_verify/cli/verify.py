@@ -62,6 +62,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="seconds that one call of your own kernel may take (default: %(default)g)")  # fmt: skip
     add("--probes", choices=("full", "brief"), default="full",
         help="shapes, values and schedules beside the model's: all, or few (default: %(default)s)")  # fmt: skip
+    add("--sanitize", action="store_true",
+        help="check launches for races and bad accesses, with few probes too; on a GPU by compute-sanitizer and guard "
+        "pages")  # fmt: skip
     add("--rungs", default=",".join(RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
     add("--identify", action="store_true",
         help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
@@ -102,7 +105,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
         verbose=args.verbose, progress=on_terminal(), reference=args.reference,
-        kernel_time_limit=args.kernel_time_limit, probes=args.probes,
+        kernel_time_limit=args.kernel_time_limit, probes=args.probes, sanitize=args.sanitize,
     )  # fmt: skip
     if args.identify:
         found = identify_model(args.model, args.kernel, args.host, options, spell(argv))

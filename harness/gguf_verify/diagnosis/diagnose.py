@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ElementFormat, WeightFormat
+from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..hosts.base import POISON
 from ..results import FaultMatch, NearestFault
 from ..semantics import Semantics, judge, product
 from ..semantics.sums import UNIT_ROUNDOFF
 from .fault import Case, Fault
 from .faults import FAULTS
+from .fitted import fitted
 from .identify import advice, expected, identify_kernel
 from .operands import Bytes, Floats, Predicted
 from .pattern import pattern
@@ -80,12 +81,11 @@ class Diagnosis:
         if self.definitions:
             lines.append(f"it {self.advice or 'computes ' + ' or '.join(self.definitions)}")
         meant = "if what is declared is meant: " if self.definitions else ""
-        ids = dict.fromkeys(f.id for f in self.faults)
         for f in self.faults:
             where = "" if f.everywhere else ", in part of the outputs"
             share = "" if np.isnan(f.explained) else f" (explains {_share(f.explained)} of the error)"
             lines.append(f"{meant}{f.words}{where}{share}. Fix: {f.fix}")
-        if len(ids) > 1:
+        if len({f.id for f in self.faults if not np.isnan(f.explained)}) > 1:
             lines.append("these faults predict the same outputs on these data: it is one of them")
         if not lines:
             near = ""
@@ -191,6 +191,9 @@ def _search(
             and not any(share >= RIVAL for other, share in best.items() if other != f.match.id)
         ]  # fmt: skip
     if not named:
+        read_off = tuple(fitted(y, case.right, bad))
+        if read_off:
+            return read_off, None
         if np.count_nonzero(y[bad]) < FEWEST:  # multiplied by almost nothing, every product comes near zero
             return (), None
         top = max(best.items(), key=lambda pair: pair[1], default=None)
@@ -203,6 +206,29 @@ def _search(
         named = [f for f in named if f.match.everywhere]
     one_each = {f.match.id: f.match for f in reversed(named)}
     return tuple(reversed(one_each.values())), None
+
+
+def shows(match: FaultMatch, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any]) -> bool:
+    """Whether a fault that was named would make an output wrong in a call with these operands, as `diagnose` takes
+    them; False where it is not of the catalogue."""
+    semantics = semantics.inside or semantics
+    if semantics.oracle is not None or not isinstance(fmt, BlockFormat):
+        return False
+    values = x if x.dtype == np.float32 else None
+    case = Case(semantics, fmt, np.ascontiguousarray(rows), semantics.bytes_of(x) if values is not None else x, values)
+    for fault in FAULTS:
+        if fault.id == match.id:
+            for which, made in fault.of(case):
+                if match.words == _words(fault, which):
+                    predicted = made if isinstance(made, Predicted) else made.predicted()
+                    known = np.ones(predicted.exact.shape, bool) if predicted.known is None else predicted.known
+                    apart = ~(np.abs(predicted.exact - case.right.exact) <= case.right.bound)
+                    return bool((apart & known).any())
+    return False
+
+
+def _words(fault: Fault, which: str) -> str:
+    return f"{fault.words} ({which})" if which else fault.words
 
 
 def _named_alone(fit: _Fit) -> bool:
@@ -219,8 +245,8 @@ def _of(
         fit = _fit(y, bad, exact, predicted)
         if fit is not None:
             residual, share, worst, within, everywhere = fit
-            words = f"{fault.words} ({which})" if which else fault.words
-            yield _Fit(FaultMatch(fault.id, words, fault.fix, share, worst, everywhere), residual, within, which)
+            match = FaultMatch(fault.id, _words(fault, which), fault.fix, share, worst, everywhere)
+            yield _Fit(match, residual, within, which)
 
 
 def _of_many(
@@ -260,7 +286,8 @@ def _fit(
         agrees = both_not | (difference <= predicted.bound + UNIT_ROUNDOFF * np.abs(y))
         at = looked & finite
         # zeros, and infinities everywhere, fit too much: what predicts nothing else is no evidence
-        telling = int((at & (np.abs(predicted.exact) > 0)).sum())
+        everywhere = bool(agrees[known].all())
+        telling = int(((known & finite if everywhere else at) & (np.abs(predicted.exact) > 0)).sum())
         if telling < FEWEST and not (both_not[looked].all() and finite[known].any() and agrees[known].all()):
             return None
         residual = float((difference[at] ** 2).sum())
@@ -268,5 +295,4 @@ def _fit(
         share = 1 - residual / error if error else 1.0
         ratio = difference[at] / np.maximum(predicted.bound[at], np.finfo(np.float64).tiny)
     worst = float(ratio.max()) if ratio.size else 0.0
-    everywhere = bool(agrees[known].all())
     return residual, share, worst, float(agrees[looked].mean()), everywhere

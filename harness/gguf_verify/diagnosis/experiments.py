@@ -1,7 +1,7 @@
-"""Faults that no single output shows: the kernel runs again, with other numbers of tokens and rows and in other series.
+"""Faults that no single output shows: the kernel runs again, under other schedules, at other sizes, in other series.
 
-What is named here was seen: outputs that are right in one call and wrong in another with the same operands, or outputs
-of one call that are the product of another's.
+What is named here was seen: what a checked build found, outputs that are right in one call and wrong in another with
+the same operands, or outputs of one call that are the product of another's.
 """
 
 from __future__ import annotations
@@ -14,25 +14,37 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import WeightFormat
+from ..hosts.schedule import Schedule
+from ..kernels.domain import Extent
 from ..kernels.interface import Kernel
 from ..results import FaultMatch
 from ..semantics import Product, Semantics, judge, product
-from ..support.errors import KernelFault
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from .diagnose import most, shows
 from .operands import Bytes, Floats
 from .pattern import ranges
+from .seen import SEEN, name_of
 
 Bools = npt.NDArray[np.bool_]
 
+#: Orders of threads that need no build of their own.
+_ORDERS = (Schedule("descending"), Schedule("seeded", 1))
 #: Numbers of tokens and of rows that are tried: small ones, and around the sizes of tiles.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96, 127, 128, 129, 131)
+#: Calls, about, that find the sizes at which outputs become wrong.
+_EDGES = 16
 #: Sizes of tiles that are looked for.
 _TILES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 #: Tokens and rows of calls whose shape a kernel has hardly seen before.
 _UNUSUAL = ((11, 29), (13, 27), (19, 23))
-#: Multiplications of all calls of one experiment.
-_MOST_WORK = 1 << 27
-#: The share of the error that such a fault explains: it is seen in other calls, not computed.
-_SEEN = float("nan")
+#: Numbers of rows that are near no size of a tile.
+_FRESH = ((37, 43), (46, 53))
+#: Rows up to so many columns are no evidence that a kernel is wrong for large K only: their last tile may be.
+_LONG = 2048
+#: Multiplications of all calls of one experiment; values of the operand whose size changes.
+_MOST_WORK, _MOST_VALUES = 1 << 27, 1 << 24
+#: Multiplications of a call under another schedule, which an instrumented build does on one core; rows of it.
+_MOST_CHECKED, _ROWS_CHECKED = 1 << 23, 72
 #: A tile is named where the ends of so many calls are wrong.
 _ENOUGH = 3
 
@@ -57,7 +69,9 @@ class Experiments:
 
     def named(self) -> Iterator[FaultMatch]:
         """The faults that the experiments show, until one is found."""
-        for experiment in (self._memory, self._tokens, self._rows):  # first what would spoil the others
+        # first what would spoil the others
+        calls = (self.checked, self._order, self._memory, self._first_call, self._tokens, self._rows, self._columns)
+        for experiment in calls:
             try:
                 found = experiment()
             except KernelFault:
@@ -70,7 +84,8 @@ class Experiments:
 
     def _run(self, rows: Bytes, x: npt.NDArray[Any]) -> Floats:
         rows, x = np.ascontiguousarray(rows), np.ascontiguousarray(x)
-        kernel = self.kernel.of(self.fmt, len(x), len(rows), self._k)
+        k = rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
+        kernel = self.kernel.of(self.fmt, len(x), len(rows), k)
         weights = kernel.upload(self.fmt, rows)
         return kernel.product(weights, x) if x.dtype == np.float32 else kernel.gemm(weights, x)
 
@@ -92,38 +107,147 @@ class Experiments:
         """How many of `other` rows or tokens may stand beside these sizes."""
         return max(1, min(other, int(_MOST_WORK // max(1, sum(sizes) * self._k))))
 
-    # ---- the number of tokens, of rows -------------------------------------------------------------------------------
+    # ---- other schedules ---------------------------------------------------------------------------------------------
+
+    def _under(self, *schedules: Schedule | None) -> Iterator[Floats]:
+        """The outputs of the first rows and tokens under each schedule; None is the ordinary launch. Nothing where a
+        host cannot choose one."""
+        rows = np.ascontiguousarray(self.rows[:_ROWS_CHECKED])
+        x = np.ascontiguousarray(self.x[: max(1, _MOST_CHECKED // (len(rows) * self._k))])
+        kernel = self.kernel.of(self.fmt, len(x), len(rows), self._k)
+        for schedule in schedules:
+            chosen = kernel if schedule is None else kernel.under(schedule)
+            if chosen is not None:
+                weights = chosen.upload(self.fmt, rows)
+                y = chosen.product(weights, x) if x.dtype == np.float32 else chosen.gemm(weights, x)
+                if kernel.order is None and chosen.adds_floats:
+                    return  # by atomic operations, in any order, as it may
+                yield y
+
+    def _order(self) -> FaultMatch | None:
+        """Whether outputs depend on the order in which threads run, on when copies are done, or on what lies in shared
+        memory and around buffers."""
+        try:
+            found = list(self._under(None, *_ORDERS))
+        except KernelFinding as finding:
+            return name_of(finding)
+        except EnvironmentFault:
+            return None
+        if all(y.tobytes() == found[0].tobytes() for y in found[1:]):
+            return None
+        words = "the outputs depend on the order in which threads run, or on memory that no thread has written"
+        return name_of(KernelFinding("changing", words))
+
+    def checked(self) -> FaultMatch | None:
+        """What an instrumented build finds in a call with the first rows and tokens."""
+        try:
+            list(self._under(Schedule(checked=True)))
+        except KernelFinding as finding:
+            return name_of(finding)
+        except (KernelFault, EnvironmentFault):
+            return None
+        return None
+
+    def beside(self, named: Sequence[FaultMatch]) -> tuple[FaultMatch, ...]:
+        """What must be named in place of faults that explain the outputs of the call, or before them.
+
+        Outputs that depend on the order of threads may look like those of any fault. And a fault that would make
+        smaller calls wrong, too, which are right, is in the calls of some size alone.
+        """
+        try:
+            found = self._order()
+            if found is not None:
+                return (self.checked() or found,)
+            for experiment, smaller in (
+                (self._tokens, (self.rows, self.x[: -(-len(self.x) // 3)])),
+                (self._rows, (self.rows[: -(-len(self.rows) // 3)], self.x)),
+                (self._columns, self._columns_of(-(-self._k // self.fmt.unit // 3))),
+            ):
+                if self._is_right(*smaller) and self._would_show(named, *smaller):
+                    window = experiment()
+                    if window is not None:
+                        return (window, *named)
+        except KernelFault:
+            pass
+        return tuple(named)
+
+    def _is_right(self, rows: Bytes, x: npt.NDArray[Any]) -> bool:
+        domain, k = self.kernel.domain, rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
+        if len(x) not in domain.m or len(rows) not in domain.n or k not in domain.k or x.size * len(rows) > _MOST_WORK:
+            return False
+        return not self._wrong(self._run(rows, x), self._exact(rows, x)).any()
+
+    def _would_show(self, named: Sequence[FaultMatch], rows: Bytes, x: npt.NDArray[Any]) -> bool:
+        few, some = most(self.fmt, rows)
+        return any(shows(fault, self.fmt, self.semantics, rows[:some], x[:few]) for fault in named)
+
+    def _columns_of(self, units: int) -> tuple[Bytes, npt.NDArray[Any]]:
+        """Rows and activations of the first columns alone."""
+        all_units = self._k // self.fmt.unit
+        width, wide = (of.shape[1] // all_units for of in (self.rows, self.x))
+        return np.ascontiguousarray(self.rows[:, : units * width]), np.ascontiguousarray(self.x[:, : units * wide])
+
+    # ---- the number of tokens, of rows, of columns -------------------------------------------------------------------
 
     def _tokens(self) -> FaultMatch | None:
-        sizes = sorted({*SIZES, len(self.x)} if len(self.x) <= 2 * max(SIZES) else SIZES)
-        sizes = [m for m in sizes if m in self.kernel.domain.m]
-        if not sizes:
+        domain, own = self.kernel.domain.m, len(self.x)
+        sizes = [m for m in sorted({*SIZES, own}) if m in domain]
+        if not sizes or own * self._k > _MOST_VALUES:
             return None
-        rows = self.rows[: self._most(sizes, len(self.rows))]
-        x = np.resize(self.x, (max(sizes), self.x.shape[1]))
+        most = max(2 * own, max(sizes))
+        # one row less, which is a shape that is seldom used before
+        rows = self.rows[: self._most([*sizes, *[most] * _EDGES], max(1, len(self.rows) - 1))]
+        x = np.resize(self.x, (most, self.x.shape[1]))
         exact = self._exact(rows, x)
 
         def of(m: int) -> Bools:
             return np.asarray(self._wrong(self._run(rows, x[:m]), exact.rows(np.arange(m))).any(axis=1))
 
-        return _of_sizes(_each(sizes, of), "token", "M", len(self.x))
+        return _of_sizes(_around(_each(sizes, of), of, own, most, domain), "token", "M", own)
 
     def _rows(self) -> FaultMatch | None:
-        sizes = [n for n in SIZES if n <= len(self.rows)]
-        if len(self.rows) <= 2 * max(SIZES):
-            sizes = sorted({*sizes, len(self.rows)})
-        sizes = [n for n in sizes if n in self.kernel.domain.n]
-        if not sizes or len(self.x) not in self.kernel.domain.m:
+        domain, own = self.kernel.domain.n, len(self.rows)
+        sizes = [n for n in sorted({*SIZES, own}) if n in domain and n <= own]
+        if not sizes or own * self._k > _MOST_VALUES:
             return None
-        few = self._most(sizes, len(self.x))
+        few = self._most([*sizes, *[2 * own] * _EDGES], len(self.x))
         x = self.x[:few] if few in self.kernel.domain.m else self.x
-        exact = self._exact(self.rows[: max(sizes)], x)
+        rows = np.resize(self.rows, (2 * own, self.rows.shape[1]))
+        exact = self._exact(rows, x)
 
         def of(n: int) -> Bools:
             of_n = Product(exact.exact[:, :n], exact.bound[:, :n], exact.spread[:, :n], None)
-            return np.asarray(self._wrong(self._run(self.rows[:n], x), of_n).any(axis=0))
+            return np.asarray(self._wrong(self._run(rows[:n], x), of_n).any(axis=0))
 
-        return _of_sizes(_each(sizes, of), "row", "N", len(self.rows))
+        return _of_sizes(_around(_each(sizes, of), of, own, len(rows), domain), "row", "N", own)
+
+    def _columns(self) -> FaultMatch | None:
+        """Whether all outputs are wrong from some length of rows on, and none of shorter ones."""
+        unit, k = self.fmt.unit, self._k
+        lengths = [length for length in sorted({1, 2, *(64 << i for i in range(9)), k // unit}) if length * unit <= k]
+        if k <= _LONG:
+            return None
+
+        def wrong(length: int) -> float:
+            rows, x = self._columns_of(length)
+            rows, x = rows[:_ROWS_CHECKED], x[:2]
+            return float(self._wrong(self._run(rows, x), self._exact(rows, x)).mean())
+
+        shares = {length: wrong(length) for length in lengths if length * unit in self.kernel.domain.k}
+        right = max((n for n, share in shares.items() if not share), default=0)
+        bad = min((n for n, share in shares.items() if share), default=0)
+        if set(shares.values()) != {0.0, 1.0} or right > bad:
+            return None
+        while bad - right > 1 and (middle := (right + bad) // 2) * unit in self.kernel.domain.k:
+            share = wrong(middle)
+            if 0 < share < 1:
+                return None
+            right, bad = (right, middle) if share else (middle, bad)
+        if right * unit <= _LONG:
+            return None
+        words = f"only calls of large K are wrong: all outputs from K = {bad * unit} on, and none up to {right * unit}"
+        fix = "check what is chosen by K: which kernel, its stages, its grid, its shared memory"
+        return FaultMatch("window-of-k", words, fix, SEEN, 0.0, True)
 
     # ---- what a kernel remembers -------------------------------------------------------------------------------------
 
@@ -157,10 +281,32 @@ class Experiments:
         if same(2, 0):
             words = f"{what} are kept for each shape: later calls of the same shape get those of the first"
             fix = "key a cache by contents, or drop it when the operands change"
-            return FaultMatch("cached-by-shape", words, fix, _SEEN, 0.0, True)
+            return FaultMatch("cached-by-shape", words, fix, SEEN, 0.0, True)
         if same(2, 1):
             fix = "fill the workspace before it is read, on the same stream"
-            return FaultMatch("stale-workspace", f"the {what} are those of the call before", fix, _SEEN, 0.0, True)
+            return FaultMatch("stale-workspace", f"the {what} are those of the call before", fix, SEEN, 0.0, True)
+        return None
+
+    def _first_call(self) -> FaultMatch | None:
+        """Whether a call is wrong after one of the same rows and columns with another number of tokens."""
+        domain = self.kernel.domain
+        for (first, then), (used, fresh) in zip(((3, 10), (10, 3)), _FRESH, strict=True):
+            if not all(m in domain.m for m in (first, then)) or not all(n in domain.n for n in (used, fresh)):
+                continue
+            x = np.resize(self.x, (max(first, then), self.x.shape[1]))
+
+            def wrong(n: int, *calls: int, x: npt.NDArray[Any] = x) -> bool:
+                rows = np.resize(self.rows, (n, self.rows.shape[1]))
+                last = [self._run(rows, x[:m]) for m in calls][-1]
+                return bool(self._wrong(last, self._exact(rows, x[: calls[-1]])).any())
+
+            if wrong(used, first, then) and not wrong(fresh, then):
+                words = (
+                    f"what the first call of some rows and columns sets up is kept: a call with {then} tokens is wrong "
+                    f"after one with {first}, and right without"
+                )
+                fix = "key what is kept by the number of tokens too"
+                return FaultMatch("cached-by-shape", words, fix, SEEN, 0.0, True)
         return None
 
     def _turned(self, of: npt.NDArray[Any], by: int, form: WeightFormat | None) -> npt.NDArray[Any]:
@@ -180,6 +326,34 @@ def _each(sizes: Sequence[int], of: Callable[[int], Bools]) -> dict[int, Bools]:
     return first if all((of(n) == first[n]).all() for n in reversed(sizes)) else {}
 
 
+def _around(
+    wrong: dict[int, Bools], of: Callable[[int], Bools], own: int, most: int, domain: Extent
+) -> dict[int, Bools]:
+    """`wrong`, with the sizes at which outputs become wrong below the size of the call, and right again above it."""
+    if own not in wrong or not wrong[own].any() or not any(not bad.any() for bad in wrong.values()):
+        return wrong
+
+    def is_wrong(n: int) -> bool:
+        if n not in wrong:
+            wrong[n] = of(n)
+        return bool(wrong[n].any())
+
+    def edge(right: int, bad: int) -> None:
+        while abs(bad - right) > 1 and (middle := (right + bad) // 2) in domain:
+            right, bad = (right, middle) if is_wrong(middle) else (middle, bad)
+
+    below = max((n for n, bad in wrong.items() if n < own and not bad.any()), default=None)
+    if below is not None:
+        edge(below, own)
+    step, last = 1, own
+    while (above := own + step) <= most and above in domain:
+        if not is_wrong(above):
+            edge(above, last)
+            break
+        step, last = 2 * step, above
+    return wrong
+
+
 def _of_sizes(wrong: dict[int, Bools], what: str, size: str, own: int) -> FaultMatch | None:
     """What the wrong tokens (or rows) of calls of several sizes have in common; `own` is the size of the call that
     failed."""
@@ -194,20 +368,24 @@ def _of_sizes(wrong: dict[int, Bools], what: str, size: str, own: int) -> FaultM
         if whole and fits and len(failed) >= _ENOUGH:
             words = f"{what}s past the last whole tile of {tile} are wrong"
             fix = f"round the number of tiles up, and check the bounds of {what}s within the last"
-            return FaultMatch("partial-tile", words, fix, _SEEN, 0.0, True)
-    if failed == [own] or (size == "N" and passed == [1]):
-        return None  # it may remember that size from earlier calls; and one row is right where rows disturb each other
+            return FaultMatch("partial-tile", words, fix, SEEN, 0.0, True)
+    if size == "N" and passed == [1]:
+        return None  # one row is right where rows disturb each other
     right_somewhere = np.zeros(max(wrong), bool)
     for n, of in wrong.items():
         right_somewhere[:n] |= ~of
     if all((of & right_somewhere[:n]).any() for n, of in wrong.items() if of.any()):
         words = (
-            f"only calls of some {size} are wrong: of the sizes that were tried, {ranges(np.array(failed), 12)} are "
-            f"wrong and {ranges(np.array(passed), 12)} right, on the same operands"
+            f"only calls of some {size} are wrong: of the sizes that were tried, {_listed(failed)} are wrong and "
+            f"{_listed(passed)} right, on the same operands"
         )
         fix = f"check what is chosen by {size}: which kernel, its tile, its grid, its shared memory"
-        return FaultMatch(f"window-of-{size.lower()}", words, fix, _SEEN, 0.0, True)
+        return FaultMatch(f"window-of-{size.lower()}", words, fix, SEEN, 0.0, True)
     return None
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ranges(np.array(sorted(sizes)), 12)
 
 
 __all__ = ["Experiments"]

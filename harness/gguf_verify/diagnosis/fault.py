@@ -16,7 +16,7 @@ from .operands import Bytes, Floats, Parts, Predicted, parts_of
 
 Variants = Iterator[tuple[str, Parts | Predicted]]
 #: The same, of which each product may be made when it is asked for.
-LazyVariants = Iterator[tuple[str, Parts | Predicted | Callable[[], Parts]]]
+LazyVariants = Iterator[tuple[str, Parts | Predicted | Callable[[], Parts | Predicted]]]
 
 
 #: Measures replay one in so many variants of faults with many.

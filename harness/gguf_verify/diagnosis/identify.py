@@ -27,6 +27,8 @@ def called(semantics: Semantics, fmt: WeightFormat) -> str:
     """What kernel authors call a definition: MMQ's Q4_0, for example, or the CPU's Q4_0."""
     if semantics is F32:
         return f"{fmt.name} with float32 activations"
+    if semantics.minima_apart:
+        return f"{fmt.name} with float32 activations and the offset or minimum multiplied by their sum"
     llama = fmt.llama
     known = (("MMVQ's", llama.mmvq), ("MMQ's", llama.mmq), ("the CPU's", llama.cpu))
     return next((f"{who} {fmt.name}" for who, name in known if name == semantics.name), fmt.name)
@@ -59,19 +61,25 @@ def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
 
 
 def definitions(fmt: WeightFormat) -> list[Semantics]:
-    """The definitions of a product with such weights: those of this project's kernels and of llama.cpp.
+    """The definitions of a product with such weights: those of this project's kernels and of llama.cpp, of which no two
+    have the same exact product.
 
     Weights that are not quantized have one of their type, and that of activations that are not rounded.
     """
     if isinstance(fmt, ElementFormat):
         return list(dict.fromkeys((F32, llama_cpu_semantics(fmt))))
-    found = [s for s in SEMANTICS.values() if s.any_format]
+    found = [s for s in SEMANTICS.values() if s.any_format and not s.minima_apart]
     for m in (1, MMVQ_TOKENS + 1):
         try:
             found.append(llama_cuda_semantics(fmt, m))
         except NoDefinition:
             continue
     return list(dict.fromkeys([*found, llama_cpu_semantics(fmt)]))
+
+
+def _wider(fmt: WeightFormat) -> list[Semantics]:
+    """Definitions of the exact product of `f32` with a wider bound."""
+    return [] if isinstance(fmt, ElementFormat) else [s for s in SEMANTICS.values() if s.minima_apart]
 
 
 def expected(
@@ -197,9 +205,12 @@ def identify(
     if not isinstance(fmt, ElementFormat) and rows.shape[1] != fmt.row_bytes(x.shape[1]):
         raise ValueError(f"rows of {rows.shape[1]} bytes do not hold {x.shape[1]} values of {fmt.name}")
     y = np.ascontiguousarray(y, np.float32)
-    found = []
-    looked_at = {s.name: s for s in [*definitions(fmt), *([] if own is None else [own])]}
+    found: list[tuple[Candidate, Product]] = []
+    looked_at = {s.name: s for s in [*definitions(fmt), *_wider(fmt), *([] if own is None else [own])]}
     for semantics in looked_at.values():
+        fits_f32 = any(c.within for c, _ in found if c.name == F32.name)
+        if semantics.minima_apart and semantics is not own and fits_f32:
+            continue  # the same product, and what is within the narrow bound is within the wide one
         p = expected(semantics, fmt, rows, x, threads, (taken or {}).get(semantics.name))
         with np.errstate(all="ignore"):
             judgement = judge(y, p)

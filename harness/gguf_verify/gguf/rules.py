@@ -331,6 +331,12 @@ _RULES = (
         "What wrote the file lost the sign of the codes, as gguf-py with NumPy 1.x did (llama.cpp issue 28438).",
         "Quantize the original again, with another version of the program.",
     ),
+    Rule(
+        107, "codes-unused", "warning",
+        "llama.cpp's quantizer uses these codes for any ordinary weights, so what wrote the tensor cannot make them",
+        "What wrote the file clamps codes to a narrower range, loses one of their bits, or chooses scales otherwise.",
+        "Compare with the original by --source.",
+    ),
     # other readers
     Rule(
         110, "llama-refuses", "error", "llama.cpp does not load the file, and no other finding says why",

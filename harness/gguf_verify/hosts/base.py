@@ -11,21 +11,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.errors import KernelFault
+from ..support.errors import KernelFinding
 from .schedule import Schedule
 
 #: A NaN that no arithmetic produces: an output element that still holds it was never written.
 POISON = np.uint32(0x7FC0DEAD)
 GUARD_BYTES = 4096
 _GUARD_FILL = 0xA5
+#: Bytes of memory that a thread block may touch that runs alone.
+MOST_ALONE = 1 << 26
 
 Grid = tuple[int, int, int]
+#: Where a card's buffers lie: among others; each in an allocation of its own size, an output unfilled unless the host
+#: has a `fill`; or each directly behind, or before, pages that cannot be accessed.
+Placement = Literal["pool", "alone", "behind", "before"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,34 @@ class HostKind:
     emulated: bool = False
 
 
+@dataclass(frozen=True)
+class Sparse:
+    """An argument of a thread block that runs alone: memory that is made where it is accessed.
+
+    Args:
+        nbytes: its size, which may be many times the machine's.
+        content: a buffer that `upload` made, whose bytes repeat in it, for an input; None: it is the output, poisoned.
+        what: names it in faults.
+    """
+
+    nbytes: int
+    content: Any
+    what: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one thread block wrote into its output.
+
+    Args:
+        at: int64[n], the places in words of 4 bytes, ascending.
+        words: uint32[n].
+    """
+
+    at: npt.NDArray[np.int64]
+    words: npt.NDArray[np.uint32]
+
+
 class Host(ABC):
     """Compiles and launches kernels. Buffers are the host's own objects; arrays go in and come out as NumPy."""
 
@@ -57,8 +90,25 @@ class Host(ABC):
     sm: str | None = None
     #: Operating-system threads that a launch takes; None if the host does not choose.
     threads: int | None = None
+    #: Whether it has `launch_alone`.
+    runs_alone: bool = False
     #: Who chose this host, for the report.
     chosen = "as asked for"
+    #: Where its buffers lie, if it is a card. Unless it is "pool", kernels are compiled with the lines of their source.
+    placement: Placement = "pool"
+    #: The byte that outputs and workspaces hold that no kernel has written; shared memory holds `shared_fill`. None: as
+    #: the host likes. What a kernel makes of such memory differs between hosts of different fills.
+    fill: int | None = None
+    #: What checked launches read that nothing has written, and that no output depends on: "shared memory at FILE:LINE".
+    unset: tuple[str, ...] = ()
+    #: Whether a kernel that was launched adds floats by atomic operations, as far as the host can tell: in an order
+    #: that nobody chooses, so the bits of its outputs may differ from launch to launch.
+    adds_floats = False
+
+    @property
+    def shared_fill(self) -> int | None:
+        """Another byte than `fill`, so that the two can be told from each other."""
+        return None if self.fill is None else self.fill ^ 0x5A
 
     def check(self) -> None:  # noqa: B027 - most hosts have nothing to check
         """Raise EnvironmentFault if what compiles kernels is missing."""
@@ -80,8 +130,20 @@ class Host(ABC):
         card's own. Raises EnvironmentFault with the compiler's message."""
 
     def under(self, schedule: Schedule) -> Host | None:
-        """This host under a schedule, or None where it cannot choose one, or where the compiler cannot check."""
+        """This host under a schedule, or None where it cannot choose one, or where it cannot check."""
         return None
+
+    def check_fault(self) -> str | None:
+        """Why launches cannot be checked for races and bad accesses here, or None."""
+        return f"the {self.name} host cannot check launches"
+
+    def blind_to(self) -> str | None:
+        """What checked launches are not looked at for, in words, or None."""
+        return None
+
+    def settle(self) -> None:  # noqa: B027 - most know it at once
+        """Called when a product is done. Raises KernelFinding for what is known only then of its launches;
+        EnvironmentFault where they were not checked."""
 
     @abstractmethod
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
@@ -103,6 +165,15 @@ class Host(ABC):
         itself. A kernel that `overlaps` may start before the previous launch has ended, and waits for that itself.
         Raises KernelFault if the launch failed."""
 
+    def launch_alone(
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int
+    ) -> Written:
+        """Run only thread block `number` of a grid, counted along x first. Arguments are `Sparse` or NumPy scalars; one
+        is the output. What an earlier block wrote is not there. Raises KernelFault where the block accesses anything
+        else or writes into an input; EnvironmentFault where it takes more memory than `MOST_ALONE` or this machine
+        cannot do it."""
+        raise NotImplementedError
+
     @abstractmethod
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
         """How many blocks of so many threads and bytes of shared memory run at the same time. Raises KernelFault."""
@@ -115,7 +186,7 @@ class Host(ABC):
         """The output's bytes. Raises KernelFault if a guard was overwritten."""
         whole = self._read(output)
         if touched := outside(whole):
-            raise KernelFault(touched)
+            raise KernelFinding("outside", touched)
         return whole[GUARD_BYTES:-GUARD_BYTES]
 
 
@@ -127,9 +198,11 @@ def outside(whole: npt.NDArray[np.uint8]) -> str | None:
     return None
 
 
-def poisoned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """`nbytes` of poison between two guards."""
+def poisoned(nbytes: int, fill: int | None = None) -> npt.NDArray[np.uint8]:
+    """`nbytes` of poison, or of the byte `fill`, between two guards."""
     whole = np.full(nbytes + 2 * GUARD_BYTES, _GUARD_FILL, np.uint8)
     inside = whole[GUARD_BYTES : GUARD_BYTES + nbytes]
     inside[: nbytes // 4 * 4].view(np.uint32)[:] = POISON
+    if fill is not None:
+        inside[:] = fill
     return whole

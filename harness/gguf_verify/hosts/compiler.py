@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..support.cache import cached_file, store, tree_hash
+from ..support.cache import cache_dir, cached_file, runs_code, store, tree_hash
 from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.sources import combined, file_digest, of_makefile
@@ -34,7 +34,7 @@ from .tables import tables_hash, write_headers
 # -O2 -ftree-vectorize beats -O3 here, which unrolls the short loops over a block before it could vectorize them.
 FLAGS = [
     "-std=c++17", "-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
-    "-fPIC", "-shared", "-pthread",
+    "-fPIC", "-pthread",
 ]  # fmt: skip
 
 #: Environment variables that change what GCC or Clang reads, or what they make of it.
@@ -51,7 +51,7 @@ _ROOT = "{root}"
 
 
 class Built(NamedTuple):
-    """A shared library, and the files that it was made of beside the unit and the tables."""
+    """A shared library or an object, and the files that it was made of beside the unit and the tables."""
 
     content: bytes
     files: tuple[str, ...]
@@ -110,25 +110,25 @@ def library_path(
         unit: C++ source.
         options: further flags, after `FLAGS`.
         rebuild: compile even if the cache holds it.
-        how: what compiles; None: one call of the compiler.
+        how: what compiles; None: `_compile`. What `_object` makes is an object.
 
     Raises EnvironmentFault with the compiler's first error, or where a source changes while it is compiled.
     """
-    key = _build_key(root, unit, options, how)
+    key, suffix = _build_key(root, unit, options, how), ".o" if how is _object else ".so"
     files = None if rebuild else _listed(key)
     if files is not None:
-        library = _entry(key, files, root, ".so")
+        library = _entry(key, files, root, suffix)
         if library.exists():
             return library
     built = _bound(root, unit, options, how or _compile)
-    library = _entry(key, built.files, root, ".so")
+    library = _entry(key, built.files, root, suffix)
     store(library, built.content)
     _list(key, built.files, root)
     return library
 
 
 def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | None) -> tuple[str, ...]:
-    special = () if how is None else (how.__name__, *_CHECKS)
+    special = () if how is None else (how.__name__, *CHECKS)
     return (tree_hash(root), tables_hash(), unit, *FLAGS, *options, *special, *_compiler_key())
 
 
@@ -245,24 +245,65 @@ def _read_files(listed: Path, folder: str) -> tuple[str, ...]:
 
 
 def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
+    """The unit, with the runner of blocks, which is compiled once for all units."""
+    plain = _plain(options)
+    return _linked(root, unit, options, _RUNNER, plain, plain)
+
+
+def _compile_checked(root: Path, unit: str, options: Sequence[str]) -> Built:
+    """The unit with instrumentation, and the runner without."""
+    return _linked(root, unit, [*CHECKS, *options], _CHECKED_RUNNER, (), LINK_CHECKED)
+
+
+def runner_object(root: Path, checked: bool) -> Path:
+    """What the objects of units are linked with. Raises EnvironmentFault."""
+    return library_path(root / "emulator", _CHECKED_RUNNER if checked else _RUNNER, how=_object)
+
+
+def _linked(
+    root: Path, unit: str, options: Sequence[str], runner: str, options_of_runner: Sequence[str], link: Sequence[str]
+) -> Built:  # fmt: skip
+    emulator = root / "emulator"
+    of_runner = library_path(emulator, runner, options_of_runner, how=_object)
+    read = _listed(_build_key(emulator, runner, options_of_runner, _object)) or ()
     with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-        source, built, listed = (Path(folder) / name for name in ("unit.cpp", "unit.so", "unit.d"))
+        made = _object(root, unit, options)
+        built, compiled = Path(folder) / "unit.so", Path(folder) / "unit.o"
+        compiled.write_bytes(made.content)
+        # the linker takes a file for what its content is
+        command = [compiler(), str(compiled), str(of_runner), "-shared", "-pthread", *link, "-o", str(built)]
+        done = _run(command)
+        if done.returncode:
+            raise _failed(done, command, unit)
+        files = [path.replace(f"{_ROOT}/", f"{emulator}/", 1) for path in read]
+        return Built(built.read_bytes(), tuple(dict.fromkeys([*made.files, *files])))
+
+
+def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
+    """An object that can be linked into a shared library."""
+    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+        source, compiled, listed = (Path(folder) / f"unit.{suffix}" for suffix in ("cpp", "o", "d"))
         source.write_text(unit)
         write_headers(Path(folder))
-        command = [compiler(), *FLAGS, f"-I{root}", f"-I{folder}", *options, str(source), "-o", str(built)]
+        command = [compiler(), *FLAGS, f"-I{root}", f"-I{folder}", *options, "-c", str(source), "-o", str(compiled)]
         command += _listing(listed)
-        flags = [o for o in options if not o.startswith("-D")]
-        header = precompiled(flags)
+        plain = _plain(options)
+        header = precompiled(plain)
         if header and _run([*command, "-include", str(header)]).returncode == 0:
             # GCC does not list what a precompiled header was made of
-            of_header = _listed(_precompiled_key(header.read_text(), flags)) or ()
-            return Built(built.read_bytes(), (*_read_files(listed, folder), *of_header))
+            of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
+            return Built(compiled.read_bytes(), (*_read_files(listed, folder), *of_header))
         done = _run(command)  # again, so that errors are about the unit alone
         if header and not done.returncode:  # so the precompiled header is damaged
             _made_of(header).unlink(missing_ok=True)
         if done.returncode:
             raise _failed(done, command, unit)
-        return Built(built.read_bytes(), _read_files(listed, folder))
+        return Built(compiled.read_bytes(), _read_files(listed, folder))
+
+
+def _plain(options: Sequence[str]) -> list[str]:
+    """Those that are no macro and no folder: a precompiled header and the runner must be compiled with the same."""
+    return [option for option in options if not option.startswith(("-D", "-I"))]
 
 
 def _failed(done: subprocess.CompletedProcess[str], command: Sequence[str], unit: str) -> EnvironmentFault:
@@ -283,13 +324,28 @@ def sound_library(root: Path, unit: str, options: Sequence[str] = ()) -> Path:
         try:
             ctypes.CDLL(str(library_path(root, unit, options, rebuild=True)))
         except OSError as error:
-            raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
+            raise _not_loaded(error) from None
     return path
 
 
+def _not_loaded(error: OSError) -> EnvironmentFault:
+    folder = cache_dir()
+    if runs_code(folder):
+        return EnvironmentFault(f"a compiled kernel cannot be loaded: {error}")
+    return EnvironmentFault(
+        f"compiled kernels cannot be loaded from {folder}, whose file system is mounted noexec: set XDG_CACHE_HOME to "
+        "a folder of another one"
+    )
+
+
 #: What a checked build adds: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
-_CHECKS = ["-O1", "-g1", "-DCUDA_ON_CPU_KERNEL", "-fsanitize=thread,alignment,signed-integer-overflow"]
-_RUNNER = '#define CUDA_ON_CPU_CHECKS\n#include "cuda_on_cpu.hpp"\n'
+CHECKS = [
+    "-O1", "-g1", "-DCUDA_ON_CPU_CHECKS", "-fsanitize=thread,alignment,signed-integer-overflow",
+    "--param=tsan-distinguish-volatile=1",
+]  # fmt: skip
+LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]
+_RUNNER = '#include "runner.hpp"\n'
+_CHECKED_RUNNER = f"#define CUDA_ON_CPU_CHECKS\n{_RUNNER}"
 
 
 def checks_fault() -> str | None:
@@ -309,49 +365,7 @@ def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctype
         try:
             return ctypes.CDLL(str(library_path(root, unit, options, True, _compile_checked)))
         except OSError as error:
-            raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
-
-
-def _compile_checked(root: Path, unit: str, options: Sequence[str]) -> Built:
-    runner = library_path(root / "emulator", _RUNNER, how=_compile_runner)  # an object: it is the same for all kernels
-    of_runner = _listed(_build_key(root / "emulator", _RUNNER, (), _compile_runner)) or ()
-    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-        write_headers(Path(folder))
-        made = _object(root, Path(folder), unit, [f"-I{root}", f"-I{folder}", *_CHECKS, *options])
-        built, compiled = Path(folder) / "unit.so", Path(folder) / "unit.o"
-        compiled.write_bytes(made.content)
-        link = ["-shared", "-pthread", "-Wl,-z,defs", "-Wl,-Bsymbolic", "-o", str(built)]
-        # the linker takes a file for what its content is
-        _run_compiler([compiler(), str(compiled), str(runner), *link], unit)
-        files = [path.replace(f"{_ROOT}/", f"{root}/emulator/", 1) for path in of_runner]
-        return Built(built.read_bytes(), tuple(dict.fromkeys([*made.files, *files])))
-
-
-def _compile_runner(root: Path, unit: str, options: Sequence[str]) -> Built:
-    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-        return _object(root, Path(folder), unit, [f"-I{root}", *options])
-
-
-def _object(root: Path, folder: Path, unit: str, flags: Sequence[str]) -> Built:
-    """An object that can be linked into a shared library."""
-    source, compiled, listed = (folder / f"object.{suffix}" for suffix in ("cpp", "o", "d"))
-    source.write_text(unit)
-    command = [compiler(), *(f for f in FLAGS if f != "-shared"), *flags, "-c", str(source), "-o", str(compiled)]
-    command += _listing(listed)
-    plain = [flag for flag in flags if not flag.startswith(("-D", "-I"))]
-    header = precompiled(plain)
-    if header and _run([*command, "-include", str(header)]).returncode == 0:
-        of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
-        return Built(compiled.read_bytes(), (*_read_files(listed, str(folder)), *of_header))
-    _run_compiler(command, unit)
-    return Built(compiled.read_bytes(), _read_files(listed, str(folder)))
-
-
-def _run_compiler(command: Sequence[str], unit: str) -> None:
-    """Raises EnvironmentFault with the compiler's first error."""
-    done = _run(command)
-    if done.returncode:
-        raise _failed(done, command, unit)
+            raise _not_loaded(error) from None
 
 
 def source_lines(library: Path, addresses: Sequence[int]) -> list[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 from collections.abc import Sequence
@@ -13,32 +14,32 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.errors import KernelFault
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from . import findings
-from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
+from .base import GUARD_BYTES, MOST_ALONE, POISON, Grid, Host, HostKind, Sparse, Written, poisoned
 from .compiler import checked_library, checks_fault, compiler, compiler_version, cpu_name, shared_library
-from .memory import between_walls
+from .memory import addresses, between_walls
 from .schedule import Schedule
 
 #: How a launch ended, `cuda_on_cpu::Outcome`.
-_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND = 1, 2, 3, 4
+_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH = 1, 2, 3, 4, 5
 _ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
 _WRITES, _OF_STACK = 1, 2
 #: Shared memory of a function template would else be that of the first library that has such a function.
 _OWN = "-fvisibility=hidden"
 #: Bytes from a buffer within which an address is said relative to it.
 _NEAR = 1 << 30
+#: Bytes without memory around sparse buffers: an index that wrapped, in values of 4 bytes, leads there.
+_APART = 1 << 34
 
 
 class Range(ctypes.Structure):
     """`cuda_on_cpu::Range`: memory that a launch was given."""
 
     _fields_ = [
-        ("begin", ctypes.c_uint64),
-        ("size", ctypes.c_uint64),
-        ("output", ctypes.c_uint32),
-        ("_", ctypes.c_uint32),
-    ]
+        ("begin", ctypes.c_uint64), ("size", ctypes.c_uint64), ("content", ctypes.c_uint64),
+        ("period", ctypes.c_uint64), ("output", ctypes.c_uint32), ("_", ctypes.c_uint32),
+    ]  # fmt: skip
 
 
 class Request(ctypes.Structure):
@@ -46,7 +47,9 @@ class Request(ctypes.Structure):
 
     _fields_ = [
         ("order", ctypes.c_uint32), ("fill", ctypes.c_uint32), ("seed", ctypes.c_uint64),
-        ("ranges", ctypes.POINTER(Range)), ("n_ranges", ctypes.c_uint32), ("_", ctypes.c_uint32),
+        ("ranges", ctypes.POINTER(Range)), ("n_ranges", ctypes.c_uint32), ("page", ctypes.c_uint32),
+        ("alone", ctypes.c_uint64), ("made", ctypes.POINTER(ctypes.c_uint64)), ("most_made", ctypes.c_uint64),
+        ("in_turn", ctypes.c_uint32), ("_", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -65,7 +68,8 @@ class LaunchReport(ctypes.Structure):
 
     _fields_ = [
         ("signal", ctypes.c_int32), ("access", ctypes.c_uint32), ("n_findings", ctypes.c_uint32),
-        ("_", ctypes.c_uint32), ("address", ctypes.c_uint64), ("findings", FoundHere * 16),
+        ("n_made", ctypes.c_uint32), ("address", ctypes.c_uint64), ("findings", FoundHere * 16),
+        ("adds_floats", ctypes.c_uint32), ("_", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -85,10 +89,28 @@ class Buffer:
 
     def range(self) -> Range:
         """As the runner takes it."""
-        return Range(self.address, self.size, int(self.offset > 0), 0)
+        return Range(self.address, self.size, 0, 0, int(self.offset > 0), 0)
 
 
-def place(address: int, buffers: Sequence[Buffer]) -> str:
+class SparseBuffer:
+    """An argument of a block that runs alone, at an address that is a multiple of a page's size."""
+
+    def __init__(self, argument: Sparse, address: int) -> None:
+        self.address, self.size, self.what = address, argument.nbytes, argument.what
+        self._content: Buffer | None = argument.content
+
+    def range(self) -> Range:
+        """As the runner takes it."""
+        if self._content is None:
+            return Range(self.address, self.size, _A_PAGE_OF_POISON.ctypes.data, _A_PAGE_OF_POISON.nbytes, 1, 0)
+        return Range(self.address, self.size, self._content.address, self._content.size, 0, 0)
+
+
+#: Its content is poison.
+_A_PAGE_OF_POISON = np.full(mmap.PAGESIZE // 4, POISON)
+
+
+def place(address: int, buffers: Sequence[Buffer | SparseBuffer]) -> str:
     """Where an address lies among buffers, in words."""
     if address < 1 << 16:
         return "at a null pointer"
@@ -100,7 +122,7 @@ def place(address: int, buffers: Sequence[Buffer]) -> str:
         found.append((before, "before", b) if before > 0 else (past, "past the end of", b))
     if found:
         distance, where, b = min(found, key=lambda f: f[0])
-        if distance < _NEAR:
+        if distance < (_APART if isinstance(b, SparseBuffer) else _NEAR):
             return f"{distance:,} bytes {where} its {b.what} ({b.size:,} bytes)"
     return "far from all of its buffers"
 
@@ -147,6 +169,9 @@ class CpuHost(Host):
             return CpuHost(self.threads, self._flags, schedule)
         return None if checks_fault() else CheckedHost(schedule)
 
+    def check_fault(self) -> str | None:
+        return checks_fault()
+
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         options = [f"-D{k}={v}" for k, v in defines.items()]
         key = (file, entry, *options)
@@ -172,7 +197,7 @@ class CpuHost(Host):
         return buffer.array
 
     def output(self, nbytes: int, what: str = "output") -> Buffer:
-        whole = poisoned(nbytes)
+        whole = poisoned(nbytes, self.fill)
         if self.schedule is not None:
             walled = between_walls(whole.size, True)
             walled[:] = whole
@@ -182,34 +207,79 @@ class CpuHost(Host):
     def launch(
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:
-        values = [np.uint64(a.address) if isinstance(a, Buffer) else a for a in args]
-        cells = [np.array(v) for v in values]
-        pointers = (ctypes.c_void_p * len(cells))(*(c.ctypes.data for c in cells))
-        three = ctypes.c_uint * 3
         buffers = [a for a in args if isinstance(a, Buffer)]
-        request, report = self._request(buffers), LaunchReport()
+        self._launch(kernel, grid, block, args, shared, buffers, self._request(buffers))
+
+    def _launch(
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int,
+        buffers: Sequence[Buffer | SparseBuffer], request: Request,
+    ) -> LaunchReport:  # fmt: skip
+        cells = [np.array(np.uint64(a.address) if isinstance(a, Buffer | SparseBuffer) else a) for a in args]
+        pointers = (ctypes.c_void_p * len(cells))(*(c.ctypes.data for c in cells))
+        three, report = ctypes.c_uint * 3, LaunchReport()
         outcome = kernel(
             three(*grid), three(*block), pointers, shared, self.threads, ctypes.byref(request), ctypes.byref(report)
         )
+        self.adds_floats = self.adds_floats or bool(report.adds_floats)
         self._raise(outcome, report, buffers, shared)
+        return report
 
-    def _raise(self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer], shared: int) -> None:
+    @property
+    def runs_alone(self) -> bool:  # type: ignore[override]
+        return not self._flags and self.schedule is None  # a sanitizer has handlers of faults of its own
+
+    def launch_alone(
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int
+    ) -> Written:
+        page = mmap.PAGESIZE
+        room = [-(-a.nbytes // page) * page + _APART if isinstance(a, Sparse) else 0 for a in args]
+        with addresses(_APART + sum(room)) as start:
+            at = [start + _APART + sum(room[:i]) for i in range(len(room))]
+            placed = [SparseBuffer(a, at[i]) if isinstance(a, Sparse) else a for i, a in enumerate(args)]
+            buffers = [a for a in placed if isinstance(a, SparseBuffer)]
+            made = (ctypes.c_uint64 * (MOST_ALONE // page))()
+            request = self._request(buffers)
+            request.page, request.alone, request.made, request.most_made = page, 1 + number, made, len(made)
+            report = self._launch(kernel, grid, block, placed, shared, buffers, request)
+            return self._written(next(b for b in buffers if b.range().output), made[: report.n_made])
+
+    @staticmethod
+    def _written(output: SparseBuffer, made: Sequence[int]) -> Written:
+        """What the output holds that is no poison. Raises KernelFault where that is past its end."""
+        at, words = [np.zeros(0, np.int64)], [np.zeros(0, np.uint32)]
+        for page in sorted(p for p in made if 0 <= p - output.address < output.size):
+            held = np.ctypeslib.as_array((ctypes.c_uint32 * (mmap.PAGESIZE // 4)).from_address(page))
+            found = np.flatnonzero(held != POISON)
+            at.append((page - output.address) // 4 + found)
+            words.append(held[found])
+        written = Written(np.concatenate(at), np.concatenate(words))
+        if len(written.at) and written.at[-1] >= output.size // 4:
+            raise KernelFault(f"the kernel writes past the end of its {output.what} ({output.size:,} bytes)")
+        return written
+
+    def _raise(
+        self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer], shared: int
+    ) -> None:  # fmt: skip
         """Raises KernelFault where a launch did not end as it should."""
+        if outcome == _TOO_MUCH:
+            raise EnvironmentFault(f"a thread block accesses more than {MOST_ALONE >> 20} MiB")
         if outcome == _STUCK:
-            raise KernelFault("threads of a block wait at a barrier that the others never reach")
+            raise KernelFinding("divergent", "threads of a block wait at a barrier that the others never reach")
         if outcome == _OUTSIDE_SHARED:
             self._outside_shared(f"the kernel wrote outside its {shared} bytes of dynamic shared memory")
         if outcome == _CRASHED:
-            raise KernelFault(crash_in_words(report, buffers))
+            words = crash_in_words(report, buffers)
+            raise KernelFinding("outside", words) if "outside its buffers" in words else KernelFault(words)
 
-    def _request(self, buffers: Sequence[Buffer]) -> Request:
+    def _request(self, buffers: Sequence[Buffer | SparseBuffer]) -> Request:
         schedule = self.schedule or ORDINARY
         ranges = (Range * len(buffers))(*(b.range() for b in buffers))
         seed = schedule.seed % 2**64
-        return Request(_ORDERS[schedule.order], schedule.fill, seed, ranges, len(buffers), 0)
+        fill = schedule.fill if self.shared_fill is None else self.shared_fill
+        return Request(_ORDERS[schedule.order], fill, seed, ranges, len(buffers))
 
     def _outside_shared(self, said: str) -> None:
-        raise KernelFault(said)
+        raise KernelFinding("outside", said)
 
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
         return 3  # few, so that blocks go on to further work, as on a card
@@ -218,7 +288,7 @@ class CpuHost(Host):
         return output.array
 
 
-def crash_in_words(report: LaunchReport, buffers: Sequence[Buffer]) -> str:
+def crash_in_words(report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer]) -> str:
     """What ended a launch by a signal."""
     if report.signal == signal.SIGFPE:
         return "the kernel divides an integer by zero"
@@ -227,7 +297,8 @@ def crash_in_words(report: LaunchReport, buffers: Sequence[Buffer]) -> str:
     if report.signal == signal.SIGSEGV and not report.address:
         return "the kernel accesses a null pointer, an address that cannot exist, or a misaligned one"
     does = "writes" if report.access == _WRITES else "reads"
-    return f"the kernel {does} outside its buffers: {place(report.address, buffers)}"
+    where = place(report.address, buffers)
+    return f"the kernel {does} {'' if where.startswith('at byte') else 'outside its buffers: '}{where}"
 
 
 class CheckedHost(CpuHost):
@@ -251,7 +322,7 @@ class CheckedHost(CpuHost):
         function.library = Path(library._name)
         return function
 
-    def _request(self, buffers: Sequence[Buffer]) -> Request:
+    def _request(self, buffers: Sequence[Buffer | SparseBuffer]) -> Request:
         request = super()._request(buffers)
         request.fill = request.fill if self._fill is None else self._fill
         return request
@@ -276,8 +347,11 @@ class CheckedHost(CpuHost):
             self._fill = None
         if any(not np.array_equal(b.array, was) for b, was in zip(outputs, first, strict=True)):
             raise findings.finding(suspects)
+        self.unset = tuple(dict.fromkeys((*self.unset, *(f.unset for f in suspects))))
 
-    def _raise(self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer], shared: int) -> None:
+    def _raise(
+        self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer], shared: int
+    ) -> None:  # fmt: skip
         if outcome != _FOUND:
             return super()._raise(outcome, report, buffers, shared)
         library: Path = self._now.library

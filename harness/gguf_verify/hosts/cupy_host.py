@@ -15,10 +15,17 @@ import numpy.typing as npt
 from ..results import HostInfo
 from ..support.cache import cached_file, store
 from ..support.errors import EnvironmentFault, KernelFault
-from . import nvrtc
+from . import compute_sanitizer, nvrtc
 from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
-from .driver import resident_blocks, start_overlapping
+from .compute_sanitizer import UNCHECKED
+from .driver import Walled, resident_blocks, start_overlapping
+from .sanitized_host import SanitizedHost
+from .schedule import Schedule
 
+#: Fills shared memory; tools leave it out.
+_FILLER = Path(__file__).with_name("fill_shared.cu")
+#: Blocks a multiprocessor, of as many threads, that fill its shared memory: more than it holds at a time.
+_FILLERS, _THREADS = 8, 256
 #: Compilations of sources that change meanwhile.
 _MOST_TRIES = 3
 
@@ -44,10 +51,10 @@ def gpu_fault() -> str | None:
 
 
 class _Output:
-    """Device memory with guards around `nbytes`."""
+    """Device memory; `guard` bytes before and behind it are the host's."""
 
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
+    def __init__(self, memory: Any, guard: int = 0) -> None:
+        self.memory, self.guard = memory, guard
 
 
 class CupyHost(Host):
@@ -77,7 +84,7 @@ class CupyHost(Host):
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         target = target or self.sm
-        held = (str(root), file, entry, target, *(f"{k}={v}" for k, v in defines.items()))
+        held = (str(root), file, entry, target, self.placement, *(f"{k}={v}" for k, v in defines.items()))
         if held not in self._functions:
             cubin = self._cubin(root, file, target, defines)
             with self._faults():
@@ -86,14 +93,15 @@ class CupyHost(Host):
 
     def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str]) -> Path:
         """Every entry of a file, compiled. Raises EnvironmentFault."""
+        lines = self.placement != "pool"
         for _ in range(_MOST_TRIES):
-            key = nvrtc.cubin_key(root, file, target, defines)
+            key = nvrtc.cubin_key(root, file, target, defines, lines)
             if key is not None and (cubin := cached_file(key, ".cubin")).exists():
                 return cubin
-            made = nvrtc.compile_cubin(root, file, target, defines)
+            made = nvrtc.compile_cubin(root, file, target, defines, lines)
             if key is None:  # what else it read is not known: it is not found again
                 cubin = cached_file((hashlib.sha256(made).hexdigest(),), ".cubin")
-            elif nvrtc.cubin_key(root, file, target, defines) != key:
+            elif nvrtc.cubin_key(root, file, target, defines, lines) != key:
                 continue
             store(cubin, made)
             return cubin
@@ -110,27 +118,76 @@ class CupyHost(Host):
         except cuda.memory.OutOfMemoryError as error:
             raise EnvironmentFault(f"the GPU's memory does not suffice: {str(error).splitlines()[0]}") from None
 
+    def under(self, schedule: Schedule) -> Host | None:
+        """A card chooses the order of threads itself."""
+        return SanitizedHost(self) if schedule.checked and self.check_fault() is None else None
+
+    def check_fault(self) -> str | None:
+        return compute_sanitizer.fault()
+
+    def blind_to(self) -> str | None:
+        return compute_sanitizer.blind_to()
+
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
+        return self._placed(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def _placed(self, raw: npt.NDArray[np.uint8]) -> Any:
         with self._faults():
-            return self._cupy.asarray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            memory = self._empty(raw.nbytes)
+            memory.set(raw)
+            return memory
+
+    def _empty(self, nbytes: int) -> Any:
+        """uint8[nbytes] on the card, placed as `placement` says."""
+        cuda = self._cupy.cuda
+        if self.placement == "pool":
+            return self._cupy.empty(nbytes, np.uint8)
+        if self.placement == "alone":
+            memory: Any = cuda.memory.Memory(max(1, nbytes))
+            at = memory.ptr
+        else:
+            cuda.runtime.free(0)  # CUDA starts at a runtime's first call, and the driver's calls need it
+            memory = Walled(nbytes, self._device.id, self.placement == "before")
+            at = memory.address
+            memory = cuda.memory.UnownedMemory(at, nbytes, memory)
+        pointer = cuda.memory.MemoryPointer(memory, 0)
+        return self._cupy.ndarray(nbytes, np.uint8, pointer)
 
     def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
         with self._faults():
             return np.asarray(self._cupy.asnumpy(buffer))
 
     def output(self, nbytes: int, what: str = "output") -> _Output:
-        with self._faults():
-            return _Output(self._cupy.asarray(poisoned(nbytes)))
+        if self.placement == "pool":
+            return _Output(self._placed(poisoned(nbytes)), GUARD_BYTES)
+        if self.placement == "alone" and self.fill is None:  # memory that nothing has written, for a tool
+            with self._faults():
+                return _Output(self._empty(nbytes))
+        return _Output(self._placed(poisoned(nbytes, self.fill)[GUARD_BYTES:-GUARD_BYTES]))
 
     def launch(
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:
-        values = [a.memory[GUARD_BYTES:] if isinstance(a, _Output) else a for a in args]
+        values = [a.memory[a.guard :] if isinstance(a, _Output) else a for a in args]
         with self._faults():
+            if self.shared_fill is not None:
+                self._fill_shared(self.shared_fill, kernel.shared_size_bytes + shared)
             if shared:
                 kernel.max_dynamic_shared_size_bytes = shared
             self._start(kernel, grid, block, values, shared, overlaps)
             self._device.synchronize()
+
+    def _fill_shared(self, byte: int, own: int) -> None:
+        """Fill the shared memory that the next launch finds: the most that a block may have, then as much as a block
+        of that launch takes, for which the card may divide its memory otherwise."""
+        filler = self.load(_FILLER.parent, _FILLER.name, UNCHECKED, {})
+        attributes = self._device.attributes
+        most: int = attributes["MaxSharedMemoryPerBlockOptin"]
+        filler.max_dynamic_shared_size_bytes = most
+        for size in filter(None, (most, min(own, most))):
+            blocks = (_FILLERS * attributes["MultiProcessorCount"], 1, 1)
+            given = np.uint32(byte * 0x01010101), np.uint32(size // 4)
+            filler(blocks, (_THREADS, 1, 1), given, shared_mem=size)
 
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
         with self._faults():
@@ -146,6 +203,9 @@ class CupyHost(Host):
             start_overlapping(kernel.kernel.ptr, grid, block, addresses, shared, stream)
         else:
             kernel(grid, block, tuple(values), shared_mem=shared)
+
+    def download(self, output: _Output) -> npt.NDArray[np.uint8]:
+        return super().download(output) if output.guard else self._read(output)
 
     def _read(self, output: _Output) -> npt.NDArray[np.uint8]:
         with self._faults():

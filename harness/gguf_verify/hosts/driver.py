@@ -1,16 +1,17 @@
-"""Calls of the CUDA driver by ctypes that CuPy lacks: a launch that may start before the previous one has ended, and
-the number of blocks that a multiprocessor holds."""
+"""Calls of the CUDA driver by ctypes that CuPy lacks: a launch that may start before the previous one has ended, the
+number of blocks that a multiprocessor holds, and memory between pages that cannot be accessed."""
 
 from __future__ import annotations
 
 import ctypes as c
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ..support.errors import KernelFault
+from ..support.errors import EnvironmentFault, KernelFault
 from .base import Grid
 
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -56,3 +57,64 @@ def resident_blocks(function: int, threads: int, shared: int) -> int:
     if error:
         raise KernelFault(f"CUDA failed: cuOccupancyMaxActiveBlocksPerMultiprocessor returned {error}")
     return count.value
+
+
+class _Location(c.Structure):
+    """CUmemLocation."""
+
+    _fields_ = [("type", c.c_int), ("id", c.c_int)]
+
+
+class _Properties(c.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = [
+        ("type", c.c_int), ("handles", c.c_int), ("location", _Location), ("win32", c.c_void_p),
+        ("flags", c.c_ubyte * 8),
+    ]  # fmt: skip
+
+
+class _Access(c.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("location", _Location), ("flags", c.c_int)]
+
+
+_ON_DEVICE, _PINNED, _READ_WRITE = 1, 1, 3
+_ALIGNMENT = 16
+
+
+class Walled:
+    """Device memory of `nbytes` at `address`, a multiple of 16. It ends less than 16 bytes before a page at which
+    nothing is mapped, or begins behind one (`wall_before`); another one lies on the other side. An access to them ends
+    the launch with an illegal address. Raises EnvironmentFault."""
+
+    def __init__(self, nbytes: int, device: int, wall_before: bool) -> None:
+        where = _Properties(_PINNED, 0, _Location(_ON_DEVICE, device))
+        page = c.c_size_t()
+        _call("cuMemGetAllocationGranularity", c.byref(page), c.byref(where), c.c_int(0))
+        wall, room = page.value, -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        inside = max(1, -(-room // wall)) * wall
+        start, handle = c.c_uint64(), c.c_uint64()
+        _call("cuMemAddressReserve", c.byref(start), c.c_size_t(inside + 2 * wall), c.c_size_t(0), c.c_uint64(0),
+              c.c_uint64(0))  # fmt: skip
+        begin = c.c_uint64(start.value + wall)
+        _call("cuMemCreate", c.byref(handle), c.c_size_t(inside), c.byref(where), c.c_uint64(0))
+        _call("cuMemMap", begin, c.c_size_t(inside), c.c_size_t(0), handle, c.c_uint64(0))
+        access = _Access(where.location, _READ_WRITE)
+        _call("cuMemSetAccess", begin, c.c_size_t(inside), c.byref(access), c.c_size_t(1))
+        self.address = begin.value if wall_before else begin.value + inside - room
+        weakref.finalize(self, _unmap, start.value, begin.value, inside, inside + 2 * wall, handle.value)
+
+
+def _unmap(start: int, begin: int, inside: int, whole: int, handle: int) -> None:
+    library = _library()
+    library.cuMemUnmap(c.c_uint64(begin), c.c_size_t(inside))
+    library.cuMemRelease(c.c_uint64(handle))
+    library.cuMemAddressFree(c.c_uint64(start), c.c_size_t(whole))
+
+
+def _call(name: str, *arguments: Any) -> None:
+    error = getattr(_library(), name)(*arguments)
+    if error:
+        raise EnvironmentFault(f"CUDA cannot place memory between walls: {name} returned {error}")

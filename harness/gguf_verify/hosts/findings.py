@@ -20,11 +20,13 @@ _A_COPY = 1 << 16
 
 @dataclass(frozen=True)
 class Found:
-    """One finding: its kind, what it is in one line, and the source lines that it names."""
+    """One finding: its kind, what it is in one line, and the source lines that it names. `unset`: what it reads, where
+    that is a fault only if an output depends on it: "shared memory at FILE:LINE"."""
 
     kind: str
     words: str
     lines: tuple[str, ...]
+    unset: str = ""
 
 
 def _line(chain: Sequence[str]) -> str:
@@ -62,7 +64,10 @@ def found(raw: Any, library: Path, place: Callable[[int], str]) -> Found | None:
             f"data race: {who} {does} at {lines[0]} and {other} {then} at {lines[1]}, with no barrier between them"
         ),
         "outside": lambda: f"{who} {does} {raw.size} bytes outside its buffers at {lines[0]}: {place(raw.address)}",
-        "unset": lambda: f"{who} uses shared memory at {lines[0]} that no thread has written",
+        "unset": lambda: (
+            f"{who} uses shared memory at {lines[0]} that nothing has written: no thread, and no copy "
+            "that was waited for"
+        ),
         "misaligned": lambda: (
             f"misaligned access at {lines[0]}: {_type(raw.text)} at an address that is no multiple of {raw.size}, "
             f"{place(raw.address)}"
@@ -71,12 +76,12 @@ def found(raw: Any, library: Path, place: Callable[[int], str]) -> Found | None:
             f"signed overflow at {lines[0]}: a {raw.text.decode(errors='replace')} does not fit its type"
         ),
         "divergent": lambda: (
-            f"divergent barrier: threads {raw.thread[0]} and {raw.thread[1]} of one warp wait at different barriers, "
+            f"divergent barrier: threads {raw.thread[0]} and {raw.thread[1]} of one block wait at different barriers, "
             f"{lines[0]} and {lines[1]}"
         ),
         "input": lambda: f"{who} writes into an input at {lines[0]}: {place(raw.address)}",
     }[kind]()
-    return Found(kind, words, tuple(dict.fromkeys(lines)))
+    return Found(kind, words, tuple(dict.fromkeys(lines)), f"shared memory at {lines[0]}" if kind == "unset" else "")
 
 
 def _type(name: bytes) -> str:
@@ -86,7 +91,7 @@ def _type(name: bytes) -> str:
 
 def finding(found: Sequence[Found]) -> KernelFinding:
     """The error for what a launch found: the first in full, and of how many. Findings of one pair of lines are one."""
-    distinct = list({f.words.split(" at ")[0][:12] + str(f.lines): f for f in found}.values())
+    distinct = list({(f.kind, f.lines): f for f in reversed(found)}.values())[::-1]
     words = distinct[0].words
     if more := len(distinct) - 1:
         places = "; ".join(" and ".join(f.lines) for f in distinct[1 : 1 + _MOST])

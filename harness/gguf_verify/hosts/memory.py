@@ -1,10 +1,12 @@
-"""Memory for a launch under a schedule: pages that cannot be accessed lie directly before it, or behind it."""
+"""Memory for launches on the CPU host: between pages that cannot be accessed, or addresses without memory."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -44,4 +46,18 @@ def between_walls(nbytes: int, wall_before: bool = False) -> npt.NDArray[np.uint
     return np.ctypeslib.as_array(whole)
 
 
-__all__ = ["between_walls"]
+@contextmanager
+def addresses(nbytes: int) -> Iterator[int]:
+    """The first of `nbytes` addresses that nothing else has, none of which can be accessed. They take no memory. Raises
+    EnvironmentFault."""
+    libc = _libc()
+    start = libc.mmap(None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if start in (None, 2**64 - 1):
+        raise EnvironmentFault(f"this process may not have {nbytes:,} bytes of addresses")
+    try:
+        yield start
+    finally:
+        libc.munmap(start, nbytes)
+
+
+__all__ = ["addresses", "between_walls"]

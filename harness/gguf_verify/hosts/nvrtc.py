@@ -7,6 +7,7 @@ would differ from the CPU's.
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from .tables import headers, tables_hash
 
 _SUCCESS, _COMPILATION = 0, 6
 _FLAGS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true")
+_LINES = ("-lineinfo",)
+#: What NVRTC calls the program that includes a file. It finds a file of this name nowhere else, so no file has it.
+_PROGRAM = b"<gguf-verify>"
 
 
 @cache
@@ -50,12 +54,13 @@ def architectures() -> list[int]:
     return sorted(found)
 
 
-def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
-    """Compile `root/file` for `sm` (such as "90"). Raises EnvironmentFault with the compiler's first error."""
-    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN")
+def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False) -> bytes:
+    """Compile `root/file` for `sm` (such as "90"), with `lines` of its source for debuggers. Raises EnvironmentFault
+    with the compiler's first error."""
+    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN", _LINES if lines else ())
 
 
-def cubin_key(root: Path, file: str, sm: str, defines: dict[str, str]) -> tuple[str, ...] | None:
+def cubin_key(root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False) -> tuple[str, ...] | None:
     """All that `compile_cubin` depends on: its arguments, NVRTC's version and flags, and the content of every file that
     it may read. None where not all of these files are known."""
     files = included(root, file, headers(), defines)
@@ -65,7 +70,8 @@ def cubin_key(root: Path, file: str, sm: str, defines: dict[str, str]) -> tuple[
     if any(digest is None for _, digest in digests):
         return None
     macros = (f"{k}={v}" for k, v in defines.items())
-    return (combined(digests), tables_hash(), file, sm, *map(str, version()), *_FLAGS, *macros)
+    flags = (*_FLAGS, *_LINES) if lines else _FLAGS
+    return (combined(digests), tables_hash(), file, sm, *map(str, version()), *flags, *macros)
 
 
 def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
@@ -73,17 +79,19 @@ def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> byte
     return _compiled(root, file, f"compute_{sm}", defines, "PTX")
 
 
-def _compiled(root: Path, file: str, architecture: str, defines: dict[str, str], what: str) -> bytes:
+def _compiled(
+    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = ()
+) -> bytes:
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()
     source = f"#include <{file}>\n".encode()  # in quotes, it would be looked for in the current folder first
     tables = headers()
     names, texts = ((c.c_char_p * len(tables))(*(s.encode() for s in strings)) for strings in (tables, tables.values()))
-    created = lib.nvrtcCreateProgram(c.byref(program), source, b"unit.cu", len(tables), texts, names)
+    created = lib.nvrtcCreateProgram(c.byref(program), source, _PROGRAM, len(tables), texts, names)
     _check(created, "nvrtcCreateProgram")
     try:
-        options = [f"-arch={architecture}", *_FLAGS, f"-I{root}"]
+        options = [f"-arch={architecture}", *_FLAGS, *more, f"-I{root}"]
         options += [f"-D{k}={v}" for k, v in defines.items()]
         encoded = (c.c_char_p * len(options))(*(o.encode() for o in options))
         result = lib.nvrtcCompileProgram(program, len(options), encoded)

@@ -1,4 +1,4 @@
-"""`python -m gguf_verify.hosts HOST THREADS FD`: a host in a process where its kernels may crash. Its
+"""`python -m gguf_verify.hosts HOST THREADS PLACEMENT FILL FD`: a host in a process where its kernels may crash. Its
 requests are those of `process_host`. Each is answered by {"ok": …} or by {fault: one line}, but those that make
 buffers, so that nobody waits for them: a fault of theirs is the answer of the next one."""
 
@@ -16,13 +16,14 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..support import protocol
-from ..support.errors import EnvironmentFault, HarnessError, KernelFault
+from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
+from .base import Grid, Placement, Sparse
 
 #: Arrays of more bytes are passed as shared memory, which the other side maps.
 SHARED_FROM = 1 << 16
@@ -82,18 +83,20 @@ def shared_memory(nbytes: int) -> tuple[int, Bytes]:
 class Server:
     """Answers requests with a host."""
 
-    def __init__(self, link: Connection, name: str, threads: int) -> None:
+    def __init__(self, link: Connection, name: str, threads: int, placement: Placement, fill: int | None) -> None:
         from . import make_host
 
         self._link, self._host = link, make_host(name, threads)
+        self._host.placement, self._host.fill = placement, fill
         self._held: dict[int, Any] = {}
         self._requests: dict[str, Callable[[dict[str, Any], Bytes | None], tuple[Any, Bytes | None]]] = {
             "load": self._load, "upload": self._upload, "output": self._output, "launch": self._launch,
-            "download": self._download, "contents": self._contents, "resident": self._resident,
+            "download": self._download, "contents": self._contents, "resident": self._resident, "alone": self._alone,
+            "end": lambda _header, _array: (True, None),
         }  # fmt: skip
 
     def serve(self) -> None:
-        """Until the other side has gone."""
+        """Until the other side asks for the end. Raises EOFError, OSError where it has gone."""
         late: dict[str, Any] | None = None
         while True:
             header, array = receive_bytes(self._link)
@@ -105,12 +108,15 @@ class Server:
             else:
                 send_bytes(self._link, late or said, made)
                 late = None
+            if header["ask"] == "end":
+                return
 
     def _done(self, header: dict[str, Any], array: Bytes | None) -> tuple[dict[str, Any], Bytes | None]:
         try:
             said, made = self._requests[header["ask"]](header, array)
         except KernelFault as error:
-            return {"kernel": str(error)}, None
+            kind = error.kind if isinstance(error, KernelFinding) else None
+            return {"kernel": str(error), "finding": kind}, None
         except HarnessError as error:
             return {"environment": str(error)}, None
         except MemoryError:
@@ -134,12 +140,22 @@ class Server:
         return True, None
 
     def _launch(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
-        args = [
-            self._held[value] if kind == "buffer" else np.dtype(kind).type(value) for kind, value in header["args"]
-        ]  # fmt: skip
-        grid, block = tuple(header["grid"]), tuple(header["block"])
-        self._host.launch(self._held[header["kernel"]], grid, block, args, header["shared"], header["overlaps"])
+        self._host.launch(*self._launched(header), header["overlaps"])
         return True, None
+
+    def _alone(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, Bytes]:
+        written = self._host.launch_alone(*self._launched(header), header["number"])
+        return len(written.at), np.concatenate([written.at.view(np.uint8), written.words.view(np.uint8)])
+
+    def _launched(self, header: dict[str, Any]) -> tuple[Any, Grid, Grid, list[Any], int]:
+        """Kernel, grid, block, arguments and bytes of shared memory."""
+        args = [self._argument(*given) for given in header["args"]]
+        return self._held[header["kernel"]], tuple(header["grid"]), tuple(header["block"]), args, header["shared"]
+
+    def _argument(self, kind: str, value: Any, number: int | None = None, what: str = "") -> Any:
+        if kind == "sparse":
+            return Sparse(value, None if number is None else self._held[number], what)
+        return self._held[value] if kind == "buffer" else np.dtype(kind).type(value)
 
     def _download(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, Bytes]:
         return True, self._host.download(self._held[header["id"]])
@@ -161,11 +177,13 @@ def _end_with(link: Connection) -> None:
 
 
 def main() -> None:
-    name, threads, fd = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    link = Connection(fd)
+    name, threads, placement = sys.argv[1], int(sys.argv[2]), cast(Placement, sys.argv[3])
+    fill = int(sys.argv[4]) if sys.argv[4] else None
+    link = Connection(int(sys.argv[5]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_end_with, args=(link,), daemon=True).start()
     with contextlib.suppress(EOFError, OSError):
-        Server(link, name, threads).serve()
+        Server(link, name, threads, placement, fill).serve()
+        return  # as programs end, so that what runs this one sees all that was done
     os._exit(0)

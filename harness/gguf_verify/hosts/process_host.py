@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.errors import EnvironmentFault, KernelFault
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from ..support.processes import Spawned
 from ..support.text import printable
-from .base import Grid, Host
+from .base import Grid, Host, Sparse, Written
 from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
 from .schedule import Schedule
 
@@ -53,6 +53,16 @@ class _Held:
         self.process: Spawned | None = None
 
 
+def _given(argument: Any) -> list[Any]:
+    """An argument of a launch, as `process_child.Server` takes it."""
+    if isinstance(argument, Sparse):
+        number = None if argument.content is None else argument.content.number
+        return ["sparse", argument.nbytes, number, argument.what]
+    if isinstance(argument, _Held):
+        return ["buffer", argument.number]
+    return [np.asarray(argument).dtype.str, np.asarray(argument).item()]
+
+
 class ProcessHost(Host):
     """The host of another one's name, in a process.
 
@@ -72,7 +82,12 @@ class ProcessHost(Host):
         self._process: Spawned | None = self._start()  # it loads what it needs while the caller opens a model
 
     def _start(self) -> Spawned:
-        return Spawned("gguf_verify.hosts", self.name, str(self.threads or 0))
+        return Spawned(*self._command())
+
+    def _command(self) -> tuple[str, ...]:
+        """The module that the process runs, and its arguments."""
+        fill = "" if self.fill is None else str(self.fill)
+        return "gguf_verify.hosts", self.name, str(self.threads or 0), self.placement, fill
 
     @property
     def pid(self) -> int | None:
@@ -96,6 +111,9 @@ class ProcessHost(Host):
     def under(self, schedule: Schedule) -> Host | None:
         """The host itself, in this process: there each launch that is scheduled ends at its first bad access."""
         return self._inner.under(schedule)
+
+    def check_fault(self) -> str | None:
+        return self._inner.check_fault()
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> _Held:
         key = (root, file, entry, target, *sorted(defines.items()))
@@ -139,20 +157,35 @@ class ProcessHost(Host):
     def launch(
         self, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:
+        limit = self._limit([a.nbytes for a in args if isinstance(a, _Held)])
+        self._launch("launch", kernel, grid, block, args, shared, limit, overlaps=overlaps)
+
+    @property
+    def runs_alone(self) -> bool:  # type: ignore[override]
+        return self._inner.runs_alone
+
+    def launch_alone(
+        self, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int
+    ) -> Written:
+        n, made = self._launch("alone", kernel, grid, block, args, shared, self._time_limit, number=number)
+        raw = np.zeros(0, np.uint8) if made is None else made
+        return Written(raw[: 8 * n].view(np.int64), raw[8 * n :].view(np.uint32))
+
+    def _launch(
+        self, ask: str, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int, limit: float,
+        **more: Any,
+    ) -> tuple[Any, Bytes | None]:  # fmt: skip
         if self._hangs >= _MOST_HANGS:
             raise KernelFault(f"the kernel was not run: it ran into the time limit {_MOST_HANGS} times before")
         with self._asking:
-            for held in (kernel, *(a for a in args if isinstance(a, _Held))):
+            contents = [a.content if isinstance(a, Sparse) else a for a in args]
+            for held in (kernel, *(a for a in contents if isinstance(a, _Held))):
                 self._there(held)
-            given = [
-                ("buffer", a.number) if isinstance(a, _Held) else (np.asarray(a).dtype.str, np.asarray(a).item())
-                for a in args
-            ]  # fmt: skip
             request = {
-                "ask": "launch", "kernel": kernel.number, "grid": grid, "block": block, "args": given, "shared": shared,
-                "overlaps": overlaps,
+                "ask": ask, "kernel": kernel.number, "grid": grid, "block": block, "args": list(map(_given, args)),
+                "shared": shared, **more,
             }  # fmt: skip
-            self._ask(request, limit=self._limit([a.nbytes for a in args if isinstance(a, _Held)]))
+            return self._ask(request, limit=limit)
 
     def resident(self, kernel: _Held, threads: int, shared: int) -> int:
         with self._asking:
@@ -217,14 +250,15 @@ class ProcessHost(Host):
             self.close()
             raise
         if "kernel" in said:
-            raise KernelFault(said["kernel"])
+            kind = said.get("finding")
+            raise KernelFinding(kind, said["kernel"]) if kind else KernelFault(said["kernel"])
         if "environment" in said:
             raise EnvironmentFault(said["environment"])
         return said["ok"], made
 
     def _hung(self, what: str, limit: float) -> NoReturn:
         self.close()
-        if what != "launch":
+        if what not in ("launch", "alone"):
             raise EnvironmentFault(f"the process of the {self.name} host did not answer within {limit:g} s")
         self._hangs += 1
         raise KernelFault(f"the kernel did not end within {limit:g} s")

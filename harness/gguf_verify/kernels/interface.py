@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
-from ..hosts.base import Host
+from ..hosts.base import Host, Written
 from ..hosts.schedule import Schedule
 from ..results import HostInfo
 from ..semantics import SEMANTICS, Order, Semantics
 from .domain import EVERYTHING, Domain
+from .launches import Launched, SparseProduct
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,12 @@ class Candidate(ABC):
 class Kernel(Candidate):
     """A kernel: it takes weights and activations and gives float32 outputs."""
 
+    #: Whether a product of it added floats by atomic operations, as far as its host can tell: in an order that nobody
+    #: chooses, so that bits may differ from product to product.
+    adds_floats = False
+    #: `Host.unset` of its products.
+    unset: tuple[str, ...] = ()
+
     @property
     @abstractmethod
     def order(self) -> Order | None:
@@ -114,6 +121,29 @@ class Kernel(Candidate):
         """This kernel, its launches under a schedule; None where its host cannot choose one (or cannot check). Weights
         that one of the two uploads are of no use to the other."""
         return None
+
+    def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...] | None:
+        """What such products launch, which nothing is computed for; None where that cannot be seen. Raises
+        KernelFault."""
+        return None
+
+    def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
+        """The one launch of `gemm` on such operands, whose thread blocks `alone` can run; or why it cannot, in words.
+        Raises KernelFault."""
+        return "its launches cannot be seen"
+
+    def alone(self, product: SparseProduct, number: int) -> Written:
+        """What thread block `number` of the only launch, counted along x first, writes into the output float32[M, N].
+        Raises KernelFault; EnvironmentFault where it takes too much memory."""
+        raise NotImplementedError
+
+    def quantizer_launch(self, m: int, k: int) -> Launched | str | None:
+        """As `only_launch`, of its quantizer; None where it launches none."""
+        return None
+
+    def quantizer_alone(self, values: npt.NDArray[np.float32], m: int, k: int, number: int) -> Written:
+        """As `alone`, of its quantizer: the bytes of activations float32[m, k] in which `values` repeat."""
+        raise NotImplementedError
 
     @abstractmethod
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

@@ -10,13 +10,14 @@ import numpy.typing as npt
 
 from ..formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
-from ..hosts.base import Host
+from ..hosts.base import Host, Sparse, Written
 from ..hosts.schedule import Schedule
 from ..semantics import ASCENDING, Order
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
 from .interface import Kernel, Weights
-from .launch import Multiply
+from .launch import Launch, Multiply
+from .launches import Launched, Placeholder, Recorder, SparseProduct
 from .operands import fitting, whole_blocks, whole_rows
 from .spec import KernelSpec
 
@@ -43,12 +44,19 @@ class ShippedKernel(Kernel):
         self.spec = spec
         self.host = host
         self.root = root or kernel_root()
+        self._older = older and spec.launch.knows_older
         #: What its launches are given.
-        self.site = spec.site(host, self.root, older and spec.launch.knows_older)
+        self.site = spec.site(host, self.root, self._older)
+        #: The sparse product, or the values to quantize, whose blocks ran last, and the uploaded contents.
+        self._contents: tuple[object, dict[str, Any]] | None = None
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def unset(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.host.unset
 
     @property
     def semantics(self) -> str:
@@ -77,6 +85,58 @@ class ShippedKernel(Kernel):
     def under(self, schedule: Schedule) -> ShippedKernel | None:
         host = self.host.under(schedule)
         return None if host is None else ShippedKernel(self.spec, host, self.root, schedule.older)
+
+    def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...]:
+        """Those of `product`, then those of `gemm`."""
+        launch = self.spec.launch
+        return (*self._recorded(launch.multiply_values, fmt, m, n, k), *self._recorded(launch.multiply, fmt, m, n, k))
+
+    def _recorded(self, multiply: Multiply, fmt: WeightFormat, m: int, n: int, k: int) -> list[Launched]:
+        recorder = Recorder(self.host)
+        site = self.spec.site(recorder, self.root, self._older)
+        weights = Weights(fmt, n, k, Placeholder(0, "weights"))
+        multiply(site, weights, Placeholder(0, "activations"), Placeholder(4 * m * n, "output"), m)
+        return recorder.launched
+
+    def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
+        if not self.host.runs_alone:
+            return f"the {self.host.name} host cannot run single thread blocks"
+        if self.layout != Launch.layout:
+            return "its weights are packed by a launch before"
+        recorded = self._recorded(self.spec.launch.multiply, fmt, m, n, k)
+        return recorded[0] if len(recorded) == 1 else f"one of its {len(recorded)} launches needs another's outputs"
+
+    def alone(self, product: SparseProduct, number: int) -> Written:
+        launched = self.only_launch(product.fmt, product.m, product.n, product.k)
+        contents = {"weights": product.weights, "activations": product.x}
+        return self._alone(launched, product, contents, product.sizes, number)
+
+    def quantizer_launch(self, m: int, k: int) -> Launched | str | None:
+        if not self.site.quantizes:
+            return None
+        if not self.host.runs_alone:
+            return f"the {self.host.name} host cannot run single thread blocks"
+        recorder = Recorder(self.host)
+        site = self.spec.site(recorder, self.root, self._older)
+        site.quantized(Placeholder(0, "activations"), m * k // 32)
+        return recorder.launched[0]
+
+    def quantizer_alone(self, values: npt.NDArray[np.float32], m: int, k: int, number: int) -> Written:
+        sizes = {"activations": 4 * m * k, "quantized activations": m * k // 32 * 36}
+        return self._alone(self.quantizer_launch(m, k), values, {"activations": values}, sizes, number)
+
+    def _alone(
+        self, launched: Launched | str | None, of: object, contents: dict[str, npt.NDArray[Any]],
+        sizes: dict[str, int], number: int,
+    ) -> Written:  # fmt: skip
+        assert isinstance(launched, Launched)
+        if self._contents is None or self._contents[0] is not of:
+            self._contents = of, {what: self.host.upload(content, what) for what, content in contents.items()}
+        held = self._contents[1]
+        args = [
+            Sparse(sizes[a.what], held.get(a.what), a.what) if isinstance(a, Placeholder) else a for a in launched.args
+        ]
+        return self.host.launch_alone(launched.kernel, launched.grid, launched.block, args, launched.shared, number)
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Q8_1 bytes uint8[M, K/32·36] of activations float32[M, K]; x itself where the kernel takes float32.
@@ -114,7 +174,9 @@ class ShippedKernel(Kernel):
         out = self.host.output(4 * m * n)
         # a copy: a kernel that writes into its input must not reach what it is judged by
         multiply(self.site, weights, self.host.upload(x.copy(), "activations"), out, m)
-        return self.host.download(out).view(np.float32).reshape(m, n)
+        y = self.host.download(out).view(np.float32).reshape(m, n)
+        self.host.settle()
+        return y
 
 
 def element_kernel(fmt: WeightFormat, host: Host, root: Path | None = None) -> ShippedKernel:

@@ -1,8 +1,10 @@
 """False alarms: how many correct outputs the verifier calls wrong. It should be none.
 
 Outputs of every shipped kernel, and of llama.cpp, on real and random weights and activations are judged as the rungs
-judge them, bits included, and the bytes of the activation quantizer are compared with those of the encoder. The jobs
-and the values in them depend on the seeds, models and numbers that are asked for, not on the number of processes.
+judge them, bits included, and the bytes of the activation quantizer are compared with those of the encoder. Among them
+are the values of the probe plan: zeros of both signs, blocks of nothing, subnormal scales, outliers, codes of -128,
+blocks of any bits; and odd numbers of tokens, rows and blocks. The jobs and the values in them depend on the seeds,
+models and numbers that are asked for, not on the number of processes, and a run goes on where an earlier one stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,8 +30,11 @@ from ..kernels import FAMILIES, KERNELS, on_host
 from ..kernels.interface import Weights
 from ..kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ..llama import Llama, LlamaRefused
+from ..rungs.envelope import with_least_codes
+from ..rungs.generated_inputs import any_blocks, special
+from ..rungs.plan import PLAN
 from ..semantics import SCORE_LIMIT, SEMANTICS, Order, Product, judge, llama_cpu_semantics, product
-from ..support.errors import EnvironmentFault, KernelFault
+from ..support.errors import EnvironmentFault, KernelFault, UsageError
 from . import results
 from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, Matrix, captured, fits, in_type, requantized, text
 from .measure import Measure
@@ -44,11 +49,16 @@ TOKENS, FEW = 1024, 33
 #: Tokens of the jobs that only add outputs, on short rows.
 MANY = 4096
 #: The most rows of a matrix of the model's own, and of one that was quantized here or drawn.
-OWN_ROWS, OTHER_ROWS = 256, 48
+OWN_ROWS, OTHER_ROWS = 256, 47
+#: Tokens of the probe plan's values.
+ODD = 129
+#: Kinds of activations: of the model, random, and those of the probe plan.
+Kind = Literal["real", "random", "special", "codes of -128"]
 #: For real activations: texts, and tokens of each.
 TEXTS, TEXT_TOKENS = 6, 128
 SCALES = (1e-3, 0.03, 1.0, 20.0)
 LISTED = 100
+ANY_BITS = "any bits"
 #: The sum of 32 larger activations overflows s, which is a half.
 _LARGEST = 1500.0
 
@@ -62,7 +72,7 @@ class Job:
         semantics: "q8_1", "f32", or the definition of an element type; "llama.cpp" for its own outputs.
         m: tokens.
         seed: of the activations.
-        kind: "real" activations, or "random" ones.
+        kind: of the activations.
         fill: the job only adds outputs, and fewer kernels run on a CPU.
         every: the kernels also run with OTHER_M tokens.
     """
@@ -71,7 +81,7 @@ class Job:
     semantics: str
     m: int
     seed: int
-    kind: str
+    kind: Kind
     fill: bool = False
     every: bool = False
 
@@ -143,6 +153,13 @@ def real_activations(x: Floats, m: int, seed: int) -> Floats:
     return np.ascontiguousarray(x[picked] * np.where(again, again, 1)[:, None], np.float32)
 
 
+def special_activations(m: int, k: int, seed: int, quantized: bool) -> Floats:
+    """float32[m, k] of the probe plan's special values, each row shrunk by another factor."""
+    rows = special(k, random_activations(1, k, seed), 1e4 if quantized else 1e6)
+    factors = np.random.default_rng((seed, m, k)).uniform(0.3, 1, (m, 1)).astype(np.float32)
+    return np.ascontiguousarray(np.resize(rows, (m, k)) * factors)
+
+
 def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str], small: bool = False) -> list[Matrix]:
     """The models' own matrices, some of them in every other type, and drawn ones.
 
@@ -166,7 +183,7 @@ def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str],
         rng = np.random.default_rng(list(seeds))
         for name in types:
             fmt = WEIGHTS[name]
-            for k in (32, 64, 256, 512) if small else (32, 64, 96, 256, 512, 4096, 14336):
+            for k in (32, 96, 256) if small else (32, 64, 96, 256, 288, 512, 768, 4096, 14336):
                 if not fits(fmt, k) or (isinstance(fmt, ElementFormat) and k > 4096):
                     continue
                 n = 8 if k > 512 else OTHER_ROWS
@@ -175,6 +192,8 @@ def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str],
                 found.append(Matrix("drawn", "Student's t", fmt, in_type(fmt, w, llama), x, False))
                 if isinstance(fmt, BlockFormat) and k <= 512:
                     found.append(Matrix("random bytes", "", fmt, random_bytes(fmt, n, k, rng), x, False))
+                    blocks = any_blocks(fmt, n * k // fmt.block_size, int(rng.integers(1 << 30)))
+                    found.append(Matrix(ANY_BITS, "", fmt, blocks.reshape(n, -1), x, False))
     return found
 
 
@@ -186,7 +205,7 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
     for seed in seeds:
         for i, matrix in enumerate(matrices):
             n, k = len(matrix.rows), matrix.k
-            kinds = ["random"] if not matrix.own and not matrix.x.any() else ["real", "random"]
+            kinds: list[Kind] = ["random"] if not matrix.own and not matrix.x.any() else ["real", "random"]
             short = k <= 768
             for kind in kinds:
                 element = isinstance(matrix.fmt, ElementFormat)
@@ -196,8 +215,11 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
                     m = (TOKENS if of == "q8_1" else 192) if short else (48 if k <= 4096 and of == "q8_1" else 8)
                     jobs.append(Job(i, of, m, seed, kind, every=n * k <= 1 << 16 and shape not in seen))
                     seen.add(shape)
-                if short or kind == "random":
+                if matrix.source != ANY_BITS and (short or kind == "random"):
                     jobs.append(Job(i, "llama.cpp", 256 if short else 8, seed, kind))
+            if matrix.source in ("drawn", ANY_BITS) and isinstance(matrix.fmt, BlockFormat) and short:
+                jobs += [Job(i, of, ODD, seed, "special") for of in ("q8_1", "f32")]
+                jobs.append(Job(i, "q8_1", ODD, seed, "codes of -128"))
     left = outputs - sum(planned(job, matrices[job.matrix], host) for job in jobs)
     fill = [
         i for i, m in enumerate(matrices)
@@ -206,8 +228,10 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
     number = 0
     while left > 0 and fill:
         i = fill[number % len(fill)]
-        kind = "random" if not matrices[i].x.any() or number // len(fill) % 3 == 2 else "real"
-        jobs.append(Job(i, "q8_1", MANY, 1000 + number, kind, fill=True))
+        turn: Sequence[Kind] = ("real", "random", "special", "codes of -128")
+        chosen = turn[number // len(fill) % 4]
+        kind = "random" if chosen == "real" and not matrices[i].x.any() else chosen
+        jobs.append(Job(i, "q8_1", MANY - 1, 1000 + number, kind, fill=True))
         left -= planned(jobs[-1], matrices[i], host)
         number += 1
     # shuffled, so that a time limit leaves jobs of all kinds
@@ -274,6 +298,8 @@ class Worker:
         matrix, tally = self.matrices[job.matrix], Tally()
         if job.kind == "real":
             x = real_activations(matrix.x, job.m, job.seed)
+        elif job.kind == "special":
+            x = special_activations(job.m, matrix.k, job.seed, job.semantics == "q8_1")
         else:
             x = random_activations(job.m, matrix.k, job.seed)
         if job.semantics == "llama.cpp":
@@ -296,7 +322,12 @@ class Worker:
 
     def _kernels(self, job: Job, matrix: Matrix, x: Floats, tally: Tally) -> None:
         fmt, n, k = matrix.fmt, len(matrix.rows), matrix.k
-        taken = SEMANTICS[job.semantics].bytes_of(x)
+        taken, given = SEMANTICS[job.semantics].bytes_of(x), job.kind == "codes of -128"
+        if given:
+            taken = with_least_codes(taken)
+        if job.kind == "special":  # what is not finite is a matter of the definition's range
+            finite = np.isfinite(self._product(job.semantics, matrix, taken, None, tally).exact).all(axis=1)
+            x, taken = x[finite], taken[finite]
         products: dict[Order | None, Product] = {}
         uploaded: dict[str, Weights] = {}
         checked: set[int] = set()
@@ -305,13 +336,17 @@ class Worker:
                 continue
             kernel = self.kernel(name, fmt, m, n, k)
             # few tokens from anywhere among them
-            at = int(np.random.default_rng((job.seed, m)).integers(job.m - m + 1))
+            m = min(m, len(x))
+            at = int(np.random.default_rng((job.seed, m)).integers(len(x) - m + 1))
             start = time.process_time()
             try:
                 if kernel.layout not in uploaded:
                     uploaded[kernel.layout] = kernel.upload(fmt, matrix.rows)
-                y = kernel.product(uploaded[kernel.layout], x[at : at + m])
-                if m not in checked and job.semantics == "q8_1":
+                if given:
+                    y = kernel.gemm(uploaded[kernel.layout], taken[at : at + m])
+                else:
+                    y = kernel.product(uploaded[kernel.layout], x[at : at + m])
+                if m not in checked and job.semantics == "q8_1" and not given:
                     self._bytes(job, matrix, name, kernel.quantize(x[at : at + m]), taken[at : at + m], tally)
                     checked.add(m)
             except KernelFault as fault:
@@ -321,7 +356,7 @@ class Worker:
             if kernel.order not in products:
                 products[kernel.order] = self._product(job.semantics, matrix, taken, kernel.order, tally)
             expected = products[kernel.order]
-            part = expected if m == job.m else expected.rows(np.arange(at, at + m))
+            part = expected if m == len(x) else expected.rows(np.arange(at, at + m))
             self._judged(job, matrix, name, y, part, at, tally)
 
     def _product(self, semantics: str, matrix: Matrix, taken: Bytes, order: Order | None, tally: Tally) -> Product:
@@ -396,6 +431,28 @@ def load(folder: Path) -> list[Matrix]:
 _worker: Worker | None = None
 
 
+def kept(path: Path, what: str) -> tuple[int, Tally]:
+    """How many jobs of a run an earlier one did, and their tally. Raises UsageError where it was another run's."""
+    if not path.exists():
+        return 0, Tally()
+    try:
+        whole = json.loads(path.read_text())
+        tally = Tally(**whole["tally"])
+        tally.by = {name: Counter(counts) for name, counts in tally.by.items()}
+        if whole["run"] != what:
+            raise UsageError(f"{path} is of another run: {whole['run']}; this one is: {what}")
+        return int(whole["done"]), tally
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} holds no checkpoint: {error!r}") from None
+
+
+def keep(path: Path, what: str, done: int, tally: Tally) -> None:
+    """Write what `kept` reads, at once."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"run": what, "done": done, "tally": vars(tally)}))
+    part.replace(path)
+
+
 def _start(host: str, folder: Path) -> None:
     global _worker
     _worker = Worker(host, load(folder))
@@ -431,6 +488,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-j", "--jobs", type=int, default=0, help="processes (default: one a core)")
     add("--time-limit", type=float, default=0, metavar="S", help="stop after S seconds")
     add("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), metavar="TYPE", help="of weights")
+    add(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="keep what was judged; a later run with the same options goes on",
+    )
     add("--small", action="store_true", help="only short rows and texts, to try the measure")
     results.add_argument(parser)
 
@@ -442,23 +505,29 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     matrices = prepared([*QUANTIZED, UNQUANTIZED, *options.models], options.seeds, options.types, options.small)
     jobs = jobs_for(matrices, options.seeds, options.outputs, options.host)
     processes = options.jobs or len(os.sched_getaffinity(0))
-    total, start = Tally(), time.perf_counter()
+    what = f"plan {PLAN}, {options.host}, seeds {options.seeds}, {len(jobs)} jobs, {len(matrices)} matrices"
+    first, total = kept(options.checkpoint, what) if options.checkpoint else (0, Tally())
+    start, before = time.perf_counter(), total.outputs
     said = start
     print(f"prepared in {start - began:.0f} s: {len(jobs)} jobs", file=sys.stderr)
-    for tally in done(options.host, matrices, jobs, processes):
+    for number, tally in enumerate(done(options.host, matrices, jobs[first:], processes), first + 1):
         total.add(tally)
         now = time.perf_counter()
-        if options.time_limit and now - start > options.time_limit:
+        late = options.time_limit and now - start > options.time_limit
+        if options.checkpoint and (late or number == len(jobs) or now - said > 20):
+            keep(options.checkpoint, what, number, total)
+        if late:
             break
         if now - said > 20:
             said = now
-            rate = total.outputs / (now - start)
+            rate = (total.outputs - before) / (now - start)
             print(f"{total.outputs:.3g} outputs, {rate:.3g} a second, {total.n_alarms} alarms", file=sys.stderr)
     seconds = time.perf_counter() - start
     return {
-        "host": options.host, "device": host.describe(), "outputs": total.outputs, "alarms": total.n_alarms,
-        "listed": total.alarms, "activations quantized": total.quantized, "seeds": list(options.seeds),
-        "processes": processes, "seconds": round(seconds, 1), "seconds of preparation": round(start - began, 1),
+        "plan": PLAN, "host": options.host, "device": host.describe(), "outputs": total.outputs,
+        "alarms": total.n_alarms, "listed": total.alarms, "activations quantized": total.quantized,
+        "seeds": list(options.seeds), "processes": processes, "seconds": round(seconds, 1),
+        "seconds of preparation": round(start - began, 1),
         "cpu seconds": {name: round(value, 1) for name, value in total.cpu.items()},
         "by": {name: dict(sorted(counts.items())) for name, counts in total.by.items()},
         "utilisation": dict(sorted(total.utilisation.items())), "score": dict(sorted(total.score.items())),
@@ -475,7 +544,11 @@ def rows(figures: dict[str, Any]) -> list[list[str]]:
 
     where = f"host {figures['host']}"
     return [
-        [f"false alarms, {where}", f"{figures['alarms']:,} of {figures['outputs']:,} correct outputs", "0 of ≥ 10⁹"],
+        [
+            f"false alarms, {where}, probe plan {figures['plan']}" if "plan" in figures else f"false alarms, {where}",
+            f"{figures['alarms']:,} of {figures['outputs']:,} correct outputs",
+            "0 of ≥ 10⁹",
+        ],
         [f"of which llama.cpp's outputs, {where}", f"{figures['by']['kernel'].get('llama.cpp', 0):,}", ""],
         [f"highest utilisation of the bound, {where}", highest("utilisation"), "≤ 1"],
         [f"highest score, {where}", highest("score"), f"≤ {figures['score limit']:g}"],

@@ -12,7 +12,7 @@ from ..results import GemmRecord, Report
 from ..rungs import RUNGS
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
 from ..support.supervised import Ended, signal_name
-from ..support.text import printable
+from ..support.text import ELLIPSIS, printable
 from .records import Cell, Key, Measure, Outcome
 from .run_report import Claims, UnreadableReport, read_report
 
@@ -102,8 +102,15 @@ def _with_report(code: int, report: Report, claims: Claims, last: str) -> tuple[
 
 
 def _first_problem(report: Report) -> str:
-    """The first thing that is wrong, and how many more there are."""
-    return f"{_problem(report)}; at fault: {report.at_fault}" if report.culprits else _problem(report)
+    """The first thing that is wrong, how many more there are, and who is at fault, which is never cut off."""
+    who = f"; at fault: {report.at_fault}" if report.culprits else ""
+    problem, room = _problem(report), _MOST_CHARACTERS - len(who) - 1
+    if len(printable(problem)) > room:
+        problem = problem[:room]
+        while len(printable(problem)) > room:
+            problem = problem[:-1]
+        problem += ELLIPSIS
+    return problem + who
 
 
 def _problem(report: Report) -> str:

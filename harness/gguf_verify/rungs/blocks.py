@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
@@ -159,7 +160,13 @@ def _one_tensor(
             for start in range(0, len(rows), step):
                 _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, exact, explain)
         except KernelFault as error:
-            result.fail(Failure(f"{printable(tensor.name, 64)}: {error}", tensor.name, culprit=error.culprit))
+            name = printable(tensor.name, 64)
+            result.fail(Failure(f"{name}: {error}", tensor.name, culprit=error.culprit))
+            size = fmt.unit // fmt.block_size * fmt.block_bytes
+            column, part = np.ascontiguousarray(rows[:step, :size]), np.ascontiguousarray(x[:, : fmt.unit])
+            kernel = run.kernel.of(fmt, len(part), len(column), part.shape[1])
+            tried = Experiments(kernel, fmt, run.semantics(fmt), column, part, run.options.threads)
+            explain.add_fault(error, tried, f"{KERNEL.name} on one block of K", tensor.name, name)
     blocks = len(rows) * -(-tensor.k // fmt.unit)
     tested = run.kernel.is_under_test(fmt)
     result.count_beside("tensors", 1, tested)

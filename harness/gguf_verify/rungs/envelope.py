@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ..diagnosis.experiments import Experiments
 from ..formats import BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
-from ..kernels.domain import EVERYTHING, Extent
+from ..kernels.domain import EVERYTHING, Domain, Extent
 from ..kernels.interface import Kernel, Weights
 from ..results import Failure, RungResult, Side, TypeEnvelope
 from ..semantics import Order, Product, product
 from ..support.errors import KernelFault
 from .explain import Explanations, WrongCall
 from .generated_inputs import any_blocks, drawn, special, ties_of_codes
+from .huge import HugeFound, HugeProbes
 from .judging import judge_output
 from .plan import PLAN, Probe, in_words, plan
 from .run import Run
@@ -36,8 +38,6 @@ OTHER_SHAPES = Side("kernel at other N and K", True)
 _MOST_WRONG = 3
 #: Values of weights that are multiplied exactly at a time.
 _CHUNK = 1 << 22
-#: What no host can be asked within reason; a probe for it would be listed as covered.
-_HUGE = (("M·N, M·K or N·K of 2^31 and more, and grids of M or N of 2^20", "no host runs so large a product here"),)
 
 
 @dataclass
@@ -104,7 +104,9 @@ class TypeProbes:
                 self._probe(probe)
             if domain.m == Extent():
                 self._no_tokens()
+            large = self._large(domain, brief, tested)
         else:
+            large = HugeFound()
             found.not_covered.append(("the probe plan", "the matrix has no whole block to lay out anew"))
         self._windows()
         self._result.count_beside("outputs at other shapes", found.outputs, tested)
@@ -112,9 +114,26 @@ class TypeProbes:
             TypeEnvelope(
                 type=fmt.name, plan=PLAN, probes=run.options.probes, domain=domain.words, calls=found.calls,
                 tokens=in_words(found.tokens), rows=in_words(found.rows), columns=in_words(found.columns),
-                values=tuple(sorted(found.values)), not_covered=(*found.not_covered, *_HUGE), under_test=tested,
+                values=tuple(sorted(found.values)), indices=tuple(large.indices), grids=tuple(large.grids),
+                not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
             )
         )  # fmt: skip
+
+    def _large(self, domain: Domain, brief: bool, tested: bool) -> HugeFound:
+        """What no host can run whole: grids and indices."""
+        if not tested:
+            return HugeFound()
+        probes = HugeProbes(
+            self._run, self._result, self._tensor, self._fmt, self._units, self._like, self._explanations
+        )  # fmt: skip
+        probes.check_grids(domain)
+        if brief:
+            probes.found.not_covered.append(("indices of 2^31 and more", "the brief plan leaves them out"))
+        elif self.found.wrong or self.found.faults or probes.found.wrong:
+            probes.found.not_covered.append(("indices of 2^31 and more", "the kernel is wrong already"))
+        else:
+            probes.check_indices(domain)
+        return probes.found
 
     # ---- one probe ---------------------------------------------------------------------------------------------------
 
@@ -129,7 +148,7 @@ class TypeProbes:
             return
         encoded = self._semantics.bytes_of(x)
         if probe.values == "codes of -128":
-            encoded = _with_least_codes(encoded)
+            encoded = with_least_codes(encoded)
         uploaded: dict[str, Weights] = {}
         products: dict[Order | None, list[tuple[slice, Product]]] = {}
         self.found.values |= {probe.values, probe.blocks}
@@ -143,6 +162,10 @@ class TypeProbes:
                 self.found.faults += 1
                 words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
                 self._result.fail(Failure(words, self._tensor.name, culprit=error.culprit))
+                kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
+                tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
+                who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name
+                self._explanations.add_fault(error, tried, who, name, printable(name, 64))
                 if error.culprit != "kernel" or self.found.faults >= _MOST_WRONG:
                     return
 
@@ -279,11 +302,11 @@ class TypeProbes:
         return values
 
 
-def _with_least_codes(encoded: Bytes) -> Bytes:
+def with_least_codes(encoded: Bytes) -> Bytes:
     """Blocks of Q8_1 with some codes of -128, which no quantizer writes and a block can hold."""
     blocks = encoded.reshape(len(encoded), -1, Q8_1.block_bytes).copy()
     blocks[:, :, 4 + 1 :: 3] = 0x80
     return blocks.reshape(encoded.shape)
 
 
-__all__ = ["OTHER_SHAPES", "TypeProbes"]
+__all__ = ["OTHER_SHAPES", "TypeProbes", "with_least_codes"]

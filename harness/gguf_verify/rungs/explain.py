@@ -13,13 +13,14 @@ from ..diagnosis.localisation import Blame, along_k
 from ..diagnosis.pattern import Map, pattern, utilisation
 from ..diagnosis.quantizer import diagnose_quantizer
 from ..diagnosis.replay import diagnose_kernel
+from ..diagnosis.seen import name_of
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
 from ..results import LocatedDiagnosis, OutOfRange, OutputMap, RungResult
 from ..semantics import Order, Product, Semantics, judge, product
 from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import range_problem
-from ..support.errors import Culprit
+from ..support.errors import Culprit, KernelFault, KernelFinding
 from .judging import CHUNK_OUTPUTS
 
 Bytes = npt.NDArray[np.uint8]
@@ -144,25 +145,54 @@ class Explanations:
         if self._draws and result.heat_map is None:
             found = self._look(call)
             result.heat_map = _output_map(call, found.map)
-        if self._left and (result.diagnosis is None or result.diagnosis.verdict in UNEXPLAINED):
+        if self._left and not self._explained:
             self._left -= 1
             diagnosis = self._diagnosis(call, found or self._look(call))
-            told = -1 if result.diagnosis is None else _telling(result.diagnosis.verdict)
-            if diagnosis is not None and _telling(diagnosis.verdict) > told:
-                result.diagnosis = diagnosis
+            if diagnosis is not None:
+                self.say(diagnosis)
+
+    def say(self, diagnosis: LocatedDiagnosis) -> None:
+        """Keep a diagnosis that was made elsewhere, where that says more than what is known."""
+        told = -1 if self._result.diagnosis is None else _telling(self._result.diagnosis.verdict)
+        if _telling(diagnosis.verdict) > told:
+            self._result.diagnosis = diagnosis
 
     def add_bytes(self, wrong: WrongBytes) -> None:
         """Explain what a quantizer gave, where that says more than what is known."""
-        result = self._result
-        if not self._left or (result.diagnosis is not None and result.diagnosis.verdict not in UNEXPLAINED):
+        if not self._left or self._explained:
             return
         self._left -= 1
         found = diagnose_quantizer(wrong.semantics, wrong.x, wrong.got, wrong.expected)
-        if _telling(found.verdict) > (-1 if result.diagnosis is None else _telling(result.diagnosis.verdict)):
-            result.diagnosis = LocatedDiagnosis(
+        self.say(
+            LocatedDiagnosis(
                 tensor=wrong.tensor, where=wrong.where, who=wrong.who, row=0, token=wrong.m, block=wrong.block,
                 verdict=found.verdict, wrong=found.wrong, outputs=found.blocks, faults=found.faults, lines=found.lines,
-            )  # fmt: skip
+            )
+        )  # fmt: skip
+
+    def add_fault(self, error: KernelFault, tried: Experiments, who: str, tensor: str, where: str) -> None:
+        """Explain a call that gave no outputs to judge, where what was seen of it has a name.
+
+        Args:
+            tried: the kernel and the operands of the call.
+        """
+        found = name_of(error) if isinstance(error, KernelFinding) else None
+        if found is None or not self._left or self._explained:
+            return
+        self._left -= 1
+        if found.id in ("not-deterministic", "unwritten"):  # these have a cause
+            found = tried.checked() or found
+        self.say(
+            LocatedDiagnosis(
+                tensor=tensor, where=where, who=who, row=0, token=0, block=None, verdict="known fault", wrong=0,
+                outputs=0, faults=(found,), lines=(f"{found.words}. Fix: {found.fix}",),
+            )
+        )  # fmt: skip
+
+    @property
+    def _explained(self) -> bool:
+        """Whether no later call can say more."""
+        return self._result.diagnosis is not None and self._result.diagnosis.verdict not in UNEXPLAINED
 
     def _look(self, call: WrongCall) -> _Wrong:
         """Judge the whole output again, over all its rows and tokens."""
@@ -205,9 +235,11 @@ class Explanations:
             )
             if not replayed.wrong:
                 replayed = Diagnosis(said.wrong, said.outputs)
+            tried = Experiments(call.kernel, call.fmt, call.semantics, call.rows, call.taken, self._threads)
             if replayed.verdict == "unknown":
-                tried = Experiments(call.kernel, call.fmt, call.semantics, call.rows, call.taken, self._threads)
                 replayed = replace(replayed, faults=tuple(tried.named()))
+            elif replayed.verdict == "known fault":
+                replayed = replace(replayed, faults=tried.beside(replayed.faults))
             said = replace(replayed, wrong=said.wrong, outputs=said.outputs, pattern=(*words, *of_range))
             verdict, lines = said.verdict, tuple(said.lines)
         elif (found.bad & ~found.not_finite).any():

@@ -105,9 +105,9 @@ def any_blocks(fmt: BlockFormat, n: int, seed: int) -> Bytes:
 def special(k: int, like: Floats, outlier: float = 1e4) -> Floats:
     """float32[8, K] of values that ordinary activations seldom have.
 
-    The tokens are: zeros; zero blocks beside ordinary ones; zeros of both signs; values so small that a block's d is a
-    subnormal half, and so small that it is zero; one `outlier`; and pairs of ±10^6 and of ±8·10^6 in one block,
-    whose sum s stays a finite half.
+    The tokens are: zeros; zero blocks beside ordinary ones; zeros of both signs; values below 0.0019, so small that a
+    block's d is a subnormal half and 127/max overflows one, and so small that d is zero; one `outlier`; and pairs of
+    ±10^6 and of ±8·10^6 in one block, whose sum s stays a finite half.
     """
     ordinary = drawn((1, k), like, 7)[0]
     at = np.arange(k)
@@ -115,7 +115,7 @@ def special(k: int, like: Floats, outlier: float = 1e4) -> Floats:
     rows[0] = 0.0
     rows[1, at // 32 % 2 == 0] = 0.0
     rows[2] = np.where(at % 2, -0.0, np.float32(0.0))
-    rows[3] *= np.float32(2.0**-20 / max(float(np.abs(ordinary).max()), 1e-30))
+    rows[3] *= np.float32(2.0**-11 / max(float(np.abs(ordinary).max()), 1e-30))
     rows[4] *= np.float32(1e-30)
     rows[5, k // 2] = outlier
     for row, size in ((6, 1e6), (7, 8e6)):

@@ -169,15 +169,20 @@ def _reason(
 def judge_whole(
     result: RungResult, matrix: Matrix, first_row: int, y: Floats, semantics: Semantics, x: Bytes, order: Order | None,
     exact: ExactProducts,
-) -> None:  # fmt: skip
-    """Judge a kernel's whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`."""
-    step = max(1, CHUNK_OUTPUTS // len(y))
+) -> tuple[int, int] | None:  # fmt: skip
+    """Judge a kernel's whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`.
+    Returns token and row of the first wrong element, the first row's."""
+    step, first = max(1, CHUNK_OUTPUTS // len(y)), None
     with exact.of(matrix.tensor):
         for start in range(0, len(matrix.rows), step):
             span = slice(start, start + step)
             expected = exact.product(semantics, matrix.fmt, matrix.rows[span], x, order)
             part = np.ascontiguousarray(y[:, span])
-            judge_output(result, KERNEL, matrix.tensor, part, expected, semantics, x, None, first_row + start)
+            judged = judge_output(result, KERNEL, matrix.tensor, part, expected, semantics, x, None, first_row + start)
+            if not judged.passed and first is None:
+                n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])
+                first = m, start + n
+    return first
 
 
 def _unit(tensor: Tensor) -> int:

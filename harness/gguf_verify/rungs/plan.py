@@ -17,8 +17,8 @@ import numpy as np
 from ..formats import SLICE
 from ..kernels.domain import Domain, Extent
 
-#: The version of the plan.
-PLAN = 1
+#: The version of the plan. 2: indices past 2^31, and grids of 2^20 tokens and rows.
+PLAN = 2
 
 #: Sizes of tiles that kernels have, in tokens and in rows.
 _TILES = (8, 16, 32, 64, 96, 128, 256)
@@ -39,6 +39,15 @@ _SHAPES = (
 )  # fmt: skip
 #: The same, for blocks of any bits. Rows of a single block show scales that vanish in a sum with larger ones.
 _ANY_BITS = ((6, 70, 24), (6, 1700, 1))
+
+#: Tokens and rows of outputs past 2^31 and past 2^32; and the many of either whose operands are so large, beside a few.
+#: No size is even, so that what wraps at a power of two meets another place of a row. A grid can count the many in
+#: tiles of 16, also in y.
+_OUTPUTS, _MANY, _FEW = ((16_411, 151_937), (40_009, 128_257)), 1_000_003, 3
+#: Tokens and rows for which grids are evaluated, beside others, and the columns.
+_WIDE, _BESIDE = 1 << 20, (64, 1024)
+#: By how much indices pass a limit.
+_BEYOND = 1.02
 
 Blocks = Literal["the model's", "any bits"]
 Values = Literal["drawn", "special", "codes of -128"]
@@ -86,6 +95,70 @@ def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = Fa
     if not brief:
         probes += _sweeps(sizes, rng)
     return list(dict.fromkeys(p for p in probes if p is not None and p.tokens))
+
+
+@dataclass(frozen=True)
+class Huge:
+    """A product of which only some thread blocks run.
+
+    Args:
+        m, n, k: tokens, rows, columns.
+        what: which operand is large: "M·N", "N·K" or "M·K".
+        small: (M, N) of a smaller one of the same K, in which no index of that operand, in values or bytes, reaches
+            2^31; it differs in one of the two.
+    """
+
+    m: int
+    n: int
+    k: int
+    what: str
+    small: tuple[int, int]
+
+    @property
+    def passes(self) -> int:
+        """The values of its large operand."""
+        return {"M·N": self.m * self.n, "N·K": self.n * self.k, "M·K": self.m * self.k}[self.what]
+
+    @property
+    def crossings(self) -> tuple[float, ...]:
+        """At which shares of it the limits are."""
+        return 2**31 / self.passes, 2**32 / self.passes
+
+
+def huge(domain: Domain, unit: int, row: float, token: float) -> list[Huge]:
+    """Products whose outputs, weights or activations pass 2^31, and 2^32, in values and in bytes, as far as the domain
+    has such.
+
+    Args:
+        unit: K is a multiple of this.
+        row, token: bytes that a weight and an activation take.
+    """
+    sizes, found = _Sizes(domain, unit), []
+
+    def add(m: int, n: int, k: int, what: str) -> None:
+        probe = sizes.probe((m,), n, -(-k // SLICE))
+        if probe is None or not probe.tokens:
+            return
+        m, n, k = probe.tokens[0], probe.n, probe.k
+        values, each = {"M·N": (m * n, 4.0), "N·K": (n * k, row), "M·K": (m * k, token)}[what]
+        below = 0.9 * 2**31 / (values * max(1.0, each))
+        down = domain.n.down(int(n * below)) if what == "N·K" else domain.m.down(int(m * below))
+        if values > 2**31 and down:
+            found.append(Huge(m, n, k, what, (m, down) if what == "N·K" else (down, n)))
+
+    for m, n in _OUTPUTS:
+        add(m, n, unit, "M·N")
+    for what, m, n, each in (("N·K", _FEW, _MANY, row), ("M·K", _MANY, _FEW, token)):
+        units = int(_BEYOND * 2**32 / (_MANY * min(1.0, each) * unit)) + 1
+        add(m, n, (units | 1) * unit, what)
+    return found
+
+
+def wide(domain: Domain, unit: int) -> list[tuple[int, int, int]]:
+    """(M, N, K) for which grids are evaluated."""
+    sizes, (beside, k) = _Sizes(domain, unit), _BESIDE
+    probes = [sizes.probe((m,), n, k // SLICE) for m, n in ((_WIDE, beside), (beside, _WIDE))]
+    return [(p.tokens[0], p.n, p.k) for p in probes if p is not None and p.tokens]
 
 
 def _sweeps(sizes: _Sizes, rng: np.random.Generator) -> list[Probe | None]:
@@ -157,4 +230,4 @@ def in_words(numbers: Iterable[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
 
 
-__all__ = ["PLAN", "Probe", "in_words", "plan"]
+__all__ = ["PLAN", "Huge", "Probe", "huge", "in_words", "plan", "wide"]

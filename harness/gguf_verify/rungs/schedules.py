@@ -12,12 +12,16 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, WeightFormat
 from ..gguf.matrices import label, matrix_of
+from ..hosts import HOSTS
 from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
-from ..results import Failure, RungResult
+from ..results import Failure, Options, RungResult
+from ..semantics import judge, product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from .explain import Explanations
 from .generated_inputs import drawn
 from .run import Matrix, Run
 
@@ -27,27 +31,30 @@ Floats = npt.NDArray[np.float32]
 LAUNCHES = "products under other schedules"
 
 
-def schedules(seed: int) -> tuple[Schedule, ...]:
+def schedules(options: Options) -> tuple[Schedule, ...]:
     """Those of a run. Seeds of both parities, because they decide on which side of inputs memory ends."""
+    if options.probes == "brief":
+        return (Schedule(checked=True),)
     return (
-        Schedule(checked=True), Schedule("descending"), Schedule("seeded", 2 * seed + 1),
-        Schedule("seeded", 2 * seed + 2, older=True),
+        Schedule(checked=True), Schedule("descending"), Schedule("seeded", 2 * options.seed + 1),
+        Schedule("seeded", 2 * options.seed + 2, older=True),
     )  # fmt: skip
 
 
 def shapes(seed: int) -> tuple[tuple[int, int, int], ...]:
-    """Tokens, rows and slices of 32 values: few tokens and several stages of a pipeline; part tiles; whole tiles."""
+    """Tokens, rows and slices of 32 values: few tokens, and more stages than a pipeline has, so that its ring is used
+    anew; a part of a tile; whole tiles. A kernel may have code of its own for each of these numbers of tokens."""
     rng = np.random.default_rng(seed)
-    few, some = rng.integers(0, 4, 3), rng.integers(0, 40, 3)
+    few, some = rng.integers(0, 4, 4), rng.integers(0, 40, 4)
     return (
         (1 + int(few[0]), 60 + int(some[0]), 9 + int(few[1])), (17 + int(some[1]), 13 + int(some[2]), 3 + int(few[2])),
-        (64, 64, 4),
+        (64, 64, 18), (9 + int(few[3]), 17 + int(some[3]) // 2, 67),
     )  # fmt: skip
 
 
-def _inputs(run: Run, matrix: Matrix, like: Floats) -> Iterator[tuple[Bytes, Floats]]:
-    """Weights uint8[N, row bytes] and activations float32[M, K]: the type's blocks in `shapes`."""
-    fmt, rows, seed = matrix.fmt, matrix.rows, run.options.seed
+def inputs(fmt: WeightFormat, rows: Bytes, like: Floats, seed: int) -> Iterator[tuple[Bytes, Floats]]:
+    """Weights uint8[N, row bytes] and activations float32[M, K]: the blocks of `rows` in `shapes`, and values of the
+    size of `like`."""
     size = fmt.unit // fmt.block_size * fmt.block_bytes
     units = rows[:, : rows.shape[1] // size * size].reshape(-1, size)
     for m, n, slices in shapes(seed) if len(units) else ():
@@ -55,66 +62,121 @@ def _inputs(run: Run, matrix: Matrix, like: Floats) -> Iterator[tuple[Bytes, Flo
         yield np.resize(units, (n, wide * size)), drawn((m, wide * fmt.unit), like, seed)
 
 
-def check_schedules(run: Run, result: RungResult, matrix: Matrix, like: Floats, first_row: int) -> None:
+def check_schedules(
+    run: Run, result: RungResult, matrix: Matrix, like: Floats, first_row: int, explanations: Explanations
+) -> None:
     """Run the kernel of a type under `schedules`, and record where it does not give the bits of the ordinary launch.
 
     Args:
         matrix: weights of the type.
         like: activations float32[M, K], whose size drawn ones get.
         first_row: of the matrix in its tensor, for failures.
+        explanations: of the rung.
 
-    Raises KernelFault where the ordinary launch does.
+    Raises KernelFault where the ordinary launch does; EnvironmentFault where checks were asked for and cannot be done.
     """
     failed = set[str]()
-    for rows, x in _inputs(run, matrix, like):
+    unset: dict[str, dict[str, None]] = {}
+    for rows, x in inputs(matrix.fmt, matrix.rows, like, run.options.seed):
         m, n, k = len(x), len(rows), x.shape[1]
         kernel = run.kernel.of(matrix.fmt, m, n, k)
         expected: Floats | None = None
-        for schedule in schedules(run.options.seed):
+        for schedule in schedules(run.options):
             kind = "checked" if schedule.checked else "order"
             if kind in failed:
                 continue
-            under = kernel.under(schedule)
+            under = kernel.under(schedule) if may_run(run, schedule) else None
             if under is None:
-                what = "races and accesses outside of buffers were not looked for" if schedule.checked else (
-                    "it did not run in other orders of threads"
-                )  # fmt: skip
-                result.note(f"kernel {kernel.name}: {what}: what runs it cannot do that")
+                if run.options.sanitize and schedule.checked:  # it was asked for
+                    result.leave(kernel.name, _left_out(run, schedule), matrix.tensor.name)
+                else:
+                    result.note(f"kernel {kernel.name}: {_left_out(run, schedule)}")
                 continue
-            if expected is None:
-                expected = kernel.product(kernel.upload(matrix.fmt, rows), x)
+            if schedule.checked and (blind := kernel.host.blind_to()) is not None:
+                result.note(f"kernel {kernel.name}: {blind}")
             try:
-                said = _difference(under, matrix.fmt, rows, x, expected, schedule)
+                y, found = run_under(under, matrix.fmt, rows, x, schedule)
             except EnvironmentFault as error:
+                if run.options.sanitize and schedule.checked:
+                    raise
                 result.note(f"the kernel could not be run under another schedule ({schedule.words}): {error}")
                 continue
             result.count(LAUNCHES)
-            if said is not None:
+            unset.setdefault(kernel.name, {}).update(dict.fromkeys(under.unset))
+            if y is not None:
+                if expected is None:
+                    expected = kernel.product(kernel.upload(matrix.fmt, rows), x)
+                found = difference(y, expected, schedule)
+                if found is not None and kernel.order is None and under.adds_floats:
+                    found = _outside(run, matrix, rows, x, y)
+                    result.note(
+                        f"kernel {kernel.name}: the bits of its outputs depend on the order in which threads add "
+                        "floats by atomic operations; it declares no order, so they are judged by the bound"
+                    )
+            if found is not None:
                 failed.add(kind)
-                where = f"{label(matrix.tensor, first_row)}: at {m} tokens, N = {n}, K = {k}"
-                number = matrix_of(matrix.tensor, first_row)
-                result.fail(Failure(f"{where}: {said}", matrix.tensor.name, matrix=number))
+                name, number = label(matrix.tensor, first_row), matrix_of(matrix.tensor, first_row)
+                where = f"{name}: at {m} tokens, N = {n}, K = {k}"
+                result.fail(Failure(f"{where}: {found}", matrix.tensor.name, matrix=number))
+                tried = Experiments(kernel, matrix.fmt, run.semantics(matrix.fmt), rows, x, run.options.threads)
+                who = f"kernel under another schedule, M={m}, N={n}, K={k}"
+                explanations.add_fault(found, tried, who, matrix.tensor.name, name)
+    for name, places in unset.items():
+        if places:
+            result.note(
+                f"kernel {name}: it reads what nothing has written, and its outputs do not depend on it: "
+                f"{', '.join(places)}"
+            )
 
 
-def _difference(
-    kernel: Kernel, fmt: WeightFormat, rows: Bytes, x: Floats, expected: Floats, schedule: Schedule
-) -> str | None:
-    """What is wrong under a schedule, in words. Raises EnvironmentFault where it cannot be run so."""
+def _outside(run: Run, matrix: Matrix, rows: Bytes, x: Floats, y: Floats) -> KernelFault | None:
+    """What is wrong with outputs that may be of any order of summation."""
+    semantics = run.semantics(matrix.fmt)
+    judgement = judge(y, product(semantics, matrix.fmt, rows, semantics.bytes_of(x)))
+    if judgement.passed:
+        return None
+    token, row = (int(i) for i in np.argwhere(judgement.bad)[0])
+    words = f"under another schedule the output is outside the bound, the first at row {row} token {token}"
+    return KernelFinding("changing", words)
+
+
+def may_run(run: Run, schedule: Schedule) -> bool:
+    """Whether a schedule's launches are cheap enough, or asked for: a card's are checked by other programs."""
+    return not schedule.checked or run.options.sanitize or HOSTS[run.kernel.host.name].emulated
+
+
+def _left_out(run: Run, schedule: Schedule) -> str:
+    """What was not done, in words."""
+    if not schedule.checked:
+        return "it did not run in other orders of threads: what runs it cannot do that"
+    why = "--sanitize does that" if not may_run(run, schedule) else "what runs it cannot do that"
+    return f"races and accesses outside of buffers were not looked for: {why}"
+
+
+def run_under(
+    kernel: Kernel, fmt: WeightFormat, rows: Bytes, x: Floats, schedule: Schedule
+) -> tuple[Floats | None, KernelFault | None]:
+    """The outputs under a schedule, or what is wrong. Raises EnvironmentFault where it cannot be run so."""
     try:
-        y = kernel.product(kernel.upload(fmt, rows), x)
+        return kernel.product(kernel.upload(fmt, rows), x), None
     except KernelFinding as finding:
-        return finding.words
+        return None, finding
     except KernelFault as error:
-        return f"under another schedule ({schedule.words}): {error}"
+        return None, KernelFault(f"under another schedule ({schedule.words}): {error}")
+
+
+def difference(y: Floats, expected: Floats, schedule: Schedule) -> KernelFault | None:
+    """Where the bits are not those of the ordinary launch."""
     differ = np.argwhere(y.view(np.uint32) != expected.view(np.uint32))
     if not len(differ):
         return None
     token, row = (int(i) for i in differ[0])
-    return (
+    return KernelFinding(
+        "changing",
         f"the outputs depend on the order in which threads run, or on how long copies take: {len(differ)} of {y.size} "
         f"differ under another schedule ({schedule.words}), the first row {row} token {token}: "
-        f"{expected[token, row]:.9g}, then {y[token, row]:.9g}"
+        f"{expected[token, row]:.9g}, then {y[token, row]:.9g}",
     )
 
 
-__all__ = ["LAUNCHES", "check_schedules", "schedules", "shapes"]
+__all__ = ["LAUNCHES", "check_schedules", "difference", "inputs", "run_under", "schedules", "shapes"]

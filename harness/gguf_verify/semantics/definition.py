@@ -71,6 +71,8 @@ class Semantics:
             are multiplied by the stored s.
         zero_apart: the zero point of codes may be multiplied by the activations' codes apart, in lanes where the two
             parts do not cancel, as llama.cpp's SIMD code does.
+        minima_apart: activations are float32, and offsets and minima are multiplied by their sums. It admits all that
+            `f32` admits.
         raw_sum: s is the sum of the raw values, rounded to half.
         cuda_path: the path of llama.cpp's CUDA backend, "MMVQ" or "MMQ", that computes it: its quantizer gives the
             activation bytes. Empty where there is none.
@@ -94,6 +96,7 @@ class Semantics:
     half_products: Callable[[BlockFormat], bool] = no_format
     half_scales: Callable[[BlockFormat], bool] = no_format
     zero_apart: bool = False
+    minima_apart: bool = False
     raw_sum: bool = False
     cuda_path: str = ""
     any_format: bool = False

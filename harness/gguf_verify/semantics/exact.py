@@ -91,7 +91,7 @@ def product(
         return replace(of_blocks, bound=of_blocks.bound + slack, spread=of_blocks.spread + slack)
     if semantics.oracle is not None:
         return _own_product(semantics.oracle, fmt, w, x, threads)
-    tile = _f32_tile if semantics.activations is None else _block_tile
+    tile = _apart_tile if semantics.minima_apart else _f32_tile if semantics.activations is None else _block_tile
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
     step = max(1, min(_TILE // max(1, m * nb), -(-n // threads)))
@@ -226,6 +226,27 @@ def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, order: 
     return _of_values(x.q.astype(np.float64), values.astype(np.float64), term_values(fmt), result)
 
 
+def _apart_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, order: Order | None) -> Product:
+    """Float32 activations; a block's codes and its minimum are multiplied apart, and may be added up apart."""
+    if order is not None:
+        raise ValueError(f"no definition states the order {order} where minima are multiplied apart")
+    blocks, values = w.reshape(len(w), -1, fmt.block_bytes), term_values(fmt)
+    q = fmt.codes(blocks).astype(np.float64).reshape(len(w), -1, values).transpose(1, 2, 0)  # [nb, 32 or 16, n]
+    d, least = _by_term(fmt, fmt.scales(blocks)), _by_term(fmt, fmt.minima(blocks))
+    a = x.q.astype(np.float64).reshape(len(x.q), -1, values).transpose(1, 0, 2)  # [nb, M, 32 or 16]
+    first, second = d * np.matmul(a, q), least * a.sum(axis=-1, keepdims=True)
+    exact, carried = walk(first + second)
+    carried += walk(first)[1] + walk(second)[1]
+    size = np.abs(a)
+    magnitude = (np.abs(d) * np.matmul(size, np.abs(q)) + np.abs(least) * size.sum(axis=-1, keepdims=True)).sum(axis=0)
+    lanes = d**2 * np.matmul(a**2, q**2) + least**2 * (a**2).sum(axis=-1, keepdims=True)
+    columns = x.q.shape[1]
+    lost = (magnitude > 0) * UNDERFLOW * 2 * columns * np.maximum(1, np.abs(d) + np.abs(least)).max(axis=0)
+    # of a value: its product, the sum of its block, its scale, and the sums of blocks, of either kind
+    bound = gamma(columns + 2 * len(q) + EXTRA_ROUNDINGS) * magnitude + lost
+    return Product(exact, bound, spread_of(first + second, carried, lanes, values) + lost, None)
+
+
 def _of_values(a: Doubles, w: Doubles, size: int, ordered: Floats | None = None) -> Product:
     """The product of values float64[M, K] and float64[n, K], with `size` values in a term."""
     by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
@@ -334,7 +355,7 @@ def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, th
     def one(span: slice) -> Doubles:
         blocks = w[span].reshape(len(w[span]), -1, fmt.block_bytes)
         with np.errstate(all="ignore"):
-            if semantics.activations is None:
+            if semantics.activations is None and not semantics.minima_apart:
                 return np.asarray(a @ fmt.decode(blocks).reshape(len(blocks), k).astype(np.float64).T)
             if s is None:
                 return np.asarray(a @ exact_weights(fmt, blocks).reshape(len(blocks), k).T)

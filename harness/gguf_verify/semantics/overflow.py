@@ -74,6 +74,27 @@ def overflow_reason(
     return None if problem is None else problem.words
 
 
+def largest_half(semantics: Semantics, x: Bytes) -> tuple[str, int, int, float] | None:
+    """Of the halves d and s in activations uint8[M, row bytes], the largest that is finite: its name, token, block and
+    value; None where the definition keeps none."""
+    definition = semantics.inside or semantics
+    form = definition.activations
+    if form is None:
+        return None
+    if semantics.inside is not None:
+        x = definition.bytes_of(x.view(np.float32))
+    members = form.view(x.reshape(len(x), -1, form.block_bytes))
+    found: tuple[str, int, int, float] | None = None
+    for item in form.fields:
+        if item.name in ("d", "s") and item.dtype == "<f2":
+            values = members[item.name].astype(np.float64)
+            sizes = np.where(np.isfinite(values), np.abs(values), -1.0)
+            m, b = np.unravel_index(int(sizes.argmax()), sizes.shape)
+            if sizes[m, b] >= 0 and (found is None or sizes[m, b] > abs(found[3])):
+                found = item.name, int(m), int(b), float(values[m, b])
+    return found
+
+
 def _of_weights(semantics: Semantics, fmt: BlockFormat, w: Bytes) -> RangeProblem | None:
     blocks = w.reshape(-1, fmt.block_bytes)
     bad = ~fmt.finite(blocks)
@@ -189,4 +210,4 @@ def _of_elements(fmt: ElementFormat, w: Bytes, x: Floats) -> RangeProblem | None
     return None
 
 
-__all__ = ["LARGEST_HALF", "RangeProblem", "overflow_reason", "range_problem"]
+__all__ = ["LARGEST_HALF", "RangeProblem", "largest_half", "overflow_reason", "range_problem"]

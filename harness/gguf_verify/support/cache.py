@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -22,14 +23,22 @@ def tree_hash(root: Path) -> str:
 
 @cache
 def cache_dir() -> Path:
-    """The cache's folder: $XDG_CACHE_HOME/gguf-verify, or a temporary one if that cannot be written."""
-    try:
+    """The cache's folder: $XDG_CACHE_HOME/gguf-verify, or a temporary one if that cannot be written, or if compiled
+    kernels cannot be run from there and can be from a temporary one."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-verify"
         base.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=base):
-            return base
-    except (OSError, RuntimeError):  # RuntimeError: a user without a home
-        return Path(tempfile.mkdtemp(prefix="gguf-verify-"))
+            if runs_code(base) or not runs_code(Path(tempfile.gettempdir())):
+                return base
+    return Path(tempfile.mkdtemp(prefix="gguf-verify-"))
+
+
+def runs_code(folder: Path) -> bool:
+    """Whether the file system of a folder lets libraries be loaded from it: it is not mounted `noexec`."""
+    if not hasattr(os, "statvfs"):  # Windows
+        return True
+    return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 8)
 
 
 def cached_file(key: Sequence[str], suffix: str) -> Path:
@@ -45,4 +54,4 @@ def store(path: Path, content: bytes) -> None:
     Path(temporary).replace(path)
 
 
-__all__ = ["cache_dir", "cached_file", "store", "tree_hash"]
+__all__ = ["cache_dir", "cached_file", "runs_code", "store", "tree_hash"]

@@ -25,10 +25,10 @@ Culprit = Literal["file", "definition", "llama.cpp", "kernel", "oracle", "enviro
 
 
 class HarnessError(Exception):
-    """An error with one clear line for the user. Each subclass has its exit code, and says who is at fault."""
+    """An error with one clear line for the user. Each subclass has its exit code; those that can be a part of a verdict
+    say who is at fault."""
 
     exit_code = EXIT_ENVIRONMENT
-    culprit: ClassVar[Culprit] = "environment"
 
 
 class UsageError(HarnessError):
@@ -41,6 +41,7 @@ class EnvironmentFault(HarnessError):
     """This machine cannot run the check: no such device, a failed build, llama.cpp crashed or hung."""
 
     exit_code = EXIT_ENVIRONMENT
+    culprit: ClassVar[Culprit] = "environment"
 
 
 class LlamaFault(EnvironmentFault):
@@ -77,11 +78,11 @@ class OracleFault(KernelFault):
 
 
 class KernelFinding(KernelFault):
-    """What a checked build of a kernel found.
+    """What a checked build or the host saw a kernel do, so that the fault has a name.
 
     Args:
-        kind: "race", "outside", "unset", "misaligned", "overflow", "divergent" or "input".
-        words: one line, which names the source lines.
+        kind: "race", "outside", "unset", "misaligned", "overflow", "divergent", "input", "unwritten" or "changing".
+        words: one line, which names the source lines where they are known.
         lines: the source lines, FILE:LINE.
     """
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import IO, TYPE_CHECKING
 
@@ -107,13 +108,15 @@ class Spawned(ChildProcess):
 
     Args:
         environment: variables that it gets beside ours.
+        before: a program and its arguments, which run that command.
     """
 
     def __init__(
         self, module: str, *arguments: str, environment: dict[str, str] | None = None, verbose: bool = False,
-        stall: float | None = None,
+        stall: float | None = None, before: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._module, self._arguments, self._environment = module, arguments, environment or {}
+        self._before = tuple(before)
         super().__init__(verbose, stall)
 
     def _start(self, theirs: socket.socket) -> None:
@@ -122,7 +125,7 @@ class Spawned(ChildProcess):
         output = sys.stderr if self.log is None else self.log
         self._process = subprocess.Popen(
             # -P: the folder where the command runs may come from anywhere, and must not be imported from
-            [sys.executable, "-P", "-m", self._module, *self._arguments, str(theirs.fileno())],
+            [*self._before, sys.executable, "-P", "-m", self._module, *self._arguments, str(theirs.fileno())],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment},
         )  # fmt: skip

@@ -354,8 +354,10 @@ extern "C" __global__ void __launch_bounds__(128)
     __shared__ MBarrier full[BULK_COPIES ? STAGES : 1];
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, c = lane % 4;
     const int nb = (int)blocks, steps = (nb + BLOCKS - 1) / BLOCKS;
-    const uint8_t* weights = w + (int64_t)blockIdx.x * ((blocks + 1) / 2 * 2) * PART;
-    const uint8_t* tokens = x + (int64_t)blockIdx.y * blocks * X_BYTES;
+    const uint32_t strips = (uint32_t)((N + ROWS - 1) / ROWS * 4);
+    const int64_t strip = blockIdx.x % strips, tile = blockIdx.x / strips;  // in x, for y has no more than 65,535
+    const uint8_t* weights = w + strip * ((blocks + 1) / 2 * 2) * PART;
+    const uint8_t* tokens = x + tile * blocks * X_BYTES;
     const auto count = [&](int step) { return nb - step * BLOCKS < BLOCKS ? nb - step * BLOCKS : BLOCKS; };
     // Part of a stage, of so many bytes a block, by one thread or by all.
     const auto take = [&](int step, int at, const uint8_t* from, int bytes) {
@@ -407,13 +409,12 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     let_next_launch_start();
     // of the four rows that a lane has codes of, warp 2t + r has this one
-    const int64_t first_row =
-        (int64_t)blockIdx.x / 4 * ROWS + 64 * (warp / 2) + 16 * (blockIdx.x % 4) + 8 * (warp % 2) + 2 * c;
+    const int64_t first_row = strip / 4 * ROWS + 64 * (warp / 2) + 16 * (strip % 4) + 8 * (warp % 2) + 2 * c;
 #pragma unroll
     for (int k = 0; k < GROUPS; ++k)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-            const int64_t m = (int64_t)blockIdx.y * TOKENS + 8 * k + g, n = first_row + j;
+            const int64_t m = tile * TOKENS + 8 * k + g, n = first_row + j;
             if (m < M && n < N) y[m * N + n] = acc[k][j];
         }
 }

@@ -18,16 +18,17 @@ extern "C" __global__ void add_parts(const float4* __restrict__ sums,  // (parts
                                      int64_t parts, int64_t outputs) {
     const int64_t fours = (outputs + 3) / 4, stride = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += stride) {
-        float4 sum = sums[i];
-#pragma unroll 4
-        for (int64_t p = 1; p < parts; ++p) sum = added(sum, sums[p * fours + i]);
         if (4 * i + 4 <= outputs) {
+            float4 sum = sums[i];
+#pragma unroll 4
+            for (int64_t p = 1; p < parts; ++p) sum = added(sum, sums[p * fours + i]);
             ((float4*)y)[i] = sum;
-        } else {
-            const float four[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-            for (int j = 0; j < 3; ++j)
-                if (4 * i + j < outputs) y[4 * i + j] = four[j];
+        } else {  // nothing has written the rest of the last four
+            for (int64_t j = 4 * i; j < outputs; ++j) {
+                float sum = ((const float*)sums)[j];
+                for (int64_t p = 1; p < parts; ++p) sum = __fadd_rn(sum, ((const float*)(sums + p * fours))[j]);
+                y[j] = sum;
+            }
         }
     }
 }

@@ -50,6 +50,7 @@ class Said:
         label = exhibit.label
         right = bool(set(self.names) & set(label.names))
         lines = "\n".join((*self.failures, *self.diagnosis, *self.names))
+        lines = lines.replace(exhibit.id, "kernel")  # findings quote the file, which is named after its bug
         right = right or any(re.search(pattern, lines, re.IGNORECASE) for pattern in label.says)
         if set(self.names) - set(label.names) and not right:
             return WRONG
@@ -68,16 +69,16 @@ def said_of(kernel: Path, model: Path, *plans: Literal["brief", "full"], exhibit
     """Verify matrices of both widths of the model, 256 and 768, with the kernel FILE:gemm on the CPU host.
 
     Args:
-        plans: the probe plans to verify it by, one after the other until one finds something, and does not name it
-            wrongly. The brief one is part of the full one, which is what a user gets.
-        exhibit: what must not be named wrongly.
+        plans: the probe plans to verify it by, one after the other until one finds something and names it. The brief
+            one is part of the full one, which is what a user gets.
+        exhibit: what must be named.
     """
     for plan in plans:
         options = Options(
             prompt="The import", n_predict=1, tensor=r"blk\.0\.(attn_k|ffn_down)\.", progress=False, probes=plan
         )
         said = of(verify(model, f"{kernel}:gemm", CpuHost(1), ("blocks", "layers"), options))
-        if said.verdict != "verified" and (exhibit is None or said.naming(exhibit) != WRONG):
+        if said.verdict != "verified" and (exhibit is None or said.naming(exhibit) == RIGHT):
             break
     return said
 

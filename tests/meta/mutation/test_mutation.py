@@ -16,18 +16,19 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.measure.inputs import Floats
-from gguf_verify.measure.mutation import forked, kill, mutator
+from gguf_verify.measure.mutation import forked, kill, mutator, probes, recording
 from gguf_verify.measure.mutation.check import agrees
 from gguf_verify.measure.mutation.other_checks import cosine, nmse
 from gguf_verify.measure.mutation.recording import Call, Calls, Recording, Subject
 from gguf_verify.measure.mutation.units import Unit, lines_alive
 from gguf_verify.measure.results import OTHER_CHECKS
+from gguf_verify.rungs import plan
 from gguf_verify.semantics import Product
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
 
 KERNELS = kernel_root()
-NAIVE = "gemm/q8_1/01_naive.cu"
+NAIVE, TILED = "gemm/q8_1/01_naive.cu", "gemm/q8_1/02_tiled.cu"
 TEXTS = {file: (KERNELS / file).read_text() for file in mutator.sources(KERNELS)}
 
 
@@ -71,45 +72,65 @@ def chosen(*edits: tuple[str, str], file: str = NAIVE) -> list[mutator.Mutant]:
     return found
 
 
+@pytest.fixture
+def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One matrix, and fewer other shapes."""
+    monkeypatch.setattr(probes, "_SHAPES", probes._SHAPES[:3])
+    monkeypatch.setattr(plan, "_SHAPES", plan._SHAPES[:4])
+    monkeypatch.setattr(recording, "TENSORS", r"^blk\.0\.attn_k\.weight$")
+
+
+@pytest.mark.usefixtures("few_probes")
 def test_what_becomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_naive", "Q4_0")])
+    monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_tiled", "Q4_0")])
+    low = "wq[load_slice][load_row][j] = low"
     some = chosen(
-        ("+= → -=", "xb->qs[k]"),  # wrong
-        ("s → d", "half_to_float"),  # wrong in what a sum over many hides least
-        ("+= → -=", "stride"),  # writes far outside
-        ("] → + 1]", "int8_t q[QK"),  # the same
-        ("h → s", "++"),  # loops
-        ("i → j", "y["),  # does not compile
-        ("< → <=", "i "),  # writes one output too many
+        ("+= → -=", "a[k]"),  # wrong
+        (f"{low} → {low}; {low}", ""),
+        ("g → c", "slices) {"),  # does not compile
+        ("< → <=", "n0 + row ⟦< → <=⟧ N) y"),  # writes one output too many
+        ("< → <=", "n0 + load_row ⟦< → <=⟧ N ?"),  # reads a row past the last one, which no output shows
+        file=TILED,
     )
     judge = kill.MutantJudge(tmp_path)
     found = {r["id"]: r for r in judge.batch(some)}
     outcomes = [found[m.id]["outcome"] for m in some]
-    assert outcomes == ["killed", "killed", "killed", "same", "killed", "uncompilable", "killed"]
-    wrong, exchanged, crash, same, loop, _, outside = (found[m.id] for m in some)
+    assert outcomes == ["killed", "same", "uncompilable", "killed", "killed"]
+    wrong, same, _, outside, beyond = (found[m.id] for m in some)
     assert set(wrong["checks"]) == set(OTHER_CHECKS)
-    assert wrong["by"] == exchanged["by"] == "bound"
-    assert crash["by"].startswith(("SIG", "the kernel reads outside")) or crash["by"] == "time limit"
-    assert loop["by"] == "time limit"
+    assert wrong["by"] == "bound"
     assert "wrote outside its output" in outside["by"]
-    assert outside["checks"] == []  # no other check looks there
     assert same["by"] == ""
-    source = TEXTS[NAIVE]
-    assert judge.same_code(some[3], source)
-    assert not judge.same_code(some[0], source)
+    assert "reads outside its buffers" in beyond["by"]
+    assert beyond["checks"] == []
+    assert judge.same_code(some[1], TEXTS[TILED])
+    assert not judge.same_code(some[0], TEXTS[TILED])
     assert list(tmp_path.glob("batch-*")) == []
 
 
-@pytest.mark.slow
-def test_what_only_other_shapes_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tail that the model's own shapes never have, and a read past the end that is not used."""
+@pytest.mark.usefixtures("few_probes")
+def test_what_a_checked_build_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part of a buffer is read that is not used, in the rows of no rung."""
     file = "quantize/q8_1.cu"
     monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_naive", "Q4_0")])
     some = chosen(("+ → -", "8 <= n_blocks"), ("< → <=", "if (b "), file=file)
     tail, beyond = kill.MutantJudge(tmp_path).batch(some)
     assert tail["outcome"] == "killed"
     assert "wrote outside its output" in tail["by"]
-    assert (beyond["outcome"], beyond["overreads"]) == ("same", True)
+    assert beyond["outcome"] == "killed"
+    assert "reads" in beyond["by"]
+
+
+@pytest.mark.usefixtures("few_probes")
+def test_copies_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of asynchronous copies that are not ended, waits that are left out or come too late."""
+    monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_gemv", "Q4_0")])
+    operators, copies = ("statement-left-out", "statements-swapped"), ("async_commit", "async_wait")
+    some = [m for m in mutator.mutants(GEMV, TEXTS[GEMV]) if m.operator in operators and m.old.startswith(copies)]
+    assert len(some) == 7
+    for record in kill.MutantJudge(tmp_path).batch(some):
+        assert record["outcome"] == "killed", record
+        assert "how long copies take" in record["by"]
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------
@@ -133,11 +154,11 @@ def test_a_run_goes_on_where_it_stopped(
             yield {"id": m.id, "outcome": "same", "by": "", "diff": "", "seconds": 0.0}
 
     monkeypatch.setattr(kill.MutantJudge, "batch", batch)
-    asked = options(tmp_path, "--only", "01_naive", "--sample", "0.2", "-j", "1")
+    asked = options(tmp_path, "--only", "01_naive", "--sample", "30", "-j", "1")
     kill.run(asked)
     seen = (tmp_path / "seen").read_text().splitlines()
     lines = asked.lines.read_text().splitlines(keepends=True)
-    assert len(seen) == len(lines) == len(set(seen)) > 30
+    assert len(seen) == len(lines) == len(set(seen)) >= 28
     assert "0 s left" in capsys.readouterr().err
     asked.lines.write_text("".join(lines[:10]) + lines[10][:20])  # cut off within a line
     kill.run(asked)
@@ -149,7 +170,7 @@ def test_a_run_goes_on_where_it_stopped(
 
 
 def test_survivors_are_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--again` those that nothing explains, `--again-all` every one but what a compiler proved or this run judged."""
+    """`--again`: once more in a run, every one but those that a compiler proves equivalent."""
 
     def batch(self: kill.MutantJudge, some: list[mutator.Mutant]) -> Any:
         for m in some:
@@ -162,11 +183,10 @@ def test_survivors_are_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]  # fmt: skip
     rest = [("unobservable", "")] * (len(names) - len(outcomes))
     before = {i: {"id": i, "outcome": o, "by": by} for i, (o, by) in zip(names, [*outcomes, *rest], strict=True)}
-    only = ["--only", NAIVE, "-j", "1"]
-    for more, judged in (([], []), (["--again"], [1, 2]), (["--again-all"], [3]), (["--again-all"], [])):
-        asked = options(tmp_path, *only, *more)
+    for more, judged in (([], []), (["--again"], [1, 2, 3]), (["--again"], [])):
+        asked = options(tmp_path, "--only", NAIVE, "-j", "1", *more)
         had = set(kill.finished(asked.lines))
-        kill.run(asked, lambda r: bool(r["by"]), before)
+        kill.run(asked, before)
         assert set(kill.finished(asked.lines)) - had == {names[i] for i in judged}
 
 
@@ -201,7 +221,7 @@ def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
     subject = Subject("q8_1_gemv", "Q5_1")
     none = Calls()
     judge = kill.MutantJudge(tmp_path)
-    judge._recordings[subject] = Recording(subject, none, none, dict.fromkeys(alive, ("gemm",)), alive)
+    judge._recordings[subject] = Recording(subject, none, none, none, dict.fromkeys(alive, ("gemm",)), alive)
     in_header, in_source = (next(m for m in mutator.mutants(f, TEXTS[f]) if m.line == line)
                             for f, line in (("packed.cuh", 36), (GEMV, 31)))  # fmt: skip
     assert judge.units(subject, in_header) == [units[0], units[2]]

@@ -178,3 +178,13 @@ def test_a_wrong_name_is_kept_said_and_ends_with_1(
     assert main(["measure", "naming", "--results", str(results)]) == 1
     assert "WRONG {" in capsys.readouterr().out
     assert json.loads(results.read_text())["naming"] == json.loads(json.dumps(found))
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    one = naming.Outcome("offset-twice", "", "Q4_0", "q8_1", 0, "t", naming.ALONE, ("offset-twice",))
+    naming.Kept(path, "run").add("'Q4_0'", [one, one])
+    with path.open("a") as f:
+        f.write('{"run": "run", "item": "')  # it was cut off
+    assert naming.Kept(path, "run").outcomes == {"'Q4_0'": [one, one]}
+    assert naming.Kept(path, "another run").outcomes == {}

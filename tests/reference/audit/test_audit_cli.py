@@ -17,7 +17,7 @@ from gguf_verify.cli import main
 from gguf_verify.gguf import open_model
 from gguf_verify.llama import Llama
 from tests.support import corpus
-from tests.support.tools import FIXTURES, ROOT, patched_block
+from tests.support.tools import FIXTURES, ROOT, command_here, patched_block
 
 SCRIPT = ROOT / "scripts" / "audit_layout.py"
 Q4_0, Q5_1, F16 = (FIXTURES / f"tiny-{name}.gguf" for name in ("Q4_0", "Q5_1", "F16"))
@@ -118,7 +118,7 @@ def test_x_ray_by_all_addresses(tmp_path: Path) -> None:
     (["--json", str(Q4_0)], "overwrite a model"),
 ])  # fmt: skip
 def test_usage(arguments: list[str], said: str) -> None:
-    assert said in one_line(cli(Q4_0, *arguments), 2)
+    assert said in one_line(command_here("audit", Q4_0, *arguments), 2)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.audit.reader_process import MAX_WHOLE
 from gguf_verify.audit.readers import READERS, Readers, Reading, compare, ours
 from gguf_verify.gguf import RULES, Finding, GgufFile, parse
+from gguf_verify.llama.reader_process import MAX_WHOLE
 from tests.support import corpus
 from tests.support.reader_table import FIELDS, PATIENCE, _by_slug
 from tests.support.tools import FIXTURES

@@ -126,12 +126,12 @@ def test_precompiled_header(
 
     monkeypatch.setattr(compiler, "_run", noting)
     unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
-    with_it = compiler._compile(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"])
+    with_it = compiler._object(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"])
     with_header = ["-include" in command for command in commands]
     assert with_header == ([True, False] if damage == "cut short" else [True])
     assert made.exists() == (damage != "cut short")
     monkeypatch.setattr(compiler, "precompiled", lambda _flags: None)
-    assert compiler._compile(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"]).content == with_it.content
+    assert compiler._object(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"]).content == with_it.content
     assert "-include" not in commands[-1]
 
 
@@ -147,11 +147,11 @@ def test_precompiled_header_of_other_flags(monkeypatch: pytest.MonkeyPatch, root
         return asked[-1]
 
     monkeypatch.setattr(compiler, "precompiled", noting)
-    with_it = compiler._compile(roots(WRITE_A_BYTE), unit, options)
+    with_it = compiler._object(roots(WRITE_A_BYTE), unit, options)
     assert asked == [original(["-O1"])]
     assert asked != [original()]
     monkeypatch.setattr(compiler, "precompiled", lambda _flags: None)
-    assert compiler._compile(roots(WRITE_A_BYTE), unit, options).content == with_it.content
+    assert compiler._object(roots(WRITE_A_BYTE), unit, options).content == with_it.content
 
 
 def test_no_precompiled_header_but_gccs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,13 +98,19 @@ void k(int* y, const int* x, int n) {
         WRONG(else) __syncthreads();
         y[threadIdx.x] = 1;
     }"""),
+    "barriers of two warps": ("divergent", "k.cu:6", """void k(int* y, const int* x, int n) {
+        WRONG(if (threadIdx.x < 32))
+        __syncthreads();
+        WRONG(else __syncthreads();)
+        y[threadIdx.x] = 1;
+    }"""),
     "a write into an input": ("input", "k.cu:5: at byte 8 of its weights", """void k(int* y, int* x, int n) {
         RIGHT(y)WRONG(x)[2] = 1;
     }"""),
 }  # fmt: skip
 
 
-def launched(build: Build, source: str, right: bool) -> None:
+def launched(build: Build, source: str, right: bool) -> CpuHost:
     keep, drop = ("RIGHT", "WRONG") if right else ("WRONG", "RIGHT")
     macros = f"#define {keep}(...) __VA_ARGS__\n#define {drop}(...)\n"
     host = CpuHost(1).under(Schedule(checked=True))
@@ -113,6 +119,7 @@ def launched(build: Build, source: str, right: bool) -> None:
     kernel = build(f'void u() {{}}\n#include "async.cuh"\n{macros}#line 4\nextern "C" __global__ {source}', host)
     x = host.upload(np.arange(64, dtype=np.int32), "weights")
     host.launch(kernel, (2, 1, 1), (64, 1, 1), [host.output(256), x, np.int32(1)], shared=256)
+    return host
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -126,7 +133,7 @@ def test_finding_and_its_right_twin(build: Build, name: str) -> None:
     assert found.value.kind == kind
     assert words in str(found.value)
     assert "\n" not in str(found.value)
-    launched(build, source, True)
+    assert launched(build, source, True).unset == ()
 
 
 RIGHT = {
@@ -143,8 +150,8 @@ RIGHT = {
         __shared__ int s[64];
         if (threadIdx.x < 5) s[threadIdx.x] = 1;
         __syncthreads();
-        const int v = s[threadIdx.x];
-        if (threadIdx.x < 5) y[threadIdx.x] = v;
+        const int v = __shfl_sync(~0u, s[threadIdx.x], 0);
+        y[threadIdx.x] = threadIdx.x < 32 ? v : n;
     }""",
     "some threads have left": """void k(int* y, const int* x, int n) {
         __shared__ int s[64];
@@ -180,7 +187,8 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_no_finding(build: Build, name: str) -> None:
-    launched(build, RIGHT[name].replace("{\n", "{\n        if (blockIdx.x) return;\n", 1), True)
+    host = launched(build, RIGHT[name].replace("{\n", "{\n        if (blockIdx.x) return;\n", 1), True)
+    assert host.unset == (("shared memory at k.cu:9",) if name.startswith("unset") else ())
 
 
 def test_a_ring_whose_slots_are_not_waited_for(build: Build) -> None:
@@ -190,3 +198,94 @@ def test_a_ring_whose_slots_are_not_waited_for(build: Build) -> None:
     source = ring.replace(gives, "").replace(reads, gives + reads)
     with pytest.raises(KernelFinding, match="race"):
         launched(build, source.replace("{\n", "{\n        if (blockIdx.x) return;\n", 1), True)
+
+
+# -- atomic operations and fences --------------------------------------------------------------------------------------
+
+#: The last thread block adds what all have left, as split-K kernels do. `y` has an element for each thread.
+LAST_BLOCK = """
+__device__ float part[64];
+__device__ unsigned count;
+extern "C" __global__ void k(float* y, const int* x, int n) {{
+    __shared__ bool last;
+    if (threadIdx.x == 0) {{
+        part[blockIdx.x] = (float)x[blockIdx.x];
+        {fence}
+        last = atomicInc(&count, gridDim.x - 1) == gridDim.x - 1;
+    }}
+    {barrier}
+    if (!last) return;
+    float sum = 0;
+    for (unsigned i = 0; i < gridDim.x; ++i) sum += part[i];
+    y[threadIdx.x] = sum;
+}}"""
+COUNTED = """
+extern "C" __global__ void k(float* y, const int* x, int n) {{
+    __shared__ int c[2];
+    if (threadIdx.x < 2) c[threadIdx.x] = 0;
+    __syncthreads();
+    atomicAdd(&c[0], x[threadIdx.x]), atomicMax(&c[1], x[threadIdx.x]);
+    {barrier}
+    if (threadIdx.x == 0) y[0] = (float)c[0], y[1] = (float)c[1];
+}}"""
+LOCKED = """
+extern "C" __global__ void k(float* y, const int* x, int n) {{
+    __shared__ int lock, sum;
+    if (threadIdx.x == 0) lock = sum = 0;
+    __syncthreads();
+    while (atomicCAS(&lock, 0, 1)) ;
+    sum += x[threadIdx.x];
+    {fence}
+    atomicExch(&lock, 0);
+    __syncthreads();
+    y[threadIdx.x] = (float)sum;
+}}"""
+HANDED_OVER = """
+extern "C" __global__ void k(float* y, const int* x, int n) {{
+    __shared__ float kept;
+    __shared__ int there;
+    if (threadIdx.x == 0) there = 0;
+    __syncthreads();
+    if (threadIdx.x == 63) {{ kept = 7; {fence} atomicExch(&there, 1); }}
+    if (threadIdx.x == 0) {{
+        while (!atomicAdd(&there, 0)) ;
+        y[0] = kept;
+    }}
+}}"""
+#: Name → source, what makes it right, what makes it wrong, and an output.
+ATOMICS = {
+    "last block without a fence": (LAST_BLOCK, ("__threadfence();", "__syncthreads();"), ("", "__syncthreads();"), 6.0),
+    "a fence of the block alone": (
+        LAST_BLOCK, ("__threadfence();", "__syncthreads();"), ("__threadfence_block();", "__syncthreads();"), 6.0,
+    ),
+    "last block without a barrier": (
+        LAST_BLOCK, ("__threadfence();", "__syncthreads();"), ("__threadfence();", ""), 6.0,
+    ),
+    "a sum that is read too early": (COUNTED, ("__syncthreads();",), ("",), 2016.0),
+    "a lock without a fence": (LOCKED, ("__threadfence_block();",), ("",), 2016.0),
+    "a flag without a fence": (HANDED_OVER, ("__threadfence_block();",), ("",), 7.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATOMICS)
+def test_atomic_operations(build: Build, name: str) -> None:
+    source, right, wrong, expected = ATOMICS[name]
+    blocks = 4 if source is LAST_BLOCK else 1
+    fields = [f for f in ("fence", "barrier") if f"{{{f}}}" in source]
+    x = np.arange(64, dtype=np.int32)
+
+    def run(parts: tuple[str, ...], host: CpuHost) -> np.ndarray:
+        kernel = build("void u() {}\n" + source.format(**dict(zip(fields, parts, strict=True))), host)
+        y = host.output(256)
+        host.launch(kernel, (blocks, 1, 1), (64, 1, 1), [y, host.upload(x, "weights"), np.int32(1)])
+        return host.download(y).view(np.float32)
+
+    checked = CpuHost(1).under(Schedule(checked=True))
+    assert isinstance(checked, CpuHost)
+    with pytest.raises(KernelFinding, match="data race: "):
+        run(wrong, checked)
+    for schedule in (Schedule(checked=True), Schedule("descending"), Schedule("seeded", 3), Schedule()):
+        host = CpuHost(2).under(schedule)
+        assert isinstance(host, CpuHost)
+        assert run(right, host)[0] == expected, schedule
+        assert not host.adds_floats

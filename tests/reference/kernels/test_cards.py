@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.hosts import nvrtc
+from gguf_verify.hosts import compute_sanitizer, cupy_host, nvrtc
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.paths import kernel_root
 from tests.support.kernel_inputs import sources, stack_bytes
@@ -59,6 +59,20 @@ def test_a_stack_is_seen(supported: list[int], tmp_path: Path) -> None:
     for sm in CARDS:
         if int(sm) in supported:
             assert max(stack_bytes(nvrtc.compile_cubin(tmp_path, "k.cu", sm, {}))) == 256
+
+
+def test_what_fills_shared_memory_compiles(supported: list[int]) -> None:
+    filler = cupy_host._FILLER
+    for sm in CARDS:
+        if int(sm) in supported:
+            assert not any(stack_bytes(nvrtc.compile_cubin(filler.parent, filler.name, sm, {}, lines=True))), sm
+    assert f"void {compute_sanitizer.UNCHECKED}(" in filler.read_text()
+
+
+@pytest.mark.parametrize("name", ["unit.cu", "program.cu", "default_program"])
+def test_a_kernels_file_may_have_any_name(supported: list[int], tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('extern "C" __global__ void k(int* y) { y[0] = 1; }\n')
+    assert nvrtc.compile_cubin(tmp_path, name, "90", {}, lines=True)[:4] == b"\x7fELF"
 
 
 def test_nvrtc_says_what_is_wrong(supported: list[int], tmp_path: Path) -> None:

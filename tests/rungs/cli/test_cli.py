@@ -18,7 +18,7 @@ import pytest
 from gguf_verify.hosts.cupy_host import gpu_fault
 from gguf_verify.llama import Llama
 from tests.support.nights import validator
-from tests.support.tools import FIXTURES, ROOT, assert_one_line, cli, patched, patched_block
+from tests.support.tools import FIXTURES, ROOT, assert_one_line, cli, command_here, patched, patched_block
 
 SCRIPT = ROOT / "scripts" / "verify_model.py"
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -30,7 +30,7 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert len(lines) <= 40
+    assert len(lines) <= 42
     text = done.stdout
     for part in ("llama.cpp 0.", "sha256", "cpu:", "kernel", "seed 0", "bytes   passed", "VERIFIED", "utilisation"):
         assert part in text
@@ -41,6 +41,11 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     assert len(report["rungs"][2]["details"]) == 22
     assert report["environment"]["file"]["sha256"][0] in text
     validator("run").validate(report)
+    headroom = report["rungs"][2]["headroom"]
+    assert 0 < abs(headroom["value"]) < headroom["limit"] == 65504
+    line = f"times 65504, at token {headroom['token']}, block {headroom['block']}; llama.cpp's CUDA backend"
+    assert f"range       {headroom['tensor']}: the largest half" in text
+    assert line in " ".join(text.split())
     assert ">Verified</h1>" in page.read_text()
     assert report["environment"]["file"]["sha256"][0] in page.read_text()
 
@@ -180,7 +185,7 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
     ],
 )
 def test_usage(arguments: list[str], said: str) -> None:
-    done = cli(Q4_0, *arguments)
+    done = command_here(Q4_0, *arguments)
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1

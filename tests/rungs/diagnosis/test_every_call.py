@@ -10,16 +10,19 @@ import pytest
 
 from gguf_verify.diagnosis import known_inputs
 from gguf_verify.diagnosis.quantizer import diagnose_quantizer
+from gguf_verify.diagnosis.seen import name_of
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.findings import _KINDS
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import LocatedDiagnosis, Options, Report
 from gguf_verify.semantics import SEMANTICS
-from gguf_verify.semantics.overflow import LARGEST_HALF, range_problem
+from gguf_verify.semantics.overflow import LARGEST_HALF, largest_half, range_problem
+from gguf_verify.support.errors import KernelFinding
 from gguf_verify.verification import verify
 from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES, altered_kernel, patched, patched_block
@@ -67,8 +70,68 @@ def test_a_call_at_another_shape(tmp_path: Path) -> None:
 def test_a_call_with_another_number_of_tokens(tmp_path: Path) -> None:
     new = "y[M == 5 ? i % N * M + i / N : i] = acc"
     found = diagnosed(run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", new), "layers"))
-    assert [f.id for f in found.faults] == ["transposed"]
+    # smaller calls are right, which transposed outputs would not be
+    assert [f.id for f in found.faults] == ["window-of-m", "transposed"]
     assert "M=5" in found.who
+
+
+def test_a_call_of_the_tokens_rung(tmp_path: Path) -> None:
+    new = "q[k] * xb->qs[k / 2 + k % 2 * 16]"
+    report = run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "q[k] * xb->qs[k]", new), "tokens")
+    found = diagnosed(report)
+    assert [f.id for f in found.faults] == ["activations-interleaved"]
+    assert (found.who, found.tensor) == ("kernel on llama.cpp's activations", "blk.0.attn_k.weight")
+
+
+UNSTABLE = """
+import numpy as np
+from gguf_verify import kernel
+
+calls = 0
+
+@kernel(formats=["Q4_0"], semantics="f32", out=True)
+def gemm(weights, activations, shape, out):
+    global calls
+    calls += 1
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("out[:] = calls", "not-deterministic"),
+        pytest.param("out[: shape.m if calls % 2 else 0] = 1", "unwritten", marks=pytest.mark.slow),
+    ],
+)
+def test_a_call_without_outputs_to_judge(tmp_path: Path, body: str, fault: str) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text(UNSTABLE.format(body=body))
+    options = Options(prompt="The import", tensor="blk.0.attn_k", progress=False, probes="brief")
+    found = diagnosed(verify(Q4_0, f"{path}:gemm", rungs=("layers",), options=options))
+    assert ([f.id for f in found.faults], found.verdict, found.culprit) == ([fault], "known fault", "kernel")
+    assert found.lines[0].endswith(found.faults[0].fix)
+
+
+def test_every_kind_of_finding_is_a_name() -> None:
+    kinds = {*_KINDS.values(), "unwritten", "changing"}
+    names = {kind: name_of(KernelFinding(kind, "words")) for kind in kinds}
+    assert all(names.values())
+    assert len({name.id for name in names.values() if name is not None}) == len(kinds)
+    assert name_of(KernelFinding("whatever a foreign process says", "words")) is None
+
+
+# -- how near a run that passes comes to what a half holds -------------------------------------------------------------
+
+
+def test_the_largest_half_is_found() -> None:
+    x = np.full((3, 128), 0.5, np.float32)
+    x[1, 64:96] = 1500.0
+    x[2, 3] = -60000.0
+    assert largest_half(Q8_1, Q8_1.bytes_of(x)) == ("s", 2, 0, -60000.0)
+    assert largest_half(Q8_1, Q8_1.bytes_of(x[:2])) == ("s", 1, 2, 48000.0)
+    assert largest_half(SEMANTICS["f32"], x.view(np.uint8)) is None
+    assert largest_half(SEMANTICS["q8_0_cpu"], SEMANTICS["q8_0_cpu"].bytes_of(x[1:2])) == ("d", 0, 2, 11.8125)
 
 
 @pytest.mark.parametrize(
@@ -219,9 +282,12 @@ def test_a_fault_beside_what_is_out_of_range_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_score_is_not_worded_as_an_order(tmp_path: Path) -> None:
     """A kernel that declares none: within the bound of any order, and further off than rounding explains."""
-    kernel = altered_kernel(tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", "y[i] = acc * (1.0f + 4e-6f)")
+    kernel = altered_kernel(
+        tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", "y[i] = acc * (i % 2 ? 1.0f + 3e-6f : 1.0f - 3e-6f)"
+    )
     kernel.spec = dataclasses.replace(kernel.spec, order=None)
     report = run(Q4_0, kernel, "layers")
+    assert report.rungs[0].worst["kernel"].utilisation < 1
     assert "times the standard deviation of rounding errors" in report.rungs[0].failures[0].what
     found = diagnosed(report)
     assert found.verdict == "unknown"

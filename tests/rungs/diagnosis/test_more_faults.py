@@ -12,9 +12,11 @@ from gguf_verify.diagnosis import FAULTS, diagnose
 from gguf_verify.diagnosis.diagnose import FEWEST
 from gguf_verify.diagnosis.experiments import Experiments
 from gguf_verify.diagnosis.fault import Case
+from gguf_verify.diagnosis.fitted import fitted
 from gguf_verify.diagnosis.operands import Predicted
 from gguf_verify.formats import FORMATS, BlockFormat, WeightFormat
 from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
@@ -234,6 +236,9 @@ class Odd(ShippedKernel):
         self.fmt, self.rows = fmt, rows
         return super().upload(fmt, rows)
 
+    def under(self, schedule: Schedule) -> None:  # which would be the right kernel
+        return None
+
     def product(self, weights: Weights, x: np.ndarray) -> np.ndarray:
         def right(rows: np.ndarray, x: np.ndarray) -> np.ndarray:
             return super(Odd, self).product(super(Odd, self).upload(self.fmt, rows), x)
@@ -252,6 +257,18 @@ def keeps(what: int, first: bool) -> Callable[..., np.ndarray]:
             kept[key] = operands[what].copy()
         operands[what] = old
         return right(*operands)
+
+    return fault
+
+
+def for_the_first_call() -> Callable[..., np.ndarray]:
+    """As many tokens as the first call of some rows and columns had are right, and the rest is zero."""
+    kept: dict[tuple[int, ...], int] = {}
+
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        y = right(rows, x)
+        y[kept.setdefault(rows.shape, len(x)) :] = 0
+        return y
 
     return fault
 
@@ -276,10 +293,11 @@ def every(n: int) -> np.ndarray:
         (lambda: keeps(1, True), "cached-by-shape", "activations"),
         (lambda: keeps(0, False), "stale-workspace", "weights"),
         (lambda: keeps(1, False), "stale-workspace", "activations"),
+        (for_the_first_call, "cached-by-shape", "with 10 tokens is wrong after one with 3"),
         (
             lambda: where(lambda m: every(m) & (9 <= m <= 40), every),
             "window-of-m",
-            "9, 12, 15 to 17, 20, 24, 31 to 33, 40 are wrong",
+            "24, 28, 31 to 33, 36, 40 are wrong",
         ),
         (lambda: where(every, lambda n: every(n) & (n in (63, 64, 65))), "window-of-n", "63 to 65 are wrong"),
         (lambda: where(lambda m: np.arange(m) >= m // 16 * 16, every), "partial-tile", "tokens past the last whole"),
@@ -298,6 +316,62 @@ def test_series_of_calls(
     found = list(Experiments(Odd(fault()), FORMATS["Q4_0"], Q8_1, rows, x).named())
     assert [f.id for f in found] == ([name] if name else [])
     assert all(said in f.words for f in found)
+
+
+def test_a_window_of_columns(made: Callable[..., np.ndarray]) -> None:
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        return right(rows, x) * np.float32(1.5 if x.shape[1] > 2560 else 1)
+
+    rows, x = made("Q4_0", 4096)[:3], activations(4096, 2)
+    found = list(Experiments(Odd(fault), FORMATS["Q4_0"], Q8_1, rows, x).named())
+    assert [f.id for f in found] == ["window-of-k"]
+    assert "from K = 2592 on, and none up to 2560" in found[0].words
+
+
+def test_what_only_some_sizes_have_is_named_so(made: Callable[..., np.ndarray]) -> None:
+    """Halved values explain the outputs, but would make smaller calls wrong, too, which are right."""
+
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        return right(rows, x) * np.float32(0.5 if len(x) == 13 else 1)
+
+    rows, x, kernel = made("Q4_0", 64), activations(64, 13), Odd(fault)
+    right = product(Q8_1, FORMATS["Q4_0"], rows, Q8_1.bytes_of(x)).exact.astype(np.float32)
+    named = diagnose((right / 2).astype(np.float32), FORMATS["Q4_0"], Q8_1, rows, x).faults
+    tried = Experiments(kernel, FORMATS["Q4_0"], Q8_1, rows, x)
+    assert [f.id for f in tried.beside(named)] == ["window-of-m", "power-of-two"]
+    always = Experiments(Odd(lambda rows, x, of: of(rows, x) / 2), FORMATS["Q4_0"], Q8_1, rows, x)
+    assert [f.id for f in always.beside(named)] == ["power-of-two"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "said"),
+    [
+        (lambda y: y * np.float32(1.0001), "constant-factor", "1.0001 times"),
+        (lambda y: -y, "constant-factor", "-1 times"),
+        (lambda y: np.roll(y, 2, axis=1), "rows-exchanged", "row 2 gets that of 0"),
+        (lambda y: y[::-1], "tokens-exchanged", "token 0 gets that of 5"),
+        (lambda y: y * np.array([1.01, 1.02] * 8, np.float32), "", ""),
+        (lambda y: y * np.array([1.01, 1] * 8, np.float32), "", ""),
+        (lambda y: y + np.float32(1), "", ""),
+    ],
+)
+def test_what_is_read_off_outputs(
+    made: Callable[..., np.ndarray], change: Callable[[np.ndarray], np.ndarray], name: str, said: str
+) -> None:
+    rows, x = made("Q4_0"), activations()
+    right = product(Q8_1, FORMATS["Q4_0"], rows, Q8_1.bytes_of(x)).exact.astype(np.float32)
+    found = diagnose(np.ascontiguousarray(change(right)), FORMATS["Q4_0"], Q8_1, rows, x)
+    assert [f.id for f in found.faults] == ([name] if name else [])
+    assert all(said in f.words for f in found.faults)
+
+
+@pytest.mark.parametrize(("signs", "said"), [((1, 1), "1 + 3e-06 times"), ((1, -1), "")])
+def test_a_factor_is_named_only_where_it_explains_the_errors(signs: tuple[int, int], said: str) -> None:
+    """Errors within the bound are wrong by their score; any factor near one leaves outputs within the bound, too."""
+    exact = np.linspace(1, 2, 96).reshape(6, 16)
+    y = (exact * (1 + 3e-6 * np.tile(signs, 8))).astype(np.float32)
+    found = list(fitted(y, Predicted(exact, np.full(exact.shape, 1e-4)), np.ones(exact.shape, bool)))
+    assert [said in f.words for f in found] == ([True] if said else [])
 
 
 def test_what_changes_from_call_to_call_is_no_window(made: Callable[..., np.ndarray]) -> None:

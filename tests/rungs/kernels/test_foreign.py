@@ -154,7 +154,7 @@ def test_a_declared_order_is_judged_by_its_bits() -> None:
         ({"formats": ["Q4_9"]}, "format 'Q4_9' is not one of"),
         ({"formats": []}, "declares no formats"),
         ({"formats": "Q4_0"}, "formats is not a list of strings"),
-        ({"semantics": "w4a8"}, "semantics 'w4a8' is not one of f32, q8_1, "),
+        ({"semantics": "w4a8"}, "semantics 'w4a8' is not one of f32, f32_apart, q8_1, "),
         ({"semantics": "q8_1_half", "ordered": True}, "no order of q8_1_half is known"),
         ({"pack": 3}, "its pack is not callable"),
     ],

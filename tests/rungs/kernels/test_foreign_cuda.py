@@ -98,11 +98,11 @@ def test_wrong_cuda_declarations(old: str, new: str, said: str) -> None:
             "DYNAMIC_SHARED(room); room[threadIdx.x] = 1; y[i] = acc;",
             r"wrote outside its 0 bytes of dynamic shared memory$",
         ),
-        ("block = 128", 'block = "M * 1000"', r"its block at M=5, N=7, K=96 is 5000 × 1 × 1, which CUDA does not"),
+        ("block = 128", 'block = "M * 1000"', r"at M=5, N=7, K=96 its block is 5000 × 1 × 1, which CUDA does not"),
         (
             'grid = "ceil(M * N, 128)"',
             'grid = "M - 5"',
-            r"its grid at M=5, N=7, K=96 is 0 × 1 × 1, which CUDA does not",
+            r"at M=5, N=7, K=96 its grid is 0 × 1 × 1, which CUDA does not",
         ),
         ("block = 128", 'block = "1024 / (M - 5)"', r"divides by zero at M=5, N=7, K=96"),
     ],

@@ -201,7 +201,7 @@ def test_identified_beside_its_oracle() -> None:
 @pytest.mark.parametrize(
     ("attributes", "said"),
     [
-        ({"semantics": "own"}, "semantics 'own without an Oracle' is not one of f32, q8_1, "),
+        ({"semantics": "own"}, "semantics 'own without an Oracle' is not one of f32, f32_apart, q8_1, "),
         ({"semantics": foreign_kernels.half_activations, "ordered": True}, "no order of an oracle is known"),
         ({"takes": "q8_1"}, "takes 'q8_1' is not one of float32, f32"),
         ({"semantics": "q8_1", "takes": "mmq"}, "takes 'mmq' is not one of float32, q8_1"),

@@ -66,7 +66,13 @@ def test_each_mutant_is_one_edit(file: str) -> None:
         last = next(i for i in range(len(original)) if changed[-1 - i] != original[-1 - i])
         gone, came = original[first : len(original) - last], changed[first : len(changed) - last]
         one = max(len(gone), len(came)) <= 4  # `]` → `+ 1]`, `?` → `== 0 ?`, a function → a cast
-        assert one or (mutant.operator == "statement-left-out" and len(came) <= 1), (mutant.id, gone, came)
+        left_out = mutant.operator == "statement-left-out" and len(came) <= 1
+        moved = mutant.operator in ("statement-doubled", "statements-swapped")
+        assert one or left_out or moved, (
+            mutant.id,
+            gone,
+            came,
+        )
 
 
 def test_ids_hold_a_place_and_an_operator() -> None:
@@ -113,9 +119,27 @@ def test_what_is_mutated() -> None:
 
 
 def test_a_larger_sample_holds_a_smaller_one() -> None:
-    everything = {file: mutator.mutants(file, TEXTS[file]) for file in (NAIVE, "common.cuh")}
-    few, more = (kill.sampled(everything, f, 3) for f in (0.1, 0.3))
-    for file, all_of_it in everything.items():
-        assert set(few[file]) < set(more[file]) < set(all_of_it)
-        assert few[file] != sorted(few[file], key=lambda m: m.start)
-    assert kill.sampled(everything, 0.1, 4) != few
+    """Each kind of mutant is in it, as often as in all of them."""
+    everything = [m for file in (NAIVE, "common.cuh") for m in mutator.mutants(file, TEXTS[file])]
+    few, more = (kill.sampled(everything, n, 3) for n in (30, 90))
+    assert abs(len(few) - 30) < 4
+    assert set(few) < set(more) < set(everything)
+    assert {m.file for m in few} == {NAIVE, "common.cuh"}
+    assert any(m.operator.startswith("statement") for m in few)
+    assert kill.sampled(everything, 30, 4) != few
+
+
+def test_statements() -> None:
+    """Left out, twice, and behind the next one, be it a block or a declaration."""
+    text = (
+        "void f(int n) {\n    async_commit();\n    wait<1>();\n"
+        "    for (int i = 0; i < n; ++i) {\n        y[i] = 0;\n    }\n"
+        "    if (n) stop();\n    else go(n);\n    y[0] = 1;\n    const int k = n;\n    return;\n}\n"
+    )
+    of = {(m.operator, m.old): m.new for m in mutator.mutants("gemm/made.cu", text) if "statement" in m.operator}
+    assert of["statement-left-out", "async_commit()"] == ""
+    assert of["statement-doubled", "async_commit()"] == "async_commit(); async_commit()"
+    assert of["statement-doubled", "stop()"] == "{ stop(); stop(); }"
+    swapped = {" ".join(new.split()) for (operator, _), new in of.items() if operator == "statements-swapped"}
+    loop = "for (int i = 0; i < n; ++i) { y[i] = 0; }"
+    assert swapped == {"wait<1>(); async_commit();", f"{loop} wait<1>();", "const int k = n; y[0] = 1;"}

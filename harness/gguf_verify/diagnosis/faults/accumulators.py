@@ -29,6 +29,14 @@ def _narrow(case: Case, narrow: Callable[[Doubles], Doubles]) -> Variants:
     yield "rounded at the end", Predicted(narrow(right.exact), right.bound)
     if case.quantized:
         first, second = p.terms()
+        with np.errstate(all="ignore"):
+            yield "each term rounded", Predicted((narrow(first) + second).sum(axis=0), right.bound)
+        if not p.half_products:
+            sums = np.matmul(p.a.transpose(1, 0, 2), p.q.transpose(1, 2, 0))
+            scale = p.e.T[:, :, None] * p.d.T[:, None, :]
+            with np.errstate(all="ignore"):
+                rounded = (scale * narrow(sums) + second).sum(axis=0)
+            yield "integer sums rounded before they are scaled", Predicted(rounded, right.bound)
         total = np.zeros(right.exact.shape)
         for t, minimum in zip(first, second, strict=True):
             wide = total + (t + minimum)

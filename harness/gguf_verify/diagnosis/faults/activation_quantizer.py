@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from ...formats import QK
 from ...formats.c_arithmetic import round_half_away
-from ..fault import Case, Fault, Variants
+from ..fault import Case, Fault, Variants, always
 from ..operands import Floats, Parts, Predicted
 
 
@@ -85,14 +86,28 @@ def _reciprocal(case: Case) -> Variants:
         yield "x·(1/d)", _codes(case, round_half_away(blocks * (np.float32(1) / d)[..., None]))
         inverse = np.float32(127) / np.abs(blocks).max(axis=-1, keepdims=True)
         yield "x·(127/max)", _codes(case, round_half_away(blocks * inverse))
+        half = (np.float32(1) / d).astype(np.float16).astype(np.float32)[..., None]
+        if not np.isfinite(half).all():
+            largest = np.clip(round_half_away(blocks * half), -127, 127)
+            yield "1/d in a half, which overflows", _codes(case, largest)
+            exact = np.where(np.isfinite(half), round_half_away(ratio), largest)
+            yield "1/d overflows a half, and is exact where it does not", _codes(case, exact)
 
 
 def _zero_block(case: Case) -> Variants:
-    p = case.parts
-    none = (p.e == 0).any(axis=1)
-    if none.any() and not none.all():
-        exact = np.where(none[:, None], np.nan, case.right.exact)
-        yield "", Predicted(exact, case.right.bound)
+    form, ways = case.semantics.activations, {}
+    if form is not None:
+        ways[""] = case.parts.e == 0
+    if form is None or case.values is not None:
+        values = case.parts.a if case.values is None else case.values
+        size = QK if form is None else form.block_size
+        zero = (values.reshape(len(values), -1, size) == 0).all(axis=-1)
+        ways["where all values are zero, not where d is too small"] = zero
+    for which, zero in ways.items():
+        everywhere = f"{which}, in all blocks of a token".removeprefix(", ")
+        for whole, words in ((zero.any(axis=1), which), (zero.all(axis=1), everywhere)):
+            if whole.any() and not whole.all():
+                yield words, Predicted(np.where(whole[:, None], np.nan, case.right.exact), case.right.bound)
 
 
 def _with_values(case: Case) -> bool:
@@ -119,7 +134,7 @@ ZERO_BLOCK = Fault(
     id="zero-block",
     words="a block of activations that are all zero gives NaN: 0/0",
     fix="where max|x| is zero, d and all codes are zero",
-    applies=lambda c: c.quantized,
+    applies=always,
     variants=_zero_block,
 )
 

@@ -90,6 +90,9 @@ def _signedness(case: Case) -> Variants:
         stored = p.q + offset
         signed = np.where(stored >= 2.0 ** (fmt.bits - 1), stored - 2.0**fmt.bits, stored)
         yield "codes of weights as signed", replace(p, q=signed - offset)
+        if fmt.offset:
+            two = "codes of weights as two's complement, without the offset"
+            yield two, replace(p, q=signed, m=np.zeros_like(p.m))
     if fmt.bits == 8 and fmt.low < 0:
         yield "codes of weights as unsigned", replace(p, q=np.mod(p.q, 256))
     if (p.q < 0).any():

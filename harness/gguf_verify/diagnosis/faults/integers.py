@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
-from ..fault import Case, Fault, Variants
+import numpy as np
+import numpy.typing as npt
+
+from ..fault import Case, Fault, LazyVariants, Variants
 from ..operands import Doubles, Predicted
+
+Places = npt.NDArray[np.intp]
 
 
 def _wrapped(v: Doubles, bits: int) -> Doubles:
@@ -13,7 +20,9 @@ def _wrapped(v: Doubles, bits: int) -> Doubles:
     return np.asarray(np.mod(v + half, 2 * half) - half)
 
 
-def _narrow(case: Case) -> Variants:
+def _narrow(case: Case) -> LazyVariants:
+    """Sums of a few products of a term, or of all, in 8 or 16 bits: which products an instruction adds first, and what
+    is added to codes to make them unsigned, is up to the kernel."""
     p = case.parts
     scale = p.e.T[:, :, None] * p.d.T[:, None, :]
     second = p.s.T[:, :, None] * p.m.T[:, None, :]
@@ -21,21 +30,53 @@ def _narrow(case: Case) -> Variants:
     def with_sums(sums: Doubles) -> Predicted:
         return Predicted((scale * sums + second).sum(axis=0), case.right.bound)
 
-    a, q = p.a.transpose(1, 0, 2), p.q.transpose(1, 2, 0)
-    sums = np.matmul(a, q)
-    for bits in (16, 8):
-        low, high = -(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1
-        if sums.min(initial=0.0) < low or sums.max(initial=0.0) > high:
-            yield f"sums of {p.q.shape[2]} products wrap at {bits} bits", with_sums(_wrapped(sums, bits))
-            yield f"sums of {p.q.shape[2]} products saturate at {bits} bits", with_sums(np.clip(sums, low, high))
-    pairs = np.zeros_like(sums)
-    saturates = False
-    for i in range(0, p.q.shape[2], 2):  # as maddubs adds them
-        pair = np.matmul(a[..., i : i + 2], q[:, i : i + 2])
-        saturates |= bool((np.abs(pair) > 32767).any())
-        pairs += np.clip(pair, -32768, 32767)
-    if saturates:
-        yield "pairs of products saturate at 16 bits", with_sums(pairs)
+    a, values = p.a.transpose(1, 0, 2), p.q.shape[2]
+    at = np.arange(values)
+    groups = {f"all {values} products": at[None]}
+    for few in (2, 4):
+        groups[f"{few} neighbouring products"] = at.reshape(-1, few)
+        groups[f"{few} products, {values // few} values apart"] = at.reshape(few, -1).T
+    for shift in (0, 128) if case.fmt.bits == 8 and case.fmt.low < 0 else (0,):
+        q = (p.q + shift).transpose(1, 2, 0)
+        rest = shift * a.sum(axis=-1)[..., None]
+        codes = f" of codes plus {shift}" if shift else ""
+        for words, together in groups.items():
+            largest = max(float(np.abs(np.matmul(a[..., g], q[:, g])).max(initial=0.0)) for g in together)
+            for bits in (16, 8):
+                high = 2.0 ** (bits - 1) - 1
+                if largest <= high:
+                    continue
+
+                def made(
+                    narrow: Callable[[Doubles], Doubles], together: Places = together, q: Doubles = q,
+                    rest: Doubles = rest,
+                ) -> Predicted:  # fmt: skip
+                    return with_sums(sum(narrow(np.matmul(a[..., g], q[:, g])) for g in together) - rest)
+
+                def wrapped(v: Doubles, bits: int = bits) -> Doubles:
+                    return _wrapped(v, bits)
+
+                def clipped(v: Doubles, high: float = high) -> Doubles:
+                    return np.clip(v, -high - 1, high)
+
+                yield f"sums of {words}{codes} wrap at {bits} bits", partial(made, wrapped)
+                yield f"sums of {words}{codes} saturate at {bits} bits", partial(made, clipped)
+
+
+def _least(case: Case) -> Variants:
+    p = case.parts
+    for what, codes in (("weights", p.q), ("activations", p.a)):
+        least = codes == -128
+        if least.any() and (what == "activations" or case.fmt.bits == 8):
+            for taken in (128, 127, -127, 0):
+                other = np.where(least, float(taken), codes)
+                made = replace(p, q=other) if what == "weights" else replace(p, a=other).with_sums()
+                yield f"of {what}, for {taken}", made
+            # as where signs are moved to it from the other operand, and -(-128) is -128
+            a, q = (p.a, p.q * least) if what == "weights" else (p.a * least, p.q)
+            meets = replace(p, a=np.where(a < 0, a, 0.0), q=np.where(q < 0, q, 0.0), m=np.zeros_like(p.m)).predicted()
+            both = Predicted(case.right.exact - 2 * meets.exact, case.right.bound)
+            yield f"of {what}, where it meets a negative code", both
 
 
 INTEGERS_TOO_NARROW = Fault(
@@ -44,4 +85,13 @@ INTEGERS_TOO_NARROW = Fault(
     fix="add products of codes in 32 bits",
     applies=lambda c: c.quantized and not c.parts.half_products,
     variants=_narrow,
+    many=True,
+)
+
+LEAST_CODE = Fault(
+    id="least-code",
+    words="the code -128 is taken for another: it has no counterpart of the other sign in a byte",
+    fix="take magnitudes in a wider type, or keep the sign with one operand",
+    applies=lambda c: c.quantized or c.fmt.bits == 8,
+    variants=_least,
 )

@@ -86,6 +86,11 @@ def _orders(n: int) -> Iterator[tuple[str, Places]]:
                 whole = (at // span * span).reshape(-1, span) + order
                 yield f"the halves of each {span} {words} by {chunk}", whole.reshape(-1)
             chunk *= 2
+        rows = 4
+        while rows < span // 2:
+            transposed = at // span * span + at % span % (span // rows) * rows + at % span // (span // rows)
+            yield f"each {span} as {rows} rows, not {span // rows}", transposed
+            rows *= 2
         within, group = at % span, 2
         while group < span:
             for moved, words in (((within + group) % span, "further"), ((within - group) % span, "before")):

@@ -62,8 +62,9 @@ def _sum_overflow(case: Case) -> Variants:
     with np.errstate(all="ignore"):
         s = p.s.astype(np.float16).astype(np.float64)
         if np.isinf(s).any() and p.m.any():
-            wrong = replace(p, s=s).predicted()
-            yield "", replace(wrong, exact=np.where(np.isfinite(wrong.exact), wrong.exact, np.inf))
+            for which, kept in (("", s), ("and is not rounded elsewhere", np.where(np.isinf(s), s, p.s))):
+                wrong = replace(p, s=kept).predicted()
+                yield which, replace(wrong, exact=np.where(np.isfinite(wrong.exact), wrong.exact, np.inf))
 
 
 OFFSET_TWICE = Fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,32 @@ def _within_rows(values: Doubles, by: int, wrap: bool) -> Doubles:
     return values[:, at % terms if wrap else np.where((at < 0) | (at >= terms), np.arange(terms), at)]
 
 
+def _elsewhere(terms: int, group: int, block: int) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
+    """(words, the term whose scale is used for each): that of the first of a few groups or blocks, or of the other of
+    two, in terms."""
+    at = np.arange(terms)
+    for unit, size in {"block": block, "group": group}.items():
+        index, within = at // size, at % size
+        if terms // size < 2 or (unit == "group" and group == block):
+            continue
+        for few in (2, 4, 8, 16):
+            if few <= terms // size:
+                yield f"first of each {few} {unit}s", index // few * few * size + within
+        other = (index ^ 1) * size + within
+        yield f"other {unit} of each two", np.where(other < terms, other, at)
+
+
+def _ignored(case: Case) -> Variants:
+    fmt, p = case.fmt, case.parts
+    structs = fmt.view(case.rows.reshape(len(case.rows), -1, fmt.block_bytes))
+    d = np.repeat(structs["d"].astype(np.float64), p.per_block, axis=1)
+    yield "scales", replace(p, d=d)
+    if fmt.has_min and "dmin" in (structs.dtype.names or ()):
+        m = -np.repeat(structs["dmin"].astype(np.float64), p.per_block, axis=1)
+        yield "scales and minima", replace(p, d=d, m=m)
+        yield "minima", replace(p, m=m)
+
+
 def _neighbour(case: Case) -> Variants:
     p, fmt = case.parts, case.fmt
     steps = {1: "group", p.per_block: "block"} if fmt.groups > 1 else {p.per_block: "block"}
@@ -48,6 +75,12 @@ def _neighbour(case: Case) -> Variants:
                 d, m = _shifted(p.d, by), _shifted(p.m, by)
                 yield f"scale and minimum of the {which} of weights", replace(p, d=d, m=m).limited(rows)
                 yield f"minimum of the {which} of weights", replace(p, m=m).limited(rows)
+    for which, at in _elsewhere(p.d.shape[1], p.per_block // fmt.groups, p.per_block):
+        d, m = p.d[:, at], p.m[:, at]
+        yield f"scale of the {which} of weights", replace(p, d=d, m=m if fmt.offset else p.m)
+        if fmt.has_min:
+            yield f"scale and minimum of the {which} of weights", replace(p, d=d, m=m)
+            yield f"minimum of the {which} of weights", replace(p, m=m)
     if case.quantized and case.semantics.activations is not None:
         step = case.semantics.activations.block_size // p.q.shape[2]
         for by, which in ((step, "next block"), (-step, "block before")):
@@ -82,6 +115,12 @@ def _flushed(case: Case) -> Variants:
         q, d, m = weight_parts(case.semantics, case.fmt, structs.view(np.uint8).reshape(case.rows.shape))
         normal = np.abs(d) >= _SMALLEST_FLOAT
         yield "scales of weights", replace(p, q=q, d=np.where(normal, d, 0.0), m=m)
+        for twice in (1, 2):  # scales of E8M0 are half of what their bytes say
+            size = twice * np.abs(p.d)
+            small = (size < _SMALLEST_HALF) & (size > 0)
+            yield f"scales of weights in a half, {twice}·d", replace(p, d=np.where(small, 0.0, p.d))
+            held = small & (size >= 2.0**-24)
+            yield f"subnormal halves among scales of weights, {twice}·d", replace(p, d=np.where(held, 0.0, p.d))
     if case.half_scale:
         e, s = flush(p.e), flush(p.s) if meets else p.s
         yield "scales of activations", replace(p, e=e, s=s).with_sums()
@@ -110,6 +149,14 @@ NEIGHBOURING_SCALE = Fault(
     fix="check the index of scales against that of codes",
     applies=always,
     variants=_neighbour,
+)
+
+GROUP_SCALES_IGNORED = Fault(
+    id="group-scales-ignored",
+    words="the scales of groups are not applied, only those of their block",
+    fix="multiply d by the scale of the group, and dmin by its minimum",
+    applies=lambda c: c.fmt.groups > 1 and any(f.name == "d" and f.dtype == "<f2" for f in c.fmt.fields),
+    variants=_ignored,
 )
 
 SUBNORMALS_FLUSHED = Fault(

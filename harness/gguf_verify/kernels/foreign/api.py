@@ -143,7 +143,8 @@ class Declaration:
     @property
     def given(self) -> str:
         """What its activations are: "float32", or the definition whose blocks they are."""
-        if self.semantics == "f32" or self.takes == FLOAT32 or (self.semantics == OWN and not self.takes):
+        values = not self.takes if self.semantics == OWN else SEMANTICS[self.semantics].activations is None
+        if values or self.takes == FLOAT32:
             return FLOAT32
         return self.takes or self.semantics
 

@@ -2,9 +2,14 @@
 
 Its first message is the declaration, or {"usage": one line} or {"environment": one line} where there is none. It is
 then asked {"load": format, "n": N, "k": K} + rows, and any number of {"m": M} + activations. It answers in JSON:
-{"ok": true}, which the output's bytes follow after a product; or {"fault": one line} where the kernel is to blame, with
-{"finding": {"kind", "lines"}} where a checked build found it. A product may name the schedule of its launch, the fields
-of `gguf_verify.hosts.schedule.Schedule`; {"environment": one line} says that this machine cannot run it so.
+{"ok": true}, which the output's bytes follow after a product (and which says whether it "adds_floats", and what it
+reads "unset"); or {"fault": one line} where the kernel is to blame, with {"finding": {"kind", "lines"}} where a
+checked build found it. A product may name the schedule of its launch, the fields of
+`gguf_verify.hosts.schedule.Schedule`; {"environment": one line} says that this machine cannot run it so.
+
+Thread blocks that run alone take sparse operands: {"contents": bytes of the weights'} + what repeats in the weights and
+in the activations. Then {"alone": number of the block, "type", "shape": [M, N, K], "sizes"} is answered by {"ok": true,
+"written": n}, int64[n] and uint32[n].
 
 The first message of an oracle's process is {"gives": names of functions}. It is asked {"weights": format} + rows, or
 {"activations": whether they are float32} + activations, and answers {"ok": true, "columns": L}, which float64[n, L]
@@ -29,7 +34,7 @@ import numpy.typing as npt
 
 from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
-from ...hosts.base import GUARD_BYTES, POISON, outside, poisoned
+from ...hosts.base import GUARD_BYTES, POISON, Written, outside, poisoned
 from ...hosts.schedule import Schedule
 from ...support import protocol
 from ...support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
@@ -40,6 +45,8 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 MOST_TEXT = 300
+#: Places of one product.
+MOST_UNSET = 20
 
 
 class Fault(Exception):
@@ -65,6 +72,10 @@ class Runner(Protocol):
     """A kernel, ready to be called."""
 
     declaration: Declaration
+    #: Whether the last product added floats by atomic operations, as far as the host can tell.
+    adds_floats: bool
+    #: `Host.unset` of it.
+    unset: tuple[str, ...]
 
     def load(self, fmt: str, rows: Bytes, n: int, k: int) -> None:
         """Take weights uint8[N, row bytes]. Raises Fault."""
@@ -74,6 +85,11 @@ class Runner(Protocol):
 
     def multiply_under(self, x: Bytes, schedule: Schedule) -> Floats:
         """The same under a schedule, once. Raises Fault; EnvironmentFault where that is not possible here."""
+
+    def alone(self, fmt: str, shape: tuple[int, int, int], contents: dict[str, Bytes | None], sizes: dict[str, int],
+              number: int) -> Written:  # fmt: skip
+        """What one thread block of a call of (M, N, K) writes: `Kernel.alone`. `contents` and `sizes` in bytes are of
+        "weights", "activations" and "output", whose content is None. Raises Fault; EnvironmentFault."""
 
 
 def one_line(error: BaseException) -> str:
@@ -89,7 +105,8 @@ def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: s
     a, b = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (now, before))
     if not np.array_equal(a, b):
         wrong = np.flatnonzero(a != b) if a.size == b.size else np.zeros(1, int)
-        raise Fault(f"{who} modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}")
+        words = f"{who} modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}"
+        raise Fault.of(KernelFinding("input", words)) if who == "the kernel" else Fault(words)
 
 
 def same_bits(first: Floats, second: Floats) -> None:
@@ -100,14 +117,16 @@ def same_bits(first: Floats, second: Floats) -> None:
     m, n = differ[0]
     if (second.view(np.uint32) == POISON).any() > (first.view(np.uint32) == POISON).any():
         m, n = np.argwhere(second.view(np.uint32) == POISON)[0]
-        raise Fault(
+        words = (
             f"the kernel leaves outputs as they were: in a second run on the same inputs row {n} token {m} was never "
             "written (a buffer that it keeps?)"
         )
-    raise Fault(
+        raise Fault.of(KernelFinding("unwritten", words))
+    words = (
         f"the kernel is not deterministic: a second run on the same inputs changed {len(differ)} of {first.size} "
         f"outputs, the first row {n} token {m}: {first[m, n]:.9g}, then {second[m, n]:.9g}"
     )
+    raise Fault.of(KernelFinding("changing", words))
 
 
 class OracleRunner:
@@ -159,6 +178,9 @@ class OracleRunner:
 class PythonRunner:
     """A function or callable object. Raises UsageError where its declaration is not valid."""
 
+    adds_floats = False
+    unset: tuple[str, ...] = ()
+
     def __init__(self, kernel: Any) -> None:
         self.declaration = declaration_of(kernel)
         self._kernel, self._pack = kernel, getattr(kernel, "pack", None)
@@ -181,6 +203,10 @@ class PythonRunner:
     def multiply_under(self, x: Bytes, schedule: Schedule) -> Floats:
         raise EnvironmentFault("a kernel in Python has no schedules")
 
+    def alone(self, fmt: str, shape: tuple[int, int, int], contents: dict[str, Bytes | None], sizes: dict[str, int],
+              number: int) -> Written:  # fmt: skip
+        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
+
     def _once(self, x: Bytes) -> Floats:
         shape = Shape(self._fmt, len(x), self._n, self._k)
         given: npt.NDArray[Any] = x.copy()
@@ -201,7 +227,7 @@ class PythonRunner:
             described = f"{y.dtype}[{', '.join(map(str, y.shape))}]"
             raise Fault(f"the kernel returned {described}, expected float32[{shape.m}, {shape.n}]")
         if touched := outside(whole):
-            raise Fault(touched)
+            raise Fault.of(KernelFinding("outside", touched))
         result = np.array(y, np.float32, order="C")
         unchanged("activations", given.view(np.uint8), x)
         if self._kept is not None:
@@ -278,14 +304,25 @@ def end_with_parent() -> None:
 def serve(link: Connection, make: Callable[[], Runner]) -> None:
     """Answer until the parent is gone; `make` gives the Runner."""
 
+    contents: dict[str, Bytes | None] = {}
+
     def answer(runner: Runner, header: dict[str, Any], array: Bytes) -> None:
         if "load" in header:
             runner.load(header["load"], array, header["n"], header["k"])
             _say(link, ok=True)
+        elif "contents" in header:
+            weights = header["contents"]
+            contents.update(weights=array[:weights], activations=array[weights:], output=None)
+            _say(link, ok=True)
+        elif "alone" in header:
+            written = runner.alone(header["type"], tuple(header["shape"]), contents, header["sizes"], header["alone"])
+            _say(link, ok=True, written=len(written.at))
+            link.send_bytes(np.concatenate([written.at.view(np.uint8), written.words.view(np.uint8)]).data)
         else:
             said = header.get("schedule")
             y = runner.multiply(array) if said is None else runner.multiply_under(array, Schedule(**said))
-            _say(link, ok=True)
+            unset = [place[:100] for place in runner.unset[:MOST_UNSET]]
+            _say(link, ok=True, adds_floats=runner.adds_floats, unset=unset)
             link.send_bytes(y.reshape(-1).view(np.uint8).data)
 
     def declared(runner: Runner) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Conversation:
         if "fault" in said:
             self.stop()
             words, finding = printable(str(said["fault"]), 600), said.get("finding")
-            if isinstance(finding, dict) and isinstance(finding.get("lines"), list):
+            if self._fault is KernelFault and isinstance(finding, dict) and isinstance(finding.get("lines"), list):
                 lines = tuple(printable(str(line), 100) for line in finding["lines"][:8])
                 raise KernelFinding(printable(str(finding.get("kind")), 20), words, lines)
             raise self._fault(words)

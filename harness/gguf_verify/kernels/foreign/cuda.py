@@ -17,8 +17,9 @@ SYMBOL is an `extern "C" __global__ void` function. Its parameters are the three
 bytes as in api.py, output to float[M][N]) and integers, in the declared order. Expressions consist of integers, M, N,
 K, + - *, / (which rounds down), parentheses, min, max and ceil(a, b), which is the quotient rounded up.
 
-The file is compiled by the C++ compiler for the CPU and by NVRTC for a GPU. So it cannot include headers of CUDA or of
-the C++ library, and a half is its 16 bits. It may include other files by `#include "…"`. The macro
+The file is compiled by the C++ compiler for the CPU and by NVRTC for a GPU. So it cannot include headers of CUDA (but
+<cuda_pipeline.h>, for asynchronous copies) or of the C++ library, and a half is its 16 bits. Atomic operations and
+fences work on both; inline PTX does not on the CPU. It may include other files by `#include "…"`. The macro
 DYNAMIC_SHARED(name) declares dynamic shared memory, aligned to 1024 bytes. On the CPU all shared memory starts as 0xFF,
 and a byte that is written outside the dynamic part makes the kernel fail.
 """
@@ -38,13 +39,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts import make_host
-from ...hosts.base import Grid, Host
+from ...hosts import HOSTS, make_host
+from ...hosts.base import Host, Sparse, Written
 from ...hosts.schedule import Schedule
 from ...semantics import OWN
-from ...support.errors import EnvironmentFault, HarnessError, UsageError
+from ...support.errors import EnvironmentFault, HarnessError, KernelFault, UsageError
 from ...support.paths import kernel_root
 from ..domain import domain_of
+from ..launches import Launched
 from .api import Declaration, strings
 from .child import Fault, same_bits, unchanged
 
@@ -53,14 +55,15 @@ Floats = npt.NDArray[np.float32]
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
+_PTX = re.compile(r"\basm\b\s*(?:volatile\b\s*)?\(")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYS = {"formats", "semantics", "oracle", "takes", "ordered", "parameters", "block", "grid", "shared", "macros",
          "domain"}  # fmt: skip
 _POINTERS = ("weights", "activations", "output")
 _INTEGERS: dict[str, Any] = {"int32": np.int32, "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64}
 _MOST_TEXT, _MOST_FILES, _MOST_EXPRESSION = 1 << 22, 64, 200
-#: Threads in x, y, z and in all; blocks; bytes of shared memory (CUDA Programming Guide, compute capabilities).
-_MOST_THREADS, _MOST_IN_BLOCK, _MOST_BLOCKS, _MOST_SHARED = (1024, 1024, 64), 1024, (2**31 - 1, 65535, 65535), 232448
+#: CUDA's headers that a kernel may include.
+_OF_CUDA = ("cuda_pipeline.h", "cuda_pipeline_primitives.h")
 _UNIT = "foreign.cu"  # NVRTC's own is unit.cu
 
 
@@ -117,8 +120,8 @@ class CudaDeclaration:
 
     of: Declaration
     parameters: tuple[tuple[str, str], ...]
-    block: tuple[Expression, ...]
-    grid: tuple[Expression, ...]
+    block: tuple[Expression, Expression, Expression]
+    grid: tuple[Expression, Expression, Expression]
     shared: Expression
     macros: dict[str, str]
     macros_of: dict[str, dict[str, str]]
@@ -128,6 +131,11 @@ class CudaDeclaration:
     def defines(self, fmt: str) -> dict[str, str]:
         """The macros for such weights."""
         return {**self.macros, **self.macros_of.get(fmt, {})}
+
+    def launched(self, m: int, n: int, k: int) -> Launched:
+        """What a call launches. Raises Fault."""
+        grid, block = ((x.value(m, n, k), y.value(m, n, k), z.value(m, n, k)) for x, y, z in (self.grid, self.block))
+        return Launched(grid, block, self.shared.value(m, n, k))
 
 
 def parse(text: str) -> CudaDeclaration:
@@ -163,11 +171,12 @@ def _oracle(said: dict[str, Any]) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def _three(value: object) -> tuple[Expression, ...]:
+def _three(value: object) -> tuple[Expression, Expression, Expression]:
     values = value if isinstance(value, list) else [value]
     if not 1 <= len(values) <= 3:
         raise UsageError("block and grid must have one to three dimensions")
-    return tuple(Expression(v) for v in [*values, 1, 1][:3])
+    x, y, z = (Expression(v) for v in [*values, 1, 1][:3])
+    return x, y, z
 
 
 def _parameters(declared: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -217,7 +226,7 @@ class CudaSource:
             raise UsageError(f"{path} has no // [gguf-verify] block, and there is no {sidecar.name}")
         lines = found[1].splitlines() if found is not None else []
         self.declared = "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else _read(sidecar)
-        declaration = parse(self.declared)
+        self.declaration = declaration = parse(self.declared)
         #: Path and name of its oracle, if it has one.
         self.oracle = (path.parent / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
         self.symbol = symbol
@@ -227,6 +236,8 @@ class CudaSource:
             (self.root / "emulator").mkdir()
             for header in (kernel_root() / "emulator").iterdir():
                 (self.root / "emulator" / header.name).write_bytes(header.read_bytes())
+            for name in _OF_CUDA:
+                (self.root / name).write_text('#include "emulator/cuda_pipeline.h"\n')
             digest = self._copy(path)
             (self.root / _UNIT).write_text(_unit(self._file, symbol, declaration, digest))
         except BaseException:
@@ -320,7 +331,14 @@ static_assert(gguf_verify_fits({symbol}), "the parameters of {symbol} are not th
 
 
 class CudaRunner:
-    """The kernel on a host, in the process where it may crash. Raises UsageError where it does not compile."""
+    """The kernel on a host, in the process where it may crash. Raises UsageError where it does not compile.
+
+    A kernel that adds floats by atomic operations, and declares no order, may give other bits each time on a card: that
+    is no fault, and all of its outputs are judged by the bound. The CPU host runs its blocks one after the other.
+    """
+
+    adds_floats = False
+    unset: tuple[str, ...] = ()
 
     def __init__(self, root: Path, symbol: str, declared: str, host: str, threads: int) -> None:
         self._said = parse(declared)
@@ -328,11 +346,18 @@ class CudaRunner:
         self._host = make_host(host, threads)
         self._root, self._symbol = root, symbol
         self._host.check()
+        texts = [path.read_text(errors="replace") for path in (root / "author").rglob("*") if path.is_file()]
+        self._any_bits = not (HOSTS[host].emulated or self.declaration.ordered) and any("atomicAdd" in t for t in texts)
         self._kernels = {}
         for fmt in self.declaration.formats:
             try:
                 self._kernels[fmt] = self._host.load(root, _UNIT, symbol, self._said.defines(fmt))
             except EnvironmentFault as error:
+                if HOSTS[host].emulated and any(_PTX.search(text) for text in texts):
+                    raise UsageError(
+                        "it does not compile for the CPU, which cannot run inline PTX (asm): verify it with --host "
+                        "gpu, or give it another way where __CUDACC__ is not defined"
+                    ) from None
                 raise UsageError(str(error).replace(f"{root}/author/", "").replace(f"{root}/", "")) from None
 
     def load(self, fmt: str, rows: Bytes, n: int, k: int) -> None:
@@ -349,41 +374,60 @@ class CudaRunner:
             first, second = (self._once(x, self._host, self._kernels[self._fmt], self._weights) for _ in range(2))
         except HarnessError as error:
             raise Fault.of(error) from None
-        same_bits(first, second)
+        if not self._any_bits:
+            same_bits(first, second)
         return second
 
     def multiply_under(self, x: Bytes, schedule: Schedule) -> Floats:
         host = self._host.under(schedule)
         if host is None:
             raise EnvironmentFault(f"{self._host.name} has no such schedule")
-        kernel = host.load(self._root, _UNIT, self._symbol, self._said.defines(self._fmt))
         try:
-            return self._once(x, host, kernel, host.upload(self._rows, "weights"))
+            host.adds_floats = self._any_bits
+            kernel = host.load(self._root, _UNIT, self._symbol, self._said.defines(self._fmt))
+            y = self._once(x, host, kernel, host.upload(self._rows, "weights"))
+            host.settle()
+            self.adds_floats, self.unset = host.adds_floats, host.unset
+            return y
+        except KernelFault as error:
+            raise Fault.of(error) from None
+        finally:
+            host.close()
+
+    def alone(self, fmt: str, shape: tuple[int, int, int], contents: dict[str, Bytes | None], sizes: dict[str, int],
+              number: int) -> Written:  # fmt: skip
+        host = self._host
+        try:
+            operands = {
+                what: Sparse(sizes[what], None if content is None else host.upload(content, what), what)
+                for what, content in contents.items()
+            }  # fmt: skip
+            launched, args = self._launched(shape), self._arguments(shape, operands)
+            return host.launch_alone(self._kernels[fmt], launched.grid, launched.block, args, launched.shared, number)
+        except EnvironmentFault:
+            raise
         except HarnessError as error:
             raise Fault.of(error) from None
 
     def _once(self, x: Bytes, host: Host, kernel: Any, weights: Any) -> Floats:
-        shape = m, n, k = len(x), self._n, self._k
-        grid, block = (self._dimensions(what, shape) for what in ("grid", "block"))
-        shared = self._said.shared.value(*shape)
-        if not 0 <= shared <= _MOST_SHARED:
-            raise Fault(f"its shared memory at M={m}, N={n}, K={k} is {shared} bytes")
+        shape = m, n, _ = len(x), self._n, self._k
+        launched = self._launched(shape)
         given, out = host.upload(x.copy(), "activations"), host.output(4 * m * n)
-        buffers = {"weights": weights, "activations": given, "output": out}
-        numbers = {"M": m, "N": n, "K": k}
-        args = [_INTEGERS[kind](numbers[name]) if kind else buffers[name] for kind, name in self._said.parameters]
-        host.launch(kernel, grid, block, args, shared)
+        args = self._arguments(shape, {"weights": weights, "activations": given, "output": out})
+        host.launch(kernel, launched.grid, launched.block, args, launched.shared)
         y = host.download(out).view(np.float32).reshape(m, n)
         unchanged("activations", host.contents(given), x)
         unchanged("weights", host.contents(weights), self._rows)
         return y
 
-    def _dimensions(self, what: str, shape: tuple[int, int, int]) -> Grid:
-        """The grid or block of a call. Raises Fault where CUDA has no such grid or block."""
-        x, y, z = (e.value(*shape) for e in (self._said.grid if what == "grid" else self._said.block))
-        most = _MOST_BLOCKS if what == "grid" else _MOST_THREADS
-        fits = all(1 <= v <= limit for v, limit in zip((x, y, z), most, strict=True))
-        if not fits or (what == "block" and x * y * z > _MOST_IN_BLOCK):
+    def _launched(self, shape: tuple[int, int, int]) -> Launched:
+        """What a call launches. Raises Fault where CUDA would not."""
+        launched = self._said.launched(*shape)
+        if launched.refused:
             m, n, k = shape
-            raise Fault(f"its {what} at M={m}, N={n}, K={k} is {x} × {y} × {z}, which CUDA does not launch")
-        return x, y, z
+            raise Fault(f"at M={m}, N={n}, K={k} {launched.refused}")
+        return launched
+
+    def _arguments(self, shape: tuple[int, int, int], buffers: dict[str, Any]) -> list[Any]:
+        numbers = dict(zip("MNK", shape, strict=True))
+        return [_INTEGERS[kind](numbers[name]) if kind else buffers[name] for kind, name in self._said.parameters]

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ...formats import BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
 from ...hosts import Host
+from ...hosts.base import MOST_ALONE, Written
 from ...hosts.schedule import Schedule
 from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
@@ -32,11 +33,13 @@ from ...semantics.exact import exact_weights
 from ...support.errors import KernelFault, OracleFault, UsageError
 from ..domain import Domain, Extent, domain_of
 from ..interface import Kernel, Weights
+from ..launches import Launched, SparseProduct
 from ..operands import fitting, whole_blocks, whole_rows
 from ..shipped import element_kernel
 from .api import FLOAT32, Declaration, strings
+from .child import MOST_UNSET, Fault
 from .conversation import Conversation
-from .cuda import CudaSource
+from .cuda import CudaDeclaration, CudaSource
 from .sources import File, Object, Source
 
 Doubles = npt.NDArray[np.float64]
@@ -126,13 +129,21 @@ class ForeignKernel(Kernel):
         host: where shipped kernels multiply the matrices whose types are not quantized.
         time_limit: seconds for a call (which runs the kernel twice), and for loading a matrix.
         verbose: what the kernel prints goes to standard error.
+        cuda: what a kernel in CUDA C++ declares.
 
     Raises UsageError where there is no such kernel or it does not declare what it must; EnvironmentFault.
     """
 
-    def __init__(self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> None:
+    def __init__(
+        self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False,
+        cuda: CudaDeclaration | None = None,
+    ) -> None:  # fmt: skip
         self.host = host
         self._source, self._time_limit = source, time_limit
+        #: What a file in CUDA C++ declares.
+        self._cuda = cuda
+        #: The sparse product whose contents the process holds.
+        self._sparse: SparseProduct | None = None
         #: What the process holds, for this kernel under any schedule.
         self._held: list[Weights] = []
         self._schedule: dict[str, Any] | None = None
@@ -171,7 +182,8 @@ class ForeignKernel(Kernel):
         if self._oracle is not None:
             return by_oracle(self._oracle, self._takes)
         declared = SEMANTICS[self.semantics]
-        return declared if self.declaration.given == self.semantics or declared is F32 else quantized_inside(declared)
+        as_declared = declared.activations is None or self.declaration.given == self.semantics
+        return declared if as_declared else quantized_inside(declared)
 
     @property
     def judged_by(self) -> str | None:
@@ -208,6 +220,37 @@ class ForeignKernel(Kernel):
         scheduled = copy.copy(self)  # which shares the process
         scheduled._schedule = asdict(schedule)
         return scheduled
+
+    def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...] | None:
+        if self._cuda is None:
+            return None
+        try:
+            return (self._cuda.launched(m, n, k),)
+        except Fault as error:
+            raise KernelFault(str(error)) from None
+
+    def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
+        launched = self.launches(fmt, m, n, k)
+        if launched is None:
+            return super().only_launch(fmt, m, n, k)
+        return launched[0] if self.host.runs_alone else f"the {self.host.name} host cannot run single thread blocks"
+
+    def alone(self, product: SparseProduct, number: int) -> Written:
+        if not self._conversation.ready() or self._sparse is not product:
+            contents = np.concatenate([product.weights, product.x])
+            self._conversation.ask({"contents": len(product.weights)}, contents)
+            self._sparse = product
+        shape = [product.m, product.n, product.k]
+        asked = {"alone": number, "type": product.fmt.name, "shape": shape, "sizes": product.sizes}
+        n = self._conversation.ask(asked, np.zeros(0, np.uint8)).get("written")
+        if type(n) is not int or not 0 <= n <= MOST_ALONE // 4:
+            self._conversation.garbage()
+        raw = np.empty(12 * n, np.uint8)
+        self._conversation.receive(raw)
+        written = Written(raw[: 8 * n].view(np.int64), raw[8 * n :].view(np.uint32))
+        if (np.diff(written.at) <= 0).any() or (n and not 0 <= written.at[0] <= written.at[-1] < product.m * product.n):
+            self._conversation.garbage()
+        return written
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """By this project's encoder: the kernel is given the activations that it declares to take."""
@@ -246,7 +289,11 @@ class ForeignKernel(Kernel):
             if k != weights.k:
                 part = np.pad(part, ((0, 0), (0, x.shape[1] * k // weights.k - x.shape[1])))
             schedule = {"schedule": self._schedule} if self._schedule else {}
-            self._conversation.ask({"m": given, **schedule}, np.ascontiguousarray(part))
+            said = self._conversation.ask({"m": given, **schedule}, np.ascontiguousarray(part))
+            self.adds_floats = self.adds_floats or said.get("adds_floats") is True
+            unset = said.get("unset")
+            told = [printable(str(place), 100) for place in unset[:MOST_UNSET]] if isinstance(unset, list) else []
+            self.unset = tuple(dict.fromkeys((*self.unset, *told)))
             made = np.empty((given, n), np.float32)
             self._conversation.receive(made)
             y[at : at + wanted] = made[:wanted, : weights.n]
@@ -327,8 +374,9 @@ def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbos
     oracle = {"path": os.path.abspath(cuda.oracle[0]), "name": cuda.oracle[1], "oracle": True} if cuda.oracle else {}
     try:
         return ForeignKernel(
-            File(shown, asked, oracle, _COMPILE_LIMIT, cuda.close, on_host=True), host, time_limit, verbose
-        )
+            File(shown, asked, oracle, _COMPILE_LIMIT, cuda.close, on_host=True), host, time_limit, verbose,
+            cuda.declaration,
+        )  # fmt: skip
     except BaseException:
         cuda.close()
         raise

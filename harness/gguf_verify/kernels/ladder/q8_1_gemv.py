@@ -97,7 +97,7 @@ class Gemv(Packed):
         args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(blocks)]
         # where they do not fill the card, blocks of two launches share some multiprocessors and leave others empty
         crowded = strips * tiles * 2 > host.resident(gemm, 128, stages * stage)
-        host.launch(gemm, (strips, tiles, 1), (128, 1, 1), args, shared=stages * stage, overlaps=crowded)
+        host.launch(gemm, (strips * tiles, 1, 1), (128, 1, 1), args, shared=stages * stage, overlaps=crowded)
 
 
 STEP = KernelSpec(

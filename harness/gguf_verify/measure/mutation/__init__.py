@@ -7,6 +7,7 @@ rungs ask of a kernel.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from ...support.errors import UsageError
@@ -18,7 +19,8 @@ from . import catalogue, check, kill, report
 _HELP = """\
 How many wrong kernels gguf-verify tells from right ones, and how many other checks do.
 
-    gguf-verify measure mutation kill --sample 0.1   # mutants of the shipped sources; a later run goes on
+    gguf-verify measure mutation kill                # all mutants of the sources; a later run goes on
+    gguf-verify measure mutation kill --sample 300   # another sample each night; 1 where one survives that is wrong
     gguf-verify measure mutation kill --again        # those that survived, once a rung checks more
     gguf-verify measure mutation kill --equivalence  # compare the object code of survivors with the original's
     gguf-verify measure mutation kill --mutant ID    # one of them
@@ -30,18 +32,29 @@ How many wrong kernels gguf-verify tells from right ones, and how many other che
 
 def _kill(options: argparse.Namespace) -> int:
     data = results.load(options.results)  # read before hours of work, in case it is another file
-    reasons = report.reasons()
     sources = kill.hashes(kernel_root())
     before = report.records(data, sources)
-    kill.run(options, lambda survivor: bool(report.reason(survivor, reasons)), before)
-    if not options.mutant:
-        everything = kill.population(kernel_root())
-        judged = before | kill.finished(options.lines)
-        records = report.whole_part(judged, everything, options.seed)
-        beside = [r for i, r in judged.items() if i not in records]
-        counts = {file: len(some) for file, some in everything.items()}
-        results.update(options.results, kill=report.collected(records, counts, sources, beside))
-    return 0
+    kill.run(options, before)
+    if options.mutant:
+        return 0
+    everything = kill.population(kernel_root())
+    lines = kill.finished(options.lines)
+    judged = lines if options.sample else before | lines
+    asked = [m for of_file in everything.values() for m in of_file]
+    if options.sample:
+        asked = kill.chosen(options, everything, before)
+    left = sum(m.id not in judged for m in asked)
+    if left:
+        print(f"{left} mutants are left; the results wait for them", file=sys.stderr)
+        return 0
+    found = {m.id: judged[m.id] for m in asked}
+    counts = {file: len(some) for file, some in everything.items()}
+    part = "sample" if options.sample else "kill"
+    made = report.collected(found, counts, sources)
+    results.update(options.results, **{part: made})
+    wrong = [r for r in found.values() if r["outcome"] in ("missed", "passed")]
+    print("\n".join([report.summary(made), *(f"SURVIVED {r['id']}: {r['by']}" for r in wrong)]))
+    return 1 if wrong else 0
 
 
 def _check(options: argparse.Namespace) -> int:

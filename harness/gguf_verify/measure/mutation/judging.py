@@ -8,8 +8,7 @@ outside its output and what it left unwritten.
 from __future__ import annotations
 
 import ctypes
-import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,43 +18,63 @@ import numpy.typing as npt
 
 from ...formats import BlockFormat
 from ...hosts import CpuHost
-from ...hosts.base import GUARD_BYTES, POISON, outside
+from ...hosts.base import GUARD_BYTES, POISON, Host, outside
+from ...hosts.cpu_host import ORDINARY, CheckedHost
+from ...hosts.schedule import Schedule
 from ...kernels import packed as packing
 from ...kernels.interface import Weights
+from ...results import Options
+from ...rungs.schedules import difference, run_under, schedules
 from ...semantics import judge
 from ...support.errors import KernelFault
 from ..inputs import Bytes
 from ..results import OTHER_CHECKS
-from .recording import Call, Calls, Recording, Subject
+from .recording import OLDER, SEED, Call, Calls, Recording, Subject
 from .units import Unit
 
 
-class MutantHost(CpuHost):
-    """A CPU that takes the functions of changed units from a mutant's libraries. Writes outside an output are noted,
-    and the run goes on, so that the other checks see the output too."""
+class _Changed(CpuHost):
+    """A CPU that takes the functions of changed units from a mutant's libraries."""
 
-    def __init__(self, changed: Sequence[tuple[Unit, Path, str]]) -> None:
-        super().__init__(1)
-        self._changed = {unit: (ctypes.CDLL(str(path)), name) for unit, path, name in changed}
-        self.changed = frozenset(self._changed)
-        self.noted: list[str] = []
-        #: Whether inputs end where readable memory does, so that a read past the end is a crash.
-        self.walled = False
+    changed: Mapping[Unit, tuple[Path, str]]
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         unit = Unit(file, tuple(defines.items()))
-        if unit not in self._changed:
+        if unit not in self.changed:
             return super().load(root, file, entry, defines, target)
-        library, name = self._changed[unit]
-        function = getattr(library, f"{name}_{entry}_launch")
+        path, name = self.changed[unit]
+        function = getattr(ctypes.CDLL(str(path)), f"{name}_{entry}_launch")
         function.restype = ctypes.c_int
+        function.library = path
         return function
 
-    def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
-        if not self.walled:
-            return super().upload(array, what)
-        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return super().upload(_before_a_wall(raw), what)
+
+class _Scheduled(_Changed):
+    """Runs mutants under a schedule."""
+
+
+class _Checked(_Changed, CheckedHost):
+    """Runs mutants that are compiled with instrumentation."""
+
+
+class MutantHost(_Changed):
+    """Writes outside an output are noted, and the run goes on, so that the other checks see the output too.
+
+    Args:
+        changed: a mutant's units: the library, and the name that the mutant has in it.
+        walled: whether memory that cannot be accessed surrounds each buffer.
+    """
+
+    def __init__(self, changed: Mapping[Unit, tuple[Path, str]], walled: bool = False) -> None:
+        super().__init__(1, schedule=ORDINARY if walled else None)
+        self.changed = changed
+        self.noted: list[str] = []
+
+    def under(self, schedule: Schedule) -> Host:
+        """The libraries must be of checked builds where the schedule is checked."""
+        host = _Checked(schedule) if schedule.checked else _Scheduled(1, schedule=schedule)
+        host.changed = self.changed
+        return host
 
     def _outside_shared(self, said: str) -> None:
         self.noted.append(said)
@@ -65,22 +84,6 @@ class MutantHost(CpuHost):
         if touched := outside(whole):
             self.noted.append(touched)
         return whole[GUARD_BYTES:-GUARD_BYTES]
-
-
-def _before_a_wall(raw: Bytes) -> Bytes:
-    """A copy that begins at a multiple of 16 and ends less than 16 bytes before a page that cannot be read. The memory
-    is never freed: a mutant's process is short."""
-    libc = ctypes.CDLL(None)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    room, page = -(-raw.size // 16) * 16, mmap.PAGESIZE
-    size = -(-room // page) * page
-    start = libc.mmap(None, size + page, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    libc.mprotect(start + size, page, 0)
-    copy = np.ctypeslib.as_array((ctypes.c_uint8 * raw.size).from_address(start + size - room))
-    copy[:] = raw
-    return copy
 
 
 def _differs(y: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
@@ -110,7 +113,7 @@ def _outputs(subject: Subject, host: MutantHost, calls: Calls) -> Iterator[tuple
 
     with mock.patch.object(packing, "unpacked", noting):
         for call in calls.calls:
-            if call.units.isdisjoint(host.changed):
+            if call.units.isdisjoint(host.changed.keys()):
                 continue
             host.noted.clear()
             if call.kind == "quantize":
@@ -124,9 +127,16 @@ def _outputs(subject: Subject, host: MutantHost, calls: Calls) -> Iterator[tuple
             yield call, y, host.noted[0] if host.noted else None
 
 
+#: What a mutant is asked, the cheap before the dear: the calls of the blocks and layers rungs; products under other
+#: orders of threads and with copies that take long; the same in a checked build; and what no rung asks: further valid
+#: inputs that end where memory does, and without that.
+ORDERS, CHECKED, WALLS, PROBES = "orders", "checked", "walls", "probes"
+RUNGS = "rungs"
+
+
 def judged(
-    recording: Recording, host: MutantHost, phase: Callable[[str], None] = lambda _: None,
-    which: Sequence[str] = ("rungs", "walls", "probes"),
+    recording: Recording, changed: Mapping[Unit, tuple[Path, str]], which: Sequence[str],
+    phase: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:  # fmt: skip
     """What becomes of a mutant.
 
@@ -134,21 +144,44 @@ def judged(
     bit and let it pass), "missed" (a bit changes on a valid input, but not where a rung looks) or "same".
 
     Args:
+        changed: its units, in checked builds where it is asked CHECKED alone.
+        which: RUNGS, ORDERS, CHECKED, WALLS, PROBES.
         phase: is told what is asked next.
-        which: the rungs' calls; the probes with inputs that end where readable memory does ("walls"); the probes.
     """
+    kept = {"outcome": "same", "by": ""}
     for name in which:
         phase(name)
-        host.walled = name == "walls"
+        host = MutantHost(changed, name == WALLS)
         try:
-            found = _by_rungs(recording, host) if name == "rungs" else _by_probes(recording, host)
+            if name in (ORDERS, CHECKED):
+                found = _by_schedules(recording, host, name == CHECKED)
+            else:
+                found = _by_rungs(recording, host) if name == RUNGS else _by_probes(recording, host)
         except KernelFault as error:  # stuck at a barrier: no output comes, which any test notices
-            if name == "rungs":
+            if name == RUNGS:
                 return {"outcome": "killed", "by": str(error), "checks": OTHER_CHECKS}
             return {"outcome": "missed", "by": str(error)}
-        if found is not None:
+        if found is not None and found["outcome"] != "passed":
             return found
-    return {"outcome": "same", "by": ""}
+        kept = found or kept
+    return kept
+
+
+def _by_schedules(recording: Recording, host: MutantHost, checked: bool) -> dict[str, Any] | None:
+    """What other schedules show, or a checked build; None where nothing."""
+    ordinary = recording.subject.on(host)
+    for schedule in schedules(Options(seed=SEED)):
+        kernel = ordinary.under(schedule) if schedule.checked == checked else None
+        if kernel is None:
+            continue
+        for call in recording.scheduled.calls:
+            rows = recording.scheduled.matrices[call.weights]
+            if (call.kind == OLDER) == schedule.older and not call.units.isdisjoint(host.changed.keys()):
+                y, said = run_under(kernel, recording.subject.weights, rows, call.x, schedule)
+                said = said if y is None else difference(y, call.y, schedule)
+                if said is not None:
+                    return {"outcome": "killed", "by": str(said), "checks": []}
+    return None
 
 
 def _by_rungs(recording: Recording, host: MutantHost) -> dict[str, Any] | None:

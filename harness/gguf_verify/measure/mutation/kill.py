@@ -11,24 +11,26 @@ import os
 import pickle
 import random
 import re
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...support.cache import cache_dir, tree_hash
+from ...support.cache import cache_dir, runs_code, tree_hash
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import PACKAGE, kernel_root
 from ..results import OTHER_CHECKS
 from .forked import die_with_parent, forked
-from .judging import MutantHost, judged
+from .judging import CHECKED, ORDERS, PROBES, RUNGS, WALLS, judged
 from .mutator import Mutant, mutants, sources, tokens
 from .recording import Recording, Subject, record
-from .subjects import subjects
+from .subjects import row_of, subjects
 from .units import CARDS, Unit, compiled, ptx
 
 Record = dict[str, Any]
@@ -44,24 +46,19 @@ WORK, LINES = cache_dir() / "mutation", cache_dir() / "mutants.jsonl"
 _WITHOUT_MACROS, _PIPELINE = ("packed.cuh",), ("X_BLOCKS", "STAGES", "WARPS", "CTAS", "PART_STAGES")
 
 
-def judge_one(
-    recording: Recording, changed: Sequence[tuple[Unit, Path, str]], seconds: float, probes: bool = True
-) -> Record:
-    """A mutant's record for one subject; without `probes` it gets the rungs' calls only."""
+#: What killed a mutant, or shows one that lives, where it is a process that ended.
+_BY_RUNG = (RUNGS, ORDERS, CHECKED)
+Libraries = dict[Unit, tuple[Path, str]]
 
-    def asked(*which: str) -> Record:
-        return forked(lambda phase: judged(recording, MutantHost(changed), phase, which), seconds)
 
-    found = asked("rungs", "walls") if probes else asked("rungs")
-    if found["outcome"] == "died" and found["phase"] == "walls" and found["by"] in ("SIGSEGV", "SIGBUS"):
-        found = asked("probes")  # it reads past the end of an input: does any output tell?
-        if found["outcome"] == "same":
-            found["overreads"] = True
+def judge_one(recording: Recording, changed: Libraries, seconds: float, which: Sequence[str]) -> Record:
+    """What a subject makes of a mutant that is asked these, as `judged` says it."""
+    found = forked(lambda phase: judged(recording, changed, which, phase), seconds)
     if found["outcome"] != "died":
         return found
-    if found["phase"] != "rungs":
+    if found["phase"] not in _BY_RUNG:
         return {"outcome": "missed", "by": found["by"]}
-    return {"outcome": "killed", "by": found["by"], "checks": OTHER_CHECKS}
+    return {"outcome": "killed", "by": found["by"], "checks": OTHER_CHECKS if found["phase"] == RUNGS else []}
 
 
 @dataclass
@@ -107,6 +104,7 @@ class MutantJudge:
         ]  # fmt: skip
         if mutant.file not in _WITHOUT_MACROS:
             return found
+        found.sort(key=lambda unit: unit not in recording.under_schedules)
         first = {(unit.file, *(d for d in unit.defines if d[0] not in _PIPELINE)): unit for unit in reversed(found)}
         return [unit for unit in found if unit in first.values()]
 
@@ -121,7 +119,7 @@ class MutantJudge:
         uncompilable: set[str] = set()
         for subject in subjects(self.root, file):
             within = {name: units for name, m in left.items() if (units := self.units(subject, m))}
-            for name, found in self._of_subject(subject, left, within, source, uncompilable):
+            for name, found in self._of_subject(subject, left, within, source, uncompilable) if within else ():
                 tried[name].append((subject, found))
                 if found["outcome"] == "killed":
                     yield _record(left[name], source, found, subject, time.monotonic() - started)
@@ -141,40 +139,61 @@ class MutantJudge:
     ) -> Iterator[tuple[str, Record]]:  # fmt: skip
         """What a subject makes of the mutants that its units hold, by name.
 
-        Units are compiled one after the other: a mutant that is killed, by every other check too, with the first of its
-        units is not compiled into the rest. The names of those that do not compile are added to `uncompilable`.
+        What kills cheaply comes first. Units are compiled one after the other: a mutant that is killed, by every other
+        check too, with the first of its units is not compiled into the rest; checked builds are made of those alone
+        that other schedules leave alive. The names of those that do not compile are added to `uncompilable`.
         """
-        if not within:
-            return
         recording = self.recording(subject)
-        libraries: dict[Unit, Path] = {}
-        left = set(within)
+        folder = (self.folder if runs_code(self.folder) else cache_dir()) / f"batch-{os.getpid()}"
+        folder.mkdir(exist_ok=True)
+        built: dict[str, Libraries] = {name: {} for name in within}
+        alive: dict[str, Record] = {}
+        texts = {name: {mutants[name].file: mutants[name].applied(source)} for name in within}
+
+        def compile_in(unit: Unit, some: Sequence[str], checked: bool) -> set[str]:
+            """Those of some mutants that do not compile."""
+            path = folder / f"{'checked' if checked else 'ordinary'}-{recording.number(unit)}.so"
+            sources = {"m0": {}, **{name: texts[name] for name in some}}
+            bad = compiled(self.root, unit, recording.units[unit], sources, path, checked)
+            if "m0" in bad:
+                raise EnvironmentFault(f"{unit} itself does not compile")
+            self._check_original(subject, unit, path, checked)
+            for name in set(some) - bad:
+                built[name][unit] = path, name
+            return bad
+
         try:
-            for number, unit in enumerate(u for u in recording.units if any(u in units for units in within.values())):
+            left = set(within)
+            for unit in recording.units:
                 some = [name for name in within if name in left and unit in within[name]]
-                if not some:
-                    continue
-                changed = {name: {mutants[name].file: mutants[name].applied(source)} for name in some}
-                path = self.folder / f"batch-{os.getpid()}-{number}.so"
-                bad = compiled(self.root, unit, recording.units[unit], {"m0": {}, **changed}, path)
-                if "m0" in bad:
-                    raise EnvironmentFault(f"{unit} itself does not compile")
+                bad = compile_in(unit, some, False) if some else set()
                 uncompilable |= bad
                 left -= bad
-                libraries[unit] = path
-                self._check_original(subject, unit, path)
-                for name in some:
-                    known = [(u, libraries[u], name) for u in within[name] if u in libraries]
-                    last = len(known) == len(within[name])
-                    if name in bad or not (last or len(known) == 1):
+                for name in (n for n in some if n not in bad):
+                    last = len(built[name]) == len(within[name])
+                    if not last and len(built[name]) > 1:
                         continue
-                    found = judge_one(recording, known, self._limit(subject), probes=last)
+                    which = (RUNGS, ORDERS) if last else (RUNGS,)
+                    found = judge_one(recording, built[name], self._limit(subject), which)
                     if last or (found["outcome"] == "killed" and len(found["checks"]) == len(OTHER_CHECKS)):
                         left.discard(name)
-                        yield name, found
+                        if found["outcome"] == "killed":
+                            yield name, found
+                        else:
+                            alive[name] = found
+            ordinary, built = built, {name: {} for name in alive}
+            for unit in recording.units if alive else ():
+                if unit in recording.under_schedules and (some := [n for n in alive if unit in within[n]]):
+                    compile_in(unit, some, True)
+            for name, before in alive.items():
+                found = before
+                if built[name]:
+                    found = judge_one(recording, built[name], 10 * self._limit(subject), (CHECKED,))
+                if found["outcome"] == "same" and before["outcome"] == "same":
+                    found = judge_one(recording, ordinary[name], self._limit(subject), (WALLS, PROBES))
+                yield name, found if found["outcome"] != "same" else before
         finally:
-            for path in libraries.values():
-                path.unlink(missing_ok=True)
+            shutil.rmtree(folder)
 
     def _survivor(self, mutant: Mutant, source: str, tried: list[tuple[Subject, Record]], started: float) -> Record:
         spent = time.monotonic() - started
@@ -186,10 +205,7 @@ class MutantJudge:
             return _record(
                 mutant, source, {"outcome": "unobservable", "by": "no unit that runs on a CPU holds the line"}
             )
-        overreads = next((s for s, found in tried if found.get("overreads")), None)
-        return _record(mutant, source, {"outcome": "same", "by": ""}, overreads, spent) | (
-            {"overreads": True} if overreads else {}
-        )
+        return _record(mutant, source, {"outcome": "same", "by": ""}, None, spent)
 
     def same_code(self, mutant: Mutant, source: str) -> bool:
         """Whether a GPU's compiler makes the same code of the mutant and of the original, in every unit that holds the
@@ -205,17 +221,19 @@ class MutantJudge:
                     return False
         return True
 
-    def _check_original(self, subject: Subject, unit: Unit, library: Path) -> None:
+    def _check_original(self, subject: Subject, unit: Unit, library: Path, checked: bool) -> None:
         """Check that the unmutated source, compiled as mutants are, gives the bits of the shipped kernel, and note its
         time. It is done once for a subject and unit, by any of the workers."""
-        path = self.folder / f"original-{self._key(repr((subject, unit)).encode())}"
+        path = self.folder / f"original-{self._key(repr((subject, unit, checked)).encode())}"
         if not path.exists():
-            found = judge_one(self.recording(subject), [(unit, library, "m0")], 300)
-            if found["outcome"] != "same" or found.get("overreads"):
+            which = (CHECKED,) if checked else (RUNGS, ORDERS, WALLS, PROBES)
+            found = judge_one(self.recording(subject), {unit: (library, "m0")}, 300, which)
+            if found["outcome"] != "same":
                 raise EnvironmentFault(f"{subject}: the unmutated source, compiled as mutants are, is {found}")
             path.write_text(repr(found["spent"]))
-        with contextlib.suppress(ValueError):  # another worker is writing it
-            self._seconds[subject] = max(self._seconds.get(subject, 0.0), float(path.read_text()))
+        if not checked:
+            with contextlib.suppress(ValueError):  # another worker is writing it
+                self._seconds[subject] = max(self._seconds.get(subject, 0.0), float(path.read_text()))
 
     def _limit(self, subject: Subject) -> float:
         return LEAST_SECONDS + TIMES * self._seconds.get(subject, 1.0)
@@ -255,13 +273,22 @@ def hashes(root: Path) -> dict[str, str]:
     return found
 
 
-def sampled(everything: Mapping[str, list[Mutant]], fraction: float, seed: int) -> dict[str, list[Mutant]]:
-    """A random part of each file's mutants, at least one; a larger fraction holds a smaller one's."""
-    out = {}
-    for file, all_of_it in everything.items():
-        order = list(all_of_it)
-        random.Random(f"{seed} {file}").shuffle(order)
-        out[file] = order[: max(1, round(len(order) * fraction))]
+def _stratum(mutant: Mutant) -> tuple[str, bool]:
+    """A mutant's: the source, of formats and of packing the kind of source; and whether it is of whole statements."""
+    row = row_of(mutant.file)
+    return mutant.file if row == "GEMM sources" else row, mutant.operator.startswith(("statement", "barrier"))
+
+
+def sampled(some: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """About `count` of some mutants, of each stratum in proportion and at least one; a larger sample holds a smaller
+    one's."""
+    strata: dict[tuple[str, bool], list[Mutant]] = {}
+    for mutant in some:
+        strata.setdefault(_stratum(mutant), []).append(mutant)
+    out = []
+    for stratum, members in sorted(strata.items()):
+        random.Random(f"{seed} {stratum}").shuffle(members)
+        out += members[: max(1, round(count * len(members) / len(some)))]
     return out
 
 
@@ -311,14 +338,11 @@ def _compared(mutant: Mutant) -> Record:
     return {**_record(mutant, source, {"outcome": "same", "by": SAME_CODE if same else ""}), "compared": True}
 
 
-def run(
-    options: argparse.Namespace, explained: Callable[[Record], bool] = lambda _: False,
-    before: Mapping[str, Record] = MappingProxyType({}),
-) -> None:  # fmt: skip
-    """Judge the mutants that are asked for and not done yet.
+def run(options: argparse.Namespace, before: Mapping[str, Record] = MappingProxyType({})) -> None:
+    """Judge the mutants that are asked for and not done yet. A sample, and survivors that are judged again, are done
+    where --lines has them; else also where they were judged in earlier runs.
 
     Args:
-        explained: whether there is a reason for a mutant's survival; `--again` and `--equivalence` leave those out.
         before: id → the record of each that was judged in earlier runs.
 
     Raises UsageError where no mutant has the id that `--mutant` names.
@@ -334,11 +358,9 @@ def run(
         return
     if options.lines.exists() and (content := options.lines.read_bytes()) and not content.endswith(b"\n"):
         options.lines.write_bytes(content + b"\n")  # the last line was cut off
-    chosen = sampled(everything, options.sample, options.seed)
-    tasks = _tasks(options, everything, chosen, explained, before)
+    tasks = _tasks(options, chosen(options, everything, before), before)
     total, done, start = sum(len(some) for some, *_ in tasks), 0, time.monotonic()
-    print(f"{sum(map(len, everything.values()))} mutants, {sum(map(len, chosen.values()))} chosen, {total} to judge",
-          file=sys.stderr)  # fmt: skip
+    print(f"{sum(map(len, everything.values()))} mutants, {total} to judge", file=sys.stderr)
     with multiprocessing.get_context("fork").Pool(options.jobs, _start, (options.work,)) as pool:
         for count, fault in pool.imap_unordered(_work, tasks):
             done += count
@@ -350,28 +372,44 @@ def run(
                 break
 
 
+def chosen(
+    options: argparse.Namespace, everything: Mapping[str, list[Mutant]], before: Mapping[str, Record]
+) -> list[Mutant]:  # fmt: skip
+    """The mutants that are asked for, judged or not.
+
+    Args:
+        before: id → the record of each that was judged in earlier runs.
+    """
+    some = [m for of_file in everything.values() for m in of_file]
+    if options.only:
+        some = [m for m in some if any(part in m.file for part in options.only)]
+    if options.again:
+        some = [m for m in some if m.id in before and lives(before[m.id])]
+    return sampled(some, options.sample, options.seed) if options.sample else some
+
+
+def lives(record: Record) -> bool:
+    """Whether a mutant survives that no compiler proves equivalent."""
+    return record["outcome"] in ("same", "missed", "passed") and record.get("by") != SAME_CODE
+
+
 def _tasks(
-    options: argparse.Namespace, everything: Mapping[str, list[Mutant]], chosen: Mapping[str, list[Mutant]],
-    explained: Callable[[Record], bool], before: Mapping[str, Record],
+    options: argparse.Namespace, some: Sequence[Mutant], before: Mapping[str, Record]
 ) -> list[tuple[list[Mutant], Path, bool]]:  # fmt: skip
     """Batches of what is left to do, in random order, so that the estimate of the time left is fair."""
     lines = finished(options.lines)
-    known = {**before, **lines}
     if options.equivalence:
-        survivors = [m for some in everything.values() for m in some if known.get(m.id, {}).get("outcome") == "same"]
-        batches = [[m] for m in survivors if "compared" not in known[m.id] and not explained(known[m.id])]
+        known = {**before, **lines}
+        alive = [m for m in some if m.id in known and lives(known[m.id]) and "compared" not in known[m.id]]
+        batches = [[m] for m in alive]
     else:
-        for i, r in [*known.items()] if options.again or options.again_all else []:
-            alive = r["outcome"] in ("same", "missed", "passed")
-            anew = options.again_all and i not in lines and r.get("by") != SAME_CODE
-            if alive and (anew or r["outcome"] != "same" or not explained(r)):
-                del known[i]
-        batches = []
-        for file, some in chosen.items():
-            if not options.only or any(part in file for part in options.only):
-                left = [m for m in some if m.id not in known]
-                batches += [left[i : i + BATCH] for i in range(0, len(left), BATCH)]
-    tasks = [(some, options.lines, options.equivalence) for some in batches]
+        known = lines if options.sample or options.again else {**before, **lines}
+        of_files: dict[str, list[Mutant]] = {}
+        for mutant in some:
+            if mutant.id not in known:
+                of_files.setdefault(mutant.file, []).append(mutant)
+        batches = [left[i : i + BATCH] for left in of_files.values() for i in range(0, len(left), BATCH)]
+    tasks = [(batch, options.lines, options.equivalence) for batch in batches]
     random.Random(options.seed).shuffle(tasks)
     return tasks
 
@@ -380,11 +418,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `kill`."""
     add = parser.add_argument
     add("--mutant", metavar="ID", help="judge this one alone and print what becomes of it")
-    add("--sample", type=float, default=1.0, metavar="FRACTION", help="a random part of each file's mutants")
-    add("-s", "--seed", type=int, default=0, help="of the random part (%(default)s)")
+    add("--sample", type=int, default=0, metavar="N", help="about N mutants, of each kind in proportion (0: all)")
+    today = int(datetime.now(UTC).strftime("%Y%m%d"))
+    add(
+        "-s",
+        "--seed",
+        type=int,
+        default=today,
+        help="of the sample (default: the date, so that nights differ)",
+    )
     add("--only", action="append", metavar="PART", help="files whose path holds this; may be repeated")
-    add("--again", action="store_true", help="judge those again that nothing kills or explains")
-    add("--again-all", action="store_true", help="judge all survivors again, except those in --lines")
+    add("--again", action="store_true", help="judge survivors again that no compiler proves equivalent")
     add("--equivalence", action="store_true", help="compare the object code of survivors with the original's")
     add("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)")
     add("--seconds", type=float, default=0.0, help="stop after this time; the next run goes on")

@@ -1,6 +1,7 @@
 """Single-token mutants of the CUDA sources below kernels/.
 
-A mutant is one edit of one file: a token is replaced, a token is inserted, or a statement is left out. Its id is
+A mutant is one edit of one file: a token is replaced or inserted, or a statement is left out, made twice, or put behind
+the one that follows it. Its id is
 `file:line:column:operator`, which is stable as long as the file is. Edits that a CPU cannot show (launch bounds,
 alignments) are generated too, and marked.
 
@@ -185,6 +186,8 @@ _INTRINSICS = {
     "__byte_perm": ("DP4A_UNSIGNED",), "half_to_float": ("(float)",),
 }  # fmt: skip
 _BARRIERS = frozenset({"__syncthreads", "__syncwarp", "barrier_sync", "mbarrier_wait", "barrier_arrive"})
+#: Lines of two statements that change places.
+_MOST_LINES = 20
 _NO_STATEMENT = frozenset(
     {
         "return", "if", "for", "while", "do", "else", "switch", "case", "struct", "class", "enum", "using", "namespace",
@@ -339,7 +342,63 @@ class _Edits:
         )
 
     def statements(self) -> Iterator[Mutant]:
-        """Each statement that is an expression, left out."""
+        """Each statement that is an expression: left out, twice, or after the one that follows it."""
+        code = self.code
+        for first, end in self._expressions():
+            old = self._text(first, end)
+            if code[first].text not in _BARRIERS:  # these are left out already
+                yield self._mutant(code[first], "statement-left-out", old, "", first)
+            if self._in_a_head(first):
+                continue
+            alone = code[first - 1].text in (")", "else")
+            twice = f"{{ {old}; {old}; }}" if alone else f"{old}; {old}"
+            yield self._mutant(code[first], "statement-doubled", old, twice, first)
+            following = None if alone else self._end(end + 1)
+            if following is not None:
+                other = self.source[code[end + 1].start : code[following].end]
+                between = self.source[code[end].end : code[end + 1].start]
+                both = self.source[code[first].start : code[following].end]
+                if both.count("\n") <= _MOST_LINES:
+                    yield self._mutant(code[first], "statements-swapped", both, f"{other}{between}{old};", first)
+
+    def _text(self, first: int, end: int) -> str:
+        return self.source[self.code[first].start : self.code[end].start]
+
+    def _in_a_head(self, at: int) -> bool:
+        """Whether the token is inside the parentheses of a `for`."""
+        depth = 0
+        for i in range(at - 1, -1, -1):
+            text = self.code[i].text
+            if text in ("{", "}"):
+                return False
+            depth += (text == ")") - (text == "(")
+            if depth < 0:
+                return self.code[i - 1].text == "for"
+        return False
+
+    def _end(self, at: int) -> int | None:
+        """The last token of the statement that begins here; None where none does that could stand elsewhere."""
+        code = self.code
+        if at >= len(code) or code[at].text in ("}", "return", "break", "continue", "case", "default", "static_assert"):
+            return None
+        if code[at].text == "{":
+            return _matching(code, at)
+        if code[at].text in ("for", "while", "if"):
+            opening = at + 1 + (code[at + 1].text == "constexpr")
+            end = self._end(_matching(code, opening) + 1)
+            if end is not None and code[at].text == "if" and code[end + 1].text == "else":
+                return self._end(end + 2)
+            return end
+        while code[at].text != ";":
+            if code[at].text in ("(", "[", "{"):
+                at = _matching(code, at)
+            elif code[at].text == "}":
+                return None
+            at += 1
+        return at
+
+    def _expressions(self) -> Iterator[tuple[int, int]]:
+        """The first token of each statement that is an expression with an effect, and its semicolon."""
         code = self.code
         for i in range(1, len(code)):
             if code[i - 1].text not in (";", "{", "}", ")", "else") or code[i].kind not in ("name", "op"):
@@ -358,12 +417,9 @@ class _Edits:
                 end += 1
             if depth or end >= len(code) or code[end].text != ";" or not works:
                 continue
-            if code[i].text in _BARRIERS or code[i].kind == code[i + 1].kind == "name" or i in self.skipped:
+            if code[i].kind == code[i + 1].kind == "name" or i in self.skipped or self._declaration(self._text(i, end)):
                 continue
-            old = self.source[code[i].start : code[end].start]
-            if self._declaration(old):
-                continue
-            yield self._mutant(code[i], "statement-left-out", old, "", i)
+            yield i, end
 
     @staticmethod
     def _declaration(text: str) -> bool:

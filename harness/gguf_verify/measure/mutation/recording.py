@@ -7,7 +7,7 @@ call that the blocks and layers rungs make of the kernel is recorded: weights, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from ...kernels.interface import Weights
 from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ...results import Options
+from ...rungs.schedules import inputs
 from ...semantics import SEMANTICS, Product, Semantics, judge, product
 from ...support.errors import KernelFault
 from ...support.paths import kernel_root
@@ -35,6 +36,8 @@ _A = TypeVar("_A", bound=npt.NDArray[Any])
 #: Two matrices of the model: 128 rows of 256 values, 256 rows of 768.
 TENSORS = r"^blk\.0\.(attn_k|ffn_down)\.weight$"
 ELEMENTS_KERNEL = "elements"
+#: The kind of a product that is compiled as for a GPU before sm_90; the seed of the schedules.
+OLDER, SEED = "older", 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Call:
     """One call of a kernel.
 
     Args:
-        kind: product, gemm or quantize.
+        kind: product, gemm, quantize or older.
         weights: number of the matrix in `Calls.matrices`; -1 for quantize.
         x: float32[M, K], or uint8[M, row bytes] for gemm.
         y: what the shipped kernel gave.
@@ -189,7 +192,8 @@ class Recording:
     """All that a mutant of a subject is asked.
 
     Args:
-        rungs: the calls of the blocks and layers rungs.
+        rungs: the calls of the blocks and layers rungs, with the brief plan.
+        scheduled: the products that the layers rung runs under other schedules.
         probes: further valid inputs, at which no rung looks.
         units: what the host compiled for them, and entries.
         alive: of each unit, the lines of each file that the preprocessor leaves.
@@ -197,9 +201,19 @@ class Recording:
 
     subject: Subject
     rungs: Calls
+    scheduled: Calls
     probes: Calls
     units: dict[Unit, tuple[str, ...]]
     alive: dict[Unit, dict[str, frozenset[int]]]
+
+    def number(self, unit: Unit) -> int:
+        """A unit's, among the units."""
+        return list(self.units).index(unit)
+
+    @property
+    def under_schedules(self) -> frozenset[Unit]:
+        """The units that run under other schedules."""
+        return frozenset(unit for call in self.scheduled.calls for unit in call.units)
 
 
 def record(subject: Subject, folder: Path) -> Recording:
@@ -213,10 +227,12 @@ def record(subject: Subject, folder: Path) -> Recording:
         raise KernelFault(f"{subject}: the shipped kernel is not verified: {report.verdict}; {said[:2]}")
     asked = kernel.taken()
     _add_expected(kernel, asked)
+    _schedule(kernel, subject, host, asked)
+    scheduled = kernel.taken()
     _probe(kernel)
     units = {unit: tuple(sorted(entries)) for unit, entries in host.units.items()}
     alive = {unit: lines_alive(kernel_root(), unit, entries) for unit, entries in units.items()}
-    return Recording(subject, asked, kernel.taken(), units, alive)
+    return Recording(subject, asked, scheduled, kernel.taken(), units, alive)
 
 
 def _add_expected(kernel: _Recorder, calls: Calls) -> None:
@@ -238,6 +254,18 @@ def _add_expected(kernel: _Recorder, calls: Calls) -> None:
         call.values = values.astype(np.float64) @ dense[call.weights].T
         assert judge(call.y, call.expected).passed
         call.fair = call.passed(call.y)
+
+
+def _schedule(kernel: _Recorder, subject: Subject, host: _WatchedHost, asked: Calls) -> None:
+    """Ask the kernel what the layers rung runs under other schedules."""
+    older = ShippedKernel(kernel.spec, host, older=True)
+    first = next(call for call in asked.calls if call.kind == "product")
+    for rows, x in inputs(subject.weights, asked.matrices[first.weights], first.x, SEED):
+        kernel.product(kernel.upload(subject.weights, rows), x)
+        kernel.recorded.calls.append(replace(kernel.recorded.calls[-1], kind=OLDER))
+        kernel.recorded.calls[-1].units = host.watched(
+            lambda: older.product(older.upload(subject.weights, rows), x)  # noqa: B023 - it is called at once
+        )[1]
 
 
 def _probe(kernel: _Recorder) -> None:

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ...rungs.plan import PLAN
 from ...support.errors import UsageError
 from ...support.paths import CHECKOUT
 from .. import alarms, markdown
 from ..naming import naming
 from ..results import OTHER_CHECKS, Data, decoded, encoded
-from .kill import Record, sampled
-from .mutator import Mutant
+from .kill import SAME_CODE, Record
 from .subjects import row_of
 
 PAGE = CHECKOUT / "docs" / "mutation.md"
@@ -33,27 +33,15 @@ _COLUMNS = {
 
 #: How the reason begins for a mutant that is wrong, or may be wrong, where it was not run.
 UNSEEN = "not observable on this host"
+PROVED, EXPLAINED = "Proved equivalent", "Explained, not proved"
 
-#: Parts of a file's mutants. Of these parts the largest counts that was judged completely. What was judged beyond it is
-#: left out, since of a batch that was cut off the mutants that die early are known and those that survive are not.
-LEVELS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
-
-
-def whole_part(records: Mapping[str, Record], everything: Mapping[str, list[Mutant]], seed: int) -> dict[str, Record]:
-    """The records that count, of runs with this seed."""
-    out: dict[str, Record] = {}
-    for level in LEVELS:
-        for of_file in sampled(everything, level, seed).values():
-            if all(m.id in records for m in of_file):
-                out |= {m.id: records[m.id] for m in of_file}
-    return out
+#: What judged the mutants of a part of the results; of results without it, `_BEFORE`.
+VERSION = f"probe plan {PLAN}, with other schedules and checked builds"
+_BEFORE = "a probe plan without a version, before there were other schedules and checked builds"
 
 
-def collected(
-    records: Mapping[str, Record], population: Mapping[str, int], sources: Mapping[str, str],
-    beside: Iterable[Record] = (),
-) -> Data:  # fmt: skip
-    """The part `kill` of the results. Of what was judged `beside` the records that count, the missed ones are kept."""
+def collected(records: Mapping[str, Record], population: Mapping[str, int], sources: Mapping[str, str]) -> Data:
+    """The part `kill` or `sample` of the results."""
     found: dict[str, dict[str, str]] = {}
     survivors = []
     for entry in sorted(records.values(), key=lambda r: _order(r["id"])):
@@ -63,10 +51,9 @@ def collected(
         )
         if entry["outcome"] in ("same", "missed", "passed"):
             survivors.append(_kept(entry))
-    more = [_kept(r) for r in sorted(beside, key=lambda r: _order(r["id"])) if r["outcome"] in ("missed", "passed")]
     return {
-        "population": dict(population), "sources": dict(sources), "mutants": found, "survivors": survivors,
-        "beside": more,
+        "version": VERSION, "population": dict(population), "sources": dict(sources), "mutants": found,
+        "survivors": survivors,
     }  # fmt: skip
 
 
@@ -90,7 +77,7 @@ def records(data: Data, sources: Mapping[str, str]) -> dict[str, Record]:
 
 
 def _kept(entry: Record) -> Record:
-    wanted = ("id", "outcome", "by", "diff", "subject", "overreads", "compared")
+    wanted = ("id", "outcome", "by", "diff", "subject", "compared")
     return {k: entry[k] for k in wanted if entry.get(k)}
 
 
@@ -119,12 +106,12 @@ class Tally:
                 self.caught[check] += 1
 
 
-def tallies(data: Data) -> dict[str, Tally]:
-    """The rows of the table."""
+def tallies(data: Data, part: str = "kill") -> dict[str, Tally]:
+    """The rows of the table of a part of the results."""
     out = {name: Tally() for name in (*ROWS, CATALOGUE)}
-    for file, of_file in data.get("kill", {}).get("mutants", {}).items():
+    for file, of_file in data.get(part, {}).get("mutants", {}).items():
         out[row_of(file)].add(of_file.values())
-    for faults in data.get("catalogue", {}).values():
+    for faults in data.get("catalogue", {}).values() if part == "kill" else ():
         out[CATALOGUE].add(faults.values())
     return out
 
@@ -137,7 +124,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part:,} ({shown} %)"
 
 
-def table(data: Data) -> str:
+def table(data: Data, part: str = "kill") -> str:
     """The table of mutants."""
     return markdown.table(
         ["", "mutants", "changed a bit", "killed by gguf-verify", *_COLUMNS],
@@ -146,14 +133,16 @@ def table(data: Data) -> str:
                 name, f"{tally.judged:,}", f"{tally.changed:,}", _share(tally.killed, tally.changed),
                 *(_share(tally.caught[check], tally.changed) for check in _COLUMNS.values()),
             ]
-            for name, tally in tallies(data).items() if tally.judged
+            for name, tally in tallies(data, part).items() if tally.judged
         ],
     )  # fmt: skip
 
 
 def tables(data: Data) -> dict[str, str]:
     """Marker → what stands between it and its end."""
-    made = {"kill": table(data), "run": summary(data)} if "kill" in data else {}
+    made = {"kill": table(data), "run": summary(data["kill"])} if "kill" in data else {}
+    if "sample" in data:
+        made |= {"sample": table(data, "sample"), "sampled": summary(data["sample"])}
     rows = {
         "naming": naming.rows(data["naming"]) if "naming" in data else [],
         "alarms": [row for figures in data.get("alarms", {}).values() for row in alarms.rows(figures)],
@@ -161,24 +150,21 @@ def tables(data: Data) -> dict[str, str]:
     return made | {name: markdown.table(["", "measured", "goal"], of) for name, of in rows.items() if of}
 
 
-def summary(data: Data) -> str:
+def summary(kill: Data) -> str:
     """What was run, in a few sentences."""
-    kill = data["kill"]
     whole = sum(kill["population"].values())
     codes = [code for of_file in kill["mutants"].values() for code in of_file.values()]
     count = Counter(decoded(code)[0] for code in codes)
     late = sum(code.endswith("t") for code in codes)
     judged = len(codes) - count["uncompilable"] - count["unobservable"]
-    whole_files = all(len(of_file) == kill["population"][file] for file, of_file in kill["mutants"].items())
-    part = "all" if len(codes) == whole else f"{'' if whole_files else 'a random part, '}{len(codes):,}"
-    none = [f"`{f}`" for f, number in sorted(kill["population"].items()) if number and f not in kill["mutants"]]
+    part = "all" if len(codes) == whole else f"a random part, {len(codes):,},"
     return (
         f"Of {whole:,} mutants, {part} were run: {count['uncompilable']:,} do not compile, "
         f"{count['unobservable']:,} make no difference on a CPU, and {judged:,} were judged. Of these, "
         f"{count['killed']:,} were killed ({late:,} by a time limit), "
         f"{count['missed'] + count['passed']:,} changed a bit of the output for some valid input and were not killed, "
-        f"and {count['same']:,} changed no bit for any input that was tried."
-        + (f" None of {', '.join(none)} were run yet." if none else "")
+        f"and {count['same']:,} changed no bit for any input that was tried. They were judged by "
+        f"{kill.get('version', _BEFORE)}."
     )
 
 
@@ -203,8 +189,6 @@ def reason(survivor: Record, known: Sequence[Mapping[str, str]]) -> str:
     """Why a survivor that changes no bit is equivalent; "" where no reason is known."""
     if survivor.get("by"):
         return str(survivor["by"])
-    if survivor.get("overreads"):
-        return f"{UNSEEN}: It reads past the end of an input and does not use what it reads. A sanitizer reports it."
     file, _, _, operator = survivor["id"].split(":", 3)
     for entry in known:
         fits = re.fullmatch(entry["file"], file) and re.search(entry["diff"], survivor["diff"])
@@ -214,9 +198,9 @@ def reason(survivor: Record, known: Sequence[Mapping[str, str]]) -> str:
 
 
 _ABOUT = {
-    UNSEEN.capitalize(): "These are wrong, or may be wrong, on a GPU or under a sanitizer. Neither was run, and no "
-    "output on the CPU shows them.",
-    "Equivalent": "These change no output: a GPU's compiler makes the same code of them, or the reason is given.",
+    UNSEEN.capitalize(): "These may be wrong on a GPU. The reason why no output on the CPU shows them is not checked.",
+    PROVED: "A GPU's compiler makes the same code of these.",
+    EXPLAINED: "Somebody gave the reason why these change no output. Nothing checks it.",
     "Unexplained": "No input was found at which these change a bit, and no reason is known. Some may be killed by "
     "checks that were added to the rungs since: `gguf-verify measure mutation kill --again` judges them again.",
 }
@@ -239,7 +223,7 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
         "",
         "<!-- Generated by `gguf-verify measure mutation report`; a test fails where it is out of date. -->",
         "",
-        summary(data),
+        summary(kill),
         "",
         table(data),
         "",
@@ -255,12 +239,12 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
     missed = [_missed(s) for s in kill["survivors"] if s["outcome"] in ("missed", "passed")]
     lines += ["", "## Missed", "", "These change a bit for the input that is named, and no rung reported it.", ""]
     lines += missed or ["None."]
-    if beside := kill.get("beside"):
-        lines += ["", "These belong to mutants that were judged but do not count above:", "", *map(_missed, beside)]
     told: dict[str, list[str]] = {title: [] for title in _ABOUT}
     for survivor in (s for s in kill["survivors"] if s["outcome"] == "same"):
         why = reason(survivor, known)
-        title = "Unexplained" if not why else UNSEEN.capitalize() if why.startswith(UNSEEN) else "Equivalent"
+        title = EXPLAINED if why else "Unexplained"
+        if why == SAME_CODE or why.startswith(UNSEEN):
+            title = PROVED if why == SAME_CODE else UNSEEN.capitalize()
         said = why.removeprefix(f"{UNSEEN}: ")
         told[title].append(f"- {_line(survivor)}" + (f": {said}" if said else ""))
     for title, shown in told.items():

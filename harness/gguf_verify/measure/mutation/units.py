@@ -16,14 +16,17 @@ from pathlib import Path
 
 from ...formats import WeightFormat
 from ...hosts import nvrtc
-from ...hosts.compiler import FLAGS, compiler
+from ...hosts.compiler import CHECKS, FLAGS, LINK_CHECKED, compiler, runner_object
 from ...hosts.tables import headers
 from ...support.cache import tree_hash
 from ...support.errors import EnvironmentFault
 from .mutator import PRELUDE
 
 #: As the CPU host compiles, with less optimisation. The run checks that the unmutated source gives the same bits.
-MUTANT_FLAGS = [f for f in FLAGS if f not in ("-O2", "-ftree-vectorize")] + ["-O1", "-w", "-fmax-errors=0"]
+MUTANT_FLAGS = [f for f in FLAGS if f not in ("-O2", "-ftree-vectorize")]
+MUTANT_FLAGS += ["-O1", "-w", "-fmax-errors=0", "-fvisibility=hidden"]
+#: As `MUTANT_FLAGS`, with the instrumentation of a checked build.
+_CHECKED_FLAGS = [*MUTANT_FLAGS, *CHECKS]
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|(FORMAT_HEADER))', re.MULTILINE)
 _DEFINE = re.compile(r"^\s*#\s*define\s+(\w+)", re.MULTILINE)
@@ -152,15 +155,14 @@ def _common(root: Path) -> str:
     return "\n".join([PRELUDE, _PREAMBLE, *tables])
 
 
-def precompiled(root: Path, folder: Path) -> Path:
+def precompiled(root: Path, folder: Path, flags: Sequence[str] = MUTANT_FLAGS) -> Path:
     """The header with the beginning of all units, precompiled in `folder`; it is made once."""
-    digest = hashlib.sha256("\0".join([_common(root), tree_hash(root), *MUTANT_FLAGS, str(root)]).encode()).hexdigest()
+    digest = hashlib.sha256("\0".join([_common(root), tree_hash(root), *flags, str(root)]).encode()).hexdigest()
     header = folder / f"common-{digest[:16]}.hpp"
     made = header.with_suffix(".hpp.gch")
     if not made.exists():
         header.write_text(_common(root))
         part = folder / f"common-{os.getpid()}.part"
-        flags = [f for f in MUTANT_FLAGS if f != "-shared"]
         subprocess.run([compiler(), *flags, f"-I{root}", "-x", "c++-header", str(header), "-o", str(part)], check=True)
         part.replace(made)
     return header
@@ -170,7 +172,8 @@ def _whole(root: Path, bodies: Sequence[tuple[str, str]], entries: Sequence[str]
     parts = [_common(root)] if common else []
     for name, text in bodies:
         launches = "".join(
-            f'extern "C" int {name}_{entry}_launch(const unsigned* g, const unsigned* b, void** a, unsigned s, int t, '
+            f'extern "C" __attribute__((visibility("default"))) int {name}_{entry}_launch('
+            "const unsigned* g, const unsigned* b, void** a, unsigned s, int t, "
             "const cuda_on_cpu::Request* q, cuda_on_cpu::Report* r) "
             f"{{ return cuda_on_cpu::launch(erased({name}::{entry}), g, b, a, s, t, q, r); }}\n"
             for entry in entries
@@ -185,26 +188,30 @@ def _sources(root: Path) -> tuple[Path, ...]:
 
 
 def compiled(
-    root: Path, unit: Unit, entries: Sequence[str], variants: Mapping[str, Mapping[str, str]], library: Path
-) -> set[str]:
+    root: Path, unit: Unit, entries: Sequence[str], variants: Mapping[str, Mapping[str, str]], library: Path,
+    checked: bool = False,
+) -> set[str]:  # fmt: skip
     """Compile variants of a unit into one library. Returns the names of those that do not compile.
 
     Args:
         variants: a C++ identifier → the files that the variant changes; {} is the original.
         library: where to write the shared library. Its functions are NAME_ENTRY_launch.
+        checked: with the instrumentation of a checked build.
 
     Raises EnvironmentFault where no variant compiles and the messages name none.
     """
     left = dict(variants)
     bad: set[str] = set()
-    source = library.with_suffix(".cpp")
-    steps = [["-fsyntax-only"], ["-o", str(library)]]  # the first is fast and finds nearly all that do not compile
+    source, made = library.with_suffix(".cpp"), library.with_suffix(".o")
+    flags = _CHECKED_FLAGS if checked else MUTANT_FLAGS
+    # the first is fast and finds nearly all that do not compile
+    steps = [*([] if checked else [["-fsyntax-only"]]), ["-c", "-o", str(made)]]
     try:
         while steps and left:
             bodies = [(name, flattened(root, unit, changed, f"{name}/")) for name, changed in left.items()]
             source.write_text(_whole(root, bodies, entries, common=False))
-            header = precompiled(root, library.parent)
-            command = [compiler(), *MUTANT_FLAGS, f"-I{root}", "-include", str(header), str(source), *steps[0]]
+            header = precompiled(root, library.parent, flags)
+            command = [compiler(), *flags, f"-I{root}", "-include", str(header), str(source), *steps[0]]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
             if done.returncode == 0:
                 steps.pop(0)
@@ -214,8 +221,12 @@ def compiled(
                 raise EnvironmentFault(f"a batch of mutants does not compile: {done.stderr[:500]}")
             bad |= wrong
             left = {n: c for n, c in left.items() if n not in wrong}
+        link = ["-shared", "-pthread", *(LINK_CHECKED if checked else [])]
+        runner = runner_object(root, checked)
+        subprocess.run([compiler(), str(made), str(runner), *link, "-o", str(library)], check=True, capture_output=True)
     finally:
         source.unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
     return bad
 
 

@@ -28,6 +28,7 @@ NO_EDIT = {
     "quantizer-reciprocal": "It needs values that are nearly midway between two codes, which are rare among the "
     "fixtures' activations.",
     "zero-block": "It needs blocks of zeros beside others, which the fixtures' activations do not have.",
+    "least-code": "It needs codes of -128, which no quantizer of Q8_0 or of activations writes.",
     "values-paired-wrongly": "Of many orders of values, those that are in the sources are faults of their own: "
     "activations-interleaved, nibbles-swapped, nibbles-in-pairs.",
 }
@@ -180,6 +181,7 @@ def _scales_and_edit() -> Iterator[Edit]:
     yield _naive(neighbour, "of activations before", d_a, "half_to_float((b || s ? xb - 1 : xb)->d)")
     yield _naive(neighbour, "of the next activations", d_a,
                  "half_to_float((b + 1 < nb || s + 1 < SLICES ? xb + 1 : xb)->d)")
+    yield _format("group-scales-ignored", "d alone", ("Q6_K",), (", (float)scales[2 * s + h]);", ", 1.0f);"))
     yield _naive("subnormals-flushed", "of activations", d_a, _FLUSH.format(v=d_a))
     yield _format("subnormals-flushed", "of weights", ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"),
                   ("scale(int, int) const { return half_to_float(d); }",

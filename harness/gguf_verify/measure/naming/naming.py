@@ -2,12 +2,14 @@
 
 Every variant of every fault of the catalogue, in every definition of every format, is replayed and diagnosed. So are
 kernels compiled from altered sources (edits.py), and faults that are not in the catalogue, for which no name is right.
-Faults of one block go through the rungs (places.py).
+Faults of one block go through the rungs (places.py). The figures say of which catalogue and probe plan they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import sys
 import tempfile
@@ -30,8 +32,10 @@ from ...hosts import CpuHost
 from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ShippedKernel
 from ...llama import Llama
+from ...rungs.plan import PLAN
 from ...semantics import SEMANTICS
 from ...support.errors import EnvironmentFault, KernelFault
+from ...support.paths import PACKAGE
 from .. import results
 from ..inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Floats, Matrix, captured, requantized, text
 from ..markdown import percent
@@ -196,7 +200,8 @@ def _edited(work: tuple[Edit, str], seeds: Sequence[int]) -> list[Outcome]:
 
 
 def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
-    """Faults of parts of a product that no fault of the catalogue explains, on real weights and activations."""
+    """Faults of parts of a product that no fault of the catalogue explains, on real weights and activations; and
+    factors, which are read off outputs."""
     fmt, out = FORMATS[kind], []
     for seed, matrix in real(kind, tuple(seeds)):
         rows = np.ascontiguousarray(matrix.rows[:ROWS])
@@ -205,6 +210,9 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
             value, term = np.arange(p.q.shape[2]), np.arange(p.d.shape[1])
             made = {
                 "one per cent": replace(p, d=1.01 * p.d, m=1.01 * p.m),
+                "a tenth of a per cent of weights' scales of every other row": replace(
+                    p, d=p.d * np.where(np.arange(len(p.d)) % 2, 1.001, 1)[:, None]
+                ),
                 "a value of each term left out": replace(p, q=p.q * (value != 5)),
                 "a code of each term negated": replace(p, a=p.a * np.where(value == 9, -1, 1)),
                 "the first term left out": replace(p, d=p.d * (term > 0)),
@@ -220,7 +228,8 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
             for which, parts in made.items():
                 y = parts.predicted().exact.astype(np.float32)
                 found = diagnose_by(y, fmt, semantics, rows, matrix.x)
-                out.append(outcome("", which, matrix, semantics.name, seed, found))
+                fault = "constant-factor" if which.endswith("per cent") else ""
+                out.append(outcome(fault, which, matrix, semantics.name, seed, found))
     return out
 
 
@@ -247,12 +256,51 @@ def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@cache
+def _version() -> str:
+    """The catalogue and the plan, and a digest of what diagnoses."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.glob("diagnosis/**/*.py"))))
+    return f"{len(FAULTS)} faults, probe plan {PLAN}, diagnosis {digest.hexdigest()[:8]}"
+
+
+class Kept:
+    """What was diagnosed, item by item, in a file of JSON lines.
+
+    Args:
+        path: the file; None: nothing is kept.
+        run: what the outcomes belong to; those of other runs are left alone.
+    """
+
+    def __init__(self, path: Path | None, run: str) -> None:
+        self._path, self._run = path, run
+        self.outcomes: dict[str, list[Outcome]] = {}
+        for line in path.read_text().splitlines() if path and path.exists() else ():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off
+                entry = json.loads(line)
+                if entry["run"] == run:
+                    some = [Outcome(**{**o, "named": tuple(o["named"])}) for o in entry["outcomes"]]
+                    self.outcomes[entry["item"]] = some
+
+    def add(self, item: str, some: Sequence[Outcome]) -> None:
+        """Keep the outcomes of an item."""
+        if self._path:
+            entry = {"run": self._run, "item": item, "outcomes": [vars(o) for o in some]}
+            with self._path.open("a") as f:
+                f.write(json.dumps(entry) + "\n")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this measure."""
     add = parser.add_argument
     add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts, matrices and rows")
     add("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), metavar="TYPE", help="of weights")
     add("-j", "--jobs", type=int, default=1, help="processes (%(default)s)")
+    add(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="keep what was diagnosed; a later run with the same seeds goes on",
+    )
     add("--places", type=int, default=200, help="faults of one block in matrices of each type (%(default)s)")
     results.add_argument(parser)
 
@@ -263,8 +311,11 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     with workers(options.jobs) as over:
 
         def each(what: str, f: Callable[[Any], list[Outcome]], work: Sequence[Any]) -> list[Outcome]:
-            found: list[Outcome] = []
-            for number, some in enumerate(over(f, work), 1):
+            kept = Kept(options.checkpoint, f"{_version()}, seeds {options.seeds}, {what}")
+            found = [outcome for item in work for outcome in kept.outcomes.get(repr(item), ())]
+            left = [item for item in work if repr(item) not in kept.outcomes]
+            for number, some in enumerate(over(f, left), 1 + len(work) - len(left)):
+                kept.add(repr(left[number - 1 - len(work) + len(left)]), some)
                 found += some
                 wrong = sum(o.answer == WRONG for o in found)
                 print(f"{what}: {number} of {len(work)}, {len(found)} products, {wrong} wrong", file=sys.stderr)
@@ -277,7 +328,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     if options.places:
         placed = places.localised(options.types, options.places, options.seeds[0], processes=options.jobs)
     return {
-        "seeds": list(options.seeds), "types": options.types,
+        "version": _version(), "seeds": list(options.seeds), "types": options.types,
         "catalogue": tallied(catalogue),
         "outside": tallied(others),
         "sources": tallied([o for o in sources if o.fault]),
@@ -291,9 +342,13 @@ def _share(part: int, whole: int) -> str:
     return f"{percent(part, whole)} ({part:,} of {whole:,})" if whole else "none"
 
 
+#: Of what results without a version are.
+_BEFORE = "an earlier and smaller catalogue, before results kept its version"
+
+
 def rows(figures: dict[str, Any]) -> list[list[str]]:
     """Rows of a table: what, measured, goal."""
-    out = []
+    out = [["measured of", figures.get("version", _BEFORE), ""]]
     for name, what in (
         ("catalogue", "faults of the catalogue, replayed"),
         ("sources", "faults of the catalogue, as edits of the sources"),

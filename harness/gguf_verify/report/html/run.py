@@ -157,6 +157,8 @@ def _rung(rung: RungResult) -> Rung:
     checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
     worst = [(who, w.utilisation, w.where) for who, w in rung.worst.items()]
     figures = [(name, f"{v:,}" if isinstance(v, int) else f"{v:.3g}") for name, v in rung.figures.items()]
+    if rung.headroom is not None:
+        figures.append(("range", f"{rung.headroom.tensor}: {rung.headroom.words}"))
     return Rung(rung, LEVELS.get(rung.outcome, "warn"), checked, worst, figures)
 
 

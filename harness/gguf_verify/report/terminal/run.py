@@ -38,6 +38,8 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
     if envelopes := list(_envelopes(report)):
         yield ""
         yield facts(envelopes)
+    if ranges := list(_ranges(report)):
+        yield facts(ranges)
     if notes := list(_notes(report)):
         yield ""
         yield facts(notes)
@@ -115,8 +117,19 @@ def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
         beside = "" if e.under_test else "; of a kernel beside the one under test"
         sizes = ", ".join(f"{n} {_ends(numbers)}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))
         yield "" if i else "holds also", f"{e.type}: {sizes} ({plan}{domain}{beside})"
+        if e.indices:
+            yield "", f"{e.type}, by single thread blocks: {'; '.join(e.indices)}"
+        if e.grids:
+            yield "", f"{e.type}: CUDA launches its grids of {' and '.join(e.grids)}"
     for what, why in dict.fromkeys(pair for e in found for pair in e.not_covered):
         yield "", f"not covered: {what} ({printable(why, 200)})"
+
+
+def _ranges(report: Report) -> Iterator[tuple[str, str]]:
+    """How near the activations come to what a half holds."""
+    for rung in report.rungs:
+        if rung.headroom is not None:
+            yield "range", f"{printable(rung.headroom.tensor, 64)}: {rung.headroom.words}"
 
 
 def _ends(numbers: str) -> str:

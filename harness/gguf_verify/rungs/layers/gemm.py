@@ -16,6 +16,7 @@ from ...llama import Gemm
 from ...results import Failure, RungResult, Side
 from ...semantics import Order, Product, Semantics, product
 from ...semantics.elements import round_to
+from ...support.errors import Culprit
 from ..envelope import OTHER_SHAPES
 from ..exact import ExactProducts
 from ..explain import WrongBytes, WrongCall
@@ -142,8 +143,9 @@ class GemmJudge:
             self._judge_kernel(SHARED, made.shared, span, shared, self.shared_bytes)
             self._judge_other_m(made, span)
             self._compare_directly(made.shared, span, shared, theirs)
-            gap += float(((own.exact - theirs.exact) ** 2).sum())
-            energy += float((theirs.exact**2).sum())
+            with np.errstate(all="ignore"):
+                gap += float(((own.exact - theirs.exact) ** 2).sum())
+                energy += float((theirs.exact**2).sum())
         self.gap = gap / energy if energy else 0.0
 
     def _judge_other_m(self, made: Outputs, span: slice) -> None:
@@ -222,24 +224,25 @@ class GemmJudge:
         """Compare kernel and llama.cpp on the same activation bytes, without an exact product between them.
 
         Beside rounding they may differ in s, which a kernel of `q8_1` reads as a half and llama.cpp's Q4_0 and Q5_0 do
-        not read at all: that difference of the definitions is exactly known.
+        not read at all: that difference of the definitions is exactly known. Where there is no finite exact value, each
+        of the two has been judged by itself.
         """
         with np.errstate(all="ignore"):
             difference = np.abs(y[:, span].astype(np.float64) - self.gemm.y[:, span])
             allowed = shared.bound + theirs.bound + np.abs(shared.exact - theirs.exact)
-            bad = ~(difference <= allowed)
-            of_llama = bad & (np.abs(y[:, span] - shared.exact) <= shared.bound)
-        if not bad.any():
-            return
-        m, n = (int(i) for i in np.argwhere(bad)[0])
-        tensor, row = self.matrix.tensor, self.gemm.first_row + span.start + n
-        finite = np.isfinite(shared.exact[m, n]) and np.isfinite(theirs.exact[m, n])
-        self.result.fail(
-            Failure(
-                f"{where(tensor, row, m)}: on the same activation bytes the kernel and llama.cpp differ by more than "
-                "both bounds", tensor.name, row, token=m, got=float(y[m, span.start + n]),
-                expected=float(self.gemm.y[m, span.start + n]), bound=float(allowed[m, n]),
-                matrix=matrix_of(tensor, row),
-                culprit="definition" if not finite else "llama.cpp" if of_llama[m, n] else "kernel",
-            ), int(bad.sum())
-        )  # fmt: skip
+            bad = np.isfinite(shared.exact) & np.isfinite(theirs.exact) & ~(difference <= allowed)
+            right = np.abs(y[:, span] - shared.exact) <= shared.bound
+        whose: tuple[tuple[Culprit, npt.NDArray[np.bool_]], ...] = ("llama.cpp", bad & right), ("kernel", bad & ~right)
+        for culprit, wrong in whose:
+            if not wrong.any():
+                continue
+            m, n = (int(i) for i in np.argwhere(wrong)[0])
+            tensor, row = self.matrix.tensor, self.gemm.first_row + span.start + n
+            self.result.fail(
+                Failure(
+                    f"{where(tensor, row, m)}: on the same activation bytes the kernel and llama.cpp differ by more "
+                    "than both bounds", tensor.name, row, token=m, got=float(y[m, span.start + n]),
+                    expected=float(self.gemm.y[m, span.start + n]), bound=float(allowed[m, n]),
+                    matrix=matrix_of(tensor, row), culprit=culprit,
+                ), int(wrong.sum())
+            )  # fmt: skip

@@ -23,12 +23,14 @@ import zlib
 
 import numpy as np
 
+from ...diagnosis.experiments import Experiments
 from ...formats import ElementFormat
 from ...gguf import Tensor
 from ...gguf.matrices import label, matrix_of, may_be_matrix
 from ...llama import Evaluation, Gemm, LlamaRefused
-from ...results import Failure, GemmRecord, RungResult, Side
+from ...results import Failure, GemmRecord, Headroom, RungResult, Side
 from ...semantics import Semantics
+from ...semantics.overflow import LARGEST_HALF, largest_half
 from ...support.errors import KernelFault
 from ..envelope import OTHER_SHAPES, TypeProbes
 from ..exact import ExactProducts
@@ -172,6 +174,8 @@ class _Gemms:
             self._check_bytes(gemm, matrix, name, number)
         failed = result.n_failures
         judged = GemmJudge(run, result, matrix, gemm, llama)
+        if not isinstance(matrix.fmt, ElementFormat):
+            result.keep_headroom(_headroom(judged))
         try:
             with self._exact.of(matrix.tensor):
                 made = self._judge(judged, failed)
@@ -181,6 +185,9 @@ class _Gemms:
                 self._explanations.add(call)
         except KernelFault as error:  # also of its author's oracle
             result.fail(Failure(f"{name}: {error}", matrix.tensor.name, matrix=number, culprit=error.culprit))
+            kernel = run.kernel.of(matrix.fmt, *gemm.shape)
+            tried = Experiments(kernel, matrix.fmt, judged.semantics, matrix.rows, gemm.x, run.options.threads)
+            self._explanations.add_fault(error, tried, KERNEL.name, matrix.tensor.name, name)
             return
         if not gemm.x.any():
             result.leave(name, "its activations are all zero", matrix.tensor.name)
@@ -200,6 +207,8 @@ class _Gemms:
         shape = (matrix.fmt.name, len(matrix.rows), matrix.tensor.k)
         new_shape = shape not in self._shapes
         self._shapes.add(shape)
+        if run.options.sanitize:  # first: what ends an ordinary launch has a line only in a checked one
+            self._check_schedules(matrix, gemm)
         made = judged.run_kernel(OTHER_TOKENS if new_shape else (1,))
         path = run.backend.path(judged.llama)
         if path is not None:
@@ -208,9 +217,8 @@ class _Gemms:
                 self._result, judged.llama, gemm.x, judged.llama_bytes, matrix.tensor, gemm.first_row
             )
         # before outputs are judged: what a race makes wrong are many outputs, and the race itself has a line
-        if run.options.probes == "full" and matrix.fmt.name not in self._scheduled:
-            self._scheduled.add(matrix.fmt.name)
-            check_schedules(run, self._result, matrix, gemm.x, gemm.first_row)
+        if run.options.probes == "full":
+            self._check_schedules(matrix, gemm)
         judged.judge(made, self._exact)
         # where something is wrong already, it has a place in the graph, which says more than another shape
         if self._result.n_failures > failed:
@@ -226,6 +234,12 @@ class _Gemms:
             probes.check()
             judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
         return made
+
+    def _check_schedules(self, matrix: Matrix, gemm: Gemm) -> None:
+        """Once for each type. Raises KernelFault."""
+        if matrix.fmt.name not in self._scheduled:
+            self._scheduled.add(matrix.fmt.name)
+            check_schedules(self._run, self._result, matrix, gemm.x, gemm.first_row, self._explanations)
 
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:
         result, matrix, gemm, kernel = self._result, judged.matrix, judged.gemm, made.kernel
@@ -265,6 +279,19 @@ class _Gemms:
             result.figures[f"gap to {side.name}, worst NMSE"] = max(gaps)
             result.figures[f"gap to {side.name}, median NMSE"] = float(np.median(gaps))
         self._quantizers.report(run, result)
+
+
+def _headroom(judged: GemmJudge) -> Headroom | None:
+    """How near the halves of the graph's activations, as the kernel's definition has them, come to overflowing."""
+    found = largest_half(judged.semantics, judged.own.encoded)
+    if found is None:
+        return None
+    what, token, block, value = found
+    definition = judged.semantics.inside or judged.semantics
+    return Headroom(
+        what=what, tensor=judged.matrix.tensor.name, token=token, block=block, value=value, limit=LARGEST_HALF,
+        of_llama=what == "d" or definition.raw_sum,
+    )  # fmt: skip
 
 
 __all__ = ["RUNG", "check"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from ...diagnosis.experiments import Experiments
 from ...formats import QK, WeightFormat
 from ...gguf.matrices import label
 from ...llama import Gemm, LlamaRefused
@@ -14,7 +15,8 @@ from ...results import Failure, RungResult
 from ...semantics import UNIT_ROUNDOFF, exact_result, gamma
 from ...support.errors import KernelFault
 from ..exact import ExactProducts
-from ..judging import judge_whole
+from ..explain import Explanations, WrongCall
+from ..judging import KERNEL, judge_whole
 from ..layers.activations import ACTIVATIONS, llama_activations
 from ..run import Run
 
@@ -49,6 +51,7 @@ class Grafts:
         self.tested = False
         self.faulty: set[str] = set()
         self.exact = ExactProducts(run, result)
+        self._explanations = Explanations(result, run.options.threads)
 
     def plain(self) -> Floats:
         """llama.cpp's own logits or embeddings, one row for each token.
@@ -90,17 +93,25 @@ class Grafts:
             if matrix is None or gemm.tensor in self.faulty:
                 return None
             kernel, semantics = self.run.kernel.of(matrix.fmt, *gemm.shape), self.run.semantics(matrix.fmt)
-            x = self._activations(gemm, matrix.fmt, shared)
+            x, name = self._activations(gemm, matrix.fmt, shared), label(matrix.tensor, gemm.first_row)
+            taken, who = (x, "kernel on llama.cpp's activations") if shared else (gemm.x, KERNEL.name)
             try:
                 weights = kernel.upload(matrix.fmt, matrix.rows)
                 y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
                 self.tested = self.tested or self.run.kernel.is_under_test(matrix.fmt)
-                judge_whole(self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact)
+                wrong = judge_whole(self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact)
+                if wrong is not None:
+                    self._explanations.add(
+                        WrongCall(
+                            kernel, matrix.fmt, semantics, matrix.rows, taken, x, y, kernel.order, who, gemm.tensor,
+                            name, *wrong,
+                        )
+                    )  # fmt: skip
             except KernelFault as error:
                 self.faulty.add(gemm.tensor)
-                self.result.fail(
-                    Failure(f"{label(matrix.tensor, gemm.first_row)}: {error}", gemm.tensor, culprit=error.culprit)
-                )
+                self.result.fail(Failure(f"{name}: {error}", gemm.tensor, culprit=error.culprit))
+                tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
+                self._explanations.add_fault(error, tried, who, gemm.tensor, name)
                 return None
             return y
 

@@ -4,7 +4,7 @@
 // essence = "The number of elements M·N is an int: the tail of the output is never written and shows what was
 //   in memory before (CVE-2026-53923)."
 // shows_when = "M·N ≥ 2^31"
-// names = []
+// names = ["index-past-2^31"]
 // says = ["2\\^31|2³¹|int32|32.bits?|integer overflow"]
 // [/museum]
 // [gguf-verify]

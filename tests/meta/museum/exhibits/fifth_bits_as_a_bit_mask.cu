@@ -4,7 +4,7 @@
 // essence = "The fifth bit of value v of Q5_K is read from byte v / 8, bit v % 8; it is in byte v % 32, bit v /
 //   32."
 // shows_when = "always"
-// names = ["fifth-bits-interleaved"]
+// names = ["bits-elsewhere"]
 // says = ["fifth bits"]
 // [/museum]
 // [gguf-verify]
@@ -15,16 +15,7 @@
 // grid = "ceil(M * N, 128)"
 // macros = { BUG = 1 }
 // [/gguf-verify]
-#include "museum.cuh"
-
-#define BUG_MINIMUM 0
-
-// Scale and minimum of group g: six bits each, the upper two of groups 4 to 7 beside those of groups 0 to 3.
-__device__ inline void scale_minimum(const u8* s, int g, int& scale, int& minimum) {
-    scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
-    minimum = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
-    if (BUG_MINIMUM && g >= 4) minimum = s[g + 4] >> 4;
-}
+#include "k_quants.cuh"
 
 extern "C" __global__ void gemm(const Q5_K* w, const float* x, float* y, int M, int N, int K) {
     ONE_THREAD_AN_OUTPUT;

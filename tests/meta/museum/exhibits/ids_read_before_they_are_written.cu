@@ -6,7 +6,6 @@
 // shows_when = "some warp is faster than the first one"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

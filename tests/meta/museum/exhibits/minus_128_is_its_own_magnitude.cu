@@ -3,8 +3,8 @@
 // class = "integer overflow"
 // essence = "The magnitude of a weight's code is kept in a signed byte, where that of -128 is -128."
 // shows_when = "a code of Q8_0 is -128"
-// names = []
-// says = ["[-−]128"]
+// names = ["least-code"]
+// says = []
 // [/museum]
 // [gguf-verify]
 // formats = ["Q8_0"]

@@ -4,8 +4,8 @@
 // essence = "Signs are moved from the weights to the activations by an instruction that leaves -(-128) at
 //   -128."
 // shows_when = "a code of activations is -128 where the weight is negative"
-// names = []
-// says = ["[-−]128"]
+// names = ["least-code"]
+// says = []
 // [/museum]
 // [gguf-verify]
 // formats = ["Q8_0"]

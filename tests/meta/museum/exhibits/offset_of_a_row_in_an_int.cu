@@ -3,7 +3,7 @@
 // class = "past 2^31"
 // essence = "The offset of a row, in values, is an int."
 // shows_when = "N·K ≥ 2^31 (Command R+: a vocabulary of 256,000 by 12,288)"
-// names = []
+// names = ["index-past-2^31"]
 // says = ["2\\^31|2³¹|int32|32.bits?|integer overflow"]
 // [/museum]
 // [gguf-verify]

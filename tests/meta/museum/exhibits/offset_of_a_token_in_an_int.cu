@@ -3,7 +3,7 @@
 // class = "past 2^31"
 // essence = "The offset of a token's activations, in values, is an int."
 // shows_when = "M·K ≥ 2^31"
-// names = []
+// names = ["index-past-2^31"]
 // says = ["2\\^31|2³¹|int32|32.bits?|integer overflow"]
 // [/museum]
 // [gguf-verify]

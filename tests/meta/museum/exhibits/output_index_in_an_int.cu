@@ -3,7 +3,7 @@
 // class = "past 2^31"
 // essence = "The index of an output is computed in 32 bits: tokens times vocabulary wraps to zero."
 // shows_when = "M·N ≥ 2^32 (32,768 tokens by 131,072)"
-// names = []
+// names = ["index-past-2^31"]
 // says = ["2\\^31|2³¹|int32|32.bits?|integer overflow"]
 // [/museum]
 // [gguf-verify]

@@ -3,7 +3,7 @@
 // class = "limits of a grid"
 // essence = "Rows are the grid's second dimension, of which there are at most 65,535."
 // shows_when = "N > 65,535 (a vocabulary of 250,880)"
-// names = []
+// names = ["launch-past-limit"]
 // says = ["which CUDA does not launch", "grid"]
 // right = [["[\"ceil(M, 32)\", \"N\"]", "[\"N\", \"ceil(M, 32)\"]"], ["BUG = 1", "BUG = 0"]]
 // [/museum]

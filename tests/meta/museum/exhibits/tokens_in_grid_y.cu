@@ -3,7 +3,7 @@
 // class = "limits of a grid"
 // essence = "Tokens are the grid's second dimension, of which there are at most 65,535."
 // shows_when = "M > 65,535"
-// names = []
+// names = ["launch-past-limit"]
 // says = ["which CUDA does not launch", "grid"]
 // right = [["[\"ceil(N, 128)\", \"M\"]", "[\"M\", \"ceil(N, 128)\"]"], ["BUG = 1", "BUG = 0"]]
 // [/museum]

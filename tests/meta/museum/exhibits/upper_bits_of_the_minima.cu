@@ -15,16 +15,7 @@
 // grid = "ceil(M * N, 128)"
 // macros = { BUG = 1 }
 // [/gguf-verify]
-#include "museum.cuh"
-
-#define BUG_MINIMUM BUG
-
-// Scale and minimum of group g: six bits each, the upper two of groups 4 to 7 beside those of groups 0 to 3.
-__device__ inline void scale_minimum(const u8* s, int g, int& scale, int& minimum) {
-    scale = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
-    minimum = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
-    if (BUG_MINIMUM && g >= 4) minimum = s[g + 4] >> 4;
-}
+#include "k_quants.cuh"
 
 extern "C" __global__ void gemm(const Q4_K* w, const float* x, float* y, int M, int N, int K) {
     ONE_THREAD_AN_OUTPUT;
@@ -36,6 +27,7 @@ extern "C" __global__ void gemm(const Q4_K* w, const float* x, float* y, int M, 
             const int g = v / 32, q = wb.qs[v / 64 * 32 + v % 32] >> g % 2 * 4 & 15;
             int scale, minimum;
             scale_minimum(wb.scales, g, scale, minimum);
+            if (BUG && g >= 4) minimum = wb.scales[g + 4] >> 4;
             acc += (from_half(wb.d) * scale * q - from_half(wb.dmin) * minimum) * x[m * K + 256 * b + v];
         }
     }

@@ -15,42 +15,16 @@
 // grid = "ceil(M * N, 128)"
 // macros = { BUG = 1 }
 // [/gguf-verify]
-#include "museum.cuh"
-
-// Blocks of Q8_1 of 32 values: d, s and codes.
-__device__ inline float largest(const float* v) {
-    float most = 0.0f;
-    for (int j = 0; j < 32; ++j) most = v[j] > most ? v[j] : -v[j] > most ? -v[j] : most;
-    return most;
-}
-__device__ inline float sum_of(const float* v) {  // halves of the block are added to each other, again and again
-    float s[32];
-    for (int j = 0; j < 32; ++j) s[j] = v[j];
-    for (int half = 16; half; half /= 2)
-        for (int j = 0; j < half; ++j) s[j] += s[j + half];
-    return s[0];
-}
-__device__ inline float rounded(float q) {  // to nearest, halves away from zero
-    const float magnitude = q < 0.0f ? -q : q, whole = (float)(int)magnitude;
-    const float to = magnitude - whole >= 0.5f ? whole + 1.0f : whole;
-    return q < 0.0f ? -to : to;
-}
-__device__ inline float rounded_or_nan(float q) { return q == q ? rounded(q) : q; }
+#include "quantizer.cuh"
 
 extern "C" __global__ void gemm(const Q4_0* w, const float* x, float* y, int M, int N, int K) {
     ONE_THREAD_AN_OUTPUT;
 
     float acc = 0.0f;
     for (int b = 0; b < blocks; ++b) {
-        const Q4_0& wb = w[n * blocks + b];
-        const float* v = x + m * K + 32 * b;
-        const float d = largest(v) / 127.0f;
-        float sum = 0.0f;
-        for (int j = 0; j < 32; ++j) {
-            const float q = BUG || d > 0.0f ? rounded_or_nan(v[j] / d) : 0.0f;
-            sum += code(wb, j) * q;
-        }
-        acc += from_half(wb.d) * (from_half(to_half(d)) * sum - 8.0f * from_half(to_half(sum_of(v))));
+        acc += quantized_term(w[n * blocks + b], x + m * K + 32 * b, [](float v, float d) {
+            return BUG || d > 0.0f ? rounded(v / d) : 0.0f;
+        });
     }
     y[i] = acc;
 }

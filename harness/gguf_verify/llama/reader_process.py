@@ -1,4 +1,4 @@
-"""A child process that reads files with another reader: `python -m gguf_verify.audit.reader_process READER FD`.
+"""A child process that reads files with another reader: `python -m gguf_verify.llama.reader_process READER FD`.
 
 It serves one request after the other over the socket FD, in JSON. A request is a path and the memory that reading it
 may take. The answer is the tensors that the reader sees, or why it sees none. A file that crashes the reader, makes it
@@ -20,12 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from .readers import MAX_ANSWER
-
 #: llama.cpp reads the data of files up to this size in bytes, so it notices a cut; of larger files only the header.
 MAX_WHOLE = 64 << 20
 #: Bytes of a reader's message that are kept, and bytes that it may print in all.
 MAX_SAID, MAX_PRINTED = 4096, 1 << 20
+#: Most bytes of an answer; one tensor takes about 100.
+MAX_ANSWER = 256 << 20
 
 #: A reader: it takes a path and returns the answer. Any exception is a refusal.
 Read = Callable[[str], dict[str, Any]]
@@ -47,7 +47,7 @@ def gguf_py() -> tuple[str, Read]:
 
 def llama_cpp() -> tuple[str, Read]:
     """The version of llama.cpp, and a function that reads with its own GGUF reader, `gguf_init_from_file`."""
-    from ..llama import bindings, ggml
+    from . import bindings, ggml
 
     said: list[bytes] = []
 

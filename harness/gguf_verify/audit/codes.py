@@ -1,0 +1,110 @@
+"""Codes that a tensor never uses although llama.cpp's quantizer would.
+
+How often llama.cpp uses a code is not assumed but measured: it quantizes random weights of several distributions. Of
+B0 blocks of one of them, the share k/B0 holds code c. By Hoeffding's inequality the probability P that a block holds it
+is at least L = k/B0 - sqrt(ln(1/α)/(2·B0)), except with probability α; the least L of all distributions counts. If the
+B blocks of a tensor are independent, all of them lack c with probability (1 - P)^B at most, and the code is reported as
+unused where (1 - L)^B < α. Codes that llama.cpp never uses (-128 of Q8_0), or rarely, have L ≤ 0 and are never missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from ..gguf import Finding
+from ..llama import Llama, LlamaRefused
+from ..support.text import quoted
+from .content import Content, codes_by_side, finding_at
+
+#: α, for each code of each tensor: less than once in 10^12 files of 100 tensors and 256 codes.
+_ALPHA = 1e-17
+#: Values of a distribution: fewer where blocks are superblocks, which hold most codes, and some of which llama.cpp
+#: quantizes slowly. And of the first look, whether llama.cpp uses a code at all.
+_VALUES, _OF_SUPERBLOCKS, _FIRST_LOOK, _COLUMNS = 1 << 18, 1 << 16, 1 << 14, 256
+_MOST_NAMED = 6
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], npt.NDArray[np.float64]]
+#: Weights from bounded ones to ones with outliers.
+_WEIGHTS: tuple[Draw, ...] = (
+    lambda rng, shape: rng.standard_normal(shape),
+    lambda rng, shape: rng.uniform(-1, 1, shape),
+    lambda rng, shape: rng.laplace(size=shape),
+    lambda rng, shape: rng.standard_t(3, shape),
+)
+
+
+def unused_codes(contents: Sequence[Content], llama: Llama) -> Iterator[Finding]:
+    """A finding for each tensor that lacks codes, or one of the type where all of its tensors lack the same. Tensors
+    with codes on one side of zero alone are left out: that is a finding by itself. Raises EnvironmentFault."""
+    by_type: dict[BlockFormat, list[Content]] = {}
+    for content in contents:
+        fmt, scan = content.tensor.type.format, content.scan
+        if fmt is None or scan is None or (not fmt.has_min and not all(codes_by_side(content))):
+            continue
+        by_type.setdefault(fmt, []).append(content)
+    for fmt, judged in by_type.items():
+        lacking = [(content, missing) for content in judged if (missing := _missing(content, fmt)).any()]
+        if not lacking:
+            continue
+        used = _Used(fmt, llama)
+        told = [(content, codes) for content, missing in lacking if (codes := used.missed(content, missing)).any()]
+        if len(told) == len(judged) > 1 and all((codes == told[0][1]).all() for _, codes in told):
+            yield _finding(told[0][0], fmt, f"all {len(told)} tensors of {fmt.name} never use", told[0][1])
+            continue
+        for content, codes in told:
+            yield _finding(content, fmt, f"{quoted(content.tensor.name)} ({fmt.name}) never uses", codes)
+
+
+def _missing(content: Content, fmt: BlockFormat) -> npt.NDArray[np.bool_]:
+    """bool[2^bits]: the codes that do not occur."""
+    assert content.scan is not None
+    return np.asarray(content.scan.codes[: 1 << fmt.bits] == 0)
+
+
+class _Used:
+    """The codes that llama.cpp's quantizer uses for weights of a type."""
+
+    def __init__(self, fmt: BlockFormat, llama: Llama) -> None:
+        self._fmt, self._llama = fmt, llama
+        self._values = _VALUES if fmt.block_size < _COLUMNS else _OF_SUPERBLOCKS
+        self._ever = self._shares(_WEIGHTS[0], _FIRST_LOOK) > 0
+        self._least: npt.NDArray[np.float64] | None = None
+
+    def missed(self, content: Content, missing: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Those of the missing codes that llama.cpp would have used."""
+        assert content.scan is not None
+        if not (missing & self._ever).any():
+            return missing & False
+        if self._least is None:
+            self._least = np.min([self._shares(draw, self._values) for draw in _WEIGHTS], axis=0)
+        blocks = content.scan.blocks - content.scan.zero_scales
+        slack = np.sqrt(-np.log(_ALPHA) / (2 * (self._values // self._fmt.block_size)))
+        least = np.clip(self._least - slack, 0.0, 0.999)
+        return np.asarray(missing & (blocks * np.log1p(-least) < np.log(_ALPHA)))
+
+    def _shares(self, draw: Draw, values: int) -> npt.NDArray[np.float64]:
+        """float64[2^bits]: the share of llama.cpp's blocks that hold each code."""
+        fmt, low = self._fmt, self._fmt.low
+        x = draw(np.random.default_rng(0), (values // _COLUMNS, _COLUMNS)).astype(np.float32)
+        try:
+            made = self._llama.quantize(fmt.type_id, x)
+        except LlamaRefused:  # it makes the type with an importance matrix alone
+            made = self._llama.quantize(fmt.type_id, x, np.ones(_COLUMNS, np.float32))
+        codes = np.asarray(fmt.codes(made.reshape(-1, fmt.block_bytes))).reshape(-1, fmt.block_size)
+        held = np.zeros((len(codes), 1 << fmt.bits), np.bool_)
+        held[np.arange(len(codes))[:, None], codes.astype(np.int64) - low] = True
+        return np.asarray(held.mean(axis=0))
+
+
+def _finding(content: Content, fmt: BlockFormat, what: str, codes: npt.NDArray[np.bool_]) -> Finding:
+    named = [str(c + fmt.low) for c in np.flatnonzero(codes)]
+    some = ", ".join(named[:_MOST_NAMED]) + (" …" if len(named) > _MOST_NAMED else "")
+    found = f"{what} code {some}" if len(named) == 1 else f"{what} {len(named)} of {1 << fmt.bits} codes: {some}"
+    return finding_at(content, 0, "codes-unused", "the codes that llama.cpp's quantizer uses for random weights", found)
+
+
+__all__ = ["unused_codes"]

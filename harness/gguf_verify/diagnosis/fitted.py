@@ -1,0 +1,86 @@
+"""Faults that are read off outputs, not predicted: one factor for all of them, or outputs of other rows or tokens.
+
+They are tried where no fault of the catalogue explains the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ..results import FaultMatch
+from .operands import Floats, Predicted
+
+Bools = npt.NDArray[np.bool_]
+
+#: A factor is named where it explains all outputs, and so many wrong ones, of at least two rows and two tokens.
+_FEWEST = 8
+#: What it may leave of the squared error: errors within the bound have passed no test of their size.
+_LEFT = 0.05
+#: Rows or tokens are named as exchanged where so many are, and this share of all wrong ones.
+_FEWEST_EXCHANGED, _MOSTLY = 4, 0.95
+
+
+def fitted(y: Floats, right: Predicted, bad: Bools) -> Iterator[FaultMatch]:
+    """What explains the wrong outputs of y float32[M, N], the first that does.
+
+    Args:
+        right: the outputs as they should be.
+        bad: which are wrong.
+    """
+    for found in (
+        _factor(y, right, bad), _exchanged(y, right.exact, right.bound, bad, "row"),
+        _exchanged(y.T, right.exact.T, right.bound.T, bad.T, "token"),
+    ):  # fmt: skip
+        if found is not None:
+            yield found
+            return
+
+
+def _factor(y: Floats, right: Predicted, bad: Bools) -> FaultMatch | None:
+    exact, bound = right.exact, right.bound
+    at = bad & np.isfinite(y) & np.isfinite(exact) & (bound > 0)
+    if (at != bad).any() or at.sum() < _FEWEST or min(at.any(axis=0).sum(), at.any(axis=1).sum()) < 2:
+        return None
+    got, meant, error = y[at].astype(np.float64), exact[at], bound[at]
+    weights = meant / error**2
+    by = float((got * weights).sum() / (meant * weights).sum())
+    with np.errstate(all="ignore"):
+        fits = ~(np.abs(y - by * exact) > abs(by) * bound)
+    if not by or not fits.all():
+        return None
+    residual = float(((got - by * meant) ** 2).sum() / ((got - meant) ** 2).sum())
+    if residual > _LEFT:
+        return None
+    worst = float((np.abs(got - by * meant) / (abs(by) * error)).max())
+    factor = f"{by:.6g}" if abs(by - 1) > 1e-5 else f"1 {'+' if by > 1 else '-'} {abs(by - 1):.2g}"
+    words = f"outputs are {factor} times what they should be"
+    fix = "look for a factor that is applied to every scale or output, or left out"
+    return FaultMatch("constant-factor", words, fix, 1 - residual, worst, True)
+
+
+def _exchanged(
+    y: npt.NDArray[np.float32], exact: npt.NDArray[np.float64], bound: npt.NDArray[np.float64], bad: Bools, what: str
+) -> FaultMatch | None:
+    wrong = np.flatnonzero(bad.any(axis=0))
+    if len(y) < 2 or len(wrong) < _FEWEST_EXCHANGED or not np.isfinite(exact).all():
+        return None
+    found: dict[int, int] = {}
+    for n in wrong:
+        # what lies within the bound of a column, and tells it from the one that should be there by two outputs
+        fits = (np.abs(y[:, n, None] - exact) <= bound).all(axis=0)
+        apart = (np.abs(exact - exact[:, n, None]) > bound + bound[:, n, None]).sum(axis=0) >= 2
+        of = np.flatnonzero(fits & apart)
+        if len(of):
+            found[int(n)] = int(of[np.abs(of - n).argmin()])
+    if len(found) < max(_FEWEST_EXCHANGED, _MOSTLY * len(wrong)):
+        return None
+    some = ", ".join(f"{what} {n} gets that of {j}" for n, j in list(found.items())[:3])
+    words = f"outputs are those of other {what}s: {some}"
+    fix = f"check the index of {what}s, and in which order they lie in memory"
+    return FaultMatch(f"{what}s-exchanged", words, fix, 1.0, 0.0, len(found) == len(wrong))
+
+
+__all__ = ["fitted"]

@@ -1,0 +1,457 @@
+"""Products that are too large for any machine here: what they would launch, and some of their thread blocks.
+
+An index of 32 bits overflows where the outputs, the weights or the activations pass 2^31 values or bytes. A thread
+block takes as long there as it does in a small product, so a few run by themselves (`Kernel.alone`): the first and the
+last ones, those near which an index passes a limit, and some drawn ones. What they wrote is judged by the exact
+product at the places where it lies. Whether something was not written follows from how many blocks write, and how much.
+
+A thread block can only be judged by itself if it needs no other. That is tried first: at a small size all of them run,
+each by itself, and must together give the outputs of the whole launch. Where they do not (parts of sums that are added
+up, barriers of the whole grid), or where each block computes too many outputs (it loops over tiles), the report lists
+large indices as not covered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import SLICE, BlockFormat, WeightFormat
+from ..gguf import Tensor, printable
+from ..hosts.base import POISON, Written
+from ..kernels.domain import Domain
+from ..kernels.interface import Kernel
+from ..kernels.launches import Launched, SparseProduct
+from ..results import Failure, FaultMatch, LocatedDiagnosis, RungResult
+from ..semantics import Order, Product, Semantics, judge, product
+from ..support.errors import EnvironmentFault, KernelFault
+from .explain import Explanations
+from .generated_inputs import any_blocks, drawn
+from .plan import Huge, huge, wide
+from .run import Run
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+#: Blocks that repeat in the weights and in the activations at most, primes; the fewest that the model's are used of.
+_REPEATED, _TOKENS_REPEATED, _FEWEST = 8209, 4099, 521
+#: Outputs of a thread block, and products of a small size, beyond which none is tried; blocks of that size.
+_MOST_OUTPUTS, _MOST_PRODUCTS, _MOST_SMALL = 1 << 16, 1 << 28, 2048
+#: Tokens and rows of the small size.
+_SMALL = (3, 150)
+#: Thread blocks that are drawn, outputs of each that are judged, and pairs of a row and a token that are multiplied
+#: exactly at a time.
+_DRAWN, _JUDGED, _PAIRS = 6, 4, 12
+#: Blocks beyond the last that writes anything which are tried; and further ones of those before it, where these may
+#: leave outputs unwritten, which is said of at least one in so many.
+_BEYOND, _MORE, _SHARE = 6, 128, 16
+
+
+@dataclass
+class HugeFound:
+    """What was found: as in `TypeEnvelope`, and whether something is wrong."""
+
+    indices: list[str] = field(default_factory=list)
+    grids: list[str] = field(default_factory=list)
+    not_covered: list[tuple[str, str]] = field(default_factory=list)
+    wrong: bool = False
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """The first thing that is wrong with a product, in words; at which output, where it is one, and its culprit."""
+
+    words: str
+    token: int = 0
+    row: int = 0
+    got: float | None = None
+    expected: float | None = None
+    error: KernelFault | None = None
+
+
+class HugeProbes:
+    """The large products of one type of weights.
+
+    Args:
+        run, result, explanations: of the rung.
+        tensor: the first matrix of the type, for the names of failures.
+        units: uint8[…, bytes], blocks of the model.
+        like: activations float32[M, K] of the graph, whose size drawn ones have.
+    """
+
+    def __init__(
+        self, run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, units: Bytes, like: Floats,
+        explanations: Explanations,
+    ) -> None:  # fmt: skip
+        self._run, self._result, self._tensor, self._fmt = run, result, tensor, fmt
+        self._explanations = explanations
+        self._semantics: Semantics = run.semantics(fmt)
+        self._seed = run.options.seed
+        takes = self._semantics.activations
+        self._of_x = SLICE if takes is None else math.lcm(SLICE, takes.block_size)
+        #: K is a multiple of this.
+        self.unit = math.lcm(fmt.unit, self._of_x)
+        self._weights = self._repeated(units)
+        self._floats = drawn((1, _TOKENS_REPEATED * self._of_x), like, self._seed)
+        self._x = self._semantics.bytes_of(self._floats).reshape(-1)
+        self.found = HugeFound()
+
+    def _repeated(self, units: Bytes) -> Bytes:
+        """Blocks of the model, a prime number of them; where it has few, blocks of any bits."""
+        if len(units) < _FEWEST and isinstance(self._fmt, BlockFormat):
+            units = any_blocks(self._fmt, _REPEATED, self._seed)
+        return np.ascontiguousarray(units[: _prime(min(len(units), _REPEATED))]).reshape(-1)
+
+    # ---- grids -------------------------------------------------------------------------------------------------------
+
+    def check_grids(self, domain: Domain) -> None:
+        """Fail the kernel where CUDA would not make its launches."""
+        for m, n, k in wide(domain, self.unit):
+            at = f"M={m}, N={n}, K={k}"
+            try:
+                launches = self._run.kernel.of(self._fmt, m, n, k).launches(self._fmt, m, n, k)
+            except KernelFault as error:
+                self._fail(_Wrong(f"{self._fmt.name} at {at}: {error}", error=error))
+                continue
+            if launches is None:
+                self.found.not_covered.append(("grids of M = 2^20 and N = 2^20", "its launches cannot be seen"))
+                return
+            refused = next((launched.refused for launched in launches if launched.refused), None)
+            if refused is None:
+                self.found.grids.append(at)
+                continue
+            named = FaultMatch(
+                "launch-past-limit", f"at {at}: {refused}",
+                "count tokens or rows in the grid's x, of which there are 2^31 - 1 (65,535 in y and z), or in tiles; "
+                "a block has up to 1,024 threads and 227 KiB of shared memory", math.nan, 0.0, True,
+            )  # fmt: skip
+            self._fail(_Wrong(f"{self._fmt.name} at {at}: {refused}"), at, named)
+
+    # ---- indices -----------------------------------------------------------------------------------------------------
+
+    def check_indices(self, domain: Domain) -> None:
+        """Run and judge some thread blocks of each large product."""
+        row, token = len(self._weights) / self._values, len(self._x) / (_TOKENS_REPEATED * self._of_x)
+        tried = huge(domain, self.unit, row, token)
+        for what in ("M·N", "N·K", "M·K"):
+            if not any(size.what == what for size in tried):
+                self._leave(what, "its domain ends before")
+        dependent: dict[int, str | None] = {}
+        for size in tried:
+            try:
+                self._check(size, dependent)
+            except KernelFault as error:
+                words = f"{self._fmt.name} at M={size.m}, N={size.n}, K={size.k}: {error}"
+                self._fail(_Wrong(words, error=error))
+            except EnvironmentFault as error:
+                self._leave(size.what, str(error))
+            if self.found.wrong:
+                return
+        for size in (size for size in tried if size.what == "M·K"):
+            self._check_quantizer(size)
+
+    @property
+    def _values(self) -> int:
+        """Values of the repeated blocks."""
+        return len(self._weights) // self._fmt.block_bytes * self._fmt.block_size
+
+    def _leave(self, what: str, why: str) -> None:
+        left = f"{what} of 2^31 and more", why
+        if left not in self.found.not_covered:
+            self.found.not_covered.append(left)
+
+    def _check(self, size: Huge, dependent: dict[int, str | None]) -> None:
+        """Raises KernelFault, EnvironmentFault."""
+        kernel = self._run.kernel.of(self._fmt, size.m, size.n, size.k)
+        launched = kernel.only_launch(self._fmt, size.m, size.n, size.k)
+        if isinstance(launched, str):
+            return self._leave(size.what, launched)
+        if launched.refused:
+            return self._leave(size.what, f"at M={size.m}, N={size.n}, K={size.k} {launched.refused}")
+        if size.m * size.n > _MOST_OUTPUTS * launched.blocks:
+            why = f"each of its {launched.blocks:,} thread blocks would compute {size.m * size.n // launched.blocks:,}"
+            return self._leave(size.what, f"{why} outputs: it loops over tiles, and none can run by itself")
+        if size.k not in dependent:
+            dependent[size.k] = self._dependent(kernel, size.k)
+        if (why_not := dependent[size.k]) is not None:
+            return self._leave(size.what, why_not)
+        wrong, ran = self._tried(kernel, self._sparse(size.m, size.n, size.k), launched, size.crossings)
+        if wrong is None:
+            where = f"M={size.m}, N={size.n}, K={size.k}"
+            self.found.indices.append(f"{ran} thread blocks of {where} ({size.what} = {size.passes:,})")
+            return None
+        m, n = size.small
+        smaller = kernel.of(self._fmt, m, n, size.k)
+        launched = smaller.only_launch(self._fmt, m, n, size.k)
+        right = isinstance(launched, Launched) and not launched.refused
+        if right:
+            assert isinstance(launched, Launched)
+            right = self._tried(smaller, self._sparse(m, n, size.k), launched, ())[0] is None
+        self._explain(size, wrong, right)
+
+    def _check_quantizer(self, size: Huge) -> None:
+        """Run and judge some thread blocks of the kernel's own quantizer."""
+        kernel = self._run.kernel.of(self._fmt, size.m, size.n, size.k)
+        launched = kernel.quantizer_launch(size.m, size.k)
+        if launched is None:
+            return
+        what = f"{self._fmt.name}, the quantizer"
+        try:
+            if isinstance(launched, str) or launched.refused:
+                self._leave("M·K of the quantizer", launched if isinstance(launched, str) else launched.refused or "")
+                return
+            wrong, ran = self._quantized(kernel, size.m, size.k, launched, size.crossings)
+            if wrong is None:
+                self.found.indices.append(f"{ran} thread blocks of the quantizer at M={size.m}, K={size.k}")
+                return
+            small = kernel.quantizer_launch(size.small[0], size.k)
+            right = isinstance(small, Launched)
+            if isinstance(small, Launched):
+                right = self._quantized(kernel, size.small[0], size.k, small, ())[0] is None
+            self._explain(size, replace(wrong, words=f"{what}: {wrong.words}"), right)
+        except EnvironmentFault as error:
+            self._leave("M·K of the quantizer", str(error))
+        except KernelFault as error:
+            self._fail(_Wrong(f"{what} at M={size.m}, K={size.k}: {error}", error=error))
+
+    def _quantized(
+        self, kernel: Kernel, m: int, k: int, launched: Launched, crossings: tuple[float, ...]
+    ) -> tuple[_Wrong | None, int]:
+        """What is wrong with the quantizer's thread blocks, and how many ran."""
+        expected = self._x.view(np.uint32)
+        words = m * len(self._x) // _TOKENS_REPEATED * (k // self._of_x) // 4
+        blocks = _Blocks(
+            lambda number: kernel.quantizer_alone(self._floats, m, k, number), launched, words, (self._seed, m, k)
+        )
+        at = f"M={m}, K={k}"
+        for number in blocks.chosen(crossings):
+            of = f"{at}: thread block {number:,} of {launched.blocks:,}"
+            try:
+                written = blocks.of(number)
+            except KernelFault as error:
+                return _Wrong(f"{of}: {error}", error=error), len(blocks.written)
+            bad = written.words != expected[written.at % len(expected)]
+            if bad.any():
+                byte = 4 * int(written.at[bad.argmax()])
+                return _Wrong(f"{of} writes other codes than the definition's at byte {byte:,}"), len(blocks.written)
+        unwritten = blocks.unwritten()
+        return None if unwritten is None else _Wrong(f"{at}: {unwritten}"), len(blocks.written)
+
+    def _sparse(self, m: int, n: int, k: int) -> SparseProduct:
+        token = len(self._x) // _TOKENS_REPEATED * (k // self._of_x)
+        return SparseProduct(self._fmt, m, n, k, token, self._weights, self._x)
+
+    def _dependent(self, kernel: Kernel, k: int) -> str | None:
+        """Why thread blocks cannot be judged by themselves, tried at a small size; None where they can. Raises
+        KernelFault."""
+        domain = kernel.domain
+        m, n = (extent.up(few) or extent.down(few) for extent, few in ((domain.m, _SMALL[0]), (domain.n, _SMALL[1])))
+        if not m or not n or m * n * k > _MOST_PRODUCTS:
+            return "whether its thread blocks depend on each other could not be tried at a small size"
+        launched = kernel.only_launch(self._fmt, m, n, k)
+        if isinstance(launched, str):
+            return launched
+        if launched.blocks > _MOST_SMALL:
+            return f"it has {launched.blocks:,} thread blocks for {m * n} outputs"
+        small = self._sparse(m, n, k)
+        together = kernel.gemm(kernel.upload(self._fmt, small.rows(range(n))), small.tokens(range(m))).reshape(-1)
+        alone = np.full(m * n, POISON)
+        for number in range(launched.blocks):
+            try:
+                written = kernel.alone(small, number)
+            except KernelFault as error:
+                return f"by itself, at a small size, a thread block does not run: {error}"
+            before = alone[written.at]
+            if ((before != POISON) & (before != written.words)).any():
+                break
+            alone[written.at] = written.words
+        if np.array_equal(alone, together.view(np.uint32)):
+            return None
+        return "its thread blocks depend on each other: by themselves they give other outputs than together"
+
+    def _tried(
+        self, kernel: Kernel, of: SparseProduct, launched: Launched, crossings: tuple[float, ...]
+    ) -> tuple[_Wrong | None, int]:
+        """What is wrong with chosen thread blocks, and how many ran. Raises OracleFault, EnvironmentFault."""
+        key = self._seed, of.m, of.n, of.k
+        blocks = _Blocks(lambda number: kernel.alone(of, number), launched, of.m * of.n, key)
+        return self._wrong(kernel, of, blocks, crossings), len(blocks.written)
+
+    def _wrong(
+        self, kernel: Kernel, of: SparseProduct, blocks: _Blocks, crossings: tuple[float, ...]
+    ) -> _Wrong | None:  # fmt: skip
+        at = f"{self._fmt.name} at M={of.m}, N={of.n}, K={of.k}"
+        pairs = []
+        for number in blocks.chosen(crossings):
+            try:
+                written = blocks.of(number)
+            except KernelFault as error:
+                return _Wrong(f"{at}: thread block {number:,} of {blocks.launched.blocks:,}: {error}", error=error)
+            pairs += [(number, int(written.at[i]), written.words[i]) for i in _some(len(written.at), number)]
+        for start in range(0, len(pairs), _PAIRS):
+            found = self._judge(of, kernel.order, pairs[start : start + _PAIRS], f"{at}: thread block")
+            if found is not None:
+                return found
+        unwritten = blocks.unwritten()
+        return None if unwritten is None else _Wrong(f"{at}: {unwritten}")
+
+    def _judge(
+        self, of: SparseProduct, order: Order | None, pairs: list[tuple[int, int, np.uint32]], at: str
+    ) -> _Wrong | None:
+        """Judge outputs: thread block, place, bits."""
+        places = [divmod(place, of.n) for _, place, _ in pairs]
+        rows, tokens = of.rows([n for _, n in places]), of.tokens([m for m, _ in places])
+        whole = product(self._semantics, self._fmt, rows, tokens, order, self._run.options.threads)
+        expected = Product(
+            whole.exact.diagonal()[None], whole.bound.diagonal()[None], whole.spread.diagonal()[None],
+            None if whole.ordered is None else np.ascontiguousarray(whole.ordered.diagonal()[None]),
+        )  # fmt: skip
+        y = np.array([[bits for _, _, bits in pairs]], np.uint32).view(np.float32)
+        bad = judge(y, expected).bad[0]
+        if not bad.any():
+            return None
+        i = int(bad.argmax())
+        (m, n), (number, _, _) = places[i], pairs[i]
+        got, exact = float(y[0, i]), float(expected.exact[0, i])
+        words = f"{at} {number:,} writes {got:.9g} at row {n} token {m}"
+        return _Wrong(f"{words}, expected {exact:.9g}", m, n, got, exact)
+
+    # ---- what is said ------------------------------------------------------------------------------------------------
+
+    def _explain(self, size: Huge, wrong: _Wrong, right: bool) -> None:
+        """Say what is wrong, and that an index overflows if the kernel is right where none can."""
+        where, (m, n) = f"M={size.m}, N={size.n}, K={size.k}", size.small
+        if not right:
+            return self._fail(wrong, where)
+        words = (
+            f"an index or a count overflows 32 bits: right at M={m}, N={n}, K={size.k}, where {size.what} takes less "
+            f"than 2^31 values and bytes, and wrong at {where}"
+        )
+        fix = "count and index values and bytes in 64 bits: long long or int64_t, before the multiplication"
+        self._fail(wrong, where, FaultMatch("index-past-2^31", words, fix, math.nan, 0.0, True))
+
+    def _fail(self, wrong: _Wrong, where: str = "", named: FaultMatch | None = None) -> None:
+        self.found.wrong = True
+        words = wrong.words if named is None or named.words in wrong.words else f"{wrong.words} ({named.words})"
+        culprit = "kernel" if wrong.error is None else wrong.error.culprit
+        self._result.fail(
+            Failure(words, self._tensor.name, token=wrong.token, got=wrong.got, expected=wrong.expected,
+                    culprit=culprit)
+        )  # fmt: skip
+        if named is not None:
+            name = self._tensor.name
+            self._explanations.say(
+                LocatedDiagnosis(
+                    tensor=name, where=printable(name, 64), who=f"kernel at {where}", row=wrong.row, token=wrong.token,
+                    block=None, verdict="known fault", wrong=1, outputs=1, faults=(named,),
+                    lines=(f"{named.words}. Fix: {named.fix}",),
+                )
+            )  # fmt: skip
+
+
+class _Blocks:
+    """Thread blocks of one launch, each of which runs by itself, once.
+
+    Args:
+        run: runs one.
+        words: of the whole output, of 4 bytes.
+        key: of what is drawn.
+    """
+
+    def __init__(
+        self, run: Callable[[int], Written], launched: Launched, words: int, key: tuple[int, ...]
+    ) -> None:  # fmt: skip
+        self._run, self.launched, self._words = run, launched, words
+        self._rng = np.random.default_rng(key)
+        #: How many words each wrote, by number.
+        self.written: dict[int, int] = {}
+
+    def of(self, number: int) -> Written:
+        """What one wrote. Raises KernelFault, EnvironmentFault."""
+        written = self._run(number)
+        self.written[number] = len(written.at)
+        return written
+
+    def _number(self, at: tuple[int, ...]) -> int:
+        x, y, _ = self.launched.grid
+        return at[0] + x * (at[1] + y * at[2])
+
+    def chosen(self, crossings: tuple[float, ...]) -> list[int]:
+        """The corners of the grid; those at these shares of its blocks, and beside them; drawn ones."""
+        blocks = self.launched.blocks
+        corners = itertools.product(*(sorted({0, size - 1}) for size in self.launched.grid))
+        near = [int(share * blocks) + d for share in crossings for d in (-1, 0, 1)]
+        drawn = self._rng.integers(0, blocks, _DRAWN).tolist()
+        found = [*map(self._number, corners), *near, *drawn]
+        return [number for number in dict.fromkeys(found) if 0 <= number < blocks]
+
+    def unwritten(self) -> str | None:
+        """Whether outputs are left as they were, after the chosen blocks: why that is so, in words, or None.
+
+        All blocks together write at most as much as the most that one was seen to write, for each that writes at all.
+        Those are searched for in each dimension of the grid; where they do not come first, nothing is said.
+        """
+        if not max(self.written.values()):
+            return f"none of {len(self.written)} thread blocks of {self.launched.blocks:,} writes anything"
+        ends = [self._end(d) if self._wrote(0) else size for d, size in enumerate(self.launched.grid)]
+        if any(map(self._wrote, self._past(ends))):
+            return None
+        if self._left(ends) > 0:  # blocks need not all write as much
+            for at in zip(*(self._rng.integers(0, end, _MORE).tolist() for end in ends), strict=True):
+                self._wrote(self._number(at))
+        left = self._left(ends)
+        if left * _SHARE <= self._words:
+            return None
+        return f"{left:,} or more of {self._words:,} words of its output are never written"
+
+    def _left(self, ends: list[int]) -> int:
+        """How many words are never written, where blocks write up to these ends and none more than was seen."""
+        return self._words - max(self.written.values()) * math.prod(ends)
+
+    def _wrote(self, number: int) -> bool:
+        if number not in self.written:
+            self.of(number)
+        return self.written[number] > 0
+
+    def _end(self, dimension: int) -> int:
+        """How many blocks in a row along one dimension write, from block 0, which does."""
+        low, high = 0, self.launched.grid[dimension]  # block `low` writes, block `high` does not
+
+        def along(at: int) -> int:
+            return self._number(tuple(at if d == dimension else 0 for d in range(3)))
+
+        if self._wrote(along(high - 1)):
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._wrote(along(middle)) else (low, middle)
+        return high
+
+    def _past(self, ends: list[int]) -> Iterator[int]:
+        """Drawn blocks beyond these ends."""
+        for d, (end, size) in enumerate(zip(ends, self.launched.grid, strict=True)):
+            for _ in range(_BEYOND if end < size else 0):
+                at = [int(self._rng.integers(0, size)) for size in self.launched.grid]
+                at[d] = int(self._rng.integers(end, size))
+                yield self._number(tuple(at))
+
+
+def _some(count: int, seed: int) -> list[int]:
+    """A few numbers below `count`: the first, the last, drawn ones."""
+    if count <= _JUDGED:
+        return list(range(count))
+    between = np.random.default_rng(seed).integers(1, count - 1, _JUDGED - 2)
+    return [0, *map(int, between), count - 1]
+
+
+def _prime(most: int) -> int:
+    """The largest prime that is not larger; 1 where there is none."""
+    return next((p for p in range(most, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 1)
+
+
+__all__ = ["HugeFound", "HugeProbes"]

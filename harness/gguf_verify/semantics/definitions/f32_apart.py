@@ -1,0 +1,17 @@
+"""`f32_apart`: as `f32`, but offsets and minima are multiplied by sums of activations, as in d·Σ q·a - 8·d·Σ a.
+
+The exact product is that of `f32`, of weights that are not rounded. The two sums of a block cancel, and more is lost
+where an activation is large: a value A among small ones leaves up to about u·8·d·A, also where its weight is zero.
+"""
+
+from __future__ import annotations
+
+from ..definition import Semantics
+
+F32_APART = Semantics(
+    name="f32_apart",
+    title="d·Σ q·a + m·Σ a in float32, with m = -offset·d or the minimum",
+    source="W4A16 kernels that multiply the offset or the minimum by Σ a",
+    any_format=True,
+    minima_apart=True,
+)

@@ -1,0 +1,106 @@
+"""Tensors that never use codes which llama.cpp's quantizer would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gguf_verify.audit import audit
+from gguf_verify.audit.audit import AuditOptions
+from gguf_verify.formats import FORMATS
+from gguf_verify.gguf import Finding
+from gguf_verify.llama import Llama, LlamaRefused
+from tests.support import corpus
+from tests.support.needs import SHARED_MODELS, need
+from tests.support.tools import FIXTURES
+
+Bytes = npt.NDArray[np.uint8]
+ROWS, K = 256, 512
+
+
+def quantized(llama: Llama, name: str, seed: int = 1, rows: int = ROWS) -> Bytes:
+    x = np.random.default_rng(seed).standard_normal((rows, K)).astype(np.float32)
+    try:
+        return llama.quantize(FORMATS[name].type_id, x)
+    except LlamaRefused:
+        return llama.quantize(FORMATS[name].type_id, x, np.ones(K, np.float32))
+
+
+def unused(path: Path, *tensors: tuple[str, Bytes]) -> list[Finding]:
+    infos, data, at = [], [], 0
+    for i, (name, rows) in enumerate(tensors):
+        raw = rows.tobytes()
+        infos.append(corpus.info(f"t{i}.weight", [K, len(rows)], FORMATS[name].type_id, at))
+        data.append(raw + bytes(-len(raw) % 32))
+        at += len(data[-1])
+    path.write_bytes(corpus.gguf([], infos, data).data)
+    return found_in(path)
+
+
+def found_in(path: Path) -> list[Finding]:
+    found = audit(path, AuditOptions(readers=False, progress=False))
+    return [f for f in found.findings if f.id.endswith("codes-unused")]
+
+
+@pytest.mark.parametrize(
+    "names", [["Q4_0", "Q8_0"], pytest.param([*FORMATS], marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_what_llama_quantizes_uses_them(names: list[str], llama: Llama, tmp_path: Path) -> None:
+    assert unused(tmp_path / "all.gguf", *((name, quantized(llama, name)) for name in names)) == []
+
+
+def altered(name: str, rows: Bytes, field: str, change: Callable[[npt.NDArray[np.generic]], object]) -> Bytes:
+    fmt = FORMATS[name]
+    blocks = rows.reshape(-1, fmt.block_bytes).copy()
+    structs = fmt.view(blocks)
+    structs[field] = change(structs[field])
+    return blocks.reshape(rows.shape)
+
+
+def clamped(qs: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    low, high = (np.minimum(part, 14) for part in (qs & 15, qs >> 4))  # type: ignore[operator]
+    return np.asarray(low | high << 4, np.uint8)
+
+
+#: Type, the field that is altered, how, and what is said.
+WRONG: dict[str, tuple[str, str, Callable[..., object], str]] = {
+    "clamped to 0…14": ("Q4_0", "qs", clamped, "code 15"),
+    "lowest bit": ("Q4_K", "qs", lambda qs: qs & 0xEE, "8 of 16 codes: 1, 3, 5, 7, 9, 11 …"),
+    "fifth bits": ("Q5_1", "qh", np.zeros_like, "16 of 32 codes: 16, 17, 18, 19, 20, 21 …"),
+    "seven bits": ("Q8_0", "qs", lambda qs: np.clip(qs, -64, 63), " of 256 codes: -"),
+    "high bits": ("Q6_K", "qh", lambda qh: qh & 0xAA, " of 64 codes: "),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_codes_that_are_lost(case: str, llama: Llama, tmp_path: Path) -> None:
+    name, field, change, said = WRONG[case]
+    right = quantized(llama, name, 2)
+    wrong = altered(name, quantized(llama, name), field, change)
+    (one,) = unused(tmp_path / "one.gguf", (name, right), (name, wrong))
+    assert (one.severity, one.owner) == ("warning", "t1.weight")
+    assert said in one.line()
+    (both,) = unused(tmp_path / "both.gguf", (name, wrong), (name, wrong))
+    assert f"all 2 tensors of {name} never use" in both.line()
+
+
+def test_few_blocks_show_nothing(llama: Llama, tmp_path: Path) -> None:
+    """Of so few blocks, chance could leave a code out."""
+    wrong = altered("Q4_0", quantized(llama, "Q4_0", rows=4), "qs", clamped)
+    assert unused(tmp_path / "few.gguf", ("Q4_0", wrong)) == []
+
+
+def test_fixtures_use_them() -> None:
+    for path in FIXTURES.glob("*.gguf"):
+        assert found_in(path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stories260K-ggml-org-f32.gguf", "TinyStories-656K-Q8_0.gguf"])
+def test_shared_models_use_them(name: str) -> None:
+    need("shared-models")
+    assert found_in(SHARED_MODELS / name) == []

@@ -1,0 +1,346 @@
+"""Indices past 2^31 and limits of grids: one kernel, whose every mistake is chosen by an argument of its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats.q4_0 import Q4_0
+from gguf_verify.gguf import Model, open_model
+from gguf_verify.hosts import CpuHost, ProcessHost
+from gguf_verify.hosts.base import Written
+from gguf_verify.kernels.domain import EVERYTHING, Domain, Extent
+from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.kernels.interface import Kernel, Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.launch import Launch
+from gguf_verify.kernels.launches import Launched, SparseProduct
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.kernels.site import Site
+from gguf_verify.kernels.spec import KernelSpec
+from gguf_verify.results import Options, RungResult
+from gguf_verify.rungs.explain import Explanations
+from gguf_verify.rungs.huge import HugeProbes
+from gguf_verify.rungs.plan import huge, wide
+from gguf_verify.rungs.run import Run
+from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.support.errors import EnvironmentFault, KernelFault
+from tests.support.tools import FIXTURES, ROOT
+
+RIGHT = {"right": 0, "more blocks than are needed": 1, "in descending order": 2, "rows first": 3, "uneven blocks": 4}
+WRONG = {
+    "the outputs are counted in an int": 10, "in an int that stops at its largest value": 11,
+    "an output's index is unsigned": 12, "a row's offset in values is an int": 13,
+    "a row's offset in bytes is unsigned": 14, "a token's offset in bytes is an int": 15, "the index is an int": 16,
+    "a row's offset in blocks takes 26 bits": 17,
+}  # fmt: skip
+DEPENDENT, LOOPS, ALWAYS_WRONG, TOKENS_IN_Y = 20, 21, 22, 40
+#: What a thread block does that runs alone → what is said of it.
+STRAY = {
+    30: "writes at byte 0 of its weights",
+    31: "reads outside its buffers: 8,191 bytes past the end of its weights",
+    32: "past the end of its output",
+    33: "accesses more than 64 MiB",
+    34: "writes outside its buffers: 8,589,934,592 bytes before its output",
+}  # fmt: skip
+SOURCE = """
+#include "emulator/cuda_on_cpu.hpp"
+typedef long long i64;
+typedef unsigned u32;
+struct Q4 { unsigned short d; unsigned char qs[16]; };
+struct Q8 { unsigned short d, s; signed char qs[32]; };
+
+static float terms(const Q4* w, const Q8* x, i64 from, i64 to) {
+    float acc = 0;
+    for (i64 b = from; b < to; ++b) {
+        int sum = 0;
+        for (int j = 0; j < 16; ++j) sum += (w[b].qs[j] & 15) * x[b].qs[j] + (w[b].qs[j] >> 4) * x[b].qs[j + 16];
+        acc += half_to_float(w[b].d) * (half_to_float(x[b].d) * sum - 8.0f * half_to_float(x[b].s));
+    }
+    return acc;
+}
+
+extern "C" __global__ void gemm(const Q4* w, const Q8* x, float* y, i64 M, i64 N, i64 K, int mode) {
+    if (mode >= 30 && threadIdx.x == 0) {
+        if (mode == 30) ((Q4*)w)->d = 1;
+        if (mode == 31) y[0] = ((const char*)(w + N * (K / 32)))[8191];
+        if (mode == 32) y[M * N] = 1;
+        if (mode == 33) for (i64 i = 0; i < 1 << 30; i += 1024) y[i] = 1;
+        if (mode == 34) y[-2147483648LL] = 1;
+    }
+    const i64 count = M * N, blocks = K / 32, step = mode == 21 ? (i64)gridDim.x * 128 : count;
+    if (mode == 4) {  // one block in 101 computes 128 outputs, the others 115
+        const i64 b = blockIdx.x, less = b % 101 == 50 ? 0 : 13, begin = b * 115 + (b + 50) / 101 * 13;
+        if ((int)threadIdx.x >= 128 - less) return;
+        const i64 i = begin + threadIdx.x;
+        if (i < count) y[i] = terms(w + i % N * blocks, x + i / N * blocks, 0, blocks);
+        return;
+    }
+    for (i64 first = (i64)blockIdx.x * 128 + threadIdx.x; first < count; first += step) {
+        i64 i = first;
+        if (mode == 2) i = count - 1 - i;
+        if (mode == 3) i = i % M * N + i / M;
+        if (mode == 16) i = (int)i;
+        if (mode == 10 && i >= (int)count) return;
+        if (mode == 11 && i >= (count > 0x7FFFFFFF ? 0x7FFFFFFF : count)) return;
+        const i64 m = i / N, n = i % N;
+        const Q4* row = w + n * blocks;
+        const Q8* token = x + m * blocks;
+        if (mode == 13) row = w + (int)((u32)n * (u32)K) / 32;
+        if (mode == 14) row = (const Q4*)((const char*)w + (u32)n * (u32)(blocks * 18));
+        if (mode == 15) token = (const Q8*)((const char*)x + (int)((u32)m * (u32)(blocks * 36)));
+        if (mode == 17) row = w + (n * blocks & 0x3FFFFFF);
+        if (mode == 12) i = (u32)i;
+        if (mode == 20) {  // two thread blocks an output: the second one adds
+            const i64 half = blocks / 2;
+            y[i] = blockIdx.y ? y[i] + terms(row, token, half, blocks) : terms(row, token, 0, half);
+        } else {
+            y[i] = terms(row, token, 0, blocks) + (mode == 22);
+        }
+    }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Tried(Launch):
+    """Launches the kernel above."""
+
+    mode: int
+
+    def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
+        of = (np.int64(m), np.int64(weights.n), np.int64(weights.k), np.int32(self.mode))
+        if self.mode == TOKENS_IN_Y:
+            site.host.launch(None, (-(-weights.n // 128), m, 1), (128, 1, 1), [])
+            return
+        needed = -(-m * weights.n // 128)
+        x_blocks = {1: 4 * needed, LOOPS: 2, 4: 101 * -(-m * weights.n // (101 * 115 + 13))}.get(self.mode, needed)
+        grid = (x_blocks, 2 if self.mode == DEPENDENT else 1, 1)
+        site.host.launch(site.function("gemm", weights.fmt), grid, (128, 1, 1), [weights.buffer, x, out, *of])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("huge") / "tried.cu"
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with open_model(FIXTURES / "tiny-Q4_0.gguf") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def host() -> CpuHost:
+    return CpuHost(1)
+
+
+def probes_of(kernel: Kernel, model: Model) -> tuple[HugeProbes, RungResult]:
+    run = Run(model, kernel, Options(progress=False, threads=1))
+    tensor = model.tensors["blk.0.attn_k.weight"]
+    result = RungResult(name="layers")
+    units = run.row_bytes(tensor).reshape(-1, Q4_0.block_bytes)
+    like = np.ones((1, 256), np.float32)
+    return HugeProbes(run, result, tensor, Q4_0, units, like, Explanations(result, 1)), result
+
+
+def tried(mode: int, source: Path, model: Model, host: CpuHost) -> tuple[HugeProbes, RungResult]:
+    spec = KernelSpec("tried", str(source), "q8_1", None, "", Tried(mode))
+    probes, result = probes_of(ShippedKernel(spec, host), model)
+    probes.check_indices(EVERYTHING)
+    return probes, result
+
+
+@pytest.mark.parametrize("mode", RIGHT.values(), ids=RIGHT.keys())
+def test_right_kernels_hold_past_2_31(mode: int, source: Path, model: Model, host: CpuHost) -> None:
+    probes, result = tried(mode, source, model, host)
+    assert result.failures == []
+    assert probes.found.not_covered == []
+    *products, quantizer = probes.found.indices
+    assert [said.split("(")[1].split(" =")[0] for said in products] == ["M·N", "M·N", "N·K", "M·K"]
+    assert "thread blocks of the quantizer at M=1000003" in quantizer
+
+
+@pytest.mark.parametrize("mode", WRONG.values(), ids=WRONG.keys())
+def test_indices_that_overflow_are_found_and_named(mode: int, source: Path, model: Model, host: CpuHost) -> None:
+    probes, result = tried(mode, source, model, host)
+    (failure,) = result.failures
+    assert failure.culprit == "kernel"
+    assert "overflows 32 bits" in failure.what
+    assert result.diagnosis is not None
+    assert [fault.id for fault in result.diagnosis.faults] == ["index-past-2^31"]
+    assert len(probes.found.indices) < 4
+
+
+class InBytesOf32Bits(ShippedKernel):
+    """Its quantizer writes at an offset in bytes that is unsigned."""
+
+    def quantizer_alone(self, values: np.ndarray, m: int, k: int, number: int) -> Written:
+        written = super().quantizer_alone(values, m, k, number)
+        return Written(written.at * 4 % 2**32 // 4, written.words)
+
+
+def test_quantizers_whose_index_overflows(source: Path, model: Model, host: CpuHost) -> None:
+    probes, result = probes_of(InBytesOf32Bits(KERNELS["q8_1_dp4a"], host), model)
+    probes.check_indices(EVERYTHING)
+    assert len(probes.found.indices) == 4
+    (failure,) = result.failures
+    assert "the quantizer: M=1000003" in failure.what
+    assert "overflows 32 bits" in failure.what
+
+
+def test_what_is_wrong_at_every_size_is_no_overflow(source: Path, model: Model, host: CpuHost) -> None:
+    probes, result = tried(ALWAYS_WRONG, source, model, host)
+    assert probes.found.indices == []
+    assert ", expected " in result.failures[0].what
+    assert "overflows" not in result.failures[0].what
+    assert result.diagnosis is None
+
+
+@pytest.mark.parametrize(("mode", "why"), [(DEPENDENT, "depend on each other"), (LOOPS, "loops over tiles")])
+def test_blocks_that_cannot_run_alone_are_not_covered(
+    mode: int, why: str, source: Path, model: Model, host: CpuHost
+) -> None:
+    probes, result = tried(mode, source, model, host)
+    assert result.failures == []
+    assert all("of the quantizer" in said for said in probes.found.indices)
+    assert {"M·N of 2^31 and more"} <= {what for what, _ in probes.found.not_covered}
+    assert all(why in reason for _, reason in probes.found.not_covered), probes.found.not_covered
+
+
+def test_in_a_process_of_its_own(source: Path, model: Model, host: CpuHost) -> None:
+    own = ProcessHost(host, 60.0)
+    try:
+        spec = KernelSpec("tried", str(source), "q8_1", None, "", Tried(WRONG["an output's index is unsigned"]))
+        probes, result = probes_of(ShippedKernel(spec, own), model)
+        probes.check_indices(EVERYTHING)
+    finally:
+        own.close()
+    assert "overflows 32 bits" in result.failures[0].what
+    assert len(probes.found.indices) == 1  # below 2^32 it is right
+
+
+@pytest.mark.parametrize("kernel", ["examples/cuda_q4_0.cu", "its output's index in 32 bits"])
+def test_kernels_of_users(kernel: str, tmp_path: Path, model: Model, host: CpuHost) -> None:
+    right = kernel.endswith(".cu")
+    text = (ROOT / "examples" / "cuda_q4_0.cu").read_text()
+    assert text.count("    y[i] = acc;") == 1
+    path = tmp_path / "kernel.cu"
+    path.write_text(text if right else text.replace("    y[i] = acc;", "    y[(unsigned)i] = acc;"))
+    foreign = open_foreign(f"{path}:gemm", host)
+    try:
+        probes, result = probes_of(foreign, model)
+        probes.check_grids(EVERYTHING)
+        probes.check_indices(EVERYTHING)
+    finally:
+        foreign.close()
+    assert len(probes.found.grids) == 2
+    assert len(probes.found.indices) == (4 if right else 1)
+    assert [f.what.split(":")[0] for f in result.failures] == ([] if right else ["Q4_0 at M=40009, N=128257, K=32"])
+
+
+def test_grids_that_cuda_refuses(source: Path, model: Model, host: CpuHost) -> None:
+    spec = KernelSpec("tried", str(source), "q8_1", None, "", Tried(TOKENS_IN_Y))
+    probes, result = probes_of(ShippedKernel(spec, host), model)
+    probes.check_grids(EVERYTHING)
+    (failure,) = result.failures
+    assert "at M=1048576, N=64, K=1024: its grid is 1 × 1048576 × 1, which CUDA does not launch" in failure.what
+    assert probes.found.grids == ["M=64, N=1048576, K=1024"]
+    assert result.diagnosis is not None
+    assert [fault.id for fault in result.diagnosis.faults] == ["launch-past-limit"]
+    inside, result = probes_of(ShippedKernel(spec, host), model)
+    inside.check_grids(Domain(m=Extent(most=65_535)))
+    assert result.failures == []
+    assert len(inside.found.grids) == 2
+
+
+@pytest.mark.parametrize(("mode", "said"), STRAY.items())
+def test_what_a_thread_block_may_not_do(mode: int, said: str, source: Path, host: CpuHost) -> None:
+    kernel = ShippedKernel(KernelSpec("tried", str(source), "q8_1", None, "", Tried(mode)), host)
+    content = np.zeros(18 * 521, np.uint8), np.zeros(36 * 521, np.uint8)
+    with pytest.raises((KernelFault, EnvironmentFault), match=said):
+        kernel.alone(SparseProduct(Q4_0, 40_009, 128_257, 32, 36, *content), 0)
+
+
+def test_what_a_thread_block_finds_and_writes(source: Path, host: CpuHost) -> None:
+    kernel = ShippedKernel(KernelSpec("tried", str(source), "q8_1", None, "", Tried(0)), host)
+    rng = np.random.default_rng(0)
+    w, x = (rng.integers(0, 60, size * 521, dtype=np.uint8) for size in (18, 36))
+    of = SparseProduct(Q4_0, 40_009, 128_257, 32, 36, w, x)
+    number = 2**33 // 512 + 5
+    written = kernel.alone(of, number)
+    assert written.at.tolist() == list(range(128 * number, 128 * number + 128))
+    m, n = divmod(128 * number, of.n)
+    exact = product(SEMANTICS["q8_1"], Q4_0, of.rows(range(n, n + 128)), of.tokens([m])).exact[0]
+    np.testing.assert_allclose(written.words.view(np.float32), exact, rtol=1e-5)
+    assert of.rows([of.n - 1]).tobytes() == bytes(np.roll(w, -(of.n - 1) * 18)[:18])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_shipped_kernels(name: str, model: Model, host: CpuHost) -> None:
+    probes, result = probes_of(ShippedKernel(KERNELS[name], host), model)
+    probes.check_grids(EVERYTHING)
+    probes.check_indices(EVERYTHING)
+    assert result.failures == []
+    assert len(probes.found.grids) == 2
+    packed = {why for _, why in probes.found.not_covered}
+    products = [said for said in probes.found.indices if "quantizer" not in said]
+    assert len(products) == (0 if packed else 4)
+    assert len(probes.found.indices) - len(products) == name.startswith("q8_1")
+    assert packed <= {"its weights are packed by a launch before"}
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def test_the_products_pass_both_limits_in_values_and_bytes() -> None:
+    for unit, row, token in ((32, 18 / 32, 36 / 32), (256, 50 / 256, 36 / 32), (32, 4.0, 4.0)):
+        found = huge(EVERYTHING, unit, row, token)
+        for what, of, each in (
+            ("M·N", lambda p: p.m * p.n, 4), ("N·K", lambda p: p.n * p.k, row), ("M·K", lambda p: p.m * p.k, token),
+        ):  # fmt: skip
+            sizes = [of(p) for p in found if p.what == what]
+            assert max(sizes) > 2**32
+            assert max(sizes) * each > 2**32
+            for p in (p for p in found if p.what == what):
+                assert p.k % unit == 0
+                m, n = p.small
+                small = {"M·N": m * n, "N·K": n * p.k, "M·K": m * p.k}[what]
+                assert small * max(1, each) < 2**31
+                assert (m < p.m) != (n < p.n)
+        assert any(2**31 < p.m * p.n < 2**32 for p in found)
+
+
+def test_no_product_is_outside_the_domain() -> None:
+    decoding = Domain(m=Extent(1, 1), n=Extent(multiple=64))
+    found = huge(decoding, 32, 18 / 32, 36 / 32)
+    assert {p.what for p in found} == {"N·K"}
+    assert all(p.m == 1 and p.n % 64 == 0 and p.small[1] % 64 == 0 for p in found)
+    assert wide(decoding, 32) == [(1, 64, 1024), (1, 1 << 20, 1024)]
+    assert huge(Domain(n=Extent(most=4096), m=Extent(most=4096)), 32, 18 / 32, 36 / 32) == []
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "shared", "why"),
+    [
+        ((2**31 - 1, 65535, 1), (1024, 1, 1), 0, None),
+        ((2**31, 1, 1), (128, 1, 1), 0, "grid"),
+        ((1, 65536, 1), (128, 1, 1), 0, "grid"),
+        ((1, 1, 65536), (128, 1, 1), 0, "grid"),
+        ((1, 1, 0), (128, 1, 1), 0, "grid"),
+        ((1, 1, 1), (32, 33, 1), 0, "block"),
+        ((1, 1, 1), (1, 1, 65), 0, "block"),
+        ((1, 1, 1), (128, 1, 1), 232449, "shared memory"),
+        ((1, 1, 1), (128, 1, 1), 232448, None),
+    ],
+)
+def test_what_cuda_launches(grid: Any, block: Any, shared: int, why: str | None) -> None:
+    refused = Launched(grid, block, shared).refused
+    assert refused is None if why is None else refused is not None and f"its {why} is" in refused
