@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from gguf_verify.nightly.config import read_config
@@ -41,22 +41,6 @@ def run_stub(folder: Path, text: str = "", said: list[str] | None = None, **prom
     config = read_config(write_config(folder, text, **prompts))
     lines = [] if said is None else said
     return run_night(config, Settings(harness=STUB, say=lines.append))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
-
-
-def gone(pids: Sequence[int], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(map(alive, pids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def plain(night: Night) -> list[object]:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from gguf_verify.cli import main
 from gguf_verify.gguf import open_model
 from gguf_verify.llama import Llama
 from tests.support import corpus
+from tests.support.processes import children, wait_until
 from tests.support.tools import FIXTURES, ROOT, command_here, patched_block
 
 SCRIPT = ROOT / "scripts" / "audit_layout.py"
@@ -194,9 +194,7 @@ def test_interrupted(when: str) -> None:
     while mark not in process.stderr.readline():
         assert process.poll() is None
     if when == "running":
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while process.poll() is None and not children.read_text():
-            time.sleep(0.001)
+        wait_until(lambda: process.poll() is not None or bool(children(process.pid)))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 or (when == "running" and process.returncode == 0)  # it may have been done

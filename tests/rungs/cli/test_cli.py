@@ -18,6 +18,7 @@ import pytest
 from gguf_verify.hosts.cupy_host import gpu_fault
 from gguf_verify.llama import Llama
 from tests.support.nights import validator
+from tests.support.processes import children, gone, wait_until
 from tests.support.tools import FIXTURES, ROOT, assert_one_line, cli, command_here, patched, patched_block
 
 SCRIPT = ROOT / "scripts" / "verify_model.py"
@@ -257,20 +258,6 @@ def test_a_terminal_without_unicode() -> None:
     assert "VERIFIED" in done.stdout
 
 
-def children(pid: int) -> list[int]:
-    out = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        out += [int(c) for c in (task / "children").read_text().split()]
-    return out
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_child_is_left_behind(kind: signal.Signals) -> None:
@@ -283,22 +270,17 @@ def test_no_child_is_left_behind(kind: signal.Signals) -> None:
         # a shell's background job ignores Ctrl-C and hands that down
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    deadline = time.monotonic() + 60
-    while not (started := children(process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.5)
-    started = children(process.pid) or started
-    assert started
+    assert wait_until(lambda: bool(children(process.pid)))
+    started = set(children(process.pid))
+    time.sleep(0.5)  # it may have started more
+    started |= set(children(process.pid))
     process.send_signal(kind)
     _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
     if kind == signal.SIGINT:
         assert process.returncode == 130
         assert errors.strip() == "gguf-verify: interrupted"
-    deadline = time.monotonic() + 60
-    while any(alive(c) for c in started) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(alive(c) for c in started)
+    assert gone(started)
 
 
 def test_json_does_not_overwrite_a_model_of_another_name(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from gguf_verify.nightly.exclusive import locked
 from gguf_verify.nightly.history import History
 from gguf_verify.nightly.night import Settings, run_night
 from gguf_verify.support.errors import EnvironmentFault, HarnessError
-from tests.support.stub_nights import Q4_0, STUB, gone, killed_and_resumed, plain, write_config
+from tests.support.processes import gone, wait_until
+from tests.support.stub_nights import Q4_0, STUB, killed_and_resumed, plain, write_config
 
 
 def fork_night(path: Path, log: Path | None = None) -> int:
@@ -66,10 +66,7 @@ def test_sigterm_ends_all_and_the_same_command_resumes(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     path = write_config(tmp_path, "time_limit = 100", a="pass", b=f"hangs {pids}")
     pid = fork_night(path)
-    deadline = time.monotonic() + 60
-    while not pids.exists() or len(pids.read_text().split()) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     os.kill(pid, signal.SIGTERM)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM

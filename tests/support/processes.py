@@ -1,0 +1,55 @@
+"""What tests ask of other processes. Each may end between two looks at it: that is never an error here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def _fields(pid: int) -> list[str]:
+    """State, parent and what follows in a process's line, or nothing if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and runs: one that has ended and was not reaped does not."""
+    fields = _fields(pid)
+    return bool(fields) and fields[0] not in "ZX"
+
+
+def children(pid: int) -> list[int]:
+    """The processes whose parent is this one."""
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [other for other in pids if _fields(other)[1:2] == [str(pid)]]
+
+
+def works(pid: int, seconds: float = 0.2) -> bool:
+    """Whether a process takes so much processor time, from now on, within a while: it is in the middle of its work."""
+    before = _processor_ticks(pid)
+    return wait_until(lambda: _processor_ticks(pid) - before >= seconds * os.sysconf("SC_CLK_TCK"))
+
+
+def _processor_ticks(pid: int) -> int:
+    fields = _fields(pid)
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether a condition comes true within a while."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def gone(pids: Iterable[int]) -> bool:
+    """Whether processes end within a while."""
+    listed = list(pids)
+    return wait_until(lambda: not any(map(alive, listed)))
