@@ -205,6 +205,8 @@ class Failure(msgspec.Struct, frozen=True):
         got, expected, bound, utilisation: the numbers, where it is about numbers.
         matrix: which of the tensor's matrices (experts) the row is in, where it holds several.
         culprit: who is at fault.
+        activation_type, activation_hex: type and bytes of the activations that the block is multiplied by: one block or
+            several (as many as there is room for), or float32; "" and None where no block is known.
     """
 
     what: str
@@ -221,6 +223,8 @@ class Failure(msgspec.Struct, frozen=True):
     part: int = 0
     matrix: int | None = None
     culprit: Culprit = "kernel"
+    activation_type: str = ""
+    activation_hex: str | None = None
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -387,6 +391,7 @@ class OutputMap(msgspec.Struct, frozen=True, kw_only=True):
         tokens_per_cell, rows_per_cell: a cell's size.
         utilisation: the largest of each cell, one list for each step of tokens.
         wrong: how many outputs of each cell are wrong.
+        tile_tokens, tile_rows: outputs that one thread block of the kernel computes; 0 where that is not known.
     """
 
     tensor: str
@@ -398,6 +403,8 @@ class OutputMap(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_cell: int
     utilisation: list[list[float]]
     wrong: list[list[int]]
+    tile_tokens: int = 0
+    tile_rows: int = 0
 
 
 class FaultMatch(msgspec.Struct, frozen=True):

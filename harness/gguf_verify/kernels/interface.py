@@ -145,6 +145,11 @@ class Kernel(Candidate):
         """As `alone`, of its quantizer: the bytes of activations float32[m, k] in which `values` repeat."""
         raise NotImplementedError
 
+    def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int] | None:
+        """Tokens and rows of the outputs that one thread block computes; None where that is no rectangle, or not
+        known."""
+        return None
+
     @abstractmethod
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """What `gemm` takes, uint8[M, row bytes], from activations float32[M, K]. Raises KernelFault."""

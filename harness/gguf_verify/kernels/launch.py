@@ -31,6 +31,10 @@ class Launch(ABC):
         """What `multiply` finds in `weights.buffer`, from uint8[N, row bytes]; here, the file's own bytes."""
         return site.host.upload(rows, "weights")
 
+    def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int] | None:
+        """See `Kernel.tile`."""
+        return None
+
     @abstractmethod
     def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
         """float32[m, N] into the buffer `out` from the buffer `x` of activations as the kernel takes them.
@@ -85,6 +89,9 @@ class Tiles(OneLaunch):
 
     def blocks(self, m: int, n: int) -> int:
         return -(-m // self.tokens) * -(-n // self.rows)
+
+    def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int]:
+        return self.tokens, self.rows
 
 
 __all__ = ["THREAD_AN_OUTPUT", "Launch", "Multiply", "OneLaunch", "ThreadAnOutput", "Tiles"]

@@ -138,6 +138,9 @@ class ShippedKernel(Kernel):
         ]
         return self.host.launch_alone(launched.kernel, launched.grid, launched.block, args, launched.shared, number)
 
+    def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int] | None:
+        return self.spec.launch.tile(fmt, m, n)
+
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """Q8_1 bytes uint8[M, K/32·36] of activations float32[M, K]; x itself where the kernel takes float32.
 

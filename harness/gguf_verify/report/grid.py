@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..results import OutputMap, Report, RungResult
 from ..support.text import printable
-from .shades import shade
+from .shades import is_wrong, shade, short
 
 #: The most lines and columns of a map by layer; where there are more, neighbours share one.
 MOST_LINES, MOST_COLUMNS = 128, 32
@@ -53,6 +53,29 @@ def cell(value: float | None, wrong: int = 0, unchecked: bool = False, tensor: s
     return Cell(inf if value is not None and value != value else value, wrong, unchecked, tensor)
 
 
+class Region(NamedTuple):
+    """A rectangle of cells, by the numbers of its first and last line and column, that holds connected wrong cells."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+    def meets(self, other: Region) -> bool:
+        """Whether they share a cell, or touch, also at a corner."""
+        return (
+            self.top <= other.bottom + 1 and other.top <= self.bottom + 1
+            and self.left <= other.right + 1 and other.left <= self.right + 1
+        )  # fmt: skip
+
+    def with_(self, other: Region) -> Region:
+        """The smallest one around both."""
+        return Region(
+            min(self.top, other.top), min(self.left, other.left), max(self.bottom, other.bottom),
+            max(self.right, other.right),
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Grid:
     """A map.
@@ -64,6 +87,9 @@ class Grid:
         cells: line by line.
         every: each column and line is named beside the map, and each value is written into its cell; otherwise only
             some of them are named, by number.
+        size: tokens and rows of the output, where the map is of one.
+        step: tokens and rows of a cell.
+        tile: tokens and rows that one thread block of the kernel computes; 0 where that is not known.
     """
 
     title: str
@@ -73,6 +99,9 @@ class Grid:
     lines: tuple[str, ...]
     cells: tuple[tuple[Cell, ...], ...]
     every: bool = False
+    size: tuple[int, int] = (0, 0)
+    step: tuple[int, int] = (1, 1)
+    tile: tuple[int, int] = (0, 0)
 
     @property
     def drawn(self) -> list[Cell]:
@@ -83,6 +112,91 @@ class Grid:
     def worst(self) -> Cell:
         """The cell of the largest utilisation."""
         return max(self.drawn, key=lambda c: -1.0 if c.value is None else c.value, default=Cell())
+
+    @property
+    def n_wrong(self) -> int:
+        """How many cells are over the bound, or wrong."""
+        return sum(is_wrong(c.shade) for c in self.drawn)
+
+    @property
+    def all_wrong(self) -> bool:
+        """Every cell is wrong, so that no place stands out."""
+        return bool(self.drawn) and self.n_wrong == len(self.drawn)
+
+    @property
+    def regions(self) -> list[Region]:
+        """Where wrong cells are: a rectangle around all that touch each other, the largest first."""
+        wrong = {(i, j) for i, line in enumerate(self.cells) for j, c in enumerate(line) if is_wrong(c.shade)}
+        found: list[Region] = []
+        while wrong:
+            i, j = wrong.pop()
+            at, around = Region(i, j, i, j), [(i, j)]
+            while around:
+                i, j = around.pop()
+                at = at.with_(Region(i, j, i, j))
+                near = {(i + a, j + b) for a in (-1, 0, 1) for b in (-1, 0, 1)} & wrong
+                wrong -= near
+                around += near
+            found.append(at)
+        return sorted(_apart(found), key=lambda r: (-(r.bottom - r.top + 1) * (r.right - r.left + 1), r))
+
+    @property
+    def told(self) -> list[str]:
+        """What the map shows, in sentences: where it is wrong, or that it is flat."""
+        worst = self.worst
+        whose = f", of {printable(worst.tensor, 64)}" if worst.tensor else ""
+        if not self.n_wrong:
+            return [f"Nothing is wrong. The largest utilisation is {short(worst.value)}{whose}."]
+        what = "matrix" if self.every else "cell"
+        if self.all_wrong:
+            values = [c.value for c in self.drawn if c.value is not None]
+            least, most = min(values, default=None), max(values, default=None)
+            span = (
+                f"utilisation {short(most)}" if least == most else f"utilisations from {short(least)} to {short(most)}"
+            )
+            if len(self.drawn) == 1:
+                return [f"Its only {what} is wrong: {span}{whose}."]
+            alike = most is None or least is None or not most > 1000 * least
+            flat = (
+                "the map is flat, so look for a cause that all outputs share: a scale, an offset, the layout, the "
+                "definition" if alike else "the darkest cells are the worst"
+            )  # fmt: skip
+            return [f"Every {what} is wrong, with {span}{whose}: {flat}."]
+        regions = self.regions
+        verb = "is" if self.n_wrong == 1 else "are"
+        count = f"{self.n_wrong:,} of {len(self.drawn):,} cells {verb} wrong"
+        places = "; ".join(map(self._place, regions[:3])) + (f"; {len(regions) - 3:,} more" if len(regions) > 3 else "")
+        return [f"{count}: {places}. The largest utilisation is {short(worst.value)}{whose}."]
+
+    def _place(self, region: Region) -> str:
+        """A region in words."""
+        if self.every:
+            lines, columns = self.lines[region.top : region.bottom + 1], self.columns[region.left : region.right + 1]
+            ends = [names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" for names in (lines, columns)]
+            return ", ".join(ends)
+        of = []
+        for name, first, last, step, size in (
+            (self.across, region.left, region.right, self.step[1], self.size[1]),
+            (self.down, region.top, region.bottom, self.step[0], self.size[0]),
+        ):
+            low, high = first * step, min((last + 1) * step, size) - 1
+            if low == 0 and high == size - 1:
+                of.append(f"all {size:,} {name}s" if size > 1 else f"{name} 0")
+            else:
+                of.append(f"{name} {low:,}" if low == high else f"{name}s {low:,} to {high:,}")
+        return " × ".join(of)
+
+
+def _apart(regions: list[Region]) -> list[Region]:
+    """Regions of which none meets another."""
+    out: list[Region] = []
+    for one in regions:
+        while met := [other for other in out if other.meets(one)]:
+            for other in met:
+                out.remove(other)
+                one = one.with_(other)
+        out.append(one)
+    return out
 
 
 def of_gemm(made: OutputMap) -> Grid:
@@ -96,7 +210,8 @@ def of_gemm(made: OutputMap) -> Grid:
     return Grid(
         f"{printable(made.where, 64)}, {printable(made.who, 64)}: {made.m:,} tokens × {made.n:,} rows{size}",
         "row", "token", tuple(str(i * rows) for i in range(len(cells[0]))),
-        tuple(str(i * tokens) for i in range(len(cells))), cells,
+        tuple(str(i * tokens) for i in range(len(cells))), cells, size=(made.m, made.n), step=(tokens, rows),
+        tile=(made.tile_tokens, made.tile_rows),
     )  # fmt: skip
 
 

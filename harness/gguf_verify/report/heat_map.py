@@ -1,61 +1,41 @@
 """Heat maps of utilisation as SVG and PNG: of the first wrong GEMM, and of all layers.
 
-A picture is laid out once, as boxes and texts (`scene`). SVG, for files and for pages, and PNG draw the same scene.
+A map of outputs has an axis of rows and one of tokens, the borders of the kernel's tiles, and a frame around what is
+wrong; a map of matrices has its values written into its cells. A text that does not fit is left out, never clipped.
+SVG, for files and for pages, and PNG draw the same scene (see `scene`).
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
-from typing import NamedTuple
-from xml.sax.saxutils import escape, quoteattr
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..results import Report
 from ..support.errors import EnvironmentFault
-from . import shades
-from .grid import Cell, Grid, of_run
+from . import scene, shades
+from .grid import Cell, Grid, Region, of_run
+from .scene import CROSS, STROKE, Box, Frame, Item, Line, Scene, Words
 from .shades import short
 from .writer import Form, Kind, Writer
 
-_CROSS, _STROKE = "x", "/"
-_UNBOUNDED = 1 << 30
+#: Width of a character of 13 pixels, height of a line, and the margin, in pixels.
+CHAR, LINE, MARGIN = 8, 18, 16
+#: Characters of a line of text above a map, and in its legend, which a phone shows whole.
+_WRAPPED, _NARROW = 88, 36
+#: The most frames of a map; where there are more regions, one frame is around all.
+MOST_FRAMES = 8
+#: Pixels that two borders of tiles are apart at least; closer ones are left out.
+_TILE_PIXELS = 6
 
 
-class Box(NamedTuple):
-    """A cell, or a piece of the legend; `mark` "x" crosses it out, "/" strikes it through."""
-
-    x: int
-    y: int
-    width: int
-    height: int
-    shade: str
-    mark: str = ""
-    title: str = ""
-
-
-class Words(NamedTuple):
-    """A text from its upper left corner; `shade` is what it is written on, "" the page."""
-
-    x: int
-    y: int
-    text: str
-    shade: str = ""
-
-
-Scene = list[Box | Words]
-
-#: Width and height of a character, height of a line, and the margin, in pixels.
-CHAR, TALL, LINE, MARGIN = 8, 10, 18, 16
-
-
-# ---- the scene -------------------------------------------------------------------------------------------------------
+# ---- what is said ----------------------------------------------------------------------------------------------------
 
 
 def mark_of(cell: Cell) -> str:
     """What is wrong is crossed out, what is not checked is struck through: colour never stands alone."""
     if shades.is_wrong(cell.shade):
-        return _CROSS
-    return _STROKE if cell.unchecked else ""
+        return CROSS
+    return STROKE if cell.unchecked else ""
 
 
 def title_of(grid: Grid, line: str, column: str, cell: Cell) -> str:
@@ -69,196 +49,209 @@ def title_of(grid: Grid, line: str, column: str, cell: Cell) -> str:
 
 def summary(grid: Grid) -> str:
     """A map in a sentence."""
-    bad = sum(shades.is_wrong(c.shade) for c in grid.drawn)
     size = f"{len(grid.lines):,} {grid.down}s by {len(grid.columns):,} {grid.across}s" if grid.every else "The output"
     size = size.replace("matrixs", "matrices")
-    name = f", of {grid.worst.tensor[:64]}" if grid.worst.tensor else ""
-    return (
-        f"{size}. The largest utilisation is {short(grid.worst.value)}{name}; {bad:,} of {len(grid.drawn):,} cells are "
-        "over the bound or wrong."
-    )
+    return " ".join([f"{size}.", *grid.told])
 
 
-def _map(grid: Grid, top: int) -> tuple[Scene, int, int]:
-    """A map from `top` on, its right and its lower end."""
-    scene: Scene = [Words(MARGIN, top, f"utilisation of {grid.title}")]
-    count = len(grid.columns)
-    corner = grid.down if grid.every else grid.across
-    labels = grid.lines if grid.every else tuple(f"{grid.down} {line}" for line in grid.lines)
-    left = MARGIN + CHAR * (max(map(len, (corner, *labels))) + 1)
-    if grid.every:
-        wide, tall = CHAR * (max([9, *map(len, grid.columns)]) + 1), 20
-    else:
-        wide, tall = max(9, min(24, 720 // count)), 24
-    names = top + LINE
-    y = names + LINE + 2
-    scene.append(Words(MARGIN, names, corner))
-    free = left
-    for j, column in enumerate(grid.columns):
-        x = left + j * wide
-        fits = j % 8 == 0 and free <= x and x + CHAR * len(column) <= left + max(count * wide, 48)
-        if grid.every or fits:
-            scene.append(Words(x, names, column))
-            free = x + CHAR * (len(column) + 2)
+# ---- the scene -------------------------------------------------------------------------------------------------------
+
+
+def drawn(grids: Sequence[Grid], alone: bool = True) -> Scene:
+    """All maps, one below the other, and the legend; `alone` with what a page says beside them."""
+    made, y = Scene(), float(MARGIN if alone else 6)
+    left = MARGIN if alone else 0
+    for grid in grids:
+        if alone:
+            for i, text in enumerate([f"utilisation of {grid.title}", *grid.told]):
+                for line in textwrap.wrap(text, _WRAPPED, break_on_hyphens=False):
+                    made.items.append(Words(left, y + 12, line, tone="muted" if i else "text", bold=not i))
+                    y += LINE
+            y += 6
+        items, right, y = (_matrices if grid.every else _outputs)(grid, left, y)
+        made.add(items)
+        made.width = max(made.width, right)
+        y += 22
+    items, y = _legend(grids, left, y)
+    made.add(items)
+    ends = [v.left + v.width for v in made.items if isinstance(v, Words)]
+    ends += [v.x + v.width for v in made.items if isinstance(v, Box)]
+    made.width = round(max([made.width, *ends]) + (MARGIN if alone else 4))
+    made.height = round(y + (MARGIN if alone else 4))
+    return made
+
+
+def _matrices(grid: Grid, start: float, top: float) -> tuple[list[Item], float, float]:
+    """A map of matrices by layer, each with its value; its right and its lower end."""
+    tall = 22
+    wide = [CHAR * max(8, len(column)) + 20 for column in grid.columns]
+    left = start + CHAR * (max(map(len, (grid.down, *grid.lines))) + 1)
+    lefts = [left + sum(wide[:j]) for j in range(len(wide))]
+    items: list[Item] = [Words(start, top + 12, grid.down, tone="muted")]
+    items += [Words(x + 4, top + 12, column, tone="muted") for x, column in zip(lefts, grid.columns, strict=True)]
+    y = top + LINE
     for i, (line, cells) in enumerate(zip(grid.lines, grid.cells, strict=True)):
         at = y + i * tall
-        scene.append(Words(MARGIN, at + (tall - TALL) // 2, labels[i]))
+        items.append(Words(start, at + 15, line))
+        for x, width, column, cell in zip(lefts, wide, grid.columns, cells, strict=True):
+            if cell.empty:
+                continue
+            items.append(Box(x, at, width - 2, tall - 2, cell.shade, "", title_of(grid, line, column, cell)))
+            if mark := mark_of(cell):  # beside the number
+                items.append(Box(x + width - 17, at + 4, 12, 12, cell.shade, mark))
+            if cell.value is not None:
+                items.append(Words(x + 4, at + 15, short(cell.value), cell.shade))
+    return items, lefts[-1] + wide[-1] - 2, y + len(grid.cells) * tall
+
+
+def _outputs(grid: Grid, start: float, top: float) -> tuple[list[Item], float, float]:
+    """A map of outputs: rows of the weights across, tokens downwards; its right and its lower end."""
+    wide = max(9, min(24, 704 // len(grid.columns)))
+    tall = 20 if len(grid.lines) <= 16 else 12
+    (tokens, rows), (m, n) = grid.step, grid.size
+    left = start + CHAR * max(len(f"{m:,}"), len(f"{grid.down}s")) + 12
+    y0 = top + 2 * LINE + 4
+    right, bottom = left + wide * n / rows, y0 + tall * m / tokens
+    items: list[Item] = [
+        Words(left, top + 12, f"{grid.across}s (N = {n:,})", tone="muted"),
+        Words(start, top + LINE + 12, f"{grid.down}s", tone="muted"),
+    ]
+    for i, (line, cells) in enumerate(zip(grid.lines, grid.cells, strict=True)):
         for j, (column, cell) in enumerate(zip(grid.columns, cells, strict=True)):
             if cell.empty:
                 continue
-            x, mark, key = left + j * wide, mark_of(cell), cell.shade
-            # a cross beside the number, or over the whole cell
-            over = "" if grid.every else mark
-            scene.append(Box(x, at, wide - 1, tall - 1, key, over, title_of(grid, line, column, cell)))
-            if grid.every and mark:
-                scene.append(Box(x + wide - 16, at + 4, 11, 11, key, mark))
-            if grid.every and cell.value is not None:
-                scene.append(Words(x + 4, at + 5, short(cell.value), key))
-    return scene, left + count * wide, y + len(grid.cells) * tall
+            x, y = left + j * wide, y0 + i * tall
+            mark = "" if grid.all_wrong else mark_of(cell)  # on every cell it would tell nothing
+            items.append(
+                Box(x, y, min(x + wide, right) - x - 1, min(y + tall, bottom) - y - 1, cell.shade, mark,
+                    title_of(grid, line, column, cell))
+            )  # fmt: skip
+    for at, text in _ticks(n, rows, wide, CHAR * (len(f"{n:,}") + 1)):
+        x = left + wide * at / rows
+        items += [Line(x, y0 - 6, x, y0 - 1, "muted"), Words(x, y0 - 9, text, tone="muted", anchor="middle")]
+    for at, text in _ticks(m, tokens, tall, LINE):
+        y = y0 + tall * at / tokens
+        items += [Line(left - 6, y, left - 1, y, "muted"), Words(left - 9, y + 4, text, tone="muted", anchor="end")]
+    items += _borders(grid, left, y0, right, bottom, wide, tall)
+    for region in _framed(grid):
+        x1, y1 = left + wide * region.left, y0 + tall * region.top
+        x2, y2 = min(left + wide * (region.right + 1), right), min(y0 + tall * (region.bottom + 1), bottom)
+        items.append(Frame(x1 - 1.5, y1 - 1.5, x2 - x1 + 2, y2 - y1 + 2))
+    return items, right, bottom
 
 
-def _legend(top: int, keys: set[str]) -> tuple[Scene, int, int]:
-    """The scale, and what the marks that were used mean."""
-    scene: Scene = [Words(MARGIN, top, "utilisation = |error| / bound, without unit:")]
-    y, x = top + LINE, MARGIN
-    scene.append(Words(x, y + 2, "1e-4"))
-    x += 5 * CHAR
+def _ticks(size: int, step: int, pixels: int, apart: int) -> Iterator[tuple[int, str]]:
+    """Where an axis of `size` is numbered, and how: every power of two of cells that leaves room, and its end."""
+    every = step
+    while every * pixels / step < apart:
+        every *= 2
+    for at in range(0, size, every):
+        if not at or (size - at) * pixels / step >= apart:
+            yield at, f"{at:,}"
+    if size * pixels / step >= apart:
+        yield size, f"{size:,}"
+
+
+def _borders(grid: Grid, left: float, top: float, right: float, bottom: float, wide: int, tall: int) -> Iterator[Line]:
+    """Borders of the kernel's tiles inside the map, unless they are too close to be told apart."""
+    across, down = _tile_pixels(grid, wide, tall)
+    columns = range(1, int((right - left - 1) // across) + 1) if across else ()
+    lines = range(1, int((bottom - top - 1) // down) + 1) if down else ()
+    for tone, width in (("card", 3), ("text", 1)):  # a light edge, so that they are seen on dark cells
+        for i in columns:
+            yield Line(left + i * across - 0.5, top, left + i * across - 0.5, bottom - 1, tone, width)
+        for i in lines:
+            yield Line(left, top + i * down - 0.5, right - 1, top + i * down - 0.5, tone, width)
+
+
+def _tile_pixels(grid: Grid, wide: int = 0, tall: int = 0) -> tuple[float, float]:
+    """Width and height of a tile; 0 where it is not known, or too small to draw."""
+    wide, tall = wide or max(9, min(24, 704 // len(grid.columns))), tall or 20
+    across, down = wide * grid.tile[1] / grid.step[1], tall * grid.tile[0] / grid.step[0]
+    return (across if across >= _TILE_PIXELS else 0), (down if down >= _TILE_PIXELS else 0)
+
+
+def _framed(grid: Grid) -> list[Region]:
+    """What a frame is drawn around: each wrong region, or all of them where they are many; nothing where everything is
+    wrong."""
+    if grid.all_wrong:
+        return []
+    regions = grid.regions
+    if len(regions) <= MOST_FRAMES:
+        return regions
+    around = regions[0]
+    for region in regions[1:]:
+        around = around.with_(region)
+    return [around]
+
+
+def _legend(grids: Sequence[Grid], left: float, top: float) -> tuple[list[Item], float]:
+    """The scale, and what the marks that were used mean; its lower end."""
+    half, decade = 14, 28
+    items: list[Item] = [
+        Words(left, top + 12, "utilisation = |error| / bound,", tone="muted"),
+        Words(left, top + LINE + 12, "logarithmic; above 1 is wrong", tone="muted"),
+    ]
+    y, x = top + 2 * LINE + 4, left
     for i in range(shades.STEPS):
-        scene.append(Box(x + 20 * i, y, 20, 14, f"u{i}"))
-    x += 20 * shades.STEPS + CHAR
-    scene.append(Words(x, y + 2, "1, logarithmic"))
-    x += 16 * CHAR
-    for shown, key, mark, words in (
-        (keys & set(shades.WRONG), shades.WRONG, _CROSS, "over the bound, or wrong; darker above 100 and 100,000"),
-        (keys & {shades.UNCHECKED}, (shades.UNCHECKED,), _STROKE, "not checked"),
-    ):
-        if shown:
-            scene += [Box(x + 15 * i, y, 14, 14, one, mark) for i, one in enumerate(key)]
-            x += 15 * len(key) + 5
-            scene.append(Words(x, y + 2, words))
-            x += CHAR * (len(words) + 2)
-    return scene, x, y + LINE
+        items.append(Box(x + half * i, y, half, 14, f"u{i}"))
+    bound = x + half * shades.STEPS
+    items += [Box(bound + decade * i, y, decade, 14, key) for i, key in enumerate(shades.WRONG)]
+    items.append(Line(bound, y - 4, bound, y + 18))
+    numbers = [(x + half, "1e-4"), (x + 5 * half, "0.01"), (bound, "1"), (bound + 2 * decade, "100"),
+               (bound + 4 * decade, "1e4")]  # fmt: skip
+    items += [Words(at, y + 30, text, tone="muted", anchor="middle") for at, text in numbers if at >= left + half]
+    y += 38
+    for shown, words in _marks(grids):
+        items += [item._replace(x=left + item.x, y=y + item.y) if not isinstance(item, Line) else
+                  item._replace(x1=left + item.x1, x2=left + item.x2, y1=y + item.y1, y2=y + item.y2)
+                  for item in shown]  # fmt: skip
+        for line in textwrap.wrap(words, _NARROW):
+            items.append(Words(left + 24, y + 12, line, tone="muted"))
+            y += LINE
+        y += 2
+    return items, y
 
 
-def scene(grids: Sequence[Grid], legend: bool = True) -> tuple[Scene, int, int]:
-    """All maps, one below the other, and the legend: what to draw, width and height in pixels."""
-    out: Scene = []
-    width, y = 0, MARGIN
-    for grid in grids:
-        part, right, bottom = _map(grid, y)
-        out += part
-        width, y = max(width, right), bottom + (2 * MARGIN if legend else 0)
-    if legend:
-        keys = {c.shade for grid in grids for c in grid.drawn}
-        keys |= {shades.UNCHECKED for grid in grids for c in grid.drawn if c.unchecked}
-        part, right, y = _legend(y, keys)
-        out, width = out + part, max(width, right)
-    ends = [v.x + CHAR * len(v.text) for v in out if isinstance(v, Words)]
-    return out, max([width, *ends]) + MARGIN, y + (0 if legend else MARGIN)
+def _marks(grids: Sequence[Grid]) -> Iterator[tuple[list[Item], str]]:
+    """A sample, at (0, 0), and what it means."""
+    cells = [c for grid in grids for c in grid.drawn]
+    if any(grid.n_wrong for grid in grids):
+        worst = next(c.shade for c in cells if shades.is_wrong(c.shade))
+        yield [Box(1, 1, 14, 14, worst, CROSS)], "over the bound, or wrong; the darkest is not finite, or above 1e5"
+    if any(c.unchecked for c in cells):
+        yield [Box(1, 1, 14, 14, shades.UNCHECKED, STROKE)], "not checked"
+    maps = [grid for grid in grids if not grid.every]
+    if any(_framed(grid) for grid in maps):
+        yield [Frame(1, 2, 14, 12)], "frame: wrong cells that touch each other"
+    for grid in maps:
+        (tokens, rows), (m, n) = grid.tile, grid.size
+        if any(_tile_pixels(grid)) and (tokens < m or rows < n):
+            yield [Line(8, 0, 8, 16, "text")], f"border of the kernel's tiles: {tokens:,} tokens × {rows:,} rows"
 
 
-# ---- SVG -------------------------------------------------------------------------------------------------------------
-
-#: Beside the shades: what a style sheet says of a map.
-STYLE = (
-    ".heat text{fill:var(--text,#1c1c1c);font:13px ui-monospace,Menlo,Consolas,monospace;white-space:pre}"
-    ".heat .on{fill:var(--ink);pointer-events:none}.heat rect,.heat .boxes{fill:var(--fill)}"
-    ".heat .stroke{stroke:var(--ink);stroke-width:1.2;fill:none;pointer-events:none}"
-)
-_PAGE = (
-    ".page{--fill:#ffffff;--text:#1c1c1c}@media(prefers-color-scheme:dark){.page{--fill:#15171c}.heat{--text:#dcdcdc}}"
-)
-
-
-def style() -> str:
-    """What a page must hold, once, for the maps that stand in it."""
-    return shades.css() + STYLE
-
-
-def _safe(text: str) -> str:
-    """Text that XML can hold."""
-    return "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else "?" for c in text)
+# ---- the pictures ----------------------------------------------------------------------------------------------------
 
 
 def svg(grids: Sequence[Grid], most_titles: int | None = None) -> str:
-    """The maps as an SVG document, or, with `most_titles`, as an element of a page that has `style()`.
+    """The maps as an SVG document, or, with `most_titles`, as an element of a page that has `scene.style()`.
 
     Args:
         most_titles: how many cells of a page's map say what they hold when they are pointed at; wrong ones do first.
     """
     alone = most_titles is None
-    space = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
-    drawn, width, height = scene(grids, legend=alone)
-    title = _safe("Utilisation of " + "; ".join(grid.title for grid in grids))
-    out = [
-        f'<svg{space} class="heat" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(title)}>',
-        f"<title>{escape(title)}</title>", f"<desc>{escape(_safe(' '.join(map(summary, grids))))}</desc>",
-    ]  # fmt: skip
-    if alone:
-        out += [f"<style>{style()}{_PAGE}</style>", f'<rect class="page" width="{width}" height="{height}"/>']
-    boxes = [v for v in drawn if isinstance(v, Box)]
-    left = _UNBOUNDED if most_titles is None else most_titles
-    titled = {b for b in sorted(boxes, key=lambda b: not b.mark)[:left] if b.title}
-    out += [
-        f'<rect class="{b.shade}" x="{b.x}" y="{b.y}" width="{b.width}" height="{b.height}">'
-        f"<title>{escape(_safe(b.title))}</title></rect>"
-        for b in boxes if b in titled
-    ]  # fmt: skip
-    for key in dict.fromkeys(b.shade for b in boxes):
-        path = "".join(
-            f"M{b.x} {b.y}h{b.width}v{b.height}h-{b.width}z" for b in boxes if b.shade == key and b not in titled
-        )
-        out += [f'<path class="boxes {key}" d="{path}"/>'] if path else []
-        strokes = "".join(_strokes(b) for b in boxes if b.shade == key and b.mark)
-        out += [f'<path class="stroke {key}" d="{strokes}"/>'] if strokes else []
-    for v in drawn:
-        if isinstance(v, Words):
-            ink = f' class="on {v.shade}"' if v.shade else ""
-            out.append(f'<text{ink} x="{v.x}" y="{v.y + TALL}">{escape(_safe(v.text))}</text>')
-    return "\n".join([*out, "</svg>"]) + "\n"
-
-
-def _strokes(box: Box) -> str:
-    left, up, right, down = _inside(box)
-    return f"M{left} {down}L{right} {up}" + (f"M{left} {up}L{right} {down}" if box.mark == _CROSS else "")
-
-
-def _inside(box: Box) -> tuple[int, int, int, int]:
-    return box.x + 2, box.y + 2, box.x + box.width - 2, box.y + box.height - 2
-
-
-# ---- PNG -------------------------------------------------------------------------------------------------------------
+    title = "Utilisation of " + "; ".join(grid.title for grid in grids)
+    return scene.svg(drawn(grids, alone), title, " ".join(map(summary, grids)), alone, most_titles=most_titles)
 
 
 def png(grids: Sequence[Grid]) -> bytes:
     """The maps as PNG, on white."""
-    from PIL import Image, ImageDraw, ImageFont, PngImagePlugin  # late: few runs draw
+    return scene.png(drawn(grids), "; ".join(grid.title for grid in grids))
 
-    drawn, width, height = scene(grids)
-    picture = Image.new("RGB", (width, height), "#ffffff")
-    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(12)  # it has no ×
-    colours = shades.PALETTE["light"]
-    for v in drawn:
-        if isinstance(v, Words):
-            pen.text(
-                (v.x, v.y - 2), _safe(v.text).replace("×", "x"), colours[v.shade][1] if v.shade else "#1c1c1c", font
-            )
-            continue
-        fill, ink = colours[v.shade]
-        pen.rectangle((v.x, v.y, v.x + v.width - 1, v.y + v.height - 1), fill)
-        if v.mark:
-            left, up, right, down = _inside(v)
-            pen.line((left, down - 1, right - 1, up), ink)
-            if v.mark == _CROSS:
-                pen.line((left, up, right - 1, down - 1), ink)
-    about = PngImagePlugin.PngInfo()
-    about.add_text(
-        "Title", _safe("; ".join(grid.title for grid in grids)).encode("latin-1", "replace").decode("latin-1")
-    )
-    out = io.BytesIO()
-    picture.save(out, "PNG", pnginfo=about, optimize=True)
-    return out.getvalue()
+
+def boxes(items: Iterable[Item]) -> list[Box]:
+    """The cells of maps, without the legend's."""
+    return [v for v in items if isinstance(v, Box) and v.title]
 
 
 # ---- the writer ------------------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ def run_schema() -> dict[str, Any]:
         },
     ]
     digits = {"type": "string", "pattern": "^([0-9a-f]{2})*$", "maxLength": 2 * MAX_HEX_BYTES}
-    failure["properties"]["block_hex"] = {"anyOf": [digits, {"type": "null"}]}
+    for name in ("block_hex", "activation_hex"):
+        failure["properties"][name] = {"anyOf": [digits, {"type": "null"}]}
     _add(report, "schema", {"const": SCHEMA_VERSION})
     _add(report, "verdict", {"enum": list(get_args(ReportVerdict))})
     counts = {"type": "integer", "minimum": 1}

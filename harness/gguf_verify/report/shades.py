@@ -1,7 +1,8 @@
 """Shades of utilisation: the one scale of colours that heat maps, tables and pages use.
 
-Up to the bound there are two steps a decade, ordered by lightness, so that eyes which cannot tell the colours apart
-can still tell their order. What is over the bound, or wrong, is red, and is always marked by a cross as well.
+The scale is logarithmic. Up to the bound there are two steps a decade, over it one a decade; both are ordered by
+lightness, so that eyes which cannot tell the colours apart can still tell their order. What is over the bound, or
+wrong, is red, and is marked by a cross or a frame, or said in words, as well.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from math import floor, isfinite, log10
 STEPS = 9
 #: What is not checked.
 UNCHECKED = "un"
-#: Over the bound, or wrong: utilisation to 100, to 100,000, and more or not finite.
-WRONG = ("x0", "x1", "x2")
+#: Over the bound, or wrong: a decade each from 1 to 100,000, and more or not finite.
+WRONG = ("x0", "x1", "x2", "x3", "x4", "x5")
 
 _KEYS = (*(f"u{i}" for i in range(STEPS)), *WRONG, UNCHECKED)
 _RIGHT = {
     "light": "#eef4fb #dfeaf7 #cbdff2 #b2d0ec #94bce2 #6f9fd0 #3f74ad #275b94 #163f70",
     "dark": "#1c2735 #1f3147 #223c5b #26486f #2b5583 #356699 #6d9fd4 #94bdea #c3ddf8",
 }
-_REST = {"light": "#b01c35 #86132a #5c0a1c #e3e5e9", "dark": "#e0566c #ee8494 #f8b4be #2c333f"}
+_REST = {
+    "light": "#ec9aa4 #dc6c7e #b8263f #931430 #6d0b22 #470514 #e3e5e9",
+    "dark": "#9c3446 #bb4458 #e8788a #f09aa7 #f7bcc5 #fddde2 #2c333f",
+}
 #: Theme → shade → (colour, colour of what is written on it).
 PALETTE: dict[str, dict[str, tuple[str, str]]] = {}
 
@@ -38,11 +42,13 @@ for _theme in _RIGHT:
 
 
 def shade(utilisation: float | None, wrong: bool = False) -> str:
-    """The shade of a utilisation: u0 … u8 within the bound, x0 … x2 over it or wrong, "un" where there is none."""
+    """The shade of a utilisation: u0 … u8 within the bound, x0 … x5 over it or wrong, "un" where there is none."""
     if utilisation is None:
         return WRONG[0] if wrong else UNCHECKED
     if wrong or not utilisation <= 1:
-        return WRONG[2] if not isfinite(utilisation) or utilisation > 1e5 else WRONG[utilisation > 100]
+        if not isfinite(utilisation):
+            return WRONG[-1]
+        return WRONG[min(len(WRONG) - 1, max(0, floor(log10(max(utilisation, 1)))))]
     if utilisation <= 0:
         return "u0"
     return f"u{min(STEPS - 1, max(0, floor(2 * (log10(utilisation) + 4)) + 1))}"
@@ -62,12 +68,15 @@ def short(value: float | None) -> str:
     return f"{value:,.0f}" if 100 <= value < 1e5 else f"{value:.2g}"
 
 
-def css() -> str:
-    """The colours as classes of a style sheet: `--fill` of a cell and `--ink` of what is written on it."""
+def css(dark: bool = True) -> str:
+    """The colours as classes of a style sheet: `--fill` of a cell and `--ink` of what is written on it; those of the
+    dark theme, too, unless a picture is to be light in any theme."""
     themes = {
         theme: "".join(f".{key}{{--fill:{fill};--ink:{ink}}}" for key, (fill, ink) in colours.items())
         for theme, colours in PALETTE.items()
     }
+    if not dark:
+        return themes["light"]
     return f"{themes['light']}@media screen and (prefers-color-scheme:dark){{{themes['dark']}}}"
 
 

@@ -290,9 +290,11 @@ def _out_of_range(
 
 
 def _output_map(call: WrongCall, grid: Map) -> OutputMap:
+    tokens, rows = call.kernel.tile(call.fmt, grid.m, grid.n) or (0, 0)
     return OutputMap(
         tensor=call.tensor, where=call.where, who=call.who, m=grid.m, n=grid.n, tokens_per_cell=grid.tokens,
-        rows_per_cell=grid.rows, utilisation=grid.worst.tolist(), wrong=grid.wrong.tolist(),
+        rows_per_cell=grid.rows, utilisation=grid.worst.tolist(), wrong=grid.wrong.tolist(), tile_tokens=tokens,
+        tile_rows=rows,
     )  # fmt: skip
 
 

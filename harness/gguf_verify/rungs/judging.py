@@ -108,12 +108,14 @@ def judge_output(
             what += INSIDE
         if block is None and blamed is not None:
             place += f" ({blamed.advice})"
+        at = None if block is None else 0 if at_block is not None else block
+        kind, met = ("", None) if at is None else activations_of(tensor, semantics, x[m], at)
         result.fail(
             Failure(
                 f"{side.name}{detail}: {place}: the output {what}", tensor.name, row, block, int(m),
                 None if block is None else tensor.block_offset(row, block * _unit(tensor)),
                 raw, float(got), exact, bound, difference / bound if bound else float("inf"), tensor.part,
-                matrix_of(tensor, row), fault_of.culprit(int(m), int(n)),
+                matrix_of(tensor, row), fault_of.culprit(int(m), int(n)), kind, met,
             )
         )  # fmt: skip
         more[fault_of.culprit(int(m), int(n))] -= 1
@@ -190,6 +192,29 @@ def _unit(tensor: Tensor) -> int:
     fmt = tensor.type.weights
     assert fmt is not None
     return fmt.unit // fmt.block_size
+
+
+def activations_of(tensor: Tensor, semantics: Semantics, x: Bytes, block: int) -> tuple[str, str | None]:
+    """Type and bytes in hex of the activations that a block of weights is multiplied by, as far as there is room for
+    whole blocks of them.
+
+    Args:
+        x: a token's activations uint8[row bytes], as the definition has them.
+        block: of that token's row.
+    """
+    fmt = tensor.type.weights
+    assert fmt is not None
+    taken = semantics.activations
+    if taken is None:  # also of a kernel that quantizes them itself: what it was given
+        name, values, nbytes = "F32", 1, 4
+        if semantics.of_elements:  # rounded to the weights' type, in bytes of that
+            return "", None
+    else:
+        name, values, nbytes = taken.name, taken.block_size, taken.block_bytes
+    first, stop = block * fmt.unit // values, -(-(block + 1) * fmt.unit // values)
+    stop = min(stop, first + MAX_HEX_BYTES // nbytes)
+    raw = x[first * nbytes : stop * nbytes].tobytes()
+    return (name, raw.hex()) if raw else ("", None)
 
 
 def block_of_row(tensor: Tensor, row: int, block: int) -> Bytes:

@@ -7,7 +7,7 @@ from typing import Any
 from ...formats import BlockFormat, WeightFormat
 from ...semantics import ASCENDING
 from ..interface import Weights
-from ..packed import LEGACY, Packed
+from ..packed import LEGACY, ROWS, Packed
 from ..site import Cards, Site
 from ..spec import KernelSpec
 from ..tiling import Tiling
@@ -21,6 +21,10 @@ class Wgmma(Packed):
 
     def multiply_values(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
         self.tiling(weights.fmt, m, weights.n).gemm(site, weights, "quantize_tiled", x, out, m)
+
+    def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int]:
+        chosen = self.tiling(fmt, m, n)
+        return chosen.tokens, chosen.groups * ROWS
 
     def tiling(self, fmt: WeightFormat, m: int, n: int) -> Tiling:
         """Large tiles where registers hold them, unless the last to run would leave more multiprocessors idle."""

@@ -1,4 +1,5 @@
-"""The x-ray of a failing block for a page: its bytes by field, the fields' values, and the values that they make."""
+"""The x-ray of a failing block for a page: its bytes by field, the fields' values, and the values that they make. So of
+the weights, and of the activations that they are multiplied by."""
 
 from __future__ import annotations
 
@@ -63,6 +64,14 @@ def of(kind: str, digits: str) -> Block | None:
     decoded = [] if read.values is None else read.values.tolist()
     values = [Value(i, str(code), number(x)) for i, (code, x) in enumerate(zip(read.codes, decoded, strict=True))]
     return Block(kind, len(raw), read.rule, [_part(f) for f in read.fields], _scales(read), values)
+
+
+def of_activations(kind: str, digits: str, most: int = 8) -> list[Block]:
+    """The x-rays of one block of activations or of several, one after the other; none where they are no bytes."""
+    fmt = ACTIVATION_FORMATS.get(kind)
+    size = len(digits) if fmt is None else 2 * fmt.block_bytes
+    found = [of(kind, digits[at : at + size]) for at in range(0, len(digits), max(1, size))][:most]
+    return [made for made in found if made is not None]
 
 
 def number(value: float) -> str:

@@ -4,7 +4,7 @@ allows no style attribute, so that nothing from a file can bring one."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, isfinite, log10
+from math import ceil, floor, inf, isfinite, log10
 from typing import NamedTuple
 
 from markupsafe import Markup, escape
@@ -22,38 +22,89 @@ def _svg(kind: str, width: int, height: int, title: str, told: str, parts: Seque
 
 # ---- histogram -------------------------------------------------------------------------------------------------------
 
-_LEAST, _BINS = -5, 12  # from 10⁻⁵ to 10, two bins a decade
+#: Bars of a histogram at most; values further apart share bars of more than a decade.
+_MOST_BARS = 18
+
+
+class Bar(NamedTuple):
+    """A bar of a histogram: what it counts, its number under the axis, how many, and whether these are right."""
+
+    title: str
+    label: str
+    count: int
+    right: bool
+    apart: bool = False
+
+
+def bars(values: Sequence[float]) -> list[Bar]:
+    """How many values are in each step of a logarithmic axis, with a border at 1, the bound: exactly 1 is right.
+
+    A step is half a decade, or more where the values span many decades. What has no place on such an axis, 0, inf and
+    NaN, has a bar of its own; a value below 0 is none of a utilisation, and counts as NaN.
+    """
+    nan = sum(not v >= 0 for v in values)
+    zero, infinite = sum(v == 0 for v in values), sum(v == inf for v in values)
+    places = [log10(v) for v in values if isfinite(v) and v > 0]
+    out = [Bar("exactly 0", "0", zero, True, True)] if zero else []
+    if places:
+        low, high = min(-3, floor(min(places))), max(1, ceil(max(places)))  # one decade beyond the bound at least
+        step = ceil(2 * (high - low) / _MOST_BARS)  # in half decades
+        step += step > 1 and step % 2
+        first, last = floor(2 * low / step), ceil(2 * high / step)
+        counts = [0] * (last - first)
+        for p in places:
+            counts[min(last, max(first + 1, ceil(round(2 * p / step, 9)))) - first - 1] += 1
+        for i, n in enumerate(counts):
+            start = (first + i) * step
+            title = f"above {_power(start)} to {_power(start + step)}"
+            out.append(Bar(title, _power(start) if start % 2 == 0 else "", n, first + i < 0))
+    for name, n in (("inf", infinite), ("NaN", nan)):
+        out += [Bar(name, name, n, False, True)] if n else []
+    return out
+
+
+def _power(halves: int) -> str:
+    """10 to so many halves, as people write it."""
+    decades, half = divmod(halves, 2)
+    if -4 < decades < 4:
+        return f"{10 ** (halves / 2):,.0f}" if halves >= 4 else f"{10 ** (halves / 2):.2g}"
+    return f"{'3.2' if half else '1'}e{decades}"
 
 
 def histogram(values: Sequence[float], title: str) -> Markup | None:
-    """How many values are in each half decade; those outside stand at the ends, what is not a number over the bound."""
+    """`bars` as a picture: right ones left of the bound, wrong ones right of it; None without values."""
     if not values:
         return None
-    counts = [0] * _BINS
-    for v in values:
-        at = _BINS - 1 if not isfinite(v) else 0 if v <= 0 else floor(2 * (log10(v) - _LEAST))
-        counts[min(_BINS - 1, max(0, at))] += 1
-    bar, base, left, high = 28, 132, 12, max(counts)
-    bound = left + bar * 2 * -_LEAST
-    out = [f'<line class="axis" x1="{left}" x2="{left + bar * _BINS}" y1="{base}" y2="{base}"/>']
-    for i, n in enumerate(counts):
-        low, x = 10 ** (_LEAST + i / 2), left + i * bar
-        if i % 2 == 0:
-            name = f"{low:g}" if low >= 1e-3 else f"1e{_LEAST + i // 2}"
-            out.append(f'<text class="lab" x="{x}" y="{base + 16}" text-anchor="middle">{name}</text>')
-        if not n:
-            continue
-        tall = max(2, round(100 * n / high))
-        out.append(
-            f'<g class="bar {"x0" if x >= bound else "u6"}"><title>{low:.2g} to {low * 10**0.5:.2g}: {n:,}</title>'
-            f'<rect x="{x + 1.5}" y="{base - tall}" width="{bar - 3}" height="{tall}" rx="2"/>'
-            f'<text class="lab" x="{x + bar / 2}" y="{base - tall - 5}" text-anchor="middle">{n:,}</text></g>'
-        )
-    out.append(f'<line class="bound" x1="{bound}" x2="{bound}" y1="8" y2="{base}"/>')
-    out.append(f'<text class="lab" x="{bound - 5}" y="16" text-anchor="end">bound</text>')
+    found = bars(values)
+    wide, base, high, gap = 30, 148, max(bar.count for bar in found), 10
+    out: list[str] = []
+    x, bound = 26.0, None
+    for i, bar in enumerate(found):
+        if i and bar.apart != found[i - 1].apart:
+            x += gap
+        if not bar.apart and not bar.right and bound is None:
+            bound = x
+        place = x + wide / 2 if bar.apart else x
+        if bar.label:
+            out.append(f'<text class="lab" x="{place:g}" y="{base + 16}" text-anchor="middle">{bar.label}</text>')
+        if bar.count:
+            tall = max(2, round(100 * bar.count / high))
+            kind = "u6" if bar.right else "x2"
+            out.append(
+                f'<g class="bar {kind}"><title>{bar.title}: {bar.count:,}</title>'
+                f'<rect x="{x + 1.5:g}" y="{base - tall}" width="{wide - 3}" height="{tall}" rx="2"/>'
+                f'<text class="lab" x="{x + wide / 2:g}" y="{base - tall - 5}" text-anchor="middle">{bar.count:,}'
+                "</text></g>"
+            )
+        x += wide
+    out.insert(0, f'<line class="axis" x1="22" x2="{x:g}" y1="{base}" y2="{base}"/>')
+    if bound is not None:
+        out.append(f'<line class="bound" x1="{bound:g}" x2="{bound:g}" y1="2" y2="{base}"/>')
+        out.append(f'<text class="lab" x="{bound - 5:g}" y="12" text-anchor="end">within the bound</text>')
+        out.append(f'<text class="lab" x="{bound + 5:g}" y="12">wrong</text>')
     over = sum(not v <= 1 for v in values)
     told = f"{len(values):,} values, the largest {short(max(values, key=rank))}; {over:,} over the bound."
-    return _svg("histogram", left + bar * _BINS + 24, base + 24, title, told, out)
+    return _svg("histogram", round(x) + 20, base + 24, title, told, out)
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
@@ -68,35 +119,44 @@ class Point(NamedTuple):
 
 
 def lines(points: Sequence[Point], title: str, unit: str = "", log: bool = False) -> Markup | None:
-    """One value over the nights, with its axis; None where there is no finite one. With `log` from the least value."""
-    drawn = _curve(points, 300, 84, log)
+    """One value over the nights, with its axes; None where there is no finite one. With `log` from the least value."""
+    wide, tall = 300, 96
+    drawn = _curve(points, wide, tall, log)
     if drawn is None:
         return None
-    path, marks, least, most = drawn
-    x0, y0 = 56, 12
-    out = [f'<line class="axis" x1="{x0}" x2="{x0 + 300}" y1="{y0 + y}" y2="{y0 + y}"/>' for y in (0, 84)]
-    for y, value in ((4, most), (88, least)):
-        out.append(f'<text class="lab" x="{x0 - 6}" y="{y0 + y}" text-anchor="end">{_figure(value)}</text>')
-    first, final = points[0].night, points[-1].night
-    out.append(f'<text class="lab" x="{x0}" y="{y0 + 104}">night {first}</text>')
-    if final != first:
-        out.append(f'<text class="lab" x="{x0 + 300}" y="{y0 + 104}" text-anchor="end">{final}</text>')
+    path, marks, least, most, low, high = drawn
+    x0, y0 = 56, 14
+    out = [f'<line class="axis" x1="{x0}" x2="{x0}" y1="{y0}" y2="{y0 + tall}"/>']
+    for place, name in _numbers(low, high, log):
+        y = y0 + tall * (1 - (place - low) / (high - low))
+        out.append(f'<line class="axis" x1="{x0 - 4}" x2="{x0 + wide}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        out.append(f'<text class="lab" x="{x0 - 8}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
+    step = ceil(len(points) / 6)
+    shown = [i for i in range(0, len(points), step) if i == 0 or len(points) - 1 - i >= step / 2]
+    for i in dict.fromkeys([*shown, len(points) - 1]):
+        x = x0 + (wide * i / (len(points) - 1) if len(points) > 1 else wide / 2)
+        out.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{y0 + tall}" y2="{y0 + tall + 4}"/>')
+        out.append(f'<text class="lab" x="{x:.1f}" y="{y0 + tall + 18}" text-anchor="middle">{points[i].night}</text>')
+    out.append(f'<text class="lab" x="{x0 - 8}" y="{y0 + tall + 18}" text-anchor="end">night</text>')
     out.append(f'<g transform="translate({x0} {y0})"><path class="line" d="{path}"/>{marks}</g>')
-    return _svg("lines", x0 + 312, y0 + 112, title, _told(points, least, most, unit), out)
+    return _svg("lines", x0 + wide + 16, y0 + tall + 26, title, _told(points, least, most, unit), out)
 
 
-def sparkline(points: Sequence[Point], title: str, log: bool = False) -> Markup | None:
-    """The same without an axis, for a cell of a table."""
-    drawn = _curve(points, 112, 20, log)
-    if drawn is None:
-        return None
-    path, marks, least, most = drawn
-    out = [f'<g transform="translate(4 4)"><path class="line" d="{path}"/>{marks}</g>']
-    return _svg("spark", 120, 28, title, _told(points, least, most, ""), out)
+def _numbers(low: float, high: float, log: bool) -> list[tuple[float, str]]:
+    """Places on an axis and what they are called: whole decades, or steps of 1, 2 or 5."""
+    if log:
+        step = max(1, ceil((high - low) / 4))
+        return [(place, _power(2 * place)) for place in range(ceil(low), floor(high) + 1, step)]
+    step = 10 ** floor(log10(high - low))
+    step = next(step * f for f in (0.2, 0.5, 1, 2) if (high - low) / (step * f) <= 5)
+    return [(i * step, _figure(i * step)) for i in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
 
 
-def _curve(points: Sequence[Point], wide: int, tall: int, log: bool) -> tuple[str, str, float, float] | None:
-    """Path and marks in a box, and the least and largest value. What is not finite stands at the top, as a cross."""
+def _curve(
+    points: Sequence[Point], wide: int, tall: int, log: bool
+) -> tuple[str, str, float, float, float, float] | None:
+    """Path and marks in a box, the least and largest value, and the ends of the axis, which with `log` are whole
+    decades. What is not finite stands at the top, as a cross."""
     finite = [p.value for p in points if p.value is not None and isfinite(p.value)]
     if not finite:
         return None
@@ -105,6 +165,9 @@ def _curve(points: Sequence[Point], wide: int, tall: int, log: bool) -> tuple[st
         least = min(0.0, least)
     scaled = (lambda v: log10(max(v, 1e-12))) if log else (lambda v: v)
     low, high = scaled(least), scaled(most)
+    if log:
+        low, high = floor(low), ceil(high)
+    high = high if high > low else low + 1
     path, marks, crosses, pen = [], [], [], "M"
     for i, p in enumerate(points):
         if p.value is None:
@@ -112,7 +175,7 @@ def _curve(points: Sequence[Point], wide: int, tall: int, log: bool) -> tuple[st
             continue
         x = wide * i / (len(points) - 1) if len(points) > 1 else wide / 2
         over = not isfinite(p.value)
-        share = 1.0 if over else (scaled(p.value) - low) / (high - low) if high > low else 0.5
+        share = 1.0 if over else (scaled(p.value) - low) / (high - low)
         y = tall * (1 - share)
         path.append(f"{pen}{x:.1f} {y:.1f}")
         pen = "L"
@@ -122,7 +185,7 @@ def _curve(points: Sequence[Point], wide: int, tall: int, log: bool) -> tuple[st
             marks.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>')
     if crosses:
         marks.append(f'<path class="cross" d="{"".join(crosses)}"/>')
-    return "".join(path), "".join(marks), least, most
+    return "".join(path), "".join(marks), least, most, low, high
 
 
 def _figure(value: float) -> str:

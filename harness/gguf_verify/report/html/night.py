@@ -8,17 +8,21 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from ...nightly.compare import compare
 from ...nightly.records import Cell, Key, Night
-from ...nightly.summary import Changed, Kind, NightReport, Standing, Verdict, worst
+from ...nightly.summary import Changed, Kind, NightReport, Standing, Verdict, lists, worst
 from ...support.text import printable
 from .. import grid
-from ..shades import rank
+from ..shades import rank, shade, short
 from . import charts, run
 from .charts import Point
-from .run import Run
+from .run import Picture, Run
 
-#: Runs shown whole; failures and x-rays of each; rows of GEMMs; heat maps; trends of cells. More are counted.
-MOST_RUNS, MOST_FAILURES, MOST_XRAYS, MOST_GEMMS, MOST_MAPS, MOST_TRENDS = 20, 20, 4, 3000, 12, 200
+#: Runs shown whole; failures of each; rows of GEMMs; heat maps; cells with trends; groups of cells. More are counted.
+MOST_RUNS, MOST_FAILURES, MOST_GEMMS, MOST_MAPS, MOST_TRENDS, MOST_GROUPS = 20, 20, 3000, 12, 200, 1000
+#: Earlier nights that the night can be compared with on the page, and entries of each list of a comparison: of the one
+#: that the night is judged by, and of the others.
+MOST_BASELINES, MOST_CHANGES, MOST_OTHER_CHANGES = 20, 500, 40
 
 
 class RungOfNight(NamedTuple):
@@ -46,14 +50,51 @@ class GemmOfNight(NamedTuple):
     level: str
 
 
-class Trend(NamedTuple):
-    """A cell over the nights: small pictures, and the last values."""
+class Followed(NamedTuple):
+    """A cell, and its utilisation and time over the nights; None where there are too many cells, or one night alone."""
 
     standing: Standing
     utilisation: Markup | None
-    last_utilisation: float | None
     seconds: Markup | None
-    last_seconds: float | None
+
+
+class Group(NamedTuple):
+    """A cell of the grid: the runs of one model, type, kernel and host, with all prompts and variants.
+
+    Args:
+        number: of its anchor on the page.
+        level: of the worst.
+        words: the largest utilisation, or the outcome of what is not verified.
+        shade: of that utilisation.
+        good: how many of them are verified.
+    """
+
+    number: int
+    key: Key
+    level: str
+    words: str
+    shade: str
+    good: int
+    cells: Sequence[Followed]
+
+
+class HostGrid(NamedTuple):
+    """Models and types × kernels on one host; `rows` has (model, type, a group or None for each kernel)."""
+
+    host: str
+    kernels: Sequence[str]
+    rows: Sequence[tuple[str, str, Sequence[Group | None]]]
+
+
+class Baseline(NamedTuple):
+    """An earlier night, and what changed since; `most` entries of each list are shown. `judged`: the night is judged
+    by it."""
+
+    number: int
+    started: str
+    changes: Sequence[tuple[Kind, Sequence[Changed]]]
+    most: int
+    judged: bool
 
 
 class Past(NamedTuple):
@@ -72,20 +113,19 @@ class Page:
     night: Night
     title: str
     verdict: Verdict
-    against: str | None
-    changes: Sequence[tuple[Kind, Sequence[Changed]]]
+    baselines: Sequence[Baseline]
+    grids: Sequence[HostGrid]
+    n_groups: int
     standings: Sequence[Standing]
     troubled: Sequence[Troubled]
     rungs: Sequence[RungOfNight]
-    heats: Sequence[tuple[str, Markup]]
+    heats: Sequence[tuple[str, Picture]]
     n_heats: int
     histogram: Markup | None
     gemms: Sequence[GemmOfNight]
     n_gemms: int
     charts: Sequence[tuple[str, Markup]]
     past: Sequence[Past]
-    trends: Sequence[Trend]
-    n_trends: int
     versions: Mapping[str, Sequence[str]]
 
 
@@ -99,14 +139,13 @@ def of(report: NightReport) -> Page:
         key=lambda g: -rank(g.utilisation),
     )
     past = [Past(n, found, _worst(n), sum(c.seconds for c in n.cells.values())) for n, found in report.history]
+    grids, n_groups = _grids(report.nights, standings)
     return Page(
-        night=night, title=report.title, verdict=report.verdict,
-        against=None if report.comparison is None else report.comparison.against, changes=report.changes,
-        standings=standings, troubled=_troubled(standings), rungs=_rungs(cells), heats=heats[:MOST_MAPS],
-        n_heats=len(heats),
+        night=night, title=report.title, verdict=report.verdict, baselines=_baselines(report), grids=grids,
+        n_groups=n_groups, standings=standings, troubled=_troubled(standings), rungs=_rungs(cells),
+        heats=heats[:MOST_MAPS], n_heats=len(heats),
         histogram=charts.histogram([g.utilisation for g in gemms], "GEMMs of all cells by largest utilisation"),
-        gemms=gemms[:MOST_GEMMS], n_gemms=len(gemms), charts=_charts(past), past=past,
-        trends=_trends(report.nights, standings[:MOST_TRENDS]), n_trends=len(standings), versions=_versions(cells),
+        gemms=gemms[:MOST_GEMMS], n_gemms=len(gemms), charts=_charts(past), past=past, versions=_versions(cells),
     )  # fmt: skip
 
 
@@ -123,7 +162,7 @@ def _troubled(standings: Sequence[Standing]) -> list[Troubled]:
         kept = None if standing.cell is None else standing.cell.report
         made = None
         if kept is not None and shown < MOST_RUNS:
-            made, shown = run.of(kept, MOST_FAILURES, MOST_XRAYS), shown + 1
+            made, shown = run.of(kept, MOST_FAILURES), shown + 1
         out.append(Troubled(standing, made))
     return out
 
@@ -145,7 +184,7 @@ def _rungs(cells: Sequence[Cell]) -> list[RungOfNight]:
     return out
 
 
-def _heats(cells: Sequence[Cell]) -> list[tuple[str, Markup]]:
+def _heats(cells: Sequence[Cell]) -> list[tuple[str, Picture]]:
     """A map of each model and type: the worst of its cells."""
     of: dict[str, list[grid.Cell]] = {}
     for cell in cells:
@@ -157,8 +196,60 @@ def _heats(cells: Sequence[Cell]) -> list[tuple[str, Markup]]:
     return [(name, run.picture(made)) for name, made in drawn if made is not None]
 
 
+def _baselines(report: NightReport) -> list[Baseline]:
+    """The night that it is judged by, and the other earlier ones that were finished, newest first."""
+    found = report.comparison
+    if found is None:
+        return []
+    started = {night.number: night.started for night in report.nights}
+    out = [Baseline(found.old, started.get(found.old, ""), report.changes, MOST_CHANGES, True)]
+    new, earlier = report.night, report.nights[:-1]
+    for old in [n for n in reversed(earlier) if n.finished and n.number != found.old][: MOST_BASELINES - 1]:
+        changes = [(kind, of) for kind, of in lists(compare(earlier, old, new)) if of]
+        out.append(Baseline(old.number, old.started, changes, MOST_OTHER_CHANGES, False))
+    return sorted(out, key=lambda baseline: -baseline.number)
+
+
+def _grids(nights: Sequence[Night], standings: Sequence[Standing]) -> tuple[list[HostGrid], int]:
+    """A grid for each host, and how many groups of cells there are in all."""
+    found: dict[tuple[str, str, str, str], list[Standing]] = {}
+    for standing in standings:
+        key = standing.key
+        found.setdefault((key.host, key.model, key.type, key.kernel), []).append(standing)
+    drawn, groups = 0, {}
+    for number, (at, of_group) in enumerate(list(found.items())[:MOST_GROUPS]):
+        cells = []
+        for standing in of_group:
+            some = len(nights) > 1 and drawn < MOST_TRENDS
+            drawn += some
+            cells.append(_followed(nights, standing) if some else Followed(standing, None, None))
+        groups[at] = _group(number, cells)
+    out = []
+    for host in dict.fromkeys(at[0] for at in groups):
+        here = [at for at in groups if at[0] == host]
+        kernels = list(dict.fromkeys(at[3] for at in here))
+        rows = [
+            (model, kind, [groups.get((host, model, kind, kernel)) for kernel in kernels])
+            for model, kind in dict.fromkeys(at[1:3] for at in here)
+        ]
+        out.append(HostGrid(host, kernels, rows))
+    return out, len(found)
+
+
+def _group(number: int, cells: Sequence[Followed]) -> Group:
+    of = [cell.standing for cell in cells]
+    bad = [standing for standing in of if not standing.verified]
+    used = max((s.worst for s in of if s.worst is not None), key=rank, default=None)
+    level = min((s.level for s in of), key=("bad", "warn", "good").index)
+    told = next((s for s in bad if s.level == level), None)
+    words = told.outcome if told is not None and level == "warn" else short(used)
+    return Group(number, of[0].key, level, words, shade(used), len(of) - len(bad), cells)
+
+
 def _charts(past: Sequence[Past]) -> list[tuple[str, Markup]]:
-    """What a line shows, and the line."""
+    """What a line shows, and the line; nothing of one night, which is no trend."""
+    if len(past) < 2:
+        return []
     shares = []
     for p in past:
         cells = sum(p.verdict.outcomes.values())
@@ -177,22 +268,18 @@ def _charts(past: Sequence[Past]) -> list[tuple[str, Markup]]:
     return [(title, made) for title, made in drawn if made is not None]
 
 
-def _trends(nights: Sequence[Night], standings: Sequence[Standing]) -> list[Trend]:
-    out = []
-    for standing in standings:
-        largest, spent = [], []
-        for n in nights:
-            then = Standing(standing.key, n.cells.get(standing.key))
-            used = None if then.cell is None else worst(then.cell)
-            largest.append(Point(n.number, used, then.verified))
-            spent.append(Point(n.number, None if then.cell is None else then.cell.seconds, then.verified))
-        out.append(
-            Trend(
-                standing, charts.sparkline(largest, "Largest utilisation over the nights, logarithmic", log=True),
-                largest[-1].value, charts.sparkline(spent, "Seconds over the nights"), spent[-1].value,
-            )
-        )  # fmt: skip
-    return out
+def _followed(nights: Sequence[Night], standing: Standing) -> Followed:
+    """A cell over the nights in which it is known."""
+    largest, spent = [], []
+    for n in nights:
+        then = Standing(standing.key, n.cells.get(standing.key))
+        used = None if then.cell is None else worst(then.cell)
+        largest.append(Point(n.number, used, then.verified))
+        spent.append(Point(n.number, None if then.cell is None else then.cell.seconds, then.verified))
+    return Followed(
+        standing, charts.lines(largest, "Largest utilisation over the nights, logarithmic", log=True),
+        charts.lines(spent, "Seconds over the nights", " s"),
+    )  # fmt: skip
 
 
 def _versions(cells: Sequence[Cell]) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 from ...nightly.summary import NightReport
 from ...results import Report
 from ...support.text import printable
-from .. import heat_map, shades
+from .. import scene, shades, words
 from . import night as of_night
 from . import run as of_run
 
@@ -38,7 +38,7 @@ def night(report: NightReport) -> str:
 
 def style() -> str:
     """The style sheet of every page."""
-    return (TEMPLATES / "style.css").read_text(encoding="utf-8") + heat_map.style()
+    return (TEMPLATES / "style.css").read_text(encoding="utf-8") + scene.style()
 
 
 @cache
@@ -57,7 +57,7 @@ def _environment() -> Environment:
     }  # fmt: skip
     made.filters |= {
         "name": _name, "figure": shades.short, "rank": shades.rank, "basename": _basename, "when": _when,
-        "heading": lambda name: (name, "n"),
+        "heading": lambda name: (name, "n"), "numbered": lambda name: (name, "n"), "ranges": words.ends,
     }  # fmt: skip
     return made
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,13 +15,16 @@ from ...results import (
     Environment,
     Failure,
     GemmRecord,
+    LocatedDiagnosis,
     Report,
     RungResult,
     TensorBlocks,
     TensorBytes,
     TokenRecord,
+    TypeEnvelope,
 )
 from .. import grid, heat_map
+from ..shades import rank, short
 from . import block, charts
 from .block import Block
 
@@ -43,16 +46,49 @@ class Rung(NamedTuple):
     figures: Sequence[tuple[str, str]]
 
 
+class Picture(NamedTuple):
+    """A heat map: its name, what it shows in sentences, and itself."""
+
+    title: str
+    told: Sequence[str]
+    drawn: Markup
+
+
+class Explained(NamedTuple):
+    """A diagnosis: whose first wrong output it explains, what is wrong and how to fix it, and what else is known."""
+
+    where: str
+    found: Sequence[tuple[str, str]]
+    more: Sequence[str]
+
+
 @dataclass(frozen=True)
-class Failed:
-    """A failure; of its block the x-ray, or the bytes where there were x-rays enough. `again`: it is shown above."""
+class First:
+    """The first failure: its numbers, where it is, and the x-rays of its block and of the activations that it met."""
 
     rung: str
     what: str
+    numbers: Sequence[tuple[str, str]]
     facts: Sequence[tuple[str, str]]
     block: Block | None = None
-    digits: str = ""
-    again: bool = False
+    activations: Sequence[Block] = ()
+
+
+class Failed(NamedTuple):
+    """A line of all failures; `digits` are the bytes of its block."""
+
+    rung: str
+    failure: Failure
+    digits: str
+
+
+class Count(NamedTuple):
+    """How many of a tensor are wrong in each rung; "" is what is of no tensor."""
+
+    tensor: str
+    type: str
+    wrong: Sequence[int]
+    total: int
 
 
 class Token(NamedTuple):
@@ -86,16 +122,22 @@ class Run:
     verdict: str
     level: str
     sentence: str
+    margin: str
     command: str
     environment: Sequence[tuple[str, Sequence[tuple[str, str]]]]
     rungs: Sequence[Rung]
+    explained: Sequence[Explained]
+    wrong_map: Picture | None
+    first: First | None
+    counts: Sequence[Count]
+    n_counts: int
     failures: Sequence[Failed]
     n_failures: int
     fault: str | None
     unverified: Sequence[tuple[str, str, str]]  # rung, name, why
-    diagnoses: Sequence[tuple[str, Sequence[str]]]
-    wrong_map: Markup | None
-    heat: Markup | None
+    envelopes: Sequence[TypeEnvelope]
+    not_covered: Sequence[tuple[str, str]]
+    heat: Picture | None
     histograms: Sequence[tuple[str, Markup]]
     gemms: Sequence[GemmRecord]
     n_gemms: int
@@ -106,37 +148,107 @@ class Run:
     n_tokens: int
 
 
-def of(report: Report, failures: int = 80, xrays: int = 40) -> Run:
-    """A run with at most so many failures and x-rays."""
+def of(report: Report, failures: int = 80) -> Run:
+    """A run with at most so many failures."""
     layers, tokens = report.rung("layers"), report.rung("tokens")
     gemms = layers.gemms if layers else []
     tensors = _tensors(report)
+    counts = _counts(report)
     heads, said = _tokens(tokens) if tokens else ([], [])
-    passed = sum(r.verdict == "passed" for r in report.rungs)
-    sentence = f"{passed} of {len(report.rungs)} rungs passed in {report.seconds:.1f} s"
-    if total := report.n_failures:
-        sentence += f"; {total:,} failure{'' if total == 1 else 's'}"
-    if report.culprits:
-        sentence += f"; at fault: {report.at_fault}"
     whole = grid.of_layers(layers) if layers else None
+    envelopes = [e for r in report.rungs for e in r.envelopes]
     return Run(
-        verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=sentence, command=report.command,
+        verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=_sentence(report),
+        margin=_margin(report), command=report.command,
         environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
-        failures=_failures(report, xrays)[:failures], n_failures=total, fault=report.fault,
+        explained=[_explained(r.diagnosis) for r in report.rungs if r.diagnosis],
+        wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers and layers.heat_map else None,
+        first=_first(report), counts=counts[:MOST_ROWS], n_counts=len(counts),
+        failures=[Failed(r.name, f, f.block_hex or "") for r, f in report.failures[:failures]],
+        n_failures=report.n_failures, fault=report.fault,
         unverified=[
             (r.name, u.name, f"{u.why} (at fault: {CULPRITS[u.culprit]})") for r in report.rungs for u in r.unverified
         ],
-        diagnoses=[(r.diagnosis.tensor, r.diagnosis.lines) for r in report.rungs if r.diagnosis],
-        wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers and layers.heat_map else None,
+        envelopes=envelopes, not_covered=list(dict.fromkeys(pair for e in envelopes for pair in e.not_covered)),
         heat=None if whole is None else picture(whole), histograms=_histograms(gemms), gemms=gemms[:MOST_ROWS],
         n_gemms=len(gemms), tensors=tensors[:MOST_ROWS], n_tensors=len(tensors), tokens=said[:MOST_ROWS],
         token_heads=heads, n_tokens=len(said),
     )  # fmt: skip
 
 
-def picture(made: grid.Grid) -> Markup:
+def _sentence(report: Report) -> str:
+    """Who is at fault, and the counts."""
+    passed = sum(r.verdict == "passed" for r in report.rungs)
+    told = f"At fault: {report.at_fault}. " if report.culprits else ""
+    told += f"{passed} of {len(report.rungs)} rungs passed in {report.seconds:.1f} s"
+    if total := report.n_failures:
+        told += f"; {total:,} failure{'' if total == 1 else 's'}"
+    return told + "."
+
+
+def _margin(report: Report) -> str:
+    """How far inside the bounds the kernel's outputs are, or how far outside; "" where no bound was judged."""
+    found = [(w.utilisation, rung.name, w.where) for rung in report.rungs for w in rung.worst.values() if w.of_kernel]
+    if not found:
+        return ""
+    worst, rung, where = max(found, key=lambda one: rank(one[0]))
+    at = f"in the {rung} rung, at {where}"
+    if not worst <= 1:
+        return f"The largest error of the kernel is {short(worst)} times its bound, {at}."
+    return f"The largest error of the kernel is {100 * worst:.3g} % of its bound, {at}."
+
+
+def _explained(d: LocatedDiagnosis) -> Explained:
+    """A diagnosis with its fixes apart from the rest."""
+    found, more = [], []
+    for line in d.lines:
+        words, fix, cure = line.partition(". Fix: ")
+        if fix:
+            found.append((words[:1].upper() + words[1:] + ".", cure))
+        else:
+            more.append(line)
+    if not found and more:
+        first, *more = more
+        found = [(first[:1].upper() + first[1:] + ".", "")]
+    block = "" if d.block is None else f", block {d.block:,}"
+    return Explained(f"{d.where}, {d.who}: first wrong at row {d.row:,}, token {d.token:,}{block}", found, more)
+
+
+def _first(report: Report) -> First | None:
+    """The failure that says most: the first with numbers and a block, else the first with numbers, else the first."""
+    if not report.failures:
+        return None
+
+    def told(f: Failure) -> tuple[bool, bool]:
+        return f.got is None, f.block_hex is None
+
+    rung, failure = min(report.failures, key=lambda one: told(one[1]))
+    numbers = [(name, shown) for name, shown in _facts(failure) if name in _NUMBERS]
+    culprit, *facts = [(name, shown) for name, shown in _facts(failure) if name not in _NUMBERS]
+    made = None if not failure.block_hex else block.of(report.tensor_types.get(failure.tensor, ""), failure.block_hex)
+    met = block.of_activations(failure.activation_type, failure.activation_hex or "")
+    return First(rung.name, failure.what, numbers, [*facts, culprit], made, met)
+
+
+def _counts(report: Report) -> list[Count]:
+    """How many are wrong by tensor and rung, the most first, and what is wrong of no tensor."""
+    found: dict[str, list[int]] = {}
+    for i, rung in enumerate(report.rungs):
+        counted = 0
+        for record in rung.details:
+            if isinstance(record, TensorBytes | TensorBlocks | GemmRecord) and record.failures:
+                found.setdefault(record.tensor, [0] * len(report.rungs))[i] += record.failures
+                counted += record.failures
+        if rung.n_failures > counted:
+            found.setdefault("", [0] * len(report.rungs))[i] += rung.n_failures - counted
+    types = report.tensor_types
+    made = [Count(tensor, types.get(tensor, ""), wrong, sum(wrong)) for tensor, wrong in found.items()]
+    return sorted(made, key=lambda count: (not count.tensor, -count.total))
+
+
+def picture(made: grid.Grid) -> Picture:
     """A heat map as an element of the page."""
-    return Markup(heat_map.svg([made], MOST_TITLES))
+    return Picture(made.title, made.told, Markup(heat_map.svg([made], MOST_TITLES)))
 
 
 def _environment(environment: Environment) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -162,21 +274,8 @@ def _rung(rung: RungResult) -> Rung:
     return Rung(rung, LEVELS.get(rung.outcome, "warn"), checked, worst, figures)
 
 
-def _failures(report: Report, xrays: int) -> list[Failed]:
-    kinds = report.tensor_types
-    out: list[Failed] = []
-    shown: set[tuple[str, str]] = set()
-    for rung, failure in report.failures:
-        made = Failed(rung.name, failure.what, list(_facts(failure)))
-        if digits := failure.block_hex:
-            kind = kinds.get(failure.tensor, "")
-            again = (kind, digits) in shown
-            made = replace(made, digits=digits, again=again)
-            if not again and len(shown) < xrays:
-                shown.add((kind, digits))
-                made = replace(made, block=block.of(kind, digits))
-        out.append(made)
-    return out
+#: Facts of a failure that are its numbers.
+_NUMBERS = ("got", "expected", "bound", "utilisation")
 
 
 def _facts(failure: Failure) -> Iterator[tuple[str, str]]:

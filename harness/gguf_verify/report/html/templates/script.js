@@ -62,6 +62,26 @@
     }
   }
 
+  const reveal = () => {
+    const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+    if (!target) return;
+    for (let one = target.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
+    target.scrollIntoView();
+    if (target.tabIndex >= -1 && target.hasAttribute("tabindex")) target.focus();
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
+
+  const baseline = document.getElementById("baseline");
+  if (baseline && baseline.options.length > 1) {
+    baseline.closest("[hidden]").hidden = false;
+    const show = () => {
+      for (const one of document.querySelectorAll(".baseline")) one.hidden = one.dataset.night !== baseline.value;
+    };
+    baseline.addEventListener("change", show);
+    show();
+  }
+
   let opened = [];
   addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("details:not([open])")];

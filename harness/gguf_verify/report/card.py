@@ -1,0 +1,242 @@
+"""One picture of a run for a README or a model card: its verdict, what ran where, how far that holds, and the map.
+
+The card is 1200 × 630 pixels, the size that sites show links in, light in any theme, and readable at half of that. It
+says what was not checked as plainly as what was: rungs that were left out, tensors that were not selected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ..results import CULPRITS, Options, Report
+from ..support.text import printable
+from . import grid, scene, shades
+from .grid import Grid
+from .heat_map import mark_of
+from .scene import Box, Frame, Item, Line, Scene, Words, shortened, text_width
+from .shades import rank, short
+from .writer import Form, Kind, Writer
+
+WIDTH, HEIGHT, MARGIN = 1200, 630, 56
+#: Where the map stands: its left upper corner, its width and height.
+_MAP = (700, 250, 444, 236)
+#: The width of what stands left of it.
+_LEFT = 600
+_LEVELS = {"verified": "good", "mismatch": "bad"}
+#: The rungs, as a card names them, also where they were not run.
+_RUNGS = ("bytes", "blocks", "layers", "tokens")
+
+
+def card(report: Report) -> Scene:
+    """The card as a scene."""
+    made = Scene(width=WIDTH, height=HEIGHT)
+    level = _LEVELS.get(report.verdict, "warn")
+    made.add(_head(report, level))
+    made.add(_facts(report))
+    made.add(_picture(report))
+    made.add(_foot(report))
+    return made
+
+
+def _head(report: Report, level: str) -> Iterator[Item]:
+    yield Box(0, 0, WIDTH, 176, f"{level}-fill")
+    yield Box(0, 172, WIDTH, 4, level)
+    word, most = report.verdict.upper(), 84.0
+    while text_width(word, most, True, False) > WIDTH - 2 * MARGIN - 150:
+        most -= 2
+    yield Words(MARGIN, 100, word, tone=level, size=most, bold=True, mono=False)
+    yield Words(WIDTH - MARGIN, 64, "gguf-verify", tone="muted", size=24, anchor="end", mono=False)
+    said, width, size = _said(report), WIDTH - 2 * MARGIN, 29.0
+    while size > 24 and text_width(said, size, False, False) > width:
+        size -= 1
+    shown = shortened(printable(said, 400), width, size, mono=False, middle=False)
+    yield Words(MARGIN, 150, shown, tone=level, size=size, mono=False)
+
+
+def _said(report: Report) -> str:
+    """The verdict's sentence: who is at fault and why, or how far inside the bounds the outputs are."""
+    if report.verdict == "verified":
+        used = _worst(report)
+        if used is None:
+            return "Everything that was asked for is right"
+        return f"Each output is within its rounding error bound: the largest error is {100 * used:.2g} % of it"
+    whose = ", ".join(CULPRITS[culprit] for culprit in report.culprits)
+    why = next((r.diagnosis.lines[0] for r in report.rungs if r.diagnosis and r.diagnosis.lines), "")
+    why = why.partition(". Fix: ")[0]
+    if not why:
+        why = report.fault or next((r.fault for r in report.rungs if r.fault), "")
+    if not why and report.n_failures:
+        why = f"{report.n_failures:,} failure{'' if report.n_failures == 1 else 's'}"
+    if not why:
+        left = [u for r in report.rungs for u in r.unverified]
+        why = f"{len(left):,} could not be checked" if left else "nothing was measured"
+    return f"At fault: {whose}. {why[:1].upper()}{why[1:]}"
+
+
+def _worst(report: Report) -> float | None:
+    """The kernel's largest utilisation in any rung."""
+    found = [w.utilisation for rung in report.rungs for w in rung.worst.values() if w.of_kernel]
+    return max(found, key=rank, default=None)
+
+
+def _facts(report: Report) -> Iterator[Item]:
+    e = report.environment
+    kinds = ", ".join(kind for kind, _ in sorted(e.file.tensor_types.items(), key=lambda one: -one[1])[:3])
+    model = e.file.path.rpartition("/")[2]
+    device = e.host.device if e.host.sm is None else f"{e.host.device} (sm_{e.host.sm})"
+    used = _worst(report)
+    lines = [
+        ("model", model), ("weights", f"{kinds}, {e.file.architecture or 'no architecture'}"),
+        ("kernel", f"{e.kernel.name}, declares {e.kernel.definition}"), ("device", device),
+        ("holds for", _holds(report)),
+        ("worst", "not measured" if used is None else f"utilisation {short(used)} (the bound is 1)"),
+    ]  # fmt: skip
+    for i, (name, value) in enumerate(lines):
+        y = 232 + 52 * i
+        yield Words(MARGIN, y, name, tone="muted", size=22, mono=False)
+        size = 27.0
+        while size > 20 and text_width(value, size, name == "model", False) > _LEFT - 130:
+            size -= 1
+        shown = _cut(value, _LEFT - 130, size, name == "model")
+        tone = "bad" if name == "worst" and used is not None and not used <= 1 else "text"
+        yield Words(MARGIN + 130, y, shown, tone=tone, size=size, bold=name == "model", mono=False)
+
+
+def _holds(report: Report) -> str:
+    """The envelope in short: of the kernel under test the numbers that all of its types hold for, as wide as the
+    narrowest; or that it is the model's own products alone."""
+    if report.exit_code:
+        return "nothing, until it is verified"
+    found = [e for rung in report.rungs for e in rung.envelopes if e.under_test]
+    if not found:
+        return "the model's own products only"
+    of = [_span([getattr(e, field) for e in found]) for field in ("tokens", "rows", "columns")]
+    brief = ", few probes" if any(e.probes != "full" for e in found) else ""
+    domain = ", declared domain" if any(e.domain for e in found) else ""
+    return f"M {of[0]}, N {of[1]}, K {of[2]}{brief}{domain}"
+
+
+def _span(ranges: list[str]) -> str:
+    """From the largest of the first numbers to the least of the last ones; the numbers between them are samples."""
+    ends = [[int(n.replace(",", "")) for n in re.findall(r"[0-9][0-9,]*[0-9]|[0-9]", numbers)] for numbers in ranges]
+    if not all(ends):
+        return "none"
+    low, high = max(of[0] for of in ends), min(of[-1] for of in ends)
+    if low > high:
+        return "none"
+    return f"{low:,}" if low == high else f"{low:,}…{high:,}"
+
+
+# ---- the map ---------------------------------------------------------------------------------------------------------
+
+
+def _picture(report: Report) -> Iterator[Item]:
+    """The first wrong GEMM, or all matrices; what it shows in a line above it, and the scale below."""
+    x, y, width, height = _MAP
+    grids = grid.of_run(report)
+    if not grids:
+        yield Words(x, y + 20, "no map: no layers were judged", tone="muted", size=22, mono=False)
+        return
+    drawn = grids[0]
+    if drawn.every:
+        if len(drawn.lines) > len(drawn.columns):  # the long side across
+            drawn = _turned(drawn)
+        count = len(drawn.drawn)
+        title = f"{count:,} matri{'x' if count == 1 else 'ces'}, one square each"
+    else:
+        m, n = drawn.size
+        title = f"first wrong product: {n:,} rows × {m:,} tokens"
+    yield Words(x, y - 22, _cut(title, width, 22), tone="muted", size=22, mono=False)
+    lines, columns = len(drawn.cells), len(drawn.cells[0])
+    wide, tall = width / columns, min(height / lines, 60 if drawn.every else 40)
+    if drawn.every:
+        wide = min(wide, 2 * tall)
+    gap = 2 if min(wide, tall) >= 8 else 0.5 if min(wide, tall) >= 3 else 0
+    for i, cells in enumerate(drawn.cells):
+        for j, cell in enumerate(cells):
+            if not cell.empty:
+                mark = mark_of(cell) if min(wide, tall) >= 9 and not drawn.all_wrong else ""
+                yield Box(x + j * wide, y + i * tall, wide - gap, tall - gap, cell.shade, mark)
+    if not drawn.all_wrong and not drawn.every:
+        for r in drawn.regions[:8]:
+            yield Frame(x + r.left * wide - 1, y + r.top * tall - 1, (r.right - r.left + 1) * wide + 1,
+                        (r.bottom - r.top + 1) * tall + 1, "text", 2)  # fmt: skip
+    yield from _scale(x, y + height + 20)
+
+
+def _turned(of: Grid) -> Grid:
+    cells = tuple(zip(*of.cells, strict=True))
+    return Grid(of.title, of.down, of.across, of.lines, of.columns, cells, of.every)
+
+
+def _scale(x: float, y: float) -> Iterator[Item]:
+    step = 14
+    for i in range(shades.STEPS):
+        yield Box(x + step * i, y, step, 16, f"u{i}")
+    bound = x + step * shades.STEPS
+    for i, key in enumerate(shades.WRONG):
+        yield Box(bound + 2 * step * i, y, 2 * step, 16, key)
+    yield Line(bound, y - 5, bound, y + 21, "text", 2)
+    yield Words(x, y + 40, "1e-4", tone="muted", size=18, mono=False)
+    yield Words(bound, y + 40, "1 = bound", tone="muted", size=18, anchor="middle", mono=False)
+    yield Words(bound + 2 * step * len(shades.WRONG), y + 40, "1e5", tone="muted", size=18, anchor="end", mono=False)
+
+
+# ---- what was checked ------------------------------------------------------------------------------------------------
+
+
+def _foot(report: Report) -> Iterator[Item]:
+    """The rungs with their outcomes, what was left out, and what identifies file and program."""
+    yield Line(MARGIN, 560, WIDTH - MARGIN, 560)
+    x = float(MARGIN)
+    names = dict.fromkeys([*_RUNGS, *(r.name for r in report.rungs)])
+    for name in names:
+        rung = report.rung(name)
+        words = f"{name}: {'not run' if rung is None else rung.outcome}"
+        tone = "muted" if rung is None else {"passed": "good", "failed": "bad"}.get(rung.outcome, "warn")
+        yield Words(x, 592, words, tone=tone, size=20, bold=rung is not None, mono=False)
+        x += text_width(words, 20, True, False) + 22
+    for words in _left_out(report.environment.options):
+        yield Words(x, 592, _cut(words, WIDTH - MARGIN - x, 20), tone="warn", size=20, bold=True, mono=False)
+    e = report.environment
+    digest = e.file.sha256[0][:16] if e.file.sha256 else ""
+    words = f"gguf-verify {e.versions.gguf_verify} against llama.cpp {e.versions.llama_cpp}"
+    words += f", sha256 {digest}…" if digest else ""
+    yield Words(MARGIN, 617, _cut(words, WIDTH - 2 * MARGIN, 17), tone="muted", size=17, mono=False)
+
+
+def _left_out(options: Options) -> Iterator[str]:
+    """What was not asked for, so that no card says more than its run does."""
+    if options.tensor is not None:
+        yield f"only tensors {options.tensor}"
+
+
+def _cut(text: str, width: float, size: float, bold: bool = False) -> str:
+    return shortened(printable(text, 400), width, size, bold, mono=False)
+
+
+# ---- the writer ------------------------------------------------------------------------------------------------------
+
+
+def told(report: Report) -> str:
+    """The card in words, for whoever does not see it."""
+    e = report.environment
+    return f"{report.verdict.upper()}: {printable(e.file.path.rpartition('/')[2], 100)}, kernel {e.kernel.name}. " + (
+        f"{_said(report)}. It holds for {_holds(report)}."
+    )
+
+
+def _render(report: Report, form: Form) -> str | bytes:
+    made = card(report)
+    title = f"gguf-verify: {report.verdict.upper()}"
+    if form.suffix == ".png":
+        return scene.png(made, title, scale=1)
+    return scene.svg(made, title, told(report), dark=False)
+
+
+WRITER = Writer(
+    "card", "--card",
+    "also draw one picture of the verdict for a README or a model card, 1200 by 630 pixels, as FILE.svg or FILE.png",
+    {Kind.RUN: _render}, (".svg", ".png"),
+)  # fmt: skip
