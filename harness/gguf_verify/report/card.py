@@ -63,7 +63,7 @@ def _said(report: Report) -> str:
         return f"Each output is within its rounding error bound: the largest error is {100 * used:.2g} % of it"
     whose = ", ".join(CULPRITS[culprit] for culprit in report.culprits)
     why = next((r.diagnosis.lines[0] for r in report.rungs if r.diagnosis and r.diagnosis.lines), "")
-    why = why.partition(". Fix: ")[0]
+    why = re.sub(r" \(explains [^)]*\)$", "", why.partition(". Fix: ")[0])
     if not why:
         why = report.fault or next((r.fault for r in report.rungs if r.fault), "")
     if not why and report.n_failures:
@@ -146,17 +146,18 @@ def _picture(report: Report) -> Iterator[Item]:
         title = f"{count:,} matri{'x' if count == 1 else 'ces'}, one square each"
     else:
         m, n = drawn.size
-        title = f"first wrong product: {n:,} rows × {m:,} tokens"
+        title = f"first wrong GEMM: N = {n:,}, M = {m:,}"
     yield Words(x, y - 22, _cut(title, width, 22), tone="muted", size=22, mono=False)
     lines, columns = len(drawn.cells), len(drawn.cells[0])
     wide, tall = width / columns, min(height / lines, 60 if drawn.every else 40)
     if drawn.every:
         wide = min(wide, 2 * tall)
     gap = 2 if min(wide, tall) >= 8 else 0.5 if min(wide, tall) >= 3 else 0
+    crossed = min(wide, tall) >= 9 and not drawn.all_wrong
     for i, cells in enumerate(drawn.cells):
         for j, cell in enumerate(cells):
             if not cell.empty:
-                mark = mark_of(cell) if min(wide, tall) >= 9 and not drawn.all_wrong else ""
+                mark = mark_of(cell) if crossed else ""
                 yield Box(x + j * wide, y + i * tall, wide - gap, tall - gap, cell.shade, mark)
     if not drawn.all_wrong and not drawn.every:
         for r in drawn.regions[:8]:
@@ -198,7 +199,7 @@ def _foot(report: Report) -> Iterator[Item]:
         yield Words(x, 592, words, tone=tone, size=20, bold=rung is not None, mono=False)
         x += text_width(words, 20, True, False) + 22
     for words in _left_out(report.environment.options):
-        yield Words(x, 592, _cut(words, WIDTH - MARGIN - x, 20), tone="warn", size=20, bold=True, mono=False)
+        yield Words(x, 592, _cut(words, WIDTH - MARGIN - x, 20, True), tone="warn", size=20, bold=True, mono=False)
     e = report.environment
     digest = e.file.sha256[0][:16] if e.file.sha256 else ""
     words = f"gguf-verify {e.versions.gguf_verify} against llama.cpp {e.versions.llama_cpp}"

@@ -60,7 +60,7 @@ def summary(grid: Grid) -> str:
 def drawn(grids: Sequence[Grid], alone: bool = True) -> Scene:
     """All maps, one below the other, and the legend; `alone` with what a page says beside them."""
     made, y = Scene(), float(MARGIN if alone else 6)
-    left = MARGIN if alone else 0
+    left = MARGIN if alone else 4
     for grid in grids:
         if alone:
             for i, text in enumerate([f"utilisation of {grid.title}", *grid.told]):
@@ -116,12 +116,13 @@ def _outputs(grid: Grid, start: float, top: float) -> tuple[list[Item], float, f
         Words(left, top + 12, f"{grid.across}s (N = {n:,})", tone="muted"),
         Words(start, top + LINE + 12, f"{grid.down}s", tone="muted"),
     ]
+    crossed = not grid.all_wrong  # on every cell a cross would tell nothing
     for i, (line, cells) in enumerate(zip(grid.lines, grid.cells, strict=True)):
         for j, (column, cell) in enumerate(zip(grid.columns, cells, strict=True)):
             if cell.empty:
                 continue
             x, y = left + j * wide, y0 + i * tall
-            mark = "" if grid.all_wrong else mark_of(cell)  # on every cell it would tell nothing
+            mark = mark_of(cell) if crossed else ""
             items.append(
                 Box(x, y, min(x + wide, right) - x - 1, min(y + tall, bottom) - y - 1, cell.shade, mark,
                     title_of(grid, line, column, cell))

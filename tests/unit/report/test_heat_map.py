@@ -13,7 +13,7 @@ from PIL import Image
 
 from gguf_verify.cli import main
 from gguf_verify.cli.common import shows_blocks
-from gguf_verify.report import grid, heat_map, shades
+from gguf_verify.report import grid, heat_map, scene, shades
 from gguf_verify.report.grid import Cell, Grid, of_gemm, of_layers, of_run
 from gguf_verify.report.heat_map import png, svg
 from gguf_verify.report.html import page
@@ -66,21 +66,23 @@ def test_all_pictures_show_the_same_value() -> None:
     shown = page.run(report)
     for picture in (drawn, shown):
         assert "<title>blk.0 attn_q: 7, 3 wrong</title>" in picture
-        assert re.search('<text class="on x0"[^>]*>7</text>', picture)
-        assert re.search('<rect class="x0"', picture)
+        assert re.search('<text class="on x0 mono"[^>]*>7</text>', picture)
+        assert re.search('<rect class="fill x0"', picture)
     png_file = written("--heat-map", Kind.RUN, report, ".png")
     assert isinstance(png_file, bytes)
     pixels = Image.open(io.BytesIO(png_file))
-    box = next(v for v in heat_map.scene([layers])[0] if isinstance(v, heat_map.Box) and v.title)
-    assert pixels.getpixel((box.x, box.y)) == rgb(shades.PALETTE["light"]["x0"][0])
-    assert [c.shade for c in of_run(layers_report(other_m=0.04, other_shapes=np.nan))[0].drawn] == ["x2"]
+    box = heat_map.boxes(heat_map.drawn([layers]).items)[0]
+    assert pixels.getpixel((int(scene.SCALE * box.x), int(scene.SCALE * box.y))) == rgb(
+        shades.PALETTE["light"]["x0"][0]
+    )
+    assert [c.shade for c in of_run(layers_report(other_m=0.04, other_shapes=np.nan))[0].drawn] == ["x5"]
 
 
 def test_a_map_of_outputs_is_the_same_in_text_and_pictures() -> None:
     shown = mixed()
     bad = {(i, j) for i, line in enumerate(shown.cells) for j, c in enumerate(line) if shades.is_wrong(c.shade)}
     assert bad == {(3, 5), (3, 6), (15, 63), (9, 0)}
-    boxes = [v for v in heat_map.scene([shown], legend=False)[0] if isinstance(v, heat_map.Box)]
+    boxes = heat_map.boxes(heat_map.drawn([shown]).items)
     assert {divmod(i, 64) for i, box in enumerate(boxes) if box.mark == "x"} == bad
     text = as_text(shown)
     assert sum(c not in "." for line in text[2:-1] for c in line[text[2].index(".") :]) == 4
@@ -144,19 +146,27 @@ def test_svg_tells_each_cell() -> None:
     assert "token 30, row 252: inf, 1 wrong" in said
     assert sum("wrong" in (key or "") for key in said) == 4
     words = [t.text or "" for t in root.findall(".//{*}text")]
-    assert {"row", "token 0", "1e-4"} <= set(words)
-    assert any("without unit" in w for w in words)
+    assert {"rows (N = 256)", "tokens", "0", "256", "32", "1e-4", "1", "1e4"} <= set(words)
+    assert any("|error| / bound" in w for w in words)
+    assert any("logarithmic" in w for w in words)
     assert any("over the bound" in w for w in words)
     assert not any("not checked" in w for w in words)
     assert "prefers-color-scheme:dark" in drawn
     assert " id=" not in drawn  # it may stand in a page more than once
 
 
+#: Boxes of a legend: the scale, and the sample of a cross.
+LEGEND = shades.STEPS + len(shades.WRONG) + 1
+
+
 def test_a_page_names_the_wrong_cells_first() -> None:
     drawn = svg([mixed()], most_titles=10)
     assert drawn.count("<title>token") == 10
     assert drawn.count(" wrong</title>") == 4
-    assert sum(len(re.findall("M", d)) for d in re.findall('class="boxes [^"]*" d="([^"]*)"', drawn)) == 16 * 64 - 10
+    assert (
+        sum(len(re.findall("M", d)) for d in re.findall('<path class="fill [^"]*" d="([^"]*)"', drawn))
+        == 16 * 64 - 10 + LEGEND
+    )
 
 
 def test_names_cannot_break_out() -> None:
@@ -175,6 +185,138 @@ def test_names_cannot_break_out() -> None:
     assert png([evil])
 
 
+# -- axes, tiles, frames, words ----------------------------------------------------------------------------------------
+
+
+def of_size(m: int, n: int, rows: int, tokens: int, tile: tuple[int, int] = (0, 0), wrong: object = None) -> Grid:
+    """The map of an output float32[m, n]; `wrong` is a slice of its cells, of utilisation 50."""
+    ratio = np.full((-(-m // tokens), -(-n // rows)), 0.1)
+    if wrong is not None:
+        ratio[wrong] = 50
+    return of_gemm(
+        OutputMap(tensor="w", where="w", who="kernel", m=m, n=n, rows_per_cell=rows, tokens_per_cell=tokens,
+                  utilisation=ratio.tolist(), wrong=(ratio > 1).astype(int).tolist(), tile_tokens=tile[0],
+                  tile_rows=tile[1])
+    )  # fmt: skip
+
+
+SHAPES = {
+    "one output": of_size(1, 1, 1, 1, wrong=np.s_[:]),
+    "narrow": of_size(3, 4, 1, 1, wrong=np.s_[1:2, 1:2]),
+    "one token": of_size(1, 4096, 64, 1, (16, 64), np.s_[:, 3:5]),
+    "uneven": of_size(13, 950, 16, 1, (64, 64), np.s_[4:8, 10:20]),
+    "long numbers": of_size(1 << 20, 1 << 24, 1 << 18, 1 << 16, (128, 128), np.s_[0, 0]),
+    "scattered": of_size(16, 64, 1, 1, wrong=np.s_[::2, ::3]),
+    "flat": of_size(16, 64, 1, 1, wrong=np.s_[:]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize("alone", [True, False])
+def test_no_text_is_clipped_or_overlaps(name: str, alone: bool) -> None:
+    """A text that does not fit is left out. Widths are those of the widest usual font."""
+    layers = of_layers(layers_report().rungs[0])
+    made = heat_map.drawn([SHAPES[name], layers], alone)
+    texts = [v for v in made.items if isinstance(v, scene.Words)]
+    cells = heat_map.boxes(made.items)
+    for text in texts:
+        assert text.left >= 0, text
+        assert text.left + text.width <= made.width, text
+        assert 8 <= text.y <= made.height, text
+    for i, one in enumerate(texts):
+        for other in texts[i + 1 :]:
+            apart = one.left + one.width <= other.left or other.left + other.width <= one.left
+            assert apart or abs(one.y - other.y) >= 13, (one, other)
+        inside = [c for c in cells if c.x < one.left + one.width and one.left < c.x + c.width
+                  and c.y < one.y and one.y - 10 < c.y + c.height]  # fmt: skip
+        if one.shade:
+            (cell,) = inside
+            assert cell.x <= one.left
+            assert one.left + one.width <= cell.x + cell.width
+        else:
+            assert not inside, (one, inside)
+
+
+def test_axes_number_rows_and_tokens() -> None:
+    made = heat_map.drawn([SHAPES["uneven"]])
+    texts = {v.text: v for v in made.items if isinstance(v, scene.Words)}
+    cells = heat_map.boxes(made.items)
+    left, top = min(c.x for c in cells), min(c.y for c in cells)
+    by_title = {c.title.partition(":")[0]: c for c in cells}
+    assert texts["512"].x == by_title["token 0, row 512"].x
+    assert texts["950"].x == pytest.approx(max(c.x + c.width for c in cells) + 1), "the axis ends where the rows do"
+    assert texts["8"].y - 4 == by_title["token 8, row 0"].y
+    assert texts["13"].x < left
+    assert texts["0"].y < top or texts["0"].x < left
+    assert by_title["token 0, row 944"].width < by_title["token 0, row 928"].width, "its last cell has 6 rows of 16"
+
+
+def test_tiles_have_borders_where_they_can_be_told_apart() -> None:
+    made = heat_map.drawn([SHAPES["uneven"]])
+    cells = {c.title.partition(":")[0]: c for c in heat_map.boxes(made.items)}
+    upright = {v.x1 for v in made.items if isinstance(v, scene.Line) and v.x1 == v.x2 and v.y2 - v.y1 > 100}
+    assert upright == {cells[f"token 0, row {row}"].x - 0.5 for row in range(64, 950, 64)}
+    texts = " ".join(v.text for v in made.items if isinstance(v, scene.Words))
+    assert "border of the kernel's tiles: 64 tokens × 64 rows" in texts
+    for unknown in ("long numbers", "flat"):
+        made = heat_map.drawn([SHAPES[unknown]])
+        assert "tiles" not in " ".join(v.text for v in made.items if isinstance(v, scene.Words))
+
+
+def test_wrong_regions_are_framed() -> None:
+    ratio = np.full((8, 32), 0.1)
+    ratio[2:4, 5:9], ratio[4, 9], ratio[6, 20] = 30, 40, 2  # the second touches the first at a corner
+    shown = made(ratio, ratio > 1, rows=4, tokens=2)
+    assert shown.regions == [(2, 5, 4, 9), (6, 20, 6, 20)]
+    assert shown.told == [
+        "10 of 256 cells are wrong: rows 20 to 39 × tokens 4 to 9; rows 80 to 83 × tokens 12 to 13. The largest "
+        "utilisation is 40."
+    ]  # fmt: skip
+    items = heat_map.drawn([shown]).items
+    cells = {c.title.partition(":")[0]: c for c in heat_map.boxes(items)}
+    frame, *_ = (v for v in items if isinstance(v, scene.Frame))
+    first, last = cells["token 4, row 20"], cells["token 8, row 36"]
+    assert frame.x < first.x
+    assert frame.y < first.y
+    assert frame.x + frame.width >= last.x + last.width
+    assert frame.y + frame.height >= last.y + last.height
+    assert frame.x + frame.width < last.x + last.width + first.width, "and no further cell"
+    assert svg([shown]).count('class="rule frame') == 3, "two, and the legend's"
+    many = heat_map.drawn([SHAPES["scattered"]]).items
+    assert sum(isinstance(v, scene.Frame) for v in many) == 2, "one around all that are too many, and the legend's"
+
+
+def test_regions_whose_frames_would_cross_are_one() -> None:
+    ratio = np.full((5, 5), 0.1)
+    ratio[0, :], ratio[:, 0], ratio[2, 2] = 9, 9, 9  # a corner, and a cell in its rectangle
+    assert made(ratio, ratio > 1).regions == [(0, 0, 4, 4)]
+
+
+def test_a_flat_map_says_so() -> None:
+    (told,) = SHAPES["flat"].told
+    assert told.startswith("Every cell is wrong, with utilisation 50: the map is flat, so look for a cause that all")
+    items = heat_map.drawn([SHAPES["flat"]]).items
+    assert not [b for b in heat_map.boxes(items) if b.mark], "a cross on each cell would tell nothing"
+    assert sum(isinstance(v, scene.Frame) for v in items) == 0
+    ratio = np.geomspace(2, 1e9, 64).reshape(4, 16)
+    assert "the darkest cells are the worst" in made(ratio, ratio > 1).told[0]
+    assert made(ratio * 0 + 0.5, ratio < 0).told == ["Nothing is wrong. The largest utilisation is 0.5."]
+    ratio[0, 0] = np.nan
+    assert "from 2.7 to inf" in made(ratio, ~(ratio <= 1)).told[0]
+
+
+def test_names_of_both_ends_are_kept() -> None:
+    name = "Meta-Llama-" + "x" * 300 + "-Q4_K_M.gguf"
+    cut = scene.shortened(name, 300, 20, mono=False)
+    assert scene.text_width(cut, 20, mono=False) <= 300
+    assert cut.startswith("Meta-Llama-")
+    assert cut.endswith("Q4_K_M.gguf")
+    assert scene.shortened("short", 300, 20) == "short"
+    assert scene.shortened("a sentence that ends", 100, 20, mono=False, middle=False).startswith("a sent")
+    assert scene.shortened("é" * 10**6, 100, 20).count("é") < 20
+    assert scene.shortened("abc", 0, 20) == "a"
+
+
 # -- PNG ---------------------------------------------------------------------------------------------------------------
 
 
@@ -183,19 +325,17 @@ def test_png_has_the_colours_of_the_svg() -> None:
     pixels = np.asarray(picture.convert("RGB")).astype(int)
     assert (picture.format, picture.info["Title"]) == ("PNG", mixed().title)
     root = ElementTree.fromstring(svg([mixed()]))
-    assert picture.size == (int(root.get("width", 0)), int(root.get("height", 0)))
-    crossed = 0
+    k = scene.SCALE
+    assert picture.size == (k * int(root.get("width", 0)), k * int(root.get("height", 0)))
     for rect in root.findall(".//{*}rect"):
         if not len(rect):
             continue
-        x, y, w, h = (int(rect.get(key, 0)) for key in ("x", "y", "width", "height"))
-        colour = rgb(shades.PALETTE["light"][rect.get("class", "")][0])
+        x, y, w, h = (round(k * float(rect.get(key, 0))) for key in ("x", "y", "width", "height"))
+        shade = rect.get("class", "").removeprefix("fill ")
         box = pixels[y : y + h, x : x + w]
-        assert (box[0] == colour).all()  # its edge; a mark is within
-        crossed += bool((box != colour).any())
-        assert (pixels[y - 1, x : x + w] == 255).all()
-    assert crossed == 4
-    assert (pixels[14:30, 16:200] < 128).any()  # the title
+        same = (box == rgb(shades.PALETTE["light"][shade][0])).all(axis=2)
+        assert same[h // 2, 2] or same[2, w // 2], "beside a mark and a frame it has its colour"
+    assert (pixels[k * 14 : k * 30, k * 16 : k * 200] < 128).any()  # the title
 
 
 def test_layers_are_in_order_and_nothing_is_hidden() -> None:
@@ -237,7 +377,9 @@ def test_many_layers_are_put_together() -> None:
     assert len(layers.columns) <= grid.MOST_COLUMNS
     found = [(i, j) for i, line in enumerate(layers.cells) for j, c in enumerate(line) if c.wrong]
     assert [(layers.lines[i], layers.columns[j]) for i, j in found] == [("blk.776 - blk.783", "m76 - m79")]
-    assert "The largest utilisation is 5, of blk.777.m77.weight; 1 of" in heat_map.summary(layers)
+    assert heat_map.summary(layers).endswith(
+        "1 of 3,125 cells is wrong: blk.776 - blk.783, m76 - m79. The largest utilisation is 5, of blk.777.m77.weight."
+    )
     assert len(png([layers])) < 1 << 20
 
 
