@@ -114,6 +114,13 @@ def _chromium() -> str | None:
     return fault if browser() else "no chromium"
 
 
+def axe() -> Path:
+    """axe-core, the rules of accessibility, as a script; it need not exist."""
+    found = importlib.util.find_spec("axe_core_python")
+    folders = [] if found is None else [*(found.submodule_search_locations or ())]
+    return Path(folders[0] if folders else "axe_core_python", "axe.min.js")
+
+
 def _compute_sanitizer() -> str | None:
     from gguf_verify.hosts import compute_sanitizer
 
@@ -128,6 +135,9 @@ NEEDS = {
     "compute-sanitizer": Need("compute-sanitizer", "the CUDA toolkit", _compute_sanitizer),
     "chromium": Need(
         "browser", "apt-get install chromium chromium-driver", _chromium
+    ),
+    "axe": Need(
+        "axe-core", "pip install axe-core-python", lambda: None if axe().exists() else "axe_core_python not installed"
     ),
     "libasan": Need(
         "address sanitizer", "GCC with libasan", lambda: None if libasan() else "the compiler has no libasan.so"

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import referencing
 from jsonschema import Draft202012Validator
 
@@ -93,6 +94,24 @@ def run_result(names: list[str] | None = None, wrong: str | None = None, kind: s
     rungs[3].notes = ["a tie, margin 0.055"]
     command = "verify_model.py tiny-Q4_0.gguf --host cpu"
     return Report(environment=records.environment(kind, len(names)), rungs=rungs, command=command, seconds=6.0)
+
+
+def explained(wrong: str) -> Report:
+    """A run with a wrong tensor whose cause is known; its failures have activations, and there are twenty of them."""
+    made = run_result(wrong=wrong)
+    layers = made.rungs[2]
+    layers.diagnosis = msgspec.structs.replace(
+        layers.diagnosis, verdict="known fault",
+        lines=("the offset of the codes is applied twice (explains 100 % of the error). Fix: subtract it once",
+               "12 of 3,072 outputs are wrong: rows 16 to 23"),
+    )  # fmt: skip
+    met = bytes(range(36)).hex()
+    for rung in made.rungs:
+        rung.failures = [
+            msgspec.structs.replace(f, activation_type="Q8_1", activation_hex=met) for f in rung.failures * 10
+        ]
+        rung.n_failures *= 10
+    return made
 
 
 def keys() -> list[Key]:

@@ -6,6 +6,7 @@ import io
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_names_cannot_break_out() -> None:
 # -- axes, tiles, frames, words ----------------------------------------------------------------------------------------
 
 
-def of_size(m: int, n: int, rows: int, tokens: int, tile: tuple[int, int] = (0, 0), wrong: object = None) -> Grid:
+def of_size(m: int, n: int, rows: int, tokens: int, tile: tuple[int, int] = (0, 0), wrong: Any = None) -> Grid:
     """The map of an output float32[m, n]; `wrong` is a slice of its cells, of utilisation 50."""
     ratio = np.full((-(-m // tokens), -(-n // rows)), 0.1)
     if wrong is not None:

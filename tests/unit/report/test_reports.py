@@ -362,26 +362,8 @@ def test_html_says_the_verdict_first() -> None:
     assert "Verified here means: less than &lt;script&gt;" in page.run(passed)
 
 
-def told() -> Report:
-    """A wrong run whose cause is known; its first failure has activations."""
-    found = run_result(wrong=WRONG)
-    layers = found.rungs[2]
-    layers.diagnosis = msgspec.structs.replace(
-        layers.diagnosis, verdict="known fault",
-        lines=("the offset of the codes is applied twice (explains 100 % of the error). Fix: subtract it once",
-               "12 of 3,072 outputs are wrong: rows 16 to 23"),
-    )  # fmt: skip
-    met = bytes(range(36)).hex()
-    for rung in found.rungs:
-        rung.failures = [
-            msgspec.structs.replace(f, activation_type="Q8_1", activation_hex=met) for f in rung.failures * 10
-        ]
-        rung.n_failures *= 10
-    return found
-
-
 def test_html_of_a_wrong_run_answers_first() -> None:
-    made = page.run(told())
+    made = page.run(nights.explained(WRONG))
     order = ['<h1 id="verdict">Mismatch</h1>', "at fault: the kernel", "The largest error of the kernel is 57 times",
              "<b>The offset of the codes is applied twice", "subtract it once", "Where it is wrong</h2>",
              "rows 16 to 23 × all 12 tokens", "The first failure</h2>", "<dt>got</dt><dd>-0.0018</dd>",
@@ -409,9 +391,11 @@ def test_html_of_a_pass_says_what_and_how_far() -> None:
 
 
 def envelope(**fields: Any) -> TypeEnvelope:
-    usual = {"type": "Q4_0", "plan": 2, "probes": "full", "domain": "", "calls": 123, "rows": "1 to 9, 256",
-             "tokens": "1 to 9, 15 to 17, 31 to 33, 127 to 129", "columns": "32 to 4096", "values": ("zeros",),
-             "not_covered": (("2^31 weights", "no memory"),), "under_test": True}  # fmt: skip
+    usual: dict[str, Any] = {
+        "type": "Q4_0", "plan": 2, "probes": "full", "domain": "", "calls": 123, "rows": "1 to 9, 256",
+        "tokens": "1 to 9, 15 to 17, 31 to 33, 127 to 129", "columns": "32 to 4096", "values": ("zeros",),
+        "not_covered": (("2^31 weights", "no memory"),), "under_test": True,
+    }  # fmt: skip
     return TypeEnvelope(**(usual | fields))
 
 
@@ -468,7 +452,7 @@ def test_shades() -> None:
 
 def test_bins_of_a_histogram() -> None:
     values = [2e5, 1.0, 1.0000001, 0.02, 0.03, 0.1, 0.0, float("nan"), float("inf"), 3.2, -1.0]
-    found = {bar.title: (bar.count, bar.right) for bar in charts.bars(values) if bar.count}
+    found = {bar.title: (bar.n, bar.right) for bar in charts.bars(values) if bar.n}
     assert found == {
         "exactly 0": (1, True), "above 0.01 to 0.032": (2, True), "above 0.032 to 0.1": (1, True),
         "above 0.32 to 1": (1, True), "above 1 to 3.2": (1, False), "above 3.2 to 10": (1, False),
@@ -476,9 +460,9 @@ def test_bins_of_a_histogram() -> None:
     }  # fmt: skip
     for extreme in ([5e-324, 1.7e308], [0.0], [float("nan")], [1.0], [7.0], [1e-9] * 3):
         bars = charts.bars(extreme)
-        assert sum(bar.count for bar in bars) == len(extreme)
+        assert sum(bar.n for bar in bars) == len(extreme)
         assert len(bars) <= 22
-        assert sum(bar.count for bar in bars if bar.right) == sum(v <= 1 for v in extreme)
+        assert sum(bar.n for bar in bars if bar.right) == sum(v <= 1 for v in extreme)
 
 
 def test_histogram_and_lines() -> None:
@@ -602,10 +586,10 @@ def test_card_of_a_pass() -> None:
 
 
 def test_card_of_a_mismatch_is_as_prominent() -> None:
-    passed, wrong = (card.card(r) for r in (run_result(), told()))
+    passed, wrong = (card.card(r) for r in (run_result(), nights.explained(WRONG)))
     heads = [next(v for v in made.items if isinstance(v, scene.Words)) for made in (passed, wrong)]
     assert [(v.text, v.tone, v.size) for v in heads] == [("VERIFIED", "good", 84), ("MISMATCH", "bad", 84)]
-    texts = card_texts(told())
+    texts = card_texts(nights.explained(WRONG))
     assert "At fault: the kernel. The offset of the codes is applied twice" in texts
     assert "nothing, until it is verified" in texts
     assert "layers: failed" in texts
@@ -640,7 +624,7 @@ def test_card_of_hostile_names(suffix: str) -> None:
         )  # fmt: skip
         card_texts(found)
         made = written("--card", Kind.RUN, found, suffix)
-        if suffix == ".svg":
+        if isinstance(made, str):
             root = ET.fromstring(made)
             assert not [e for e in root.iter() if e.tag.rpartition("}")[2] in ("script", "img")]
             assert not re.search("[\x00-\x08\x0b-\x1f\u202e\u2066\ufffe\udc80]", made)
@@ -654,7 +638,9 @@ def test_card_is_light_in_any_theme() -> None:
     assert "prefers-color-scheme" not in made
     assert 'viewBox="0 0 1200 630"' in made
     assert not re.search("href|url\\(|@import", made), "it needs no other file"
-    picture = Image.open(io.BytesIO(written("--card", Kind.RUN, run_result(), ".png"))).convert("RGB")
+    drawn = written("--card", Kind.RUN, run_result(), ".png")
+    assert isinstance(drawn, bytes)
+    picture = Image.open(io.BytesIO(drawn)).convert("RGB")
     assert picture.getpixel((10, 300)) == (255, 255, 255)
 
 

@@ -27,11 +27,12 @@ _MOST_BARS = 18
 
 
 class Bar(NamedTuple):
-    """A bar of a histogram: what it counts, its number under the axis, how many, and whether these are right."""
+    """A bar of a histogram: what it counts, its number under the axis, how many, and whether these are right; `apart`
+    it stands beside the axis."""
 
     title: str
     label: str
-    count: int
+    n: int
     right: bool
     apart: bool = False
 
@@ -57,7 +58,7 @@ def bars(values: Sequence[float]) -> list[Bar]:
         for i, n in enumerate(counts):
             start = (first + i) * step
             title = f"above {_power(start)} to {_power(start + step)}"
-            out.append(Bar(title, _power(start) if start % 2 == 0 else "", n, first + i < 0))
+            out.append(Bar(title, _power(start) if (first + i) % 2 == 0 else "", n, first + i < 0))
     for name, n in (("inf", infinite), ("NaN", nan)):
         out += [Bar(name, name, n, False, True)] if n else []
     return out
@@ -76,7 +77,7 @@ def histogram(values: Sequence[float], title: str) -> Markup | None:
     if not values:
         return None
     found = bars(values)
-    wide, base, high, gap = 30, 148, max(bar.count for bar in found), 10
+    wide, base, high, gap = 30, 148, max(bar.n for bar in found), 10
     out: list[str] = []
     x, bound = 26.0, None
     for i, bar in enumerate(found):
@@ -87,13 +88,13 @@ def histogram(values: Sequence[float], title: str) -> Markup | None:
         place = x + wide / 2 if bar.apart else x
         if bar.label:
             out.append(f'<text class="lab" x="{place:g}" y="{base + 16}" text-anchor="middle">{bar.label}</text>')
-        if bar.count:
-            tall = max(2, round(100 * bar.count / high))
+        if bar.n:
+            tall = max(2, round(100 * bar.n / high))
             kind = "u6" if bar.right else "x2"
             out.append(
-                f'<g class="bar {kind}"><title>{bar.title}: {bar.count:,}</title>'
+                f'<g class="bar {kind}"><title>{bar.title}: {bar.n:,}</title>'
                 f'<rect x="{x + 1.5:g}" y="{base - tall}" width="{wide - 3}" height="{tall}" rx="2"/>'
-                f'<text class="lab" x="{x + wide / 2:g}" y="{base - tall - 5}" text-anchor="middle">{bar.count:,}'
+                f'<text class="lab" x="{x + wide / 2:g}" y="{base - tall - 5}" text-anchor="middle">{bar.n:,}'
                 "</text></g>"
             )
         x += wide
