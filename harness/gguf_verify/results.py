@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from .support import stages
 from .support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, Culprit
 
 #: Failures that a rung records one by one; the rest is counted.
@@ -545,6 +546,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         fault: what broke the rung off (a crash of llama.cpp, for example), or None.
         fault_culprit: who is at fault for that.
         seconds: how long it took.
+        stages: stage of a call → seconds that were spent in it; see `support.stages`. They do not add up to `seconds`.
     """
 
     name: str
@@ -567,6 +569,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     fault: str | None = None
     fault_culprit: Culprit = "environment"
     seconds: float = 0.0
+    stages: dict[str, float] = {}
 
     @property
     def verdict(self) -> RungVerdict:
@@ -650,12 +653,14 @@ class RungResult(msgspec.Struct, kw_only=True):
 
     @contextmanager
     def timed(self) -> Iterator[RungResult]:
-        """Add the time that the block takes to `seconds`."""
-        start = time.perf_counter()
+        """Add the time that the block takes to `seconds`, and that of its stages to `stages`."""
+        start, before = time.perf_counter(), stages.seconds()
         try:
             yield self
         finally:
             self.seconds += time.perf_counter() - start
+            for name, spent in stages.since(before).items():
+                self.stages[name] = self.stages.get(name, 0.0) + spent
 
 
 class Report(msgspec.Struct, kw_only=True):

@@ -20,7 +20,7 @@ def rung(name, substance):
     own = {
         "name": name, "verdict": "passed", "question": "?", "substance": [substance], "seconds": 0.25, "fault": None,
         "checked": {substance: 1}, "not_checked": {}, "unverified": [], "failures": [], "n_failures": 0, "worst": {},
-        "blamed": {}, "envelopes": [], "fault_culprit": "environment",
+        "blamed": {}, "envelopes": [], "stages": {}, "fault_culprit": "environment",
         "diagnosis": None, "headroom": None, "heat_map": None, "figures": {}, "notes": [], "details": [],
     }  # fmt: skip
     if name == "layers":

@@ -15,6 +15,7 @@ from ..hosts.schedule import Schedule
 from ..semantics import ASCENDING, Order
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
+from ..support.stages import stage
 from .interface import Kernel, Weights
 from .launch import Launch, Multiply
 from .launches import Launched, Placeholder, Recorder, SparseProduct
@@ -152,14 +153,18 @@ class ShippedKernel(Kernel):
         m, k = x.shape
         if not m:
             return np.empty((0, k // 32 * 36), np.uint8)
-        blocks = self.site.quantized(self.host.upload(x.copy(), "activations"), m * k // 32)
-        return self.host.download(blocks).reshape(m, k // 32 * 36)
+        with stage("upload"):
+            given = self.host.upload(x.copy(), "activations")
+        blocks = self.site.quantized(given, m * k // 32)
+        with stage("download"):
+            return self.host.download(blocks).reshape(m, k // 32 * 36)
 
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
         if not self.covers(fmt):
             raise UsageError(f"kernel {self.name} does not cover type {fmt.name}")
         whole_rows(rows, fmt)
-        buffer = self.spec.launch.prepare(self.site, fmt, rows)
+        with stage("upload" if self.layout == Launch.layout else "pack"):
+            buffer = self.spec.launch.prepare(self.site, fmt, rows)
         return Weights(fmt, rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size, buffer)
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
@@ -174,11 +179,15 @@ class ShippedKernel(Kernel):
         m, n = x.shape[0], weights.n
         if not m:  # CUDA launches no empty grid
             return np.empty((0, n), np.float32)
-        out = self.host.output(4 * m * n)
-        # a copy: a kernel that writes into its input must not reach what it is judged by
-        multiply(self.site, weights, self.host.upload(x.copy(), "activations"), out, m)
-        y = self.host.download(out).view(np.float32).reshape(m, n)
-        self.host.settle()
+        with stage("upload"):
+            out = self.host.output(4 * m * n)
+            # a copy: a kernel that writes into its input must not reach what it is judged by
+            given = self.host.upload(x.copy(), "activations")
+        with stage("launch"):
+            multiply(self.site, weights, given, out, m)
+        with stage("download"):
+            y = self.host.download(out).view(np.float32).reshape(m, n)
+            self.host.settle()
         return y
 
 

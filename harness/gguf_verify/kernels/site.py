@@ -12,6 +12,7 @@ import numpy as np
 from ..formats import WeightFormat
 from ..hosts.base import Host
 from ..support.errors import EnvironmentFault
+from ..support.stages import stage
 
 #: The source that quantizes activations to Q8_1, below `kernels/`.
 QUANTIZER = "quantize/q8_1.cu"
@@ -87,17 +88,20 @@ class Site:
         """
         sm = self.host.sm
         target = None if sm is None else self.cards.target_or_fault(self.kernel, sm)
-        return self.host.load(self.root, file or self.file, entry, self.macros(fmt) | (macros or {}), target)
+        with stage("compile"):
+            return self.host.load(self.root, file or self.file, entry, self.macros(fmt) | (macros or {}), target)
 
     def quantized(self, x: Any, n_blocks: int) -> Any:
         """A buffer of `n_blocks` Q8_1 blocks from one of float32; x itself where the kernel takes float32."""
         if not self.quantizes:
             return x
-        out = self.host.output(n_blocks * 36, "quantized activations")
-        function = self.host.load(self.root, QUANTIZER, "quantize", {})
-        grid = (min(-(-n_blocks // (_THREADS // 4)), MAX_GRID), 1, 1)
-        self.host.launch(function, grid, (_THREADS, 1, 1), [x, out, np.int64(n_blocks)])
-        return out
+        with stage("quantize"):
+            out = self.host.output(n_blocks * 36, "quantized activations")
+            with stage("compile"):
+                function = self.host.load(self.root, QUANTIZER, "quantize", {})
+            grid = (min(-(-n_blocks // (_THREADS // 4)), MAX_GRID), 1, 1)
+            self.host.launch(function, grid, (_THREADS, 1, 1), [x, out, np.int64(n_blocks)])
+            return out
 
 
 __all__ = ["ANY_CARD", "MAX_GRID", "QUANTIZER", "Cards", "Site"]

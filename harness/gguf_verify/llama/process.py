@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..support import protocol
 from ..support.errors import Culprit, EnvironmentFault, LlamaFault
 from ..support.processes import signal_name
+from ..support.stages import stage
 from ..support.text import printable
 from .child import Child
 
@@ -94,10 +95,12 @@ class LlamaProcess:
     def receive(self, call: str) -> tuple[dict[str, Any], Arrays]:
         """The next message of a call: an event (it has a key "event") or the answer, which `result` takes."""
         try:
-            if not self._ready.poll(1000 * self._time_limit):
-                self._child.kill()
-                raise LlamaFault(f"llama.cpp hung in {call}: no answer for {self._time_limit:g} s{self._last_log()}")
-            return protocol.receive(self._link)
+            with stage("llama.cpp"):
+                if not self._ready.poll(1000 * self._time_limit):
+                    self._child.kill()
+                    words = f"no answer for {self._time_limit:g} s{self._last_log()}"
+                    raise LlamaFault(f"llama.cpp hung in {call}: {words}")
+                return protocol.receive(self._link)
         except (EOFError, OSError):
             raise self._death(call) from None
 

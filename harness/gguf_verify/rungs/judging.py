@@ -17,6 +17,7 @@ from ..semantics import Judgement, Order, Product, Semantics, judge
 from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import overflow_reason
 from ..support.errors import Culprit
+from ..support.stages import stage
 from .exact import ExactProducts
 from .run import Matrix
 
@@ -79,7 +80,8 @@ def judge_output(
         detail: more about the call, for the words.
         values: float32[M, K] that x was quantized from, where that is known.
     """
-    judgement = judge(y, expected)
+    with stage("judging"):
+        judgement = judge(y, expected)
     m, n = judgement.worst
     result.measure(side, judgement.utilisation, judgement.score, where(tensor, first_row + n, m, at_block))
     if judgement.passed:

@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..support.errors import KernelFault
+from ..support.stages import counted
 from .definition import Oracle, Semantics
 from .elements import element_product, exact_elements
 from .order import Order
@@ -62,6 +63,7 @@ _TILE = 1 << 17
 _OWN_TERM, _OWN_VALUES = 32, 1 << 24
 
 
+@counted("exact product")
 def product(
     semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1
 ) -> Product:

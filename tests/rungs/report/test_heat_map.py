@@ -6,14 +6,20 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
 from gguf_verify.cli import main
+from gguf_verify.formats import FORMATS
+from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.report.grid import of_run
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Options, Report
+from gguf_verify.results import MAX_HEX_BYTES, Options, Report
+from gguf_verify.rungs.judging import activations_of
+from gguf_verify.semantics import SEMANTICS
 from gguf_verify.verification import verify
 from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES, altered_kernel, write_model
@@ -48,6 +54,56 @@ def test_of_a_wrong_kernel(tmp_path: Path) -> None:
     assert first.title.startswith("blk.0.attn_q.weight, kernel")
     assert second.lines == ("blk.0", "blk.1")
     assert all(cell.wrong for line in second.cells for cell in line)
+
+
+def test_of_a_kernel_with_tiles(tmp_path: Path) -> None:
+    """Of a wrong tile the map has the borders and the frame; its blocks have the activations that they met, and the
+    rungs have the times of their stages."""
+    old = "y[(m0 + token) * N + n0 + row] = acc;"
+    new = old.replace("acc", "n0 == 64 ? 2.0f * acc : acc")
+    kernel = altered_kernel(tmp_path, "q8_1_tiled", "gemm/q8_1/02_tiled.cu", old, new)
+    options = Options(probes="brief", prompt="The import statement", tensor="blk.0.attn_q", progress=False)
+    report = verify(Q4_0, kernel, rungs=["blocks", "layers"], options=options)
+    shown = of_run(report)[0]
+    assert shown.tile == (16, 16)
+    (region,) = shown.regions
+    assert (region.left * shown.step[1], (region.right + 1) * shown.step[1]) == (64, 80)
+    assert (region.top, region.bottom) == (0, len(shown.lines) - 1)
+    of_blocks = [f for f in report.rungs[0].failures if f.block is not None]
+    assert of_blocks
+    for failure in of_blocks:
+        assert failure.activation_type == "Q8_1"
+        assert len(failure.activation_hex) == 2 * Q8_1.block_bytes
+        weights, met = (
+            Q.decode(np.frombuffer(bytes.fromhex(digits), np.uint8).reshape(1, -1)).astype(np.float64).ravel()
+            for Q, digits in ((FORMATS["Q4_0"], failure.block_hex), (Q8_1, failure.activation_hex))
+        )
+        # the product of the two blocks, but for the rounding of s = Σ x, which the definition takes for the offset
+        assert float(weights @ met) == pytest.approx(failure.expected, abs=0.02 * float(abs(weights) @ abs(met)))
+    for rung in report.rungs:
+        assert {"llama.cpp", "compile", "upload", "quantize", "launch", "download", "exact product", "judging"} <= {
+            *rung.stages
+        }
+        assert sum(rung.stages.values()) <= rung.seconds
+    again = msgspec.convert(json_of(Kind.RUN, report), Report, strict=False)
+    assert again.rungs[1].stages == report.rungs[1].stages
+
+
+@pytest.mark.parametrize(("kind", "block", "first", "n"), [("Q4_0", 3, 3, 1), ("Q4_K", 1, 8, 8), ("Q8_0", 0, 0, 1)])
+def test_activations_that_a_block_meets(kind: str, block: int, first: int, n: int) -> None:
+    tensor = SimpleNamespace(type=SimpleNamespace(weights=FORMATS[kind]))
+    x = np.arange(16 * 36, dtype=np.uint32).astype(np.uint8)
+    found = activations_of(tensor, SEMANTICS["q8_1"], x, block)
+    assert found == ("Q8_1", x[36 * first : 36 * (first + n)].tobytes().hex())
+    floats = np.arange(512, dtype=np.float32).view(np.uint8)
+    size = FORMATS[kind].block_size
+    room = min(size, MAX_HEX_BYTES // 4)
+    assert activations_of(tensor, SEMANTICS["f32"], floats, block) == (
+        "F32", np.arange(block * size, block * size + room, dtype=np.float32).tobytes().hex()
+    )  # fmt: skip
+    assert activations_of(tensor, SEMANTICS["q8_1"], x, 1000) == ("", None)
+    kept = activations_of(tensor, SEMANTICS["q8_k_cpu"], np.zeros(2 * 292, np.uint8), block)
+    assert kept == ("Q8_K", bytes(292).hex()), "a block of 256 is kept whole, for each of its slices"
 
 
 def test_the_same_output_is_shown_once(tmp_path: Path) -> None:

@@ -429,7 +429,7 @@ def test_cards_fit(opened: Opener) -> None:
     """With the fonts of this browser, which are not those that the card was laid out by."""
     long = run_result([*HOSTILE], SCRIPT)
     for found in (run_result(), nights.explained(WRONG), long):
-        drawn = card.WRITER.renders[Kind.RUN](found, Form(suffix=".svg"))
+        drawn = str(card.WRITER.renders[Kind.RUN](found, Form(suffix=".svg")))
         browser = opened(f"<!doctype html><html lang=en><title>card</title><body>{drawn}</body></html>")
         wrong = browser.execute_script(FUNCTIONS + "return misplaced(document.querySelector('svg'))")
         assert wrong == []

@@ -19,6 +19,7 @@ from ...gguf import printable
 from ...support import protocol
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
 from ...support.processes import ChildProcess, signal_name
+from ...support.stages import counted
 
 #: After so many calls that ran into the time limit nothing is called again, so that a run comes to its end.
 _MOST_HANGS = 3
@@ -68,6 +69,7 @@ class Conversation:
             raise self._fault(f"{self.who} could not be started again: {error}") from None
         return False
 
+    @counted("foreign process")
     def ask(self, header: dict[str, Any], array: npt.NDArray[np.uint8]) -> dict[str, Any]:
         """Send a request and return the answer that it was done. Raises KernelFault; EnvironmentFault where this
         machine cannot do it, which only a product under a schedule may say."""

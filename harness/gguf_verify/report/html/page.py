@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 
 from ...nightly.summary import NightReport
 from ...results import Report
+from ...support.stages import STAGES
 from ...support.text import printable
 from .. import scene, shades, words
 from . import night as of_night
@@ -53,7 +54,7 @@ def _environment() -> Environment:
         "policy": f"default-src 'none'; style-src '{_digest(sheet)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
         "shade": shades.shade, "is_wrong": shades.is_wrong, "steps": shades.STEPS, "wrong_shades": shades.WRONG,
-        "most_rows": of_run.MOST_ROWS, "glyphs": {"good": "✓", "warn": "!", "bad": "✕"},
+        "stages": STAGES, "most_rows": of_run.MOST_ROWS, "glyphs": {"good": "✓", "warn": "!", "bad": "✕"},
     }  # fmt: skip
     made.filters |= {
         "name": _name, "figure": shades.short, "rank": shades.rank, "basename": _basename, "when": _when,

@@ -37,13 +37,14 @@ LEVELS = {"passed": "good", "verified": "good", "failed": "bad", "mismatch": "ba
 
 
 class Rung(NamedTuple):
-    """A line of the rungs' table: `worst` has whose output, utilisation and place."""
+    """A line of the rungs' table: `worst` has whose output, utilisation and place; `stages` where its time went."""
 
     result: RungResult
     level: str
     checked: str
     worst: Sequence[tuple[str, float, str]]
     figures: Sequence[tuple[str, str]]
+    stages: Sequence[tuple[str, float]]
 
 
 class Picture(NamedTuple):
@@ -271,7 +272,10 @@ def _rung(rung: RungResult) -> Rung:
     figures = [(name, f"{v:,}" if isinstance(v, int) else f"{v:.3g}") for name, v in rung.figures.items()]
     if rung.headroom is not None:
         figures.append(("range", f"{rung.headroom.tensor}: {rung.headroom.words}"))
-    return Rung(rung, LEVELS.get(rung.outcome, "warn"), checked, worst, figures)
+    spent = sorted(rung.stages.items(), key=lambda one: -one[1])
+    if spent and (rest := rung.seconds - sum(rung.stages.values())) > 0:
+        spent.append(("everything else", rest))
+    return Rung(rung, LEVELS.get(rung.outcome, "warn"), checked, worst, figures, spent)
 
 
 #: Facts of a failure that are its numbers.
