@@ -152,7 +152,7 @@ def _picture(report: Report) -> Iterator[Item]:
     wide, tall = width / columns, min(height / lines, 60 if drawn.every else 40)
     if drawn.every:
         wide = min(wide, 2 * tall)
-    gap = 2 if min(wide, tall) >= 8 else 0.5 if min(wide, tall) >= 3 else 0
+    gap = 2 if min(wide, tall) >= 8 else 0
     crossed = min(wide, tall) >= 9 and not drawn.all_wrong
     for i, cells in enumerate(drawn.cells):
         for j, cell in enumerate(cells):

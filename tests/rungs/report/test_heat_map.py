@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -91,7 +92,7 @@ def test_of_a_kernel_with_tiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "block", "first", "n"), [("Q4_0", 3, 3, 1), ("Q4_K", 1, 8, 8), ("Q8_0", 0, 0, 1)])
 def test_activations_that_a_block_meets(kind: str, block: int, first: int, n: int) -> None:
-    tensor = SimpleNamespace(type=SimpleNamespace(weights=FORMATS[kind]))
+    tensor: Any = SimpleNamespace(type=SimpleNamespace(weights=FORMATS[kind]))
     x = np.arange(16 * 36, dtype=np.uint32).astype(np.uint8)
     found = activations_of(tensor, SEMANTICS["q8_1"], x, block)
     assert found == ("Q8_1", x[36 * first : 36 * (first + n)].tobytes().hex())

@@ -378,6 +378,22 @@ def test_html_of_a_wrong_run_answers_first() -> None:
     assert "<details open" not in made
 
 
+def test_a_cause_that_several_rungs_see_is_said_once() -> None:
+    found = nights.explained(WRONG)
+    again = msgspec.structs.replace(found.rungs[2].diagnosis, where="blk.9", lines=found.rungs[2].diagnosis.lines[:1])
+    found.rungs[1].diagnosis = again
+    found.rungs[3].diagnosis = msgspec.structs.replace(again, lines=("unknown: no fault explains it", "rows 3 to 5"))
+    first, second = of_run.of(found).explained
+    assert first.found == [
+        ("The offset of the codes is applied twice (explains 100 % of the error).", "subtract it once")
+    ]
+    assert [(where.partition(",")[0], len(more)) for where, more in first.places] == [
+        ("blocks: blk.9", 0), (f"layers: {WRONG}", 1),
+    ]  # fmt: skip
+    assert second.found == [("Unknown: no fault explains it.", "")]
+    assert second.places[0][1] == ["rows 3 to 5"]
+
+
 def test_html_of_a_pass_says_what_and_how_far() -> None:
     found = run_result()
     found.rungs[2].envelopes = [envelope()]

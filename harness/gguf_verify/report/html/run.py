@@ -56,11 +56,10 @@ class Picture(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """A diagnosis: whose first wrong output it explains, what is wrong and how to fix it, and what else is known."""
+    """A diagnosis: what is wrong and how to fix it, and where it was seen, with what else is known of it there."""
 
-    where: str
     found: Sequence[tuple[str, str]]
-    more: Sequence[str]
+    places: Sequence[tuple[str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def of(report: Report, failures: int = 80) -> Run:
         verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=_sentence(report),
         margin=_margin(report), command=report.command,
         environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
-        explained=[_explained(r.diagnosis) for r in report.rungs if r.diagnosis],
+        explained=_all_explained(report),
         wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers and layers.heat_map else None,
         first=_first(report), counts=counts[:MOST_ROWS], n_counts=len(counts),
         failures=[Failed(r.name, f, f.block_hex or "") for r, f in report.failures[:failures]],
@@ -199,7 +198,21 @@ def _margin(report: Report) -> str:
     return f"The largest error of the kernel is {100 * worst:.3g} % of its bound, {at}."
 
 
-def _explained(d: LocatedDiagnosis) -> Explained:
+def _all_explained(report: Report) -> list[Explained]:
+    """The diagnoses of all rungs; those that say the same cause are one, with the places of all."""
+    of: dict[tuple[tuple[str, str], ...], Explained] = {}
+    for rung in report.rungs:
+        if rung.diagnosis is None:
+            continue
+        made = _explained(rung.name, rung.diagnosis)
+        key = tuple(made.found)
+        if key in of:
+            made = of[key]._replace(places=[*of[key].places, *made.places])
+        of[key] = made
+    return list(of.values())
+
+
+def _explained(rung: str, d: LocatedDiagnosis) -> Explained:
     """A diagnosis with its fixes apart from the rest."""
     found, more = [], []
     for line in d.lines:
@@ -212,7 +225,8 @@ def _explained(d: LocatedDiagnosis) -> Explained:
         first, *more = more
         found = [(first[:1].upper() + first[1:] + ".", "")]
     block = "" if d.block is None else f", block {d.block:,}"
-    return Explained(f"{d.where}, {d.who}: first wrong at row {d.row:,}, token {d.token:,}{block}", found, more)
+    where = f"{rung}: {d.where}, {d.who}, first wrong at row {d.row:,}, token {d.token:,}{block}"
+    return Explained(found, [(where, more)])
 
 
 def _first(report: Report) -> First | None:
@@ -291,7 +305,8 @@ def _facts(failure: Failure) -> Iterator[tuple[str, str]]:
         value = getattr(failure, name)
         if value in (None, "") or (name == "part" and not value):
             continue
-        shown = value if isinstance(value, str) else f"{value:.9g}" if isinstance(value, float) else f"{value:,}"
+        digits = 4 if name in ("bound", "utilisation") else 9
+        shown = value if isinstance(value, str) else f"{value:.{digits}g}" if isinstance(value, float) else f"{value:,}"
         yield name.replace("_", " "), shown
 
 
