@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
@@ -16,6 +17,7 @@ from . import shades
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont, ImageFont
 
 CROSS, STROKE = "x", "/"
 
@@ -268,12 +270,19 @@ def png(scene: Scene, title: str, scale: int = SCALE) -> bytes:
     about = PngImagePlugin.PngInfo()
     about.add_text("Title", safe(title).encode("latin-1", "replace").decode("latin-1"))
     out = io.BytesIO()
-    picture.save(out, "PNG", pnginfo=about, optimize=True)
+    picture.save(out, "PNG", pnginfo=about)
     return out.getvalue()
 
 
 #: Characters that Pillow's font lacks → others.
 _PLAIN = {"×": "x", "…": "...", "≤": "<=", "→": "->", "–": "-", "−": "-"}
+
+
+@cache
+def _font(size: float) -> FreeTypeFont | ImageFont:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)
 
 
 class _Pen:
@@ -311,15 +320,11 @@ class _Pen:
                 self._draw.line((left, up, right - 1, down - 1), ink, self._scale)
 
     def _words(self, v: Words) -> None:
-        from PIL import ImageFont
-
         colour = shades.PALETTE["light"][v.shade][1] if v.shade else TONES[v.tone]
         text = "".join(_PLAIN.get(c, c if ord(c) < 256 else "?") for c in safe(v.text))
         size, most = v.size * self._scale, v.width * self._scale
-        font = ImageFont.load_default(size)
-        while font.getlength(text) > most and size > 6:
+        while _font(size).getlength(text) > most and size > 6:
             size -= 1
-            font = ImageFont.load_default(size)
         anchor, at = {"start": "ls", "middle": "ms", "end": "rs"}[v.anchor], (v.x * self._scale, v.y * self._scale)
         # there is no bold one: its strokes are drawn wider
-        self._draw.text(at, text, colour, font, anchor=anchor, stroke_width=round(size / 40) if v.bold else 0)
+        self._draw.text(at, text, colour, _font(size), anchor=anchor, stroke_width=round(size / 40) if v.bold else 0)
