@@ -22,6 +22,7 @@ from gguf_verify.nightly.significance import TimeChange
 from gguf_verify.nightly.summary import NightReport, verdict
 from gguf_verify.report import junit, markdown, schema, shades
 from gguf_verify.report.html import block, charts, page
+from gguf_verify.report.markdown import night as night_markdown
 from gguf_verify.report.terminal.night import night_lines
 from gguf_verify.report.writer import Form, Kind, writers
 from gguf_verify.results import EmbeddingRecord, Report, Unverified
@@ -114,7 +115,7 @@ def test_nothing_run_is_no_pass() -> None:
     root = ET.fromstring(junit.render(NightReport((night,))))
     assert root.find("testsuite/testcase/error") is not None
     junit_schema().validate(junit.render(NightReport((night,))))
-    for render in (markdown.render, page.night):
+    for render in (night_markdown.render, page.night):
         assert "othing was run" in render(NightReport((night,)))
     with pytest.raises(ValueError, match="no night"):
         NightReport(())
@@ -239,7 +240,7 @@ def test_lines_count_what_they_leave_out() -> None:
 
 
 def test_markdown() -> None:
-    made = markdown.render(report())
+    made = night_markdown.render(report())
     assert made.startswith("## ❌ Regression\n")
     assert made.index("What changed") < made.index("<details>")
     assert made.count("<details>") == made.count("</details>") == 2
@@ -247,7 +248,7 @@ def test_markdown() -> None:
 
 
 def test_markdown_of_hostile_names() -> None:
-    made = markdown.render(hostile_night())
+    made = night_markdown.render(hostile_night())
     assert len(made.encode()) < markdown.LIMIT
     assert "&#60;script&#62;" in made
     for row in (line for line in made.splitlines() if line.startswith("|")):
@@ -263,7 +264,7 @@ def test_markdown_stays_below_what_github_takes(many: str) -> None:
     night = replace(history(1)[0], planned=planned, cells={})
     some = listed if many == "changed" else listed[:1]
     compared = Comparison(0, 1, new_failures=tuple(Change(key, Outcome.VERIFIED, None, "words") for key in some))
-    made = markdown.render(NightReport((night,), compared))
+    made = night_markdown.render(NightReport((night,), compared))
     assert len(made.encode()) < markdown.LIMIT < 65_536
     shown = made.count("new failures |" if many == "changed" else "⚠️ not run")
     assert f"… and {3000 - shown:,} more" in made
@@ -498,9 +499,10 @@ def test_what_is_written_on_a_shade_can_be_read(theme: str) -> None:
 
 def test_flags_are_found() -> None:
     flags = {kind: {w.flag for w in writers(kind)} - {None} for kind in Kind}
-    assert flags[Kind.RUN] == {"--json", "--html", "--heat-map"}
+    assert flags[Kind.RUN] == {"--json", "--html", "--heat-map", "--markdown"}
     assert flags[Kind.NIGHT] == {"--json", "--html", "--junit", "--markdown"}
-    assert flags[Kind.AUDIT] == flags[Kind.XRAY] == flags[Kind.IDENTIFICATION] == {"--json"}
+    assert flags[Kind.XRAY] == flags[Kind.IDENTIFICATION] == {"--json"}
+    assert flags[Kind.AUDIT] >= {"--json", "--markdown"}
     assert all(any(w.flag is None for w in writers(kind)) for kind in Kind)
 
 

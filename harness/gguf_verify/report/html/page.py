@@ -20,6 +20,7 @@ from ...nightly.summary import NightReport
 from ...results import Report
 from ...support.text import printable
 from .. import heat_map, shades
+from . import costs as of_costs
 from . import night as of_night
 from . import run as of_run
 
@@ -28,7 +29,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def run(report: Report) -> str:
     """One run."""
-    return _environment().get_template("run.html").render(run=of_run.of(report), report=report)
+    return (
+        _environment().get_template("run.html").render(run=of_run.of(report), report=report, costs=of_costs.of(report))
+    )
 
 
 def night(report: NightReport) -> str:

@@ -13,6 +13,7 @@ from ...results import CULPRITS, Environment, Failure, LocatedDiagnosis, Report,
 from ...support.text import printable
 from .. import grid
 from ..writer import Form
+from . import costs
 from .console import BAD, BOLD, STYLES, WARN, capped, facts, rendered, said, table
 from .heat_map import as_text
 
@@ -46,6 +47,9 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
     if form.verbose:
         yield ""
         yield from _details(report)
+    if report.costs is not None:
+        yield ""
+        yield from costs.parts(report.costs)
     yield ""
     yield from _failures(report)
     yield from _explained(report, form)
