@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from .rungs import RUNGS, Run, Rung
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError
 from .support.supported import check_machine
 from .support.version import project_version
+from .waivers import apply, read_waivers
+from .waivers import today as current_day
 
 #: What "verified" says of a kernel that is judged by an oracle of its author.
 VERIFIED_BY_ITS_ORACLE = (
@@ -51,6 +54,8 @@ def verify(
     on_rung: Callable[[Report, RungResult], None] | None = None,
     source: Path | str | None = None,
     source_text: Path | str | None = None,
+    waivers: Path | str | None = None,
+    today: date | None = None,
 ) -> Report:
     """Verify a GGUF model with a kernel.
 
@@ -65,6 +70,8 @@ def verify(
         on_rung: called after each rung.
         source: the model that this one was quantized from: the report then has `costs`.
         source_text: a file of UTF-8, whose predictions are compared with the source's; None for the prompt.
+        waivers: a file of known mismatches, which do not fail the run until their last day.
+        today: the day that waivers are compared with; None for today in UTC.
 
     The file is read again at the end: `Report.changed` says where it is no longer the one that was verified.
 
@@ -86,6 +93,7 @@ def verify(
     if source_text is not None and source is None:
         raise UsageError("a text for costs (--source-text) needs the model's source (--source)")
     text = None if source_text is None else read_text(source_text)
+    known = () if waivers is None else read_waivers(waivers)
     opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
     with opened as multiplier, open_model(path) as model:
         if options.sanitize and (fault := multiplier.host.check_fault()) is not None:
@@ -115,6 +123,7 @@ def verify(
             run.close()
             if before is not None:
                 before.close()
+    apply(report, known, today or current_day())
     report.seconds = time.perf_counter() - start
     return report
 

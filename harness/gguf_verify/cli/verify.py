@@ -73,6 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="the model that this one was quantized from: also measure what the quantization costs")  # fmt: skip
     add("--source-text", type=Path, metavar="FILE",
         help="compare predictions with the source's on this text (default: on the prompt)")  # fmt: skip
+    add("--waivers", type=Path, metavar="FILE.toml",
+        help="known mismatches, each with a reason and an end date, which do not fail the run until then")  # fmt: skip
     add("--repack", action="store_true",
         help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
     add("-v", "--verbose", action="store_true",
@@ -101,7 +103,7 @@ def run(argv: list[str]) -> int:
 def _run(args: argparse.Namespace, argv: list[str]) -> int:
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     _check(args)
-    inputs = [path for path in (args.model, args.source, args.source_text) if path is not None]
+    inputs = [path for path in (args.model, args.source, args.source_text, args.waivers) if path is not None]
     files = asked_for(args, kind, *inputs)
     if any(writer.rung not in (None, *_rungs(args)) for writer in files):
         wrong = next(w for w in files if w.rung not in (None, *_rungs(args)))
@@ -117,7 +119,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, spell(argv), source=args.source,
-        source_text=args.source_text,
+        source_text=args.source_text, waivers=args.waivers,
     )  # fmt: skip
     return deliver(kind, report, report.exit_code, form(args.verbose), files)
 
@@ -135,6 +137,8 @@ def _check(args: argparse.Namespace) -> None:
     check_regex(args.tensor)
     if args.identify and (args.source is not None or args.source_text is not None):
         raise UsageError("--source belongs to a verification, not to --identify")
+    if args.identify and args.waivers is not None:
+        raise UsageError("--waivers belongs to a verification, not to --identify")
 
 
 def _prompt(args: argparse.Namespace) -> str:

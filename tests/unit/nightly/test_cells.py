@@ -45,6 +45,9 @@ OUTCOMES = {
     "another-rung": (Outcome.UNVERIFIED, "exit code 0, but its report has an unknown rung nonsense"),
     "not-a-number": (Outcome.VERIFIED, ""),
     "nothing-checked": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
+    "waived": (Outcome.WAIVED, "tensor blk.0: 4 failures, until 2999-01-31: issue 42"),
+    "waived-lies": (Outcome.UNVERIFIED, "its report says waived and contradicts itself"),
+    "waived-unused": (Outcome.UNVERIFIED, "its report says waived and contradicts itself"),
     "says-mismatch": (Outcome.MISMATCH, 'exit code 0, but its report says "mismatch"'),
     "three-rungs": (Outcome.UNVERIFIED, "its report says verified, but not that these rungs passed: tokens"),
     "one-failed": (Outcome.UNVERIFIED, "its report says verified, but not that these rungs passed: tokens"),
@@ -94,7 +97,7 @@ def test_every_outcome(tmp_path: Path) -> None:
     assert held["mismatch"].report.rungs[2].n_failures == 4
     assert held["mismatch"].report.verdict == "mismatch"
     lines = text_of(Kind.NIGHT, NightReport((night,)))
-    assert f"{len(OUTCOMES)} cells, 3 verified, 4 mismatch" in lines
+    assert f"{len(OUTCOMES)} cells, 3 verified, 1 waived, 4 mismatch" in lines
     assert "Traceback" not in lines
     assert sum(f"/{len(OUTCOMES)} " in line for line in said) == len(OUTCOMES)  # a line for each cell
     assert any(line.endswith(" left") for line in said)

@@ -89,7 +89,26 @@ def test_verdict_of_a_night() -> None:
     assert verdict(replace(quiet, finished=None)).word == "not finished"
 
 
-@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.VERIFIED])
+def test_a_waived_cell_is_skipped_with_its_reason() -> None:
+    key, other = keys()[:2]
+    words = "tensor blk.0.*: 3 failures, until 2999-01-31: issue 42"
+    cells = {key: cell(key, 1, Outcome.WAIVED, words=words), other: cell(other, 1)}
+    night = replace(history(1)[0], planned=(key, other), cells=cells)
+    assert night.exit_code == 0
+    assert (verdict(night).word, verdict(night).level) == ("verified with 1 waived", "warn")
+    made = junit.render(NightReport((night,)))
+    junit_schema().validate(made)
+    root = ET.fromstring(made)
+    assert [s.get("skipped") for s in root] == ["1"]
+    assert root.find("testsuite/testcase/skipped").get("message") == words
+    for render in (night_markdown.render, page.night):
+        assert "issue 42" in render(NightReport((night,)))
+    wrong = replace(night, cells=cells | {other: cell(other, 1, Outcome.MISMATCH)})
+    assert wrong.exit_code == 1
+    assert verdict(wrong).word == "not everything verified"
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o not in (Outcome.VERIFIED, Outcome.WAIVED)])
 def test_no_other_outcome_is_a_pass(outcome: Outcome) -> None:
     key = keys()[0]
     night = replace(history(1)[0], planned=(key,), cells={key: cell(key, 1, outcome)})

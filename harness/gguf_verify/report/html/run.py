@@ -120,7 +120,7 @@ def of(report: Report, failures: int = 80, xrays: int = 40) -> Run:
         sentence += f"; at fault: {report.at_fault}"
     whole = grid.of_layers(layers) if layers else None
     return Run(
-        verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=sentence, command=report.command,
+        verdict=report.words, level=LEVELS.get(report.verdict, "warn"), sentence=sentence, command=report.command,
         environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
         failures=_failures(report, xrays)[:failures], n_failures=total, fault=report.fault,
         unverified=[

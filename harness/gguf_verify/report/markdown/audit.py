@@ -11,8 +11,8 @@ _SEVERITIES = {"error": "bad", "warning": "warn"}
 
 def render(audit: Audit, limit: int = LIMIT) -> str:
     """The audit, below `limit` (at least 10,000) bytes."""
-    page, verdict = Page(limit), audit.verdict
-    page.add(f"## {MARKS[_LEVELS.get(verdict, 'warn')]} {verdict[0].upper()}{verdict[1:]}", "")
+    page, words = Page(limit), audit.words
+    page.add(f"## {MARKS[_LEVELS.get(audit.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
     tensors = f"{len(audit.contents):,} of {audit.n_tensors:,} tensors read"
     page.add(f"{escaped(audit.path.name, 100)}: {audit.header.size:,} bytes, {tensors}.", "")
     if audit.fault:
@@ -25,6 +25,8 @@ def render(audit: Audit, limit: int = LIMIT) -> str:
             for f in ordered
         ]  # fmt: skip
         page.table(("", "finding", "byte", "found", "expected"), rows)
+    if audit.waivers:
+        page.add(*(f"- Waiver, {use.state}: {escaped(use.words, 600)}" for use in audit.waivers), "")
     if audit.unverified:
         left = [(escaped(name, 100), escaped(why)) for name, why in audit.unverified]
         page.fold(f"{len(left):,} could not be judged", ("what", "why"), left)

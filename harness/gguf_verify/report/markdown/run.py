@@ -15,8 +15,8 @@ MOST_FAILURES = 5
 def render(report: Report, limit: int = LIMIT) -> str:
     """The run, below `limit` (at least 10,000) bytes."""
     page, environment = Page(limit), report.environment
-    verdict = report.verdict
-    page.add(f"## {MARKS[LEVELS.get(verdict, 'warn')]} {verdict[0].upper()}{verdict[1:]}", "")
+    words = report.words
+    page.add(f"## {MARKS[LEVELS.get(report.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
     name = environment.file.path.rpartition("/")[2]
     kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.definition)}"
     llama = f"llama.cpp {escaped(environment.versions.llama_cpp, 40)}"
@@ -36,6 +36,8 @@ def render(report: Report, limit: int = LIMIT) -> str:
     if failures := report.failures:
         told = [(rung.name, escaped(failure.what)) for rung, failure in failures[:MOST_FAILURES]]
         page.table((f"first of {report.n_failures:,} failures, in", "what"), told)
+    if report.waivers:
+        page.add(*(f"- Waiver, {use.state}: {escaped(use.words, 600)}" for use in report.waivers), "")
     if left := [(rung.name, u) for rung in report.rungs for u in rung.unverified]:
         rows = [(name, escaped(u.name, 100), escaped(u.why)) for name, u in left]
         page.fold(f"{len(left):,} could not be verified", ("rung", "what", "why"), rows)
