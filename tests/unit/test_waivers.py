@@ -25,6 +25,7 @@ from gguf_verify.waivers import REFERENCE, Waiver, apply, read_waivers
 from tests.support import records
 from tests.support.nights import SCRIPT, run_result, validator
 from tests.support.shown import json_of, text_of
+from tests.support.tools import ROOT
 
 WRONG = "blk.1.attn_k.weight"
 DAY, END = date(2026, 6, 1), date(2026, 12, 31)
@@ -252,3 +253,7 @@ def test_texts_of_the_file_are_escaped() -> None:
     shown = text_of(Kind.RUN, applied(failing(), waiver(tensor=WRONG, reason="\x1b[31mred")))
     assert "\\x1b[31mred" in shown
     assert "\x1b" not in shown
+
+
+def test_the_page_shows_the_reference() -> None:
+    assert f"```toml\n{REFERENCE}```" in (ROOT / "docs" / "waivers.md").read_text()
