@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from gguf_verify.support.cache import cache_dir
 from tests.support.tools import ROOT
 
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -47,7 +48,7 @@ def run_step(name: str, folder: Path, **variables: str) -> Ran:
     environment = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder),
         "RUNNER_TEMP": str(folder / "runner"), "GITHUB_ACTION_PATH": str(ROOT), "PYTHONPATH": str(ROOT / "harness"),
-        "COLUMNS": "80",
+        "COLUMNS": "80", "XDG_CACHE_HOME": str(cache_dir().parent),
         **{n: str(path) for n, path in files.items()}, **variables,
     }  # fmt: skip
     done = subprocess.run(

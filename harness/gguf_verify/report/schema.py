@@ -92,7 +92,7 @@ def _closed(schema: Any) -> Any:
         return {"$ref": "#/$defs/number"}
     made = {key: _closed(value) for key, value in schema.items() if key not in ("default", "discriminator")}
     if isinstance(made.get("description"), str):
-        made["description"] = made["description"].split("\n\n")[0].replace("\n", " ")
+        made["description"] = " ".join(made["description"].split("\n\n")[0].split())
     if schema.get("type") == "integer":
         made.pop("format", None)
     if "properties" in schema:

@@ -8,11 +8,16 @@ from tests.support.tools import ROOT
 
 _FOLDERS = ("harness", "docs", "examples", "scripts", ".github", ".ci")
 _SUFFIXES = {".py", ".md", ".yml", ".toml", ".html", ".cu", ""}
-_ADVICE = re.compile(r"(?:pip|pipx|uv|uvx)(?: pip)? (?:install |run )?(?:-\S+ )*['\"]?gguf[-_]verify\b")
+_ADVICE = re.compile(r"\b(?:install|pipx run|uvx) (?:-\S+ )*['\"]?gguf[-_]verify\b")
 
 
 def test_the_pattern_finds_advice() -> None:
-    for text in ("pip install gguf-verify", "pip install -q 'gguf-verify[cuda13]'", "pipx run gguf-verify"):
+    for text in (
+        "pip install gguf-verify",
+        "pip install -q 'gguf-verify[cuda13]'",
+        "pipx run gguf-verify",
+        "install gguf-verify[cuda12] or",
+    ):
         assert _ADVICE.search(text)
     for text in ("pip install ./gguf-verify", "pip install dist/gguf_verify-*.whl", "pip install '.[cuda13]'"):
         assert not _ADVICE.search(text)
