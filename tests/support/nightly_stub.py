@@ -109,7 +109,7 @@ elif word == "not-a-number":  # is read as a number
     made["rungs"][2]["details"][1]["other_m"] = "NaN"
     made["rungs"][2]["worst"]["kernel"]["utilisation"] = "Infinity"
     write(made)
-elif word in ("waived", "waived-lies", "waived-unused"):
+elif word in ("waived", "waived-lies", "waived-unused", "waived-says"):
     failing = {"blk.0": 4}
     made["rungs"][2] |= {"verdict": "waived", "failures": [{"what": "blk.0 row 3", "tensor": "blk.0"}], "n_failures": 4}
     made["rungs"][2] |= {"blamed": {"kernel": 4}, "failing": failing, "waived": failing}
@@ -117,6 +117,8 @@ elif word in ("waived", "waived-lies", "waived-unused"):
     use = {"what": "tensor blk.0", "reason": "issue 42", "until": "2999-01-31", "state": "applied", "failures": 4}
     if word == "waived-lies":
         made["rungs"][2]["waived"] = {"blk.0": 3}
+    if word == "waived-says":
+        made["rungs"][3]["verdict"] = "waived"
     if word == "waived-unused":
         use["state"] = "unused"
     write(made | {"waivers": [use]})

@@ -61,7 +61,9 @@ def test_a_refused_file_is_never_waived(tmp_path: Path) -> None:
     path.write_bytes(b"GGML" + TINY["Q4_0"].read_bytes()[4:])
     refused = run(path, readers=False, digest=False)
     held = written(tmp_path, f'finding = "{refused.refused.id}"')
-    assert run(path, readers=False, digest=False, waivers=held, today=DAY).exit_code == refused.exit_code == 4
+    again = run(path, readers=False, digest=False, waivers=held, today=DAY)
+    assert (again.exit_code, again.verdict) == (refused.exit_code, refused.verdict) == (4, "refused")
+    assert (again.waived, again.waivers[0].state) == (frozenset(), "unused")
 
 
 def test_a_wrong_kernel_is_waived_and_not_verified(tmp_path: Path) -> None:

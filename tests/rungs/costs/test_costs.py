@@ -66,6 +66,20 @@ def test_perplexity_and_divergence_are_those_of_the_logits(text: Path) -> None:
         assert value == pytest.approx(expected, rel=1e-6)
 
 
+def test_logits_are_those_of_their_tokens() -> None:
+    """Of the last tokens of a batch, as of the whole batch, and as of batches that end with them."""
+    with Llama() as llama:
+        llama.model.open(F16, 1)
+        tokens = llama.model.tokenize(SHORT.prompt)
+        llama.model.make_context(len(tokens))
+        whole, last = (llama.model.evaluate(tokens, first).logits for first in (0, len(tokens) - 3))
+        assert np.array_equal(last, whole[-3:])
+        for n in (1, 4):
+            (alone,) = llama.model.evaluate(tokens[:n], n - 1).logits
+            assert np.allclose(alone, whole[n - 1], atol=1e-3)
+            assert not np.allclose(alone, whole[n], atol=1e-1)
+
+
 def test_a_finer_type_costs_less_and_the_source_itself_nothing(text: Path) -> None:
     coarse, fine, none = costs(Q4_0, F16, text), costs(Q5_1, F16, text), costs(F16, F16, text)
     assert len(coarse.gemms) == len(fine.gemms) == len(none.gemms) == 22
