@@ -685,7 +685,7 @@ class WaiverUse(msgspec.Struct, frozen=True, kw_only=True):
         n = f"{self.failures:,} failure{'' if self.failures == 1 else 's'}"
         told = {
             "applied": f"{n}, until {self.until}: {self.reason}",
-            "expired": f"expired on {self.until}, so {n} count: {self.reason}",
+            "expired": f"expired on {self.until}, covers nothing ({n} would match): {self.reason}",
             "unused": f"matched nothing (until {self.until}: {self.reason})",
         }
         return f"{self.what}: {told[self.state]}"

@@ -181,11 +181,12 @@ if sys.argv[1:3] == ["-m", "venv"]:
     os.symlink(sys.argv[0], sys.argv[3] + "/bin/python")
 print("noise")
 """
-    done = run_step("Install gguf-verify", tmp_path, PYTHON=program(tmp_path, record))
+    packages = "torch '-r requirements.txt'"
+    done = run_step("Install gguf-verify", tmp_path, PYTHON=program(tmp_path, record), PACKAGES=packages)
     assert done.code == 0, done.err
     environment, cache = tmp_path / "runner" / "gguf-verify", tmp_path / ".cache" / "gguf-verify-action"
     assert (tmp_path / "calls").read_text().splitlines() == [
-        f"-m venv {environment} {cache}", f"-m pip install --quiet {ROOT}[llama] {cache}",
+        f"-m venv {environment} {cache}", f"-m pip install --quiet {ROOT}[llama] torch -r requirements.txt {cache}",
     ]  # fmt: skip
     assert done.outputs == {"program": f"{environment}/bin/gguf-verify"}
 
