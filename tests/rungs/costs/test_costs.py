@@ -13,6 +13,7 @@ from gguf_verify.costs import predictions
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, QuantizationCosts
 from gguf_verify.support.errors import EnvironmentFault, UsageError
+from tests.support import graphs
 from tests.support.tools import FIXTURES, assert_one_line, command_here
 
 F16, Q4_0, Q5_1 = (FIXTURES / f"tiny-{name}.gguf" for name in ("F16", "Q4_0", "Q5_1"))
@@ -100,12 +101,6 @@ def test_a_long_text_is_cut_into_chunks(text: Path, monkeypatch: pytest.MonkeyPa
     assert found.scored == 15 * found.chunks
 
 
-def test_without_a_text_the_prompt_is_predicted() -> None:
-    found = costs(Q4_0, F16).text
-    assert found.text == "the run's prompt"
-    assert found.scored >= 2
-
-
 def test_what_cannot_be_measured_is_said_and_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*_: object) -> None:
         raise EnvironmentFault("llama.cpp died in evaluate (SIGSEGV)")
@@ -130,3 +125,25 @@ def test_flags_that_do_not_fit_are_usage_errors(text: Path) -> None:
     assert_one_line(done, 2, "--source belongs to a verification")
     done = command_here(Q4_0, "--rungs", "bytes", "--source", FIXTURES / "no.gguf")
     assert_one_line(done, 4, "no.gguf")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["moe", "bert", pytest.param("deepseek", marks=pytest.mark.slow), pytest.param("t5", marks=pytest.mark.slow)],
+)
+def test_graphs_of_other_kinds(name: str, llama: Llama, tmp_path: Path) -> None:
+    """Experts, batched products, an encoder, an encoder-decoder model."""
+    paths = [graphs.MODELS[name](llama, tmp_path / f"{name}-{kind}.gguf", kind) for kind in ("Q4_0", "F16")]
+    found = verify(paths[0], rungs=["bytes"], options=SHORT, source=paths[1]).costs
+    quantized = [g for g in found.gemms if g.type == "Q4_0"]
+    assert quantized
+    assert all(0.01 < g.error < 0.2 for g in quantized)  # it is the same model, in 4 bits
+    if name == "moe":
+        assert {g.matrix for g in quantized if g.kind == "ffn_down_exps"} <= set(range(graphs.EXPERTS))
+        assert len({g.matrix for g in quantized if g.kind == "ffn_down_exps"}) > 1
+    if name in ("bert", "t5"):
+        assert found.left == (("predictions of tokens", "the model does not continue a text"),)
+        assert found.text is None
+    else:
+        assert found.text.kl_mean > 0
+        assert found.left == ()
