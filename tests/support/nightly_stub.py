@@ -20,7 +20,7 @@ def rung(name, substance):
     own = {
         "name": name, "verdict": "passed", "question": "?", "substance": [substance], "seconds": 0.25, "fault": None,
         "checked": {substance: 1}, "not_checked": {}, "unverified": [], "failures": [], "n_failures": 0, "worst": {},
-        "blamed": {}, "envelopes": [], "stages": {}, "fault_culprit": "environment",
+        "blamed": {}, "failing": {}, "waived": {}, "envelopes": [], "stages": {}, "fault_culprit": "environment",
         "diagnosis": None, "headroom": None, "heat_map": None, "figures": {}, "notes": [], "details": [],
     }  # fmt: skip
     if name == "layers":
@@ -52,7 +52,8 @@ def report():
     }  # fmt: skip
     substance = {"bytes": "blocks", "blocks": "blocks", "layers": "outputs", "tokens": "tokens"}
     return {"schema": 3, "verdict": "verified", "exit_code": 0, "environment": environment, "seconds": 1.0,
-            "changed": None, "command": kernel, "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
+            "changed": None, "command": kernel, "costs": None, "waivers": [],
+            "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
 
 
 def write(made):
@@ -108,6 +109,19 @@ elif word == "not-a-number":  # is read as a number
     made["rungs"][2]["details"][1]["other_m"] = "NaN"
     made["rungs"][2]["worst"]["kernel"]["utilisation"] = "Infinity"
     write(made)
+elif word in ("waived", "waived-lies", "waived-unused", "waived-says"):
+    failing = {"blk.0": 4}
+    made["rungs"][2] |= {"verdict": "waived", "failures": [{"what": "blk.0 row 3", "tensor": "blk.0"}], "n_failures": 4}
+    made["rungs"][2] |= {"blamed": {"kernel": 4}, "failing": failing, "waived": failing}
+    made |= {"verdict": "waived"}
+    use = {"what": "tensor blk.0", "reason": "issue 42", "until": "2999-01-31", "state": "applied", "failures": 4}
+    if word == "waived-lies":
+        made["rungs"][2]["waived"] = {"blk.0": 3}
+    if word == "waived-says":
+        made["rungs"][3]["verdict"] = "waived"
+    if word == "waived-unused":
+        use["state"] = "unused"
+    write(made | {"waivers": [use]})
 elif word == "nothing-checked":
     made["rungs"][2]["checked"] = {}
     write(made)

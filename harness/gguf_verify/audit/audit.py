@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ..gguf import Finding, GgufFile, Model, RefusedFile, Tensor, check_consiste
 from ..gguf.records import capped, finding
 from ..llama import Llama, LlamaRefused
 from ..llama.child import Child
+from ..results import WaiverUse
 from ..support.errors import (
     EXIT_ENVIRONMENT,
     EXIT_MALFORMED,
@@ -32,6 +34,8 @@ from ..support.errors import (
 )
 from ..support.progress import progress_bar
 from ..support.version import project_version
+from ..waivers import Waiver, read_waivers
+from ..waivers import today as current_day
 from .codes import unused_codes
 from .content import Content, content_findings, contents, sign_findings
 from .fingerprint import Fingerprint, fingerprint, patterns_of
@@ -45,7 +49,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class AuditOptions:
-    """The choices of the command line, whose help explains them."""
+    """The choices of the command line, whose help explains them.
+
+    Args:
+        today: the day that waivers are compared with; None for today in UTC.
+    """
 
     tensor: str | None = None
     source: Path | None = None
@@ -56,6 +64,8 @@ class AuditOptions:
     time_limit: float = 900.0
     verbose: bool = False
     progress: bool = True
+    waivers: Path | None = None
+    today: date | None = None
 
 
 def _gguf_version() -> str:
@@ -115,6 +125,8 @@ class Audit:
         changed: whether a file was changed while it was read, so that the findings need not be true of it.
         seconds: how long it took.
         command: the command that repeats it.
+        waivers: what became of the waivers that are about this file.
+        waived: the findings that a waiver covers.
     """
 
     path: Path
@@ -133,16 +145,19 @@ class Audit:
     changed: bool = False
     seconds: float = 0.0
     command: str = ""
+    waivers: tuple[WaiverUse, ...] = ()
+    waived: frozenset[Finding] = frozenset()
 
     @property
     def exit_code(self) -> int:
         """4 where the file was refused; 3 where it was changed meanwhile; 1 for an error, or for a warning if strict;
-        3 where the audit ended early; 5 where something could not be judged; else 0."""
+        3 where the audit ended early; 5 where something could not be judged; else 0. Findings that are waived do not
+        count."""
         if self.refused is not None:
             return EXIT_MALFORMED
         if self.changed:
             return EXIT_ENVIRONMENT
-        severities = {f.severity for f in self.findings}
+        severities = {f.severity for f in self.findings if f not in self.waived}
         if "error" in severities or (self.strict and "warning" in severities):
             return EXIT_MISMATCH
         if self.fault:
@@ -152,10 +167,18 @@ class Audit:
     @property
     def verdict(self) -> str:
         """In a word or two."""
+        if self.waived and self.exit_code == EXIT_VERIFIED:
+            return "waived"
         return {
             EXIT_VERIFIED: "clean", EXIT_MISMATCH: "wrong", EXIT_ENVIRONMENT: "broken off",
             EXIT_MALFORMED: "refused", EXIT_UNVERIFIED: "not everything verified",
         }[self.exit_code]  # fmt: skip
+
+    @property
+    def words(self) -> str:
+        """The verdict as reports say it: only what has no waived finding is "clean"."""
+        n = len(self.waived)
+        return f"clean with {n:,} waived finding{'' if n == 1 else 's'}" if self.verdict == "waived" else self.verdict
 
 
 def audit(
@@ -174,6 +197,7 @@ def audit(
     """
     start = time.perf_counter()
     options = options or AuditOptions()
+    known = () if options.waivers is None else read_waivers(options.waivers)
     with ExitStack() as stack:
         # the pool is left last: what runs in it ends when the files and the readers are closed
         pool = stack.enter_context(ThreadPoolExecutor(2))
@@ -186,9 +210,27 @@ def audit(
             source = stack.enter_context(open_model(options.source)) if options.source else None
             result = _readable(model, source, options, readers, pool, child)
     result.strict = options.strict
+    _waive(result, known, options.today or current_day())
     result.command = command
     result.seconds = time.perf_counter() - start
     return result
+
+
+def _waive(result: Audit, waivers: Sequence[Waiver], day: date) -> None:
+    """Waive findings that count; that a file is refused is never waived."""
+    mine = [w for w in waivers if w.of_audit(result.path.name)]
+    counts, waived = [0] * len(mine), set()
+    for f in result.findings:
+        if f.severity == "note" or (f.severity == "warning" and not result.strict) or f == result.refused:
+            continue
+        fitting = [i for i, w in enumerate(mine) if w.covers_finding(f.id, f.owner)]
+        valid = [i for i in fitting if not mine[i].expired(day)]
+        for i in valid[:1] or fitting:
+            counts[i] += 1
+        if valid:
+            waived.add(f)
+    result.waived = frozenset(waived)
+    result.waivers = tuple(w.use(n, day) for w, n in zip(mine, counts, strict=True))
 
 
 def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:

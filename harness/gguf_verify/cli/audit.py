@@ -46,6 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--map", action="store_true", help="show the byte map: every range of the file and its owner")
     add("--source", type=Path, metavar="FILE.gguf",
         help="also compare the file with what llama.cpp makes of this F16 or F32 file")  # fmt: skip
+    add("--waivers", type=Path, metavar="FILE.toml",
+        help="known findings, each with a reason and an end date, which do not count until then")  # fmt: skip
     add("--strict", action="store_true", help="count warnings as errors")
     add("--no-sha256", action="store_true", help="do not hash the file, which takes as long as the rest of the audit")
     add(
@@ -81,7 +83,7 @@ def run(argv: list[str]) -> int:
 
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
-    return [args.model, *([args.source] if args.source else [])]
+    return [path for path in (args.model, args.source, args.waivers) if path is not None]
 
 
 def _audit(args: argparse.Namespace, argv: list[str]) -> int:
@@ -92,7 +94,7 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
         options = AuditOptions(
             tensor=args.tensor, source=args.source, readers=not args.no_readers, digest=not args.no_sha256,
             strict=args.strict, threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose,
-            progress=on_terminal(),
+            progress=on_terminal(), waivers=args.waivers,
         )  # fmt: skip
         result = audit(args.model, options, spell(argv), child)
         return deliver(Kind.AUDIT, result, result.exit_code, form(args.verbose, args.map), files)
@@ -105,8 +107,8 @@ def _xray(args: argparse.Namespace) -> int:
     from ..gguf import open_model
     from ..llama import Llama
 
-    if args.map or args.source or args.strict:
-        raise UsageError("--map, --source and --strict belong to a whole audit, not to the x-ray of one block")
+    if args.map or args.source or args.strict or args.waivers:
+        raise UsageError("--map, --source, --strict and --waivers belong to a whole audit, not to one block's x-ray")
     files = asked_for(args, Kind.XRAY, *_inputs(args))
     offset = None if args.offset is None else parse_offset(args.offset)
     with open_model(args.model) as model:

@@ -69,6 +69,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--identify", action="store_true",
         help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
     add("--tensor", metavar="REGEX", help="verify only tensors whose name matches")
+    add("--source", type=Path, metavar="FILE.gguf",
+        help="the model that this one was quantized from: also measure what the quantization costs")  # fmt: skip
+    add("--source-text", type=Path, metavar="FILE",
+        help="compare predictions with the source's on this text (default: on the prompt)")  # fmt: skip
+    add("--waivers", type=Path, metavar="FILE.toml",
+        help="known mismatches, each with a reason and an end date, which do not fail the run until then")  # fmt: skip
     add("--repack", action="store_true",
         help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
     add("-v", "--verbose", action="store_true",
@@ -97,7 +103,8 @@ def run(argv: list[str]) -> int:
 def _run(args: argparse.Namespace, argv: list[str]) -> int:
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     _check(args)
-    files = asked_for(args, kind, args.model)
+    inputs = [path for path in (args.model, args.source, args.source_text, args.waivers) if path is not None]
+    files = asked_for(args, kind, *inputs)
     if any(writer.rung not in (None, *_rungs(args)) for writer in files):
         wrong = next(w for w in files if w.rung not in (None, *_rungs(args)))
         raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, and --rungs leaves it out")
@@ -110,7 +117,10 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
     if args.identify:
         found = identify_model(args.model, args.kernel, args.host, options, spell(argv))
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
-    report = verify(args.model, args.kernel, args.host, _rungs(args), options, spell(argv))
+    report = verify(
+        args.model, args.kernel, args.host, _rungs(args), options, spell(argv), source=args.source,
+        source_text=args.source_text, waivers=args.waivers,
+    )  # fmt: skip
     return deliver(kind, report, report.exit_code, form(args.verbose), files)
 
 
@@ -125,6 +135,10 @@ def _check(args: argparse.Namespace) -> None:
         ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
     )  # fmt: skip
     check_regex(args.tensor)
+    if args.identify and (args.source is not None or args.source_text is not None):
+        raise UsageError("--source belongs to a verification, not to --identify")
+    if args.identify and args.waivers is not None:
+        raise UsageError("--waivers belongs to a verification, not to --identify")
 
 
 def _prompt(args: argparse.Namespace) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
+from ..results import FileInfo
 from ..support.errors import MalformedFile
 from ..support.text import printable
 from .file import GgufFile, Tensor
@@ -74,6 +76,13 @@ class Model:
         if not self._digests:
             self._digests = tuple(part.mapped.sha256() for part in self.parts)
         return self._digests
+
+    def info(self) -> FileInfo:
+        """What a report says of the model's file."""
+        return FileInfo(
+            path=str(self.path), size=self.size, sha256=self.sha256(), architecture=self.architecture or "",
+            tensor_types=dict(Counter(t.type.name for t in self.tensors.values())),
+        )  # fmt: skip
 
     @property
     def changed(self) -> bool:

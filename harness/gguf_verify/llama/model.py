@@ -138,9 +138,9 @@ class LoadedModel:
                 return list(self._process.result("generate", header)["tokens"])
             on_token()
 
-    def evaluate(self, tokens: list[int]) -> Evaluation:
-        """Logits of all tokens in one batch, no node tapped."""
-        result, (logits,) = self._process.ask("evaluate", tokens=tokens, mode="plain", options={})
+    def evaluate(self, tokens: list[int], first: int = 0) -> Evaluation:
+        """Logits of the tokens from number `first` on, all evaluated in one batch, no node tapped."""
+        result, (logits,) = self._process.ask("evaluate", tokens=tokens, mode="plain", options={}, first=first)
         return Evaluation(logits, **result["seen"])
 
     def capture(

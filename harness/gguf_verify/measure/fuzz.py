@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of the GGUF parser.
 
-Atheris (pip install 'gguf-verify[fuzz]') makes files out of the crafted ones of the tests, keeps those that reach new
+Atheris (pip install atheris) makes files out of the crafted ones of the tests, keeps those that reach new
 code of gguf_verify.gguf, and looks for one on which the parser or the check of the metadata raises, breaks an invariant
 that holds for every file (tests/support/invariants.py), or takes more than 2 s or 1 GB. The exit code is 0 where it
 finds none. Otherwise it is 1, the file is saved, and the last line says how to repeat the failure.
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Fuzz, or run the given files; returns the exit code. Raises EnvironmentFault without atheris."""
     if not options.input and importlib.util.find_spec("atheris") is None:
-        raise EnvironmentFault("atheris is not installed: pip install 'gguf-verify[fuzz]'")
+        raise EnvironmentFault("atheris is not installed: pip install atheris")
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
         if options.input:

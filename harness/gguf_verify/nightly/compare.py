@@ -78,10 +78,10 @@ class Comparison:
         old, new: their numbers.
         compared: how many cells both nights have.
         verified: how many of those are verified in both.
-        new_failures: verified in the old night and not in the new one.
+        new_failures: verified or waived in the old night and neither in the new one.
         fixed: verified in the new night and not in the old one.
         still_failing: not verified in either, with the same outcome.
-        other_outcome: not verified in either, with different outcomes.
+        other_outcome: with different outcomes, neither better nor worse; also what is waived now.
         vanished: recorded in the old night; in the new one not planned or not run.
         appeared: recorded in the new night only.
         not_run: planned in the new night and recorded in neither.
@@ -188,7 +188,7 @@ def _changes(old: Night, new: Night) -> dict[str, tuple[Change, ...]]:
             continue
         if cell.verified and now.verified:
             continue
-        if cell.verified:
+        if cell.accepted and not now.accepted:
             kind = "new_failures"
         elif now.verified:
             kind = "fixed"

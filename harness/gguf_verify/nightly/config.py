@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +23,8 @@ from ..llama.backends import BACKENDS
 from ..results import DEFAULT_PROMPT
 from ..support.errors import UsageError
 from ..support.text import printable
+from ..support.toml import Mistake, read_toml, typed
+from ..waivers import Waiver, read_waivers
 from .records import Key
 
 #: A configuration with every key that there is.
@@ -39,6 +40,7 @@ models = ["tiny-Q4_0.gguf", "models/*.gguf"]              # files that are verif
 kernels = ["q8_1", "f32", "my_kernel.py:gemm"]            # as --kernel takes them; default: q8_1
 hosts = ["cpu"]                # as --host takes them; default: auto
 keep_reports = "failures"      # which runs' full reports the history keeps: "failures" or "all"
+waivers = "waivers.toml"       # known mismatches that do not fail a night until a date, as --waivers takes them
 
 [quantize]                     # more models: llama.cpp quantizes each source to each type
 sources = ["tiny-F16.gguf"]
@@ -62,16 +64,9 @@ variant = "NAME"
 KEEP_REPORTS = ("failures", "all")
 #: More cells than any night has time for.
 MOST_CELLS = 100_000
-_MOST_BYTES = 1 << 20
 _MOST_PROMPT = 100_000
 _NAME = re.compile(r"[\w.+-]{1,64}")
 _VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d*)?([.+-][\w.]+)?")
-#: What TOML calls the types that msgspec names.
-_TOML_TYPES = {
-    "str": "a string", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
-    "object": "a table",
-}  # fmt: skip
-
 #: No command line can hold a NUL.
 Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
 Names = Annotated[list[Text], Meta(min_length=1)]
@@ -120,6 +115,7 @@ class ConfigFile(Struct, frozen=True, kw_only=True):
     kernels: Names = msgspec.field(default_factory=lambda: [DEFAULT_KERNEL])
     hosts: Names = msgspec.field(default_factory=lambda: ["auto"])
     keep_reports: Text = KEEP_REPORTS[0]
+    waivers: Text | None = None
     quantize: dict[str, Any] | None = None
     prompts: dict[str, Any] | None = None
     variants: dict[str, Any] | None = None
@@ -136,6 +132,7 @@ class Config:
         models: all models of the matrix; those that are yet to be quantized have a type.
         prompts: name → text.
         variants: name → llama.cpp.
+        known: the waivers of the file that `file.waivers` names.
     """
 
     path: Path
@@ -145,10 +142,16 @@ class Config:
     models: tuple[Model, ...]
     prompts: dict[str, str]
     variants: dict[str, Variant]
+    known: tuple[Waiver, ...] = ()
 
     @property
     def folder(self) -> Path:
         return self.path.absolute().parent
+
+    @property
+    def waivers(self) -> Path | None:
+        """The file of known mismatches."""
+        return None if self.file.waivers is None else self.folder / self.file.waivers
 
     def kernel_path(self, kernel: str) -> Path | None:
         """The file of a kernel that the project does not ship."""
@@ -189,6 +192,7 @@ class Config:
         return {
             "n_predict": str(file.n_predict), "threads": str(file.threads), "time_limit": f"{file.time_limit:g}",
             "prompts": _digest(self.prompts), "variants": _digest(self.variants),
+            "waivers": _digest({w.words: w.reason for w in self.known}),
         }  # fmt: skip
 
 
@@ -198,38 +202,25 @@ def _digest(named: dict[str, Any]) -> str:
 
 def read_config(path: Path) -> Config:
     """Read a configuration. Raises UsageError with one line that names the file and the key."""
-    shown = printable(path.name or str(path))
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise UsageError(f"{shown}: the file has more than {_MOST_BYTES:,} bytes")
-        table = tomllib.loads(raw.decode())
-    except OSError as error:
-        raise UsageError(f"cannot read the configuration {shown}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{shown}: this is not TOML: {printable(str(error), 200)}") from None
+    table = read_toml(path, "configuration")
     try:
         return _config(path, table)
-    except _Mistake as error:
+    except Mistake as error:
         place, what = error.args
-        raise UsageError(f"{shown}: {printable(place, 100)}: {what}") from None
-
-
-class _Mistake(Exception):
-    """Arguments: the place of a key in the file, and what is wrong with its value."""
+        raise UsageError(f"{printable(path.name or str(path))}: {printable(place, 100)}: {what}") from None
 
 
 def _config(path: Path, table: dict[str, Any]) -> Config:
-    file = _typed(table, ConfigFile, "")
+    file = typed(table, ConfigFile, "")
     folder = path.absolute().parent
     history = folder / file.history
     if history.is_dir() or not history.parent.is_dir():
-        raise _Mistake("history", f"{printable(str(history), 200)} cannot be a file")
+        raise Mistake("history", f"{printable(str(history), 200)} cannot be a file")
     name = path.stem if file.name is None else file.name
     _check_name("name", name)
     models, prompts, variants = _models(file, folder), _prompts(file.prompts), _variants(file.variants)
-    config = Config(path, file, name, history, models, prompts, variants)
+    known = () if file.waivers is None else read_waivers(folder / file.waivers)
+    config = Config(path, file, name, history, models, prompts, variants, known)
     _check_known("keep_reports", file.keep_reports, KEEP_REPORTS, "nothing is called")
     _check_hosts("hosts", file.hosts)
     _check_kernels(config)
@@ -237,50 +228,28 @@ def _config(path: Path, table: dict[str, Any]) -> Config:
     hosts = sum(len(v.hosts or file.hosts) for v in config.variants.values())
     most = len(config.models) * len(file.kernels) * len(config.prompts) * hosts
     if most > MOST_CELLS:
-        raise _Mistake("models", f"the matrix has {most:,} cells, and at most {MOST_CELLS:,} are allowed")
+        raise Mistake("models", f"the matrix has {most:,} cells, and at most {MOST_CELLS:,} are allowed")
     config.cells("cpu")
     return config
 
 
-def _typed(value: Any, kind: Any, place: str) -> Any:
-    """A value of the file as `kind`. Raises _Mistake that names the key."""
-    before = f"{place}." if place else ""
-    if isinstance(value, dict) and hasattr(kind, "__struct_fields__"):
-        known = [entry.encode_name for entry in msgspec.structs.fields(kind)]
-        for key in value:
-            if key not in known:
-                raise _Mistake(f"{before}{key}", f"this key is not known; there are: {', '.join(known)}")
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        what, _, key = str(error).partition(" - at `$.")
-        key = key.rstrip("`")
-        if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
-            raise _Mistake(f"{before}{missing[1]}", "is missing") from None
-        expected = re.fullmatch(r"Expected `(\w+)[^`]*`(.*?)(, got `\w+`)?", what)
-        if expected:
-            what = f"must be {_TOML_TYPES[expected[1]]}{expected[2]}"
-        found = value.get(key.partition("[")[0]) if key else value
-        raise _Mistake(f"{before}{key}" if key else place, f"{what}, is {printable(repr(found), 60)}") from None
-
-
 def _check_name(place: str, name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise _Mistake(place, "a name consists of up to 64 letters, digits and . _ + -")
+        raise Mistake(place, "a name consists of up to 64 letters, digits and . _ + -")
 
 
 def _once(place: str, values: list[str]) -> list[str]:
     for value in values:
         if not value:
-            raise _Mistake(place, "contains an empty string")
+            raise Mistake(place, "contains an empty string")
         if values.count(value) > 1:
-            raise _Mistake(place, f"contains {printable(value, 60)} twice")
+            raise Mistake(place, f"contains {printable(value, 60)} twice")
     return values
 
 
 def _check_known(place: str, value: str, known: Any, what: str) -> None:
     if value not in known:
-        raise _Mistake(place, f"{what} {printable(value, 60)}; there are: {', '.join(known)}")
+        raise Mistake(place, f"{what} {printable(value, 60)}; there are: {', '.join(known)}")
 
 
 def _check_hosts(place: str, hosts: list[str]) -> None:
@@ -296,24 +265,24 @@ def _check_kernels(config: Config) -> None:
                 "kernels", kernel, [*FAMILIES, *KERNELS, "FILE.py:NAME", "FILE.cu:SYMBOL"], "no kernel is called"
             )
         elif not path.is_file():
-            raise _Mistake("kernels", f"{printable(kernel, 100)}: no such file")
+            raise Mistake("kernels", f"{printable(kernel, 100)}: no such file")
 
 
 def _models(file: ConfigFile, folder: Path) -> tuple[Model, ...]:
     found = [Model(path) for path in _files("models", file.models or [], folder)]
     if file.quantize is not None:
-        quantize = _typed(file.quantize, Quantize, "quantize")
+        quantize = typed(file.quantize, Quantize, "quantize")
         for name in _once("quantize.types", quantize.types):
             _check_known("quantize.types", name, FILE_TYPES, "llama.cpp quantizes no file to")
         sources = _files("quantize.sources", quantize.sources, folder)
         found += [Model(path, name) for path in sources for name in quantize.types]
     if not found:
-        raise _Mistake("models", "the matrix is empty: neither models nor [quantize] names a file")
+        raise Mistake("models", "the matrix is empty: neither models nor [quantize] names a file")
     names: dict[str, Path] = {}
     for model in found:
         if names.setdefault(model.path.name, model.path) != model.path:
             what = f"two models are called {printable(model.path.name, 60)}, so their cells could not be told apart"
-            raise _Mistake("models", what)
+            raise Mistake("models", what)
     return tuple(found)
 
 
@@ -327,11 +296,11 @@ def _files(place: str, patterns: list[str], folder: Path) -> list[Path]:
                 paths = sorted(path for path in base.glob(relative) if path.is_file())
             except (ValueError, NotImplementedError, OSError) as error:
                 what = f"{printable(pattern, 100)} is not a pattern: {printable(str(error), 100)}"
-                raise _Mistake(place, what) from None
+                raise Mistake(place, what) from None
         else:
             paths = [folder / pattern]
         if not paths or not paths[0].is_file():
-            raise _Mistake(place, f"{printable(pattern, 100)}: no such file")
+            raise Mistake(place, f"{printable(pattern, 100)}: no such file")
         found |= dict.fromkeys(Path(os.path.abspath(path)) for path in paths)
     return list(found)
 
@@ -339,17 +308,17 @@ def _files(place: str, patterns: list[str], folder: Path) -> list[Path]:
 def _named(place: str, table: dict[str, Any], kind: Any) -> dict[str, Any]:
     """A table whose keys are names that the user chose."""
     if not table:
-        raise _Mistake(place, "the table is empty")
+        raise Mistake(place, "the table is empty")
     for name in table:
         _check_name(f"{place}.{name}", name)
-    return {name: _typed(value, kind, f"{place}.{name}") for name, value in table.items()}
+    return {name: typed(value, kind, f"{place}.{name}") for name, value in table.items()}
 
 
 def _prompts(table: dict[str, Any] | None) -> dict[str, str]:
     prompts = {"default": DEFAULT_PROMPT} if table is None else _named("prompts", table, Text)
     for name, text in prompts.items():
         if not 0 < len(text.encode()) <= _MOST_PROMPT:
-            raise _Mistake(f"prompts.{name}", f"a prompt has from 1 to {_MOST_PROMPT:,} bytes")
+            raise Mistake(f"prompts.{name}", f"a prompt has from 1 to {_MOST_PROMPT:,} bytes")
     return prompts
 
 
@@ -357,7 +326,7 @@ def _variants(table: dict[str, Any] | None) -> dict[str, Variant]:
     variants = {"installed": Variant()} if table is None else _named("variants", table, Variant)
     for name, variant in variants.items():
         if variant.version is not None and not _VERSION.fullmatch(variant.version):
-            raise _Mistake(f"variants.{name}.llama-cpp-python", f"{printable(variant.version, 60)} is not a version")
+            raise Mistake(f"variants.{name}.llama-cpp-python", f"{printable(variant.version, 60)} is not a version")
         _check_known(f"variants.{name}.reference", variant.reference, BACKENDS, "no reference is called")
         _check_hosts(f"variants.{name}.hosts", variant.hosts or [])
     return variants
@@ -372,7 +341,7 @@ def _check_exclusions(config: Config) -> None:
     }  # fmt: skip
     for i, rule in enumerate(config.file.exclude):
         if not rule:
-            raise _Mistake(f"exclude[{i}]", "the table is empty and would exclude every cell")
+            raise Mistake(f"exclude[{i}]", "the table is empty and would exclude every cell")
         for name, value in rule.items():
             _check_known(f"exclude[{i}].{name}", name, known, "no part of a cell's key is called")
             names = sorted(printable(known_name, 60) for known_name in known[name])

@@ -231,6 +231,7 @@ class _Runner:
             "-t", str(config.file.threads), "--host", key.host, "--kernel", config.kernel_argument(key.kernel),
             "--reference", variant.reference, "--json", str(report), "--time-limit", f"{config.file.time_limit:g}",
             *(["--repack"] if variant.repack else []),
+            *([] if config.waivers is None else ["--waivers", str(config.waivers)]),
         ]  # fmt: skip
 
     def _say(self, line: str) -> None:

@@ -84,9 +84,11 @@ def _without_report(ended: Ended, code: int, flaw: str, last: str) -> tuple[Outc
 
 def _with_report(code: int, report: Report, claims: Claims, last: str) -> tuple[Outcome, str]:
     if code != EXIT_VERIFIED:
-        if claims.verdict == Outcome.VERIFIED:
-            return _BY_EXIT_CODE[code], f"exit code {code}, but its report says verified"
+        if claims.verdict in (Outcome.VERIFIED, Outcome.WAIVED):
+            return _BY_EXIT_CODE[code], f"exit code {code}, but its report says {claims.verdict}"
         return _BY_EXIT_CODE[code], _first_problem(report) or last.removeprefix(": ")
+    if claims.verdict == Outcome.WAIVED:
+        return _waived(report, claims)
     if claims.verdict != Outcome.VERIFIED:
         outcome = _BY_VERDICT.get(claims.verdict, Outcome.UNVERIFIED)
         return outcome, f'exit code 0, but its report says "{printable(claims.verdict, 60)}"'
@@ -99,6 +101,19 @@ def _with_report(code: int, report: Report, claims: Claims, last: str) -> tuple[
     if contradicted or claims.exit_code != EXIT_VERIFIED or report.verdict != claims.verdict:
         return Outcome.UNVERIFIED, "its report says verified and contradicts itself"
     return Outcome.VERIFIED, ""
+
+
+def _waived(report: Report, claims: Claims) -> tuple[Outcome, str]:
+    """Of a run that ended with exit code 0 and says that every failure is waived."""
+    stated = {rung.name: rung.verdict for rung in claims.rungs}
+    if lacking := [name for name in RUNGS if stated.get(name) not in ("passed", "waived")]:
+        return Outcome.UNVERIFIED, f"its report says waived, but not that these rungs passed: {', '.join(lacking)}"
+    derived = {rung.name: rung.verdict for rung in report.rungs}
+    applied = [use for use in report.waivers if use.state == "applied"]
+    agrees = report.verdict == claims.verdict and claims.exit_code == EXIT_VERIFIED
+    if derived != stated or not agrees or sum(use.failures for use in applied) != report.n_waived:
+        return Outcome.UNVERIFIED, "its report says waived and contradicts itself"
+    return Outcome.WAIVED, "; ".join(use.words for use in applied)
 
 
 def _first_problem(report: Report) -> str:
@@ -116,9 +131,11 @@ def _first_problem(report: Report) -> str:
 def _problem(report: Report) -> str:
     if report.fault:
         return report.fault
+    expired = "".join(f" (a waiver expired on {use.until})" for use in report.waivers if use.state == "expired")
     for rung in report.rungs:
-        if rung.failures:
-            return f"{rung.name}: {rung.failures[0].what}{_more(rung.n_failures)}"
+        counting = [f for f in rung.failures if f.tensor not in rung.waived]
+        if counting:
+            return f"{rung.name}: {counting[0].what}{_more(rung.n_failures - rung.n_waived)}{expired}"
     for rung in report.rungs:
         if rung.fault:
             return f"{rung.name}: {rung.fault}"

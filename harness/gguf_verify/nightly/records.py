@@ -12,9 +12,10 @@ from ..support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EX
 
 
 class Outcome(StrEnum):
-    """How a cell ended. Only `VERIFIED` is a pass."""
+    """How a cell ended. Only `VERIFIED` is a pass; a `WAIVED` one, all of whose failures are waived, fails no night."""
 
     VERIFIED = "verified"
+    WAIVED = "waived"
     MISMATCH = "mismatch"
     UNVERIFIED = "not everything verified"
     BROKEN_OFF = "broken off"
@@ -109,6 +110,11 @@ class Cell:
     def verified(self) -> bool:
         return self.outcome is Outcome.VERIFIED
 
+    @property
+    def accepted(self) -> bool:
+        """Verified, or every failure is waived."""
+        return self.outcome in (Outcome.VERIFIED, Outcome.WAIVED)
+
 
 @dataclass(frozen=True)
 class Night:
@@ -140,8 +146,8 @@ class Night:
 
     @property
     def exit_code(self) -> int:
-        """0 if every planned cell is verified; else 1 for a mismatch, 3 if a cell was broken off, crashed or ran out of
-        time, 4 for a malformed file, 5 if something is unverified or was not run."""
+        """0 if every planned cell is verified or waived; else 1 for a mismatch, 3 if a cell was broken off, crashed or
+        ran out of time, 4 for a malformed file, 5 if something is unverified or was not run."""
         outcomes = {cell.outcome for cell in self.cells.values()}
         for outcome, code in _EXIT_CODES.items():
             if outcome in outcomes:

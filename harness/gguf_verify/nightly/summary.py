@@ -71,7 +71,8 @@ class Verdict:
     """The first lines of a report.
 
     Args:
-        word: "verified", "regression", "not finished", "not everything verified" or "nothing was run".
+        word: "verified", "verified with N waived", "regression", "not finished", "not everything verified" or
+            "nothing was run".
         level: "good", "bad" or "warn".
         sentence: the counts.
         outcomes: outcome → cells, in the order of `Outcome`, those that were not run last.
@@ -160,6 +161,8 @@ def verdict(night: Night, comparison: Comparison | None = None) -> Verdict:
         word, level = "regression", "bad"
     elif found[NOT_RUN] or night.finished is None:
         word, level = "not finished", "warn"
+    elif good + found[Outcome.WAIVED] == len(cells) and good < len(cells):
+        word, level = f"verified with {found[Outcome.WAIVED]:,} waived", "warn"
     elif good < len(cells):
         word, level = "not everything verified", "bad" if found[Outcome.MISMATCH] else "warn"
     else:

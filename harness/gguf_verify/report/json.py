@@ -15,6 +15,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..results import SCHEMA_VERSION
 from ..support.plain import plain
 from .writer import Kind, Writer
@@ -78,20 +80,20 @@ def _cell(cell: Cell) -> dict[str, Any]:
 def of_audit(audit: Audit) -> dict[str, Any]:
     """An audit as plain objects.
 
-    kind "audit"; verdict "clean", "wrong", "refused", "broken off" or "not everything verified"; exit_code; header:
-    versions, file, sha256; seconds, command, strict; fault: what broke the audit off, or null; n_tensors: how many the
-    model has, of which `tensors` were looked at; findings: {severity, id, effect, part, start, stop, expected, found,
-    why, owner}; files: one a part, whose byte_map lists [start, stop, kind, owner, note]; tensors: {name, type, shape,
-    part, offset, bytes, statistics or null}, where `codes` counts each code from the lowest; fingerprints: {type,
-    blocks, consistent or null, rules: {producer, rule, obeying}}; readers: a list a part; source: null without
-    --source, else {tensor, differing, first: [row, block] or null, made: hex or null, unverified}; unverified: {name,
-    why}.
+    kind "audit"; verdict "clean", "waived", "wrong", "refused", "broken off" or "not everything verified"; exit_code;
+    header: versions, file, sha256; seconds, command, strict; fault: what broke the audit off, or null; n_tensors: how
+    many the model has, of which `tensors` were looked at; findings: {severity, id, effect, part, start, stop, expected,
+    found, why, owner}; waivers: {what, reason, until, state, failures}; files: one a part, whose byte_map lists [start,
+    stop, kind, owner, note]; tensors: {name, type, shape, part, offset, bytes, statistics or null}, where `codes`
+    counts each code from the lowest; fingerprints: {type, blocks, consistent or null, rules: {producer, rule,
+    obeying}}; readers: a list a part; source: null without --source, else {tensor, differing, first: [row, block] or
+    null, made: hex or null, unverified}; unverified: {name, why}.
     """
     fields = {
         "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict, "exit_code": audit.exit_code,
         "header": _header(audit.header), "seconds": audit.seconds, "command": audit.command,
         "strict": audit.strict, "fault": audit.fault, "n_tensors": audit.n_tensors,
-        "findings": [{"severity": f.severity, **asdict(f)} for f in audit.findings],
+        "findings": [{"severity": f.severity, "waived": f in audit.waived, **asdict(f)} for f in audit.findings],
         "files": [
             {"path": str(f.path), "size": f.size, "version": f.version, "alignment": f.alignment,
              "data_offset": f.data_offset, "refused": f.refused.id if f.refused else None,
@@ -109,6 +111,7 @@ def of_audit(audit: Audit) -> dict[str, Any]:
         ],
         "source": [_comparison(c) for c in audit.comparisons] if audit.header.source else None,
         "unverified": [{"name": name, "why": why} for name, why in audit.unverified],
+        "waivers": [msgspec.structs.asdict(use) for use in audit.waivers],
     }  # fmt: skip
     return _as_object(fields)
 

@@ -1,8 +1,9 @@
 """A night as JUnit XML: a test case for each cell, a suite for each variant of llama.cpp; `schemas/junit.xsd`.
 
 JUnit XML has no standard schema; this is what the dialects of Ant, Maven Surefire, Jenkins and GitLab have in common. A
-cell that is wrong is a failure; one that could not be judged, was not run or vanished is an error. No cell is
-`skipped`, which continuous integration takes for a pass. Characters that XML cannot hold, and those that do not print,
+cell that is wrong is a failure; one that could not be judged, was not run or vanished is an error. Only a cell all of
+whose failures are waived is `skipped`, which continuous integration takes for a pass; the reason is its message.
+Characters that XML cannot hold, and those that do not print,
 are escaped as at the terminal.
 """
 
@@ -20,7 +21,7 @@ from .writer import Kind, Writer
 
 
 class _Case(NamedTuple):
-    """A test case: `tag` is "", "failure" or "error"."""
+    """A test case: `tag` is "", "failure", "error" or "skipped"."""
 
     key: Key
     cell: Cell | None
@@ -51,6 +52,8 @@ def _cases(report: NightReport) -> Iterator[_Case]:
         key, cell = standing
         if standing.verified:
             yield _Case(key, cell, "", "", "")
+        elif cell is not None and cell.accepted:
+            yield _Case(key, cell, "skipped", standing.outcome, standing.reason)
         else:
             tag = "failure" if cell is not None and cell.outcome is Outcome.MISMATCH else "error"
             yield _Case(key, cell, tag, standing.outcome, standing.reason or changed.get(key, ""))
@@ -66,6 +69,7 @@ def _suite(night: Night, number: int, variant: str, cases: Sequence[_Case]) -> E
         "id": str(number), "package": "gguf-verify", "name": printable(variant) or "gguf-verify",
         "timestamp": _timestamp(night.started), "hostname": "localhost", "tests": str(len(cases)),
         "failures": str(tags.count("failure")), "errors": str(tags.count("error")),
+        "skipped": str(tags.count("skipped")),
         "time": f"{sum(case.cell.seconds for case in cases if case.cell is not None):.3f}",
     })  # fmt: skip
     properties = ET.SubElement(suite, "properties")
@@ -89,7 +93,8 @@ def _test_case(case: _Case) -> ET.Element:
         "time": f"{0.0 if cell is None else cell.seconds:.3f}",
     })  # fmt: skip
     if case.tag:
-        told = ET.SubElement(made, case.tag, {"type": case.kind, "message": printable(case.reason or case.kind, 1000)})
+        kind = {} if case.tag == "skipped" else {"type": case.kind}
+        told = ET.SubElement(made, case.tag, {**kind, "message": printable(case.reason or case.kind, 1000)})
         told.text = "\n".join(printable(line, 1000) for line in _evidence(case))
     return made
 

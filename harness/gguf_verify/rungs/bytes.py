@@ -80,7 +80,8 @@ def _report(result: RungResult, content: Content, differing: bool) -> None:
     room = max(0, MAX_FAILURES - len(result.failures))
     shown = content.bad[differing][:room]
     culprit: Culprit = "llama.cpp" if differing else "file"
-    result.fail_more(culprit, (content.n_differing if differing else scan.not_finite) - len(shown))
+    n_more = (content.n_differing if differing else scan.not_finite) - len(shown)
+    result.fail_more(culprit, n_more, tensor.name)
     for bad in shown:
         raw = tensor.blocks(bad.row, bad.row + 1)[0, bad.block]
         result.fail(

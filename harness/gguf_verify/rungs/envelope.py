@@ -233,7 +233,7 @@ class TypeProbes:
                 first = token, span.start + row
         if result is not self._result:
             for culprit, n in result.blamed.items():
-                self._result.fail_more(culprit, n)
+                self._result.fail_more(culprit, n, self._tensor.name)
         return first
 
     def _check_quantizer(self, kernel: Kernel, x: Floats, expected: Bytes) -> None:

@@ -122,7 +122,7 @@ def judge_output(
         )  # fmt: skip
         more[fault_of.culprit(int(m), int(n))] -= 1
     for culprit, n_more in more.items():
-        result.fail_more(culprit, n_more)
+        result.fail_more(culprit, n_more, tensor.name)
     return judgement
 
 

@@ -62,9 +62,14 @@ class Run:
     def close(self) -> None:
         """End the processes that were started."""
         self.__dict__.pop("backend", None)
-        for name in ("library", "session"):
-            if name in self.__dict__:
-                self.__dict__.pop(name).close()
+        if "library" in self.__dict__:
+            self.__dict__.pop("library").close()
+        self.close_session()
+
+    def close_session(self) -> None:
+        """End the process that holds the model, if it was started."""
+        if "session" in self.__dict__:
+            self.__dict__.pop("session").close()
 
     def semantics(self, fmt: WeightFormat) -> Semantics:
         """The declared semantics of what multiplies such weights: the run's kernel, or, where they are not quantized,

@@ -99,7 +99,7 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "device").symlink_to("/dev/zero")
     for name, said in (("nothing.gguf", "No such file"), ("\x1b[31m.gguf", "a directory"), ("fifo", "regular file"),
-                       ("loop", "symbolic links"), ("device", "regular file"), ("a\0b", "null byte"),
+                       ("loop", "symbolic links"), ("device", "regular file"), ("a\0b", "null (byte|character)"),
                        ("x" * 300, "name too long")):  # fmt: skip
         with pytest.raises(MalformedFile, match=said) as caught:
             open_model(tmp_path / name)

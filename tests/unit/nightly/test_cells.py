@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gguf_verify.nightly.records import Cell, Measure, Night, Outcome
 from gguf_verify.nightly.summary import NightReport
 from gguf_verify.report.writer import Kind
 from gguf_verify.support.supervised import Processes, Stopped
+from gguf_verify.waivers import REFERENCE
 from tests.support.processes import gone, wait_until
 from tests.support.shown import text_of
 from tests.support.stub_nights import STUB, run_stub, write_config
@@ -45,6 +47,10 @@ OUTCOMES = {
     "another-rung": (Outcome.UNVERIFIED, "exit code 0, but its report has an unknown rung nonsense"),
     "not-a-number": (Outcome.VERIFIED, ""),
     "nothing-checked": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
+    "waived": (Outcome.WAIVED, "tensor blk.0: 4 failures, until 2999-01-31: issue 42"),
+    "waived-lies": (Outcome.UNVERIFIED, "its report says waived and contradicts itself"),
+    "waived-says": (Outcome.UNVERIFIED, "its report says waived and contradicts itself"),
+    "waived-unused": (Outcome.UNVERIFIED, "its report says waived and contradicts itself"),
     "says-mismatch": (Outcome.MISMATCH, 'exit code 0, but its report says "mismatch"'),
     "three-rungs": (Outcome.UNVERIFIED, "its report says verified, but not that these rungs passed: tokens"),
     "one-failed": (Outcome.UNVERIFIED, "its report says verified, but not that these rungs passed: tokens"),
@@ -94,10 +100,21 @@ def test_every_outcome(tmp_path: Path) -> None:
     assert held["mismatch"].report.rungs[2].n_failures == 4
     assert held["mismatch"].report.verdict == "mismatch"
     lines = text_of(Kind.NIGHT, NightReport((night,)))
-    assert f"{len(OUTCOMES)} cells, 3 verified, 4 mismatch" in lines
+    assert f"{len(OUTCOMES)} cells, 3 verified, 1 waived, 4 mismatch" in lines
     assert "Traceback" not in lines
     assert sum(f"/{len(OUTCOMES)} " in line for line in said) == len(OUTCOMES)  # a line for each cell
     assert any(line.endswith(" left") for line in said)
+
+
+def test_the_waivers_of_the_configuration_reach_each_run(tmp_path: Path) -> None:
+    (tmp_path / "known.toml").write_text(REFERENCE)
+    stub = tmp_path / "stub.py"
+    stub.write_text(f"import sys\nopen({str(tmp_path / 'called')!r}, 'w').write(' '.join(sys.argv))\n")
+    for text, wanted in (('waivers = "known.toml"', True), ("", False)):
+        config = read_config(write_config(tmp_path, text, p="pass"))
+        run_night(config, Settings(harness=[sys.executable, "-I", "-S", str(stub)], say=lambda _: None))
+        called = (tmp_path / "called").read_text()
+        assert (f"--waivers {tmp_path / 'known.toml'}" in called) is wanted
 
 
 def test_all_reports_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:

@@ -28,6 +28,24 @@ def keys_of(changes: Sequence[object]) -> list[str]:
     return [change.key.prompt for change in changes]  # type: ignore[attr-defined]
 
 
+def test_a_waiver_breaks_nothing_and_repairs_nothing() -> None:
+    good, bad, waived = Outcome.VERIFIED, Outcome.MISMATCH, Outcome.WAIVED
+    table = {
+        "waived": (good, waived), "expired": (waived, bad), "known": (bad, waived), "repaired": (waived, good),
+        "both": (waived, waived),
+    }  # fmt: skip
+    sides = [
+        [cell_for(KEY._replace(prompt=name), outcomes[side]) for name, outcomes in table.items()] for side in (0, 1)
+    ]
+    old, new = (night_of(number, cells) for number, cells in enumerate(sides, 1))
+    found = compare([], old, new)
+    assert keys_of(found.new_failures) == ["expired"]
+    assert keys_of(found.other_outcome) == ["waived", "known"]
+    assert keys_of(found.fixed) == ["repaired"]
+    assert keys_of(found.still_failing) == ["both"]
+    assert found.exit_code() == 1
+
+
 def test_every_kind_of_change() -> None:
     good, bad, dead = Outcome.VERIFIED, Outcome.MISMATCH, Outcome.CRASHED
     table = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gguf_verify import waivers
 from gguf_verify.cli import main
 from gguf_verify.nightly.config import REFERENCE, ConfigFile, Variant, read_config
 from gguf_verify.nightly.records import Key
@@ -145,10 +146,12 @@ def test_the_reference_names_every_key(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "more.gguf").symlink_to(Q4_0)
     (tmp_path / "my_kernel.py").touch()
+    (tmp_path / "waivers.toml").write_text(waivers.REFERENCE)
     path = tmp_path / "reference.toml"
     path.write_text(REFERENCE)
     config = read_config(path)
     assert set(tomllib.loads(REFERENCE)) == {f.encode_name for f in msgspec.structs.fields(ConfigFile)}
     assert set(tomllib.loads(REFERENCE)["variants"]["NAME"]) == {f.encode_name for f in msgspec.structs.fields(Variant)}
     assert {model.type for model in config.models} == {"", "Q4_0", "Q6_K"}
+    assert [w.rung for w in config.known] == ["layers", None]
     assert f"```toml\n{REFERENCE}```\n" in (ROOT / "docs" / "nightly.md").read_text()

@@ -26,6 +26,7 @@ from gguf_verify.report import card, junit, markdown, scene, schema, shades
 from gguf_verify.report.html import block, charts, page
 from gguf_verify.report.html import night as of_night
 from gguf_verify.report.html import run as of_run
+from gguf_verify.report.markdown import night as night_markdown
 from gguf_verify.report.terminal.night import night_lines
 from gguf_verify.report.writer import Form, Kind, writers
 from gguf_verify.results import EmbeddingRecord, Failure, Options, Report, TypeEnvelope, Unverified
@@ -92,7 +93,26 @@ def test_verdict_of_a_night() -> None:
     assert verdict(replace(quiet, finished=None)).word == "not finished"
 
 
-@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.VERIFIED])
+def test_a_waived_cell_is_skipped_with_its_reason() -> None:
+    key, other = keys()[:2]
+    words = "tensor blk.0.*: 3 failures, until 2999-01-31: issue 42"
+    cells = {key: cell(key, 1, Outcome.WAIVED, words=words), other: cell(other, 1)}
+    night = replace(history(1)[0], planned=(key, other), cells=cells)
+    assert night.exit_code == 0
+    assert (verdict(night).word, verdict(night).level) == ("verified with 1 waived", "warn")
+    made = junit.render(NightReport((night,)))
+    junit_schema().validate(made)
+    root = ET.fromstring(made)
+    assert [s.get("skipped") for s in root] == ["1"]
+    assert root.find("testsuite/testcase/skipped").get("message") == words
+    for render in (night_markdown.render, page.night):
+        assert "issue 42" in render(NightReport((night,)))
+    wrong = replace(night, cells=cells | {other: cell(other, 1, Outcome.MISMATCH)})
+    assert wrong.exit_code == 1
+    assert verdict(wrong).word == "not everything verified"
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o not in (Outcome.VERIFIED, Outcome.WAIVED)])
 def test_no_other_outcome_is_a_pass(outcome: Outcome) -> None:
     key = keys()[0]
     night = replace(history(1)[0], planned=(key,), cells={key: cell(key, 1, outcome)})
@@ -118,7 +138,7 @@ def test_nothing_run_is_no_pass() -> None:
     root = ET.fromstring(junit.render(NightReport((night,))))
     assert root.find("testsuite/testcase/error") is not None
     junit_schema().validate(junit.render(NightReport((night,))))
-    for render in (markdown.render, page.night):
+    for render in (night_markdown.render, page.night):
         assert "othing was run" in render(NightReport((night,)))
     with pytest.raises(ValueError, match="no night"):
         NightReport(())
@@ -243,7 +263,7 @@ def test_lines_count_what_they_leave_out() -> None:
 
 
 def test_markdown() -> None:
-    made = markdown.render(report())
+    made = night_markdown.render(report())
     assert made.startswith("## ❌ Regression\n")
     assert made.index("What changed") < made.index("<details>")
     assert made.count("<details>") == made.count("</details>") == 2
@@ -251,7 +271,7 @@ def test_markdown() -> None:
 
 
 def test_markdown_of_hostile_names() -> None:
-    made = markdown.render(hostile_night())
+    made = night_markdown.render(hostile_night())
     assert len(made.encode()) < markdown.LIMIT
     assert "&#60;script&#62;" in made
     for row in (line for line in made.splitlines() if line.startswith("|")):
@@ -267,7 +287,7 @@ def test_markdown_stays_below_what_github_takes(many: str) -> None:
     night = replace(history(1)[0], planned=planned, cells={})
     some = listed if many == "changed" else listed[:1]
     compared = Comparison(0, 1, new_failures=tuple(Change(key, Outcome.VERIFIED, None, "words") for key in some))
-    made = markdown.render(NightReport((night,), compared))
+    made = night_markdown.render(NightReport((night,), compared))
     assert len(made.encode()) < markdown.LIMIT < 65_536
     shown = made.count("new failures |" if many == "changed" else "⚠️ not run")
     assert f"… and {3000 - shown:,} more" in made
@@ -757,9 +777,10 @@ def test_what_is_written_on_a_shade_can_be_read(theme: str) -> None:
 
 def test_flags_are_found() -> None:
     flags = {kind: {w.flag for w in writers(kind)} - {None} for kind in Kind}
-    assert flags[Kind.RUN] == {"--json", "--html", "--heat-map", "--card"}
+    assert flags[Kind.RUN] == {"--json", "--html", "--heat-map", "--card", "--markdown", "--annotations"}
     assert flags[Kind.NIGHT] == {"--json", "--html", "--junit", "--markdown"}
-    assert flags[Kind.AUDIT] == flags[Kind.XRAY] == flags[Kind.IDENTIFICATION] == {"--json"}
+    assert flags[Kind.XRAY] == flags[Kind.IDENTIFICATION] == {"--json"}
+    assert flags[Kind.AUDIT] >= {"--json", "--markdown", "--annotations"}
     assert all(any(w.flag is None for w in writers(kind)) for kind in Kind)
 
 

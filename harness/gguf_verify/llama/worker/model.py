@@ -62,6 +62,7 @@ class LoadedModel:
             "encoder": bool(lib.llama_model_has_encoder(self._model)),
             "decoder": bool(lib.llama_model_has_decoder(self._model)),
             "decoder_start": self._decoder_start(),
+            "added_bos": int(lib.llama_vocab_bos(self._vocab)) if lib.llama_vocab_get_add_bos(self._vocab) else -1,
         }, ()
 
     def _decoder_start(self) -> int:
@@ -128,18 +129,21 @@ class LoadedModel:
 
     def generate(self, tokens: list[int], n: int) -> Reply:
         """The greedy continuation, one token at a time, with no node tapped."""
-        logits = self._decode(tokens, all_logits=False)
+        logits = self._decode(tokens, len(tokens) - 1)
         out: list[int] = []
         while True:
             out.append(int(np.argmax(logits[-1])))
             protocol.send(self._link, {"event": "token"})
             if len(out) == n:
                 return {"tokens": out}, ()
-            logits = self._decode(out[-1:], all_logits=False, position=len(tokens) + len(out) - 1)
+            logits = self._decode(out[-1:], 0, position=len(tokens) + len(out) - 1)
 
-    def evaluate(self, tokens: list[int], mode: str, options: dict[str, Any], position: int = 0) -> Reply:
+    def evaluate(
+        self, tokens: list[int], mode: str, options: dict[str, Any], position: int = 0, first: int = 0
+    ) -> Reply:
         """Evaluate all tokens in one batch, from a position whose predecessors were evaluated last: logits
-        float32[len(tokens), n_vocab], or embeddings. Modes: plain, capture, graft.
+        float32[len(tokens) - first, n_vocab] of those from number `first` on, or embeddings. Modes: plain, capture,
+        graft.
 
         In capture and graft the parent gets an event for each product with weights and answers it; in graft its answer
         is the output with which the graph goes on.
@@ -147,7 +151,7 @@ class LoadedModel:
         tap = None if mode == "plain" else Tap(self._link, self._device, mode == "graft", **options)
         self._tap = tap
         try:
-            logits = self._decode(tokens, all_logits=True, position=position)
+            logits = self._decode(tokens, first, position)
         finally:
             self._tap = None
         if tap is None:
@@ -156,17 +160,17 @@ class LoadedModel:
             raise tap.failure
         return {"seen": tap.seen}, (logits,)
 
-    def _decode(self, tokens: list[int], all_logits: bool, position: int = 0) -> npt.NDArray[np.float32]:
+    def _decode(self, tokens: list[int], first: int, position: int = 0) -> npt.NDArray[np.float32]:
         lib = self._lib
         if position == 0:
             memory = lib.llama_get_memory(self._context)
             if memory:
                 lib.llama_memory_clear(memory, True)
             if self._source:
-                self._batch("llama_encode", self._source, True, 0)
-        self._batch("llama_encode" if self._embeds else "llama_decode", tokens, all_logits, position)
+                self._batch("llama_encode", self._source, 0, 0)
+        self._batch("llama_encode" if self._embeds else "llama_decode", tokens, first, position)
         if not self._embeds:
-            rows, width = len(tokens) if all_logits else 1, lib.llama_vocab_n_tokens(self._vocab)
+            rows, width = len(tokens) - first, lib.llama_vocab_n_tokens(self._vocab)
             out = lib.llama_get_logits(self._context)
         elif lib.llama_pooling_type(self._context) == lib.LLAMA_POOLING_TYPE_RANK:
             rows, width = 1, lib.llama_model_n_cls_out(self._model)
@@ -178,8 +182,8 @@ class LoadedModel:
             raise CallFailed("llama.cpp gives neither logits nor embeddings")
         return np.ctypeslib.as_array(c.cast(out, c.POINTER(c.c_float)), (rows, width)).copy()
 
-    def _batch(self, function: str, tokens: list[int], all_outputs: bool, position: int) -> None:
-        """llama_encode or llama_decode of tokens of one sequence."""
+    def _batch(self, function: str, tokens: list[int], first: int, position: int) -> None:
+        """llama_encode or llama_decode of tokens of one sequence, with outputs of those from number `first` on."""
         lib = self._lib
         n = len(tokens)
         batch = lib.llama_batch_init(n, 0, 1)
@@ -190,7 +194,7 @@ class LoadedModel:
                 batch.pos[i] = position + i
                 batch.n_seq_id[i] = 1
                 batch.seq_id[i][0] = 0
-                batch.logits[i] = all_outputs or i == n - 1
+                batch.logits[i] = i >= first
             code = getattr(lib, function)(self._context, batch)
             if code != 0:
                 raise CallFailed(f"{function} returned {code} for {n} tokens")

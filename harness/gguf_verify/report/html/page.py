@@ -21,6 +21,7 @@ from ...results import Report
 from ...support.stages import STAGES
 from ...support.text import printable
 from .. import scene, shades, words
+from . import costs as of_costs
 from . import night as of_night
 from . import run as of_run
 
@@ -29,7 +30,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def run(report: Report) -> str:
     """One run."""
-    return _environment().get_template("run.html").render(run=of_run.of(report), report=report)
+    return (
+        _environment().get_template("run.html").render(run=of_run.of(report), report=report, costs=of_costs.of(report))
+    )
 
 
 def night(report: NightReport) -> str:

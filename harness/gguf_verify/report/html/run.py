@@ -158,7 +158,7 @@ def of(report: Report, failures: int = 80) -> Run:
     whole = grid.of_layers(layers) if layers else None
     envelopes = [e for r in report.rungs for e in r.envelopes]
     return Run(
-        verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=_sentence(report),
+        verdict=report.words, level=LEVELS.get(report.verdict, "warn"), sentence=_sentence(report),
         margin=_margin(report), command=report.command,
         environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
         explained=_all_explained(report),

@@ -15,7 +15,7 @@ from ...audit.fingerprint import Fingerprint
 from ...gguf import Finding, GgufFile
 from ...support.text import printable
 from ..writer import Form
-from . import xray
+from . import waivers, xray
 from .console import STYLES, WARN, capped, facts, rendered, said, table
 
 #: What is shown without -v; the rest is counted.
@@ -215,7 +215,8 @@ def _source(audit: Audit) -> str:
 def _findings(audit: Audit) -> Iterator[Text]:
     for f in audit.findings:
         of_part = f" of part {f.part + 1}" if len(audit.files) > 1 or f.part else ""
-        yield said((f"{f.severity:<8}", STYLES[f.severity]), f"{f.id} at {_where(f)}{of_part}")
+        waived = " (waived)" if f in audit.waived else ""
+        yield said((f"{f.severity:<8}", STYLES[f.severity]), f"{f.id} at {_where(f)}{of_part}{waived}")
         yield Text(f"{'':8}found {f.found}; expected {f.expected}")
         yield Text(f"{'':8}{f.why}")
 
@@ -243,7 +244,8 @@ def _verdict(audit: Audit) -> Iterator[Text]:
     counts = ", ".join(f"{severities[s]} {s}{'' if severities[s] == 1 else 's'}" for s in ("error", "warning", "note"))
     part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
     looked = f" ({len(audit.contents):,} of {audit.n_tensors:,} tensors)" if part else ""
-    verdict = (audit.verdict.upper(), STYLES[audit.verdict])
+    yield from waivers.lines(audit.waivers)
+    verdict = (audit.words.upper(), STYLES[audit.verdict])
     yield said(verdict, f"{looked} in {audit.seconds:.1f} s: {counts}")
     if audit.exit_code and audit.command:
         yield Text(f"repeat with: {printable(audit.command)}")

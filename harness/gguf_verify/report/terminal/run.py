@@ -13,6 +13,7 @@ from ...results import CULPRITS, Environment, Failure, LocatedDiagnosis, Report,
 from ...support.text import printable
 from .. import grid
 from ..writer import Form
+from . import costs, waivers
 from .console import BAD, BOLD, STYLES, WARN, capped, facts, rendered, said, table
 from .heat_map import as_text
 
@@ -46,10 +47,14 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
     if form.verbose:
         yield ""
         yield from _details(report)
+    if report.costs is not None:
+        yield ""
+        yield from costs.parts(report.costs)
     yield ""
     yield from _failures(report)
     yield from _explained(report, form)
     yield from _unverified(report)
+    yield from waivers.lines(report.waivers)
     yield from _verdict(report)
 
 
@@ -181,7 +186,8 @@ def _failures(report: Report) -> Iterator[Text]:
             continue
         places.add(place)
         shown += 1
-        yield said((f"FAILED {rung.name}: ", BAD), printable(f.what, 600))
+        mark = ("WAIVED", WARN) if f.tensor in rung.waived else ("FAILED", BAD)
+        yield said((f"{mark[0]} {rung.name}: ", mark[1]), printable(f.what, 600))
         yield from (Text(_INDENT + line) for line in _numbers(f))
         if f.culprit != "kernel":
             yield Text(f"{_INDENT}at fault: {CULPRITS[f.culprit]}")
@@ -245,7 +251,7 @@ def _unless_uncovered(left: Unverified) -> str:
 
 def _verdict(report: Report) -> Iterator[Text]:
     passed = sum(rung.verdict == "passed" for rung in report.rungs)
-    verdict = (report.verdict.upper(), STYLES[report.verdict])
+    verdict = (report.words.upper(), STYLES[report.verdict])
     yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {len(report.rungs)} rungs passed")
     if report.culprits:
         yield Text(f"at fault: {report.at_fault}")

@@ -1,0 +1,9 @@
+"""What a quantization costs, measured against the model that it was made from: see `measure`.
+
+The costs are reported beside a verdict and never part of one. The room may import rungs, llama, gguf, formats, results
+and support.
+"""
+
+from .costs import measure, open_source, read_text
+
+__all__ = ["measure", "open_source", "read_text"]

@@ -1,0 +1,151 @@
+"""How far a model's predictions are from its source's: both evaluated by llama.cpp itself on the same text.
+
+Definitions are those of llama.cpp's `llama-perplexity` (tools/perplexity/perplexity.cpp): the text's tokens are cut
+into chunks of 512, the first token of a chunk becomes the vocabulary's BOS where the vocabulary adds one, and the
+predictions in the second half of each chunk are scored, which have at least half a chunk before them. With p the
+source's probabilities, q the model's, and t the next token of the text:
+
+    perplexity = exp(mean(−ln q[t]))
+    KL = Σ p·(ln p − ln q), of each prediction; reported are mean, percentiles (linear interpolation) and maximum
+    top-1 agreement = the share of predictions in which p and q have the same most probable token
+
+Unlike there, a text that is shorter than a chunk is one chunk by itself, and the source's logits are not rounded to 16
+bits in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..llama import Llama, LlamaRefused
+from ..results import TextCost
+from ..rungs import Run
+
+#: Tokens of a chunk, unless the text is shorter or the model was trained on fewer.
+CHUNK = 512
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+#: Predictions that are compared at a time: a vocabulary may have 2^18 tokens, of eight bytes each in float64.
+_AT_ONCE = 32
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+
+def measure(run: Run, source: Path, name: str, text: str, sha256: str) -> TextCost:
+    """The predictions of the run's model compared with its source's. Raises LlamaRefused, EnvironmentFault."""
+    run.close_session()  # two models at a time are enough
+    with _Predictor(run, run.model.path) as model, _Predictor(run, source) as before:
+        tokens = model.tokens(text)
+        if tokens != before.tokens(text):
+            raise LlamaRefused("the source splits the text into other tokens")
+        size = min(CHUNK, len(tokens), *(p.trained for p in (model, before) if p.trained > 0))
+        first = size // 2
+        if size - first < 2:
+            raise LlamaRefused(f"the text has {len(tokens)} tokens, which are too few to predict one")
+        chunks = [tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)]
+        for predictor in (model, before):
+            predictor.prepare(size)
+        scores = _Scores()
+        with run.bar("costs: predictions", len(chunks) * size, "token") as bar:
+            for chunk in chunks:
+                chunk = model.beginning(chunk)
+                expected = chunk[first + 1 :]
+                scores.add(before.logits(chunk, first)[:-1], model.logits(chunk, first)[:-1], expected)
+                bar.update(size)
+    return scores.cost(name=name, sha256=sha256, tokens=len(tokens), chunk=size, chunks=len(chunks))
+
+
+class _Predictor:
+    """A model in a llama.cpp process of its own."""
+
+    def __init__(self, run: Run, path: Path) -> None:
+        self._process = Llama(run.options.time_limit, run.options.verbose)
+        try:
+            self._model = self._process.model
+            options = run.options
+            self._info: dict[str, Any] = self._model.open(path, options.threads, options.repack, options.reference)
+        except BaseException:
+            self._process.close()
+            raise
+
+    def __enter__(self) -> _Predictor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.close()
+
+    @property
+    def trained(self) -> int:
+        """Tokens of context that it was trained on."""
+        return int(self._info["n_ctx_train"])
+
+    def tokens(self, text: str) -> list[int]:
+        return self._model.tokenize(text)
+
+    def prepare(self, size: int) -> None:
+        self._model.make_context(size)
+
+    def beginning(self, chunk: list[int]) -> list[int]:
+        """The chunk as it is evaluated: with BOS in the place of its first token, where the vocabulary adds one."""
+        bos = int(self._info["added_bos"])
+        return [bos, *chunk[1:]] if bos >= 0 else chunk
+
+    def logits(self, chunk: list[int], first: int) -> Floats:
+        """float32[len(chunk) - first, vocabulary], of the tokens from `first` on."""
+        return self._model.evaluate(chunk, first).logits
+
+
+class _Scores:
+    """What each prediction gave."""
+
+    def __init__(self) -> None:
+        self._divergences: list[float] = []
+        self._losses: list[float] = []
+        self._source_losses: list[float] = []
+        self._agreed = 0
+
+    def add(self, source: Floats, model: Floats, following: list[int]) -> None:
+        """Score predictions, float32[predictions, vocabulary], of the tokens that follow."""
+        if source.shape != model.shape:
+            raise LlamaRefused(f"the source predicts {source.shape[1]} tokens, the model {model.shape[1]}")
+        for rows, expected in _batches(len(following), np.asarray(following)):
+            log_p, log_q = _log_softmax(source[rows]), _log_softmax(model[rows])
+            if not (np.isfinite(log_p).all() and np.isfinite(log_q).all()):
+                raise LlamaRefused("its logits are not finite")
+            self._divergences += (np.exp(log_p) * (log_p - log_q)).sum(axis=1).tolist()
+            at = np.arange(len(expected))
+            self._source_losses += (-log_p[at, expected]).tolist()
+            self._losses += (-log_q[at, expected]).tolist()
+            self._agreed += int((log_p.argmax(axis=1) == log_q.argmax(axis=1)).sum())
+
+    def cost(self, name: str, sha256: str, tokens: int, chunk: int, chunks: int) -> TextCost:
+        found = np.asarray(self._divergences)
+        return TextCost(
+            text=name, sha256=sha256, tokens=tokens, chunk=chunk, chunks=chunks, scored=len(found),
+            perplexity=_perplexity(self._losses), source_perplexity=_perplexity(self._source_losses),
+            kl_mean=float(found.mean()), kl_max=float(found.max()),
+            kl_percentiles={f"{p:g}%": float(np.percentile(found, p)) for p in PERCENTILES},
+            top1=self._agreed / len(found),
+        )  # fmt: skip
+
+
+def _batches(n: int, expected: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+    for at in range(0, n, _AT_ONCE):
+        yield slice(at, at + _AT_ONCE), expected[at : at + _AT_ONCE]
+
+
+def _perplexity(losses: list[float]) -> float:
+    mean = math.fsum(losses) / len(losses)
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def _log_softmax(logits: Floats) -> Doubles:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    return np.asarray(wide - np.log(np.exp(wide).sum(axis=1, keepdims=True)))

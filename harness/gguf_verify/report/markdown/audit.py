@@ -1,0 +1,35 @@
+"""An audit: the verdict, the findings, and what could not be judged."""
+
+from __future__ import annotations
+
+from ...audit import Audit
+from .page import LIMIT, MARKS, Page, escaped
+
+_LEVELS = {"clean": "good", "wrong": "bad", "refused": "bad"}
+_SEVERITIES = {"error": "bad", "warning": "warn"}
+
+
+def render(audit: Audit, limit: int = LIMIT) -> str:
+    """The audit, below `limit` (at least 10,000) bytes."""
+    page, words = Page(limit), audit.words
+    page.add(f"## {MARKS[_LEVELS.get(audit.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
+    tensors = f"{len(audit.contents):,} of {audit.n_tensors:,} tensors read"
+    page.add(f"{escaped(audit.path.name, 100)}: {audit.header.size:,} bytes, {tensors}.", "")
+    if audit.fault:
+        page.add(f"Broken off: {escaped(audit.fault)}.", "")
+    if audit.findings:
+        ordered = sorted(audit.findings, key=lambda f: ("error", "warning", "note").index(f.severity))
+        rows = [
+            (f"{MARKS.get(_SEVERITIES.get(f.severity, ''), '')} {f.severity}", escaped(f.id, 60), f"{f.start:,}",
+             escaped(f.found), escaped(f.expected))
+            for f in ordered
+        ]  # fmt: skip
+        page.table(("", "finding", "byte", "found", "expected"), rows)
+    if audit.waivers:
+        page.add(*(f"- Waiver, {use.state}: {escaped(use.words, 600)}" for use in audit.waivers), "")
+    if audit.unverified:
+        left = [(escaped(name, 100), escaped(why)) for name, why in audit.unverified]
+        page.fold(f"{len(left):,} could not be judged", ("what", "why"), left)
+    digests = "" if audit.header.sha256 is None else f" · SHA-256 {', '.join(audit.header.sha256)}"
+    page.add(f"gguf-verify {audit.header.gguf_verify}{digests}")
+    return page.text

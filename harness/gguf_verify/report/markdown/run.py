@@ -1,0 +1,54 @@
+"""A run: the verdict, who is at fault, the diagnosis, the rungs, the first failures, what the quantization costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...results import Report, RungResult
+from .costs import add as add_costs
+from .page import LIMIT, MARKS, Page, escaped
+
+LEVELS = {"verified": "good", "mismatch": "bad", "passed": "good", "failed": "bad"}
+MOST_FAILURES = 5
+
+
+def render(report: Report, limit: int = LIMIT) -> str:
+    """The run, below `limit` (at least 10,000) bytes."""
+    page, environment = Page(limit), report.environment
+    words = report.words
+    page.add(f"## {MARKS[LEVELS.get(report.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
+    name = environment.file.path.rpartition("/")[2]
+    kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.definition)}"
+    llama = f"llama.cpp {escaped(environment.versions.llama_cpp, 40)}"
+    page.add(f"{escaped(name, 100)}: {kernel}, against {llama}.", "")
+    if report.culprits:
+        page.add(f"At fault: {escaped(report.at_fault)}.", "")
+    if means := environment.kernel.verified_means:
+        page.add(f"Verified here means: {escaped(means)}.", "")
+    if report.fault:
+        page.add(f"Broken off: {escaped(report.fault)}.", "")
+    for rung in report.rungs:
+        if rung.diagnosis is not None:
+            page.add(f"**Diagnosis** of {escaped(rung.diagnosis.tensor, 100)}:", "")
+            page.add(*(f"- {escaped(line)}" for line in rung.diagnosis.lines), "")
+    rungs = [_rung(rung) for rung in report.rungs]
+    page.table(("rung", "verdict", "checked", "worst utilisation"), rungs)
+    if failures := report.failures:
+        told = [(rung.name, escaped(failure.what)) for rung, failure in failures[:MOST_FAILURES]]
+        page.table((f"first of {report.n_failures:,} failures, in", "what"), told)
+    if report.waivers:
+        page.add(*(f"- Waiver, {use.state}: {escaped(use.words, 600)}" for use in report.waivers), "")
+    if left := [(rung.name, u) for rung in report.rungs for u in rung.unverified]:
+        rows = [(name, escaped(u.name, 100), escaped(u.why)) for name, u in left]
+        page.fold(f"{len(left):,} could not be verified", ("rung", "what", "why"), rows)
+    if report.costs is not None:
+        add_costs(page, report.costs)
+    digests = ", ".join(environment.file.sha256)
+    page.add(f"gguf-verify {environment.versions.gguf_verify} · SHA-256 of the model {digests}")
+    return page.text
+
+
+def _rung(rung: RungResult) -> Sequence[str]:
+    mark, worst = MARKS[LEVELS.get(rung.outcome, "warn")], rung.worst_utilisation
+    checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
+    return rung.name, f"{mark} {rung.outcome}", checked, "–" if worst is None else f"{worst:.3g}"

@@ -1,0 +1,158 @@
+"""Waivers: known mismatches, each with a reason and an end date, which do not fail a run until then.
+
+A waiver makes nothing right. A run whose failures are all waived ends with exit code 0 and says "verified with N
+waived", never "verified". What could not be checked at all is never waived. A waiver whose date has passed counts no
+longer, and is said; so is one that matched nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+from .results import Report, RungResult, WaiverState, WaiverUse
+from .support.errors import UsageError
+from .support.text import printable
+from .support.toml import Mistake, read_toml, typed
+
+#: More than anybody reads.
+MOST_WAIVERS = 1000
+
+#: A file with every key that there is.
+REFERENCE = """\
+[[waiver]]                     # a mismatch of a kernel; every key that is given must match
+model = "tiny-*.gguf"          # the model's file name; * ? [abc] match as in a shell
+kernel = "q8_1"                # the kernel, as a report names it
+tensor = "blk.0.attn_q.weight" # the tensor; this, or rung, must be given
+rung = "layers"                # bytes, blocks, layers or tokens
+fault = "code-order"           # the diagnosis must name this fault
+reason = "issue 42: the codes are in the old order until the loader is rewritten"
+until = 2027-01-31             # the last day on which it counts (UTC); reason and until must be given
+
+[[waiver]]                     # a finding of an audit
+finding = "GGUF-107-codes-unused"
+model = "tiny-*.gguf"
+tensor = "blk.*.ffn_down.weight"
+reason = "quantized by our own tool, which never uses the lowest code"
+until = 2027-01-31
+"""
+
+
+class Waiver(msgspec.Struct, frozen=True, kw_only=True):
+    """One waiver; `REFERENCE` shows what each key means. A key that is None matches everything."""
+
+    reason: str
+    until: date
+    model: str | None = None
+    kernel: str | None = None
+    tensor: str | None = None
+    rung: str | None = None
+    fault: str | None = None
+    finding: str | None = None
+
+    @property
+    def words(self) -> str:
+        """What it matches, in a line; not escaped."""
+        names = ("finding", "model", "kernel", "tensor", "rung", "fault")
+        return ", ".join(f"{name} {v}" for name in names if (v := getattr(self, name)) is not None)
+
+    def expired(self, today: date) -> bool:
+        """Whether its last day has passed."""
+        return today > self.until
+
+    def of_run(self, report: Report) -> bool:
+        """Whether it is about this model and this kernel."""
+        name = Path(report.environment.file.path).name
+        return self.finding is None and _fits(self.model, name) and _fits(self.kernel, report.environment.kernel.name)
+
+    def covers(self, report: Report, rung: RungResult, tensor: str) -> bool:
+        """Whether it is about the failures of a tensor ("" for those of no tensor) in a rung of `of_run`'s run."""
+        if not (_fits(self.rung, rung.name) and _fits(self.tensor, tensor)):
+            return False
+        if self.fault is None:
+            return True
+        told = [rung] if rung.diagnosis is not None else report.rungs
+        named = {match.id for r in told if r.diagnosis is not None for match in r.diagnosis.faults}
+        return self.fault in named
+
+    def of_audit(self, name: str) -> bool:
+        """Whether it is about findings in a file of this name."""
+        return self.finding is not None and _fits(self.model, name)
+
+    def covers_finding(self, finding: str, tensor: str) -> bool:
+        """Whether it is about a finding of this id, or of the number with which the id begins, of what it is of."""
+        if self.finding is None or not (finding == self.finding or finding.startswith(f"{self.finding}-")):
+            return False
+        return _fits(self.tensor, tensor)
+
+    def use(self, n: int, day: date) -> WaiverUse:
+        """The record for a report: it matched n failures."""
+        state: WaiverState = "expired" if self.expired(day) else "applied" if n else "unused"
+        return WaiverUse(what=self.words, reason=self.reason, until=self.until.isoformat(), state=state, failures=n)
+
+
+def _fits(pattern: str | None, name: str) -> bool:
+    return pattern is None or name == pattern or fnmatchcase(name, pattern)
+
+
+class _File(msgspec.Struct, frozen=True):
+    waiver: list[dict[str, object]] = []
+
+
+def read_waivers(path: Path | str) -> tuple[Waiver, ...]:
+    """The waivers of a file. Raises UsageError with one line that names the file and the key."""
+    path = Path(path)
+    table = read_toml(path, "waivers")
+    try:
+        held = typed(table, _File, "").waiver
+        if len(held) > MOST_WAIVERS:
+            raise Mistake("waiver", f"there are {len(held):,}, and at most {MOST_WAIVERS:,} are allowed")
+        return tuple(_waiver(entry, f"waiver[{i}]") for i, entry in enumerate(held))
+    except Mistake as error:
+        place, what = error.args
+        raise UsageError(f"{printable(path.name)}: {printable(place, 100)}: {what}") from None
+
+
+def _waiver(entry: dict[str, object], place: str) -> Waiver:
+    for key in ("reason", "until"):
+        if key not in entry:
+            raise Mistake(f"{place}.{key}", "is missing: a waiver has a reason and a last day")
+    if type(entry["until"]) is not date:
+        raise Mistake(f"{place}.until", "must be a date, written as in until = 2027-01-31, without quotes")
+    made: Waiver = typed(entry, Waiver, place)
+    for key, value in entry.items():
+        if isinstance(value, str) and not value.strip():
+            raise Mistake(f"{place}.{key}", "is empty")
+    if made.finding is None and made.tensor is None and made.rung is None:
+        raise Mistake(place, "would waive everything: name a tensor, a rung or an audit's finding")
+    if made.finding is not None and (made.kernel or made.rung or made.fault):
+        raise Mistake(place, "a finding of an audit has no kernel, rung or fault")
+    return made
+
+
+def today() -> date:
+    """In UTC, so that a waiver ends everywhere at the same time."""
+    return datetime.now(UTC).date()
+
+
+def apply(report: Report, waivers: Sequence[Waiver], day: date) -> None:
+    """Waive failures of a run: sets `RungResult.waived` and `Report.waivers`."""
+    mine = [waiver for waiver in waivers if waiver.of_run(report)]
+    counts = [0] * len(mine)
+    for rung in report.rungs:
+        rung.waived = {}
+        for tensor, n in rung.failing.items():
+            fitting = [i for i, waiver in enumerate(mine) if waiver.covers(report, rung, tensor)]
+            valid = [i for i in fitting if not mine[i].expired(day)]
+            for i in valid[:1] or fitting:
+                counts[i] += n
+            if valid:
+                rung.waived[tensor] = n
+    report.waivers = [waiver.use(n, day) for waiver, n in zip(mine, counts, strict=True)]
+
+
+__all__ = ["MOST_WAIVERS", "REFERENCE", "Waiver", "apply", "read_waivers", "today"]
