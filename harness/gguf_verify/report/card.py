@@ -42,7 +42,7 @@ def card(report: Report) -> Scene:
 def _head(report: Report, level: str) -> Iterator[Item]:
     yield Box(0, 0, WIDTH, 176, f"{level}-fill")
     yield Box(0, 172, WIDTH, 4, level)
-    word, most = report.verdict.upper(), 84.0
+    word, most = report.words.upper(), 84.0
     while text_width(word, most, True, False) > WIDTH - 2 * MARGIN - 150:
         most -= 2
     yield Words(MARGIN, 100, word, tone=level, size=most, bold=True, mono=False)
@@ -223,14 +223,14 @@ def _cut(text: str, width: float, size: float, bold: bool = False) -> str:
 def told(report: Report) -> str:
     """The card in words, for whoever does not see it."""
     e = report.environment
-    return f"{report.verdict.upper()}: {printable(e.file.path.rpartition('/')[2], 100)}, kernel {e.kernel.name}. " + (
+    return f"{report.words.upper()}: {printable(e.file.path.rpartition('/')[2], 100)}, kernel {e.kernel.name}. " + (
         f"{_said(report)}. It holds for {_holds(report)}."
     )
 
 
 def _render(report: Report, form: Form) -> str | bytes:
     made = card(report)
-    title = f"gguf-verify: {report.verdict.upper()}"
+    title = f"gguf-verify: {report.words.upper()}"
     if form.suffix == ".png":
         return scene.png(made, title, scale=1)
     return scene.svg(made, title, told(report), dark=False)
