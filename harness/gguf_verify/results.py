@@ -16,7 +16,14 @@ from typing import Literal
 
 import msgspec
 
-from .support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, Culprit
+from .support.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_INTERRUPTED,
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_VERIFIED,
+    Culprit,
+)
 
 #: Failures that a rung records one by one; the rest is counted.
 MAX_FAILURES = 20
@@ -28,7 +35,9 @@ DEFAULT_N_PREDICT = 32
 
 RungVerdict = Literal["passed", "failed", "unverified"]
 RungOutcome = Literal["passed", "failed", "unverified", "broken off"]
-ReportVerdict = Literal["verified", "mismatch", "broken off", "not everything verified"]
+ReportVerdict = Literal["verified", "mismatch", "interrupted", "broken off", "not everything verified"]
+#: What ended a run before its last rung: nothing, `Options.exit_first`, or a signal.
+EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM"]
 
 #: Culprit → its name in a sentence.
 CULPRITS: dict[Culprit, str] = {
@@ -64,6 +73,7 @@ class Options:
         sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
         progress: show progress bars.
+        exit_first: end the run after the first rung that fails.
     """
 
     prompt: str = DEFAULT_PROMPT
@@ -80,6 +90,7 @@ class Options:
     sanitize: bool = False
     verbose: bool = False
     progress: bool = True
+    exit_first: bool = False
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -622,10 +633,10 @@ class RungResult(msgspec.Struct, kw_only=True):
         if left not in self.unverified:
             self.unverified.append(left)
 
-    def note(self, line: str) -> None:
-        """Record what a reader should know, once."""
+    def note(self, line: str, first: bool = False) -> None:
+        """Record what a reader should know, once; `first`, before others, where it says what was not looked for."""
         if line not in self.notes:
-            self.notes.append(line)
+            self.notes.insert(0 if first else len(self.notes), line)
 
     def keep_headroom(self, found: Headroom | None) -> None:
         """Keep the one that is nearest to its limit."""
@@ -660,6 +671,8 @@ class Report(msgspec.Struct, kw_only=True):
         command: the command line that repeats the run.
         seconds: of the whole run.
         changed: where the file is no longer the one whose digest the environment holds, how that is known; else None.
+        ended_by: what ended the run before its last rung.
+        not_climbed: rungs that were asked for and not begun, because the run was ended before.
     """
 
     environment: Environment
@@ -667,19 +680,25 @@ class Report(msgspec.Struct, kw_only=True):
     command: str = ""
     seconds: float = 0.0
     changed: str | None = None
+    ended_by: EndedBy = ""
+    not_climbed: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """3 where the file was changed, so that nothing that was found need be true of it; else 1 for any mismatch;
-        else 3 where a rung was broken off; else 5 where something could not be verified."""
+        else 130 or 143 where a signal ended the run; else 3 where a rung was broken off; else 5 where something could
+        not be verified."""
         if self.changed:
             return EXIT_ENVIRONMENT
         verdicts = [r.verdict for r in self.rungs]
         if "failed" in verdicts:
             return EXIT_MISMATCH
+        if self.ended_by in EXIT_INTERRUPTED:
+            return EXIT_INTERRUPTED[self.ended_by]
         if any(r.fault for r in self.rungs):
             return EXIT_ENVIRONMENT
-        return EXIT_VERIFIED if verdicts and set(verdicts) == {"passed"} else EXIT_UNVERIFIED
+        whole = not self.ended_by and not self.not_climbed
+        return EXIT_VERIFIED if whole and verdicts and set(verdicts) == {"passed"} else EXIT_UNVERIFIED
 
     @property
     def fault(self) -> str | None:
@@ -692,6 +711,7 @@ class Report(msgspec.Struct, kw_only=True):
         words: dict[int, ReportVerdict] = {
             EXIT_VERIFIED: "verified",
             EXIT_MISMATCH: "mismatch",
+            **dict.fromkeys(EXIT_INTERRUPTED.values(), "interrupted"),
             EXIT_ENVIRONMENT: "broken off",
             EXIT_UNVERIFIED: "not everything verified",
         }
@@ -712,11 +732,16 @@ class Report(msgspec.Struct, kw_only=True):
             for culprit, n in rung.blamed.items():
                 found[culprit] = found.get(culprit, 0) + n
         for rung in self.rungs:
-            left: list[Culprit] = [u.culprit for u in rung.unverified] + [rung.fault_culprit] * (rung.fault is not None)
-            if rung.verdict == "unverified" and not left:
+            left: list[Culprit] = [u.culprit for u in rung.unverified]
+            interrupted = rung.fault is not None and rung.fault_culprit == "coverage"  # a signal is nobody's fault
+            if rung.fault is not None and not interrupted:
+                left.append(rung.fault_culprit)
+            if rung.verdict == "unverified" and not left and not (interrupted and self.ended_by):
                 left = ["coverage"]
             for culprit in left:
                 found[culprit] = found.get(culprit, 0) + 1
+        if not found and self.ended_by:  # before anything was wrong
+            found["coverage"] = max(1, len(self.not_climbed))
         return found
 
     @property

@@ -9,8 +9,9 @@ import io
 import sys
 from collections.abc import Sequence
 
-from ..support.errors import HarnessError, say
+from ..support.errors import EXIT_INTERRUPTED, INTERRUPTED, HarnessError, Interrupted, say
 from ..support.supported import check_machine
+from .interrupts import interruptible
 
 #: The command of a command line that names none.
 DEFAULT = "verify"
@@ -23,14 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        check_machine()
-        return _run(argv)
+        with interruptible():
+            check_machine()
+            return _run(argv)
     except HarnessError as error:
-        say(str(error))
+        say(f"{error} [{error.id}]" if error.id else str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
+    except KeyboardInterrupt as error:
+        say(INTERRUPTED)
+        return EXIT_INTERRUPTED["SIGTERM" if isinstance(error, Interrupted) else "SIGINT"]
 
 
 def _run(argv: list[str]) -> int:

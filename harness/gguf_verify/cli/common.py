@@ -77,7 +77,8 @@ def on_terminal() -> bool:
 def spell(argv: Sequence[str]) -> str:
     """The command line that ends in `argv`, for repeating it: with the command's name, where there was one."""
     given = sys.argv[1:] if sys.argv[-len(argv) :] == argv else argv
-    return shlex.join([Path(sys.argv[0]).name, *given])
+    name = Path(sys.argv[0]).name
+    return shlex.join([*(["python", "-m", "gguf_verify"] if name == "__main__.py" else [name]), *given])
 
 
 @contextlib.contextmanager
@@ -157,15 +158,29 @@ def check_output(path: Path, *inputs: Path, flag: str) -> None:
         raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
 
 
-def form(verbose: bool = False, byte_map: bool = False) -> Form:
+#: Columns of a report that is piped.
+PIPED_WIDTH = 80
+#: A narrower terminal gets this width, below which tables are of no use.
+LEAST_WIDTH = 40
+
+
+def form(verbose: bool = False, byte_map: bool = False, piped_width: int | None = None) -> Form:
     """How standard output shows a report: in colour, with block characters and no wider than the terminal, if it is
-    one and can; else plain and unwrapped."""
+    one and can; else plain and as wide as `piped_width`, or unwrapped."""
     shown = sys.stdout is not None and sys.stdout.isatty()
     able = shown and os.environ.get("TERM") != "dumb"
     return Form(
         verbose=verbose, byte_map=byte_map, colour=able and not os.environ.get("NO_COLOR"), blocks=shows_blocks(),
-        width=shutil.get_terminal_size().columns if shown else None,
+        width=max(LEAST_WIDTH, shutil.get_terminal_size().columns) if shown else piped_width,
     )  # fmt: skip
+
+
+def error_form() -> Form:
+    """How standard error shows lines: as `form`, by what standard error is."""
+    shown = on_terminal()
+    able = shown and os.environ.get("TERM") != "dumb"
+    width = shutil.get_terminal_size().columns if shown else PIPED_WIDTH
+    return Form(colour=able and not os.environ.get("NO_COLOR"), width=max(LEAST_WIDTH, width))
 
 
 def shows_blocks() -> bool:

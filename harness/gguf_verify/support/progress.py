@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,3 +27,10 @@ def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[A
         dynamic_ncols=True,
     )
     return bar
+
+
+def print_above_bars(text: str) -> None:
+    """Print lines on standard error; a bar that is shown there stays below them."""
+    with contextlib.suppress(OSError):
+        submodule("tqdm.std").tqdm.write(text, file=sys.stderr, end="")
+        sys.stderr.flush()
