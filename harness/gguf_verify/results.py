@@ -216,6 +216,8 @@ class Failure(msgspec.Struct, frozen=True):
         got, expected, bound, utilisation: the numbers, where it is about numbers.
         matrix: which of the tensor's matrices (experts) the row is in, where it holds several.
         culprit: who is at fault.
+        cause: what further failures of the same cause have in common, of which a rung records the first only; "" for
+            a failure that stands for itself.
     """
 
     what: str
@@ -232,6 +234,7 @@ class Failure(msgspec.Struct, frozen=True):
     part: int = 0
     matrix: int | None = None
     culprit: Culprit = "kernel"
+    cause: str = ""
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -610,8 +613,10 @@ class RungResult(msgspec.Struct, kw_only=True):
         self.not_checked[kind] = self.not_checked.get(kind, 0) + n
 
     def fail(self, failure: Failure, n: int = 1) -> None:
-        """Record a failure that stands for n of them."""
+        """Record a failure that stands for n of them; one of a cause that is recorded is only counted."""
         self.fail_more(failure.culprit, n)
+        if failure.cause and any(f.cause == failure.cause for f in self.failures):
+            return
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(failure)
 

@@ -90,7 +90,7 @@ def _epilog() -> str:
     kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
     others = "\n".join(f"  gguf-verify {c.name:<9}{c.summary}" for c in commands().values() if c is not COMMAND)
     codes = EXIT_CODES.format(verified="verified", mismatch="a mismatch was found")
-    return f"kernels:\n{kernels}\n\nother commands, each with a --help of its own:\n{others}\n\n{codes}"
+    return f"other commands, each with a --help of its own:\n{others}\n\nkernels:\n{kernels}\n\n{codes}"
 
 
 def run(argv: list[str]) -> int:

@@ -36,7 +36,7 @@ def gpu_fault() -> str | None:
     try:
         import cupy
     except ImportError:
-        return "CuPy is not installed (pip install gguf-verify[cuda13], or [cuda12])"
+        return "CuPy is not installed (pip install cupy-cuda13x, or cupy-cuda12x)"
     except Exception as error:  # CuPy checks its libraries as it is imported
         return f"CuPy cannot be imported: {str(error).splitlines()[0]}"
     try:
@@ -65,7 +65,7 @@ class CupyHost(Host):
     def __init__(self) -> None:
         fault = gpu_fault()
         if fault is not None:
-            raise EnvironmentFault(f"the GPU host cannot be used: {fault}")
+            raise EnvironmentFault(f"the GPU host cannot be used: {fault}", "host-not-usable")
         import cupy
 
         self._cupy = cupy

@@ -35,7 +35,7 @@ def _library() -> c.CDLL:
                 return c.CDLL(name)
             except OSError:
                 continue
-    raise EnvironmentFault("NVRTC was not found: install gguf-verify[cuda12] or gguf-verify[cuda13]")
+    raise EnvironmentFault("NVRTC was not found: pip install nvidia-cuda-nvrtc (for CUDA 12: nvidia-cuda-nvrtc-cu12)")
 
 
 def version() -> tuple[int, int]:

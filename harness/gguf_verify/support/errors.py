@@ -91,6 +91,8 @@ class KernelFault(HarnessError):
 
     exit_code = EXIT_MISMATCH
     culprit: ClassVar[Culprit] = "kernel"
+    #: What further faults of the same cause have in common, such as the line that raised; "" where nothing does.
+    cause = ""
 
 
 class OracleFault(KernelFault):

@@ -191,7 +191,7 @@ def _by_tensor(report: Report) -> Table:
     left = {rung.name: rung.n_failures - sum(counts[name].get(rung.name, 0) for name in shown) for rung in wrong}
     if any(left.values()):
         others = len(tensors) - len(shown)
-        words = f"… {others} more tensors" if others else "not counted by tensor" if shown else "of the whole rung"
+        words = "… all others" if others else "not counted by tensor" if shown else "of the whole rung"
         made.add_row(Text(words), *(f"{left[rung.name]:,}" for rung in wrong))
     return made
 
