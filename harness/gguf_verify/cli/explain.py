@@ -163,7 +163,7 @@ def _listed() -> Iterator[str]:
         if e.kind != kind:
             yield from (*([""] if kind else []), e.kind)
             kind = e.kind
-        yield textwrap.shorten(f"  {e.id}: {e.what}", _WIDTH, placeholder=" …")
+        yield "  " + textwrap.shorten(f"{e.id}: {e.what}", _WIDTH - 2, placeholder=" …")
 
 
 COMMAND = Command("explain", "say what an id of a message or report means, and what to do", build_parser, run)

@@ -28,7 +28,7 @@ from tests.support.foreign_runs import EXAMPLES, KERNELS, Q4_0, altered, multipl
 from tests.support.needs import need
 from tests.support.processes import gone
 from tests.support.shown import text_of
-from tests.support.tools import ROOT, assert_one_line, cli
+from tests.support.tools import ROOT, assert_one_line, cli, flat
 
 
 @pytest.mark.parametrize("name", ["right", "plain", "dlpack", "into_out", "prints", "float_activations", "on_device"])
@@ -236,7 +236,7 @@ def test_command_line(tmp_path: Path) -> None:
     arguments = (Q4_0, "--tensor", "blk.0.attn_k", "--rungs", "blocks", "--host", "cpu", "-t", 1)
     done = cli(*arguments, "--kernel", f"{KERNELS}:raises")
     assert done.returncode == 1
-    assert "blk.0.attn_k.weight: the kernel raised ValueError: first line" in done.stdout
+    assert "blk.0.attn_k.weight: the kernel raised ValueError: first line" in flat(done.stdout)
     assert "Traceback" not in done.stdout + done.stderr
 
 

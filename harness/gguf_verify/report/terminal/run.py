@@ -48,7 +48,7 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
     top += [*_left(report, form), *_repeat(report), "", _rungs(report), ""]
     yield from top
     if report.n_failures:
-        yield facts(_fitted([*_about(report)], form, 0))
+        yield facts(_fitted([*_about(report)], form, MOST_LINES))
         if not form.verbose:
             yield from wrapped(Text(f"-v shows {_more(report)}", DIM), form.width)
     else:
@@ -298,13 +298,19 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 class _Fact(NamedTuple):
-    """Words beside a label: they get one line, or where there is room up to `most`. What stands at the `end` is kept
-    where the words are cut."""
+    """Words beside a label.
+
+    Args:
+        most: lines that it may have where there is room.
+        end: what is kept where the words are cut.
+        spare: 0 for what is always shown; others are left out where there is no room, those of large numbers first.
+    """
 
     label: str
     words: str
     most: int = 1
     end: str = ""
+    spare: int = 0
 
 
 def _holds(report: Report, form: Form, used: int) -> Iterator[RenderableType]:
@@ -315,21 +321,30 @@ def _holds(report: Report, form: Form, used: int) -> Iterator[RenderableType]:
 
 
 def _fitted(listed: Sequence[_Fact], form: Form, room: int) -> Iterator[tuple[str, str]]:
-    """The facts in so many lines, where each has one at least; with -v or without a width nothing is cut."""
+    """The facts in so many lines; with -v or without a width nothing is cut or left out."""
     if form.width is None or form.verbose:
         yield from ((fact.label, fact.words + fact.end) for fact in listed)
         return
     width = max(20, form.width - LABEL)
-    room -= len(listed)
-    for fact in listed:
-        lines = textwrap.wrap(fact.words + fact.end, width)
-        given = max(1, min(len(lines), fact.most, 1 + room))
-        room -= given - 1
-        if len(lines) > given:
-            end = fact.end or " (-v)"
-            last = " ".join(lines[given - 1 :])[: width - len(end) - 1].rstrip(" ,;:(")
-            lines = [*lines[: given - 1], last + ELLIPSIS + end]
-        yield fact.label, "\n".join(lines)
+    wrapped_lines = [textwrap.wrap(fact.words + fact.end, width) for fact in listed]
+    given = [0 if fact.spare else 1 for fact in listed]
+    for i, fact in sorted(enumerate(listed), key=lambda item: item[1].spare):
+        if not given[i]:
+            given[i] = int(sum(given) < room)
+        if given[i]:
+            given[i] += max(0, min(len(wrapped_lines[i]), fact.most, 1 + room - sum(given)) - 1)
+    label = ""
+    for fact, lines, n in zip(listed, wrapped_lines, given, strict=True):
+        label = fact.label or label
+        if n:
+            yield label, "\n".join(lines if n >= len(lines) else _cut(lines, n, width, fact.end or " (-v)"))
+            label = ""
+
+
+def _cut(lines: list[str], n: int, width: int, end: str) -> list[str]:
+    """The first n lines, of which the last says that there are more."""
+    last = " ".join(lines[n - 1 :])[: width - len(end) - 1].rstrip(" ,;:(")
+    return [*lines[: n - 1], last + ELLIPSIS + end]
 
 
 def _inside(report: Report) -> Iterator[_Fact]:
@@ -342,7 +357,7 @@ def _inside(report: Report) -> Iterator[_Fact]:
         if found:
             worst, _ = max(found, key=lambda of: math.inf if math.isnan(of[0].utilisation) else of[0].utilisation)
             where = printable(worst.where, 200)
-            yield _Fact(label, f"{who} {worst.utilisation:.3g} of the bound, at {where}")
+            yield _Fact(label, f"{who} {worst.utilisation:.3g} of the bound, at {where}", spare=0 if of_kernel else 3)
             label = ""
 
 
@@ -356,17 +371,18 @@ def _envelope(report: Report) -> Iterator[_Fact]:
         beside = "" if e.under_test else "; not the kernel under test"
         groups.setdefault(f"{sizes}{domain}{beside}", []).append(e.type)
     for i, (words, types) in enumerate(list(groups.items())[:MOST_ENVELOPES]):
-        yield _Fact("" if i else "holds for", f"{', '.join(types)}: {words}", 2)
+        yield _Fact("" if i else "holds for", f"{', '.join(types)}: {words}", 2, spare=6 if i else 0)
     if found:
         calls, brief = sum(e.calls for e in found), any(e.probes != "full" for e in found)
         values = list(dict.fromkeys(value for e in found for value in e.values))
         plan = f"{calls:,} calls of plan {found[0].plan}{', brief' if brief else ''}"
-        more = "" if len(groups) <= MOST_ENVELOPES else f"; {len(groups) - MOST_ENVELOPES} more envelopes (-v)"
+        more = "" if len(groups) < 2 else f"; {len(groups)} envelopes in all (-v)"
         yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more)
     if large := [words for e in found for words in e.indices]:
-        yield _Fact("", f"{len(large)} launches too large to run whole, by single thread blocks: {'; '.join(large)}")
+        words = f"{len(large)} launches too large to run whole, by single thread blocks: {'; '.join(large)}"
+        yield _Fact("", words, spare=2)
     if grids := [words for e in found for words in e.grids]:
-        yield _Fact("", f"CUDA launches its grids of {' and '.join(grids)}")
+        yield _Fact("", f"CUDA launches its grids of {' and '.join(grids)}", spare=8)
     if left := list(dict.fromkeys(pair for e in found for pair in e.not_covered)):
         words = "; ".join(f"{what} ({printable(why, 200)})" for what, why in left)
         yield _Fact("left out", f"{len(left)}: {words}", 2)
@@ -381,26 +397,25 @@ def _ends(numbers: str) -> str:
 def _skipped(report: Report) -> Iterator[_Fact]:
     """What no rung checks by design."""
     if lines := [f"{left} ({rung.name})" for rung in report.rungs if (left := _counts(rung.not_checked))]:
-        yield _Fact("unchecked", "; ".join(lines))
+        yield _Fact("unchecked", "; ".join(lines), spare=1)
 
 
 def _first_notes(report: Report) -> Iterator[_Fact]:
-    """The first notes, which say what was not looked for, and how many there are."""
+    """How many notes there are, and the first, which say what was not looked for."""
     notes = [f"{rung.name}: {printable(line, 400)}" for rung in report.rungs for line in rung.notes]
-    shown = notes[:MOST_NOTES]
-    for i, line in enumerate(shown):
-        hidden = len(notes) - len(shown)
-        more = f" and {hidden:,} more notes (-v)" if hidden and i == len(shown) - 1 else ""
-        yield _Fact("" if i else "notes", line, 1, more)
+    for i, line in enumerate(notes[:MOST_NOTES]):
+        yield _Fact("" if i else "notes", line if i else f"{len(notes)}: {line}", spare=7 if i else 0)
 
 
 def _about(report: Report) -> Iterator[_Fact]:
     """What was run, in a few lines."""
     e = report.environment
     v, file, kernel, o = e.versions, e.file, e.kernel, e.options
-    yield _Fact("kernel", f"{printable(kernel.name, 200)}, declares {kernel.definition}")
+    chosen = {g.kernel for rung in report.rungs for g in rung.gemms if g.under_test and g.kernel != kernel.name}
+    which = f" ({', '.join(printable(name, 60) for name in sorted(chosen))})" if chosen else ""
+    yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.definition}")
     if kernel.judged_by:
-        yield _Fact("", f"judged by {printable(kernel.judged_by, 200)}", 2)
+        yield _Fact("", f"judged by {printable(kernel.judged_by, 200)}", spare=4)
     yield _Fact("host", printable(e.host.words, 300))
     types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
     name = printable(file.path.rpartition("/")[2], 200)
@@ -412,7 +427,7 @@ def _about(report: Report) -> Iterator[_Fact]:
         "reference", f"llama.cpp {v.llama_cpp} on {printable(e.reference.where, 200)}; gguf-verify {v.gguf_verify}"
     )
     tokens = f'{o.n_predict} tokens after "{printable(o.prompt, 60)}"'
-    yield _Fact("run", f"seed {o.seed}, {o.threads} threads, {tokens}")
+    yield _Fact("run", f"seed {o.seed}, {o.threads} threads, {tokens}", spare=5)
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
