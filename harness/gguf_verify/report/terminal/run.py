@@ -402,7 +402,8 @@ def _skipped(report: Report) -> Iterator[_Fact]:
 
 def _first_notes(report: Report) -> Iterator[_Fact]:
     """How many notes there are, and the first, which say what was not looked for."""
-    notes = [f"{rung.name}: {printable(line, 400)}" for rung in report.rungs for line in rung.notes]
+    rungs = sorted(report.rungs, key=lambda rung: not rung.envelopes)  # the rung that says for what a pass holds
+    notes = [f"{rung.name}: {printable(line, 400)}" for rung in rungs for line in rung.notes]
     for i, line in enumerate(notes[:MOST_NOTES]):
         yield _Fact("" if i else "notes", line if i else f"{len(notes)}: {line}", spare=7 if i else 0)
 
