@@ -711,6 +711,15 @@ class Report(msgspec.Struct, kw_only=True):
         return f"a file was changed while it was verified: {self.changed}" if self.changed else None
 
     @property
+    def unfinished(self) -> str | None:
+        """What ended the run before its last rung, and which rungs were not begun, in a line; else None."""
+        if not self.ended_by:
+            return None
+        by_failure = self.ended_by == "first failure"
+        why = "the first failure ended the run (-x)" if by_failure else f"interrupted by {self.ended_by}"
+        return f"{why}; rungs that were not begun: {', '.join(self.not_climbed) or 'none'}"
+
+    @property
     def verdict(self) -> ReportVerdict:
         """The exit code in words."""
         words: dict[int, ReportVerdict] = {

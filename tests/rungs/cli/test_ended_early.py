@@ -152,7 +152,7 @@ def test_all_files_are_written_when_a_run_is_interrupted(
     assert captured.out.startswith("INTERRUPTED in ")
     assert "rungs that were not begun: blocks\n" in captured.out
     assert json.loads(out.read_text())["verdict"] == "interrupted"
-    assert "nterrupted" in page.read_text()
+    assert "Interrupted by SIGTERM; rungs that were not begun: blocks." in page.read_text()
 
 
 # ---- signals ---------------------------------------------------------------------------------------------------------

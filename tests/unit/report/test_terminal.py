@@ -14,7 +14,7 @@ from gguf_verify.report.writer import Form, Kind
 from gguf_verify.results import Failure, Report, Unverified
 from tests.support import recordings, records
 from tests.support.recordings import FOLDER, PIPED, RECORDINGS, failing, interrupted, passing, path_of, stranger
-from tests.support.shown import json_of, text_of
+from tests.support.shown import json_of, text_of, written
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -192,6 +192,9 @@ def test_the_json_of_a_run_that_ended_early_is_valid(make: object) -> None:
     made = json_of(Kind.RUN, report)
     validator("run").validate(made)
     assert msgspec.convert(made, Report, strict=False) == report
+    page = str(written("--html", Kind.RUN, report))
+    assert "rungs that were not begun: " in page
+    assert ">Verified</h1>" not in page
 
 
 # ---- while it runs ---------------------------------------------------------------------------------------------------

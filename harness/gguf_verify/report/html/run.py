@@ -122,7 +122,7 @@ def of(report: Report, failures: int = 80, xrays: int = 40) -> Run:
     return Run(
         verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=sentence, command=report.command,
         environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
-        failures=_failures(report, xrays)[:failures], n_failures=total, fault=report.fault,
+        failures=_failures(report, xrays)[:failures], n_failures=total, fault=report.fault or report.unfinished,
         unverified=[
             (r.name, u.name, f"{u.why} (at fault: {CULPRITS[u.culprit]})") for r in report.rungs for u in r.unverified
         ],

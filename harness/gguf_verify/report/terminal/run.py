@@ -69,12 +69,8 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
         yield from wrapped(Text(f"at fault: {report.at_fault}"), form.width)
     if means := report.environment.kernel.verified_means:
         yield from wrapped(Text(f"verified here means: {means}"), form.width)
-    if report.ended_by:
-        missing = ", ".join(report.not_climbed) or "none"
-        by_failure = report.ended_by == "first failure"
-        why = "the first failure ended the run (-x)" if by_failure else f"interrupted by {report.ended_by}"
-        how = f"{why}; rungs that were not begun: {missing}"
-        yield from wrapped(said(("INCOMPLETE: ", WARN), how), form.width, _INDENT)
+    if report.unfinished:
+        yield from wrapped(said(("INCOMPLETE: ", WARN), report.unfinished), form.width, _INDENT)
     if report.fault:
         yield from wrapped(said(("BROKEN OFF: ", WARN), printable(report.fault, 600)), form.width, _INDENT)
 
