@@ -26,7 +26,7 @@ def interruptible() -> Iterator[None]:
         yield
         return
     state = _State()
-    heeded = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    heeded = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, state.take) for number in heeded}
     hook, sys.unraisablehook = sys.unraisablehook, state.unraisable
     state.hook = hook

@@ -75,7 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--repack", action="store_true",
         help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
     add("-v", "--verbose", action="store_true",
-        help="show one line for each tensor, GEMM and token, and llama.cpp's log on stderr")  # fmt: skip
+        help="show all that was found: every failure, note and figure, a line for each tensor, GEMM and token; and "
+        "llama.cpp's log on stderr")  # fmt: skip
     add("-x", "--exitfirst", action="store_true", help="end the run after the first rung that fails")
     add("--progress", choices=("auto", "always", "never"), default="auto",
         help="lines for rungs as they end, and progress bars, on stderr; auto and bars: only on a terminal "
