@@ -30,7 +30,14 @@ def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[A
 
 
 def print_above_bars(text: str) -> None:
-    """Print lines on standard error; a bar that is shown there stays below them."""
+    """Print lines on standard error; a bar that is shown there stays below them. `tqdm.write` would also show those
+    that are not shown yet, and never clear them."""
+    kind = submodule("tqdm.std").tqdm
+    bars = [b for b in list(getattr(kind, "_instances", ())) if b.last_print_t >= b.start_t + b.delay]
     with contextlib.suppress(OSError):
-        submodule("tqdm.std").tqdm.write(text, file=sys.stderr, end="")
+        for bar in bars:
+            bar.clear()
+        sys.stderr.write(text)
         sys.stderr.flush()
+        for bar in bars:
+            bar.refresh()
