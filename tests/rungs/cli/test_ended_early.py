@@ -192,10 +192,14 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost() -> None:
 def test_a_kernel_that_raises_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my_kernel.py"
     path.write_text(RAISES)
-    assert main([str(Q4_0), "--kernel", f"{path}:gemm", "--rungs", "blocks", "--tensor", "attn_[qk]"]) == 1
+    out = tmp_path / "r.json"
+    chosen = ["--rungs", "blocks", "--tensor", "attn_[qk]", "--json", str(out)]
+    assert main([str(Q4_0), "--kernel", f"{path}:gemm", *chosen]) == 1
     shown = flat(capsys.readouterr().out)
     where = "my_kernel.py:11 in helper: raise ValueError("
     assert f"blk.0.attn_q.weight: the kernel raised ValueError: too bad; at {where}" in shown
     assert "; called from my_kernel.py:7 in gemm: return helper(weights)" in shown
     assert "at fault: the kernel (6)" in shown
     assert shown.count("the kernel raised") == 1
+    (rung,) = json.loads(out.read_text())["rungs"]
+    assert (len(rung["failures"]), rung["n_failures"]) == (1, 6)  # one for each tensor
