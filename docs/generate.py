@@ -1,6 +1,6 @@
-"""Write the pages that are made from the code: command line, findings, known faults, formats, museum.
+"""Write the pages that are made from the code: command line, findings, known faults, messages, formats, museum.
 
-python docs/generate.py            # writes docs/command-line.md, findings.md, faults.md, formats.md and museum.md
+python docs/generate.py            # writes command-line.md, findings.md, faults.md, messages.md, formats.md, museum.md
 python docs/generate.py --check    # exit code 1 where a page is not what the code gives now
 """
 
@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "harness"), str(HERE.parent)]
 
 from gguf_verify.cli.command import commands  # noqa: E402 - the checkout's package comes first
+from gguf_verify.cli.explain import explanations  # noqa: E402
 from gguf_verify.diagnosis.faults import FAULTS  # noqa: E402
 from gguf_verify.formats import ACTIVATION_FORMATS, ELEMENT_TYPES, ELEMENTS, FORMATS, SLICE, BlockFormat  # noqa: E402
 from gguf_verify.formats.diagram import bit_diagram  # noqa: E402
@@ -145,6 +146,26 @@ def faults() -> str:
         *_table(("id", "what is wrong", "fix"), [(f"`{f.id}`", _cell(f.words), _cell(f.fix)) for f in FAULTS]),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+def messages() -> str:
+    """docs/messages.md."""
+    known = explanations().values()
+    lines = [
+        "# Messages", "", _NOTE, "",
+        "What the ids in messages and reports mean; `gguf-verify explain ID` prints the same. A [rung]"
+        "(glossary.md#rung) is a step of a run. The ids of an audit's findings are on [a page of their own]"
+        "(findings.md), and so are those of [known faults](faults.md). An id is stable: scripts may rely on it.", "",
+    ]  # fmt: skip
+    for kind in dict.fromkeys(e.kind for e in known if e.kind not in ("findings", "faults")):
+        lines += [f"## {kind.capitalize()}", ""]
+        for e in known:
+            if e.kind == kind:
+                lines += [f"### {e.id}", e.what, "", f"**Why:** {e.why}", "", f"**Fix:** {e.fix}", ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 # ---- formats ---------------------------------------------------------------------------------------------------------
@@ -297,6 +318,7 @@ def museum() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "command-line.md": command_line, "findings.md": findings, "faults.md": faults,
+    "messages.md": messages,
     "formats.md": formats, "museum.md": museum,
 }  # fmt: skip
 

@@ -17,7 +17,14 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from .support import stages
-from .support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, Culprit
+from .support.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_INTERRUPTED,
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_VERIFIED,
+    Culprit,
+)
 
 #: Failures that a rung records one by one; the rest is counted.
 MAX_FAILURES = 20
@@ -29,8 +36,10 @@ DEFAULT_N_PREDICT = 32
 
 RungVerdict = Literal["passed", "waived", "failed", "unverified"]
 RungOutcome = Literal["passed", "waived", "failed", "unverified", "broken off"]
-ReportVerdict = Literal["verified", "waived", "mismatch", "broken off", "not everything verified"]
+ReportVerdict = Literal["verified", "waived", "mismatch", "interrupted", "broken off", "not everything verified"]
 WaiverState = Literal["applied", "expired", "unused"]
+#: What ended a run before its last rung: nothing, `Options.exit_first`, or a signal.
+EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM"]
 
 #: Culprit → its name in a sentence.
 CULPRITS: dict[Culprit, str] = {
@@ -66,6 +75,7 @@ class Options:
         sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
         progress: show progress bars.
+        exit_first: end the run after the first rung that fails.
     """
 
     prompt: str = DEFAULT_PROMPT
@@ -82,6 +92,7 @@ class Options:
     sanitize: bool = False
     verbose: bool = False
     progress: bool = True
+    exit_first: bool = False
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +220,8 @@ class Failure(msgspec.Struct, frozen=True):
         culprit: who is at fault.
         activation_type, activation_hex: type and bytes of the activations that the block is multiplied by: one block or
             several (as many as there is room for), or float32; "" and None where no block is known.
+        cause: what further failures of the same cause have in common, of which a rung records the first only; "" for
+            a failure that stands for itself.
     """
 
     what: str
@@ -227,6 +240,7 @@ class Failure(msgspec.Struct, frozen=True):
     culprit: Culprit = "kernel"
     activation_type: str = ""
     activation_hex: str | None = None
+    cause: str = ""
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -619,8 +633,10 @@ class RungResult(msgspec.Struct, kw_only=True):
         self.not_checked[kind] = self.not_checked.get(kind, 0) + n
 
     def fail(self, failure: Failure, n: int = 1) -> None:
-        """Record a failure that stands for n of them."""
+        """Record a failure that stands for n of them; one of a cause that is recorded is only counted."""
         self.fail_more(failure.culprit, n, failure.tensor)
+        if failure.cause and any(f.cause == failure.cause for f in self.failures):
+            return
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(failure)
 
@@ -643,10 +659,10 @@ class RungResult(msgspec.Struct, kw_only=True):
         if left not in self.unverified:
             self.unverified.append(left)
 
-    def note(self, line: str) -> None:
-        """Record what a reader should know, once."""
+    def note(self, line: str, first: bool = False) -> None:
+        """Record what a reader should know, once; `first`, before others, where it says what was not looked for."""
         if line not in self.notes:
-            self.notes.append(line)
+            self.notes.insert(0 if first else len(self.notes), line)
 
     def keep_headroom(self, found: Headroom | None) -> None:
         """Keep the one that is nearest to its limit."""
@@ -817,6 +833,8 @@ class Report(msgspec.Struct, kw_only=True):
         changed: where the file is no longer the one whose digest the environment holds, how that is known; else None.
         costs: what the quantization costs, where the run was given the model's source; no part of the verdict.
         waivers: what became of the waivers that are about this model and kernel.
+        ended_by: what ended the run before its last rung.
+        not_climbed: rungs that were asked for and not begun, because the run was ended before.
     """
 
     environment: Environment
@@ -826,19 +844,25 @@ class Report(msgspec.Struct, kw_only=True):
     changed: str | None = None
     costs: QuantizationCosts | None = None
     waivers: list[WaiverUse] = []
+    ended_by: EndedBy = ""
+    not_climbed: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """3 where the file was changed, so that nothing that was found need be true of it; else 1 for any mismatch;
-        else 3 where a rung was broken off; else 5 where something could not be verified."""
+        else 130 or 143 where a signal ended the run; else 3 where a rung was broken off; else 5 where something could
+        not be verified."""
         if self.changed:
             return EXIT_ENVIRONMENT
         verdicts = [r.verdict for r in self.rungs]
         if "failed" in verdicts:
             return EXIT_MISMATCH
+        if self.ended_by in EXIT_INTERRUPTED:
+            return EXIT_INTERRUPTED[self.ended_by]
         if any(r.fault for r in self.rungs):
             return EXIT_ENVIRONMENT
-        return EXIT_VERIFIED if verdicts and {*verdicts} <= {"passed", "waived"} else EXIT_UNVERIFIED
+        whole = not self.ended_by and not self.not_climbed
+        return EXIT_VERIFIED if whole and verdicts and {*verdicts} <= {"passed", "waived"} else EXIT_UNVERIFIED
 
     @property
     def fault(self) -> str | None:
@@ -846,11 +870,21 @@ class Report(msgspec.Struct, kw_only=True):
         return f"a file was changed while it was verified: {self.changed}" if self.changed else None
 
     @property
+    def unfinished(self) -> str | None:
+        """What ended the run before its last rung, and which rungs were not begun, in a line; else None."""
+        if not self.ended_by:
+            return None
+        by_failure = self.ended_by == "first failure"
+        why = "the first failure ended the run (-x)" if by_failure else f"interrupted by {self.ended_by}"
+        return f"{why}; rungs that were not begun: {', '.join(self.not_climbed) or 'none'}"
+
+    @property
     def verdict(self) -> ReportVerdict:
         """The exit code in words."""
         words: dict[int, ReportVerdict] = {
             EXIT_VERIFIED: "verified",
             EXIT_MISMATCH: "mismatch",
+            **dict.fromkeys(EXIT_INTERRUPTED.values(), "interrupted"),
             EXIT_ENVIRONMENT: "broken off",
             EXIT_UNVERIFIED: "not everything verified",
         }
@@ -885,11 +919,16 @@ class Report(msgspec.Struct, kw_only=True):
             for culprit, n in rung.blamed.items():
                 found[culprit] = found.get(culprit, 0) + n
         for rung in self.rungs:
-            left: list[Culprit] = [u.culprit for u in rung.unverified] + [rung.fault_culprit] * (rung.fault is not None)
-            if rung.verdict == "unverified" and not left:
+            left: list[Culprit] = [u.culprit for u in rung.unverified]
+            interrupted = rung.fault is not None and rung.fault_culprit == "coverage"  # a signal is nobody's fault
+            if rung.fault is not None and not interrupted:
+                left.append(rung.fault_culprit)
+            if rung.verdict == "unverified" and not left and not (interrupted and self.ended_by):
                 left = ["coverage"]
             for culprit in left:
                 found[culprit] = found.get(culprit, 0) + 1
+        if not found and self.ended_by:  # before anything was wrong
+            found["coverage"] = max(1, len(self.not_climbed))
         return found
 
     @property

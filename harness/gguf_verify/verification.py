@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
 from .results import (
     Environment,
+    Failure,
     KernelInfo,
     Options,
     ReferenceInfo,
@@ -32,7 +33,9 @@ from .results import (
 )
 from .rungs import RUNGS, Run, Rung
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError
+from .support.near import nearest
 from .support.supported import check_machine
+from .support.text import printable
 from .support.version import project_version
 from .waivers import apply, read_waivers
 from .waivers import today as current_day
@@ -42,6 +45,19 @@ VERIFIED_BY_ITS_ORACLE = (
     "the kernel computes what an oracle of its author says; how near that is to llama.cpp's product, only the oracle's "
     "distances to the known definitions above tell"
 )
+
+
+class Watcher:
+    """What is told of a run while it goes on. Each method does nothing here."""
+
+    def begins(self, report: Report, rung: Rung) -> None:
+        """A rung is begun."""
+
+    def failed(self, result: RungResult, failure: Failure) -> None:
+        """The first failure of a rung is known; the rung goes on."""
+
+    def ends(self, report: Report, result: RungResult) -> None:
+        """A rung is over; the report holds its result."""
 
 
 def verify(
@@ -56,6 +72,8 @@ def verify(
     source_text: Path | str | None = None,
     waivers: Path | str | None = None,
     today: date | None = None,
+    watcher: Watcher | None = None,
+    interrupted_report: bool = False,
 ) -> Report:
     """Verify a GGUF model with a kernel.
 
@@ -72,6 +90,9 @@ def verify(
         source_text: a file of UTF-8, whose predictions are compared with the source's; None for the prompt.
         waivers: a file of known mismatches, which do not fail the run until their last day.
         today: the day that waivers are compared with; None for today in UTC.
+        watcher: told of the run while it goes on.
+        interrupted_report: where a KeyboardInterrupt ends the run after the first rung was begun, return what was found
+            so far instead of raising it; `Report.ended_by` and `Report.not_climbed` say what is missing.
 
     The file is read again at the end: `Report.changed` says where it is no longer the one that was verified.
 
@@ -87,7 +108,11 @@ def verify(
     options = options or Options()
     unknown = [r for r in rungs if r not in RUNGS]
     if unknown or not rungs:
-        raise UsageError(f"no rung is called {', '.join(unknown) or '(none given)'}; there are: {', '.join(RUNGS)}")
+        near = nearest(unknown[0], RUNGS) if unknown else ""
+        there = f"there are: {', '.join(RUNGS)}"
+        raise UsageError(
+            f"no rung is called {', '.join(map(printable, unknown)) or '(none given)'}; {near}{there}", "unknown-rung"
+        )
     if options.reference not in BACKENDS:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     if source_text is not None and source is None:
@@ -100,48 +125,99 @@ def verify(
             raise EnvironmentFault(f"--sanitize: {fault}")
         if not any(map(may_be_matrix, model.tensors.values())):
             held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
-            raise NothingToVerify(f"nothing to verify in {Path(path).name}: {held}")
+            raise NothingToVerify(f"nothing to verify in {printable(Path(path).name)}: {held}", "nothing-to-verify")
         run = Run(model, multiplier, options)
         before = None
         try:
             run.selected()
             before = None if source is None else open_source(source, model)
             report = Report(environment=_environment(run), command=command)
-            for name, rung in RUNGS.items():
-                if name in rungs:
-                    result = _climb(run, rung)
-                    report.rungs.append(result)
-                    if model.changed:
-                        result.fault = None  # it came of this, and this is said once
-                        break
-                    if on_rung is not None:
-                        on_rung(report, result)
-            if before is not None and not model.changed:
-                report.costs = measure(run, before, text)
-            report.changed = model.altered()
+            asked, day = [RUNGS[name] for name in RUNGS if name in rungs], today or current_day()
+            climb = _Climb(run, report, asked, lambda: apply(report, known, day), on_rung, watcher or Watcher())
+            try:
+                climb.all()
+                if before is not None and not model.changed:
+                    report.costs = measure(run, before, text)
+                report.changed = model.altered()
+            except KeyboardInterrupt as error:
+                if not interrupted_report:
+                    raise
+                climb.interrupted("SIGTERM" if getattr(error, "signal", "") == "SIGTERM" else "SIGINT")
         finally:
             run.close()
             if before is not None:
                 before.close()
-    apply(report, known, today or current_day())
+    apply(report, known, day)
     report.seconds = time.perf_counter() - start
     return report
 
 
-def _climb(run: Run, rung: Rung) -> RungResult:
-    """One rung. Where it is broken off, the result says why, and what other rungs found is not lost."""
-    try:
-        return rung.climb(run)
-    except HarnessError as error:
-        if not isinstance(error, EnvironmentFault) and not run.model.changed:
-            raise
-        run.close()  # the next rung gets a fresh process
-        return RungResult(
-            name=rung.name,
-            question=rung.question,
-            substance=rung.substance,
-            fault=str(error),
-            fault_culprit=error.culprit if isinstance(error, EnvironmentFault) else "file",
+class _Climb:
+    """The climb of some rungs, in order, into a report."""
+
+    def __init__(
+        self, run: Run, report: Report, rungs: Sequence[Rung], waive: Callable[[], None],
+        on_rung: Callable[[Report, RungResult], None] | None, watcher: Watcher,
+    ) -> None:  # fmt: skip
+        self._run, self._report, self._rungs, self._waive = run, report, rungs, waive
+        self._on_rung, self._watcher = on_rung, watcher
+        self._under_way: RungResult | None = None
+        self._told = False
+        run.tick = self._look
+
+    def all(self) -> None:
+        """Climb the rungs. The report is whole after each."""
+        for i, rung in enumerate(self._rungs):
+            self._told = False
+            self._watcher.begins(self._report, rung)
+            self._under_way = rung.empty()
+            result = self._one(rung, self._under_way)
+            self._look()
+            self._report.rungs.append(result)
+            self._under_way = None
+            self._waive()
+            if self._run.model.changed:
+                result.fault = None  # it came of this, and this is said once
+                return
+            self._watcher.ends(self._report, result)
+            if self._on_rung is not None:
+                self._on_rung(self._report, result)
+            left = self._rungs[i + 1 :]
+            if left and result.verdict == "failed" and self._run.options.exit_first:
+                self._report.ended_by = "first failure"
+                self._report.not_climbed = tuple(rung.name for rung in left)
+                return
+
+    def _one(self, rung: Rung, result: RungResult) -> RungResult:
+        """One rung. Where it is broken off, the result says why, and what was found before is not lost."""
+        try:
+            return rung.climb(self._run, result)
+        except HarnessError as error:
+            if not isinstance(error, EnvironmentFault) and not self._run.model.changed:
+                raise
+            self._run.close()  # the next rung gets a fresh process
+            result.fault = str(error)
+            result.fault_culprit = error.culprit if isinstance(error, EnvironmentFault) else "file"
+            return result
+
+    def _look(self) -> None:
+        """Tell of the first failure of the rung that is under way, once it is known."""
+        result = self._under_way
+        if result is not None and not self._told and result.failures:
+            self._told = True
+            self._watcher.failed(result, result.failures[0])
+
+    def interrupted(self, signal: Literal["SIGINT", "SIGTERM"]) -> None:
+        """Keep what the rung under way has found, which is no pass, and name those that were not begun."""
+        report, result = self._report, self._under_way
+        if result is not None:
+            result.fault, result.fault_culprit = f"interrupted by {signal} before its end", "coverage"
+            report.rungs.append(result)
+        report.ended_by = signal
+        report.not_climbed = tuple(rung.name for rung in self._rungs[len(report.rungs) :])
+        changed = self._run.model.changed
+        report.changed = (
+            "its inode says so; it was not read again, because the run was interrupted" if changed else None
         )
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tests.support.project_copy import ProjectCopy
-from tests.support.tools import FIXTURES
+from tests.support.tools import FIXTURES, flat
 
 TALL = '''"""A rung of a test: every matrix must have many rows."""
 
@@ -44,5 +44,5 @@ def test_a_new_rung_is_one_file(tmp_path: Path) -> None:
     assert '"Has every matrix many rows?"' in (tmp_path / "run.json").read_text()
     wrong = copy.cli(model, "--rungs", "bytes,tall")
     assert wrong.returncode == 1, wrong.stdout + wrong.stderr
-    assert "FAILED tall: blk.0.attn_k.weight has 128 rows, fewer than 512" in wrong.stdout
+    assert "FAILED tall: blk.0.attn_k.weight has 128 rows, fewer than 512" in flat(wrong.stdout)
     assert re.search(r"bytes +passed", wrong.stdout)

@@ -52,7 +52,7 @@ def report():
     }  # fmt: skip
     substance = {"bytes": "blocks", "blocks": "blocks", "layers": "outputs", "tokens": "tokens"}
     return {"schema": 3, "verdict": "verified", "exit_code": 0, "environment": environment, "seconds": 1.0,
-            "changed": None, "command": kernel, "costs": None, "waivers": [],
+            "changed": None, "ended_by": "", "not_climbed": [], "command": kernel, "costs": None, "waivers": [],
             "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
 
 
@@ -148,6 +148,22 @@ elif word == "hides-a-change":
     write(made | {"changed": "m.gguf was written to, cut or replaced"})
 elif word == "mismatch":
     failed(made, "mismatch", 1, verdict="failed", failures=[{"what": "blk.0 row 3 is wrong"}], n_failures=4)
+elif word in ("knows", "does-not-know"):  # what it found, once it is asked to end; the file says that it can be asked
+    made["ended_by"], made["rungs"][3]["fault"] = "SIGTERM", "interrupted by SIGTERM before its end"
+    made["rungs"][3] |= {"verdict": "unverified", "fault_culprit": "coverage"}
+    wrong = {"verdict": "failed", "failures": [{"what": "blk.0 row 3 is wrong"}], "n_failures": 4,
+             "blamed": {"kernel": 4}}  # fmt: skip
+
+    def end(*_):
+        failed(
+            made, *(("mismatch", 1) if word == "knows" else ("interrupted", 143)), **wrong if word == "knows" else {}
+        )
+
+    signal.signal(signal.SIGTERM, end)
+    with open(rest[0], "w"):
+        pass
+    while True:
+        time.sleep(1)
 elif word == "unverified":
     left = {"name": "x", "why": "no kernel", "tensor": "x"}
     failed(made, "not everything verified", 5, verdict="unverified", unverified=[left])

@@ -50,6 +50,11 @@ def command_here(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
 
 
+def flat(text: str) -> str:
+    """Text without the places at which lines were broken."""
+    return " ".join(text.split())
+
+
 def assert_one_line(done: subprocess.CompletedProcess[str], code: int, said: str) -> None:
     assert done.returncode == code, done.stderr
     assert done.stdout == ""

@@ -6,11 +6,13 @@ This is the top room, which may import every other. Each command is one module w
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 
-from ..support.errors import HarnessError, say
+from ..support.errors import EXIT_INTERRUPTED, INTERRUPTED, HarnessError, Interrupted, say
 from ..support.supported import check_machine
+from .interrupts import interruptible
 
 #: The command of a command line that names none.
 DEFAULT = "verify"
@@ -23,23 +25,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        check_machine()
-        return _run(argv)
+        with interruptible():
+            check_machine()
+            return _run(argv)
     except HarnessError as error:
-        say(str(error))
+        say(f"{error} [{error.id}]" if error.id else str(error))
         return error.exit_code
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
+    except KeyboardInterrupt as error:
+        say(INTERRUPTED)
+        return EXIT_INTERRUPTED["SIGTERM" if isinstance(error, Interrupted) else "SIGINT"]
 
 
 def _run(argv: list[str]) -> int:
     # imported late, so that an interrupt while NumPy and the rest are loaded is answered too
     from .command import find
 
+    if argv[:1] == ["help"] and not os.path.exists("help"):
+        argv = [*argv[1:2], "--help"]
     command = find(argv[0]) if argv else None
     if command is not None:
         return command.run(argv[1:])
+    if argv:
+        _check_first(argv[0])
     default = find(DEFAULT)
     assert default is not None
     return default.run(argv)
+
+
+def _check_first(word: str) -> None:
+    """That the first word of a command line, which is no command, may be a model. Raises UsageError."""
+    from ..support.errors import UsageError
+    from ..support.near import nearest
+    from ..support.text import printable
+    from .command import commands
+
+    shown = printable(word, 200)
+    if "://" in word[:20]:
+        raise UsageError(
+            f"{shown} is a URL, and nothing is downloaded: fetch the file first (for example with curl -LO) and give "
+            "its path",
+            "url",
+        )
+    if not word.startswith("-") and not {".", "/"} & set(word) and not os.path.exists(word):
+        known = list(commands())
+        raise UsageError(
+            f"'{shown}' is no command and no file; {nearest(word, known)}commands: {', '.join(known)}; a model is "
+            "given by its path",
+            "unknown-command",
+        )

@@ -14,6 +14,7 @@ from .command import Command
 from .common import (
     EXIT_CODES,
     MOST_THREADS,
+    Parser,
     add_common,
     add_reports,
     asked_for,
@@ -36,7 +37,7 @@ _MISMATCH = "an error was found (with --strict: or a warning)"
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gguf-verify audit", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Audit a GGUF file: every byte belongs to one field, and every block decodes as in llama.cpp.",
         epilog=EXIT_CODES.format(verified=_VERIFIED, mismatch=_MISMATCH),

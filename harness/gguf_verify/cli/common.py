@@ -13,10 +13,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..report.writer import Form, Kind, Writer, terminal, writers
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, HarnessError, UsageError, say
+from ..support.near import nearest
 from ..support.text import printable
 from ..support.version import project_version
 
@@ -31,6 +32,7 @@ exit codes:
   3  this machine cannot run the check (no such device, a failed build, llama.cpp crashed)
   4  the file is malformed
   5  not everything could be verified
+  130, 143: interrupted by Ctrl-C or SIGTERM; what was found until then is reported, and a mismatch is 1
 """
 
 
@@ -43,7 +45,34 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--version", action=_ShowVersion, nargs=0, help="show the version")
 
 
-class LateEpilog(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line that says what may be meant. Raises UsageError instead of ending the
+    process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError."""
+        raise UsageError(f"{printable(message, 600)}; see {self.prog} --help", "usage")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's. Raises UsageError."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            first = str(unknown[0])
+            near = nearest(first.partition("=")[0], self._option_string_actions) if first.startswith("-") else ""
+            flags = "there is no option" if first.startswith("-") else "nothing takes the argument"
+            raise UsageError(f"{flags} {printable(first, 100)}; {near}see {self.prog} --help", "usage")
+        return found
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """argparse's own message has no "did you mean", and differs between versions of Python."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            what = "/".join(action.option_strings) or action.metavar or action.dest
+            there = f"{what} takes {', '.join(known)}"
+            raise UsageError(f"{what} {printable(str(value), 100)!r}: {nearest(str(value), known)}{there}", "usage")
+
+
+class LateEpilog(Parser):
     """A parser whose epilog is made when its help is shown."""
 
     def __init__(self, *args: Any, late_epilog: Callable[[], str], **kwargs: Any) -> None:
@@ -77,7 +106,8 @@ def on_terminal() -> bool:
 def spell(argv: Sequence[str]) -> str:
     """The command line that ends in `argv`, for repeating it: with the command's name, where there was one."""
     given = sys.argv[1:] if sys.argv[-len(argv) :] == argv else argv
-    return shlex.join([Path(sys.argv[0]).name, *given])
+    name = Path(sys.argv[0]).name
+    return shlex.join([*(["python", "-m", "gguf_verify"] if name == "__main__.py" else [name]), *given])
 
 
 @contextlib.contextmanager
@@ -157,15 +187,29 @@ def check_output(path: Path, *inputs: Path, flag: str) -> None:
         raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
 
 
-def form(verbose: bool = False, byte_map: bool = False) -> Form:
+#: Columns of a report that is piped.
+PIPED_WIDTH = 80
+#: A narrower terminal gets this width, below which tables are of no use.
+LEAST_WIDTH = 40
+
+
+def form(verbose: bool = False, byte_map: bool = False, piped_width: int | None = None) -> Form:
     """How standard output shows a report: in colour, with block characters and no wider than the terminal, if it is
-    one and can; else plain and unwrapped."""
+    one and can; else plain and as wide as `piped_width`, or unwrapped."""
     shown = sys.stdout is not None and sys.stdout.isatty()
     able = shown and os.environ.get("TERM") != "dumb"
     return Form(
         verbose=verbose, byte_map=byte_map, colour=able and not os.environ.get("NO_COLOR"), blocks=shows_blocks(),
-        width=shutil.get_terminal_size().columns if shown else None,
+        width=max(LEAST_WIDTH, shutil.get_terminal_size().columns) if shown else piped_width,
     )  # fmt: skip
+
+
+def error_form() -> Form:
+    """How standard error shows lines: as `form`, by what standard error is."""
+    shown = on_terminal()
+    able = shown and os.environ.get("TERM") != "dumb"
+    width = shutil.get_terminal_size().columns if shown else PIPED_WIDTH
+    return Form(colour=able and not os.environ.get("NO_COLOR"), width=max(LEAST_WIDTH, width))
 
 
 def shows_blocks() -> bool:

@@ -10,6 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from ..measure.measure import all_measures, need_checkout
 from .command import Command
+from .common import Parser
 
 _EPILOG = """\
 exit codes: 0 measured · 1 a wrong name, a missed place, a false alarm, an input that breaks the parser, or a page that
@@ -19,7 +20,7 @@ is out of date · 2 usage · 3 this machine cannot run the measure
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line of this command."""
-    made = argparse.ArgumentParser(
+    made: argparse.ArgumentParser = Parser(
         prog="gguf-verify measure", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
         description="Measure the verifier itself. Measures need a checkout of the project.",
     )  # fmt: skip

@@ -17,7 +17,7 @@ from ..nightly.summary import NightReport
 from ..report.writer import Kind
 from ..support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
 from .command import Command
-from .common import add_reports, asked_for, check_ranges, deliver, internal_errors, on_terminal, print_lines
+from .common import Parser, add_reports, asked_for, check_ranges, deliver, internal_errors, on_terminal, print_lines
 
 _EPILOG = """\
 exit codes
@@ -39,7 +39,7 @@ _RUN_EPILOG = f"A configuration with every key:\n\n{REFERENCE}"
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="gguf-verify nightly", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
         description="Run a matrix of models, kernels and variants of llama.cpp every night, and compare the nights.",
     )  # fmt: skip

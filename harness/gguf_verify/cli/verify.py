@@ -12,12 +12,13 @@ from ..llama.backends import BACKENDS, help_of_backends
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
 from ..rungs import RUNGS
-from ..support.errors import UsageError
+from ..support.errors import EXIT_INTERRUPTED, INTERRUPTED, UsageError, say
 from ..verification import verify
 from .command import Command, commands
 from .common import (
     EXIT_CODES,
     MOST_THREADS,
+    PIPED_WIDTH,
     LateEpilog,
     add_common,
     add_reports,
@@ -26,11 +27,13 @@ from .common import (
     check_regex,
     cores,
     deliver,
+    error_form,
     form,
     internal_errors,
     on_terminal,
     spell,
 )
+from .live import Live
 
 _MOST_TOKENS = 1 << 20
 
@@ -78,7 +81,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--repack", action="store_true",
         help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
     add("-v", "--verbose", action="store_true",
-        help="show one line for each tensor, GEMM and token, and llama.cpp's log on stderr")  # fmt: skip
+        help="show all that was found: every failure, note and figure, a line for each tensor, GEMM and token; and "
+        "llama.cpp's log on stderr")  # fmt: skip
+    add("-x", "--exitfirst", action="store_true", help="end the run after the first rung that fails")
+    add("--progress", choices=("auto", "always", "never"), default="auto",
+        help="lines for rungs as they end, and progress bars, on stderr; auto and bars: only on a terminal "
+        "(default: %(default)s)")  # fmt: skip
     add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
     add_common(parser)
     return parser
@@ -89,7 +97,7 @@ def _epilog() -> str:
     kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
     others = "\n".join(f"  gguf-verify {c.name:<9}{c.summary}" for c in commands().values() if c is not COMMAND)
     codes = EXIT_CODES.format(verified="verified", mismatch="a mismatch was found")
-    return f"kernels:\n{kernels}\n\nother commands, each with a --help of its own:\n{others}\n\n{codes}"
+    return f"other commands, each with a --help of its own:\n{others}\n\nkernels:\n{kernels}\n\n{codes}"
 
 
 def run(argv: list[str]) -> int:
@@ -111,17 +119,21 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
     options = Options(
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
-        verbose=args.verbose, progress=on_terminal(), reference=args.reference,
+        verbose=args.verbose, progress=args.progress != "never" and on_terminal(), reference=args.reference,
         kernel_time_limit=args.kernel_time_limit, probes=args.probes, sanitize=args.sanitize,
+        exit_first=args.exitfirst,
     )  # fmt: skip
     if args.identify:
         found = identify_model(args.model, args.kernel, args.host, options, spell(argv))
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
+    watcher = Live(error_form()) if args.progress == "always" or options.progress else None
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, spell(argv), source=args.source,
-        source_text=args.source_text, waivers=args.waivers,
+        source_text=args.source_text, waivers=args.waivers, watcher=watcher, interrupted_report=True,
     )  # fmt: skip
-    return deliver(kind, report, report.exit_code, form(args.verbose), files)
+    if report.ended_by in EXIT_INTERRUPTED:
+        say(INTERRUPTED)
+    return deliver(kind, report, report.exit_code, form(args.verbose, piped_width=PIPED_WIDTH), files)
 
 
 def _rungs(args: argparse.Namespace) -> list[str]:

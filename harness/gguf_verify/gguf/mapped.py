@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
 import os
 import stat
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ..support.errors import MalformedFile
+from ..support.near import nearest
 from ..support.text import printable
 
 Bytes = npt.NDArray[np.uint8]
@@ -64,12 +67,17 @@ class Mapped:
         except (OSError, ValueError, OverflowError) as error:
             self.close()
             reason = getattr(error, "strerror", None) or str(error)
-            raise MalformedFile(f"{printable(str(path))}: cannot be read: {printable(reason)}") from error
+            missing = isinstance(error, FileNotFoundError)
+            more, name = (_instead_of(path), "no-such-file") if missing else ("", "unreadable-file")
+            raise MalformedFile(f"{printable(str(path))}: cannot be read: {printable(reason)}{more}", name) from error
 
     def _expect_regular(self, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):
-            kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise MalformedFile(f"{printable(str(self.path))}: {kind}, expected a GGUF file")
+            folder = stat.S_ISDIR(status.st_mode)
+            kind = "a directory" if folder else "not a regular file"
+            held = _held_by(self.path) if folder else ""
+            said = f"{printable(str(self.path))}: {kind}, expected a GGUF file{held}"
+            raise MalformedFile(said, "is-a-directory" if folder else "unreadable-file")
 
     def read(self) -> Bytes:
         """`uint8[size]`, a view. Raises MalformedFile if the file has shrunk, ValueError if it was closed."""
@@ -116,3 +124,32 @@ class Mapped:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+#: Entries of a folder that are looked at for a better message.
+_MOST_ENTRIES = 1000
+
+
+def _models_in(folder: Path) -> list[str]:
+    """Names of GGUF files in a folder; none where it cannot be read."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        names = (entry.name for entry in islice(entries, _MOST_ENTRIES))
+        return sorted(name for name in names if name.lower().endswith(".gguf"))
+    return []
+
+
+def _held_by(folder: Path) -> str:
+    """What a folder holds that may be meant."""
+    names = _models_in(folder)
+    if not names:
+        return "; it holds no file that ends in .gguf"
+    count = "one" if len(names) == 1 else f"{len(names):,}"
+    return f"; it holds {count}, give its path: {printable(str(folder / names[0]), 300)}"
+
+
+def _instead_of(path: Path) -> str:
+    """A file beside the one that does not exist, or the folder that does not exist."""
+    if not path.parent.is_dir():
+        return f"; there is no folder {printable(str(path.parent), 200)}"
+    near = nearest(path.name, _models_in(path.parent)).rstrip()
+    return f"; {near}" if near else ""

@@ -245,7 +245,7 @@ class _Parser:
                 0,
                 len(magic),
                 "the magic 'GGUF'",
-                f"the file starts with '{shown}'" if magic else "an empty file",
+                f"the file starts with '{shown}'{_instead(self.view)}" if magic else "an empty file",
             )
         self.number(U32, "magic")
         self.own(0, "magic")
@@ -605,3 +605,17 @@ class _Parser:
             refuse("dimensions-overflow", dimensions + 4, start, f"fewer than 2^63 bytes in {quoted(name)}",
                    f"{' x '.join(map(str, shape))} of {kind.name}", name)  # fmt: skip
         return kind
+
+
+def _instead(view: memoryview) -> str:
+    """What a file that is no GGUF file may be, and what to do; "" where that is not known."""
+    head = bytes(view[:64])
+    if head[:4] == b"PK\x03\x04":
+        return " (a zip archive, such as a PyTorch checkpoint: convert it with llama.cpp's convert_hf_to_gguf.py)"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= len(view):
+        return " (a safetensors file: convert its folder with llama.cpp's convert_hf_to_gguf.py)"
+    if head.startswith(b"version https://git-lfs"):
+        return " (a pointer of Git LFS: fetch the file with git lfs pull)"
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
+        return " (a web page: download the file itself)"
+    return ""

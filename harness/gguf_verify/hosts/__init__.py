@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..results import HostInfo
 from ..support.errors import EnvironmentFault, UsageError
+from ..support.near import nearest
 from ..support.registry import members
 from .base import Host, HostKind
 from .cpu_host import CpuHost
@@ -35,7 +36,8 @@ def make_host(name: str, threads: int = 0) -> Host:
         host.chosen = f"by auto: {'; '.join(faults)}" if faults else "by auto"
         return host
     if name not in HOSTS:
-        raise UsageError(f"no host is called {name!r}; there are: {', '.join(HOST_CHOICES)}")
+        known = ", ".join(HOST_CHOICES)
+        raise UsageError(f"no host is called {name!r}; {nearest(name, HOST_CHOICES)}there are: {known}", "unknown-host")
     return HOSTS[name].make(threads)
 
 

@@ -65,7 +65,7 @@ class CupyHost(Host):
     def __init__(self) -> None:
         fault = gpu_fault()
         if fault is not None:
-            raise EnvironmentFault(f"the GPU host cannot be used: {fault}")
+            raise EnvironmentFault(f"the GPU host cannot be used: {fault}", "host-not-usable")
         import cupy
 
         self._cupy = cupy

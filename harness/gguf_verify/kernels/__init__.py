@@ -12,6 +12,7 @@ from typing import Any
 from ..hosts import in_its_process, make_host
 from ..hosts.base import Host
 from ..support.errors import UsageError
+from ..support.near import nearest
 from .families import DEFAULT_KERNEL, FAMILIES
 from .family import Family, FamilyOnHost
 from .foreign import TIME_LIMIT, names_foreign, open_foreign
@@ -25,7 +26,9 @@ def find_kernel(name: str) -> KernelSpec | Family:
     """The shipped kernel, or family, of this name. Raises UsageError, naming those that there are."""
     found = FAMILIES.get(name) or KERNELS.get(name)
     if found is None:
-        raise UsageError(f"no kernel is called {name!r}; there are: {', '.join([*FAMILIES, *KERNELS])}")
+        known = [*FAMILIES, *KERNELS]
+        there = f"there are: {', '.join(known)}, and your own as FILE.py:NAME or FILE.cu:SYMBOL"
+        raise UsageError(f"no kernel is called {name!r}; {nearest(name, known)}{there}", "unknown-kernel")
     return found
 
 

@@ -44,6 +44,7 @@ class Settings:
         terminal: show a progress bar instead of one line for each cell.
         harness: for tests: the command that is run in place of `gguf-verify verify`.
         say: takes each line of progress.
+        grace: seconds that a cell has to write its report when its time is over, before it is killed.
     """
 
     jobs: int | None = None
@@ -51,6 +52,7 @@ class Settings:
     terminal: bool = False
     harness: Sequence[str] | None = None
     say: Callable[[str], object] = say
+    grace: float = 30.0
 
 
 def run_night(config: Config, settings: Settings | None = None) -> Night:
@@ -210,7 +212,7 @@ class _Runner:
             env.pop("PYTHONHOME", None)
             time_limit, keep_all = self._config.file.time_limit, self._config.file.keep_reports == "all"
             command = self._command(key, interpreter, model, report)
-            ended = self._processes.run(command, time_limit, env, folder)
+            ended = self._processes.run(command, time_limit, env, folder, grace=self._settings.grace)
             version = None if self._settings.harness else interpreter.llama_version
             return cell_of(key, ended, report, time_limit, version, keep_all)
         except OSError as error:

@@ -10,7 +10,14 @@ from pathlib import Path
 
 from ..results import GemmRecord, Report
 from ..rungs import RUNGS
-from ..support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
+from ..support.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_INTERRUPTED,
+    EXIT_MALFORMED,
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_VERIFIED,
+)
 from ..support.supervised import Ended, signal_name
 from ..support.text import ELLIPSIS, printable
 from .records import Cell, Key, Measure, Outcome
@@ -49,7 +56,7 @@ def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str 
     code = ended.exit_code
     last = f": {ended.last_line.removeprefix(_OUR_PREFIX)}" if ended.last_line else ""
     if code is None:
-        outcome, reason = Outcome.TIMED_OUT, f"not finished within {time_limit:g} s{last}"
+        outcome, reason = _timed_out(f"not finished within {time_limit:g} s", report, claims, last)
     elif code < 0:
         outcome, reason = Outcome.CRASHED, f"died of {signal_name(code)}{last}"
     elif code not in (EXIT_VERIFIED, *_BY_EXIT_CODE):
@@ -64,7 +71,7 @@ def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str 
         outcome, reason = Outcome.BROKEN_OFF, f"ran with llama-cpp-python {ran_with} instead of {version}"
     reason = printable(reason, _MOST_CHARACTERS)
     code = None if code is None or code < 0 else code
-    if report is None:
+    if report is None or outcome is Outcome.TIMED_OUT:  # what was measured by then is no measure of the cell
         return Cell(key, outcome, reason, code, ended.seconds)
     return Cell(
         key, outcome, reason, code, ended.seconds, {rung.name: rung.seconds for rung in report.rungs}, versions,
@@ -72,6 +79,16 @@ def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str 
         {f"{rung.name}: {name}": value for rung in report.rungs for name, value in rung.figures.items()},
         _gemms(report), report if keep_all or outcome is not Outcome.VERIFIED else None,
     )  # fmt: skip
+
+
+def _timed_out(how: str, report: Report | None, claims: Claims | None, last: str) -> tuple[Outcome, str]:
+    """A run that had to be ended. What it had found to be wrong by then is wrong; the rest of the report is no pass."""
+    if report is None or claims is None or report.ended_by not in EXIT_INTERRUPTED:
+        return Outcome.TIMED_OUT, how + last
+    if report.verdict == claims.verdict == Outcome.MISMATCH.value and report.n_failures:
+        return Outcome.MISMATCH, _first_problem(report, f"; {how}")
+    under_way = next((rung.name for rung in report.rungs if rung.fault), None)
+    return Outcome.TIMED_OUT, how if under_way is None else f"{how}, in the {under_way} rung"
 
 
 def _without_report(ended: Ended, code: int, flaw: str, last: str) -> tuple[Outcome, str]:
@@ -116,9 +133,10 @@ def _waived(report: Report, claims: Claims) -> tuple[Outcome, str]:
     return Outcome.WAIVED, "; ".join(use.words for use in applied)
 
 
-def _first_problem(report: Report) -> str:
-    """The first thing that is wrong, how many more there are, and who is at fault, which is never cut off."""
-    who = f"; at fault: {report.at_fault}" if report.culprits else ""
+def _first_problem(report: Report, end: str = "") -> str:
+    """The first thing that is wrong, how many more there are, and who is at fault, which is never cut off, nor is the
+    end."""
+    who = (f"; at fault: {report.at_fault}" if report.culprits else "") + end
     problem, room = _problem(report), _MOST_CHARACTERS - len(who) - 1
     if len(printable(problem)) > room:
         problem = problem[:room]

@@ -19,14 +19,16 @@ _NUMBER = {
     "description": "a number, or one that is not finite as a string",
     "anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}],
 }
-#: Verdict of a run → exit code.
-_EXIT_CODES: dict[ReportVerdict, int] = {
-    "verified": 0,
-    "waived": 0,
-    "mismatch": 1,
-    "broken off": 3,
-    "not everything verified": 5,
-}
+#: Verdict of a run, exit code.
+_EXIT_CODES: list[tuple[ReportVerdict, int]] = [
+    ("verified", 0),
+    ("waived", 0),
+    ("mismatch", 1),
+    ("broken off", 3),
+    ("not everything verified", 5),
+    ("interrupted", 130),
+    ("interrupted", 143),
+]
 
 
 def run_schema() -> dict[str, Any]:
@@ -58,7 +60,7 @@ def run_schema() -> dict[str, Any]:
     counts = {"type": "integer", "minimum": 1}
     names = {"enum": list(CULPRITS)}
     _add(report, "culprits", {"type": "object", "propertyNames": names, "additionalProperties": counts})
-    _add(report, "exit_code", {"enum": list(_EXIT_CODES.values())})
+    _add(report, "exit_code", {"enum": [code for _, code in _EXIT_CODES]})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:gguf-verify:run:{SCHEMA_VERSION}",
@@ -72,7 +74,7 @@ def run_schema() -> dict[str, Any]:
                     "culprits": {"minProperties": 1} if code else {"maxProperties": 0},
                 }
             }
-            for verdict, code in _EXIT_CODES.items()
+            for verdict, code in _EXIT_CODES
         ],
         "$defs": {"number": _NUMBER, **defs},
     }

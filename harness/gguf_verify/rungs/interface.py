@@ -28,9 +28,14 @@ class Rung:
     substance: tuple[str, ...]
     check: Callable[[Run, RungResult], None]
 
-    def climb(self, run: Run) -> RungResult:
-        """Check, and say what was found. Raises EnvironmentFault, as `check` does."""
-        result = RungResult(name=self.name, question=self.question, substance=self.substance)
+    def empty(self) -> RungResult:
+        """A result in which nothing is checked yet."""
+        return RungResult(name=self.name, question=self.question, substance=self.substance)
+
+    def climb(self, run: Run, result: RungResult | None = None) -> RungResult:
+        """Check, and say what was found, in a result that the caller may read meanwhile. Raises EnvironmentFault, as
+        `check` does."""
+        result = result or self.empty()
         with result.timed():
             self.check(run, result)
         return result

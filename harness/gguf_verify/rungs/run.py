@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -37,6 +37,8 @@ class Run:
     model: Model
     kernel: Candidate
     options: Options = field(default_factory=Options)
+    #: Called at each step of a rung.
+    tick: Callable[[], object] = lambda: None
 
     @cached_property
     def library(self) -> Llama:
@@ -118,7 +120,15 @@ class Run:
 
     def bar(self, what: str, total: int | None, unit: str) -> tqdm[Any]:
         """A progress bar on standard error, for what takes more than a second."""
-        return progress_bar(what, total, unit, self.options.progress)
+        bar = progress_bar(what, total, unit, self.options.progress)
+        step = bar.update
+
+        def update(n: float | None = 1) -> bool | None:
+            self.tick()
+            return step(n)
+
+        bar.update = update  # type: ignore[method-assign]
+        return bar
 
     def progress(self, what: str, items: Iterable[T], total: int | None = None, unit: str = "it") -> Iterator[T]:
         """The items, with a bar."""

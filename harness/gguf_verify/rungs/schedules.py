@@ -90,16 +90,17 @@ def check_schedules(
                 if run.options.sanitize and schedule.checked:  # it was asked for
                     result.leave(kernel.name, _left_out(run, schedule), matrix.tensor.name)
                 else:
-                    result.note(f"kernel {kernel.name}: {_left_out(run, schedule)}")
+                    result.note(f"kernel {kernel.name}: {_left_out(run, schedule)}", first=True)
                 continue
             if schedule.checked and (blind := kernel.host.blind_to()) is not None:
-                result.note(f"kernel {kernel.name}: {blind}")
+                result.note(f"kernel {kernel.name}: {blind}", first=True)
             try:
                 y, found = run_under(under, matrix.fmt, rows, x, schedule)
             except EnvironmentFault as error:
                 if run.options.sanitize and schedule.checked:
                     raise
-                result.note(f"the kernel could not be run under another schedule ({schedule.words}): {error}")
+                left_out = f"the kernel could not be run under another schedule ({schedule.words}): {error}"
+                result.note(left_out, first=True)
                 continue
             result.count(LAUNCHES)
             unset.setdefault(kernel.name, {}).update(dict.fromkeys(under.unset))

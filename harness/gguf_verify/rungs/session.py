@@ -49,9 +49,11 @@ class Session:
             trained = self.info["n_ctx_train"]
             if options.ctx_size and length > options.ctx_size:
                 predicted = "" if self.embeds else f" and {options.n_predict} to predict"
-                raise UsageError(f"{read} tokens of prompt{predicted} do not fit a context of {options.ctx_size}")
+                said = f"{read} tokens of prompt{predicted} do not fit a context of {options.ctx_size}"
+                raise UsageError(said, "prompt-too-long")
             if self.embeds and length > trained > 0:  # it may hold a table of so many positions
-                raise UsageError(f"the prompt has {length} tokens, the model reads {trained} at most")
+                said = f"the prompt has {length} tokens, the model reads {trained} at most"
+                raise UsageError(said, "prompt-too-long")
             if length > trained > 0:
                 self.note = f"{length} tokens are more than the {trained} that the model was trained on"
         except BaseException:

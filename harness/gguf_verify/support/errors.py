@@ -1,7 +1,8 @@
 """The errors that end a run, each with the exit code of the command line.
 
 0: verified · 1: a mismatch · 2: wrong usage · 3: this machine cannot run the check (no such device, a failed build,
-llama.cpp crashed) · 4: the file is malformed · 5: not everything could be verified.
+llama.cpp crashed) · 4: the file is malformed · 5: not everything could be verified · 130, 143: interrupted by Ctrl-C,
+by SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ EXIT_USAGE = 2
 EXIT_ENVIRONMENT = 3
 EXIT_MALFORMED = 4
 EXIT_UNVERIFIED = 5
+#: Signal that ended a run → exit code, as a shell has it; 1 where a mismatch was known already.
+EXIT_INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}
+#: What is said when a signal ends a command.
+INTERRUPTED = "interrupted"
 
 
 #: Who is at fault where something is not verified: the model's file; the declared definition, which cannot represent
@@ -26,9 +31,26 @@ Culprit = Literal["file", "definition", "llama.cpp", "kernel", "oracle", "enviro
 
 class HarnessError(Exception):
     """An error with one clear line for the user. Each subclass has its exit code; those that can be a part of a verdict
-    say who is at fault."""
+    say who is at fault.
+
+    Args:
+        line: what is wrong, where, why, and how to fix it.
+        id: of the message, which `gguf-verify explain` knows; "" for a message that explains itself.
+    """
 
     exit_code = EXIT_ENVIRONMENT
+
+    def __init__(self, line: str, id: str = "") -> None:
+        super().__init__(line)
+        self.id = id
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal other than Ctrl-C's asks the process to end."""
+
+    def __init__(self, signal: str) -> None:
+        super().__init__(signal)
+        self.signal = signal
 
 
 class UsageError(HarnessError):
@@ -69,6 +91,8 @@ class KernelFault(HarnessError):
 
     exit_code = EXIT_MISMATCH
     culprit: ClassVar[Culprit] = "kernel"
+    #: What further faults of the same cause have in common, such as the line that raised; "" where nothing does.
+    cause = ""
 
 
 class OracleFault(KernelFault):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,3 +27,17 @@ def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[A
         dynamic_ncols=True,
     )
     return bar
+
+
+def print_above_bars(text: str) -> None:
+    """Print lines on standard error; a bar that is shown there stays below them. `tqdm.write` would also show those
+    that are not shown yet, and never clear them."""
+    kind = submodule("tqdm.std").tqdm
+    bars = [b for b in list(getattr(kind, "_instances", ())) if b.last_print_t >= b.start_t + b.delay]
+    with contextlib.suppress(OSError):
+        for bar in bars:
+            bar.clear()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        for bar in bars:
+            bar.refresh()

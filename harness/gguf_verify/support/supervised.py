@@ -29,7 +29,7 @@ class Ended:
     """How a command ended.
 
     Args:
-        exit_code: minus the signal's number if it died of one; None if it was killed because its time was over.
+        exit_code: minus the signal's number if it died of one; None if its time was over.
         seconds: wall time.
         said: the last lines of its standard error, and of its standard output if that went there too.
     """
@@ -69,10 +69,12 @@ class Processes:
         cwd: Path | None = None,
         log: Path | None = None,
         on_start: Callable[[int], object] = lambda _pid: None,
+        grace: float = 0.0,
     ) -> Ended:
         """Run a command to its end, or until `time_limit` seconds are over.
 
         Args:
+            grace: seconds after the time limit in which the command may end by itself: it gets SIGTERM first.
             command: found on PATH.
             log: a file that its standard output and error are appended to; without it, its output is dropped.
             on_start: called with the supervisor's process id.
@@ -101,7 +103,11 @@ class Processes:
         tail = _Tail(output.fileno(), log)
         try:
             on_start(process.pid)
-            over = self._wait(process, tail, start + time_limit)
+            over = self._wait(process, start + time_limit)
+            if over == "time" and grace > 0:
+                os.write(ours, b"t")
+                if self._wait(process, time.monotonic() + grace) == "stopped":
+                    over = "stopped"
         finally:
             os.close(ours)  # the supervisor ends what is left
             try:
@@ -116,7 +122,7 @@ class Processes:
             raise Stopped
         return Ended(None if over == "time" else code, seconds, said)
 
-    def _wait(self, process: subprocess.Popen[bytes], tail: _Tail, deadline: float) -> str:
+    def _wait(self, process: subprocess.Popen[bytes], deadline: float) -> str:
         """Wait until the command is over: "ended", "time" or "stopped"."""
         pidfd = os.pidfd_open(process.pid)
         try:

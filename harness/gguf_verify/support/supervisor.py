@@ -1,9 +1,9 @@
 """Runs one command and leaves no process of it behind: `python -I -S supervisor.py LIFELINE COMMAND …`.
 
-When the command is done, or the other end of the pipe LIFELINE is closed (the nightly's death closes it too), the
-command and whatever it started are killed. That includes descendants in sessions of their own: as orphans they become
-this process's children (PR_SET_CHILD_SUBREAPER). The exit status is the command's. If a signal ended the command, the
-same signal ends this process. Only the standard library is used.
+A byte on the pipe LIFELINE asks the command to end, by SIGTERM. When the command is done, or the other end of LIFELINE
+is closed (the nightly's death closes it too), the command and whatever it started are killed. That includes descendants
+in sessions of their own: as orphans they become this process's children (PR_SET_CHILD_SUBREAPER). The exit status is
+the command's. If a signal ended the command, the same signal ends this process. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -100,8 +100,12 @@ def main() -> None:
             break
         ready, _, _ = select.select([lifeline, ended], [], [])
         if lifeline in ready:
-            break
-        os.read(ended, 4096)
+            if not os.read(lifeline, 1):
+                break
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        if ended in ready:
+            os.read(ended, 4096)
         # orphans that ended meanwhile stay as they are until the command is over
     if status is None:
         with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ import pytest
 import gguf_verify
 from gguf_verify.cli.command import commands
 from gguf_verify.nightly.config import REFERENCE
+from gguf_verify.support.errors import UsageError
 from tests.support.tools import ROOT
 from tests.unit.docs.test_pages import DOCS, FENCE, PAGES, named
 
@@ -67,9 +68,10 @@ def _parse(name: str, rest: list[str]) -> None:
         rest = ["MODEL.gguf", *rest]
     try:
         parser.parse_args(rest)
-    except SystemExit as error:
-        if error.code:
-            raise AssertionError(f"{parser.prog} does not take {rest}") from None
+    except UsageError as error:
+        raise AssertionError(f"{parser.prog} does not take {rest}: {error}") from None
+    except SystemExit:  # of --help
+        return
 
 
 # ---- pages that are made from the code -------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tests.support.foreign_runs import EXAMPLES, KERNELS, Q4_0, altered, multipl
 from tests.support.needs import need
 from tests.support.processes import gone
 from tests.support.shown import text_of
-from tests.support.tools import ROOT, assert_one_line, cli
+from tests.support.tools import ROOT, assert_one_line, cli, flat
 
 
 @pytest.mark.parametrize("name", ["right", "plain", "dlpack", "into_out", "prints", "float_activations", "on_device"])
@@ -42,8 +42,8 @@ def test_right(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("raises", r"^the kernel raised ValueError: first line$"),
-        ("leaves", r"^the kernel raised SystemExit: goodbye$"),
+        ("raises", r"^the kernel raised ValueError: first line; at [\w.]+:\d+ in raises: raise ValueError"),
+        ("leaves", r"^the kernel raised SystemExit: goodbye; at [\w.]+:\d+ in leaves: "),
         ("transposed", r"returned float32\[7, 5\], expected float32\[5, 7\]"),
         ("doubles", r"returned float64\[5, 7\], expected float32\[5, 7\]"),
         ("nothing", r"returned NoneType, not an array"),
@@ -236,7 +236,7 @@ def test_command_line(tmp_path: Path) -> None:
     arguments = (Q4_0, "--tensor", "blk.0.attn_k", "--rungs", "blocks", "--host", "cpu", "-t", 1)
     done = cli(*arguments, "--kernel", f"{KERNELS}:raises")
     assert done.returncode == 1
-    assert "blk.0.attn_k.weight: the kernel raised ValueError: first line" in done.stdout
+    assert "blk.0.attn_k.weight: the kernel raised ValueError: first line" in flat(done.stdout)
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -245,15 +245,18 @@ def test_the_header_says_where_it_runs(example: str) -> None:
     """By its file and symbol, and in lines that fit a terminal."""
     options = Options(probes="brief", progress=False, tensor="blk.0.attn_k")
     report = verify(Q4_0, f"{EXAMPLES / example}", CpuHost(1), ["blocks"], options)
-    header = text_of(Kind.RUN, report).split("\n\n")[0].splitlines()
-    host = next(line for line in header if line.startswith("host"))
-    assert any(line.startswith(f"kernel      {example} · ") for line in header)
-    assert str(EXAMPLES) not in "\n".join(header)
-    assert "in its own process" in host
-    assert ("cpu:" in host) == example.startswith("cuda")
+    shown = text_of(Kind.RUN, report, width=80, verbose=True)
+    # this machine's processor and compiler may have names of any length, and are wrapped as a whole
+    assert max(map(len, shown.splitlines())) <= 80
+    header, whole = flat(shown).split(" versions ")
+    assert f" kernel {example}, declares " in header
+    assert f" kernel {example} · declares " in whole
+    assert str(EXAMPLES) not in shown
+    for part, end in ((header, " file "), (whole, f" kernel {example} · ")):
+        host = part[part.index(" host ") : part.index(end)]
+        assert "in its own process" in host
+        assert ("cpu:" in host) == example.startswith("cuda")
     assert ("chosen by the kernel" in host) == example.startswith("numpy")
-    # but for the host's, which has the names of this machine's processor and compiler
-    assert all(len(line) <= 130 for line in header if line != host)
     assert report.environment.options.kernel_time_limit == 60
 
 

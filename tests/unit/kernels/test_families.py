@@ -68,5 +68,6 @@ def test_names() -> None:
     for fmt in ELEMENTS.values():
         assert kernel.of(fmt, 1, 1, 1).spec is ELEMENT_KERNELS[fmt.name]
     assert on_host(find_kernel("q8_1_mma"), host).of(FORMATS["Q4_0"], 1, 1, 32).name == "q8_1_mma"
-    with pytest.raises(UsageError, match="no kernel is called 'q8'; there are: q8_1, f32, f32_naive"):
+    said = r"no kernel is called 'q8'; did you mean 'q8_1'\? there are: q8_1, f32, f32_naive"
+    with pytest.raises(UsageError, match=said):
         find_kernel("q8")

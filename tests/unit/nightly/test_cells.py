@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from gguf_verify.nightly import night as night_module
 from gguf_verify.nightly.config import read_config
 from gguf_verify.nightly.history import History
 from gguf_verify.nightly.night import Settings, run_night
-from gguf_verify.nightly.records import Cell, Measure, Night, Outcome
+from gguf_verify.nightly.outcomes import cell_of
+from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
 from gguf_verify.nightly.summary import NightReport
 from gguf_verify.report.writer import Kind
 from gguf_verify.support.supervised import Processes, Stopped
@@ -137,6 +139,49 @@ def test_the_time_limit_ends_all_that_a_cell_started(tmp_path: Path) -> None:
     assert len(started) == 3  # two of the one, one of the other, which has a session of its own
     assert gone(started)
     assert night.exit_code == 3
+
+
+class _OverWhenReady(Processes):
+    """A command's time is over when it has made a file, and not before."""
+
+    def __init__(self, ready: Path) -> None:
+        super().__init__()
+        self._ready = ready
+
+    def _wait(self, process: Any, deadline: float) -> str:
+        if not self._ready.exists():
+            assert wait_until(self._ready.exists)
+            return "time"
+        return super()._wait(process, deadline + 60)
+
+
+def test_what_a_cell_had_found_when_its_time_was_over_is_kept(tmp_path: Path) -> None:
+    """SIGTERM comes first, and the cell writes what it knows."""
+    kind = Key("m.gguf", "Q4_0", "q8_1", "cpu", "p", "installed")
+    for word, outcome, reason in (
+        ("knows", Outcome.MISMATCH,
+         "layers: blk.0 row 3 is wrong (and 3 more); at fault: the kernel (4); not finished within 6 s"),
+        ("does-not-know", Outcome.TIMED_OUT, "not finished within 6 s, in the tokens rung"),
+    ):  # fmt: skip
+        ready, report = tmp_path / f"{word}.ready", tmp_path / f"{word}.json"
+        processes = _OverWhenReady(ready)
+        command = [*STUB, "m.gguf", f"--prompt={word} {ready}", "--json", str(report), "--kernel", "q8_1"]
+        ended = processes.run(command, 6, grace=1)
+        processes.close()
+        assert ended.exit_code is None
+        cell = cell_of(kind, ended, report, 6, None, False)
+        assert (cell.outcome, cell.reason, cell.exit_code) == (outcome, reason, None)
+        assert bool(cell.measures) is (outcome is Outcome.MISMATCH)
+
+
+def test_a_cell_that_does_not_end_when_it_is_asked_to_is_killed(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    processes = Processes()
+    line = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(600)"
+    ended = processes.run([sys.executable, "-c", line], 0.01, grace=0.01)
+    processes.close()
+    assert ended.exit_code is None
+    assert ended.seconds < 300
 
 
 def test_another_llama_cpp_than_the_variants_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

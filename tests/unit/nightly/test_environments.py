@@ -72,7 +72,7 @@ class Pip(Processes):
         self.commands: list[list[str]] = []
         self.fails = fails
 
-    def run(self, command, time_limit, env=None, cwd=None, log=None, on_start=lambda _pid: None):
+    def run(self, command, time_limit, env=None, cwd=None, log=None, on_start=lambda _pid: None, grace=0.0):
         self.commands.append(list(command))
         if self.fails and self.fails in " ".join(command):
             command = [sys.executable, "-c", "print('ERROR: no such\\nERROR: no matching distribution'); exit(1)"]
@@ -80,7 +80,7 @@ class Pip(Processes):
             if "venv" in command:
                 Path(command[-1], "bin").mkdir(parents=True)
             command = ["true"]
-        return super().run(command, time_limit, env, cwd, log, on_start)
+        return super().run(command, time_limit, env, cwd, log, on_start, grace)
 
 
 def test_an_environment_is_made_once_and_again_if_it_was_interrupted(

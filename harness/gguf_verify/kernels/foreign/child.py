@@ -24,6 +24,7 @@ import importlib.util
 import json
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,6 +39,7 @@ from ...hosts.base import GUARD_BYTES, POISON, Written, outside, poisoned
 from ...hosts.schedule import Schedule
 from ...support import protocol
 from ...support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
+from ...support.paths import PACKAGE
 from .api import FLOAT32, Declaration, Oracle, Shape, declaration_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,6 +47,8 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 MOST_TEXT = 300
+#: Frames of the author's own code that a message names.
+_MOST_FRAMES = 3
 #: Places of one product.
 MOST_UNSET = 20
 
@@ -54,10 +58,12 @@ class Fault(Exception):
 
     Args:
         finding: of a `KernelFinding`, its kind and lines.
+        cause: what further faults of the same cause have in common; "" where nothing does.
     """
 
-    def __init__(self, words: str, finding: dict[str, Any] | None = None) -> None:
+    def __init__(self, words: str, finding: dict[str, Any] | None = None, cause: str = "") -> None:
         super().__init__(words)
+        self.cause = cause
         self.finding = finding
 
     @classmethod
@@ -98,6 +104,23 @@ def one_line(error: BaseException) -> str:
         lines = str(error).strip().splitlines()
         return f"{type(error).__name__}: {lines[0][:MOST_TEXT]}" if lines else type(error).__name__
     return type(error).__name__
+
+
+def raised(who: str, error: BaseException, more: str = "") -> Fault:
+    """That a function of the kernel's author raised, in a line, with the frames of the traceback that are not of this
+    package or of installed ones: the innermost first, with its line of source."""
+    frames = []
+    with contextlib.suppress(Exception):
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_of_author(f.filename)][-_MOST_FRAMES:]
+    places = [f"{Path(f.filename).name}:{f.lineno} in {f.name}: {(f.line or '')[:100]}" for f in reversed(frames)]
+    at = "".join(f"; {'called from' if i else 'at'} {place}" for i, place in enumerate(places))
+    cause = f"{type(error).__name__} at {places[0]}" if places else f"{type(error).__name__} of {who}"
+    return Fault(f"{who} raised {one_line(error)}{more}{at}", cause=cause[:MOST_TEXT])
+
+
+def _is_of_author(file: str) -> bool:
+    path = Path(file)
+    return not path.is_relative_to(PACKAGE) and not {"site-packages", "dist-packages"} & set(path.parts)
 
 
 def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str = "the kernel") -> None:
@@ -162,7 +185,7 @@ class OracleRunner:
         except Fault:
             raise Fault(f"the kernel's oracle gives no array as its {what}") from None
         except BaseException as error:  # also SystemExit
-            raise Fault(f"the kernel's oracle raised {one_line(error)} in its {what}") from None
+            raise raised("the kernel's oracle", error, f" in its {what}") from None
         unchanged(f"{what}' inputs", copy.view(np.uint8), given.view(np.uint8), "the kernel's oracle")
         n = len(given)
         if answer.dtype != np.float64 or answer.ndim != 2 or len(answer) != n or not k <= answer.shape[1] <= 2 * k:
@@ -192,7 +215,7 @@ class PythonRunner:
             try:
                 self._weights = self._pack(rows, fmt)
             except BaseException as error:
-                raise Fault(f"pack raised {one_line(error)}") from None
+                raise raised("pack", error) from None
         self._kept = self._weights.copy() if isinstance(self._weights, np.ndarray) else None
 
     def multiply(self, x: Bytes) -> Floats:
@@ -221,7 +244,7 @@ class PythonRunner:
             else:
                 answer = self._kernel(self._weights, given, shape)
         except BaseException as error:  # also SystemExit
-            raise Fault(f"the kernel raised {one_line(error)}") from None
+            raise raised("the kernel", error) from None
         y = as_array(answer)
         if y.dtype != np.float32 or y.shape != out.shape:
             described = f"{y.dtype}[{', '.join(map(str, y.shape))}]"
@@ -299,6 +322,7 @@ def end_with_parent() -> None:
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the parent's handler
 
 
 def serve(link: Connection, make: Callable[[], Runner]) -> None:
@@ -368,7 +392,8 @@ def _serve(
             try:
                 answer(runner, header, array)
             except Fault as error:
-                _say(link, fault=str(error), **({} if error.finding is None else {"finding": error.finding}))
+                more = {} if error.finding is None else {"finding": error.finding}
+                _say(link, fault=str(error), cause=error.cause, **more)
             except EnvironmentFault as error:
                 _say(link, environment=str(error))
 

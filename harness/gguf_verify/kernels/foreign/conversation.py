@@ -87,7 +87,9 @@ class Conversation:
             if self._fault is KernelFault and isinstance(finding, dict) and isinstance(finding.get("lines"), list):
                 lines = tuple(printable(str(line), 100) for line in finding["lines"][:8])
                 raise KernelFinding(printable(str(finding.get("kind")), 20), words, lines)
-            raise self._fault(words)
+            fault = self._fault(words)
+            fault.cause = printable(str(said.get("cause", "")), 300)
+            raise fault
         if said.get("ok") is not True:
             self.garbage()
         return said

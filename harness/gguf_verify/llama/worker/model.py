@@ -17,6 +17,9 @@ from ..backends.device import Device
 from .calls import Call, CallFailed, Libraries, Reply, text
 from .tap import Tap
 
+#: A tokenizer that makes more tokens than this of each byte is broken, or its file is crafted.
+MOST_TOKENS_A_BYTE = 64
+
 
 class LoadedModel:
     """The model that this process holds and its context, if any."""
@@ -110,11 +113,15 @@ class LoadedModel:
         """Tokens of a text, with the special ones that the model asks for."""
         raw = text.encode()
         size = len(raw) + 16
-        tokens = (self._lib.llama_token * size)()
-        n = self._lib.llama_tokenize(self._vocab, raw, len(raw), tokens, size, True, True)
-        if n < 0:
-            raise CallFailed("the prompt does not fit the tokenizer's buffer")
-        return {"tokens": list(tokens[:n])}, ()
+        for _ in range(2):  # llama.cpp returns minus the number of tokens where they are more than the buffer holds
+            tokens = (self._lib.llama_token * size)()
+            n = int(self._lib.llama_tokenize(self._vocab, raw, len(raw), tokens, size, True, True))
+            if n >= 0:
+                return {"tokens": list(tokens[:n])}, ()
+            size = -n
+            if size > MOST_TOKENS_A_BYTE * len(raw) + 4096:
+                break
+        raise CallFailed(f"llama.cpp's tokenizer wants {size:,} tokens for a prompt of {len(raw):,} bytes")
 
     def pieces(self, tokens: list[int]) -> Reply:
         """Each token's text."""

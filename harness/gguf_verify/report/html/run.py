@@ -165,7 +165,7 @@ def of(report: Report, failures: int = 80) -> Run:
         wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers and layers.heat_map else None,
         first=_first(report), counts=counts[:MOST_ROWS], n_counts=len(counts),
         failures=[Failed(r.name, f, f.block_hex or "") for r, f in report.failures[:failures]],
-        n_failures=report.n_failures, fault=report.fault,
+        n_failures=report.n_failures, fault=report.fault or report.unfinished,
         unverified=[
             (r.name, u.name, f"{u.why} (at fault: {CULPRITS[u.culprit]})") for r in report.rungs for u in r.unverified
         ],

@@ -1,8 +1,7 @@
 """What every report at the terminal is made with: rich, without its markup.
 
 Text from a file never meets rich's markup: it is escaped by `printable` and passed on as `Text`, or through a console
-that has markup, emoji and highlighting switched off. Without a width nothing is wrapped, so that what is piped into a
-file or another program is the same everywhere, and no name is ever cut.
+that has markup, emoji and highlighting switched off. Without a width nothing is wrapped and no name is ever cut.
 """
 
 from __future__ import annotations
@@ -22,12 +21,15 @@ from ..writer import Form
 _ENDLESS = 1 << 20
 #: Columns that a folded column keeps.
 _LEAST = 24
+#: Characters of a label with the space behind it, at least.
+LABEL = 12
 
 GOOD, WARN, BAD, DIM, BOLD = "bold green", "yellow", "bold red", "dim", "bold"
 #: Verdicts and severities → style.
 STYLES = {
     "passed": GOOD, "verified": GOOD, "clean": GOOD, "failed": BAD, "mismatch": BAD, "wrong": BAD, "refused": BAD,
-    "error": BAD, "unverified": WARN, "waived": WARN, "broken off": WARN, "not everything verified": WARN,
+    "error": BAD, "unverified": WARN, "waived": WARN, "broken off": WARN, "interrupted": WARN,
+    "not everything verified": WARN,
     "warning": WARN, "note": "cyan",
 }  # fmt: skip
 
@@ -64,8 +66,28 @@ def said(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*parts)
 
 
+def wrapped(line: Text, width: int | None, indent: str = "") -> list[Text]:
+    """A line as lines of this width, broken between words; those after the first begin with the indent."""
+    if width is None or line.cell_len <= width:
+        return [line]
+    console = Console(width=_ENDLESS, _environ={})
+    first, *_ = line.wrap(console, width)
+    rest = line[len(first.plain) :]
+    first.rstrip()
+    while rest.plain.startswith(" "):
+        rest = rest[1:]
+    return [first, *(said(indent) + more for more in rest.wrap(console, max(8, width - len(indent))))]
+
+
+def cut(line: Text, width: int | None) -> Text:
+    """The line, cut where it is longer than the width."""
+    if width is not None:
+        line.truncate(width, overflow="ellipsis")
+    return line
+
+
 def table(*columns: str, right: Iterable[int] = (), folded: int | None = None, heading: bool = True) -> Table:
-    """A table without lines; `right` are the columns that are aligned to the right, `folded` one that may be folded."""
+    """A table without lines; `right` are the columns aligned to the right, `folded` is one that may be folded."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=heading, header_style=BOLD)
     aligned = set(right)
     for i, column in enumerate(columns):
@@ -78,7 +100,7 @@ def table(*columns: str, right: Iterable[int] = (), folded: int | None = None, h
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
     """Labels, and what there is to say of each; a label that is "" continues the one above."""
     made = table("", "", folded=1, heading=False)
-    made.columns[0].min_width = 10
+    made.columns[0].min_width = LABEL - 2
     for label, words in rows:
         made.add_row(Text(label, DIM), Text(words))
     return made

@@ -1,38 +1,452 @@
-"""The report of a verification run."""
+"""The report of a verification run: the answer first, the rest with `-v`.
+
+A failing report has the verdict and who is at fault, the diagnosis with its fix, the map of the first wrong GEMM, the
+first failure, the failures by tensor and how to repeat the run. A passing one says in at most `MOST_LINES` lines of 80
+columns what was checked, how far inside the bounds the outputs are, and for which products the verdict holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...results import CULPRITS, Environment, Failure, LocatedDiagnosis, Report, Unverified
-from ...support.text import printable
+from ...results import CULPRITS, Environment, Failure, LocatedDiagnosis, Report, RungResult, TypeEnvelope, Unverified
+from ...support.text import ELLIPSIS, printable
 from .. import grid
 from ..writer import Form
 from . import costs, waivers
-from .console import BAD, BOLD, STYLES, WARN, capped, facts, rendered, said, table
+from .block import as_lines
+from .console import BAD, BOLD, DIM, LABEL, STYLES, WARN, capped, cut, facts, rendered, said, table, wrapped
 from .heat_map import as_text
 
-#: What is shown of each rung without -v; the rest is counted.
-MOST_NOTES, MOST_UNVERIFIED = 5, 10
+#: Lines of a passing report without -v, at 80 columns.
+MOST_LINES = 24
+#: What is shown without -v; the rest is counted.
+MOST_NOTES, MOST_UNVERIFIED, MOST_TENSORS, MOST_ENVELOPES = 3, 10, 6, 2
 MOST_FAILURES = 20
 _HEX_DIGITS = 128
-_INDENT = " " * 7
+_INDENT = "  "
+#: The diagnosis that says most comes first.
+_TELLING = ("known fault", "another definition", "out of range", "another order", "unknown")
 
 
 def render(report: Report, form: Form) -> str:
-    """The whole report; with `verbose` also one line a tensor, GEMM or token."""
+    """The report; with `verbose` also everything else that was found, and one line a tensor, GEMM or token."""
     return rendered(_parts(report, form), form)
 
 
 def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
-    yield facts(_environment(report.environment))
+    top: list[RenderableType] = [*_verdict(report, form)]
+    if report.n_failures:
+        top += _wrong(report, form)
+    top += [*_left(report, form), *_waived(report, form), *_repeat(report), "", _rungs(report), ""]
+    yield from top
+    if report.costs is not None:
+        yield from costs.parts(report.costs)
+        yield ""
+    if report.n_failures:
+        yield facts(_fitted([*_about(report)], form, MOST_LINES))
+        if not form.verbose:
+            yield from wrapped(Text(f"-v shows {_more(report)}", DIM), form.width)
+    else:
+        yield from _holds(report, form, rendered(top, form).count("\n"))
+    if form.verbose:
+        yield from _rest(report, form)
+
+
+# ---- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def _verdict(report: Report, form: Form) -> Iterator[Text]:
+    passed = sum(rung.verdict == "passed" for rung in report.rungs)
+    verdict = (report.words.upper(), STYLES[report.verdict])
+    asked = len(report.rungs) + len(report.not_climbed)
+    yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {asked} rungs passed")
+    if report.culprits:
+        yield from wrapped(Text(f"at fault: {report.at_fault}"), form.width)
+    if means := report.environment.kernel.verified_means:
+        yield from wrapped(Text(f"verified here means: {means}"), form.width)
+    if report.unfinished:
+        yield from wrapped(said(("INCOMPLETE: ", WARN), report.unfinished), form.width, _INDENT)
+    if report.fault:
+        yield from wrapped(said(("BROKEN OFF: ", WARN), printable(report.fault, 600)), form.width, _INDENT)
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def _wrong(report: Report, form: Form) -> Iterator[RenderableType]:
+    explained = [rung for rung in report.rungs if rung.diagnosis is not None]
+    first = min(explained, key=_telling, default=None)
+    if first is not None:
+        yield ""
+        yield from _diagnosis(first, form)
+        others = [rung.name for rung in explained if rung is not first]
+        if others and not form.verbose:
+            agree = all(_says_the_same(first, rung) for rung in explained)
+            how = "says the same" if agree else "says more"
+            yield Text(f"{_INDENT}the diagnosis of other rungs ({', '.join(others)}) {how}: see -v", DIM)
+    drawn = next((rung for rung in (first, *report.rungs) if rung is not None and rung.heat_map is not None), None)
+    if drawn is not None and drawn.heat_map is not None:
+        yield ""
+        yield from _map(drawn, form)
+    if report.failures:
+        yield ""
+        rung, failure = report.failures[0]
+        yield from _failure(rung, failure, report.tensor_types.get(failure.tensor, ""), form)
     yield ""
-    yield _rungs(report)
+    yield _by_tensor(report)
+
+
+def _telling(rung: RungResult) -> tuple[int, bool]:
+    """How much a rung's diagnosis says: less is more."""
+    assert rung.diagnosis is not None
+    verdict = rung.diagnosis.verdict
+    return _TELLING.index(verdict) if verdict in _TELLING else len(_TELLING), rung.heat_map is None
+
+
+def _says_the_same(one: RungResult, other: RungResult) -> bool:
+    a, b = one.diagnosis, other.diagnosis
+    assert a is not None
+    assert b is not None
+    return (a.verdict, {f.id for f in a.faults}) == (b.verdict, {f.id for f in b.faults})
+
+
+def _diagnosis(rung: RungResult, form: Form) -> Iterator[Text]:
+    d = rung.diagnosis
+    assert d is not None
+    yield from wrapped(said(("DIAGNOSIS ", BOLD), _located(d)), form.width, _INDENT)
+    for line in d.lines:
+        words, _, fix = printable(line, 600).partition(". Fix: ")
+        yield from wrapped(Text(_INDENT + words), form.width, 2 * _INDENT)
+        if fix:
+            yield from wrapped(said(2 * _INDENT, ("fix: ", BOLD), fix), form.width, 3 * _INDENT)
+    for name in dict.fromkeys(f.id for f in d.faults):
+        yield Text(f"{_INDENT}more: gguf-verify explain {name}", DIM)
+
+
+def _located(d: LocatedDiagnosis) -> str:
+    block = "" if d.block is None else f" block {d.block}"
+    return (
+        f"of the first wrong GEMM, {printable(d.tensor, 64)}: {printable(d.who, 80)}, first wrong at row {d.row} "
+        f"token {d.token}{block}"
+    )
+
+
+def _map(rung: RungResult, form: Form) -> Iterator[Text]:
+    assert rung.heat_map is not None
+    for line in as_text(grid.of_gemm(rung.heat_map), form.blocks):
+        yield from wrapped(Text(_INDENT + line), form.width, 2 * _INDENT)
+
+
+def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Text]:
+    """The first failure: what, the numbers, and the block with its fields and codes."""
+    yield from failure_lines(rung, f, form)
+    if f.block_hex is not None:
+        yield from (cut(Text(_INDENT + line), form.width) for line in as_lines(kind, f.block_hex))
+
+
+def _numbers(f: Failure, form: Form) -> Iterator[str]:
+    if f.got is not None and f.expected is not None:
+        line = f"got {f.got:.9g}, expected {f.expected:.9g}"
+        line += "" if f.bound is None else f", bound {f.bound:.3g}"
+        yield line + ("" if f.utilisation is None else f", utilisation {f.utilisation:.3g}")
+    if f.block_hex is not None:
+        part = f" of part {f.part + 1}" if f.part else ""
+        start = f"block at byte {f.byte_offset}{part}: "
+        room = _HEX_DIGITS if form.width is None else min(_HEX_DIGITS, max(32, form.width - len(start) - 16) // 2 * 2)
+        yield start + _shortened(f.block_hex, room)
+
+
+def _at_fault(f: Failure) -> Iterator[Text]:
+    if f.culprit != "kernel":
+        yield Text(f"{_INDENT}at fault: {CULPRITS[f.culprit]}")
+
+
+def _shortened(digits: str, most: int) -> str:
+    return digits if len(digits) <= most else f"{digits[:most]}{ELLIPSIS} ({len(digits) // 2} bytes)"
+
+
+def _by_tensor(report: Report) -> Table:
+    """How many failures each tensor has in each rung."""
+    wrong = [rung for rung in report.rungs if rung.n_failures]
+    counts: dict[str, dict[str, int]] = {}
+    for rung in wrong:
+        found = _counted(rung)
+        rest = rung.n_failures - sum(found.values())
+        for tensor, n in [*found.items(), *([("", rest)] if rest > 0 else [])]:
+            counts.setdefault(tensor, {})[rung.name] = n
+    tensors = sorted((name for name in counts if name), key=lambda name: -sum(counts[name].values()))
+    made = table("failures by tensor", *(rung.name for rung in wrong), right=range(1, 1 + len(wrong)), folded=0)
+    shown = tensors[:MOST_TENSORS]
+    for name in shown:
+        made.add_row(Text(printable(name, 64)), *(f"{counts[name].get(rung.name, 0):,}" for rung in wrong))
+    left = {rung.name: rung.n_failures - sum(counts[name].get(rung.name, 0) for name in shown) for rung in wrong}
+    if any(left.values()):
+        others = len(tensors) - len(shown)
+        words = "… all others" if others else "not counted by tensor" if shown else "of the whole rung"
+        made.add_row(Text(words), *(f"{left[rung.name]:,}" for rung in wrong))
+    return made
+
+
+def _counted(rung: RungResult) -> dict[str, int]:
+    """Tensor → how many failures it has: those that its record counts, or as many as are recorded."""
+    counts: dict[str, int] = {}
+    for record in rung.details:
+        tensor, n = getattr(record, "tensor", ""), getattr(record, "failures", 0)
+        if n:
+            counts[tensor] = counts.get(tensor, 0) + n
+    recorded: dict[str, int] = {}
+    for f in rung.failures:
+        if f.tensor and f.tensor not in counts:
+            recorded[f.tensor] = recorded.get(f.tensor, 0) + 1
+    return counts | recorded
+
+
+def _more(report: Report) -> str:
+    """What -v adds to a failing report."""
+    n = len(report.failures) - 1
+    failures = f"{n:,} more of {report.n_failures:,} failures, " if n > 0 else ""
+    return f"{failures}every note, the envelope and the environment"
+
+
+def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
+    """A failure in two lines or so: what, and the numbers."""
+    mark = ("WAIVED", WARN) if f.tensor in rung.waived else ("FAILED", BAD)
+    yield from wrapped(said((f"{mark[0]} {rung.name}: ", mark[1]), printable(f.what, 600)), form.width, _INDENT)
+    for line in _numbers(f, form):
+        yield from wrapped(Text(_INDENT + line), form.width, 2 * _INDENT)
+    yield from _at_fault(f)
+
+
+def rung_line(rung: RungResult, form: Form) -> Text:
+    """A rung that is over, in a line."""
+    worst = "" if rung.worst_utilisation is None else f"worst {rung.worst_utilisation:.3g} of the bound"
+    failed = f"{rung.n_failures:,} failures" if rung.n_failures else ""
+    told = [failed, worst, f"{rung.seconds:.1f} s", _checked(rung) or "nothing checked"]
+    start = said(f"{rung.name:<7} ", (f"{rung.outcome:<10}", STYLES[rung.outcome]), "  ")
+    return cut(start + Text(", ".join(filter(None, told))), form.width)
+
+
+# ---- what is missing -------------------------------------------------------------------------------------------------
+
+
+def _left(report: Report, form: Form) -> Iterator[RenderableType]:
+    """What broke rungs off, and what could not be verified."""
+    lines: list[Text] = []
+    for rung in report.rungs:
+        if rung.fault:
+            lines += wrapped(
+                said((f"BROKEN OFF {rung.name}: ", WARN), printable(rung.fault, 600)), form.width, 2 * _INDENT
+            )
+            lines.append(Text(f"{_INDENT}at fault: {CULPRITS[rung.fault_culprit]}"))
+        left = [
+            said(
+                (f"NOT VERIFIED {rung.name}: ", WARN),
+                f"{printable(left.name, 64)}: {printable(left.why, 600)}{_unless_uncovered(left)}",
+            )
+            for left in rung.unverified
+        ]
+        most = len(left) if form.verbose else MOST_UNVERIFIED
+        for line in capped(left, most, f"in the {rung.name} rung"):
+            lines += wrapped(line, form.width, _INDENT)
+    if lines:
+        yield ""
+        yield from lines
+
+
+def _unless_uncovered(left: Unverified) -> str:
+    return "" if left.culprit == "coverage" else f" (at fault: {CULPRITS[left.culprit]})"
+
+
+def _waived(report: Report, form: Form) -> Iterator[RenderableType]:
+    """What became of each waiver."""
+    if report.waivers:
+        yield ""
+        for line in waivers.lines(report.waivers):
+            yield from wrapped(line, form.width, _INDENT)
+
+
+def _repeat(report: Report) -> Iterator[RenderableType]:
+    if report.exit_code and report.command:
+        yield ""
+        yield Text(f"repeat with: {printable(report.command)}")
+
+
+# ---- what was checked, and for what it holds -------------------------------------------------------------------------
+
+
+def _rungs(report: Report) -> Table:
+    made = table("rung", "verdict", "checked", "worst", "seconds", right=(3, 4), folded=2)
+    for rung in report.rungs:
+        worst = rung.worst_utilisation
+        made.add_row(
+            Text(rung.name), Text(rung.outcome, STYLES[rung.outcome]), Text(_checked(rung) or "nothing"),
+            "–" if worst is None else f"{worst:.3g}", f"{rung.seconds:.1f}",
+        )  # fmt: skip
+    for name in report.not_climbed:
+        made.add_row(Text(name), Text("not run", WARN), Text("nothing"), "–", "–")
+    return made
+
+
+def _checked(rung: RungResult) -> str:
+    """What a rung checked, what it is about first."""
+    kinds = sorted(rung.checked, key=lambda kind: kind not in rung.substance)
+    return _counts({kind: rung.checked[kind] for kind in kinds})
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n)
+
+
+class _Fact(NamedTuple):
+    """Words beside a label.
+
+    Args:
+        most: lines that it may have where there is room.
+        end: what is kept where the words are cut.
+        spare: 0 for what is always shown; others are left out where there is no room, those of large numbers first.
+    """
+
+    label: str
+    words: str
+    most: int = 1
+    end: str = ""
+    spare: int = 0
+
+
+def _holds(report: Report, form: Form, used: int) -> Iterator[RenderableType]:
+    """How far inside the bounds, for which products, on what, in as many lines as are left of a screen of which so many
+    are `used`."""
+    listed = [*_inside(report), *_envelope(report), *_skipped(report), *_first_notes(report), *_about(report)]
+    yield facts(_fitted(listed, form, MOST_LINES - used))
+
+
+def _fitted(listed: Sequence[_Fact], form: Form, room: int) -> Iterator[tuple[str, str]]:
+    """The facts in so many lines; with -v or without a width nothing is cut or left out."""
+    if form.width is None or form.verbose:
+        yield from ((fact.label, fact.words + fact.end) for fact in listed)
+        return
+    width = max(20, form.width - LABEL)
+    wrapped_lines = [textwrap.wrap(fact.words + fact.end, width) for fact in listed]
+    given = [0 if fact.spare else 1 for fact in listed]
+    for i, fact in sorted(enumerate(listed), key=lambda item: item[1].spare):
+        if not given[i]:
+            given[i] = int(sum(given) < room)
+        if given[i]:
+            given[i] += max(0, min(len(wrapped_lines[i]), fact.most, 1 + room - sum(given)) - 1)
+    label = ""
+    for fact, lines, n in zip(listed, wrapped_lines, given, strict=True):
+        label = fact.label or label
+        if n:
+            yield label, "\n".join(lines if n >= len(lines) else _cut(lines, n, width, fact.end or " (-v)"))
+            label = ""
+
+
+def _cut(lines: list[str], n: int, width: int, end: str) -> list[str]:
+    """The first n lines, of which the last says that there are more."""
+    last = " ".join(lines[n - 1 :])[: width - len(end) - 1].rstrip(" ,;:(")
+    return [*lines[: n - 1], last + ELLIPSIS + end]
+
+
+def _inside(report: Report) -> Iterator[_Fact]:
+    """The worst output of the kernel, and of llama.cpp, of all rungs."""
+    label = "inside"
+    for of_kernel, who in ((True, "kernel"), (False, "llama.cpp")):
+        found = [
+            (worst, rung) for rung in report.rungs for worst in rung.worst.values() if worst.of_kernel is of_kernel
+        ]
+        if found:
+            worst, _ = max(found, key=lambda of: math.inf if math.isnan(of[0].utilisation) else of[0].utilisation)
+            where = printable(worst.where, 200)
+            yield _Fact(label, f"{who} {worst.utilisation:.3g} of the bound, at {where}", spare=0 if of_kernel else 3)
+            label = ""
+
+
+def _envelope(report: Report) -> Iterator[_Fact]:
+    """For which products each type's verdict holds beside those of the graph, and what it does not cover."""
+    found = [e for rung in report.rungs for e in rung.envelopes]
+    groups: dict[str, list[str]] = {}
+    for e in found:
+        sizes = ", ".join(f"{n} {_ends(numbers)}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))
+        domain = f"; domain: {e.domain}" if e.domain else ""
+        beside = "" if e.under_test else "; not the kernel under test"
+        groups.setdefault(f"{sizes}{domain}{beside}", []).append(e.type)
+    for i, (words, types) in enumerate(list(groups.items())[:MOST_ENVELOPES]):
+        yield _Fact("" if i else "holds for", f"{', '.join(types)}: {words}", 2, spare=6 if i else 0)
+    if found:
+        calls, brief = sum(e.calls for e in found), any(e.probes != "full" for e in found)
+        values = list(dict.fromkeys(value for e in found for value in e.values))
+        plan = f"{calls:,} calls of plan {found[0].plan}{', brief' if brief else ''}"
+        more = "" if len(groups) < 2 else f"; {len(groups)} envelopes in all (-v)"
+        yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more)
+    if large := [words for e in found for words in e.indices]:
+        words = f"{len(large)} launches too large to run whole, by single thread blocks: {'; '.join(large)}"
+        yield _Fact("", words, spare=2)
+    if grids := [words for e in found for words in e.grids]:
+        yield _Fact("", f"CUDA launches its grids of {' and '.join(grids)}", spare=8)
+    if left := list(dict.fromkeys(pair for e in found for pair in e.not_covered)):
+        words = "; ".join(f"{what} ({printable(why, 200)})" for what, why in left)
+        yield _Fact("left out", f"{len(left)}: {words}", 2)
+
+
+def _ends(numbers: str) -> str:
+    """Ranges without most of those between the first and the last."""
+    ranges = numbers.split(", ")
+    return (numbers or "none") if len(ranges) <= 2 else f"{ranges[0]}, … {ranges[-1]} ({len(ranges)} ranges)"
+
+
+def _skipped(report: Report) -> Iterator[_Fact]:
+    """What no rung checks by design."""
+    if lines := [f"{left} ({rung.name})" for rung in report.rungs if (left := _counts(rung.not_checked))]:
+        yield _Fact("unchecked", "; ".join(lines), spare=1)
+
+
+def _first_notes(report: Report) -> Iterator[_Fact]:
+    """How many notes there are, and the first, which say what was not looked for."""
+    rungs = sorted(report.rungs, key=lambda rung: not rung.envelopes)  # the rung that says for what a pass holds
+    notes = [f"{rung.name}: {printable(line, 400)}" for rung in rungs for line in rung.notes]
+    for i, line in enumerate(notes[:MOST_NOTES]):
+        yield _Fact("" if i else "notes", line if i else f"{len(notes)}: {line}", spare=7 if i else 0)
+
+
+def _about(report: Report) -> Iterator[_Fact]:
+    """What was run, in a few lines."""
+    e = report.environment
+    v, file, kernel, o = e.versions, e.file, e.kernel, e.options
+    chosen = {g.kernel for rung in report.rungs for g in rung.gemms if g.under_test and g.kernel != kernel.name}
+    which = f" ({', '.join(printable(name, 60) for name in sorted(chosen))})" if chosen else ""
+    yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.definition}")
+    if kernel.judged_by:
+        yield _Fact("", f"judged by {printable(kernel.judged_by, 200)}", spare=4)
+    yield _Fact("host", printable(e.host.words, 300))
+    types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
+    name = printable(file.path.rpartition("/")[2], 200)
+    about = f"{file.size:,} bytes, {printable(file.architecture or 'no architecture', 40)}: {types}"
+    yield _Fact("file", f"{name}; {about}")
+    more = "" if len(file.sha256) < 2 else f" and {len(file.sha256) - 1} more (-v)"
+    yield _Fact("sha256", file.sha256[0] if file.sha256 else "none", 1, more)
+    yield _Fact(
+        "reference", f"llama.cpp {v.llama_cpp} on {printable(e.reference.where, 200)}; gguf-verify {v.gguf_verify}"
+    )
+    tokens = f'{o.n_predict} tokens after "{printable(o.prompt, 60)}"'
+    yield _Fact("run", f"seed {o.seed}, {o.threads} threads, {tokens}", spare=5)
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
+    """Everything else that was found."""
+    yield ""
+    yield facts(_environment(report.environment))
     if any(rung.worst for rung in report.rungs):
         yield ""
         yield _worst(report)
@@ -44,21 +458,16 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
     if notes := list(_notes(report)):
         yield ""
         yield facts(notes)
-    if form.verbose:
+    if report.n_failures:
         yield ""
-        yield from _details(report)
-    if report.costs is not None:
-        yield ""
-        yield from costs.parts(report.costs)
+        yield from _failures(report, form)
+        for rung in report.rungs:
+            if rung.diagnosis is not None:
+                yield from _diagnosis(rung, form)
+            if rung.heat_map is not None:
+                yield from _map(rung, form)
     yield ""
-    yield from _failures(report)
-    yield from _explained(report, form)
-    yield from _unverified(report)
-    yield from waivers.lines(report.waivers)
-    yield from _verdict(report)
-
-
-# ---- what was run ----------------------------------------------------------------------------------------------------
+    yield from _details(report)
 
 
 def _environment(e: Environment) -> Iterator[tuple[str, str]]:
@@ -84,26 +493,8 @@ def _environment(e: Environment) -> Iterator[tuple[str, str]]:
     yield "run", f'seed {o.seed} · {o.threads} threads · {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
 
 
-# ---- what was found --------------------------------------------------------------------------------------------------
-
-
-def _rungs(report: Report) -> Table:
-    made = table("rung", "verdict", "checked", "worst utilisation", "seconds", right=(3, 4), folded=2)
-    for rung in report.rungs:
-        worst = rung.worst_utilisation
-        made.add_row(
-            Text(rung.name), Text(rung.outcome, STYLES[rung.outcome]), Text(_counts(rung.checked) or "nothing"),
-            "–" if worst is None else f"{worst:.3g}", f"{rung.seconds:.1f}",
-        )  # fmt: skip
-    return made
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n)
-
-
 def _worst(report: Report) -> Table:
-    made = table("rung", "output of", "utilisation", "score", "worst at", right=(2, 3), folded=4)
+    made = table("rung", "output of", "worst", "score", "worst at", right=(2, 3), folded=4)
     for rung in report.rungs:
         for i, (who, worst) in enumerate(rung.worst.items()):
             made.add_row(
@@ -114,20 +505,26 @@ def _worst(report: Report) -> Table:
 
 
 def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
-    """For which products each type's verdict holds beside those of the graph, and what it does not cover."""
+    """Every envelope, in full."""
     found = [e for rung in report.rungs for e in rung.envelopes]
     for i, e in enumerate(found):
-        plan = f"{e.calls:,} calls of plan {e.plan}{'' if e.probes == 'full' else ', brief'}"
-        domain = f"; declared domain: {e.domain}" if e.domain else ""
-        beside = "" if e.under_test else "; of a kernel beside the one under test"
-        sizes = ", ".join(f"{n} {_ends(numbers)}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))
-        yield "" if i else "holds also", f"{e.type}: {sizes} ({plan}{domain}{beside})"
+        yield "" if i else "holds also", _whole(e)
+        if e.values:
+            yield "", f"{e.type}: values: {', '.join(e.values)}"
         if e.indices:
             yield "", f"{e.type}, by single thread blocks: {'; '.join(e.indices)}"
         if e.grids:
             yield "", f"{e.type}: CUDA launches its grids of {' and '.join(e.grids)}"
     for what, why in dict.fromkeys(pair for e in found for pair in e.not_covered):
         yield "", f"not covered: {what} ({printable(why, 200)})"
+
+
+def _whole(e: TypeEnvelope) -> str:
+    plan = f"{e.calls:,} calls of plan {e.plan}{'' if e.probes == 'full' else ', brief'}"
+    domain = f"; declared domain: {e.domain}" if e.domain else ""
+    beside = "" if e.under_test else "; of a kernel beside the one under test"
+    sizes = "; ".join(f"{n} {numbers or 'none'}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))
+    return f"{e.type}: {sizes} ({plan}{domain}{beside})"
 
 
 def _ranges(report: Report) -> Iterator[tuple[str, str]]:
@@ -137,22 +534,11 @@ def _ranges(report: Report) -> Iterator[tuple[str, str]]:
             yield "range", f"{printable(rung.headroom.tensor, 64)}: {rung.headroom.words}"
 
 
-def _ends(numbers: str) -> str:
-    """Ranges without most of those between the first and the last."""
-    ranges = numbers.split(", ")
-    return (
-        (numbers or "none") if len(ranges) <= 3 else f"{ranges[0]}, {ranges[1]}, … {ranges[-1]} ({len(ranges)} ranges)"
-    )
-
-
 def _notes(report: Report) -> Iterator[tuple[str, str]]:
     for rung in report.rungs:
         lines = [f"not checked by this rung: {left}"] if (left := _counts(rung.not_checked)) else []
-        figures = [f"{name}: {_figure(value)}" for name, value in rung.figures.items()]
-        lines += [" · ".join(figures[i : i + 2]) for i in range(0, len(figures), 2)]
-        lines += [printable(note, 400) for note in rung.notes[:MOST_NOTES]]
-        if len(rung.notes) > MOST_NOTES:
-            lines.append(f"… and {len(rung.notes) - MOST_NOTES:,} more notes (--json has all of them)")
+        lines += [f"{name}: {_figure(value)}" for name, value in rung.figures.items()]
+        lines += [printable(note, 400) for note in rung.notes]
         yield from ((rung.name if not i else "", line) for i, line in enumerate(lines))
 
 
@@ -173,11 +559,9 @@ def _value(value: object) -> str:
     return printable(value) if isinstance(value, str) else "–" if value is None else str(value)
 
 
-# ---- what is wrong ---------------------------------------------------------------------------------------------------
-
-
-def _failures(report: Report) -> Iterator[Text]:
-    recorded = report.failures[:MOST_FAILURES]
+def _failures(report: Report, form: Form) -> Iterator[Text]:
+    """The recorded failures, each output once."""
+    recorded: Sequence[tuple[RungResult, Failure]] = report.failures
     shown = 0
     places: set[tuple[object, ...]] = set()
     for rung, f in recorded:
@@ -186,76 +570,8 @@ def _failures(report: Report) -> Iterator[Text]:
             continue
         places.add(place)
         shown += 1
-        mark = ("WAIVED", WARN) if f.tensor in rung.waived else ("FAILED", BAD)
-        yield said((f"{mark[0]} {rung.name}: ", mark[1]), printable(f.what, 600))
-        yield from (Text(_INDENT + line) for line in _numbers(f))
-        if f.culprit != "kernel":
-            yield Text(f"{_INDENT}at fault: {CULPRITS[f.culprit]}")
+        yield from failure_lines(rung, f, form)
     if report.n_failures > shown:
         again = len(recorded) - shown
         repeated = f"; {again} more are of the same outputs" if again else ""
         yield Text(f"… {shown} of {report.n_failures:,} failures are shown{repeated}")
-
-
-def _numbers(f: Failure) -> Iterator[str]:
-    if f.got is not None and f.expected is not None:
-        line = f"got {f.got:.9g}, expected {f.expected:.9g}"
-        line += "" if f.bound is None else f", bound {f.bound:.3g}"
-        yield line + ("" if f.utilisation is None else f", utilisation {f.utilisation:.3g}")
-    if f.block_hex is not None:
-        part = f" of part {f.part + 1}" if f.part else ""
-        yield f"block at byte {f.byte_offset}{part}: {_shortened(f.block_hex)}"
-
-
-def _shortened(digits: str) -> str:
-    return digits if len(digits) <= _HEX_DIGITS else f"{digits[:_HEX_DIGITS]}… ({len(digits) // 2} bytes)"
-
-
-def _explained(report: Report, form: Form) -> Iterator[Text]:
-    for rung in report.rungs:
-        if rung.diagnosis is not None:
-            yield said(("DIAGNOSIS ", BOLD), _located(rung.diagnosis))
-            yield from (Text(_INDENT + printable(line, 300)) for line in rung.diagnosis.lines)
-        if rung.heat_map is not None:
-            yield from (Text(_INDENT + line) for line in as_text(grid.of_gemm(rung.heat_map), form.blocks))
-
-
-def _located(d: LocatedDiagnosis) -> str:
-    block = "" if d.block is None else f" block {d.block}"
-    return (
-        f"of the first wrong GEMM, {printable(d.tensor, 64)}: {printable(d.who, 80)}, first wrong at row {d.row} "
-        f"token {d.token}{block}"
-    )
-
-
-def _unverified(report: Report) -> Iterator[Text]:
-    if report.fault:
-        yield said(("BROKEN OFF: ", WARN), printable(report.fault, 600))
-    for rung in report.rungs:
-        if rung.fault:
-            yield said((f"BROKEN OFF {rung.name}: ", WARN), printable(rung.fault, 600))
-            yield Text(f"{_INDENT}at fault: {CULPRITS[rung.fault_culprit]}")
-        lines = [
-            said(
-                (f"NOT VERIFIED {rung.name}: ", WARN),
-                f"{printable(left.name, 64)}: {printable(left.why, 600)}{_unless_uncovered(left)}",
-            )
-            for left in rung.unverified
-        ]
-        yield from capped(lines, MOST_UNVERIFIED, f"in the {rung.name} rung")
-
-
-def _unless_uncovered(left: Unverified) -> str:
-    return "" if left.culprit == "coverage" else f" (at fault: {CULPRITS[left.culprit]})"
-
-
-def _verdict(report: Report) -> Iterator[Text]:
-    passed = sum(rung.verdict == "passed" for rung in report.rungs)
-    verdict = (report.words.upper(), STYLES[report.verdict])
-    yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {len(report.rungs)} rungs passed")
-    if report.culprits:
-        yield Text(f"at fault: {report.at_fault}")
-    if means := report.environment.kernel.verified_means:
-        yield Text(f"verified here means: {means}")
-    if report.exit_code and report.command:
-        yield Text(f"repeat with: {printable(report.command)}")

@@ -184,7 +184,8 @@ class _Gemms:
             for call in judged.wrong.values():
                 self._explanations.add(call)
         except KernelFault as error:  # also of its author's oracle
-            result.fail(Failure(f"{name}: {error}", matrix.tensor.name, matrix=number, culprit=error.culprit))
+            said, who = f"{name}: {error}", error.culprit
+            result.fail(Failure(said, matrix.tensor.name, matrix=number, culprit=who, cause=error.cause))
             kernel = run.kernel.of(matrix.fmt, *gemm.shape)
             tried = Experiments(kernel, matrix.fmt, judged.semantics, matrix.rows, gemm.x, run.options.threads)
             self._explanations.add_fault(error, tried, KERNEL.name, matrix.tensor.name, name)

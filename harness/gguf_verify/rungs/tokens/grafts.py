@@ -109,7 +109,8 @@ class Grafts:
                     )  # fmt: skip
             except KernelFault as error:
                 self.faulty.add(gemm.tensor)
-                self.result.fail(Failure(f"{name}: {error}", gemm.tensor, culprit=error.culprit))
+                said = Failure(f"{name}: {error}", gemm.tensor, culprit=error.culprit, cause=error.cause)
+                self.result.fail(said)
                 tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
                 self._explanations.add_fault(error, tried, who, gemm.tensor, name)
                 return None

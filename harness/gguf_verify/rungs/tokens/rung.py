@@ -60,7 +60,7 @@ def check(run: Run, result: RungResult) -> None:
     except LlamaRefused as error:
         result.leave_all("tokens", str(error), "llama.cpp")
     except KernelFault as error:
-        result.fail(Failure(str(error), culprit=error.culprit))
+        result.fail(Failure(str(error), culprit=error.culprit, cause=error.cause))
 
 
 RUNG = Rung(

@@ -1,0 +1,73 @@
+"""`gguf-verify completion SHELL`: a script that completes commands, options and files in a shell."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from ..support.errors import EnvironmentFault
+from .command import Command, commands
+from .common import Parser, print_lines
+
+_SHELLS = ("bash", "zsh", "fish", "tcsh")
+_EPILOG = """\
+for example:
+  bash  gguf-verify completion bash > ~/.local/share/bash-completion/completions/gguf-verify
+  zsh   gguf-verify completion zsh > ~/.zfunc/_gguf-verify     (a folder of $fpath)
+  fish  gguf-verify completion fish > ~/.config/fish/completions/gguf-verify.fish
+  tcsh  gguf-verify completion tcsh > ~/.gguf-verify.tcsh      (and source it)
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser = Parser(
+        prog="gguf-verify completion", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
+        description="Print a script that completes gguf-verify's commands, options and files in a shell.",
+    )  # fmt: skip
+    parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """`gguf-verify completion …`; returns the exit code. Raises HarnessError."""
+    args = build_parser().parse_args(argv)
+    try:
+        import shtab
+    except ImportError:
+        raise EnvironmentFault("completion needs shtab, which is not installed: pip install shtab") from None
+    if args.shell not in shtab.SUPPORTED_SHELLS:
+        raise EnvironmentFault(f"the installed shtab writes no completion for {args.shell}: pip install -U shtab")
+    return print_lines(shtab.complete(_whole(shtab), args.shell))
+
+
+def _whole(shtab: ModuleType) -> argparse.ArgumentParser:
+    """One parser of every command. A command line that names none is `verify`'s, so its options stand beside them."""
+    found = commands()
+    whole = argparse.ArgumentParser(prog="gguf-verify")
+    for action in found["verify"].parser()._actions:
+        if action.option_strings and not isinstance(action, argparse._HelpAction):
+            whole._add_action(action)
+    listed = whole.add_subparsers(dest="command", metavar="COMMAND")
+    for command in found.values():
+        made = command.parser()
+        listed.add_parser(command.name, help=command.summary)
+        made.prog = f"{whole.prog} {command.name}"
+        listed.choices[command.name] = made
+    for action in _actions(whole):
+        if action.type is Path and action.choices is None:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    return whole
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from _actions(child)
+
+
+COMMAND = Command("completion", "print a script that completes the command line in a shell", build_parser, run)

@@ -1,0 +1,35 @@
+"""The block of a failure in a few lines: its fields with their bytes, and its codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...audit.xray import FieldBytes, read_block
+
+_MOST_CODES = 64
+
+
+def as_lines(kind: str, digits: str) -> list[str]:
+    """Of a type's name and a block's bytes in hex, as a report has them; empty where its fields are not known."""
+    try:
+        read = read_block(kind, bytes.fromhex(digits))
+    except ValueError:
+        return []
+    return [*_fields(read.fields), *_codes(read.codes)]
+
+
+def _fields(fields: tuple[FieldBytes, ...]) -> Iterator[str]:
+    """Single numbers in one line, then each field of several bytes."""
+    single = [
+        f"{f.field.name} = {f.values[0]:.6g}" if isinstance(f.values[0], float) else f"{f.field.name} = 0x{f.raw.hex()}"
+        for f in fields
+        if f.field.count == 1
+    ]
+    if single:
+        yield f"x-ray: {', '.join(single)}"
+    yield from (f"{f.field.name:<4} {f.raw.hex(' ')}" for f in fields if f.field.count > 1)
+
+
+def _codes(codes: tuple[int, ...]) -> Iterator[str]:
+    if codes:
+        yield "q    " + " ".join(map(str, codes[:_MOST_CODES])) + (" …" if len(codes) > _MOST_CODES else "")

@@ -1,0 +1,13 @@
+"""What somebody may have meant by a name that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ "did you mean 'q8_1_dp4a'? " where one of the known names is near, else ""; it fits before further words."""
+    by_lower = {k.lower(): k for k in known}
+    found = difflib.get_close_matches(name[:200].lower(), by_lower, 1, 0.6)
+    return f"did you mean '{by_lower[found[0]]}'? " if found else ""

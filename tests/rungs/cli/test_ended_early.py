@@ -1,0 +1,205 @@
+"""Runs that end before their last rung: -x, Ctrl-C and SIGTERM; and what is told while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.cli import main
+from gguf_verify.cli.interrupts import interruptible
+from gguf_verify.kernels.interface import Candidate
+from gguf_verify.report.writer import Kind
+from gguf_verify.results import Failure, Options, Report, RungResult
+from gguf_verify.rungs import Rung
+from gguf_verify.support.errors import Interrupted
+from gguf_verify.verification import Watcher, verify
+from tests.support.shown import text_of
+from tests.support.tools import FIXTURES, altered_kernel, flat
+
+Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
+ONE = Options(probes="brief", prompt="The import", n_predict=1, tensor="blk.0.attn_k", progress=False)
+RAISES = """
+from gguf_verify import kernel
+
+
+@kernel(formats=["Q4_0"], semantics="q8_1")
+def gemm(weights, activations, shape):
+    return helper(weights)
+
+
+def helper(weights):
+    raise ValueError("too bad\\nin two lines")
+"""
+
+
+class Told(Watcher):
+    """Keeps what it is told, and raises where it is asked to."""
+
+    def __init__(self, raises: BaseException | None = None, at: str = "") -> None:
+        self.said: list[str] = []
+        self._raises, self._at = raises, at
+
+    def _tell(self, what: str) -> None:
+        self.said.append(what)
+        if self._raises is not None and what == self._at:
+            raise self._raises
+
+    def begins(self, _report: Report, rung: Rung) -> None:
+        self._tell(f"begins {rung.name}")
+
+    def failed(self, result: RungResult, failure: Failure) -> None:
+        self._tell(f"failed {result.name}: {failure.tensor}")
+
+    def ends(self, report: Report, result: RungResult) -> None:
+        assert report.rungs[-1] is result
+        self._tell(f"ends {result.name}")
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Candidate:
+    folder = tmp_path_factory.mktemp("wrong")
+    return altered_kernel(folder, "q8_1_naive", "gemm/q8_1/01_naive.cu", "y[i] = acc", "y[i] = 2.0f * acc")
+
+
+def test_the_first_failure_may_end_the_run(wrong: Candidate) -> None:
+    told = Told()
+    options = Options(**{**vars(ONE), "exit_first": True})
+    report = verify(Q4_0, wrong, options=options, watcher=told)
+    assert told.said == [
+        "begins bytes", "ends bytes", "begins blocks", "failed blocks: blk.0.attn_k.weight", "ends blocks",
+    ]  # fmt: skip
+    assert (report.verdict, report.exit_code, report.ended_by) == ("mismatch", 1, "first failure")
+    assert report.not_climbed == ("layers", "tokens")
+    assert "rungs that were not begun: layers, tokens" in flat(text_of(Kind.RUN, report, width=80))
+
+
+def test_without_it_the_run_goes_on(wrong: Candidate) -> None:
+    told = Told()
+    report = verify(Q4_0, wrong, rungs=["bytes", "blocks", "layers"], options=ONE, watcher=told)
+    assert [line for line in told.said if line.startswith("failed")] == [
+        "failed blocks: blk.0.attn_k.weight", "failed layers: blk.0.attn_k.weight",
+    ]  # fmt: skip
+    assert (report.verdict, report.ended_by, report.not_climbed) == ("mismatch", "", ())
+
+
+def test_a_pass_is_no_first_failure() -> None:
+    options = Options(**{**vars(ONE), "exit_first": True})
+    report = verify(Q4_0, "q8_1_naive", "cpu", ["bytes", "blocks"], options)
+    assert (report.verdict, report.ended_by) == ("verified", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "ended_by", "code"),
+    [(KeyboardInterrupt(), "SIGINT", 130), (Interrupted("SIGTERM"), "SIGTERM", 143)],
+)
+def test_an_interrupted_run_reports_what_it_found(error: BaseException, ended_by: str, code: int) -> None:
+    told = Told(error, "begins layers")
+    report = verify(Q4_0, "q8_1_naive", "cpu", options=ONE, watcher=told, interrupted_report=True)
+    assert (report.verdict, report.exit_code, report.ended_by) == ("interrupted", code, ended_by)
+    assert [rung.name for rung in report.rungs] == ["bytes", "blocks"]
+    assert report.not_climbed == ("layers", "tokens")
+
+
+def test_an_interrupted_rung_keeps_what_is_known_to_be_wrong(wrong: Candidate) -> None:
+    told = Told(KeyboardInterrupt(), "failed blocks: blk.0.attn_k.weight")
+    report = verify(Q4_0, wrong, options=ONE, watcher=told, interrupted_report=True)
+    assert (report.verdict, report.exit_code) == ("mismatch", 1)
+    assert (report.rungs[1].name, report.rungs[1].outcome) == ("blocks", "broken off")
+    assert report.rungs[1].fault == "interrupted by SIGINT before its end"
+    assert report.culprits == {"kernel": report.n_failures}
+
+
+def test_without_being_asked_an_interrupt_is_raised() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        verify(Q4_0, "q8_1_naive", "cpu", ["bytes"], ONE, watcher=Told(KeyboardInterrupt(), "ends bytes"))
+
+
+def test_all_files_are_written_when_a_run_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A signal that comes between two rungs, to the whole command."""
+
+    class Signals(Told):
+        def __init__(self, _form: object) -> None:
+            super().__init__()
+
+        def begins(self, _report: Report, rung: Rung) -> None:
+            if rung.name == "blocks":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("gguf_verify.cli.verify.Live", Signals)
+    out, page = tmp_path / "r.json", tmp_path / "r.html"
+    arguments = [
+        str(Q4_0),
+        "--host",
+        "cpu",
+        "--kernel",
+        "q8_1_naive",
+        "--rungs",
+        "bytes,blocks",
+        "--progress",
+        "always",
+    ]
+    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 143
+    captured = capsys.readouterr()
+    assert captured.err == "gguf-verify: interrupted\n"
+    assert captured.out.startswith("INTERRUPTED in ")
+    assert "rungs that were not begun: blocks\n" in captured.out
+    assert json.loads(out.read_text())["verdict"] == "interrupted"
+    assert "Interrupted by SIGTERM; rungs that were not begun: blocks." in page.read_text()
+
+
+# ---- signals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_is_an_exception_once() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.unraisablehook
+    with interruptible():
+        with pytest.raises(Interrupted) as caught:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert caught.value.signal == "SIGTERM"
+        os.kill(os.getpid(), signal.SIGTERM)  # `timeout` sends it twice
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
+
+
+class Dies:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def dies_and_goes_on() -> None:
+    dies = Dies()
+    del dies
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def test_a_signal_that_comes_in_a_destructor_is_not_lost() -> None:
+    with interruptible(), pytest.raises(Interrupted):
+        dies_and_goes_on()
+
+
+# ---- a kernel that raises --------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_raises_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my_kernel.py"
+    path.write_text(RAISES)
+    out = tmp_path / "r.json"
+    chosen = ["--rungs", "blocks", "--tensor", "attn_[qk]", "--json", str(out)]
+    assert main([str(Q4_0), "--kernel", f"{path}:gemm", *chosen]) == 1
+    shown = flat(capsys.readouterr().out)
+    where = "my_kernel.py:11 in helper: raise ValueError("
+    assert f"blk.0.attn_q.weight: the kernel raised ValueError: too bad; at {where}" in shown
+    assert "; called from my_kernel.py:7 in gemm: return helper(weights)" in shown
+    assert "at fault: the kernel (6)" in shown
+    assert shown.count("the kernel raised") == 1
+    (rung,) = json.loads(out.read_text())["rungs"]
+    assert (len(rung["failures"]), rung["n_failures"]) == (1, 6)  # one for each tensor

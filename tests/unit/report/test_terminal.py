@@ -1,0 +1,256 @@
+"""A run at the terminal: recordings of what is shown, the order of a failing report, the size of a passing one."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import msgspec
+import pytest
+
+from gguf_verify.cli import common
+from gguf_verify.cli.live import Live
+from gguf_verify.report.writer import Form, Kind
+from gguf_verify.results import Failure, Report, Unverified
+from tests.support import recordings, records
+from tests.support.recordings import FOLDER, PIPED, RECORDINGS, failing, interrupted, passing, path_of, stranger
+from tests.support.shown import json_of, text_of, written
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_recordings(name: str) -> None:
+    """`python -m tests.support.recordings` writes them anew."""
+    assert RECORDINGS[name]() == path_of(name).read_text(encoding="utf-8")
+
+
+def test_every_recording_is_made() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(RECORDINGS)
+
+
+def piped(report: Report) -> list[str]:
+    return text_of(Kind.RUN, report, width=80).splitlines()
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDINGS if name.endswith("-piped")])
+def test_a_pipe_gets_80_columns_without_colour(name: str) -> None:
+    text = path_of(name).read_text(encoding="utf-8")
+    assert "\x1b" not in text
+    assert not re.search("[░▒▓█]", text)
+    assert max(len(line) for line in text.splitlines() if not line.startswith("repeat with: ")) <= 80
+
+
+def test_a_terminal_gets_colour_and_its_width() -> None:
+    wide, plain = (path_of(f"fail-wide{end}").read_text(encoding="utf-8") for end in ("", "-no-colour"))
+    assert "\x1b[1;31mMISMATCH" in wide
+    assert re.sub(r"\x1b\[[0-9;]*m", "", wide) == plain
+    assert "▒" in plain
+    assert 80 < max(map(len, plain.splitlines())) <= 120
+
+
+# ---- a pass ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [passing, stranger, lambda: passing(("Q4_0", "Q6_K"), 30)])
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_pass_fits_a_screen(make: object, width: int) -> None:
+    assert callable(make)
+    lines = text_of(Kind.RUN, make(), width=width).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith("VERIFIED in ")
+
+
+def test_a_pass_says_what_was_not_covered() -> None:
+    text = "\n".join(piped(stranger()))
+    assert "left out    1: indices (no room)" in text
+    assert "notes       13: layers: kernel q8_1_dp4a: it did not run" in text
+    assert "unchecked   1 tensors only looked up, 7 vectors (layers)" in text
+    assert "4 envelopes in all (-v)" in text
+
+
+def test_what_was_not_looked_for_is_the_first_note() -> None:
+    rung = records.rung("layers")
+    rung.note("of no weight")
+    rung.note("races were not looked for", first=True)
+    rung.note("races were not looked for", first=True)
+    assert rung.notes == ["races were not looked for", "of no weight"]
+
+
+@pytest.mark.parametrize("make", [passing, stranger, failing, interrupted])
+def test_nothing_is_lost_with_v(make: object) -> None:
+    """Every note, envelope, worst, digest, failure and detail."""
+    assert callable(make)
+    report: Report = make()
+    text = text_of(Kind.RUN, report, verbose=True)
+    for rung in report.rungs:
+        for line in (*rung.notes, *rung.figures, *(w.where for w in rung.worst.values())):
+            assert line in text
+        for e in rung.envelopes:
+            for part in (e.tokens, e.rows, e.columns, *e.values, *e.indices, *e.grids, *(w for w, _ in e.not_covered)):
+                assert part in text
+        for failure in rung.failures:
+            assert failure.what in text
+    of = report.environment
+    for part in (*of.file.sha256, of.file.path[:200], of.host.chosen, of.versions.ggml, of.kernel.order):
+        assert part in text
+
+
+@pytest.mark.parametrize("make", [passing, failing])
+def test_a_narrow_terminal_keeps_the_columns_of_tables(make: object) -> None:
+    assert callable(make)
+    lines = text_of(Kind.RUN, make(), width=60).splitlines()
+    assert max(len(line) for line in lines if not line.startswith(("repeat with: ", "sha256", "  token"))) <= 60
+    assert any(re.fullmatch(r"rung +verdict +checked +worst +seconds", line) for line in lines)
+
+
+# ---- a failure -------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_comes_first() -> None:
+    text = "\n".join(piped(failing()))
+    order = [
+        "MISMATCH in", "at fault: the kernel", "DIAGNOSIS of", "    fix: the codes of Q8_1", "  row       0 ",
+        "FAILED blocks: kernel: blk.1", "  got -0.0018, expected -0.0077, bound 7.9e-07", "  x-ray: d = ",
+        "failures by tensor", "repeat with: ", "rung    verdict", "-v shows 1 more of 131,325 failures",
+    ]  # fmt: skip
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert text.count("FAILED") == 1
+    assert text.count("DIAGNOSIS") == 1
+
+
+def test_the_diagnosis_that_says_most_is_shown() -> None:
+    report = failing()
+    first, second = report.rungs[1], report.rungs[2]
+    assert "unknown" not in "\n".join(piped(report)).split("FAILED")[0]
+    first.diagnosis, second.diagnosis = second.diagnosis, None
+    assert "fix: the codes of Q8_1" in "\n".join(piped(report))
+    second.diagnosis = first.diagnosis
+    assert "the diagnosis of other rungs (blocks) says the same: see -v" in "\n".join(piped(report))
+
+
+def test_failures_by_tensor() -> None:
+    report = failing()
+    names = [f"blk.{i}.attn_q.weight" for i in range(9)]
+    report.rungs[1].details = []
+    report.rungs[1].failures = [Failure("wrong", name) for name in names]
+    report.rungs[1].n_failures = 40
+    lines = piped(report)
+    start = lines.index(next(line for line in lines if line.startswith("failures by tensor")))
+    table = [line.split() for line in lines[start + 1 : start + 8]]
+    assert table[-1] == ["…", "all", "others", "34", "128,765"]
+    assert sum(int(row[-2].replace(",", "")) for row in table) == 40
+    assert sum(int(row[-1].replace(",", "")) for row in table) == 128765
+
+
+def test_a_cause_is_recorded_once_and_counted() -> None:
+    report = recordings.raising()
+    rung = report.rungs[1]
+    assert (len(rung.failures), rung.n_failures) == (1, 3)
+    assert rung.failures[0].what.startswith("blk.0.attn_q.weight: the kernel raised ValueError")
+    rung.fail(Failure("another", cause="KeyError at my_kernel.py:3 in gemm"))
+    rung.fail(Failure("without a cause"))
+    rung.fail(Failure("without a cause"))
+    assert len(rung.failures) == 4
+
+
+# ---- runs that ended early -------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_is_no_pass() -> None:
+    for name, code in (("SIGINT", 130), ("SIGTERM", 143)):
+        report = interrupted()
+        report.ended_by = name  # type: ignore[assignment]
+        assert (report.verdict, report.exit_code) == ("interrupted", code)
+        assert report.culprits == {"coverage": 1}
+        recordings_text = "\n".join(piped(report))
+        assert recordings_text.startswith("INTERRUPTED in ")
+        assert "VERIFIED" not in recordings_text
+        made = json_of(Kind.RUN, report)
+        assert (made["verdict"], made["ended_by"], made["not_climbed"]) == ("interrupted", name, ["tokens"])
+    known = interrupted(known=True)
+    assert (known.verdict, known.exit_code) == ("mismatch", 1)
+    assert known.culprits == {"kernel": 131325}
+
+
+def test_a_run_whose_rungs_all_passed_and_that_was_ended_is_no_pass() -> None:
+    report = passing()
+    report.ended_by = "SIGTERM"
+    assert (report.verdict, report.exit_code) == ("interrupted", 143)
+    report.ended_by, report.not_climbed = "", ("tokens",)
+    assert (report.verdict, report.exit_code) == ("not everything verified", 5)
+    report.not_climbed, report.changed = (), "by somebody"
+    assert report.exit_code == 3
+
+
+@pytest.mark.parametrize("make", [interrupted, lambda: interrupted(known=True), recordings.exit_first])
+def test_the_json_of_a_run_that_ended_early_is_valid(make: object) -> None:
+    from tests.support.nights import validator
+
+    assert callable(make)
+    report = make()
+    made = json_of(Kind.RUN, report)
+    validator("run").validate(made)
+    assert msgspec.convert(made, Report, strict=False) == report
+    page = str(written("--html", Kind.RUN, report))
+    assert "rungs that were not begun: " in page
+    assert ">Verified</h1>" not in page
+
+
+# ---- while it runs ---------------------------------------------------------------------------------------------------
+
+
+def test_lines_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    report = failing()
+    live = Live(PIPED)
+    live.ends(report, report.rungs[0])
+    live.failed(report.rungs[1], report.rungs[1].failures[0])
+    live.ends(report, report.rungs[1])
+    live.failed(report.rungs[2], report.rungs[2].failures[0])  # the run's first is enough
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "bytes   passed      1.5 s, 43,008 blocks, 21 tensors, 9 outputs, 6 tokens",
+        "FAILED blocks: kernel: blk.1.attn_k.weight row 17 block 3 token 0: the output is",
+        "  outside the bound",
+        "  got -0.0018, expected -0.0077, bound 7.9e-07, utilisation 57",
+        "  block at byte 4150: 0c315603284d721f4469163b600d32570429",
+        "blocks  failed      2,560 failures, 1.5 s, 43,008 blocks, 21 tensors, 9 outputs…",
+    ]
+
+
+# ---- which form ------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("set_to", "form"),
+    [
+        ({"COLUMNS": "132"}, Form(width=132, colour=True, blocks=True)),
+        ({"COLUMNS": "132", "NO_COLOR": "1"}, Form(width=132, blocks=True)),
+        ({"COLUMNS": "7"}, Form(width=common.LEAST_WIDTH, colour=True, blocks=True)),
+        ({"COLUMNS": "132", "TERM": "dumb"}, Form(width=132)),
+    ],
+)
+def test_the_form_of_a_terminal(monkeypatch: pytest.MonkeyPatch, set_to: dict[str, str], form: Form) -> None:
+    for name in ("NO_COLOR", "COLUMNS", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_to.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert common.form(piped_width=80) == form
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert common.form(piped_width=80) == Form(width=80)
+
+
+def test_not_verified_lines_are_capped_and_whole_with_v() -> None:
+    report = passing()
+    report.rungs[2].unverified = [Unverified(f"blk.{i}.x.weight", "no kernel") for i in range(30)]
+    assert "… and 20 in the layers rung" in piped(report)
+    assert "blk.29.x.weight: no kernel" in text_of(Kind.RUN, report, verbose=True)
