@@ -362,7 +362,8 @@ def test_no_warning_of_numpys(fmt: BlockFormat, tmp_path: Path, rng: np.random.G
     bad = 8 if fmt.has_min else 4
     assert result.contents[0].scan is not None
     assert result.contents[0].scan.not_finite == report.rungs[0].n_failures == bad
-    assert ids(result) == [rule("scale-not-finite"), rule("source-differs")]
+    assert ids(result)[0] == rule("scale-not-finite")
+    assert any(id.startswith("GGUF-12") for id in ids(result)[1:])
 
 
 def test_findings_are_capped(tmp_path: Path) -> None:
