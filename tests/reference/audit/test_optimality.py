@@ -34,8 +34,8 @@ def judged(fmt: BlockFormat, x: npt.NDArray[np.float32], made: Bytes, threads: i
 
 
 def weights(rng: np.random.Generator, kind: str) -> npt.NDArray[np.float32]:
-    draw = {"normal": rng.standard_normal, "laplace": lambda shape: rng.laplace(size=shape)}[kind]
-    return (0.02 * draw((N, K))).astype(np.float32)
+    drawn = rng.standard_normal((N, K)) if kind == "normal" else rng.laplace(size=(N, K))
+    return (0.02 * drawn).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", [*SCALAR, *GRIDS, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW_GRIDS)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,13 +67,13 @@ def test_broken_files_of_the_older_format(what: str, tmp_path: Path) -> None:
 def test_broken_gguf_files(what: str, tmp_path: Path) -> None:
     path = tmp_path / "i.gguf"
     row, three = A[None], np.ones((1, 3), np.float32)
-    tensors = {
+    tensors: dict[str, dict[str, tuple[Any, str]]] = {
         "no sums": {"w": (row, "F32")}, "sums alone": {"w.in_sum2": (row, "F32")},
         "counts alone": {"v.in_sum2": (row, "F32"), "v.counts": (row[:, :1], "F32"), "w.counts": (row, "F32")},
         "other sizes": {"w.in_sum2": (row, "F32"), "w.counts": (three, "F32")},
         "not F32": {"w.in_sum2": (row.astype(np.float16), "F16"), "w.counts": (three, "F32")},
         "nan": {"w.in_sum2": (row * np.nan, "F32"), "w.counts": (row[:, :1] + 1, "F32")},
-    }[what]  # fmt: skip
-    write_model(path, tensors)
+    }  # fmt: skip
+    write_model(path, tensors[what])
     with pytest.raises(MalformedFile, match="not an importance matrix"):
         read_importance(path)

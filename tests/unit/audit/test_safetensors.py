@@ -25,7 +25,7 @@ def entry(start: object = 0, stop: object = 16, shape: object = (4,), dtype: obj
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
 
 
-HOSTILE = {
+HOSTILE: dict[str, dict[str, object]] = {
     "beyond the file": {"a": entry(0, 20, [5])}, "backwards": {"a": entry(16, 0)}, "another size": {"a": entry(0, 12)},
     "negative": {"a": entry(-16, 0)}, "huge": {"a": entry(0, 1 << 70)}, "a bool": {"a": entry(True, 16)},
     "overlap": {"a": entry(), "b": entry(8, 16, [2])}, "no entry": {"a": 5}, "no dtype": {"a": {"shape": [4]}},

@@ -18,7 +18,7 @@ from gguf_verify.audit.many import Audits, Unopened
 from gguf_verify.gguf import RULES, open_model
 from gguf_verify.gguf.records import finding
 from gguf_verify.report.writer import Kind
-from tests.support.nightly_stub import run_result
+from tests.support.nights import run_result
 from tests.support.shown import written
 from tests.support.tools import FIXTURES
 from tests.unit.report.sarif_subset import SCHEMA
@@ -90,7 +90,7 @@ def test_several_files_as_sarif() -> None:
 
 
 def test_a_run_as_sarif() -> None:
-    report = run_result([HOSTILE], "prompt")
+    report = run_result([HOSTILE], HOSTILE)
     run = sarif(Kind.RUN, report)
     failed = [r for r in run["results"] if r["ruleId"].endswith("-mismatch")]
     assert len(failed) == len(report.failures) > 0
@@ -139,11 +139,18 @@ def page_of(kind: Kind, result: Any) -> Read:
     return Read(str(written("--html", kind, result)))
 
 
+def _range(label: str) -> tuple[int, int]:
+    """The range that a piece says: "byte 7", or "bytes 7-9"."""
+    found = re.match(r"bytes? (\d+)(?:-(\d+))? ", label)
+    assert found is not None
+    start = int(found[1])
+    return start, start + 1 if found[2] is None else int(found[2])
+
+
 def test_the_map_holds_every_byte_once() -> None:
     read, at = page_of(Kind.AUDIT, audited("scale-not-finite")), 0
     for _, label in read.pieces:
-        start, stop = map(int, re.match(r"bytes? (\d+)(?:-(\d+))?", label).group(1, 2) if "-" in label.split(" · ")[0] else
-                          (label.split()[1], int(label.split()[1]) + 1))  # fmt: skip
+        start, stop = _range(label)
         assert start == at
         at = stop
     assert at == TINY.stat().st_size
