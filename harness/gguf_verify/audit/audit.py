@@ -213,7 +213,16 @@ class Audit:
                 said = f"nothing wrong was found, but {_plural(len(self.unverified), 'thing')} could not be checked"
                 if left:
                     said += f"; not compared with {left}"
-        return said
+        return said + self._of_source()
+
+    def _of_source(self) -> str:
+        """How much of the file is what llama.cpp makes of its source, for the end of a sentence."""
+        if not self.comparisons or self.verdict in ("refused", "broken off"):
+            return ""
+        outcomes = Counter(c.outcome for c in self.comparisons)
+        said = f"; {outcomes['same']:,} of {_plural(len(self.comparisons), 'tensor')} proven to be the source's"
+        possible = outcomes["possible"]
+        return said + (f", {possible:,} possible with an importance matrix and not proven" if possible else "")
 
 
 def _plural(n: int, what: str) -> str:
