@@ -53,8 +53,13 @@ _FACTOR, _NEAR = 0.6, 0.15
 #: Rows from which columns' usual errors are estimated, and the least number that tells anything.
 _ESTIMATED, _FEWEST = 256, 16
 _U = 2.0**-24
-#: Values of a chunk: some hundred bytes are needed for each.
-_CHUNK = 1 << 19
+#: Values of a chunk: some two hundred bytes are needed for each, in each thread.
+_CHUNK = 1 << 17
+_MOST_THREADS = 8
+#: Values of a row: the longest known has 53,248.
+MAX_K = 1 << 20
+#: Values whose errors are held to estimate the columns' usual ones.
+_HELD = 1 << 24
 #: Blocks whose pairs of values are looked at together: 32·32·8 bytes each, a few times.
 _PAIRED = 1 << 10
 
@@ -104,7 +109,7 @@ def judge(
     found = _Found(np.zeros(n_rows * per_row, np.bool_), np.zeros(n_rows * per_row, np.bool_))
     far, outliers = (np.zeros(n_rows * per_row, np.bool_) for _ in range(2))
     worst = 0.0
-    with ThreadPoolExecutor(max(1, threads)) as pool:
+    with ThreadPoolExecutor(max(1, min(threads, _MOST_THREADS))) as pool:
         for matrix in range(n_matrices):
             first = matrix * of_matrix
             weights = _weights(fmt, rows, blocks, first, of_matrix, k)
@@ -281,22 +286,31 @@ def _fitted(residual: Doubles, q: Doubles, tolerance: Doubles, through_zero: Boo
 
 @dataclass
 class _Distances:
-    """Of each block: its distance over that of zeros, under the estimated weights and under equal ones; the fitted
-    factors likewise; and, for each block, the distances of its whole row."""
+    """Of each block, in as few bytes as possible, since an embedding has tens of millions.
 
-    weighted: Doubles
-    equal: Doubles
-    factor: Doubles
-    equal_factor: Doubles
-    row: Doubles
-    equal_row: Doubles
+    Args:
+        weighted: its distance over that of zeros, under the estimated weights, float32.
+        further: whether it is further than zeros are, under these and under equal weights.
+        row: likewise its whole row.
+        infinite: whether it is made of zeros and is none, or is not finite.
+        factor, equal_factor: the factors that would fit it best, under both weights, float32.
+    """
+
+    weighted: npt.NDArray[np.float32]
+    further: Bools
+    row: Bools
+    infinite: Bools
+    factor: npt.NDArray[np.float32]
+    equal_factor: npt.NDArray[np.float32]
 
 
 def _weights(fmt: BlockFormat, rows: Rows, blocks: Blocks, first: int, n_rows: int, k: int) -> Doubles:
     """float64[k]: the inverse of the squared error that a column usually has, relative to its block."""
     if n_rows < _FEWEST:
         return np.ones(k)
-    picked = np.unique(np.linspace(first, first + n_rows - 1, min(n_rows, _ESTIMATED)).astype(int))
+    picked = np.unique(
+        np.linspace(first, first + n_rows - 1, min(n_rows, _ESTIMATED, max(_FEWEST, _HELD // k))).astype(int)
+    )
     errors = np.empty((len(picked), k), np.float32)
     for i, row in enumerate(picked):
         with np.errstate(all="ignore"):
@@ -323,16 +337,18 @@ def _distances(fmt: BlockFormat, x: Doubles, y: Doubles, weights: Doubles) -> _D
         error, energy = of_block(weights * (x - y) ** 2), of_block(weights * x**2)
         equal_error, equal_energy = of_block((x - y) ** 2), of_block(x**2)
 
-        def of_row(values: Doubles) -> Doubles:
-            return np.asarray(values.reshape(-1, per_row).sum(axis=1).repeat(per_row))
+        def row_further(error: Doubles, energy: Doubles) -> Bools:
+            sums = error.reshape(-1, per_row).sum(axis=1) > energy.reshape(-1, per_row).sum(axis=1)
+            return np.asarray(sums.repeat(per_row))
 
+        equal = equal_error / equal_energy
         return _Distances(
-            error / energy,
-            equal_error / equal_energy,
-            of_block(weights * x * y) / of_block(weights * y**2),
-            of_block(x * y) / of_block(y**2),
-            of_row(error) / of_row(energy),
-            of_row(equal_error) / of_row(equal_energy),
+            (error / energy).astype(np.float32),
+            (error > energy) & (equal > 1),
+            row_further(error, energy) & row_further(equal_error, equal_energy),
+            np.isinf(equal) | (np.isnan(equal) & (equal_error != 0)),
+            (of_block(weights * x * y) / of_block(weights * y**2)).astype(np.float32),
+            (of_block(x * y) / of_block(y**2)).astype(np.float32),
         )
 
 
@@ -342,13 +358,11 @@ def _unlikely(d: _Distances) -> tuple[Bools, Bools, float]:
         logs = np.log(d.weighted)
         usual = np.isfinite(logs)
         if not usual.any():
-            return np.isinf(d.equal), np.zeros(len(logs), np.bool_), 0.0
+            return d.infinite, np.zeros(len(logs), np.bool_), 0.0
         middle = float(np.median(logs[usual]))
         spread = max(1.4826 * float(np.median(np.abs(logs[usual] - middle))), 0.02)
         deviation = np.where(usual, (logs - middle) / spread, 0.0)
-        # 0/0 is a block of zeros made of zeros; anything made of zeros, or that is not finite, is an infinity
-        further = (d.weighted > 1) & (d.equal > 1)
-        far = (further & ((deviation > _FAR) | (middle > 0))) | ((d.row > 1) & (d.equal_row > 1)) | np.isinf(d.equal)
+        far = (d.further & ((deviation > _FAR) | (middle > 0))) | d.row | d.infinite
         outliers = deviation > OUTLIER
         scaled = d.weighted > _NEAR
         for factor in (d.factor, d.equal_factor):
@@ -359,4 +373,4 @@ def _unlikely(d: _Distances) -> tuple[Bools, Bools, float]:
     return np.asarray(far), np.asarray(outliers | scaled), float(deviation.max())
 
 
-__all__ = ["OUTLIER", "Judgement", "Kind", "judge"]
+__all__ = ["MAX_K", "OUTLIER", "Judgement", "Kind", "judge"]

@@ -20,7 +20,7 @@ from ..gguf.records import finding
 from ..llama import Llama, LlamaRefused, Requantized
 from ..support.text import printable, quoted
 from .importance import Importance
-from .optimality import Judgement, Kind, judge
+from .optimality import MAX_K, Judgement, Kind, judge
 from .sources import Source
 from .xray import XRay, llama_values, xray
 
@@ -134,6 +134,9 @@ def compare(
     if compared.first is None:
         return compared
     if importance is None and fmt is not None and _may_be_weighted(compared, fmt, llama):
+        if tensor.k > MAX_K or (origin.type.format is None and origin.type.name not in FLOAT_TYPES):
+            why = f"rows of more than {MAX_K:,} values" if tensor.k > MAX_K else f"a source of type {origin.type.name}"
+            return replace(compared, unverified=f"{why} cannot be judged without --imatrix")
         return replace(compared, judgement=_judged(tensor, origin, fmt, threads))
     return replace(compared, xrays=_xrays(compared, llama))
 

@@ -178,3 +178,21 @@ def test_rows_of_q_in_the_framework_s_order_are_found(tmp_path: Path) -> None:
     found = outcomes(run(TINY["Q4_0"], source=folder, readers=False))
     assert found["blk.0.attn_q.weight"] in ("differs", "impossible")
     assert found["blk.0.attn_output.weight"] in ("differs", "impossible")
+
+
+def test_a_file_in_half_precision_lay_between(tmp_path: Path) -> None:
+    """The original has digits that F16 does not, and the file was quantized from its F16."""
+    result = run(TINY["Q4_0"], source=hugging_face(tmp_path, finer=True), readers=False)
+    assert set(outcomes(result).values()) == {"same"}
+    assert "F16" in {c.through for c in result.comparisons}  # of some tensors the digits change no code
+    assert "by way of F16" in text_of(Kind.AUDIT, result)
+
+
+def test_rows_that_are_too_long_to_be_judged(tmp_path: Path, llama: Llama) -> None:
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((1, (1 << 20) + 256)).astype(np.float32)
+    made = llama.quantize(2, x, np.exp(rng.standard_normal(x.shape[1])).astype(np.float32))
+    source = write_model(tmp_path / "s.gguf", {"w": (x, "F32")})
+    result = run(write_model(tmp_path / "m.gguf", {"w": (made, "Q4_0")}), source=source, readers=False)
+    assert result.exit_code == 5
+    assert "cannot be judged without --imatrix" in result.unverified[0][1]

@@ -64,8 +64,9 @@ def permuted_back(x: np.ndarray, heads: int) -> np.ndarray:
     return out
 
 
-def hugging_face(folder: Path, split: bool = False) -> Path:
-    """The fixture under the names of its framework, in F16; as one file, or two and an index."""
+def hugging_face(folder: Path, split: bool = False, finer: bool = False) -> Path:
+    """The fixture under the names of its framework, in F16; as one file, or two and an index; or in F32, with
+    digits that F16 does not hold."""
     names = {
         "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
         "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
@@ -85,6 +86,8 @@ def hugging_face(folder: Path, split: bool = False) -> Path:
             x = t.raw.view("<f4" if kind == "F32" else "<f2").reshape(t.shape[::-1])
             if "attn_q." in name or "attn_k." in name:
                 x = permuted_back(x, 8 if "attn_q." in name else 4)
+            if finer and kind == "F16":
+                kind, x = "F32", (x.astype(np.float32) * np.float32(1 + 2.0**-14)).astype("<f4")
             tensors[f"{called}.weight"] = (kind, x.shape, x.tobytes())
     if not split:
         safetensors(folder / "model.safetensors", tensors)
