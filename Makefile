@@ -78,7 +78,7 @@ $(VENV)/.installed: pyproject.toml
 	@command -v $${CXX:-c++} >/dev/null || { echo "a C++ compiler is needed (c++, or set CXX)"; exit 3; }
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[llama,test]'
 	@touch $@
 
 $(VENV)/.docs-installed: $(VENV)/.installed

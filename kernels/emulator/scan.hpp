@@ -365,7 +365,7 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
                         Tally& t, Counts& counts) {
     const FORMAT* block = (const FORMAT*)p;
     Batch batch;
-    to_float(p, batch.theirs[0], n * VALUES);
+    if (to_float) to_float(p, batch.theirs[0], n * VALUES);
     for (int64_t j = 0; j < n; ++j) {
         for (int s = 0; s < SLICES; ++s) block[j].unpack(s, batch.q[j] + s * QK);
         batch.stored[j] = block[j].stored_scale();
@@ -375,7 +375,13 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
             batch.d[j][g] = block[j].scale(s, h), batch.m[j][g] = block[j].minimum(s, h);
         }
     }
-    uint32_t special = differing(batch, n);
+    uint32_t special = 0;
+    if (to_float) {
+        special = differing(batch, n);
+    } else {  // nothing to compare with
+        decode(batch, n);
+        memcpy(batch.theirs, batch.ours, (size_t)n * VALUES * 4);
+    }
     counts.add(batch.q, n, t);
     uint32_t wanted = 0;
     for (int r = 0; r < n_rules; ++r) wanted |= rules[r].all | rules[r].any | rules[r].none;

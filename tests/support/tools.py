@@ -9,7 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -139,7 +141,7 @@ def patched_block(source: Path, target: Path, tensor: str, row: int, block: int,
 
 
 def write_model(
-    path: Path, tensors: dict[str, tuple[npt.NDArray[np.generic], str]], keys: dict[str, str] | None = None
+    path: Path, tensors: Mapping[str, tuple[npt.NDArray[Any], str]], keys: dict[str, str] | None = None
 ) -> Path:
     """A file of tensors: name → (rows [N, row bytes or K], ggml's type)."""
     writer = gguf.GGUFWriter(path, "test")

@@ -5,21 +5,23 @@ from __future__ import annotations
 import platform
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ..formats import FORMATS
 from ..gguf import Finding, GgufFile, Model, RefusedFile, Tensor, check_consistency, open_model, parse
 from ..gguf.records import capped, finding
-from ..llama import Llama, LlamaRefused
+from ..llama import Llama, LlamaRefused, WithoutLlama, why_missing
 from ..llama.child import Child
+from ..llama.installed import INSTALL
 from ..results import WaiverUse
 from ..support.errors import (
     EXIT_ENVIRONMENT,
@@ -39,12 +41,26 @@ from ..waivers import today as current_day
 from .codes import unused_codes
 from .content import Content, content_findings, contents, sign_findings
 from .fingerprint import Fingerprint, fingerprint, patterns_of
-from .readers import Readers, Reading
+from .importance import Importance, read_importance
+from .readers import READERS, Readers, Reading
 from .readers import compare as compare_readers
 from .source import Comparison, compare, comparison_findings
+from .sources import Source, open_source
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+
+AuditVerdict = Literal[
+    "clean",
+    "clean as far as checked",
+    "waived",
+    "warnings",
+    "wrong",
+    "refused",
+    "broken off",
+    "not everything verified",
+]
 
 
 @dataclass
@@ -52,11 +68,14 @@ class AuditOptions:
     """The choices of the command line, whose help explains them.
 
     Args:
+        llama: let llama.cpp decode and read the file.
         today: the day that waivers are compared with; None for today in UTC.
     """
 
     tensor: str | None = None
     source: Path | None = None
+    imatrix: Path | None = None
+    llama: bool = True
     readers: bool = True
     digest: bool = True
     strict: bool = False
@@ -80,9 +99,10 @@ class AuditHeader:
 
     Args:
         llama_cpp, llama_cpp_python, ggml: None where llama.cpp's process told nothing.
-        file, source: paths; `source` is None where none was given.
+        file, source, imatrix: paths; the last two are None where none was given.
         size: bytes of all parts.
         sha256, source_sha256: a digest for each part; None where they were not computed.
+        imatrix_sha256: the digest of the importance matrix.
         architecture: None where the file was refused.
         threads: that llama.cpp's decoders took.
     """
@@ -102,6 +122,8 @@ class AuditHeader:
     threads: int = 1
     source: str | None = None
     source_sha256: tuple[str, ...] | None = None
+    imatrix: str | None = None
+    imatrix_sha256: str | None = None
 
 
 @dataclass
@@ -117,9 +139,11 @@ class Audit:
         fingerprints: one for each covered type.
         readings: what other readers saw, by part.
         comparisons: with the source's tensors, where a source was given.
+        unmapped: tensors of the source that no name of GGUF is known for, with the reason.
         unverified: what could not be judged: pairs of name and reason.
         refused: the finding for which the parser refused the file, or None.
         strict: whether warnings count as errors.
+        left_out: what was not checked, and why, where the user or this machine left it out.
         n_tensors: how many the model has. `contents` holds fewer where the user selected some.
         fault: why the audit ended early, where this machine could not finish it.
         changed: whether a file was changed while it was read, so that the findings need not be true of it.
@@ -137,7 +161,9 @@ class Audit:
     fingerprints: tuple[Fingerprint, ...] = ()
     readings: tuple[tuple[Reading, ...], ...] = ()
     comparisons: tuple[Comparison, ...] = ()
+    unmapped: tuple[tuple[str, str], ...] = ()
     unverified: list[tuple[str, str]] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
     refused: Finding | None = None
     strict: bool = False
     n_tensors: int = 0
@@ -165,14 +191,65 @@ class Audit:
         return EXIT_UNVERIFIED if self.unverified else EXIT_VERIFIED
 
     @property
-    def verdict(self) -> str:
-        """In a word or two."""
-        if self.waived and self.exit_code == EXIT_VERIFIED:
-            return "waived"
-        return {
-            EXIT_VERIFIED: "clean", EXIT_MISMATCH: "wrong", EXIT_ENVIRONMENT: "broken off",
-            EXIT_MALFORMED: "refused", EXIT_UNVERIFIED: "not everything verified",
-        }[self.exit_code]  # fmt: skip
+    def counts(self) -> Counter[str]:
+        """How many findings there are of each severity."""
+        return Counter(f.severity for f in self.findings)
+
+    @property
+    def verdict(self) -> AuditVerdict:
+        """In a word or two. "clean" is said of a file with no error and no warning, of which everything was checked."""
+        code = self.exit_code
+        if code == EXIT_VERIFIED:
+            if self.waived:
+                return "waived"
+            if self.counts["warning"]:
+                return "warnings"
+            return "clean as far as checked" if self.left_out else "clean"
+        words: dict[int, AuditVerdict] = {
+            EXIT_MISMATCH: "wrong", EXIT_ENVIRONMENT: "broken off", EXIT_MALFORMED: "refused",
+            EXIT_UNVERIFIED: "not everything verified",
+        }  # fmt: skip
+        return words[code]
+
+    @property
+    def sentence(self) -> str:
+        """What the verdict means for this file, in a line."""
+        n = self.counts
+        left = ", ".join(dict.fromkeys(name for name, _ in self.left_out))
+        match self.verdict:
+            case "clean":
+                said = "every byte is owned, every block decodes as in llama.cpp; no errors, no warnings"
+            case "clean as far as checked":
+                said = f"no errors, no warnings; not compared with {left}"
+            case "waived":
+                said = f"{_plural(len(self.waived), 'finding')} waived; nothing else is wrong"
+            case "warnings":
+                said = f"no errors, but {_plural(n['warning'], 'warning')}" + (
+                    f"; not compared with {left}" if left else ""
+                )
+            case "wrong":
+                said = _plural(n["error"], "error") + (
+                    f" and {_plural(n['warning'], 'warning')}" if n["warning"] else ""
+                )
+            case "refused":
+                assert self.refused is not None
+                said = f"cannot be read safely: {self.refused.found} ({self.refused.id})"
+            case "broken off":
+                said = self.fault or "the audit could not be finished"
+            case _:
+                said = f"nothing wrong was found, but {_plural(len(self.unverified), 'thing')} could not be checked"
+                if left:
+                    said += f"; not compared with {left}"
+        return said + self._of_source()
+
+    def _of_source(self) -> str:
+        """How much of the file is what llama.cpp makes of its source, for the end of a sentence."""
+        if not self.comparisons or self.verdict in ("refused", "broken off"):
+            return ""
+        outcomes = Counter(c.outcome for c in self.comparisons)
+        said = f"; {outcomes['same']:,} of {_plural(len(self.comparisons), 'tensor')} proven to be the source's"
+        possible = outcomes["possible"]
+        return said + (f", {possible:,} possible with an importance matrix and not proven" if possible else "")
 
     @property
     def words(self) -> str:
@@ -201,14 +278,24 @@ def audit(
     with ExitStack() as stack:
         # the pool is left last: what runs in it ends when the files and the readers are closed
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        readers = stack.enter_context(Readers()) if options.readers else None
+        missing = why_missing() if options.llama else "it was not asked"
+        readers = stack.enter_context(Readers(names=READERS[: 1 if missing else None])) if options.readers else None
+        if missing and options.source:
+            raise EnvironmentFault("--source compares with what llama.cpp makes of it, and " + _without(missing))
         try:
             model = stack.enter_context(open_model(path))
         except RefusedFile as error:
             result = _refused(Path(path), error, readers)
         else:
-            source = stack.enter_context(open_model(options.source)) if options.source else None
+            source = stack.enter_context(open_source(options.source, model)) if options.source else None
             result = _readable(model, source, options, readers, pool, child)
+    if missing:
+        why = _without(missing)
+        result.left_out += [("llama.cpp", f"{why}: its decoding of the blocks was not compared")]
+        if options.readers:
+            result.left_out += [("llama.cpp's reader", f"{why}: what it sees in the file was not compared")]
+        if options.llama and result.refused is None:
+            result.unverified += [("every tensor", why)]
     result.strict = options.strict
     _waive(result, known, options.today or current_day())
     result.command = command
@@ -231,6 +318,15 @@ def _waive(result: Audit, waivers: Sequence[Waiver], day: date) -> None:
             waived.add(f)
     result.waived = frozenset(waived)
     result.waivers = tuple(w.use(n, day) for w, n in zip(mine, counts, strict=True))
+
+
+def _without(missing: str) -> str:
+    """Why llama.cpp takes no part, for a sentence."""
+    return "llama.cpp was not asked" if missing == "it was not asked" else f"llama.cpp is not installed ({INSTALL})"
+
+
+def _plural(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
@@ -264,29 +360,34 @@ def coverage(file: GgufFile) -> tuple[Finding, ...]:
 
 
 def _readable(
-    model: Model, source: Model | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor,
+    model: Model, source: Source | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor,
     child: Child | None,
 ) -> Audit:  # fmt: skip
     tensors = select(model, options.tensor)
+    importance = read_importance(options.imatrix) if options.imatrix else None
     digests = pool.submit(model.sha256) if options.digest else None
     readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
     header = AuditHeader(
         file=str(model.path), size=model.size, sha256=None, architecture=model.architecture, threads=options.threads,
         source=str(source.path) if source else None,
+        imatrix=str(importance.path) if importance else None, imatrix_sha256=importance.sha256 if importance else None,
     )  # fmt: skip
     result = Audit(model.path, model.parts, header, n_tensors=len(model.tensors))
     ours = (*model.findings, *check_consistency(model), *(f for part in model.parts for f in coverage(part)))
     try:
-        with Llama(options.time_limit, options.verbose, child) as llama:
-            versions = llama.versions()
-            result.header = replace(
-                header, llama_cpp_python=versions["llama_cpp_python"], llama_cpp=versions["llama_cpp"],
-                ggml=versions["ggml"],
-            )  # fmt: skip
+        kind = Llama if options.llama and why_missing() is None else WithoutLlama
+        with kind(options.time_limit, options.verbose, child) as llama:
+            if isinstance(llama, Llama):
+                versions = llama.versions()
+                result.header = replace(
+                    header, llama_cpp_python=versions["llama_cpp_python"], llama_cpp=versions["llama_cpp"],
+                    ggml=versions["ggml"],
+                )  # fmt: skip
             examined = Examination(model, llama, options.threads, options.progress)
             examined.read(tensors)
             if source is not None:
-                examined.compare(tensors, source)
+                examined.compare(tensors, source, importance)
+                result.unmapped = source.unmapped
         result.contents, result.fingerprints = tuple(examined.contents), examined.fingerprints()
         result.comparisons, result.fault = tuple(examined.comparisons), examined.fault
         result.unverified = examined.unverified
@@ -321,7 +422,7 @@ def select(model: Model, pattern: str | None) -> list[Tensor]:
 class Examination:
     """The part of an audit that needs llama.cpp's process. Where a fault ends it, the fault and all results stay."""
 
-    def __init__(self, model: Model, llama: Llama, threads: int, progress: bool) -> None:
+    def __init__(self, model: Model, llama: Llama | WithoutLlama, threads: int, progress: bool) -> None:
         self.model = model
         self.llama = llama
         self.threads = threads
@@ -346,18 +447,19 @@ class Examination:
                 if content.unverified:
                     self.unverified.append((content.tensor.name, content.unverified))
             self.findings += sign_findings(self.contents)
-            self.findings += unused_codes(self.contents, self.llama)
+            if isinstance(self.llama, Llama):
+                self.findings += unused_codes(self.contents, self.llama)
             bar.update((bar.total or 0) - bar.n)
         self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
 
-    def compare(self, tensors: Sequence[Tensor], source: Model) -> None:
-        """Compare every tensor with its source."""
-        if self.fault:
+    def compare(self, tensors: Sequence[Tensor], source: Source, importance: Importance | None = None) -> None:
+        """Compare every tensor with its source, quantized with the importance matrix, if there is one."""
+        if self.fault or not isinstance(self.llama, Llama):
             return
         with self._bar("source", tensors) as bar:
             for tensor in tensors:
                 start = bar.n
-                comparison = compare(tensor, source, self.llama, self.threads, bar.update)
+                comparison = compare(tensor, source, self.llama, self.threads, bar.update, importance)
                 bar.update(start + tensor.nbytes - bar.n)
                 self.comparisons.append(comparison)
                 if comparison.unverified:

@@ -20,7 +20,7 @@ from ..formats import ELEMENTS, FLOAT_TYPES, TensorType, decode_elements
 from ..gguf import Finding, Tensor
 from ..gguf.records import MAX_PER_RULE, finding
 from ..hosts.compiler import sound_library
-from ..llama import Llama, Scan, Scanned, ScannerOf
+from ..llama import Llama, Scan, Scanned, ScannerOf, WithoutLlama
 from ..support.paths import kernel_root
 from ..support.protocol import evenly
 from ..support.text import quoted
@@ -98,7 +98,10 @@ def scanner(kind: TensorType) -> Path:
 
 
 def contents(
-    tensors: Sequence[Tensor], llama: Llama, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
+    tensors: Sequence[Tensor],
+    llama: Llama | WithoutLlama,
+    threads: int = 1,
+    on_bytes: Callable[[int], object] = lambda _n: None,
 ) -> Generator[Content]:
     """Scan tensors in llama.cpp's process, in order.
 
@@ -113,7 +116,9 @@ def contents(
     with closing(llama.files.scans(scanned, scanners, threads, on_bytes)) as found:
         at = 0
         for some in found:
-            for of_tensor, differs in zip(some, _described(scanned[at : at + len(some)], some), strict=True):
+            of_some = scanned[at : at + len(some)]
+            described = _described(of_some, some) if isinstance(llama, Llama) else [np.empty(0, np.int64)] * len(some)
+            for of_tensor, differs in zip(some, described, strict=True):
                 yield from _unscanned(left)
                 yield _content(left.popleft(), of_tensor, differs)
             at += len(some)

@@ -93,9 +93,11 @@ class Readers:
     Args:
         time_limit: seconds for one file; a reader that takes longer counts as hung.
         memory: bytes that a reader may take for one file besides the file's size.
+        names: of the readers, in order.
     """
 
-    def __init__(self, time_limit: float = TIME_LIMIT, memory: int = MEMORY) -> None:
+    def __init__(self, time_limit: float = TIME_LIMIT, memory: int = MEMORY, names: Sequence[str] = READERS) -> None:
+        self._names = tuple(names)
         self._time_limit = time_limit
         self._memory = memory
         self._children: dict[str, _Child] = {}
@@ -160,19 +162,19 @@ class Readers:
             for child in [child for child in waiting if child.link in ready]:
                 waiting.remove(child)
                 readings[child.name] = child.answer()
-        return tuple(readings[name] for name in READERS)
+        return tuple(readings[name] for name in self._names)
 
     def _start(self) -> tuple[_Child, ...]:
         """Both children, ready."""
         with self._lock:
             if self._closed:
                 raise ValueError("the readers are closed")
-            for name in READERS:
+            for name in self._names:
                 if name in self._children and not self._children[name].alive:
                     self._children.pop(name).close()
                 if name not in self._children:
                     self._children[name] = _Child(name)
-            children = tuple(self._children[name] for name in READERS)
+            children = tuple(self._children[name] for name in self._names)
         try:
             for child in children:
                 child.greet()

@@ -1,21 +1,40 @@
-"""Compares each tensor with the source: are its bytes what llama.cpp makes of the file that it was quantized from?"""
+"""Compares each tensor with the source: are its bytes what llama.cpp makes of what it was quantized from?
+
+With the importance matrix, or where none was used, they are or they are not. Where one was used and is not at hand,
+`optimality` judges what holds for every importance.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from ..formats import FLOAT_TYPES, NO_TO_FLOAT
+from ..formats import FLOAT_TYPES, NO_TO_FLOAT, BlockFormat
 from ..gguf import Finding, Model, Tensor
+from ..gguf.origin import Origin
 from ..gguf.records import finding
 from ..llama import Llama, LlamaRefused, Requantized
 from ..support.text import printable, quoted
+from .importance import Importance
+from .optimality import MAX_K, Judgement, Kind, judge
+from .sources import Source
 from .xray import XRay, llama_values, xray
 
 #: Keys that llama.cpp writes when it quantized with an importance matrix.
 IMPORTANCE_KEY = "quantize.imatrix.file"
+#: An importance changes nearly every block: with equal importance, at most 4 % stay (measured, every type). So where
+#: more than this share of the blocks are as llama.cpp makes them without one, none was used.
+_SAME = 0.5
+_F16, _BF16 = 1, 30
+
+#: "same": every byte. "differs": it is not what llama.cpp makes. "possible": it is what llama.cpp may make with some
+#: importance matrix. "impossible": with none. "missing": the source has no such tensor. "not compared": `unverified`
+#: says why.
+Outcome = Literal["same", "differs", "possible", "impossible", "missing", "not compared"]
 
 
 @dataclass(frozen=True)
@@ -25,16 +44,36 @@ class Comparison:
     Args:
         tensor: the file's tensor.
         source: the source's tensor of that name and shape, where there is one.
-        result: the comparison; None where they could not be compared.
+        result: the comparison with what llama.cpp makes; None where they could not be compared.
         unverified: why they could not be compared, or "".
-        xrays: the first block that differs, as in the file and as llama.cpp makes it; None where a type has no blocks.
+        xrays: the first block that differs, as in the file and as llama.cpp makes it; None where a type has no blocks,
+            and where nothing says how llama.cpp would make it.
+        judgement: what holds of it for every importance; None where that was not asked.
+        with_importance: it was quantized anew with the importance matrix that was given.
+        through: the type that the source's values were rounded to before, or "".
     """
 
     tensor: Tensor
-    source: Tensor | None = None
+    source: Origin | None = None
     result: Requantized | None = None
     unverified: str = ""
     xrays: tuple[XRay, XRay] | None = None
+    judgement: Judgement | None = None
+    with_importance: bool = False
+    through: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """In a word."""
+        if self.unverified:
+            return "not compared"
+        if self.source is None or self.result is None:
+            return "missing"
+        if not self.result.differing:
+            return "same"
+        if self.judgement is None:
+            return "differs"
+        return "impossible" if self.judgement.wrong else "possible"
 
     @property
     def first(self) -> tuple[int, int] | None:
@@ -43,11 +82,29 @@ class Comparison:
             return None
         return divmod(self.result.first, self.tensor.blocks_per_row)
 
+    @property
+    def error(self) -> float | None:
+        """The relative error of the decoded values: the root of Σ(x - y)² / Σx²; None where nothing was quantized."""
+        return self._relative(None if self.result is None else self.result.error)
+
+    @property
+    def made_error(self) -> float | None:
+        """Likewise of what llama.cpp makes of the source, which is what the type reaches on these values."""
+        return self._relative(None if self.result is None else self.result.made_error)
+
+    def _relative(self, error: float | None) -> float | None:
+        energy = None if self.result is None else self.result.energy
+        return None if not energy or error is None else math.sqrt(error / energy)
+
 
 def compare(
-    tensor: Tensor, source: Model, llama: Llama, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
-) -> Comparison:
-    """Quantize the source's tensor as llama.cpp does, and compare. Raises EnvironmentFault where llama.cpp dies."""
+    tensor: Tensor, source: Source, llama: Llama, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None,
+    importance: Importance | None = None,
+) -> Comparison:  # fmt: skip
+    """Quantize the source's tensor as llama.cpp does, and compare; without the importance matrix that seems to have
+    been used, judge what holds for every one. Raises EnvironmentFault where llama.cpp dies."""
+    if tensor.name in source.reasons:
+        return Comparison(tensor, unverified=source.reasons[tensor.name])
     origin = source.tensors.get(tensor.name)
     if origin is None or origin.shape != tensor.shape:
         return Comparison(tensor)
@@ -61,12 +118,71 @@ def compare(
         return Comparison(
             tensor, origin, unverified=f"llama.cpp has no conversion from {origin.type.name}, the source's"
         )
+    fmt = None if same else tensor.type.format
     try:
-        result = llama.files.requantize(tensor, origin, threads, on_bytes)
+        weights = importance.of(tensor) if importance is not None and fmt is not None else None
+    except ValueError as error:
+        return Comparison(tensor, origin, unverified=str(error))
+    if importance is not None and weights is None and fmt is not None and fmt.not_quantized_alone:
+        return Comparison(
+            tensor, origin, unverified=f"the importance matrix has no entry for it, and {fmt.name} needs one"
+        )
+    try:
+        compared = _requantized(tensor, origin, source, llama, threads, on_bytes, weights)
     except LlamaRefused as refusal:
         return Comparison(tensor, origin, unverified=str(refusal))
-    compared = Comparison(tensor, origin, result)
-    return compared if compared.first is None else replace(compared, xrays=_xrays(compared, llama))
+    if compared.first is None:
+        return compared
+    if importance is None and fmt is not None and _may_be_weighted(compared, fmt, llama):
+        if tensor.k > MAX_K or (origin.type.format is None and origin.type.name not in FLOAT_TYPES):
+            why = f"rows of more than {MAX_K:,} values" if tensor.k > MAX_K else f"a source of type {origin.type.name}"
+            return replace(compared, unverified=f"{why} cannot be judged without --imatrix")
+        return replace(compared, judgement=_judged(tensor, origin, fmt, threads))
+    return replace(compared, xrays=_xrays(compared, llama))
+
+
+def _requantized(
+    tensor: Tensor, origin: Origin, source: Source, llama: Llama, threads: int, on_bytes: Callable[[int], object],
+    weights: np.ndarray | None,
+) -> Comparison:  # fmt: skip
+    """Against what llama.cpp makes; of a converted source also by way of a file in half precision."""
+    first = Comparison(
+        tensor,
+        origin,
+        llama.files.requantize(tensor, origin, threads, on_bytes, weights),
+        with_importance=weights is not None,
+    )
+    ways = [(n, t) for n, t in (("F16", _F16), ("BF16", _BF16)) if origin.type.name == "F32" or n == "F16"]
+    if not source.converted or origin.type.name == "F16" or first.first is None or not tensor.type.quantized:
+        return first
+    for name, number in ways:
+        result = llama.files.requantize(tensor, origin, threads, importance=weights, through=number)
+        if not result.differing:
+            return replace(first, result=result, through=name)
+    return first
+
+
+def _may_be_weighted(compared: Comparison, fmt: BlockFormat, llama: Llama) -> bool:
+    """Whether an importance matrix can be why the tensor is not what llama.cpp makes without one."""
+    result = compared.result
+    assert result is not None
+    blocks = compared.tensor.n_rows * compared.tensor.blocks_per_row - result.zeros
+    same = compared.tensor.n_rows * compared.tensor.blocks_per_row - result.differing - result.zeros
+    return same <= _SAME * blocks and uses_importance(fmt, llama)
+
+
+def uses_importance(fmt: BlockFormat, llama: Llama) -> bool:
+    """Whether llama.cpp makes other blocks of the type with an importance: it is asked to."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((16, 256), np.float32)
+    weights = np.exp(rng.standard_normal(256)).astype(np.float32)
+    plain = llama.quantize(fmt.type_id, x)
+    return bool((plain != llama.quantize(fmt.type_id, x, weights)).any())
+
+
+def _judged(tensor: Tensor, origin: Origin, fmt: BlockFormat, threads: int) -> Judgement:
+    matrices = tensor.n_rows // tensor.shape[1] if len(tensor.shape) > 2 else 1
+    return judge(fmt, origin.rows, tensor.blocks, tensor.n_rows, tensor.k, matrices, threads)
 
 
 def _xrays(compared: Comparison, llama: Llama) -> tuple[XRay, XRay] | None:
@@ -81,38 +197,96 @@ def _xrays(compared: Comparison, llama: Llama) -> tuple[XRay, XRay] | None:
     )
 
 
-def comparison_findings(comparisons: list[Comparison], model: Model, source: Model) -> Iterator[Finding]:
+# ---- findings --------------------------------------------------------------------------------------------------------
+
+
+def comparison_findings(comparisons: Sequence[Comparison], model: Model, source: Source) -> Iterator[Finding]:
     """What the comparisons found wrong, and the tensors that only one of the files has."""
     named = IMPORTANCE_KEY in model.metadata
-    because = "; the metadata name an importance matrix, without which llama.cpp makes other blocks" if named else ""
     for c in comparisons:
-        tensor = c.tensor
-        at = tensor.described[0]
-        if c.source is None:
-            other = source.tensors.get(tensor.name)
-            found = "no such tensor" if other is None else f"one of shape {_shape(other)}"
-            yield replace(
-                finding("source-missing", at.start, at.stop, f"{quoted(tensor.name)} of shape {_shape(tensor)} in the "
-                        f"source", found, tensor.name), part=tensor.part,
-            )  # fmt: skip
-        elif c.first is not None and c.result is not None:
-            row, block = c.first
-            start = tensor.block_offset(row, block)
-            blocks = tensor.n_rows * tensor.blocks_per_row
-            what = f"what llama.cpp makes of {c.source.type.name} as {tensor.type.name}"
-            unit = "block" if tensor.type.quantized else "value"
-            stop = start + tensor.type.block_bytes
-            pair = f"{tensor.mapped.read()[start:stop].tobytes().hex()} for {c.result.block.hex()}"
-            found = (
-                f"{c.result.differing:,} of {blocks:,} {unit}s of {quoted(tensor.name)} differ, the first row {row} "
-                f"{unit} {block}: {pair}{because}"
-            )
-            yield replace(finding("source-differs", start, stop, what, found, tensor.name), part=tensor.part)
+        if c.outcome == "missing":
+            yield _missing(c, source)
+        elif c.outcome == "differs":
+            yield _differs(c, named)
+        elif c.judgement is not None:
+            yield from _broken_rules(c)
+    yield from _possible([c for c in comparisons if c.outcome == "possible"], named)
     for name, other in source.tensors.items():
         if name not in model.tensors:
             yield finding("source-left", 0, 0, "every tensor of the source", f"no {quoted(name)}, which the source "
                           f"({printable(source.path.name)}) holds as {other.type.name}", name)  # fmt: skip
 
 
-def _shape(tensor: Tensor) -> str:
+def _missing(c: Comparison, source: Source) -> Finding:
+    tensor, other = c.tensor, source.tensors.get(c.tensor.name)
+    at = tensor.described[0]
+    found = "no such tensor" if other is None else f"one of shape {_shape(other)}"
+    expected = f"{quoted(tensor.name)} of shape {_shape(tensor)} in the source"
+    return replace(finding("source-missing", at.start, at.stop, expected, found, tensor.name), part=tensor.part)
+
+
+def _differs(c: Comparison, named: bool) -> Finding:
+    assert c.source is not None
+    assert c.result is not None
+    assert c.first is not None
+    tensor, (row, block) = c.tensor, c.first
+    start = tensor.block_offset(row, block)
+    stop = start + tensor.type.block_bytes
+    blocks = tensor.n_rows * tensor.blocks_per_row
+    unit = "block" if tensor.type.quantized else "value"
+    pair = f"{tensor.mapped.read()[start:stop].tobytes().hex()} for {c.result.block.hex()}"
+    because = ""
+    if c.with_importance:
+        because = "; with the importance matrix that was given"
+    elif named and tensor.type.quantized:
+        because = "; the metadata name an importance matrix, but too many blocks are as they are made without one"
+    what = f"what llama.cpp makes of {c.source.type.name} as {tensor.type.name}"
+    found = (
+        f"{c.result.differing:,} of {blocks:,} {unit}s of {quoted(tensor.name)} differ, the first row {row} "
+        f"{unit} {block}: {pair}{because}"
+    )
+    return replace(finding("source-differs", start, stop, what, found, tensor.name), part=tensor.part)
+
+
+def _broken_rules(c: Comparison) -> Iterator[Finding]:
+    assert c.judgement is not None
+    tensor, j = c.tensor, c.judgement
+    blocks = tensor.n_rows * tensor.blocks_per_row
+
+    def at(kind: Kind, slug: str, expected: str, what: str) -> Iterator[Finding]:
+        if kind.count:
+            row, block = divmod(kind.first, tensor.blocks_per_row)
+            start = tensor.block_offset(row, block)
+            some = f"{kind.count:,} of {blocks:,} blocks of {quoted(tensor.name)} ({tensor.type.name})"
+            found = f"{some} {what}, the first row {row} block {block}"
+            yield replace(
+                finding(slug, start, start + tensor.type.block_bytes, expected, found, tensor.name), part=tensor.part
+            )
+
+    yield from at(j.codes, "source-codes", "the nearest code of each value", "have codes that are not the nearest")
+    yield from at(j.scales, "source-scale", "a scale that fits its codes", "have scales that no weights explain")
+    yield from at(j.far, "source-far", "values near the source's", "are further from the source than zeros are")
+    yield from at(j.outliers, "source-outlier", "blocks like the tensor's others", "are unlike the others of it")
+
+
+def _possible(comparisons: Sequence[Comparison], named: bool) -> Iterator[Finding]:
+    """One note for all tensors that need an importance matrix to be what llama.cpp makes."""
+    if not comparisons:
+        return
+    tensor = comparisons[0].tensor
+    n = len(comparisons)
+    tensors = f"{n} tensor{'' if n == 1 else 's'}, the first {quoted(tensor.name)},"
+    said = "the metadata name one" if named else "the metadata name none"
+    found = f"{tensors} as some importance matrix may make {'it' if n == 1 else 'them'} ({said}); not proven"
+    start = tensor.offset
+    expected = "the bytes that llama.cpp makes without one, or --imatrix"
+    yield replace(
+        finding("source-importance", start, start + tensor.nbytes, expected, found, tensor.name), part=tensor.part
+    )
+
+
+def _shape(tensor: Tensor | Origin) -> str:
     return " x ".join(map(str, tensor.shape)) or "1"
+
+
+__all__ = ["IMPORTANCE_KEY", "Comparison", "Outcome", "compare", "comparison_findings", "uses_importance"]

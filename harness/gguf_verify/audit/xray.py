@@ -466,7 +466,7 @@ def _of_elements(kind: str, content: bytes, offset: int) -> Reading:
         values = decode_elements(kind, raw)
     codes = tuple(words.tolist())
     size = field.item_bits // 8
-    sources = tuple(f"byte {offset + i * size:#x}" for i in range(n))
+    sources = tuple(f"byte {offset + i * size}" for i in range(n))
     return Reading(
         f"x is {field.doc}", tuple(_fields([field], content, offset)), codes=codes, parts=tuple(parts), items=codes,
         sources=sources, values=values,
@@ -513,7 +513,7 @@ def _sources(fields: Sequence[FieldBytes], n: int) -> tuple[tuple[int, ...], tup
         for p in field.field.pieces():
             if p.name == "x" and p.index is not None:
                 byte = field.offset + (p.item * field.field.item_bits + p.shift) // 8
-                found[p.index].append((p.low, items[p.item], f"{_bits_of(field.field, p)} (byte {byte:#x})"))
+                found[p.index].append((p.low, items[p.item], f"{_bits_of(field.field, p)} (byte {byte})"))
     if not all(found):
         return (), ()
     for of_value in found:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from ..llama.child import Child
+from ..llama.installed import why_missing
 from ..report.writer import Kind
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
 from .command import Command
@@ -31,7 +33,7 @@ from .common import (
 # An audit multiplies no matrices, and idle threads of NumPy's BLAS spin for a while. It reads this when it is loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-_VERIFIED = "the file is clean"
+_VERIFIED = "no error was found, and everything was checked"
 _MISMATCH = "an error was found (with --strict: or a warning)"
 
 
@@ -43,16 +45,26 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES.format(verified=_VERIFIED, mismatch=_MISMATCH),
     )  # fmt: skip
     add = parser.add_argument
-    add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split model")
+    add("model", type=Path, nargs="+", metavar="MODEL.gguf",
+        help="files, first parts of split models, or folders that are searched for *.gguf; of several files the exit "
+        "code is the worst: 4, 1, 3, 5, 0")  # fmt: skip
     add("--map", action="store_true", help="show the byte map: every range of the file and its owner")
-    add("--source", type=Path, metavar="FILE.gguf",
-        help="also compare the file with what llama.cpp makes of this F16 or F32 file")  # fmt: skip
+    add("--source", type=Path, metavar="FILE",
+        help="also compare the file with what llama.cpp makes of this one: a GGUF in F32, F16 or BF16, a safetensors "
+        "file, or a folder of them")  # fmt: skip
+    add("--imatrix", type=Path, metavar="FILE",
+        help="the importance matrix that the file was quantized with, .gguf or .dat, for --source")  # fmt: skip
     add("--waivers", type=Path, metavar="FILE.toml",
         help="known findings, each with a reason and an end date, which do not count until then")  # fmt: skip
     add("--strict", action="store_true", help="count warnings as errors")
     add("--no-sha256", action="store_true", help="do not hash the file, which takes as long as the rest of the audit")
     add(
         "--no-readers", action="store_true", help="do not ask gguf-py and llama.cpp's reader what they make of the file"
+    )
+    add(
+        "--no-llama",
+        action="store_true",
+        help="do without llama.cpp, which then need not be installed: blocks are decoded, but compared with nothing",
     )
     add("-v", "--verbose", action="store_true", help="show statistics of every tensor, and llama.cpp's log on stderr")
     block = parser.add_argument_group("x-ray of one block")
@@ -64,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     block.add_argument("--offset", metavar="BYTE", help="instead: a byte of the file that it holds, decimal or 0x…")
     block.add_argument("--part", type=int, default=1, metavar="N",
         help="the part of a split model that --offset counts in (default: %(default)s)")  # fmt: skip
-    add_reports(parser, Kind.AUDIT, Kind.XRAY)
+    add_reports(parser, Kind.AUDIT, Kind.AUDITS, Kind.XRAY)
     add_common(parser)
     return parser
 
@@ -84,21 +96,37 @@ def run(argv: list[str]) -> int:
 
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
-    return [path for path in (args.model, args.source, args.waivers) if path is not None]
+    return [*args.model, *filter(None, (args.source, args.imatrix, args.waivers))]
 
 
 def _audit(args: argparse.Namespace, argv: list[str]) -> int:
-    files = asked_for(args, Kind.AUDIT, *_inputs(args))
-    with contextlib.closing(Child(args.verbose)) as child:  # it starts while this process loads the rest
+    if args.imatrix and not args.source:
+        raise UsageError("--imatrix says how --source was quantized: give both")
+    if args.no_llama and args.source:
+        raise UsageError("--source compares with what llama.cpp makes of it, and --no-llama does without")
+    one = len(args.model) == 1 and not args.model[0].is_dir()
+    kind = Kind.AUDIT if one else Kind.AUDITS
+    files = asked_for(args, kind, *_inputs(args))
+    llama = not args.no_llama and why_missing() is None
+    with contextlib.closing(Child(args.verbose, llama)) as child:  # it starts while this process loads the rest
         from ..audit import AuditOptions, audit
+        from ..audit.many import Audits, audit_each, gguf_files
 
         options = AuditOptions(
-            tensor=args.tensor, source=args.source, readers=not args.no_readers, digest=not args.no_sha256,
-            strict=args.strict, threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose,
-            progress=on_terminal(), waivers=args.waivers,
+            tensor=args.tensor, source=args.source, imatrix=args.imatrix, llama=not args.no_llama,
+            readers=not args.no_readers, digest=not args.no_sha256, strict=args.strict,
+            threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose, progress=on_terminal(),
+            waivers=args.waivers,
         )  # fmt: skip
-        result = audit(args.model, options, spell(argv), child)
-        return deliver(Kind.AUDIT, result, result.exit_code, form(args.verbose, args.map), files)
+        shown = form(args.verbose, args.map)
+        if one:
+            result = audit(args.model[0], options, spell(argv), child)
+            return deliver(kind, result, result.exit_code, shown, files)
+        child.close()  # each audit has its own
+        start = time.perf_counter()
+        done = audit_each(gguf_files(args.model), lambda path: audit(path, options))
+        results = Audits(done, time.perf_counter() - start, spell(argv))
+        return deliver(kind, results, results.exit_code, shown, files)
 
 
 def _xray(args: argparse.Namespace) -> int:
@@ -110,14 +138,19 @@ def _xray(args: argparse.Namespace) -> int:
 
     if args.map or args.source or args.strict or args.waivers:
         raise UsageError("--map, --source, --strict and --waivers belong to a whole audit, not to one block's x-ray")
+    if len(args.model) > 1:
+        raise UsageError("the x-ray of one block is one of one file")
     files = asked_for(args, Kind.XRAY, *_inputs(args))
     offset = None if args.offset is None else parse_offset(args.offset)
-    with open_model(args.model) as model:
+    with open_model(args.model[0]) as model:
         tensor, row, block = find_block(
             model, args.tensor, row=args.row, block=args.block, offset=offset, part=args.part - 1
         )
-        with Llama(args.time_limit, args.verbose) as llama:
-            found = xray(tensor, row, block, llama_values(llama, tensor, row, block), asked=offset)
+        theirs = None
+        if not args.no_llama:
+            with Llama(args.time_limit, args.verbose) as llama:
+                theirs = llama_values(llama, tensor, row, block)
+        found = xray(tensor, row, block, theirs, asked=offset)
     exit_code = EXIT_VERIFIED
     if found.differs or not np.isfinite(found.ours or ()).all():
         exit_code = EXIT_MISMATCH

@@ -366,8 +366,8 @@ _RULES = (
     # against the source
     Rule(
         120, "source-differs", "error", "the tensor is not what llama.cpp makes of the source",
-        "The file was made of other weights, by another version or quantizer, or with an importance matrix; or it was "
-        "altered.",
+        "The file was made of other weights, of the same weights in another precision, by another version or "
+        "quantizer, or with another importance matrix; or it was altered.",
         "Quantize the source with llama.cpp and compare, or ask the publisher how the file was made.",
     ),
     Rule(
@@ -378,6 +378,38 @@ _RULES = (
         122, "source-left", "warning", "a tensor of the source did not come along",
         "The converter leaves the tensor out on purpose, or it was lost.",
         "Check whether the architecture needs the tensor.",
+    ),
+    Rule(
+        123, "source-codes", "error",
+        "the best code under a given scale is the nearest one, whatever the importance of the value, so no quantizer "
+        "of llama.cpp made these from the source",
+        "The tensor was made of other weights, its rows are in another order, or its codes were damaged or packed "
+        "wrongly.",
+        "Look at the block with --offset; quantize the source again.",
+    ),
+    Rule(
+        124, "source-scale", "error",
+        "a scale is fitted to its codes, and no weights of the values make this one the best",
+        "Scales were damaged, exchanged, or stored in another precision or order.",
+        "Look at the block with --offset; quantize the source again.",
+    ),
+    Rule(
+        125, "source-far", "error",
+        "zeros would be nearer to the source, so the block or its row was not made of it",
+        "Rows or blocks are in another order, signs were lost, a scale was damaged, or the source is of another model.",
+        "Compare with the right source; quantize it again.",
+    ),
+    Rule(
+        126, "source-outlier", "warning",
+        "an importance matrix weighs all rows alike, so blocks are rarely so unlike the others of their tensor",
+        "A scale may be damaged by less than can be proven, or a few weights are much larger than the others.",
+        "Give the importance matrix with --imatrix, which proves each byte.",
+    ),
+    Rule(
+        127, "source-importance", "note",
+        "codes and scales are ones that llama.cpp may choose with an importance matrix, which is not at hand",
+        "The file was quantized with an importance matrix.",
+        "Give it with --imatrix to have every byte compared.",
     ),
 )  # fmt: skip
 

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .files import Requantized, Scan, Scanned, ScannerOf
-    from .library import Llama
+    from .installed import why_missing
+    from .library import Llama, WithoutLlama
     from .model import Evaluation, Gemm
     from .process import LlamaRefused
 
 _MODULES = {
-    "Evaluation": "model", "Gemm": "model", "Llama": "library", "LlamaRefused": "process",
-    "Requantized": "files", "Scan": "files", "Scanned": "files", "ScannerOf": "files",
+    "Evaluation": "model", "Gemm": "model", "Llama": "library", "WithoutLlama": "library", "why_missing": "installed",
+    "LlamaRefused": "process", "Requantized": "files", "Scan": "files", "Scanned": "files", "ScannerOf": "files",
 }  # fmt: skip
 
-__all__ = ["Evaluation", "Gemm", "Llama", "LlamaRefused", "Requantized", "Scan", "Scanned", "ScannerOf"]
+__all__ = [
+    "Evaluation", "Gemm", "Llama", "LlamaRefused", "Requantized", "Scan", "Scanned", "ScannerOf", "WithoutLlama",
+    "why_missing",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -10,11 +10,13 @@ class Child(Spawned):
 
     Args:
         verbose: llama.cpp's log goes to standard error.
+        llama: whether it loads llama.cpp; one that does not can only scan files.
     """
 
-    def __init__(self, verbose: bool = False) -> None:
+    def __init__(self, verbose: bool = False, llama: bool = True) -> None:
         super().__init__(
             "gguf_verify.llama.worker",
+            *([] if llama else ["--without-llama"]),
             environment={
                 "GGML_NO_BACKTRACE": "1",
                 "OPENBLAS_NUM_THREADS": "1",  # NumPy multiplies nothing there, and idle threads spin

@@ -16,6 +16,7 @@ from ..support.errors import EnvironmentFault
 
 if TYPE_CHECKING:
     from ..gguf import Tensor
+    from ..gguf.origin import Origin
     from .process import Arrays, LlamaProcess
 
 Floats = npt.NDArray[np.float32]
@@ -90,12 +91,24 @@ class Scanned:
 
 @dataclass(frozen=True)
 class Requantized:
-    """A tensor against what llama.cpp makes of its source: how many blocks differ, the number of the first one or -1,
-    and that block as llama.cpp makes it."""
+    """A tensor against what llama.cpp makes of its source.
+
+    Args:
+        differing: blocks that differ.
+        first: the number of the first one, or -1.
+        block: that block as llama.cpp makes it.
+        energy: Σx² of the source's values; 0 where nothing was quantized, None where it is not finite.
+        error, made_error: Σ(x - y)² of the tensor, and of what llama.cpp makes; likewise.
+        zeros: blocks of the tensor whose bytes are all zero.
+    """
 
     differing: int
     first: int
     block: bytes
+    energy: float | None = 0.0
+    error: float | None = 0.0
+    made_error: float | None = 0.0
+    zeros: int = 0
 
 
 class FilePasses:
@@ -130,8 +143,9 @@ class FilePasses:
         ).reshape(-1, 5)  # fmt: skip
         kinds = [
             {
-                "type": kind.type_id, "block_bytes": kind.block_bytes, "library": str(scanners[name].library),
-                "rules": [list(r) for r in scanners[name].rules], "drawn": scanners[name].drawn,
+                "type": kind.type_id, "block_bytes": kind.block_bytes, "block_size": kind.block_size,
+                "library": str(scanners[name].library), "drawn": scanners[name].drawn,
+                "rules": [list(r) for r in scanners[name].rules],
             }
             for name, kind in types.items()
         ]  # fmt: skip
@@ -164,20 +178,33 @@ class FilePasses:
                 self._process.abandon()
 
     def requantize(
-        self, tensor: Tensor, source: Tensor, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None
-    ) -> Requantized:
+        self, tensor: Tensor, source: Origin, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None,
+        importance: Floats | None = None, through: int | None = None,
+    ) -> Requantized:  # fmt: skip
         """Quantize the source's rows to the tensor's type, as `llama_model_quantize` does, and compare the bytes.
 
-        Raises LlamaRefused as `scans` does, and if llama.cpp makes the type with an importance matrix only.
+        Args:
+            importance: float32[matrices, K]; None for none. Where llama.cpp makes the type with an importance only,
+                all columns count the same.
+            through: ggml's number of a type that the values are rounded to first, F16 or BF16; None for none.
+
+        Raises LlamaRefused as `scans` does.
         """
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        if importance is not None:
+            arrays["importance"] = np.ascontiguousarray(importance, np.float32)
+        if source.order is not None:
+            arrays["order"] = np.ascontiguousarray(source.order, np.int64)
         figures, (block,) = self._pass(
-            "requantize", tensor, on_bytes, source, n_rows=tensor.n_rows, k=tensor.k, threads=threads,
+            "requantize", tensor, on_bytes, source, arrays, n_rows=tensor.n_rows, k=tensor.k, threads=threads,
+            through=through,
         )  # fmt: skip
         return Requantized(block=block.tobytes(), **figures)
 
     def _pass(
-        self, call: str, tensor: Tensor, on_bytes: Callable[[int], object], source: Tensor, **arguments: Any
-    ) -> tuple[Any, Arrays]:
+        self, call: str, tensor: Tensor, on_bytes: Callable[[int], object], source: Origin,
+        arrays: dict[str, npt.NDArray[Any]], **arguments: Any,
+    ) -> tuple[Any, Arrays]:  # fmt: skip
         """A call about a tensor and its source; its result and its arrays."""
         arguments |= {
             "path": os.path.abspath(tensor.mapped.path), "identity": tensor.mapped.identity, "start": tensor.offset,
@@ -185,12 +212,12 @@ class FilePasses:
             "source": os.path.abspath(source.mapped.path), "source_identity": source.mapped.identity,
             "source_start": source.offset, "source_nbytes": source.nbytes, "source_type": source.type.type_id,
         }  # fmt: skip
-        self._process.send(call, {}, arguments)
+        self._process.send(call, arrays, arguments)
         try:
             while True:
-                header, arrays = self._process.receive(call)
+                header, arrays_back = self._process.receive(call)
                 if header.get("event") != "bytes":
-                    return self._process.result(call, header), arrays
+                    return self._process.result(call, header), arrays_back
                 on_bytes(header["n"])
         except EnvironmentFault:
             for mapped in (tensor.mapped, source.mapped):  # if a file was cut, the process dies of it

@@ -12,11 +12,24 @@ import numpy.typing as npt
 from ..support.errors import EnvironmentFault
 from .child import Child
 from .files import FilePasses
+from .installed import why_missing
 from .model import LoadedModel
 from .process import TIME_LIMIT, LlamaProcess
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+
+
+class WithoutLlama(LlamaProcess):
+    """A process like llama.cpp's that does not load it, and can only scan files: with our own decoders, compared with
+    nothing.
+
+    Args: as of `LlamaProcess`.
+    """
+
+    def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
+        super().__init__(time_limit, verbose, child or Child(verbose, llama=False))
+        self.files = FilePasses(self)
 
 
 class Llama(LlamaProcess):
@@ -26,6 +39,11 @@ class Llama(LlamaProcess):
     """
 
     def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
+        missing = why_missing()
+        if missing is not None:
+            if child is not None:
+                child.close()
+            raise EnvironmentFault(missing)
         super().__init__(time_limit, verbose, child)
         #: Passes over the tensors of a file.
         self.files = FilePasses(self)

@@ -15,6 +15,7 @@ from .writer import Kind, Writer
 
 if TYPE_CHECKING:
     from ..audit import Audit
+    from ..audit.many import Audits
 
 #: That GitHub shows of a step, of each level.
 MOST = 10
@@ -79,6 +80,17 @@ def of_audit(audit: Audit) -> Iterator[Annotation]:
         yield Annotation("warning", title, f"{name} could not be judged: {why}")
 
 
+def of_audits(audits: Audits) -> Iterator[Annotation]:
+    """Those of each file, and files that could not be opened."""
+    from ..audit.many import Unopened  # late: a run's report does not need it
+
+    for a in audits.audits:
+        if isinstance(a, Unopened):
+            yield Annotation("error", f"{a.path.name}: {a.verdict}", a.why)
+        else:
+            yield from of_audit(a)
+
+
 def render(annotations: Iterable[Annotation]) -> str:
     """The lines; of what GitHub would not show, how much it is."""
     told: dict[str, list[str]] = {"error": [], "warning": [], "notice": []}
@@ -98,5 +110,6 @@ WRITER = Writer(
     {
         Kind.RUN: lambda report, form: render(of_run(report)),
         Kind.AUDIT: lambda audit, form: render(of_audit(audit)),
+        Kind.AUDITS: lambda audits, form: render(of_audits(audits)),
     },
 )  # fmt: skip

@@ -24,6 +24,7 @@ from .writer import Kind, Writer
 if TYPE_CHECKING:
     from ..audit import Audit
     from ..audit.audit import AuditHeader
+    from ..audit.many import Audits
     from ..audit.xray import XRay
     from ..identification import IdentifyHeader, IdentifyReport
     from ..nightly.records import Cell, Night
@@ -80,19 +81,25 @@ def _cell(cell: Cell) -> dict[str, Any]:
 def of_audit(audit: Audit) -> dict[str, Any]:
     """An audit as plain objects.
 
-    kind "audit"; verdict "clean", "waived", "wrong", "refused", "broken off" or "not everything verified"; exit_code;
-    header: versions, file, sha256; seconds, command, strict; fault: what broke the audit off, or null; n_tensors: how
-    many the model has, of which `tensors` were looked at; findings: {severity, id, effect, part, start, stop, expected,
-    found, why, owner}; waivers: {what, reason, until, state, failures}; files: one a part, whose byte_map lists [start,
-    stop, kind, owner, note]; tensors: {name, type, shape, part, offset, bytes, statistics or null}, where `codes`
-    counts each code from the lowest; fingerprints: {type, blocks, consistent or null, rules: {producer, rule,
-    obeying}}; readers: a list a part; source: null without --source, else {tensor, differing, first: [row, block] or
-    null, made: hex or null, unverified}; unverified: {name, why}.
+    Ranges of bytes are half-open: start is the first byte, stop the one after the last.
+
+    kind "audit"; verdict "clean", "clean as far as checked", "waived", "warnings", "wrong", "refused", "broken off" or
+    "not everything verified"; sentence: what that means here; exit_code; header: versions, file, sha256; seconds,
+    command, strict; fault: what broke the audit off, or null; n_tensors: how many the model has, of which `tensors`
+    were looked at; findings: {severity, id, effect, part, start, stop, expected, found, why, owner}; waivers: {what,
+    reason, until, state, failures}; files: one a part, whose byte_map lists [start, stop, kind, owner, note]; tensors:
+    {name, type, shape, part, offset, bytes, statistics or null}, where `codes` counts each code from the lowest;
+    fingerprints: {type, blocks, consistent or null, rules: {producer, rule, obeying}}; readers: a list a part; source:
+    null without --source, else {tensor, outcome ("same", "differs", "possible" or "impossible" with an importance
+    matrix, "missing" or "not compared"), differing, first: [row, block] or null, made: hex or null, error and
+    made_error: relative to the source, of the file's values and of those that llama.cpp makes, unverified, judgement or
+    null, with_importance, through}; unmapped: tensors of the source that were not compared, {name, why}; unverified:
+    {name, why}; left_out: what was not asked, {name, why}.
     """
     fields = {
-        "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict, "exit_code": audit.exit_code,
-        "header": _header(audit.header), "seconds": audit.seconds, "command": audit.command,
-        "strict": audit.strict, "fault": audit.fault, "n_tensors": audit.n_tensors,
+        "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict, "sentence": audit.sentence,
+        "exit_code": audit.exit_code, "header": _header(audit.header), "seconds": audit.seconds,
+        "command": audit.command, "strict": audit.strict, "fault": audit.fault, "n_tensors": audit.n_tensors,
         "findings": [{"severity": f.severity, "waived": f in audit.waived, **asdict(f)} for f in audit.findings],
         "files": [
             {"path": str(f.path), "size": f.size, "version": f.version, "alignment": f.alignment,
@@ -110,8 +117,10 @@ def of_audit(audit: Audit) -> dict[str, Any]:
             [{**asdict(r), "tensors": [t._asdict() for t in r.tensors]} for r in of_part] for of_part in audit.readings
         ],
         "source": [_comparison(c) for c in audit.comparisons] if audit.header.source else None,
+        "unmapped": [{"name": name, "why": why} for name, why in audit.unmapped],
         "unverified": [{"name": name, "why": why} for name, why in audit.unverified],
         "waivers": [msgspec.structs.asdict(use) for use in audit.waivers],
+        "left_out": [{"name": name, "why": why} for name, why in audit.left_out],
     }  # fmt: skip
     return _as_object(fields)
 
@@ -119,12 +128,33 @@ def of_audit(audit: Audit) -> dict[str, Any]:
 #: Keys of a header that are not its fields' names.
 _HEADER_KEYS = {
     "gguf_verify": "gguf-verify", "llama_cpp": "llama.cpp", "llama_cpp_python": "llama-cpp-python",
-    "source_sha256": "source sha256", "definition": "semantics", "judged_by": "judged by",
+    "source_sha256": "source sha256", "imatrix_sha256": "imatrix sha256", "definition": "semantics",
+    "judged_by": "judged by",
 }  # fmt: skip
 
 
 def _header(header: AuditHeader | IdentifyHeader) -> dict[str, Any]:
     return {_HEADER_KEYS.get(name, name): value for name, value in asdict(header).items()}
+
+
+def of_audits(audits: Audits) -> dict[str, Any]:
+    """Audits of several files as plain objects.
+
+    kind "audits"; verdict and exit_code: of the worst file; seconds, command; verdicts: how many files have each;
+    audits: one a file, as `of_audit` has it, or {kind "unopened", path, verdict, exit_code, why}.
+    """
+    listed = [
+        of_audit(a) if a in audits.opened else {
+            "kind": "unopened", "path": str(a.path), "verdict": a.verdict, "exit_code": a.exit_code,
+            "why": getattr(a, "why", ""),
+        }
+        for a in audits.audits
+    ]  # fmt: skip
+    fields = {
+        "schema": _OTHER_VERSION, "kind": "audits", "verdict": audits.verdict, "exit_code": audits.exit_code,
+        "seconds": audits.seconds, "command": audits.command, "verdicts": dict(audits.verdicts), "audits": listed,
+    }  # fmt: skip
+    return _as_object(fields)
 
 
 def _tensor(content: Any) -> dict[str, Any]:
@@ -141,9 +171,11 @@ def _tensor(content: Any) -> dict[str, Any]:
 
 def _comparison(c: Any) -> dict[str, Any]:
     return {
-        "tensor": c.tensor.name, "differing": c.result.differing if c.result else None,
+        "tensor": c.tensor.name, "outcome": c.outcome, "differing": c.result.differing if c.result else None,
         "first": list(c.first) if c.first else None, "made": c.result.block.hex() if c.first and c.result else None,
         "unverified": c.unverified or ("" if c.source else "the source holds no such tensor"),
+        "error": c.error, "made_error": c.made_error, "with_importance": c.with_importance, "through": c.through,
+        "judgement": None if c.judgement is None else asdict(c.judgement),
     }  # fmt: skip
 
 
@@ -194,6 +226,7 @@ WRITER = Writer(
         Kind.RUN: lambda report, form: _text(of_run(report)),
         Kind.NIGHT: lambda report, form: _text(of_night(report), 1),
         Kind.AUDIT: lambda audit, form: _text(of_audit(audit), None),  # of a large file
+        Kind.AUDITS: lambda audits, form: _text(of_audits(audits), None),
         Kind.XRAY: lambda xray, form: _text(of_xray(xray)),
         Kind.IDENTIFICATION: lambda report, form: _text(of_identification(report)),
     },

@@ -20,7 +20,8 @@ def _render(module: str, function: str = "render") -> Render:
 WRITER = Writer(
     "text", None, "the report on standard output",
     {
-        Kind.RUN: _render("run"), Kind.AUDIT: _render("audit"), Kind.XRAY: _render("xray"),
+        Kind.RUN: _render("run"), Kind.AUDIT: _render("audit"),
+        Kind.AUDITS: _render("audit", "render_many"), Kind.XRAY: _render("xray"),
         Kind.IDENTIFICATION: _render("identification"), Kind.NIGHT: _render("night"),
         Kind.COMPARISON: _render("night", "render_comparison"), Kind.HISTORY: _render("night", "render_history"),
     },

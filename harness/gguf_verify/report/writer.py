@@ -18,13 +18,14 @@ from ..support.registry import members
 class Kind(StrEnum):
     """What a command finds, and so what a report is of.
 
-    RUN is a `results.Report`, AUDIT an `audit.Audit`, XRAY an `audit.xray.XRay`, IDENTIFICATION an
-    `identification.IdentifyReport`, NIGHT a `nightly.summary.NightReport`, COMPARISON a `nightly.compare.Comparison`,
-    and HISTORY a mapping of names to `nightly.records.Night`.
+    RUN is a `results.Report`, AUDIT an `audit.Audit`, AUDITS an `audit.many.Audits`, XRAY an `audit.xray.XRay`,
+    IDENTIFICATION an `identification.IdentifyReport`, NIGHT a `nightly.summary.NightReport`, COMPARISON a
+    `nightly.compare.Comparison`, and HISTORY a mapping of names to `nightly.records.Night`.
     """
 
     RUN = "run"
     AUDIT = "audit"
+    AUDITS = "audits"
     XRAY = "x-ray"
     IDENTIFICATION = "identification"
     NIGHT = "night"

@@ -28,6 +28,12 @@ def quoted(name: str) -> str:
     return f"'{printable(name, 64)}'"
 
 
+def byte_range(start: int, stop: int) -> str:
+    """Bytes `start` up to, not including, `stop` of a file, as every report writes them: decimal and half-open, as
+    slices are. "byte 24" is one byte, or the place where bytes are missing; "bytes 24-32" are eight."""
+    return f"byte {start}" if stop <= start + 1 else f"bytes {start}-{stop}"
+
+
 def _escape(code: int) -> str:
     if code == 0x5C:
         return "\\\\"

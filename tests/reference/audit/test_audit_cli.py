@@ -93,7 +93,7 @@ def test_x_ray_by_all_addresses(tmp_path: Path) -> None:
     ]
     assert {done.returncode for done in runs} == {0}
     # an offset is explained in a line of its own above the bytes
-    assert len({done.stdout[done.stdout.index(f"{offset:#x}  ") :] for done in runs}) == 1
+    assert len({done.stdout[done.stdout.index(f"{offset}  ") :] for done in runs}) == 1
     assert "all 32 values have the bits of llama.cpp's" in runs[0].stdout
     assert "\x1b" not in runs[0].stdout
     plain = json.loads(report.read_text())
@@ -123,7 +123,7 @@ def test_usage(arguments: list[str], said: str) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     assert "No such file" in one_line(cli(tmp_path / "none.gguf"), 4)
-    assert "a directory" in one_line(cli(tmp_path), 4)
+    assert "no .gguf file in" in one_line(cli(tmp_path), 2)
     empty = tmp_path / "empty.gguf"
     empty.touch()
     done = cli(empty)
@@ -164,7 +164,7 @@ def test_a_file_that_changes_before_the_first_scan(
     assert "Traceback" not in out + error
     if change != "cut" or code == 3:  # 4 where the digest was not done before the cut
         assert code == 3
-        assert "BROKEN OFF: a file was changed while it was read" in out
+        assert "a file was changed while it was read" in out.splitlines()[0]
         assert error == ""
     else:
         assert code == 4

@@ -62,14 +62,12 @@ def test_one_of_three_tensors(tmp_path: Path) -> None:
 
 def test_the_map_prints_every_byte_once() -> None:
     result = run(TINY["Q4_0"], readers=False)
-    lines = re.findall(
-        r"^ +(0x[0-9a-f]+) +(0x[0-9a-f]+) +([0-9,]+)  ", text_of(Kind.AUDIT, result, byte_map=True), re.M
-    )
+    lines = re.findall(r"^ +([0-9]+) +([0-9]+) +([0-9,]+)  ", text_of(Kind.AUDIT, result, byte_map=True), re.M)
     at = 0
     for start, stop, nbytes in lines:
-        assert int(start, 16) == at
-        at = int(stop, 16)
-        assert at - int(start, 16) == int(nbytes.replace(",", ""))
+        assert int(start) == at
+        at = int(stop)
+        assert at - int(start) == int(nbytes.replace(",", ""))
     assert at == TINY["Q4_0"].stat().st_size
 
 
@@ -77,7 +75,7 @@ def test_the_report_fits_in_100_columns() -> None:
     """But for names, of which there is no end."""
     for path in (TINY["Q4_0"], TINY["Q5_1"], TINY["F16"]):
         for line in text_of(Kind.AUDIT, run(path, readers=False), verbose=True).splitlines():
-            assert len(re.sub(r"  \S+\.weight$", "", line)) <= 100 or line.startswith("file  "), line
+            assert len(re.sub(r"  \S+\.weight$", "", line)) <= 100 or line.startswith(("file  ", "CLEAN: ")), line
 
 
 def test_colour_only_where_it_is_asked_for(tmp_path: Path) -> None:

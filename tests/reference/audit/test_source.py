@@ -90,8 +90,11 @@ def test_metadata_that_name_an_importance_matrix(tmp_path: Path, llama: Llama, r
     made = llama.quantize(2, x, np.exp(rng.standard_normal(256)).astype(np.float32))
     source = write_model(tmp_path / "s.gguf", {"w": (x, "F32")})
     path = write_model(tmp_path / "m.gguf", {"w": (made, "Q4_0")}, {"quantize.imatrix.file": "words.dat"})
-    (found,) = run(path, source=source, readers=False).findings
-    assert "metadata name an importance matrix" in found.found
+    result = run(path, source=source, readers=False)
+    (found,) = result.findings
+    assert (found.id, found.severity, result.exit_code) == (rule("source-importance"), "note", 0)
+    assert "the metadata name one" in found.found
+    assert [c.outcome for c in result.comparisons] == ["possible"]
 
 
 def test_differences_far_into_a_tensor(llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:

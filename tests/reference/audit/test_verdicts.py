@@ -232,7 +232,7 @@ def test_a_file_that_changes_while_it_is_scanned(
     result = run(path, readers=False)
     assert (result.changed, result.exit_code, result.verdict) == (True, 3, "broken off")
     said = [line for line in text_of(Kind.AUDIT, result).splitlines() if "was changed while it was read" in line]
-    assert said == ["BROKEN OFF: a file was changed while it was read, so the findings may be wrong"]
+    assert said == [f"BROKEN OFF: {path}: a file was changed while it was read, so the findings may be wrong"]
 
 
 def test_a_file_that_changes_after_the_last_scan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

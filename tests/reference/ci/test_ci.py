@@ -58,3 +58,18 @@ def test_the_hook_passes_a_good_file_and_fails_a_bad_one(wrong: Path) -> None:
         line = [sys.executable, "-m", "gguf_verify", *arguments, *HOOK.get("args", []), str(path)]
         done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
         assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_several_files_are_one_summary_and_one_list_of_annotations(wrong: Path, tmp_path: Path) -> None:
+    """As pre-commit calls the hook, with every file that changed; and a file that is none."""
+    (tmp_path / "none.gguf").write_bytes(b"no model")
+    paths = [str(p) for p in (MODEL, wrong, tmp_path / "none.gguf")]
+    reports = ["--markdown", str(tmp_path / "a.md"), "--annotations", str(tmp_path / "a.txt")]
+    line = [sys.executable, "-m", "gguf_verify", *HOOK["entry"].split()[1:], *paths, "--no-readers", *reports]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+    assert done.returncode == 4, done.stdout + done.stderr
+    summary, annotations = (tmp_path / "a.md").read_text(), (tmp_path / "a.txt").read_text()
+    assert "3 files: " in summary
+    assert summary.index("wrong.gguf") < summary.index("tiny-Q4&#95;0.gguf")
+    assert "::error title=wrong.gguf%3A wrong::GGUF-" in annotations
+    assert "::error title=none.gguf%3A refused::" in annotations

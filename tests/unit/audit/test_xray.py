@@ -38,8 +38,8 @@ pytestmark = pytest.mark.filterwarnings("error")
 #: From the bytes to the first two rows of values.
 GOLDEN = {
     "Q4_0": """\
-0x40  00 38 10 32 54 76 98 ba dc fe 80 81 82 83 84 85 86 87
-      └─d─┘ └─────────────────────qs──────────────────────┘
+64  00 38 10 32 54 76 98 ba dc fe 80 81 82 83 84 85 86 87
+    └─d─┘ └─────────────────────qs──────────────────────┘
 
 d     +0   half         0x3800 = 0.5                scale
 qs    +2   uint8[16]    low nibbles: values 0..15, high nibbles: values 16..31
@@ -56,8 +56,8 @@ bytes 2…17, j 0…15   │ x[j+16] │  x[j]   │
  1 32  2          -3 =          -3 │ 17 32  3        -2.5 =        -2.5
 """,
     "Q4_1": """\
-0x40  00 38 00 c0 10 32 54 76 98 ba dc fe 80 81 82 83 84 85 86 87
-      └─d─┘ └─m─┘ └─────────────────────qs──────────────────────┘
+64  00 38 00 c0 10 32 54 76 98 ba dc fe 80 81 82 83 84 85 86 87
+    └─d─┘ └─m─┘ └─────────────────────qs──────────────────────┘
 
 d     +0   half         0x3800 = 0.5                scale
 m     +2   half         0xc000 = -2                 minimum
@@ -76,8 +76,8 @@ bytes 4…19, j 0…15   │ x[j+16] │  x[j]   │
  1 32  2          -1 =          -1 │ 17 32  3        -0.5 =        -0.5
 """,
     "Q5_0": """\
-0x40  00 38 01 80 02 80 10 32 54 76 98 ba dc fe 80 81 82 83 84 85 86 87
-      └─d─┘ └───qh────┘ └─────────────────────qs──────────────────────┘
+64  00 38 01 80 02 80 10 32 54 76 98 ba dc fe 80 81 82 83 84 85 86 87
+    └─d─┘ └───qh────┘ └─────────────────────qs──────────────────────┘
 
 d     +0   half         0x3800 = 0.5                scale
 qh    +2   uint32       0x80028001                  fifth bits: bit j belongs to value j
@@ -100,8 +100,8 @@ bytes 6…21, j 0…15   │ x[j+16]  │   x[j]   │
  1 32  0  2  2          -7 =          -7 │ 17 32  1  3 19         1.5 =         1.5
 """,
     "Q5_1": """\
-0x40  00 38 00 c0 01 80 02 80 10 32 54 76 98 ba dc fe 80 81 82 83 84 85 86 87
-      └─d─┘ └─m─┘ └───qh────┘ └─────────────────────qs──────────────────────┘
+64  00 38 00 c0 01 80 02 80 10 32 54 76 98 ba dc fe 80 81 82 83 84 85 86 87
+    └─d─┘ └─m─┘ └───qh────┘ └─────────────────────qs──────────────────────┘
 
 d     +0   half         0x3800 = 0.5                scale
 m     +2   half         0xc000 = -2                 minimum
@@ -126,12 +126,12 @@ bytes 8…23, j 0…15   │ x[j+16]  │   x[j]   │
  1 32  0  2  2          -1 =          -1 │ 17 32  1  3 19         7.5 =         7.5
 """,
     "Q8_0": """\
-0x40  00 38 80 81 82 83 84 85 86 87 88 89 8a 8b 8c 8d
-      └─d─┘ └──────────────────qs────────────────────
-0x50  8e 8f 70 71 72 73 74 75 76 77 78 79 7a 7b 7c 7d
-      ──────────────────────qs───────────────────────
-0x60  7e 7f
-      ─qs─┘
+64  00 38 80 81 82 83 84 85 86 87 88 89 8a 8b 8c 8d
+    └─d─┘ └──────────────────qs────────────────────
+80  8e 8f 70 71 72 73 74 75 76 77 78 79 7a 7b 7c 7d
+    ──────────────────────qs───────────────────────
+96  7e 7f
+    ─qs─┘
 
 d     +0   half         0x3800 = 0.5                scale
 qs    +2   int8[32]     codes in order
@@ -192,9 +192,9 @@ file     some.gguf
 row      7 of 0…11, at 1, 2 of 3 × 4
 block    1 of 0…1 in the row, 15 in the tensor
 values   32 to 63 of the row
-bytes    0x16e = 366 to 0x17f = 383, 18 bytes
-before   row 7 block 0, byte 0x15c = 348
-after    row 8 block 0, byte 0x180 = 384
+bytes    366-384, 18 bytes
+before   row 7 block 0, byte 348
+after    row 8 block 0, byte 384
 asked    byte 5 of the block, qs[3]: bits of x[3] and x[19]"""
     )
 
@@ -223,7 +223,7 @@ def test_elements(make: Make) -> None:
         text = shown(rest)
         assert "sign │ exponent │ mantissa" in text
         assert (
-            f"window   1 of 0…1 in the row, 3 in the tensor\nvalues   32 to 39 of the row\nbytes    {rest.offset:#x}"
+            f"window   1 of 0…1 in the row, 3 in the tensor\nvalues   32 to 39 of the row\nbytes    {rest.offset}-"
             in text
         )
         shown(whole)
@@ -251,9 +251,9 @@ def test_one_ulp_is_seen(name: str, make: Make) -> None:
     assert "1 of 32 values differ from llama.cpp's" in text
     byte = "qs[21]" if name == "Q8_0" else "qs[5] bits 7…4"
     at = tensor.offset + FORMATS[name].field_offset("qs") + (21 if name == "Q8_0" else 5)
-    assert f"x[21] is read from {byte} (byte {at:#x})" in text
+    assert f"x[21] is read from {byte} (byte {at})" in text
     if name.startswith("Q5"):
-        assert f"qh bit 21 (byte {tensor.offset + FORMATS[name].field_offset('qh') + 2:#x})" in text
+        assert f"qh bit 21 (byte {tensor.offset + FORMATS[name].field_offset('qh') + 2})" in text
 
 
 def test_difference_is_one_of_bits(make: Make) -> None:

@@ -23,6 +23,7 @@ from gguf_verify.report.html import page as pages
 from gguf_verify.report.writer import Form, Kind
 from tests.support import needs, nights, records
 from tests.support.nights import HOSTILE, SCRIPT, report, run_result
+from tests.unit.report.test_audit_reports import audited
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -463,3 +464,17 @@ def test_a_large_page_loads_and_sorts(opened: Opener, which: str) -> None:
     # how long it takes is for whoever reads it: the machine may be busy
     print(f"{which}: {len(page.encode()):,} bytes, loaded in {loaded:.0f} ms, sorted in {sorting:.0f} ms")
     assert len(column(browser, "t-gemms", 0)) >= 1000
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", list(SIZES))
+def test_the_page_of_an_audit(opened: Opener, size: str, dark: bool) -> None:
+    """It is no wider than the screen, and a piece of the byte map says its range when it is moved to by keyboard."""
+    browser = opened(pages.audit(audited("scale-not-finite", "trailing", owner="blk.0.attn_q.weight")), size, dark)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
+    piece = browser.find_element("css selector", ".bytemap .found")
+    tip = piece.find_element("css selector", ".tip")
+    assert tip.size["width"] <= 1
+    browser.execute_script("arguments[0].focus()", piece)
+    assert tip.size["width"] > 100
+    assert "blk.0.attn_q.weight" in tip.text

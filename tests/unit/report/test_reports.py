@@ -777,10 +777,10 @@ def test_what_is_written_on_a_shade_can_be_read(theme: str) -> None:
 
 def test_flags_are_found() -> None:
     flags = {kind: {w.flag for w in writers(kind)} - {None} for kind in Kind}
-    assert flags[Kind.RUN] == {"--json", "--html", "--heat-map", "--card", "--markdown", "--annotations"}
+    assert flags[Kind.RUN] == {"--json", "--html", "--heat-map", "--card", "--sarif", "--markdown", "--annotations"}
     assert flags[Kind.NIGHT] == {"--json", "--html", "--junit", "--markdown"}
+    assert flags[Kind.AUDIT] == flags[Kind.AUDITS] == {"--json", "--html", "--sarif", "--markdown", "--annotations"}
     assert flags[Kind.XRAY] == flags[Kind.IDENTIFICATION] == {"--json"}
-    assert flags[Kind.AUDIT] >= {"--json", "--markdown", "--annotations"}
     assert all(any(w.flag is None for w in writers(kind)) for kind in Kind)
 
 

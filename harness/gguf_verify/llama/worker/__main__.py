@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from .calls import Call
 
 _PR_SET_PDEATHSIG = 1
+WITHOUT_LLAMA = "--without-llama"
 
 
-def calls(link: Connection) -> dict[str, Call]:
-    """Every call that this process answers, by name. Raises what the loading of llama.cpp's libraries raises."""
-    from .calls import Libraries
+def calls(link: Connection, llama: bool) -> dict[str, Call]:
+    """Every call that this process answers, by name; without llama.cpp, the scans of files alone. Raises what the
+    loading of llama.cpp's libraries raises."""
     from .files import FilePasses
+
+    if not llama:
+        return {"scans": FilePasses(link, llama=False).scans}
+    from .calls import Libraries
     from .library import Library
     from .model import LoadedModel
     from .products import Products
@@ -31,15 +36,16 @@ def calls(link: Connection) -> dict[str, Call]:
     return {name: call for kind in kinds for name, call in kind.calls().items()}
 
 
-def serve(link: Connection) -> None:
+def serve(link: Connection, llama: bool = True) -> None:
     """Answer calls until the parent goes."""
     try:
-        known = calls(link)
+        known = calls(link, llama)
     except Exception as error:
         protocol.send(link, {"error": f"{type(error).__name__}: {error}"})
         return
     protocol.send(link, {"ready": True})
-    _prepare()
+    if llama:
+        _prepare()
     while True:
         try:
             header, arrays = protocol.receive(link)
@@ -80,10 +86,10 @@ def _die_with_parent() -> None:
 
 
 def main() -> None:
-    """Serve the socket whose file descriptor is the first argument."""
+    """Serve the socket whose file descriptor is the last argument; after `--without-llama`, without llama.cpp."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     _die_with_parent()
-    serve(Connection(int(sys.argv[1])))
+    serve(Connection(int(sys.argv[-1])), WITHOUT_LLAMA not in sys.argv)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .. import bindings, ggml
-
 #: What a call returns: a JSON object, and arrays.
 Reply = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
 #: A call takes JSON values and arrays by name.
@@ -28,6 +26,8 @@ class Libraries:
     """
 
     def __init__(self) -> None:
+        from .. import bindings, ggml  # late: a process without llama.cpp makes calls, too
+
         self.api = bindings.api
         # kept: ctypes frees a callback that nothing refers to
         self._log = self.api.llama_log_callback(lambda _level, text, _data: _write_log(text))
@@ -39,6 +39,8 @@ class Libraries:
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """Drop what the libraries print."""
+        from .. import ggml
+
         nothing = ggml.LogCallback(lambda _level, _text, _data: None)
         ggml.ggml_log_set(nothing, None)
         try:

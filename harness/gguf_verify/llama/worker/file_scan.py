@@ -14,13 +14,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...support import protocol
-from .. import ggml
+
+if TYPE_CHECKING:
+    from .. import ggml
+else:
+
+    class _Late:
+        """The bindings, loaded when they are first used: scans without llama.cpp use none."""
+
+        def __getattr__(self, name: str) -> Any:
+            from .. import ggml
+
+            return getattr(ggml, name)
+
+    ggml = _Late()
 
 Bytes = npt.NDArray[np.uint8]
 #: Figures by name, and arrays.
@@ -79,7 +92,7 @@ class Job:
 
     Args:
         part: its bytes.
-        type, block_bytes, row_bytes: of ggml, and in bytes.
+        type, block_bytes, block_size, row_bytes: of ggml, in bytes, and in values.
         library: kernels/emulator/scan.hpp, compiled for the type.
         rules: (all of, one of, none of) masks of codes.
         drawn: how many blocks are wanted as they are.
@@ -88,6 +101,7 @@ class Job:
     part: Part
     type: int
     block_bytes: int
+    block_size: int
     row_bytes: int
     library: str
     rules: Sequence[Sequence[int]] = ()
@@ -105,10 +119,12 @@ class FileScanner:
 
     Args:
         alive: called now and then, so that the parent knows of the progress.
+        llama: compare with llama.cpp's conversions; without, nothing is compared.
     """
 
-    def __init__(self, alive: Progress) -> None:
+    def __init__(self, alive: Progress, llama: bool = True) -> None:
         self._alive = alive
+        self._llama = llama
         self._files: dict[str, tuple[list[int], Bytes, int]] = {}
         self._local = threading.local()
         self._libraries: dict[str, c.CDLL] = {}
@@ -138,7 +154,7 @@ class FileScanner:
 
         def pieces() -> Iterator[tuple[_Scanning, int]]:
             for job in jobs:
-                scanning = _Scanning(job, self._library(job.library), self._buffer, threads)
+                scanning = _Scanning(job, self._library(job.library), self._buffer, threads, self._llama)
                 for start in scanning.starts:
                     yield scanning, start
 
@@ -183,17 +199,31 @@ class FileScanner:
         return held[:size]
 
     def requantize(
-        self, source: Bytes, source_type: int, target: Bytes, type_id: int, n_rows: int, k: int, threads: int
-    ) -> tuple[dict[str, Any], Bytes]:
+        self, source: Bytes, source_type: int, target: Bytes, type_id: int, n_rows: int, k: int, threads: int,
+        importance: npt.NDArray[np.float32] | None = None, order: npt.NDArray[np.int64] | None = None,
+        through: int | None = None,
+    ) -> tuple[dict[str, Any], Bytes]:  # fmt: skip
         """Quantize the rows of `source` with `ggml_quantize_chunk` and compare with `target`.
 
+        Args:
+            importance: float32[matrices, k], of as many matrices as the rows are of, one after the other; None for
+                none. Where llama.cpp makes the type with an importance only, all columns count the same.
+            order: int64[n_rows], the source's row for each row; None for the same order.
+            through: a type that the values are rounded to first, F16 or BF16; None for none.
+
         Returns:
-            `differing` blocks and the number of the `first`; and that block as llama.cpp makes it, uint8[block_bytes].
+            `differing` blocks and the number of the `first`; `zeros`: blocks of the target that are all zeros;
+            squared sums of the values (`energy`), of the target's `error` and of that of what llama.cpp makes
+            (`made_error`); and the first differing block as llama.cpp makes it, uint8[block_bytes].
         """
         traits = ggml.ggml_get_type_traits(type_id).contents
         from_traits = ggml.ggml_get_type_traits(source_type).contents
         block_bytes = int(traits.type_size)
-        if k > _FLOATS:  # blocks do not know of rows: long ones are taken in pieces
+        quantized = bool(traits.is_quantized)
+        if importance is None and source_type != type_id and ggml.ggml_quantize_requires_imatrix(type_id):
+            importance = np.ones((1, k), np.float32)
+        if k > _FLOATS and importance is None and order is None:
+            # blocks do not know of rows: long ones are taken in pieces
             unit = max(int(traits.blck_size), int(from_traits.blck_size))
             pieces = k // unit
             per = max(1, _FLOATS // unit)
@@ -201,44 +231,67 @@ class FileScanner:
                 per -= 1
             n_rows, k = n_rows * (pieces // per), per * unit
         row_bytes, source_row = len(target) // n_rows, len(source) // n_rows
+        of_matrix = n_rows if importance is None else n_rows // len(importance)
         step = max(1, _FLOATS // k)
+        by_row = source.reshape(n_rows, source_row)
 
-        def compare(start: int) -> tuple[int, int, Bytes]:
-            rows = min(step, n_rows - start)
-            raw = source[start * source_row : (start + rows) * source_row]
+        def floats(raw: Bytes, kind: int, n: int) -> npt.NDArray[np.float32]:
+            own = ggml.ggml_get_type_traits(kind).contents
+            if kind == ggml.F32:
+                return np.frombuffer(raw.tobytes(), np.float32)
+            if not own.to_float:
+                raise Unusable(f"llama.cpp has no conversion from ggml type {kind}")
+            values = np.empty(n, np.float32)
+            own.to_float(ggml.pointer(raw), ggml.pointer(values), n)
+            return values
+
+        def compare(start: int) -> tuple[int, int, Bytes, npt.NDArray[np.float64]]:
+            rows = min(step, of_matrix - start % of_matrix)
+            if order is None:
+                raw = source[start * source_row : (start + rows) * source_row]
+            else:
+                raw = np.ascontiguousarray(by_row[order[start : start + rows]]).reshape(-1)
             theirs = target[start * row_bytes : (start + rows) * row_bytes]
-            if source_type == type_id:
+            values = None
+            if source_type == type_id and through is None:
                 made = raw
             else:
-                if source_type != ggml.F32 and not from_traits.to_float:
-                    raise Unusable(f"llama.cpp has no conversion from ggml type {source_type}")
-                if source_type == ggml.F32:
-                    values = np.frombuffer(raw.tobytes(), np.float32)
-                else:
-                    values = np.empty(rows * k, np.float32)
-                    from_traits.to_float(ggml.pointer(raw), ggml.pointer(values), values.size)
+                values = floats(raw, source_type, rows * k)
+                if through is not None and through != source_type:
+                    rounded = np.empty(rows * k * 2, np.uint8)
+                    ggml.ggml_quantize_chunk(through, ggml.pointer(values), ggml.pointer(rounded), 0, rows, k, None)
+                    values = floats(rounded, through, rows * k)
                 made = np.empty(len(theirs), np.uint8)
-                ggml.ggml_quantize_chunk(type_id, ggml.pointer(values), ggml.pointer(made), 0, rows, k, None)
+                weights = None if importance is None else ggml.pointer(importance[start // of_matrix])
+                ggml.ggml_quantize_chunk(type_id, ggml.pointer(values), ggml.pointer(made), 0, rows, k, weights)
             differs = np.flatnonzero((made != theirs).reshape(-1, block_bytes).any(axis=1))
+            sums = np.zeros(4)
+            if quantized and values is not None:
+                sums[:3] = _sums(values, floats(theirs, type_id, rows * k), floats(made, type_id, rows * k))
+                sums[3] = (~theirs.reshape(-1, block_bytes).any(axis=1)).sum()
             if not len(differs):
-                return 0, -1, np.empty(0, np.uint8)
+                return 0, -1, np.empty(0, np.uint8), sums
             at = int(differs[0])
             first = start * row_bytes // block_bytes + at
-            return len(differs), first, made[at * block_bytes : (at + 1) * block_bytes].copy()
+            return len(differs), first, made[at * block_bytes : (at + 1) * block_bytes].copy(), sums
 
-        total, first, block = 0, -1, np.empty(0, np.uint8)
-        for count, at, made in self._spread(compare, range(0, n_rows, step), step * row_bytes, threads):
+        starts = [start for matrix in range(0, n_rows, of_matrix) for start in range(matrix, matrix + of_matrix, step)]
+        total, first, block, sums = 0, -1, np.empty(0, np.uint8), np.zeros(4)
+        for count, at, made, of_chunk in self._spread(compare, starts, step * row_bytes, threads):
             if count and first < 0:
                 first, block = at, made
             total += count
-        return {"differing": total, "first": first}, block
+            sums += of_chunk
+        names = ("energy", "error", "made_error")
+        known = {name: float(value) if np.isfinite(value) else None for name, value in zip(names, sums, strict=False)}
+        return {"differing": total, "first": first, **known, "zeros": int(sums[3])}, block
 
     def _library(self, path: str) -> c.CDLL:
         if path not in self._libraries:
             self._libraries[path] = c.CDLL(path)
         return self._libraries[path]
 
-    def _spread(self, work: Callable[[int], Any], starts: range, nbytes: int, threads: int) -> Iterator[Any]:
+    def _spread(self, work: Callable[[int], Any], starts: Sequence[int], nbytes: int, threads: int) -> Iterator[Any]:
         """The results in order, of which a bounded number waits."""
         done = 0
 
@@ -269,10 +322,10 @@ class FileScanner:
 class _Scanning:
     """One tensor's scan: any thread may tally a piece, in any order; tallies are added in the order of the pieces."""
 
-    def __init__(self, job: Job, scanner: c.CDLL, buffer: Callable[[int], Bytes], threads: int) -> None:
+    def __init__(self, job: Job, scanner: c.CDLL, buffer: Callable[[int], Bytes], threads: int, llama: bool) -> None:
         self._job, self._scanner, self._buffer = job, scanner, buffer
-        self._traits = ggml.ggml_get_type_traits(job.type).contents
-        self._to_float = c.cast(self._traits.to_float, c.c_void_p)
+        self._converter = ggml.ggml_get_type_traits(job.type).contents.to_float if llama else None
+        self._to_float = c.cast(self._converter, c.c_void_p) if self._converter else c.c_void_p(None)
         self._rules = (Rule * MAX_RULES)(*(Rule(*r) for r in job.rules))
         nbytes, row_bytes = len(job.part.mapped), job.row_bytes
         n_rows = nbytes // row_bytes
@@ -305,13 +358,13 @@ class _Scanning:
         job = self._job
         out = Tally(first_subnormal=-1, least_scale=np.inf, most_scale=-np.inf, least_min=np.inf, most_min=-np.inf)
         hashes = self._hashes
-        target = ggml.pointer(hashes[start // job.row_bytes :]) if hashes is not None and self._by_row else None
+        target = _pointer(hashes[start // job.row_bytes :]) if hashes is not None and self._by_row else None
         failed = self._scanner.scan_file(
             job.part.fd, c.c_int64(job.part.start + start), c.c_int64(self.size(start)),
-            c.c_int64(start // job.block_bytes), c.c_void_p(ggml.pointer(self._buffer(self._step))),
+            c.c_int64(start // job.block_bytes), c.c_void_p(_pointer(self._buffer(self._step))),
             c.c_int64(self._step), self._to_float, self._rules, len(job.rules), c.byref(out),
-            c.c_int64(job.row_bytes), c.c_void_p(target), c.c_void_p(ggml.pointer(self._picked)),
-            c.c_int64(len(self._picked)), c.c_void_p(ggml.pointer(self._blocks)),
+            c.c_int64(job.row_bytes), c.c_void_p(target), c.c_void_p(_pointer(self._picked)),
+            c.c_int64(len(self._picked)), c.c_void_p(_pointer(self._blocks)),
         )  # fmt: skip
         if failed < 0:
             raise Unusable("the file has shrunk since it was opened")
@@ -350,10 +403,10 @@ class _Scanning:
         return figures, (self._codes, self._blocks, self._decoded(self._blocks), theirs)
 
     def _decoded(self, blocks: Bytes) -> npt.NDArray[np.float32]:
-        values = np.empty((len(blocks), int(self._traits.blck_size)), np.float32)
-        if self._traits.to_float:
-            self._traits.to_float(ggml.pointer(blocks), ggml.pointer(values), values.size)
-        elif len(blocks):
+        values = np.zeros((len(blocks), self._job.block_size), np.float32)
+        if self._converter:
+            self._converter(_pointer(blocks), _pointer(values), values.size)
+        elif len(blocks) and values.nbytes == blocks.nbytes:
             values[:] = blocks.view(np.float32)  # F32's own
         return values
 
@@ -364,8 +417,8 @@ class _Scanning:
             return (0, None) if n_rows < 2 else (None, None)
         if not self._by_row:
             self._scanner.hash_rows(
-                c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes),
-                c.c_void_p(ggml.pointer(hashes)),
+                c.c_void_p(_pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes),
+                c.c_void_p(_pointer(hashes)),
             )  # fmt: skip
         ascending = np.sort(hashes)  # ten times faster than their order, which is rarely needed
         if not (ascending[1:] == ascending[:-1]).any():
@@ -374,13 +427,25 @@ class _Scanning:
         pair = np.zeros(2, np.int64)
         self._scanner.count_duplicates.restype = c.c_int64
         found = self._scanner.count_duplicates(
-            c.c_void_p(ggml.pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes), c.c_void_p(ggml.pointer(hashes)),
-            c.c_void_p(ggml.pointer(order)), c.c_void_p(ggml.pointer(pair)),
+            c.c_void_p(_pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes), c.c_void_p(_pointer(hashes)),
+            c.c_void_p(_pointer(order)), c.c_void_p(_pointer(pair)),
         )  # fmt: skip
         return int(found), [int(pair[0]), int(pair[1])] if found else None
 
 
 _NOTHING = np.empty((0, 0), np.uint8)
+
+
+def _pointer(array: npt.NDArray[Any]) -> int:
+    """Address of a contiguous array."""
+    return int(array.ctypes.data)
+
+
+def _sums(x: npt.NDArray[np.float32], *others: npt.NDArray[np.float32]) -> list[float]:
+    """Σx², and Σ(x - y)² for each y."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        wide = x.astype(np.float64)
+        return [float(np.dot(wide, wide)), *(float(np.dot(e, e)) for e in (wide - y for y in others))]
 
 
 def _span(least: float, most: float) -> list[float] | None:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...support import protocol
-from .. import ggml
 from .calls import Call, CallFailed, Reply
 from .file_scan import FileScanner, Job, Part, Result, Unusable
 
@@ -21,9 +20,9 @@ _TOLD_AT_ONCE, _TOLD_BYTES = 16, 1 << 25
 class FilePasses:
     """Passes over files that stay mapped between calls."""
 
-    def __init__(self, link: Connection) -> None:
+    def __init__(self, link: Connection, llama: bool = True) -> None:
         self._link = link
-        self._scanner = FileScanner(lambda n: protocol.send(link, {"event": "bytes", "n": n}))
+        self._scanner = FileScanner(lambda n: protocol.send(link, {"event": "bytes", "n": n}), llama)
 
     def calls(self) -> dict[str, Call]:
         """By name, each as the method of the same name of `gguf_verify.llama.files.FilePasses` calls it."""
@@ -78,15 +77,16 @@ class FilePasses:
     def requantize(
         self, path: str, identity: list[int], start: int, nbytes: int, type: int,
         source: str, source_identity: list[int], source_start: int, source_nbytes: int, source_type: int,
-        n_rows: int, k: int, threads: int,
+        n_rows: int, k: int, threads: int, through: int | None = None,
+        importance: npt.NDArray[np.float32] | None = None, order: npt.NDArray[np.int64] | None = None,
     ) -> Reply:  # fmt: skip
         """Compare a tensor with what llama.cpp makes of its source: see `FileScanner.requantize`."""
-        if source_type != type and ggml.ggml_quantize_requires_imatrix(type):
-            raise CallFailed("llama.cpp makes this type with an importance matrix only")
         target = self._part(path, identity, start, nbytes).mapped
         raw = self._part(source, source_identity, source_start, source_nbytes).mapped
         try:
-            figures, block = self._scanner.requantize(raw, source_type, target, type, n_rows, k, threads)
+            figures, block = self._scanner.requantize(
+                raw, source_type, target, type, n_rows, k, threads, importance, order, through
+            )
         except Unusable as error:
             raise CallFailed(str(error)) from None
         return figures, (block,)

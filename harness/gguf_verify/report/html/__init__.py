@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from ..writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
+    from ...audit import Audit
+    from ...audit.many import Audits
     from ...nightly.summary import NightReport
     from ...results import Report
 
@@ -23,7 +25,13 @@ def _night(report: NightReport, form: Form) -> str:
     return night(report)
 
 
+def _audit(result: Audit | Audits, form: Form) -> str:
+    from .page import audit
+
+    return audit(result)
+
+
 WRITER = Writer(
     "HTML", "--html", "also write the report as one HTML file that needs no other file",
-    {Kind.RUN: _run, Kind.NIGHT: _night},
+    {Kind.RUN: _run, Kind.NIGHT: _night, Kind.AUDIT: _audit, Kind.AUDITS: _audit},
 )  # fmt: skip

@@ -16,11 +16,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from ...audit import Audit
+from ...audit.many import Audits
 from ...nightly.summary import NightReport
 from ...results import Report
 from ...support.stages import STAGES
 from ...support.text import printable
 from .. import scene, shades, words
+from . import audit as of_audit
 from . import costs as of_costs
 from . import night as of_night
 from . import run as of_run
@@ -40,9 +43,15 @@ def night(report: NightReport) -> str:
     return _environment().get_template("night.html").render(page=of_night.of(report))
 
 
+def audit(result: Audit | Audits) -> str:
+    """One audit, or those of several files."""
+    return _environment().get_template("audit.html").render(page=of_audit.of(result))
+
+
 def style() -> str:
     """The style sheet of every page."""
-    return (TEMPLATES / "style.css").read_text(encoding="utf-8") + scene.style()
+    sheets = ("style.css", "audit.css")
+    return "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in sheets) + scene.style()
 
 
 @cache

@@ -23,7 +23,10 @@ def _render(module: str) -> Render:
 
 WRITER = Writer(
     "Markdown", "--markdown", "also write the report as GitHub-flavoured Markdown",
-    {Kind.RUN: _render("run"), Kind.AUDIT: _render("audit"), Kind.NIGHT: _render("night")},
+    {
+        Kind.RUN: _render("run"), Kind.AUDIT: _render("audit"), Kind.AUDITS: _render("audits"),
+        Kind.NIGHT: _render("night"),
+    },
 )  # fmt: skip
 
 __all__ = ["LIMIT", "WRITER", "escaped"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from ...audit import Audit
 from .page import LIMIT, MARKS, Page, escaped
 
-_LEVELS = {"clean": "good", "wrong": "bad", "refused": "bad"}
+LEVELS = {"clean": "good", "wrong": "bad", "refused": "bad"}
 _SEVERITIES = {"error": "bad", "warning": "warn"}
 
 
 def render(audit: Audit, limit: int = LIMIT) -> str:
     """The audit, below `limit` (at least 10,000) bytes."""
     page, words = Page(limit), audit.words
-    page.add(f"## {MARKS[_LEVELS.get(audit.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
+    page.add(f"## {MARKS[LEVELS.get(audit.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
     tensors = f"{len(audit.contents):,} of {audit.n_tensors:,} tensors read"
     page.add(f"{escaped(audit.path.name, 100)}: {audit.header.size:,} bytes, {tensors}.", "")
     if audit.fault:

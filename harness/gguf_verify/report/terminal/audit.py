@@ -12,14 +12,16 @@ from rich.text import Text
 
 from ...audit import Audit, Content, coverage
 from ...audit.fingerprint import Fingerprint
+from ...audit.many import Audits, Unopened
+from ...audit.source import Comparison, Outcome
 from ...gguf import Finding, GgufFile
-from ...support.text import printable
+from ...support.text import byte_range, printable
 from ..writer import Form
 from . import waivers, xray
 from .console import STYLES, WARN, capped, facts, rendered, said, table
 
 #: What is shown without -v; the rest is counted.
-MOST_COMPARED, MOST_UNVERIFIED = 3, 10
+MOST_COMPARED, MOST_UNVERIFIED, MOST_FINDINGS = 3, 10, 5
 _BARS = "▁▂▃▄▅▆▇█"
 
 #: What the summary of the byte map adds up, by kind of range.
@@ -37,7 +39,58 @@ def render(audit: Audit, form: Form) -> str:
     return rendered(_parts(audit, form), form)
 
 
+def render_many(audits: Audits, form: Form) -> str:
+    """Audits of several files: one line for each, what is to be said of those that are not clean, and a summary; with
+    `verbose` the whole report of each."""
+    return rendered(_many(audits, form), form)
+
+
+def _many(audits: Audits, form: Form) -> Iterator[RenderableType]:
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in audits.verdicts.most_common())
+    yield said((audits.verdict.upper(), STYLES[audits.verdict]), f": {len(audits.audits):,} files: {counts}")
+    yield ""
+    for a in audits.audits:
+        yield _answer(a) if isinstance(a, Audit) else _unopened(a)
+        if not isinstance(a, Audit):
+            continue
+        if form.verbose or form.byte_map:
+            yield from ("", *_parts(a, form), "")
+        elif a.findings or a.unverified or a.fault:
+            yield from (Text.assemble("    ", line) for line in _told(a))
+    yield ""
+    yield Text(f"{len(audits.audits):,} files in {audits.seconds:.1f} s: {counts}")
+    if audits.exit_code and audits.command:
+        yield Text(f"repeat with: {printable(audits.command)}")
+
+
+def _told(audit: Audit) -> Iterator[Text]:
+    """What is wrong with one of several files, a line each."""
+    if audit.fault:
+        yield said(("BROKEN OFF", WARN), f": {printable(audit.fault)}")
+    lines = [
+        said((f"{f.severity:<8}", STYLES[f.severity]), f"{f.id} at {_where(f, len(audit.files) > 1)}: found {f.found}")
+        for f in audit.findings
+    ]
+    yield from capped(lines, MOST_FINDINGS, "findings (audit the file alone to see them)")
+    yield from (Text(f"not compared with {name}: {printable(why)}") for name, why in audit.left_out)
+    left = [said(("NOT VERIFIED ", WARN), f"{printable(name, 64)}: {printable(why)}") for name, why in audit.unverified]
+    yield from capped(left, MOST_UNVERIFIED, "were not verified")
+
+
+def _unopened(a: Unopened) -> Text:
+    return said((a.verdict.upper(), STYLES[a.verdict]), f": {printable(a.why)}")
+
+
+def _answer(audit: Audit) -> Text:
+    """The verdict, and what it means for this file."""
+    part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
+    looked = f" ({len(audit.contents):,} of {audit.n_tensors:,} tensors)" if part else ""
+    name = printable(str(audit.path), 200)
+    return said((audit.words.upper(), STYLES[audit.verdict]), f": {name}{looked}: {audit.sentence}")
+
+
 def _parts(audit: Audit, form: Form) -> Iterator[RenderableType]:
+    yield from (_answer(audit), "")
     yield facts(_header(audit))
     yield ""
     for file in audit.files:
@@ -53,6 +106,8 @@ def _parts(audit: Audit, form: Form) -> Iterator[RenderableType]:
         yield from ("", "fingerprint: which codes the blocks with d ≠ 0 hold", _fingerprints(audit.fingerprints))
     if audit.comparisons:
         yield from ("", Text(_source(audit)))
+        if any(c.error is not None for c in audit.comparisons):
+            yield from ("relative error of the decoded values, the largest of each type", _errors(audit))
     if audit.findings:
         yield ""
         yield from _findings(audit)
@@ -77,6 +132,9 @@ def _header(audit: Audit) -> Iterator[tuple[str, str]]:
     if h.source:
         yield "source", printable(h.source, 200)
         yield from (("", digest) for digest in h.source_sha256 or ["not computed"])
+    if h.imatrix:
+        yield "imatrix", printable(h.imatrix, 200)
+        yield "", h.imatrix_sha256 or "not computed"
 
 
 def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:
@@ -96,10 +154,10 @@ def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:
 
 def _map(file: GgufFile) -> Iterator[str]:
     """A file may have a great many ranges: they are no table of rich's."""
-    yield f"{'start':>14} {'stop':>14} {'bytes':>13}  {'kind':<14}owner and value"
+    yield f"{'start':>14} {'stop':>14} {'bytes':>13}  {'kind':<14}owner and value; stop is the byte after the last"
     for r in file.byte_map:
         what = " = ".join(filter(None, [printable(r.owner, 64), printable(r.note, 60)]))
-        yield f"{r.start:>#14x} {r.stop:>#14x} {r.nbytes:>13,}  {r.kind:<14}{what}"
+        yield f"{r.start:>14} {r.stop:>14} {r.nbytes:>13,}  {r.kind:<14}{what}"
 
 
 def _read(audit: Audit) -> Iterator[tuple[str, str]]:
@@ -205,8 +263,39 @@ def _percent(n: int, total: int) -> str:
 
 
 def _source(audit: Audit) -> str:
-    identical = sum(not c.result.differing for c in audit.comparisons if c.result is not None)
-    return f"source: {identical} of {len(audit.contents)} tensors are, byte for byte, what llama.cpp makes of it"
+    outcomes = Counter(c.outcome for c in audit.comparisons)
+    matrix = " with the importance matrix" if audit.header.imatrix else ""
+    told = f"source: {outcomes['same']} of {len(audit.contents)} tensors are, byte for byte, what llama.cpp makes of it"
+    told += matrix
+    others: dict[Outcome, str] = {
+        "possible": "may be, with some importance matrix (not proven)", "impossible": "cannot be, with any",
+        "differs": "differ", "missing": "are not in it", "not compared": "were not compared",
+    }  # fmt: skip
+    told += "".join(f"; {outcomes[kind]} {words}" for kind, words in others.items() if outcomes[kind])
+    through = {c.through for c in audit.comparisons if c.through}
+    if through:
+        told += f"; by way of {' and '.join(sorted(through))}"
+    if audit.unmapped:
+        told += f"; {len(audit.unmapped):,} tensors of the source were not compared, such as "
+        told += f"{printable(audit.unmapped[0][0], 64)}: {printable(audit.unmapped[0][1])}"
+    return told
+
+
+def _errors(audit: Audit) -> Table:
+    """By type: the relative error of the values, and that of what llama.cpp makes of the same source."""
+    made = table("type", "tensors", "error", "llama.cpp's", "worst tensor", right=(1, 2, 3))
+    by_type: dict[str, list[Comparison]] = {}
+    for c in audit.comparisons:
+        if c.error is not None and c.made_error is not None:
+            by_type.setdefault(c.tensor.type.name, []).append(c)
+    for kind, found in by_type.items():
+        worst = max(found, key=lambda c: c.error or 0)
+        least = max(c.made_error or 0 for c in found)
+        made.add_row(*map(Text, (
+            kind, f"{len(found)}", f"{100 * (worst.error or 0):.3g} %", f"{100 * least:.3g} %",
+            printable(worst.tensor.name, 64),
+        )))  # fmt: skip
+    return made
 
 
 # ---- findings --------------------------------------------------------------------------------------------------------
@@ -214,15 +303,15 @@ def _source(audit: Audit) -> str:
 
 def _findings(audit: Audit) -> Iterator[Text]:
     for f in audit.findings:
-        of_part = f" of part {f.part + 1}" if len(audit.files) > 1 or f.part else ""
         waived = " (waived)" if f in audit.waived else ""
-        yield said((f"{f.severity:<8}", STYLES[f.severity]), f"{f.id} at {_where(f)}{of_part}{waived}")
+        place = f"{f.id} at {_where(f, len(audit.files) > 1)}{waived}"
+        yield said((f"{f.severity:<8}", STYLES[f.severity]), place)
         yield Text(f"{'':8}found {f.found}; expected {f.expected}")
         yield Text(f"{'':8}{f.why}")
 
 
-def _where(f: Finding) -> str:
-    return f"byte {f.start}" if f.stop <= f.start + 1 else f"bytes {f.start} to {f.stop - 1}"
+def _where(f: Finding, split: bool) -> str:
+    return byte_range(f.start, f.stop) + (f" of part {f.part + 1}" if split or f.part else "")
 
 
 def _compared(audit: Audit, form: Form) -> Iterator[Text]:
@@ -236,8 +325,9 @@ def _compared(audit: Audit, form: Form) -> Iterator[Text]:
 
 
 def _verdict(audit: Audit) -> Iterator[Text]:
-    if audit.fault:
+    if audit.fault and audit.verdict != "broken off":  # else the first line says it
         yield said(("BROKEN OFF", WARN), f": {audit.fault}")
+    yield from (Text(f"not compared with {name}: {printable(why)}") for name, why in audit.left_out)
     left = [said(("NOT VERIFIED ", WARN), f"{printable(name, 64)}: {printable(why)}") for name, why in audit.unverified]
     yield from capped(left, MOST_UNVERIFIED, "tensors were not verified")
     severities = Counter(f.severity for f in audit.findings)

@@ -1,7 +1,7 @@
 """The x-ray of a block, in 100 columns.
 
-    0x355d2  8e a4 6a 36 96 92 …                    the bytes, and under them the fields that they belong to
-             └─d─┘ └──────qs────
+    218578  8e a4 6a 36 96 92 …                    the bytes, and under them the fields that they belong to
+            └─d─┘ └──────qs────
     d     +0   half   0xa48e = -0.0177917   scale   the fields
     uint8 qs[j]   │ 7 6 5 4 │ 3 2 1 0 │             the bit diagram
                   │ x[j+16] │  x[j]   │
@@ -88,10 +88,6 @@ def _wrapped(words: str, indent: str = "") -> list[Text]:
     return [Text(line) for line in textwrap.wrap(words, WIDTH, subsequent_indent=indent)]
 
 
-def _at(offset: int) -> str:
-    return f"{offset:#x} = {offset}"
-
-
 def _number(value: float, exact: bool = False) -> str:
     """Readable, or with `exact` so that it names one float32 only."""
     return f"{value:.9g}" if exact else f"{value:.6g}"
@@ -111,7 +107,7 @@ def _header(x: XRay) -> Iterator[Text]:
     yield _labelled(_block(x), f"{x.block} of 0…{x.blocks_per_row - 1} in the row, {x.flat} in the tensor")
     yield _labelled("values", f"{x.first} to {x.first + x.n_values - 1} of the row")
     held = "" if x.in_file else ", the bytes are not the file's"
-    yield _labelled("bytes", f"{_at(x.offset)} to {_at(x.stop - 1)}, {len(x.raw)} bytes{held}")
+    yield _labelled("bytes", f"{x.offset}-{x.stop}, {len(x.raw)} bytes{held}")
     yield _labelled("before", _neighbour(x.previous, _block(x), "first"))
     yield _labelled("after", _neighbour(x.next, _block(x), "last"))
     if x.asked:
@@ -137,7 +133,7 @@ def _coordinates(x: XRay) -> str:
 def _neighbour(place: Place | None, block: str, end: str) -> str:
     if place is None:
         return f"nothing: it is the tensor's {end}"
-    return f"row {place.row} {block} {place.block}, byte {_at(place.offset)}"
+    return f"row {place.row} {block} {place.block}, byte {place.offset}"
 
 
 # ---- the bytes -------------------------------------------------------------------------------------------------------
@@ -175,9 +171,9 @@ def _spans(x: XRay) -> list[tuple[int, int]]:
 
 def _dump(x: XRay) -> Iterator[Text]:
     marks = _marks(x)
-    digits = len(f"{x.stop:#x}")
+    digits = len(f"{x.stop}")
     for start, stop in _spans(x):
-        yield Text(f"{x.offset + start:#0{digits}x}  ") + _hex(x.raw, start, stop, marks)
+        yield Text(f"{x.offset + start:>{digits}}  ") + _hex(x.raw, start, stop, marks)
         if marks:
             yield Text(" " * (digits + 2)) + _brackets(start, stop, marks)
 
@@ -375,7 +371,7 @@ class _Pair:
         yield from _tensor(self.a)
         for name, x in zip(self.names, (self.a, self.b), strict=True):
             part = f"part {x.part + 1} of " if x.part else ""
-            held = f"byte {_at(x.offset)} of {part}{Path(x.file).name}" if x.in_file else "made for this place"
+            held = f"byte {x.offset} of {part}{Path(x.file).name}" if x.in_file else "made for this place"
             yield _labelled(name, f"row {x.row} {_block(x)} {x.block}, {held}")
 
     def dumps(self) -> Iterator[Text]:

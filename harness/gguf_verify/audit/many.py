@@ -1,0 +1,120 @@
+"""Audits of several files: which they are, and what they come to together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..gguf.model import PART_NAME
+from ..support.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_MALFORMED,
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_VERIFIED,
+    HarnessError,
+    UsageError,
+)
+from ..support.text import printable
+from .audit import Audit
+
+#: Exit codes from the worst on: that of several files is the first which one of them has.
+PRECEDENCE = (EXIT_MALFORMED, EXIT_MISMATCH, EXIT_ENVIRONMENT, EXIT_UNVERIFIED, EXIT_VERIFIED)
+#: Files that one command audits.
+MAX_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class Unopened:
+    """A file that could not be audited at all, and why in one line."""
+
+    path: Path
+    why: str
+    exit_code: int
+
+    @property
+    def verdict(self) -> str:
+        return "refused" if self.exit_code == EXIT_MALFORMED else "broken off"
+
+
+@dataclass
+class Audits:
+    """The audits of several files, in order.
+
+    Args:
+        audits: one a file, or a split model.
+        seconds: how long all took.
+        command: the command that repeats them.
+    """
+
+    audits: tuple[Audit | Unopened, ...]
+    seconds: float = 0.0
+    command: str = ""
+    strict: bool = field(default=False)
+
+    @property
+    def exit_code(self) -> int:
+        """The worst of all, in the order of `PRECEDENCE`."""
+        codes = {a.exit_code for a in self.audits}
+        return next((code for code in PRECEDENCE if code in codes), EXIT_VERIFIED)
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """How many files have each verdict."""
+        return Counter(a.verdict for a in self.audits)
+
+    @property
+    def verdict(self) -> str:
+        """That of the worst file."""
+        code = self.exit_code
+        words = Counter(a.verdict for a in self.audits if a.exit_code == code)
+        return min(words, key=lambda word: (word == "clean", word != "warnings", word)) if words else "clean"
+
+    @property
+    def opened(self) -> tuple[Audit, ...]:
+        """Those of files that could be opened."""
+        return tuple(a for a in self.audits if isinstance(a, Audit))
+
+
+def gguf_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that are named, and every *.gguf in the folders that are named, each once; of a split model in a folder
+    the first part alone, if it is there. Raises UsageError where a folder holds none, or there are too many."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        listed = [path] if not path.is_dir() else list(_in_folder(path))
+        if not listed:
+            raise UsageError(f"no .gguf file in {printable(str(path))}")
+        for file in listed:
+            found.setdefault(file.absolute(), file)
+            if len(found) > MAX_FILES:
+                raise UsageError(f"more than {MAX_FILES:,} files")
+    return list(found.values())
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    for file in sorted(p for p in folder.rglob("*.gguf") if p.is_file()):
+        name = PART_NAME.fullmatch(file.name)
+        if name is not None and int(name["no"]) != 1:
+            first = file.with_name(f"{name['prefix']}-00001-of-{name['count']}.gguf")
+            if first.exists():
+                continue
+        yield file
+
+
+def audit_each(paths: Sequence[Path], run: Callable[[Path], Audit]) -> tuple[Audit | Unopened, ...]:
+    """Audit each file; one that cannot be opened keeps no other from being audited. Raises UsageError where none can be
+    audited for the same reason."""
+    done: list[Audit | Unopened] = []
+    for path in paths:
+        try:
+            done.append(run(path))
+        except UsageError:
+            raise
+        except HarnessError as error:
+            done.append(Unopened(path, str(error), error.exit_code))
+    return tuple(done)
+
+
+__all__ = ["PRECEDENCE", "Audits", "Unopened", "audit_each", "gguf_files"]

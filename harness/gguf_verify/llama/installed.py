@@ -1,0 +1,20 @@
+"""Whether llama.cpp is installed: what is verified is compared with it, but a file can be audited without."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+#: What installs it. It is compiled from source, which takes some minutes and a C++ compiler.
+INSTALL = "pip install 'llama-cpp-python>=0.3.36'"
+
+
+def why_missing() -> str | None:
+    """None where llama-cpp-python is installed, else one line that says what to do."""
+    try:
+        found = find_spec("llama_cpp") is not None
+    except (ImportError, ValueError):
+        found = False
+    return None if found else f"llama.cpp is not installed, which everything is compared with; run: {INSTALL}"
+
+
+__all__ = ["INSTALL", "why_missing"]

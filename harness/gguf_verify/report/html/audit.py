@@ -1,0 +1,250 @@
+"""What a page shows of audits: verdicts, the byte map, findings, tensors."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+from typing import Any, NamedTuple
+
+from ...audit import Audit
+from ...audit.many import Audits, Unopened
+from ...gguf import Finding, GgufFile
+from ...support.text import byte_range, printable
+from ...support.version import project_version
+
+#: Pieces of a map, tensors and findings of a page; the rest is counted.
+MOST_SEGMENTS, MOST_TENSORS = 1000, 5000
+_WIDEST = 40
+_TYPES = 8
+
+_LEVELS = {
+    "clean": "good", "clean as far as checked": "warn", "warnings": "warn", "waived": "warn",
+    "not everything verified": "warn",
+    "broken off": "warn", "wrong": "bad", "refused": "bad", "error": "bad", "warning": "warn", "note": "good",
+}  # fmt: skip
+#: Kinds of ranges → the piece of the map that they are part of.
+_PIECES = {
+    **dict.fromkeys(("magic", "version", "tensor count", "key count"), "header"),
+    **dict.fromkeys(("key", "value type", "element type", "element count", "value"), "metadata"),
+    **dict.fromkeys(("tensor name", "dimensions", "type", "offset"), "descriptions"),
+}
+
+
+class Segment(NamedTuple):
+    """A piece of the map: its classes, and its range and owner in words."""
+
+    classes: str
+    label: str
+
+
+class Map(NamedTuple):
+    """The byte map of a part."""
+
+    number: int
+    size: str
+    legend: Sequence[tuple[str, str]]
+    segments: Sequence[Segment]
+    more: int
+
+
+class Found(NamedTuple):
+    """A line of the findings' table."""
+
+    severity: str
+    level: str
+    id: str
+    where: str
+    found: str
+    expected: str
+    why: str
+
+
+class OfTensor(NamedTuple):
+    """A line of the tensors' table; `errors`: the relative error, and llama.cpp's, in words."""
+
+    name: str
+    type: str
+    shape: str
+    start: int
+    bytes: str
+    fingerprint: str
+    source: str
+    error: float | None
+    errors: str
+
+
+class Listed(NamedTuple):
+    """A line of the files' table; `id` is that of its section, or ""."""
+
+    id: str
+    name: str
+    verdict: str
+    level: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class OfAudit:
+    """One file."""
+
+    id: str
+    name: str
+    verdict: str
+    level: str
+    sentence: str
+    facts: Sequence[tuple[str, str]]
+    maps: Sequence[Map]
+    findings: Sequence[Found]
+    left: Sequence[tuple[str, str]]
+    fingerprints: Sequence[tuple[str, str]]
+    heads: Sequence[tuple[str, str]]
+    tensors: Sequence[OfTensor]
+    n_tensors: int
+    compared: bool
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page, ready to be shown."""
+
+    title: str
+    verdict: str
+    level: str
+    sentence: str
+    command: str
+    version: str
+    listed: Sequence[Listed]
+    audits: Sequence[OfAudit]
+    unopened: int
+
+
+def of(result: Audit | Audits) -> Page:
+    """One audit or several."""
+    if isinstance(result, Audit):
+        shown = _audit(result, 0)
+        title = result.path.name
+        return Page(
+            title, result.words, shown.level, result.sentence, result.command, project_version(), [], [shown], 0
+        )
+    listed: list[Listed] = []
+    audits: list[OfAudit] = []
+    for a in result.audits:
+        if isinstance(a, Unopened):
+            listed.append(Listed("", str(a.path), a.verdict, _LEVELS[a.verdict], a.why))
+            continue
+        made = _audit(a, len(audits))
+        audits.append(made)
+        listed.append(Listed(made.id, str(a.path), a.verdict, made.level, a.sentence))
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in result.verdicts.most_common())
+    sentence = f"{len(result.audits):,} files: {counts}"
+    return Page(
+        f"{len(result.audits)} files", result.verdict, _LEVELS[result.verdict], sentence, result.command,
+        project_version(), listed, audits, len(result.audits) - len(audits),
+    )  # fmt: skip
+
+
+def _audit(audit: Audit, number: int) -> OfAudit:
+    split = len(audit.files) > 1
+    findings = [
+        Found(
+            f.severity, _LEVELS[f.severity], f.id,
+            byte_range(f.start, f.stop) + (f" of part {f.part + 1}" if split else ""), f.found, f.expected, f.why,
+        )
+        for f in audit.findings
+    ]  # fmt: skip
+    left = [*audit.left_out, *audit.unverified, *audit.unmapped]
+    heads = [("tensor", "s"), ("type", "s"), ("shape", "s"), ("bytes", "n"), ("codes of its blocks", "s")]
+    heads += [("against the source", "s"), ("relative error", "n")] if audit.comparisons else []
+    tensors = _tensors(audit)
+    return OfAudit(
+        f"a{number}", str(audit.path), audit.verdict, _LEVELS[audit.verdict], audit.sentence, _facts(audit),
+        [_map(audit, file) for file in audit.files], findings, left[:MOST_SEGMENTS],
+        [
+            (f.type, f"as {f.consistent.producer} leaves them" if f.consistent else "no known rule holds throughout")
+            for f in audit.fingerprints if f.blocks
+        ],
+        heads, tensors[:MOST_TENSORS], len(tensors), bool(audit.comparisons),
+    )  # fmt: skip
+
+
+def _facts(audit: Audit) -> list[tuple[str, str]]:
+    h = audit.header
+    facts = [("size", f"{h.size:,} bytes"), ("architecture", h.architecture or "unknown")]
+    facts += [("sha256", digest) for digest in h.sha256 or ["not computed"]]
+    facts += [("source", h.source), *(("", d) for d in h.source_sha256 or ())] if h.source else []
+    facts += [("importance matrix", h.imatrix), ("", h.imatrix_sha256 or "")] if h.imatrix else []
+    llama = f"llama.cpp {h.llama_cpp} (llama-cpp-python {h.llama_cpp_python})" if h.llama_cpp else "no llama.cpp"
+    facts.append(("versions", f"gguf-verify {h.gguf_verify} · {llama} · gguf {h.gguf} · numpy {h.numpy}"))
+    for readings in audit.readings:
+        facts += [(r.reader, r.verdict + (f": {r.said}" if r.said else "")) for r in readings]
+    return [(name or "sha256", value) for name, value in facts]
+
+
+def _map(audit: Audit, file: GgufFile) -> Map:
+    """The ranges, merged into pieces: of the metadata one for each key, of the data one for each tensor."""
+    types = list(dict.fromkeys(t.type.name for f in audit.files for t in f.tensors.values()))
+    colour = {name: f"t{i % _TYPES}" for i, name in enumerate(types)}
+    kinds = {name: t.type.name for name, t in file.tensors.items()}
+    pieces: list[list[Any]] = []  # start, stop, what, owner
+    for r in file.byte_map:
+        what = _PIECES.get(r.kind, r.kind)
+        owner = r.owner if what in ("metadata", "data") else ""
+        if pieces and pieces[-1][2:] == [what, owner]:
+            pieces[-1][1] = r.stop
+        else:
+            pieces.append([r.start, r.stop, what, owner])
+    found = [f for f in audit.findings if f.part == file.part and f.stop > f.start]
+    marked = _marked(pieces, found)
+    segments = []
+    for (start, stop, what, owner), severity in zip(pieces[:MOST_SEGMENTS], marked, strict=False):
+        kind = colour.get(kinds.get(owner, ""), "t0") if what == "data" else f"k-{what}"
+        words = f"{what} {kinds.get(owner, '')}".strip() if what == "data" else what
+        name = f" · {printable(owner, 80)}" if owner else ""
+        told = f" · {severity}" if severity else ""
+        mark = {"error": " found", "warning": " found warned"}.get(severity, "")
+        label = f"{byte_range(start, stop)} · {stop - start:,} bytes · {words}{name}{told}"
+        segments.append(Segment(f"{kind} w{min(_WIDEST, int(log2(stop - start + 1)))}{mark}", label))
+    shown = list(dict.fromkeys(what for _, _, what, _ in pieces if what != "data"))
+    legend = [(f"k-{what}", what) for what in shown] + [(colour[name], name) for name in types]
+    return Map(file.part + 1, f"{file.size:,}", legend, segments, max(0, len(pieces) - MOST_SEGMENTS))
+
+
+def _marked(pieces: Sequence[Sequence[Any]], findings: Sequence[Finding]) -> list[str]:
+    """Of each piece the worst severity of the findings in it, or ""."""
+    marks = [""] * len(pieces)
+    starts = [piece[0] for piece in pieces]
+    order = ("", "note", "warning", "error")
+    for f in findings:
+        at = bisect_right(starts, f.start) - 1
+        if 0 <= at < len(marks) and order.index(f.severity) > order.index(marks[at]):
+            marks[at] = f.severity
+    return marks
+
+
+def _tensors(audit: Audit) -> list[OfTensor]:
+    compared = {c.tensor.name: c for c in audit.comparisons}
+    prints = {
+        f.type: f.consistent.producer if f.consistent else "no known rule" for f in audit.fingerprints if f.blocks
+    }
+    made = []
+    for content in audit.contents:
+        t, c = content.tensor, compared.get(content.tensor.name)
+        errors = ""
+        if c is not None and c.error is not None and c.made_error is not None:
+            errors = f"{100 * c.error:.3g} %, llama.cpp's {100 * c.made_error:.3g} %"
+        told = "" if c is None else _OUTCOMES[c.outcome] + (f": {c.unverified}" if c.unverified else "")
+        made.append(OfTensor(
+            t.name, t.type.name, " × ".join(map(str, t.shape)) or "one value", t.offset,
+            f"{t.offset}-{t.offset + t.nbytes}", prints.get(t.type.name, ""), told,
+            None if c is None else c.error, errors,
+        ))  # fmt: skip
+    return made
+
+
+_OUTCOMES = {
+    "same": "the same bytes", "differs": "differs", "possible": "possible with an importance matrix, not proven",
+    "impossible": "impossible with any importance matrix", "missing": "not in the source",
+    "not compared": "not compared",
+}  # fmt: skip

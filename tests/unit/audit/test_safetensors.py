@@ -1,0 +1,145 @@
+"""Safetensors files: headers that lie are refused in one line, names and rows are those of llama.cpp's converter."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.audit.safetensors import read_header
+from gguf_verify.audit.sources import open_source
+from gguf_verify.gguf import open_model
+from gguf_verify.gguf.mapped import Mapped
+from gguf_verify.support.errors import MalformedFile
+from tests.support.importance_files import safetensors
+from tests.support.tools import FIXTURES, write_model
+
+F16 = FIXTURES / "tiny-F16.gguf"
+FOUR = np.arange(4, dtype="<f4").tobytes()
+
+
+def entry(start: object = 0, stop: object = 16, shape: object = (4,), dtype: object = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+HOSTILE: dict[str, dict[str, object]] = {
+    "beyond the file": {"a": entry(0, 20, [5])}, "backwards": {"a": entry(16, 0)}, "another size": {"a": entry(0, 12)},
+    "negative": {"a": entry(-16, 0)}, "huge": {"a": entry(0, 1 << 70)}, "a bool": {"a": entry(True, 16)},
+    "overlap": {"a": entry(), "b": entry(8, 16, [2])}, "no entry": {"a": 5}, "no dtype": {"a": {"shape": [4]}},
+    "shape of 2^80": {"a": entry(0, 16, [1 << 80])}, "a hundred dimensions": {"a": entry(0, 4, [1] * 100)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_headers_that_lie(what: str, tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "m.safetensors", {"z": ("F32", (4,), FOUR)}, **HOSTILE[what], z=entry(0, 0, [0]))
+    with pytest.raises(MalformedFile, match="not a safetensors file") as caught:
+        read_header(Mapped(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [
+    b"", b"1234567", struct.pack("<Q", 1 << 60) + b"{}", struct.pack("<Q", 2) + b"[]",
+    struct.pack("<Q", 5) + b"{\xff\xfe}}",
+    struct.pack("<Q", 100_000) + b"[" * 100_000, struct.pack("<Q", 24) + b'{"a":{},"a":{},"b":{} }  ',
+], ids=["empty", "short", "length", "a list", "no text", "deep", "twice"])  # fmt: skip
+def test_files_that_are_none(raw: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(MalformedFile, match="not a safetensors file"):
+        read_header(Mapped(path))
+
+
+def permuted_back(x: np.ndarray, heads: int) -> np.ndarray:
+    """The inverse of LlamaModel.permute of convert_hf_to_gguf.py, written independently: row by row."""
+    out = np.empty_like(x)
+    half = len(x) // heads // 2
+    for head in range(heads):
+        for i in range(half):
+            for part in range(2):
+                out[head * 2 * half + part * half + i] = x[head * 2 * half + 2 * i + part]
+    return out
+
+
+def hugging_face(folder: Path, split: bool = False, finer: bool = False) -> Path:
+    """The fixture under the names of its framework, in F16; as one file, or two and an index; or in F32, with
+    digits that F16 does not hold."""
+    names = {
+        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    }  # fmt: skip
+    top = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    tensors = {}
+    with open_model(F16) as model:
+        for name, t in model.tensors.items():
+            base = name.removesuffix(".weight")
+            if base in top:
+                called = top[base]
+            else:
+                _, layer, what = base.split(".")
+                called = f"model.layers.{layer}.{names[what]}"
+            kind = "F32" if t.type.name == "F32" else "F16"
+            x = t.raw.view("<f4" if kind == "F32" else "<f2").reshape(t.shape[::-1])
+            if "attn_q." in name or "attn_k." in name:
+                x = permuted_back(x, 8 if "attn_q." in name else 4)
+            if finer and kind == "F16":
+                kind, x = "F32", (x.astype(np.float32) * np.float32(1 + 2.0**-14)).astype("<f4")
+            tensors[f"{called}.weight"] = (kind, x.shape, x.tobytes())
+    if not split:
+        safetensors(folder / "model.safetensors", tensors)
+        return folder
+    some = list(tensors)[:11]
+    files = {name: f"model-0000{1 if name in some else 2}-of-00002.safetensors" for name in tensors}
+    for file in set(files.values()):
+        safetensors(folder / file, {name: t for name, t in tensors.items() if files[name] == file})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return folder
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_rows_are_those_of_the_converted_file(split: bool, tmp_path: Path) -> None:
+    with open_model(F16) as model, open_source(hugging_face(tmp_path, split), model) as source:
+        assert source.tensors.keys() == model.tensors.keys()
+        assert (source.reasons, source.unmapped) == ({}, ())
+        assert len(source.sha256()) == (2 if split else 1)
+        for name in ("blk.0.attn_q.weight", "blk.2.attn_k.weight", "blk.1.ffn_down.weight", "output_norm.weight"):
+            tensor, origin = model.tensors[name], source.tensors[name]
+            ours = tensor.raw.view("<f4" if tensor.type.name == "F32" else "<f2").astype(np.float32)
+            assert np.array_equal(origin.rows(0, origin.n_rows).reshape(-1), ours), name
+
+
+@pytest.mark.parametrize(("weight_map", "said"), [
+    ({"a": "../outside.safetensors"}, "no name of a safetensors file"), ({"a": "/etc/passwd"}, "no name of"),
+    ({"a": 5}, "no map"), ({}, "no map"), ({"a": "missing.safetensors"}, "No such file"),
+])  # fmt: skip
+def test_an_index_leads_nowhere_else(weight_map: object, said: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with open_model(F16) as model, pytest.raises(MalformedFile, match=said):
+        open_source(tmp_path, model)
+
+
+def test_a_folder_without_any(tmp_path: Path) -> None:
+    with open_model(F16) as model, pytest.raises(MalformedFile, match="no safetensors file"):
+        open_source(tmp_path, model)
+
+
+def test_what_is_not_mapped_has_a_reason(tmp_path: Path) -> None:
+    path = safetensors(tmp_path / "m.safetensors", {
+        "model.norm.weight": ("F8_E4M3", (256,), bytes(256)), "some.other.name": ("F32", (4,), FOUR),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": ("F32", (4,), FOUR),
+    })  # fmt: skip
+    with open_model(F16) as model, open_source(path, model) as source:
+        assert "F8_E4M3" in source.reasons["output_norm.weight"]
+        assert [name for name, _ in source.unmapped] == ["some.other.name"]
+        assert set(source.reasons) == set(model.tensors)  # any of them may be the one without a name
+
+
+def test_an_architecture_whose_conversion_is_not_known(tmp_path: Path) -> None:
+    other = write_model(tmp_path / "m.gguf", {"a": (np.zeros((2, 32), np.float32), "F32")})
+    path = safetensors(tmp_path / "m.safetensors", {"a": ("F32", (4,), FOUR)})
+    with open_model(other) as model, open_source(path, model) as source:
+        assert "'test'" in source.reasons["a"]
