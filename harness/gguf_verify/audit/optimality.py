@@ -41,8 +41,8 @@ Rows = Callable[[int, int], npt.NDArray[np.float32]]
 Blocks = Callable[[int, int], Bytes]
 
 #: Robust standard deviations of the logarithm of a block's distance, from its tensor's median, beyond which a block is
-#: an outlier. Of 10⁶ right blocks of llama.cpp's, with importances over nine orders of magnitude, none reached it where
-#: the matrix spreads over three; see tests/reference/audit/test_optimality.py.
+#: an outlier. Measured: of 1.2 million right blocks of trained weights (two small models, twelve types, importances of
+#: three and of six orders of magnitude) none was one, and none broke a rule.
 OUTLIER = 30.0
 #: Likewise beyond which a block that is further than zeros are cannot be one that the quantizer gave up on.
 _FAR = 8.0
