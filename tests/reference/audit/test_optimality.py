@@ -58,6 +58,13 @@ def test_right_and_damaged(name: str, llama: Llama) -> None:
             assert judged(fmt, -x, made).wrong
             if name in SCALAR:
                 _damage_of_blocks(fmt, x, made)
+            elif draw == "normal" and what != "eight orders" and "d" in (fmt.dtype.names or ()):
+                damaged = made.reshape(-1, fmt.block_bytes).copy()
+                damaged.view(fmt.dtype)[11, 0]["d"] *= np.float16(2)
+                found = judged(fmt, x, damaged)
+                assert (found.far.count, found.far.first) == (1, 11), what
+                damaged.view(fmt.dtype)[11, 0]["d"] *= np.float16(0.25)
+                assert judged(fmt, x, damaged).outliers.first == 11, what
 
 
 def _damage_of_blocks(fmt: BlockFormat, x: npt.NDArray[np.float32], made: Bytes) -> None:
