@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from .cases import Keeper
 from .formats import ELEMENTS, FORMATS, WeightFormat
 from .gguf import open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
+from .invocation import command_of
 from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
 from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
@@ -60,7 +62,8 @@ def verify(
         host: where the kernel runs, unless it is a Candidate: the name of a host, or a Host.
         rungs: the rungs to climb.
         options: prompt, threads and further choices.
-        command: the command line that repeats the run, for the report.
+        command: the command line that repeats the run, for the report; where it is "", it is made of the other
+            arguments, if it can be (a kernel that is a function of another function cannot be named).
         on_rung: called after each rung.
 
     The file is read again at the end: `Report.changed` says where it is no longer the one that was verified.
@@ -75,11 +78,15 @@ def verify(
     check_machine()
     start = time.perf_counter()
     options = options or Options()
+    command = command or command_of(path, kernel, host, rungs, options)
     unknown = [r for r in rungs if r not in RUNGS]
     if unknown or not rungs:
         raise UsageError(f"no rung is called {', '.join(unknown) or '(none given)'}; there are: {', '.join(RUNGS)}")
     if options.reference not in BACKENDS:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
+    if options.only_call and len(rungs) != 1:
+        raise UsageError("--only-call needs the rung of the call: --rungs RUNG, as a report prints it")
+    keeper = Keeper(Path(options.save_case), str(path), command) if options.save_case else None
     opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
     with opened as multiplier, open_model(path) as model:
         if options.sanitize and (fault := multiplier.host.check_fault()) is not None:
@@ -87,10 +94,12 @@ def verify(
         if not any(map(may_be_matrix, model.tensors.values())):
             held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
             raise NothingToVerify(f"nothing to verify in {Path(path).name}: {held}")
-        run = Run(model, multiplier, options)
+        run = Run(model, multiplier, options, None if keeper is None else keeper.keep)
         try:
             run.selected()
             report = Report(environment=_environment(run), command=command)
+            if keeper is not None:
+                keeper.environment = report.environment
             for name, rung in RUNGS.items():
                 if name in rungs:
                     result = _climb(run, rung)
@@ -100,6 +109,8 @@ def verify(
                         break
                     if on_rung is not None:
                         on_rung(report, result)
+            if keeper is not None and report.rungs:
+                report.rungs[-1].note(keeper.words)
             report.changed = model.altered()
         finally:
             run.close()

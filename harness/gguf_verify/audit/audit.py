@@ -31,6 +31,7 @@ from ..support.errors import (
     UsageError,
 )
 from ..support.progress import progress_bar
+from ..support.shown import Shown
 from ..support.version import project_version
 from .codes import unused_codes
 from .content import Content, content_findings, contents, sign_findings
@@ -94,8 +95,8 @@ class AuditHeader:
     source_sha256: tuple[str, ...] | None = None
 
 
-@dataclass
-class Audit:
+@dataclass(repr=False)
+class Audit(Shown):
     """What an audit found.
 
     Args:

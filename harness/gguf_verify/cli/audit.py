@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..llama.child import Child
 from ..report.writer import Kind
+from ..support.command_line import cores
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
 from .command import Command
 from .common import (
@@ -19,7 +20,6 @@ from .common import (
     asked_for,
     check_ranges,
     check_regex,
-    cores,
     deliver,
     form,
     internal_errors,

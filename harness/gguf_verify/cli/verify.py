@@ -7,11 +7,13 @@ from pathlib import Path
 
 from ..hosts import HOST_CHOICES, help_of_hosts
 from ..identification import identify_model
+from ..invocation import command_of
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
 from ..llama.backends import BACKENDS, help_of_backends
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
 from ..rungs import RUNGS
+from ..support.command_line import cores
 from ..support.errors import UsageError
 from ..verification import verify
 from .command import Command, commands
@@ -24,12 +26,10 @@ from .common import (
     asked_for,
     check_ranges,
     check_regex,
-    cores,
     deliver,
     form,
     internal_errors,
     on_terminal,
-    spell,
 )
 
 _MOST_TOKENS = 1 << 20
@@ -73,6 +73,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
     add("-v", "--verbose", action="store_true",
         help="show one line for each tensor, GEMM and token, and llama.cpp's log on stderr")  # fmt: skip
+    add("--only-call", default="", metavar="CALL",
+        help="make only this call of the kernel; a report prints it, with --rungs and --tensor")  # fmt: skip
+    add("--save-case", type=Path, metavar="DIR",
+        help="write the first wrong product into a new folder, as files that NumPy can check")  # fmt: skip
     add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
     add_common(parser)
     return parser
@@ -91,10 +95,10 @@ def run(argv: list[str]) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     with internal_errors(args.verbose):
-        return _run(args, argv)
+        return _run(args)
 
 
-def _run(args: argparse.Namespace, argv: list[str]) -> int:
+def _run(args: argparse.Namespace) -> int:
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     _check(args)
     files = asked_for(args, kind, args.model)
@@ -106,12 +110,19 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
         verbose=args.verbose, progress=on_terminal(), reference=args.reference,
         kernel_time_limit=args.kernel_time_limit, probes=args.probes, sanitize=args.sanitize,
+        only_call=args.only_call, save_case="" if args.save_case is None else str(args.save_case),
     )  # fmt: skip
+    if args.identify and (args.only_call or args.save_case):
+        raise UsageError("--only-call and --save-case belong to rungs, not to --identify")
     if args.identify:
-        found = identify_model(args.model, args.kernel, args.host, options, spell(argv))
+        found = identify_model(args.model, args.kernel, args.host, options, _command(args, options))
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
-    report = verify(args.model, args.kernel, args.host, _rungs(args), options, spell(argv))
+    report = verify(args.model, args.kernel, args.host, _rungs(args), options, _command(args, options))
     return deliver(kind, report, report.exit_code, form(args.verbose), files)
+
+
+def _command(args: argparse.Namespace, options: Options) -> str:
+    return command_of(args.model, args.kernel, args.host, None if args.identify else _rungs(args), options, args.file)
 
 
 def _rungs(args: argparse.Namespace) -> list[str]:

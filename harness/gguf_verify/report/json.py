@@ -12,12 +12,13 @@ that are not UTF-8 read \\udcNN.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..results import SCHEMA_VERSION
 from ..support.plain import plain
-from .writer import Kind, Writer
+from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
     from ..audit import Audit
@@ -183,6 +184,11 @@ def _as_object(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _text(made: dict[str, Any], indent: int | None = 2) -> str:
     return json.dumps(made, indent=indent, allow_nan=False) + "\n"
+
+
+def renders(kind: Kind) -> Callable[[Any], str]:
+    """What makes the text that `--json` writes of a kind of result."""
+    return lambda result: str(WRITER.renders[kind](result, Form(".json")))
 
 
 WRITER = Writer(

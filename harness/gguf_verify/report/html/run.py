@@ -109,25 +109,25 @@ class Run:
 def of(report: Report, failures: int = 80, xrays: int = 40) -> Run:
     """A run with at most so many failures and x-rays."""
     layers, tokens = report.rung("layers"), report.rung("tokens")
-    gemms = layers.gemms if layers else []
+    gemms = layers.gemms if layers is not None else []
     tensors = _tensors(report)
-    heads, said = _tokens(tokens) if tokens else ([], [])
+    heads, said = _tokens(tokens) if tokens is not None else ([], [])
     passed = sum(r.verdict == "passed" for r in report.rungs)
     sentence = f"{passed} of {len(report.rungs)} rungs passed in {report.seconds:.1f} s"
     if total := report.n_failures:
         sentence += f"; {total:,} failure{'' if total == 1 else 's'}"
     if report.culprits:
         sentence += f"; at fault: {report.at_fault}"
-    whole = grid.of_layers(layers) if layers else None
+    whole = grid.of_layers(layers) if layers is not None else None
     return Run(
-        verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=sentence, command=report.command,
+        verdict=report.verdict, level=LEVELS.get(report.verdict, "warn"), sentence=sentence, command=report.repeat_of(),
         environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
         failures=_failures(report, xrays)[:failures], n_failures=total, fault=report.fault,
         unverified=[
             (r.name, u.name, f"{u.why} (at fault: {CULPRITS[u.culprit]})") for r in report.rungs for u in r.unverified
         ],
         diagnoses=[(r.diagnosis.tensor, r.diagnosis.lines) for r in report.rungs if r.diagnosis],
-        wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers and layers.heat_map else None,
+        wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers is not None and layers.heat_map else None,
         heat=None if whole is None else picture(whole), histograms=_histograms(gemms), gemms=gemms[:MOST_ROWS],
         n_gemms=len(gemms), tensors=tensors[:MOST_ROWS], n_tensors=len(tensors), tokens=said[:MOST_ROWS],
         token_heads=heads, n_tokens=len(said),

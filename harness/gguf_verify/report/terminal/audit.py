@@ -13,6 +13,7 @@ from rich.text import Text
 from ...audit import Audit, Content, coverage
 from ...audit.fingerprint import Fingerprint
 from ...gguf import Finding, GgufFile
+from ...support.command_line import shown
 from ...support.text import printable
 from ..writer import Form
 from . import xray
@@ -246,4 +247,4 @@ def _verdict(audit: Audit) -> Iterator[Text]:
     verdict = (audit.verdict.upper(), STYLES[audit.verdict])
     yield said(verdict, f"{looked} in {audit.seconds:.1f} s: {counts}")
     if audit.exit_code and audit.command:
-        yield Text(f"repeat with: {printable(audit.command)}")
+        yield Text(f"repeat with: {shown(audit.command)}")

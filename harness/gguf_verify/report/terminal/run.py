@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...results import CULPRITS, Environment, Failure, LocatedDiagnosis, Report, Unverified
+from ...support.command_line import shown
 from ...support.text import printable
 from .. import grid
 from ..writer import Form
@@ -252,4 +253,4 @@ def _verdict(report: Report) -> Iterator[Text]:
     if means := report.environment.kernel.verified_means:
         yield Text(f"verified here means: {means}")
     if report.exit_code and report.command:
-        yield Text(f"repeat with: {printable(report.command)}")
+        yield Text(f"repeat with: {shown(report.repeat_of())}")
