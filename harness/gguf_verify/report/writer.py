@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
     RUN is a `results.Report`, AUDIT an `audit.Audit`, XRAY an `audit.xray.XRay`, IDENTIFICATION an
     `identification.IdentifyReport`, NIGHT a `nightly.summary.NightReport`, COMPARISON a `nightly.compare.Comparison`,
-    and HISTORY a mapping of names to `nightly.records.Night`.
+    JUDGEMENT a `captured.Judged`, and HISTORY a mapping of names to `nightly.records.Night`.
     """
 
     RUN = "run"
@@ -29,6 +29,7 @@ class Kind(StrEnum):
     IDENTIFICATION = "identification"
     NIGHT = "night"
     COMPARISON = "comparison"
+    JUDGEMENT = "judgement"
     HISTORY = "history"
 
 

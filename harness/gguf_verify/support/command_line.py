@@ -41,15 +41,17 @@ def quoted(word: str) -> str:
     return f"$'{made}'"
 
 
-def command_line(model: str, flags: Mapping[str, str | None]) -> str:
+def command_line(model: str, flags: Mapping[str, str | None], command: str = "") -> str:
     """The command line that verifies a model.
 
     Args:
+        command: one that is named; "" for the one of a command line that names none.
         flags: flag → its value; None for a flag that takes none.
     """
     if model.startswith("-") or Path(model).name.isidentifier():  # else taken for a flag, or for a command
         model = model if os.path.isabs(model) else os.path.join(".", model)
-    words = [program(), quoted(model)]
+    words = ["gguf-verify", command] if command else [program()]
+    words.append(quoted(model))
     for flag, value in flags.items():
         words += [flag] if value is None else _flag(flag, value)
     return " ".join(words)
