@@ -92,6 +92,7 @@ class Shown:
             VerificationError: something is wrong, was broken off or could not be verified. Its message has at most 15
                 lines, and its `report` is this result.
         """
+        __tracebackhide__ = True  # pytest shows the line of the test
         if not self:
             raise VerificationError(view_of(type(self)).message(self), self)
 
