@@ -49,9 +49,7 @@ def gguf_model(request: pytest.FixtureRequest) -> Path:
     """The model of `--gguf`. A test suite with a model of its own overrides this fixture in its conftest.py."""
     given = request.config.getoption("--gguf")
     if not given:
-        pytest.fail(
-            "no model is given: --gguf MODEL.gguf, or a fixture gguf_model that returns its path", pytrace=False
-        )
+        pytest.fail("no model is given: --gguf MODEL.gguf, or a fixture gguf_model that returns it", pytrace=False)
     return Path(given)
 
 
