@@ -8,10 +8,9 @@ explains the outputs, how to fix it, and the command that makes the failing call
 from __future__ import annotations
 
 from collections.abc import Iterator
-from textwrap import shorten
 
 from ..results import CULPRITS, Failure, LocatedDiagnosis, Report, RungResult
-from ..support.command_line import shown
+from ..support.command_line import repeat, shown
 from ..support.text import printable
 
 #: Lines of a message, and of the diagnosis in it; characters of a line, but for the command.
@@ -40,6 +39,9 @@ class _Wrong:
     @property
     def repeat(self) -> str:
         """The command."""
+        if self._tensor is not None and not self._failures:
+            rung = self._left[0][0].name if self._left else self._report.rungs[0].name
+            return shown(repeat(self._report.command, rung, self._tensor, ""))
         return shown(self._report.repeat_of(self._failures[0][1] if self._failures else None))
 
     def heading(self) -> Iterator[str]:
@@ -94,7 +96,7 @@ class _Wrong:
         if said is not None:
             for i, line in enumerate(said.lines[:_MOST_DIAGNOSIS]):
                 head = "           " if i else "Diagnosis: "
-                yield head + shorten(printable(line), 2 * _WIDTH, placeholder=" …")
+                yield head + printable(line, 2 * _WIDTH)
         if self._failures:
             culprits = dict.fromkeys(f.culprit for _, f in self._failures)
             yield f"At fault: {', '.join(CULPRITS[c] for c in culprits)}"
