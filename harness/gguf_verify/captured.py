@@ -374,10 +374,10 @@ def _by(sample: _Sample, semantics: Semantics, threads: int, fast_math: bool) ->
             got = sample.y[part, start : start + step]
             with np.errstate(all="ignore"):
                 slack = np.zeros(p.exact.shape)
-                if got.dtype == np.float16:  # half an ulp of a half; subnormal ones are 2^-24 apart
-                    slack += 2.0**-11 * (np.abs(p.exact) + p.bound) + 2.0**-25
+                if got.dtype.type is np.float16:  # half an ulp of a half of 11 bits; subnormal ones are 2^-24 apart
+                    slack += np.maximum(np.ldexp(1.0, np.frexp(np.abs(p.exact) + p.bound)[1] - 12), 2.0**-25)
                 if fast_math and semantics.activations is not None and isinstance(fmt, BlockFormat):
-                    more, codes = _ambiguous(fmt, rows, x)
+                    more, codes = _ambiguous(semantics, fmt, rows, x)
                     slack += more
                     found.ambiguous += codes if not start else 0
                 y = np.ascontiguousarray(got, np.float32)
@@ -395,13 +395,22 @@ def _by(sample: _Sample, semantics: Semantics, threads: int, fast_math: bool) ->
     return found
 
 
-def _ambiguous(fmt: BlockFormat, rows: Bytes, x: Floats) -> tuple[npt.NDArray[np.float64], int]:
-    """Σ |w|·d_a over the ambiguous codes of each token, [M, N], and how many codes these are."""
+def _ambiguous(semantics: Semantics, fmt: BlockFormat, rows: Bytes, x: Floats) -> tuple[npt.NDArray[np.float64], int]:
+    """By how much a step of each ambiguous code of a token may move its outputs, [M, N], and how many codes these are.
+
+    That is |w|·d_a; where offsets and minima meet the sum s, which no code changes, it is |d_w|·q_w·d_a.
+    """
     may = ambiguous_codes(x)
     if not may.any():
         return np.zeros((len(x), len(rows))), 0
     step = np.repeat(np.abs(x.reshape(len(x), -1, QK)).max(axis=-1) / 127, QK, axis=1)
-    w = np.abs(fmt.decode(rows.reshape(len(rows), -1, fmt.block_bytes)).reshape(len(rows), -1)).astype(np.float64)
+    blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
+    w = fmt.decode(blocks).reshape(len(rows), -1).astype(np.float64)
+    if (semantics.inside or semantics).uses_sum(fmt):
+        scales = fmt.scales(blocks).astype(np.float64).reshape(len(rows), -1)
+        codes = fmt.codes(blocks).astype(np.float64).reshape(len(rows), -1)
+        w = codes * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+    w = np.abs(w)
     return (may * step.astype(np.float64)) @ w.T, int(may.sum())
 
 

@@ -56,8 +56,6 @@ def test_more_failures_than_a_record_holds(pytester: pytest.Pytester) -> None:
     assert done.parseoutcomes() == {"failed": 2, "passed": 1}
     failures = re.split("^=+ (?:short|PASSES)", done.stdout.str(), flags=re.MULTILINE)[0]
     sections = re.split(r"^_+ .*? _+$", failures, flags=re.MULTILINE)[1:]
-        r"^_+ .*? _+$", re.split("^=+ (?:short|PASSES)", done.stdout.str(), flags=re.MULTILINE)[0], flags=re.MULTILINE
-    )[1:]
     assert len(sections) == 2
     for i, section in enumerate(sections):
         name, lines = f"blk.{i}.attn_k.weight", section.strip().splitlines()
