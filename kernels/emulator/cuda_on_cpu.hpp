@@ -251,6 +251,9 @@ inline uint32_t __float_as_uint(float f) {
     return u;
 }
 
+inline float __int_as_float(int i) { return __uint_as_float((uint32_t)i); }
+inline int __float_as_int(float f) { return (int)__float_as_uint(f); }
+
 struct alignas(8) uint2 { uint32_t x, y; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(8) float2 { float x, y; };

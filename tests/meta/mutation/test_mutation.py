@@ -122,6 +122,16 @@ def test_what_a_checked_build_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("few_probes")
+def test_kernels_of_weights_that_are_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run they stand beside the kernel that is verified; here they are what is judged."""
+    file = "gemm/elements/01_naive.cu"
+    monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("elements", "F16")])
+    (wrong,) = chosen(("N → M", "i % "), file=file)
+    (record,) = kill.MutantJudge(tmp_path).batch([wrong])
+    assert record["outcome"] == "killed"
+
+
+@pytest.mark.usefixtures("few_probes")
 def test_copies_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of asynchronous copies that are not ended, waits that are left out or come too late."""
     monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_gemv", "Q4_0")])

@@ -100,6 +100,16 @@ def test_floats_pass_through_a_warp(build: Build) -> None:
     np.testing.assert_array_equal(run(host, kernel, 1, 32, x, x), x[np.arange(32) ^ 31])
 
 
+def test_bits_of_a_float_as_an_integer(build: Build) -> None:
+    """Every bit stays as it is: NaN payloads, -0, subnormals."""
+    host = CpuHost(1)
+    flipped = "__int_as_float(__float_as_int(x[threadIdx.x]) ^ (int)0x80000000)"
+    kernel = build(f"void k(float* y, const float* x) {{ y[threadIdx.x] = {flipped}; }}", host)
+    x = np.random.default_rng(0).integers(0, 2**32, 32).astype(np.uint32)
+    x[:4] = 0x80000000, 0x7FC01234, 0xFFC01234, 0x00000001
+    np.testing.assert_array_equal(run(host, kernel, 1, 32, x, x), x ^ np.uint32(1 << 31))
+
+
 def test_exited_threads_are_not_waited_for(build: Build) -> None:
     """Thread t leaves after t % 5 barriers, and lanes of a warp leave before others exchange."""
     source = """void k(int* y, int keep) {

@@ -252,7 +252,8 @@ def test_the_header_says_where_it_runs(example: str) -> None:
     assert "in its own process" in host
     assert ("cpu:" in host) == example.startswith("cuda")
     assert ("chosen by the kernel" in host) == example.startswith("numpy")
-    assert all(len(line) <= 130 for line in header)
+    # but for the host's, which has the names of this machine's processor and compiler
+    assert all(len(line) <= 130 for line in header if line != host)
     assert report.environment.options.kernel_time_limit == 60
 
 

@@ -154,6 +154,9 @@ class _Recorder(ShippedKernel):
     def covers(self, fmt: WeightFormat) -> bool:
         return fmt.name == self.fmt.name
 
+    def is_under_test(self, fmt: WeightFormat) -> bool:
+        return True  # also where its weights are not quantized
+
     def upload(self, fmt: WeightFormat, rows: Bytes) -> Weights:
         weights, units = self._watched(super().upload, fmt, rows)
         self._known[id(weights)] = len(self.recorded.matrices), units, weights
