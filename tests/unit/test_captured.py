@@ -105,7 +105,7 @@ def test_nothing_judged_is_no_pass(case: Case) -> None:
     none = judge_captured(MODEL, TENSOR, case.x[:0], np.zeros((0, N), np.float32), threads=1)
     assert (none.exit_code, none.outputs) == (5, 0)
     zero = judge_captured(MODEL, TENSOR, case.x * 0, np.zeros((M, N), np.float32), threads=1)
-    assert (zero.exit_code, zero.outputs) == (5, 0)
+    assert (zero.exit_code, zero.outputs, zero.fitting) == (5, 0, ())
     nan = judge_captured(MODEL, TENSOR, case.x, np.full((M, N), np.nan, np.float32), threads=1)
     assert (nan.exit_code, nan.wrong) == (1, M * N)
     assert nan.first is not None

@@ -43,6 +43,15 @@ def wrong_where(what: Callable[[Any], bool]) -> Any:
     return tried
 
 
+class _Given(ShippedKernel):
+    """A shipped kernel that is wrong where it is given blocks."""
+
+    def gemm(self, weights: Any, x: Any) -> Any:
+        made = super().gemm(weights, x)
+        made[0, 0] += 1
+        return made
+
+
 class _OtherQuantizer(ShippedKernel):
     """A shipped kernel whose quantizer sets a code of one token wrong, for 7 tokens."""
 
@@ -69,6 +78,7 @@ def repeated(report: Report, candidate: Any, rung: str, failure: Failure) -> Rep
 KINDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "block": ("blocks", lambda: wrong_where(lambda s: s.k == 32)),
     "own": ("layers", lambda: wrong_where(lambda s: s.m == 12 and s.k == 256)),
+    "shared": ("layers", lambda: _Given(KERNELS["q8_1_naive"], CpuHost(2))),
     "other-m": ("layers", lambda: wrong_where(lambda s: (s.m, s.k) == (7, 256))),
     "cut": ("layers", lambda: wrong_where(lambda s: s.k == 224)),
     "probe": ("layers", lambda: wrong_where(lambda s: s.k == 9600)),
@@ -215,22 +225,6 @@ def test_activations_that_were_given_as_blocks_are_kept(tmp_path: Path) -> None:
     assert (case / "ordered.npy").exists() == ("declared order" in (case / "check.py").read_text())
     judged = judge_case(case)
     assert (judged.exit_code, judged.wrong) == (1, 1)
-
-
-class _Given(ShippedKernel):
-    """A shipped kernel that is wrong where it is given blocks."""
-
-    def of(self, *given: Any) -> Any:
-        made = super().of(*given)
-        gemm = made.gemm
-
-        def wrong(weights: Any, x: Any) -> Any:
-            y = gemm(weights, x)
-            y[0, 0] += 1
-            return y
-
-        made.gemm = wrong  # type: ignore[method-assign]
-        return made
 
 
 def test_a_large_product_is_cut_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

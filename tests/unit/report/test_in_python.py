@@ -100,7 +100,7 @@ def test_plain_data_are_those_of_the_flag() -> None:
 
 
 def test_html_is_escaped_short_and_loads_nothing() -> None:
-    made = wrong(HOSTILE)._repr_html_()
+    made = wrong(HOSTILE, ("swap. Fix: swap them", HOSTILE))._repr_html_()
     assert "<script" not in made
     assert "\x1b" not in made
     assert "\u202e" not in made
