@@ -197,16 +197,18 @@ class _Model(pytest.Collector):
     def found(self, tensor: str) -> Report:
         """A report that tells what is wrong with this matrix, if anything is.
 
-        A report records only the first failures of a run, so if none of the matrix's is among them, it gets a run of
-        its own. Raises HarnessError.
+        A report records the first failures of a run and explains one call, so a wrong matrix of which it says too
+        little gets a run of its own. Raises HarnessError.
         """
         whole = self.whole()
         result = whole.rungs[0]
-        listed = any(f.tensor in (tensor, "") for f in result.failures) or result.fault
-        judged = _judged(whole, tensor)
-        if listed or result.n_failures == len(result.failures) or (judged and not any(r.failures for r in judged)):
+        judged, told = _judged(whole, tensor), result.diagnosis
+        if result.fault or any(not f.tensor for f in result.failures):
             return whole
-        return self._verified(tensor)
+        if any(f.tensor == tensor for f in result.failures):
+            return whole if told is None or told.tensor == tensor else self._verified(tensor)
+        right = result.n_failures == len(result.failures) or (judged and not any(r.failures for r in judged))
+        return whole if right else self._verified(tensor)
 
 
 def _judged(report: Report, tensor: str) -> list[GemmRecord]:
