@@ -97,7 +97,8 @@ def test_outputs_that_were_rounded_to_halves(case: Case) -> None:
     y = case.y("q8_1").astype(np.float16)
     judged = judge_captured(MODEL, TENSOR, case.x, y, threads=1)
     assert (judged.exit_code, judged.output, judged.definition) == (0, "float16", "q8_1")
-    y.flat[np.abs(y).argmax()] *= 1 + 2.0**-8  # by two or four units in the last place
+    at, away = int(np.abs(y).argmax()), np.float16(np.inf)
+    y.flat[at] = np.nextafter(np.nextafter(y.flat[at], away), away)  # two units in the last place
     assert judge_captured(MODEL, TENSOR, case.x, y, threads=1).wrong == 1
 
 
