@@ -1,13 +1,15 @@
 """What `mkdocs build` is told besides mkdocs.yml: the repository's own pages belong to the site too.
 
-README.md becomes the site's first page, and CONTRIBUTING.md, SECURITY.md, CHANGELOG.md and fixtures/README.md become
-pages of their own. Links are written as they work in the repository; here they become links between pages. A link to
-any other file of the repository leads to `extra.repository`, if mkdocs.yml has it, and becomes plain text if not. (With
-`repo_url` in its place the theme would ask that host for numbers.)
+Notebooks become pages, without a program that would run them. README.md becomes the site's first page, and
+CONTRIBUTING.md, SECURITY.md, CHANGELOG.md and fixtures/README.md become pages of their own. Links are written as they
+work in the repository; here they become links between pages. A link to any other file of the repository leads to
+`extra.repository`, if mkdocs.yml has it, and becomes plain text if not. (With `repo_url` in its place the theme would
+ask that host for numbers.)
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -33,7 +35,18 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that lie outside docs/."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    for notebook in sorted((ROOT / "docs").glob("*.ipynb")):
+        files.append(File.generated(config, f"{notebook.stem}.md", content=notebook_page(notebook.read_text())))
     return files
+
+
+def notebook_page(text: str) -> str:
+    """A notebook as a page: its text, and its code in fences."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -4,20 +4,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .audit import Audit, AuditOptions
+    from .audit import audit as audit_model
+    from .captured import Judged, judge_captured, judge_case
+    from .identification import IdentifyReport, identify_model
     from .kernels.foreign.api import Oracle, Shape, kernel
-    from .results import Report
+    from .results import Call, Failure, Options, Report, RungResult
+    from .support.errors import HarnessError, VerificationError
     from .verification import verify
 
     __version__: str
 
-__all__ = ["Oracle", "Report", "Shape", "__version__", "kernel", "verify"]
+__all__ = [
+    "Audit", "AuditOptions", "Call", "Failure", "HarnessError", "IdentifyReport", "Judged", "Options", "Oracle",
+    "Report", "RungResult", "Shape", "VerificationError", "__version__", "audit_model", "identify_model",
+    "judge_captured", "judge_case", "kernel", "verify",
+]  # fmt: skip
 
 #: What is public, and the module that defines it. It is imported when it is first asked for: llama.cpp's process and
 #: the command line import this package too, and need far less of it.
 _PUBLIC = {
-    "Oracle": ".kernels.foreign.api", "Shape": ".kernels.foreign.api", "kernel": ".kernels.foreign.api",
-    "Report": ".results", "verify": ".verification",
-}  # fmt: skip
+    **dict.fromkeys(("Audit", "AuditOptions", "audit_model"), ".audit"),
+    **dict.fromkeys(("Judged", "judge_captured", "judge_case"), ".captured"),
+    **dict.fromkeys(("IdentifyReport", "identify_model"), ".identification"),
+    **dict.fromkeys(("Oracle", "Shape", "kernel"), ".kernels.foreign.api"),
+    **dict.fromkeys(("Call", "Failure", "Options", "Report", "RungResult"), ".results"),
+    **dict.fromkeys(("HarnessError", "VerificationError"), ".support.errors"),
+    "verify": ".verification",
+}
+#: Names that are others in their modules: `gguf_verify.audit` is a package.
+_NAMED_THERE = {"audit_model": "audit"}
 
 
 def __getattr__(name: str) -> Any:
@@ -27,4 +43,4 @@ def __getattr__(name: str) -> Any:
         return project_version()
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name], __name__), name)
+    return getattr(import_module(_PUBLIC[name], __name__), _NAMED_THERE.get(name, name))

@@ -16,6 +16,7 @@ from .formats import ElementFormat, WeightFormat
 from .gguf import Tensor, open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
+from .invocation import command_of
 from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
 from .llama.backends import BACKENDS
 from .results import Options
@@ -31,6 +32,7 @@ from .support.errors import (
     NothingToVerify,
     UsageError,
 )
+from .support.shown import Shown
 from .support.version import project_version
 
 #: Tokens: families of kernels and llama.cpp's backends choose by their number.
@@ -83,8 +85,8 @@ class IdentifyHeader:
     judged_by: str | None
 
 
-@dataclass
-class IdentifyReport:
+@dataclass(repr=False)
+class IdentifyReport(Shown):
     """All products, and the types that could not be looked at: (type, why)."""
 
     header: IdentifyHeader
@@ -111,6 +113,7 @@ def identify_model(
     Raises MalformedFile, NothingToVerify, EnvironmentFault and UsageError, as that.
     """
     options = options or Options()
+    command = command or command_of(path, kernel, host, None, options)
     if options.reference not in BACKENDS:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)

@@ -1,23 +1,30 @@
-"""`pytest --gguf MODEL.gguf --gguf-kernel KERNEL`: one test for each matrix of the model, for a kernel's own tests.
+"""`pytest --gguf MODEL.gguf --gguf-kernel KERNEL`: one test for each matrix of the model, and fixtures, for a kernel's
+own tests.
 
-A test passes if the layers rung judged the matrix's GEMMs and found nothing wrong. It is skipped if the graph has no
-product with the matrix, and it fails if a product should have been checked and could not be. pytest imports this module
-in every session, so its functions import what they need.
+A matrix's test passes if the layers rung judged its GEMMs and found nothing wrong. It is skipped if the graph has no
+product with the matrix, and it fails if a product should have been checked and could not be. One more test fails if the
+kernel was never called. What is left out is the command line's default.
+
+With xdist, the run over all matrices is made once, by the worker that first needs it; the others wait for its report.
+pytest imports this module in every session, so its functions import what they need.
 """
 
 from __future__ import annotations
 
+import fcntl
 import re
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from .results import RungResult
+    from .results import GemmRecord, Options, Report
 
-_PROMPT = "The quick brown fox"
+_SHARED = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,7 +35,93 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--gguf-host", metavar="HOST", default="auto", help="where the kernel runs, as --host takes it")
     group.addoption("--gguf-tensor", metavar="REGEX", help="verify only tensors whose name matches")
-    group.addoption("--gguf-prompt", default=_PROMPT, help="the prompt whose activations are multiplied")
+    group.addoption("--gguf-prompt", metavar="TEXT", help="the prompt whose activations are multiplied")
+    group.addoption(
+        "--gguf-probes", choices=("full", "brief"), default="full", help="how many further shapes, as --probes takes it"
+    )
+
+
+# ---- fixtures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def gguf_model(request: pytest.FixtureRequest) -> Path:
+    """The model of `--gguf`. A test suite with a model of its own overrides this fixture in its conftest.py."""
+    given = request.config.getoption("--gguf")
+    if not given:
+        pytest.fail("no model is given: --gguf MODEL.gguf, or a fixture gguf_model that returns it", pytrace=False)
+    return Path(given)
+
+
+@pytest.fixture(scope="session")
+def gguf_kernel(request: pytest.FixtureRequest) -> Any:
+    """The kernel of `--gguf-kernel`: what `verify` takes as one. A test suite may override this fixture, too."""
+    given = request.config.getoption("--gguf-kernel")
+    if not given:
+        pytest.fail(
+            "no kernel is given: --gguf-kernel KERNEL, or a fixture gguf_kernel that returns one", pytrace=False
+        )
+    return given
+
+
+@pytest.fixture
+def verify_kernel(request: pytest.FixtureRequest) -> Callable[..., Report]:
+    """A function that verifies a kernel and fails the test unless everything is verified.
+
+    verify_kernel(kernel=None, model=None, rungs=None, host=None, **options) returns the `Report`. What is None is that
+    of `gguf_kernel`, `gguf_model`, the command line's rungs and `--gguf-host`; `options` are fields of
+    `gguf_verify.Options`, such as tensor="attn_q", probes="brief" or prompt="Once upon a time".
+    """
+
+    def run(
+        kernel: Any = None, model: Path | str | None = None, rungs: list[str] | None = None, host: str | None = None,
+        **options: Any,
+    ) -> Report:  # fmt: skip
+        __tracebackhide__ = True
+        from .rungs import RUNGS
+        from .verification import verify
+
+        kernel = request.getfixturevalue("gguf_kernel") if kernel is None else kernel
+        model = request.getfixturevalue("gguf_model") if model is None else model
+        host = request.config.getoption("--gguf-host") if host is None else host
+        report = verify(
+            model, kernel, host, list(RUNGS) if rungs is None else rungs, _options(request.config, **options)
+        )
+        report.raise_for_mismatch()
+        return report
+
+    return run
+
+
+def _options(config: pytest.Config, **other: Any) -> Options:
+    """The command line's defaults, but for what was chosen."""
+    from .results import Options
+
+    chosen: dict[str, Any] = {"probes": config.getoption("--gguf-probes")}
+    if config.getoption("--gguf-prompt") is not None:
+        chosen["prompt"] = config.getoption("--gguf-prompt")
+    return Options(**(chosen | other))
+
+
+# ---- xdist -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker of xdist is told where the workers share their run."""
+    if node.config.getoption("--gguf"):
+        if _SHARED not in node.config.stash:
+            node.config.stash[_SHARED] = Path(tempfile.mkdtemp(prefix="gguf-verify-"))
+        node.workerinput["gguf_shared"] = str(node.config.stash[_SHARED])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """What the workers shared is removed at the end, by the process that made it."""
+    if _SHARED in config.stash:
+        shutil.rmtree(config.stash[_SHARED], ignore_errors=True)
+
+
+# ---- one test a matrix -----------------------------------------------------------------------------------------------
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -38,7 +131,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 class _Model(pytest.Collector):
-    """The model's matrices, and the result of one run over all of them."""
+    """The model's matrices, and the report of one run over all of them."""
 
     def collect(self) -> Iterator[pytest.Item]:
         from .gguf import open_model, printable
@@ -57,63 +150,73 @@ class _Model(pytest.Collector):
             raise pytest.UsageError(f"--gguf: {error}") from None
         if not names:
             raise pytest.UsageError("--gguf: the model has no matrix to verify")
-        self._found: RungResult | None = None
+        self._found: Report | None = None
+        yield _Called.from_parent(self, name="the kernel was called")
         for name in names:
             item: Any = _Matrix.from_parent(self, name=printable(name, 64))
             item.tensor = name
             yield item
 
-    def layers(self, tensor: str | None) -> RungResult:
-        """The result of the layers rung for all selected matrices, or for one. Raises HarnessError."""
+    def _verified(self, tensor: str | None) -> Report:
+        """The report of the layers rung for all selected matrices, or for one. Raises HarnessError."""
         from .kernels import DEFAULT_KERNEL
-        from .results import Options
+        from .support.command_line import pattern_of
         from .support.errors import EnvironmentFault
         from .verification import verify
 
         option = self.config.getoption
-        only = option("--gguf-tensor") if tensor is None else f"^{re.escape(tensor)}$"
-        options = Options(prompt=option("--gguf-prompt"), n_predict=1, tensor=only, progress=False)
+        only = option("--gguf-tensor") if tensor is None else pattern_of(tensor)
         kernel, host = option("--gguf-kernel") or DEFAULT_KERNEL, option("--gguf-host")
-        report = verify(option("--gguf"), kernel, host, ["layers"], options)
+        report = verify(option("--gguf"), kernel, host, ["layers"], _options(self.config, tensor=only))
         if report.fault:
             raise EnvironmentFault(report.fault)
-        return report.rungs[0]
+        return report
 
-    def found(self, tensor: str) -> RungResult:
-        """A result that has all failures of this matrix.
-
-        A result records only the first failures of a run, so if there are more, the matrix gets a run of its own.
-        """
+    def whole(self) -> Report:
+        """The report of the run over all selected matrices, which is made once. Raises HarnessError."""
         if self._found is None:
-            self._found = self.layers(None)
-        return self._found if self._found.n_failures == len(self._found.failures) else self.layers(tensor)
+            folder = getattr(self.config, "workerinput", {}).get("gguf_shared")
+            self._found = self._verified(None) if folder is None else self._shared(Path(folder))
+        return self._found
+
+    def _shared(self, folder: Path) -> Report:
+        """That report, of whichever worker of xdist comes first. Raises HarnessError."""
+        from .nightly.run_report import from_json
+
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel ends it with the process, whatever becomes of that
+            made = folder / "report.json"
+            if made.exists():
+                return from_json(made.read_bytes())
+            report = self._verified(None)
+            part = folder / "part"
+            part.write_text(report.to_json())
+            part.replace(made)
+        return report
+
+    def found(self, tensor: str) -> Report:
+        """A report that tells what is wrong with this matrix, if anything is.
+
+        A report records the first failures of a run and explains one call, so a wrong matrix of which it says too
+        little gets a run of its own. Raises HarnessError.
+        """
+        whole = self.whole()
+        result = whole.rungs[0]
+        judged, told = _judged(whole, tensor), result.diagnosis
+        if result.fault or any(not f.tensor for f in result.failures):
+            return whole
+        if any(f.tensor == tensor for f in result.failures):
+            return whole if told is None or told.tensor == tensor else self._verified(tensor)
+        right = result.n_failures == len(result.failures) or (judged and not any(r.failures for r in judged))
+        return whole if right else self._verified(tensor)
 
 
-class _Matrix(pytest.Item):
+def _judged(report: Report, tensor: str) -> list[GemmRecord]:
+    return [record for record in report.rungs[0].gemms if record.tensor == tensor]
+
+
+class _Item(pytest.Item):
     parent: _Model
-    tensor: str
-
-    def runtest(self) -> None:
-        from .results import GemmRecord
-        from .support.errors import HarnessError
-
-        try:
-            result = self.parent.found(self.tensor)
-        except HarnessError as error:
-            raise _Wrong(str(error)) from None
-        wrong = [f.what for f in result.failures if f.tensor in (self.tensor, "")]
-        wrong += [f"{left.name}: {left.why}" for left in result.unverified if left.tensor in (self.tensor, "")]
-        if result.fault:
-            wrong.append(result.fault)
-        if wrong:
-            raise _Wrong("\n".join(wrong))
-        judged = [r for r in result.details if isinstance(r, GemmRecord) and r.tensor == self.tensor]
-        if any(record.failures for record in judged):
-            raise _Wrong("the matrix has failures that the result does not list")
-        if not judged:
-            pytest.skip("the graph has no product with this matrix")
-        if not any(record.under_test for record in judged):
-            pytest.skip(f"it was multiplied by {judged[0].kernel}, which is not the kernel under test")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
         if isinstance(excinfo.value, _Wrong):
@@ -122,6 +225,47 @@ class _Matrix(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.path, None, f"{self.parent.name}: {self.name}"
+
+
+class _Called(_Item):
+    """Whether the kernel multiplied anything at all: else every matrix could be skipped, and the suite pass."""
+
+    def runtest(self) -> None:
+        report = _asked(self.parent.whole)
+        rung, kernel = report.rungs[0], report.environment.kernel
+        if not any(record.under_test for record in rung.gemms) and not rung.failures:
+            why = [f"{left.name}: {left.why}" for left in rung.unverified[:5]] + ([rung.fault] if rung.fault else [])
+            covers = ", ".join(kernel.covers) or "no type"
+            raise _Wrong("\n".join([f"kernel {kernel.name} was never called: it multiplies {covers}", *why]))
+
+
+class _Matrix(_Item):
+    tensor: str
+
+    def runtest(self) -> None:
+        from .report.message import of_run
+
+        report = _asked(lambda: self.parent.found(self.tensor))
+        result = report.rungs[0]
+        about = (self.tensor, "")
+        judged = _judged(report, self.tensor)
+        wrong = [f for f in result.failures if f.tensor in about] or any(record.failures for record in judged)
+        if wrong or result.fault or any(left.tensor in about for left in result.unverified):
+            raise _Wrong(of_run(report, self.tensor))
+        if not judged:
+            pytest.skip("the graph has no product with this matrix")
+        if not any(record.under_test for record in judged):
+            pytest.skip(f"it was multiplied by {judged[0].kernel}, which is not the kernel under test")
+
+
+def _asked(make: Callable[[], Report]) -> Report:
+    """A report; where there is none, why is the failure."""
+    from .support.errors import HarnessError
+
+    try:
+        return make()
+    except HarnessError as error:
+        raise _Wrong(str(error)) from None
 
 
 class _Wrong(Exception):

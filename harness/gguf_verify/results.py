@@ -8,15 +8,17 @@ the package but `support`.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from .support import stages
+from .support.command_line import cores, repeat
 from .support.errors import (
     EXIT_ENVIRONMENT,
     EXIT_INTERRUPTED,
@@ -24,7 +26,9 @@ from .support.errors import (
     EXIT_UNVERIFIED,
     EXIT_VERIFIED,
     Culprit,
+    UsageError,
 )
+from .support.shown import Shown
 
 #: Failures that a rung records one by one; the rest is counted.
 MAX_FAILURES = 20
@@ -63,7 +67,7 @@ class Options:
     Args:
         prompt: the text whose activations the kernel meets.
         n_predict: tokens to predict after it.
-        threads: for llama.cpp, the CPU host and the exact products.
+        threads: for llama.cpp, the CPU host and the exact products; by default one for each core.
         ctx_size: llama.cpp's context in tokens; 0 for what the prompt and the predicted tokens need.
         seed: of everything that is drawn.
         tensor: a regular expression that selects tensors; None for all.
@@ -74,13 +78,15 @@ class Options:
         probes: "full": the whole probe plan, and launches under other schedules; "brief": a small part of the plan.
         sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
-        progress: show progress bars.
+        progress: show progress bars, where standard error is a terminal.
         exit_first: end the run after the first rung that fails.
+        only_call: make this call of the kernel alone, the `id` of a `Call`; "" for all.
+        save_case: a folder to write the first wrong product into, as files; "" for none. It must not exist or be empty.
     """
 
     prompt: str = DEFAULT_PROMPT
     n_predict: int = DEFAULT_N_PREDICT
-    threads: int = 1
+    threads: int = field(default_factory=cores)
     ctx_size: int = 0
     seed: int = 0
     tensor: str | None = None
@@ -93,6 +99,8 @@ class Options:
     verbose: bool = False
     progress: bool = True
     exit_first: bool = False
+    only_call: str = ""
+    save_case: str = ""
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +212,63 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 # ---- what a rung found -----------------------------------------------------------------------------------------------
 
 
+#: Kinds of calls: see `Call`.
+CallKind = Literal[
+    "block", "own", "shared", "other-m", "reference", "cut", "quantizer", "every-size", "probe", "schedule", "grid",
+    "index", "graft",
+]  # fmt: skip
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of the kernel, beside its rung and its tensor: what `--only-call` needs to make it again.
+
+    Args:
+        kind: "block": a block of K, in the blocks rung. "own", "shared": of the graph's product, on activations that
+            the kernel quantizes itself, and on llama.cpp's activation bytes. "other-m": with other numbers of tokens.
+            "reference": llama.cpp's own. "cut": with a row and a block fewer. "quantizer", "every-size": of the
+            kernel's quantizer, the second with values of every size. "probe": of the probe plan. "schedule": under
+            another schedule. "grid", "index": of what no host can run whole. "graft": of the tokens rung.
+        number: of the block, the trial, the probe or the schedule; of a quantizer's call, one more than its trial's,
+            and 0 on the graph's tokens; of a graft, its pass: 0 for (a), 1 for (b).
+        given: activations are handed over as bytes, where a kind knows both.
+        first_row: with which the matrix, or the part of it, begins in its tensor.
+        use: how many products with that matrix came before in the rung, or grafts in the pass.
+        m, n, k: tokens, rows, columns; 0 where they say nothing.
+    """
+
+    kind: CallKind
+    number: int = 0
+    given: bool = False
+    first_row: int = 0
+    use: int = 0
+    m: int = 0
+    n: int = 0
+    k: int = 0
+
+    @property
+    def id(self) -> str:
+        """As `--only-call` takes it: "probe,number=13,given=1,m=6,n=70,k=768"."""
+        fields = msgspec.structs.asdict(self)
+        return ",".join([self.kind, *(f"{name}={int(v)}" for name, v in fields.items() if name != "kind" and v)])
+
+    @classmethod
+    def parse(cls, text: str) -> Call:
+        """The call of this `id`. Raises UsageError."""
+        kind, _, rest = text.partition(",")
+        fields: dict[str, object] = {"kind": kind}
+        for part in rest.split(",") if rest else []:
+            found = re.fullmatch(r"([a-z_]+)=([0-9]{1,18})", part)
+            if found is None or found[1] in fields:
+                raise UsageError(f"--only-call: {part[:40]!a} is not NAME=NUMBER; copy it from a report")
+            fields[found[1]] = bool(int(found[2])) if found[1] == "given" else int(found[2])
+        if unknown := [name for name in fields if name not in cls.__struct_fields__]:
+            raise UsageError(f"--only-call: a call has no {unknown[0]}; copy it from a report")
+        try:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError:
+            raise UsageError(f"--only-call: no kind of call is {kind[:40]!a}; copy it from a report") from None
+
+
 class Failure(msgspec.Struct, frozen=True):
     """One thing that is wrong, with all that is needed to look at it.
 
@@ -222,6 +287,7 @@ class Failure(msgspec.Struct, frozen=True):
             several (as many as there is room for), or float32; "" and None where no block is known.
         cause: what further failures of the same cause have in common, of which a rung records the first only; "" for
             a failure that stands for itself.
+        call: the call of the kernel that it is of, where it is of one.
     """
 
     what: str
@@ -241,6 +307,7 @@ class Failure(msgspec.Struct, frozen=True):
     activation_type: str = ""
     activation_hex: str | None = None
     cause: str = ""
+    call: Call | None = None
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -590,6 +657,16 @@ class RungResult(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     stages: dict[str, float] = {}
 
+    def __bool__(self) -> bool:
+        """A rung is neither true nor false, since `if report.rung("layers"):` could ask for either of two things: say
+        `rung.passed`, or `rung is not None`. Raises TypeError."""
+        raise TypeError("a RungResult is neither true nor false: ask for `passed`, or whether it `is not None`")
+
+    @property
+    def passed(self) -> bool:
+        """Whether it has checked something, and all that it should have, and found nothing wrong."""
+        return self.verdict == "passed"
+
     @property
     def verdict(self) -> RungVerdict:
         """A rung that measured nothing has not passed, and one with a waived failure has not passed either."""
@@ -822,8 +899,13 @@ class QuantizationCosts(msgspec.Struct, frozen=True, kw_only=True):
         return CostGroup(name, types, len(found), mean, worst.error, worst.tensor)
 
 
-class Report(msgspec.Struct, kw_only=True):
+class Report(Shown, msgspec.Struct, kw_only=True):
     """What a run found.
+
+    `assert report` fails unless everything is verified; `repr` is one line, `str` the report as at the terminal, and a
+    notebook shows a summary. The records that a rung finds one by one (`Failure`, `GemmRecord` …) are frozen. A report
+    and its rungs are not, since they grow while a run goes on; nothing changes them after `verify` has returned, and
+    `to_dict` gives a copy.
 
     Args:
         environment: everything that could matter to repeat it.
@@ -901,6 +983,19 @@ class Report(msgspec.Struct, kw_only=True):
     def n_waived(self) -> int:
         """How many failures a waiver covers."""
         return sum(rung.n_waived for rung in self.rungs)
+
+    def repeat_of(self, failure: Failure | None = None) -> str:
+        """The command line that repeats a failure alone: its call where that is known, else its tensor and its rung.
+
+        Args:
+            failure: one of `failures`; None for the first of them. Where there is none: the whole run.
+        """
+        rung = next((r for r, f in self.failures if failure is None or f is failure), None)
+        if failure is None and rung is not None:
+            failure = rung.failures[0]
+        if failure is None or rung is None:
+            return self.command
+        return repeat(self.command, rung.name, failure.tensor, failure.call.id if failure.call else "")
 
     def rung(self, name: str) -> RungResult | None:
         """The rung of this name, where it was climbed."""

@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .cases import Keeper
 from .costs import measure, open_source, read_text
 from .formats import ELEMENTS, FORMATS, WeightFormat
 from .gguf import open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
+from .invocation import command_of
 from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
 from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
@@ -84,7 +86,8 @@ def verify(
         host: where the kernel runs, unless it is a Candidate: the name of a host, or a Host.
         rungs: the rungs to climb.
         options: prompt, threads and further choices.
-        command: the command line that repeats the run, for the report.
+        command: the command line that repeats the run, for the report; where it is "", it is made of the other
+            arguments, if it can be (a kernel that is a function of another function cannot be named).
         on_rung: called after each rung.
         source: the model that this one was quantized from: the report then has `costs`.
         source_text: a file of UTF-8, whose predictions are compared with the source's; None for the prompt.
@@ -106,6 +109,8 @@ def verify(
     check_machine()
     start = time.perf_counter()
     options = options or Options()
+    known_by = {"source": source, "source_text": source_text, "waivers": waivers}
+    command = command or command_of(path, kernel, host, rungs, options, **known_by)
     unknown = [r for r in rungs if r not in RUNGS]
     if unknown or not rungs:
         near = nearest(unknown[0], RUNGS) if unknown else ""
@@ -117,8 +122,11 @@ def verify(
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     if source_text is not None and source is None:
         raise UsageError("a text for costs (--source-text) needs the model's source (--source)")
+    if options.only_call and len(rungs) != 1:
+        raise UsageError("--only-call needs the rung of the call: --rungs RUNG, as a report prints it")
     text = None if source_text is None else read_text(source_text)
     known = () if waivers is None else read_waivers(waivers)
+    keeper = Keeper(Path(options.save_case), str(path), command) if options.save_case else None
     opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
     with opened as multiplier, open_model(path) as model:
         if options.sanitize and (fault := multiplier.host.check_fault()) is not None:
@@ -126,12 +134,14 @@ def verify(
         if not any(map(may_be_matrix, model.tensors.values())):
             held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
             raise NothingToVerify(f"nothing to verify in {printable(Path(path).name)}: {held}", "nothing-to-verify")
-        run = Run(model, multiplier, options)
+        run = Run(model, multiplier, options, keep=None if keeper is None else keeper.keep)
         before = None
         try:
             run.selected()
             before = None if source is None else open_source(source, model)
             report = Report(environment=_environment(run), command=command)
+            if keeper is not None:
+                keeper.environment = report.environment
             asked, day = [RUNGS[name] for name in RUNGS if name in rungs], today or current_day()
             climb = _Climb(run, report, asked, lambda: apply(report, known, day), on_rung, watcher or Watcher())
             try:
@@ -143,6 +153,8 @@ def verify(
                 if not interrupted_report:
                     raise
                 climb.interrupted("SIGTERM" if getattr(error, "signal", "") == "SIGTERM" else "SIGINT")
+            if keeper is not None and report.rungs:
+                report.rungs[-1].note(keeper.words)
         finally:
             run.close()
             if before is not None:

@@ -35,6 +35,7 @@ from ..support.errors import (
     UsageError,
 )
 from ..support.progress import progress_bar
+from ..support.shown import Shown
 from ..support.version import project_version
 from ..waivers import Waiver, read_waivers
 from ..waivers import today as current_day
@@ -126,8 +127,8 @@ class AuditHeader:
     imatrix_sha256: str | None = None
 
 
-@dataclass
-class Audit:
+@dataclass(repr=False)
+class Audit(Shown):
     """What an audit found.
 
     Args:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..llama.child import Child
 from ..llama.installed import why_missing
 from ..report.writer import Kind
+from ..support.command_line import cores
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
 from .command import Command
 from .common import (
@@ -22,7 +23,6 @@ from .common import (
     asked_for,
     check_ranges,
     check_regex,
-    cores,
     deliver,
     form,
     internal_errors,

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import sys
 import traceback
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..report.writer import Form, Kind, Writer, terminal, writers
+from ..support.command_line import program, quoted
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, HarnessError, UsageError, say
 from ..support.near import nearest
 from ..support.text import printable
@@ -93,11 +93,6 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def on_terminal() -> bool:
     """Whether somebody can see progress."""
     return sys.stderr is not None and sys.stderr.isatty()
@@ -106,8 +101,7 @@ def on_terminal() -> bool:
 def spell(argv: Sequence[str]) -> str:
     """The command line that ends in `argv`, for repeating it: with the command's name, where there was one."""
     given = sys.argv[1:] if sys.argv[-len(argv) :] == argv else argv
-    name = Path(sys.argv[0]).name
-    return shlex.join([*(["python", "-m", "gguf_verify"] if name == "__main__.py" else [name]), *given])
+    return " ".join([program(), *map(quoted, given)])
 
 
 @contextlib.contextmanager

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from ..hosts import HOST_CHOICES, help_of_hosts
 from ..identification import identify_model
+from ..invocation import command_of
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
 from ..llama.backends import BACKENDS, help_of_backends
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
 from ..rungs import RUNGS
+from ..support.command_line import cores
 from ..support.errors import EXIT_INTERRUPTED, INTERRUPTED, UsageError, say
 from ..verification import verify
 from .command import Command, commands
@@ -25,13 +27,11 @@ from .common import (
     asked_for,
     check_ranges,
     check_regex,
-    cores,
     deliver,
     error_form,
     form,
     internal_errors,
     on_terminal,
-    spell,
 )
 from .live import Live
 
@@ -87,6 +87,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--progress", choices=("auto", "always", "never"), default="auto",
         help="lines for rungs as they end, and progress bars, on stderr; auto and bars: only on a terminal "
         "(default: %(default)s)")  # fmt: skip
+    add("--only-call", default="", metavar="CALL",
+        help="make only this call of the kernel; a report prints it, with --rungs and --tensor")  # fmt: skip
+    add("--save-case", type=Path, metavar="DIR",
+        help="write the first wrong product into a new folder, as files that NumPy can check")  # fmt: skip
     add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
     add_common(parser)
     return parser
@@ -105,10 +109,10 @@ def run(argv: list[str]) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     with internal_errors(args.verbose):
-        return _run(args, argv)
+        return _run(args)
 
 
-def _run(args: argparse.Namespace, argv: list[str]) -> int:
+def _run(args: argparse.Namespace) -> int:
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     _check(args)
     inputs = [path for path in (args.model, args.source, args.source_text, args.waivers) if path is not None]
@@ -121,19 +125,29 @@ def _run(args: argparse.Namespace, argv: list[str]) -> int:
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
         verbose=args.verbose, progress=args.progress != "never" and on_terminal(), reference=args.reference,
         kernel_time_limit=args.kernel_time_limit, probes=args.probes, sanitize=args.sanitize,
-        exit_first=args.exitfirst,
+        exit_first=args.exitfirst, only_call=args.only_call,
+        save_case="" if args.save_case is None else str(args.save_case),
     )  # fmt: skip
+    if args.identify and (args.only_call or args.save_case):
+        raise UsageError("--only-call and --save-case belong to rungs, not to --identify")
     if args.identify:
-        found = identify_model(args.model, args.kernel, args.host, options, spell(argv))
+        found = identify_model(args.model, args.kernel, args.host, options, _command(args, options))
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     watcher = Live(error_form()) if args.progress == "always" or options.progress else None
     report = verify(
-        args.model, args.kernel, args.host, _rungs(args), options, spell(argv), source=args.source,
+        args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,
         source_text=args.source_text, waivers=args.waivers, watcher=watcher, interrupted_report=True,
     )  # fmt: skip
     if report.ended_by in EXIT_INTERRUPTED:
         say(INTERRUPTED)
     return deliver(kind, report, report.exit_code, form(args.verbose, piped_width=PIPED_WIDTH), files)
+
+
+def _command(args: argparse.Namespace, options: Options) -> str:
+    return command_of(
+        args.model, args.kernel, args.host, None if args.identify else _rungs(args), options, args.file,
+        source=args.source, source_text=args.source_text, waivers=args.waivers,
+    )  # fmt: skip
 
 
 def _rungs(args: argparse.Namespace) -> list[str]:

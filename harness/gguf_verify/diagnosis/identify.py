@@ -77,7 +77,7 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
     return list(dict.fromkeys([*found, llama_cpu_semantics(fmt)]))
 
 
-def _wider(fmt: WeightFormat) -> list[Semantics]:
+def wider(fmt: WeightFormat) -> list[Semantics]:
     """Definitions of the exact product of `f32` with a wider bound."""
     return [] if isinstance(fmt, ElementFormat) else [s for s in SEMANTICS.values() if s.minima_apart]
 
@@ -206,7 +206,7 @@ def identify(
         raise ValueError(f"rows of {rows.shape[1]} bytes do not hold {x.shape[1]} values of {fmt.name}")
     y = np.ascontiguousarray(y, np.float32)
     found: list[tuple[Candidate, Product]] = []
-    looked_at = {s.name: s for s in [*definitions(fmt), *_wider(fmt), *([] if own is None else [own])]}
+    looked_at = {s.name: s for s in [*definitions(fmt), *wider(fmt), *([] if own is None else [own])]}
     for semantics in looked_at.values():
         fits_f32 = any(c.within for c, _ in found if c.name == F32.name)
         if semantics.minima_apart and semantics is not own and fits_f32:

@@ -2,8 +2,8 @@
 
 A run's report is schema 3, `schemas/run.schema.json`: the fields of `gguf_verify.results.Report` by their names, with
 `schema`, `verdict`, `exit_code` and `culprits` (who is at fault → for how much) before them, and each rung's `verdict`
-before its fields. A night's is schema 3, `schemas/nightly.schema.json`; an audit's, an x-ray's and an identification's
-are schema 1: see the functions below.
+before its fields. A night's is schema 3, `schemas/nightly.schema.json`; an audit's, an x-ray's, an identification's
+and a judgement's are schema 1: see the functions below.
 
 Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from a file are not escaped; bytes
 that are not UTF-8 read \\udcNN.
@@ -12,6 +12,7 @@ that are not UTF-8 read \\udcNN.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ import msgspec
 
 from ..results import SCHEMA_VERSION
 from ..support.plain import plain
-from .writer import Kind, Writer
+from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
     from ..audit import Audit
     from ..audit.audit import AuditHeader
     from ..audit.many import Audits
     from ..audit.xray import XRay
+    from ..captured import Judged
     from ..identification import IdentifyHeader, IdentifyReport
     from ..nightly.records import Cell, Night
     from ..nightly.summary import NightReport, Verdict
@@ -210,6 +212,18 @@ def of_identification(report: IdentifyReport) -> dict[str, Any]:
     return _as_object(fields)
 
 
+def of_judgement(judged: Judged) -> dict[str, Any]:
+    """A captured product as plain objects: kind "judgement"; verdict; exit_code; fitting: the definitions that fit; and
+    the fields of `gguf_verify.captured.Judged` by their names."""
+    fields = asdict(judged) | {"faults": list(judged.faults)}
+    return _as_object(
+        {
+            "schema": _OTHER_VERSION, "kind": "judgement", "verdict": judged.verdict, "exit_code": judged.exit_code,
+            "fitting": judged.fitting, **fields,
+        }
+    )  # fmt: skip
+
+
 def _as_object(fields: dict[str, Any]) -> dict[str, Any]:
     made = plain(fields)
     assert isinstance(made, dict)
@@ -220,6 +234,11 @@ def _text(made: dict[str, Any], indent: int | None = 2) -> str:
     return json.dumps(made, indent=indent, allow_nan=False) + "\n"
 
 
+def renders(kind: Kind) -> Callable[[Any], str]:
+    """What makes the text that `--json` writes of a kind of result."""
+    return lambda result: str(WRITER.renders[kind](result, Form(".json")))
+
+
 WRITER = Writer(
     "JSON", "--json", "also write the report as JSON",
     {
@@ -228,6 +247,7 @@ WRITER = Writer(
         Kind.AUDIT: lambda audit, form: _text(of_audit(audit), None),  # of a large file
         Kind.AUDITS: lambda audits, form: _text(of_audits(audits), None),
         Kind.XRAY: lambda xray, form: _text(of_xray(xray)),
+        Kind.JUDGEMENT: lambda judged, form: _text(of_judgement(judged)),
         Kind.IDENTIFICATION: lambda report, form: _text(of_identification(report)),
     },
 )  # fmt: skip

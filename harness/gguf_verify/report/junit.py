@@ -111,7 +111,7 @@ def _evidence(case: _Case) -> Iterator[str]:
     if case.cell.report is not None:
         yield from (f"{rung.name}: {failure.what}" for rung, failure in case.cell.report.failures)
         if case.cell.report.command:
-            yield f"repeat with: {case.cell.report.command}"
+            yield f"repeat with: {case.cell.report.repeat_of()}"
 
 
 def _timestamp(started: str) -> str:

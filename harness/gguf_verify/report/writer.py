@@ -19,8 +19,9 @@ class Kind(StrEnum):
     """What a command finds, and so what a report is of.
 
     RUN is a `results.Report`, AUDIT an `audit.Audit`, AUDITS an `audit.many.Audits`, XRAY an `audit.xray.XRay`,
-    IDENTIFICATION an `identification.IdentifyReport`, NIGHT a `nightly.summary.NightReport`, COMPARISON a
-    `nightly.compare.Comparison`, and HISTORY a mapping of names to `nightly.records.Night`.
+    IDENTIFICATION an `identification.IdentifyReport`, JUDGEMENT a `captured.Judged`, NIGHT a
+    `nightly.summary.NightReport`, COMPARISON a `nightly.compare.Comparison`, and HISTORY a mapping of names to
+    `nightly.records.Night`.
     """
 
     RUN = "run"
@@ -30,6 +31,7 @@ class Kind(StrEnum):
     IDENTIFICATION = "identification"
     NIGHT = "night"
     COMPARISON = "comparison"
+    JUDGEMENT = "judgement"
     HISTORY = "history"
 
 

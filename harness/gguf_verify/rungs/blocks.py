@@ -25,12 +25,13 @@ from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
 from ..gguf.matrices import label, may_be_matrix
 from ..llama import Evaluation, LlamaRefused
-from ..results import Failure, RungResult, TensorBlocks
+from ..results import Call, Failure, RungResult, TensorBlocks
 from ..semantics import Semantics, product
 from ..semantics.cuda import NoDefinition
 from ..semantics.definitions.q8_1 import encode_q8_1
 from ..semantics.elements import round_to
 from ..support.errors import KernelFault
+from .calls import ALONE, begin_alone, calling, end_alone
 from .exact import ExactProducts
 from .explain import Explanations, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
@@ -47,7 +48,7 @@ _CHUNK_VALUES = 1 << 25
 
 def check(run: Run, result: RungResult) -> None:
     """Judge every block's product. Raises EnvironmentFault where llama.cpp crashes."""
-    wanted = {}
+    wanted, only = {}, begin_alone(run, result)
     for tensor in run.selected():
         if not may_be_matrix(tensor):
             continue
@@ -66,8 +67,11 @@ def check(run: Run, result: RungResult) -> None:
             _check(run, result, wanted, products)
         except LlamaRefused as error:
             result.leave_all("tensors", str(error), "llama.cpp")
+    if only is not None:
+        return end_alone(result, only)
     result.skip("vectors", run.vectors(products))
     run.leave_idle(result)
+    return None
 
 
 RUNG = Rung(
@@ -81,7 +85,7 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
     rows_by_width: dict[int, Floats] = {}
     left = dict(wanted)
     done: Evaluation | None = None
-    exact, explain = ExactProducts(run, result), Explanations(result, run.options.threads)
+    exact, explain = ExactProducts(run, result), Explanations(result, run.options.threads, keep=run.keep)
     capture = session.llama.capture(session.prompt)
     for gemm in run.progress("blocks", capture, total=run.n_matrices(), unit="GEMM"):
         if isinstance(gemm, Evaluation):
@@ -158,15 +162,21 @@ def _one_tensor(
     with exact.of(tensor):
         try:
             for start in range(0, len(rows), step):
+                if run.only is not None and run.only.first_row != start:
+                    continue
                 _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, exact, explain)
         except KernelFault as error:
             name = printable(tensor.name, 64)
-            result.fail(Failure(f"{name}: {error}", tensor.name, culprit=error.culprit, cause=error.cause))
+            result.fail(
+                Failure(f"{name}: {error}", tensor.name, culprit=error.culprit, cause=error.cause, call=error.call)
+            )
             size = fmt.unit // fmt.block_size * fmt.block_bytes
             column, part = np.ascontiguousarray(rows[:step, :size]), np.ascontiguousarray(x[:, : fmt.unit])
             kernel = run.kernel.of(fmt, len(part), len(column), part.shape[1])
             tried = Experiments(kernel, fmt, run.semantics(fmt), column, part, run.options.threads)
             explain.add_fault(error, tried, f"{KERNEL.name} on one block of K", tensor.name, name)
+    if run.only is not None:
+        return
     blocks = len(rows) * -(-tensor.k // fmt.unit)
     tested = run.kernel.is_under_test(fmt)
     result.count_beside("tensors", 1, tested)
@@ -182,6 +192,8 @@ def _one_chunk(
     of_llama = _llama_products(run, result, tensor, fmt, rows, x, start)
     size = fmt.unit // fmt.block_size * fmt.block_bytes
     for b, at in enumerate(range(0, rows.shape[1], size)):
+        if run.only is not None and (run.only.kind, run.only.number) != ("block", b):
+            continue
         column = np.ascontiguousarray(rows[:, at : at + size])
         part = np.ascontiguousarray(x[:, b * fmt.unit : (b + 1) * fmt.unit])
         tokens = (
@@ -190,15 +202,21 @@ def _one_chunk(
         part = part[:tokens]
         own = semantics.bytes_of(part)
         kernel = run.kernel.of(fmt, tokens, len(column), part.shape[1])
-        y = kernel.product(kernel.upload(fmt, column), part)
+        call = Call(kind="block", number=b, first_row=start, m=tokens, n=len(column), k=part.shape[1])
+        with calling(call):
+            y = kernel.product(kernel.upload(fmt, column), part)
+        if run.only is not None:
+            result.count(ALONE)
         expected = exact.product(semantics, fmt, column, own, kernel.order)
-        judged = judge_output(result, KERNEL, tensor, y, expected, semantics, own, None, start, b, values=part)
+        judged = judge_output(
+            result, KERNEL, tensor, y, expected, semantics, own, None, start, b, values=part, call=call
+        )
         if not judged.passed:
             n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])
             explain.add(
                 WrongCall(
                     kernel, fmt, semantics, column, part, own, y, kernel.order, f"{KERNEL.name} on one block of K",
-                    tensor.name, f"{label(tensor, start)} block {b}", m, n, first_row=start, block=b,
+                    tensor.name, f"{label(tensor, start)} block {b}", m, n, first_row=start, block=b, call=call,
                 )
             )  # fmt: skip
         for llama_semantics, theirs, encoded in of_llama:
@@ -212,7 +230,9 @@ def _one_chunk(
             else:
                 llama = product(llama_semantics, fmt, column, of_part)
             side = llama_side(run.backend, llama_semantics)
-            judge_output(result, side, tensor, theirs[b][:tokens], llama, llama_semantics, of_part, None, start, b)
+            judge_output(
+                result, side, tensor, theirs[b][:tokens], llama, llama_semantics, of_part, None, start, b, call=call
+            )
 
 
 def _llama_products(

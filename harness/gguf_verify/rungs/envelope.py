@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from ..diagnosis.experiments import Experiments
 from ..formats import BlockFormat, WeightFormat
@@ -18,9 +19,10 @@ from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
 from ..kernels.domain import EVERYTHING, Domain, Extent
 from ..kernels.interface import Kernel, Weights
-from ..results import Failure, RungResult, Side, TypeEnvelope
+from ..results import Call, Failure, RungResult, Side, TypeEnvelope
 from ..semantics import Order, Product, product
 from ..support.errors import KernelFault
+from .calls import ALONE, calling
 from .explain import Explanations, WrongCall
 from .generated_inputs import any_blocks, drawn, special, ties_of_codes
 from .huge import HugeFound, HugeProbes
@@ -73,11 +75,14 @@ class TypeProbes:
         rows: its rows uint8[N, row bytes], whose blocks are laid out anew.
         like: activations float32[M, K] of the graph, whose size drawn ones have.
         explanations: of the rung.
+        call: of which the calls are variants.
     """
 
     def __init__(
-        self, run: Run, result: RungResult, tensor: Tensor, rows: Bytes, like: Floats, explanations: Explanations
+        self, run: Run, result: RungResult, tensor: Tensor, rows: Bytes, like: Floats, explanations: Explanations,
+        call: Call,
     ) -> None:  # fmt: skip
+        self._origin, self._only = call, run.only
         fmt = tensor.type.weights
         assert fmt is not None
         self._run, self._result, self._tensor, self._like = run, result, tensor, like
@@ -93,21 +98,27 @@ class TypeProbes:
     def check(self) -> None:
         """Run and judge all probes; the envelope is recorded in the result."""
         run, fmt, found = self._run, self._fmt, self.found
-        tested = run.kernel.is_under_test(fmt)
+        tested, only = run.kernel.is_under_test(fmt), self._only
         domain = run.kernel.domain if tested else EVERYTHING
         if len(self._units):
             quantized, brief = isinstance(fmt, BlockFormat), run.options.probes == "brief"
-            for probe in plan(domain, fmt.unit, quantized, run.options.seed, brief):
+            for number, probe in enumerate(plan(domain, fmt.unit, quantized, run.options.seed, brief)):
+                if only is not None and (only.kind, only.number) != ("probe", number):
+                    continue
                 if found.faults + len({wrong[1:] for wrong in found.wrong}) >= _MOST_WRONG:
                     found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
                     break
-                self._probe(probe)
-            if domain.m == Extent():
+                self._probe(probe, number)
+            if only is not None and only.kind == "probe":
+                return
+            if only is None and domain.m == Extent():
                 self._no_tokens()
             large = self._large(domain, brief, tested)
         else:
             large = HugeFound()
             found.not_covered.append(("the probe plan", "the matrix has no whole block to lay out anew"))
+        if only is not None:
+            return
         self._windows()
         self._result.count_beside("outputs at other shapes", found.outputs, tested)
         self._result.envelopes.append(
@@ -124,8 +135,12 @@ class TypeProbes:
         if not tested:
             return HugeFound()
         probes = HugeProbes(
-            self._run, self._result, self._tensor, self._fmt, self._units, self._like, self._explanations
+            self._run, self._result, self._tensor, self._fmt, self._units, self._like, self._explanations, self._origin
         )  # fmt: skip
+        if self._only is not None:
+            (probes.check_grids if self._only.kind == "grid" else probes.check_indices)(domain)
+            self._result.count(ALONE, len(probes.found.grids) + len(probes.found.indices))
+            return probes.found
         probes.check_grids(domain)
         if brief:
             probes.found.not_covered.append(("indices of 2^31 and more", "the brief plan leaves them out"))
@@ -137,7 +152,7 @@ class TypeProbes:
 
     # ---- one probe ---------------------------------------------------------------------------------------------------
 
-    def _probe(self, probe: Probe) -> None:
+    def _probe(self, probe: Probe, number: int) -> None:
         if probe.values == "codes of -128" and self._semantics.activations is not Q8_1:
             return
         rows = self._weights(probe)
@@ -153,15 +168,20 @@ class TypeProbes:
         products: dict[Order | None, list[tuple[slice, Product]]] = {}
         self.found.values |= {probe.values, probe.blocks}
         for m in probe.tokens:
+            if self._only is not None and self._only.m != m:
+                continue
+            call = replace(self._origin, number=number, m=m, n=probe.n, k=probe.k)
             try:
-                self._call(probe, m, rows, x, encoded, uploaded, products)
+                self._call(probe, call, m, rows, x, encoded, uploaded, products)
             except KernelFault as error:
                 if error.culprit == "oracle" and probe.values == "special":  # values beyond what its author thought of
                     self.found.not_covered.append(("activations of every size", str(error)))
                     return
                 self.found.faults += 1
                 words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
-                self._result.fail(Failure(words, self._tensor.name, culprit=error.culprit, cause=error.cause))
+                self._result.fail(
+                    Failure(words, self._tensor.name, culprit=error.culprit, cause=error.cause, call=error.call)
+                )
                 kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
                 tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
                 who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name
@@ -170,33 +190,46 @@ class TypeProbes:
                     return
 
     def _call(
-        self, probe: Probe, m: int, rows: Bytes, x: Floats, encoded: Bytes, uploaded: dict[str, Weights],
+        self, probe: Probe, call: Call, m: int, rows: Bytes, x: Floats, encoded: Bytes, uploaded: dict[str, Weights],
         products: dict[Order | None, list[tuple[slice, Product]]],
     ) -> None:  # fmt: skip
         """One number of tokens of a probe. Raises KernelFault."""
         fmt = self._fmt
-        kernel = self._run.kernel.of(fmt, m, probe.n, probe.k)
-        if kernel.layout not in uploaded:
-            uploaded[kernel.layout] = kernel.upload(fmt, rows)
+        with calling(call):
+            kernel = self._run.kernel.of(fmt, m, probe.n, probe.k)
+            if kernel.layout not in uploaded:
+                uploaded[kernel.layout] = kernel.upload(fmt, rows)
         if kernel.order not in products:
             products[kernel.order] = list(self._exact(rows, encoded, kernel.order))
         weights = uploaded[kernel.layout]
-        outputs = [] if probe.values == "codes of -128" else [("", kernel.product(weights, x[:m]))]
-        if probe.whole or not outputs:
-            outputs.append((", given their bytes", kernel.gemm(weights, np.ascontiguousarray(encoded[:m]))))
-        if probe.whole:
-            self._check_quantizer(kernel, x[:m], encoded[:m])
+        of_codes = probe.values == "codes of -128"
+        given = [False] * (not of_codes) + [True] * (probe.whole or of_codes)
+        if self._only is not None:
+            given = [self._only.given]
+            self._result.count(ALONE)
+        outputs = []
+        for as_bytes in given:
+            with calling(replace(call, given=as_bytes)):
+                if as_bytes:
+                    y = kernel.gemm(weights, np.ascontiguousarray(encoded[:m]))
+                else:
+                    y = kernel.product(weights, x[:m])
+            outputs.append((", given their bytes" if as_bytes else "", y))
+        if probe.whole and (self._only is None or not self._only.given):
+            with calling(call):
+                self._check_quantizer(kernel, x[:m], encoded[:m], call)
         right = []
         for how, y in outputs:
             taken: Floats | Bytes = encoded[:m] if how else x[:m]
-            place = self._judge(probe, m, y, encoded, products[kernel.order], how)
+            this = replace(call, given=bool(how))
+            place = self._judge(probe, this, m, y, encoded, products[kernel.order], how)
             right.append(place is None)
             if place is not None and len(self.found.wrong) < _MOST_WRONG:
                 self._explanations.add(
                     WrongCall(
                         kernel, fmt, self._semantics, rows, taken, encoded[:m], y, kernel.order,
                         f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name,
-                        printable(self._tensor.name, 64), *place,
+                        printable(self._tensor.name, 64), *place, call=this,
                     )
                 )  # fmt: skip
         found = self.found
@@ -211,7 +244,14 @@ class TypeProbes:
             found.wrong.append((m, probe.n, probe.k))
 
     def _judge(
-        self, probe: Probe, m: int, y: Floats, encoded: Bytes, expected: list[tuple[slice, Product]], how: str
+        self,
+        probe: Probe,
+        call: Call,
+        m: int,
+        y: Floats,
+        encoded: Bytes,
+        expected: list[tuple[slice, Product]],
+        how: str,
     ) -> tuple[int, int] | None:
         """Token and row of the first wrong output; None where all are right."""
         of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
@@ -225,7 +265,7 @@ class TypeProbes:
             part = np.ascontiguousarray(y[:, span])
             judgement = judge_output(
                 result, OTHER_SHAPES, self._tensor, part, whole.rows(np.arange(m)), self._semantics, encoded, None,
-                span.start, None, detail,
+                span.start, None, detail, call=call,
             )  # fmt: skip
             self.utilisation = max(self.utilisation, judgement.utilisation)
             if not judgement.passed and first is None:
@@ -236,7 +276,7 @@ class TypeProbes:
                 self._result.fail_more(culprit, n, self._tensor.name)
         return first
 
-    def _check_quantizer(self, kernel: Kernel, x: Floats, expected: Bytes) -> None:
+    def _check_quantizer(self, kernel: Kernel, x: Floats, expected: Bytes, call: Call) -> None:
         quantized = kernel.quantize(x)
         wrong = quantized != expected
         if wrong.any():
@@ -245,7 +285,7 @@ class TypeProbes:
                 f"the kernel's quantizer at M={len(x)}, K={x.shape[1]}: token {m}, byte {at} is "
                 f"{quantized[m, at]:#04x}, expected {expected[m, at]:#04x}"
             )
-            self._result.fail(Failure(words, self._tensor.name, token=m, culprit="kernel"))
+            self._result.fail(Failure(words, self._tensor.name, token=m, culprit="kernel", call=call))
             self.found.wrong.append((len(x), 0, x.shape[1]))
 
     def _exact(self, rows: Bytes, encoded: Bytes, order: Order | None) -> Iterator[tuple[slice, Product]]:

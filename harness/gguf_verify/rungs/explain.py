@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..diagnosis.replay import diagnose_kernel
 from ..diagnosis.seen import name_of
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
-from ..results import LocatedDiagnosis, OutOfRange, OutputMap, RungResult
+from ..results import Call, LocatedDiagnosis, OutOfRange, OutputMap, RungResult
 from ..semantics import Order, Product, Semantics, judge, product
 from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import range_problem
@@ -62,6 +63,7 @@ class WrongCall:
         blames: what is to blame along K for the elements that were looked at.
         first_row: the number, in its matrix, of the first of the rows.
         block: the block of K that the rows are of, where they are of one.
+        call: which call it is.
     """
 
     kernel: Kernel
@@ -80,6 +82,7 @@ class WrongCall:
     blames: tuple[Blame, ...] = ()
     first_row: int = 0
     block: int | None = None
+    call: Call | None = None
 
     def exact(self, span: slice, threads: int) -> Product:
         """The exact product of these rows, which the output is judged by."""
@@ -133,15 +136,21 @@ class Explanations:
         result: of the rung.
         threads: for exact products.
         draws: the rung's result also gets the map of the first wrong output.
+        keep: gets each call that is added.
     """
 
-    def __init__(self, result: RungResult, threads: int, draws: bool = False) -> None:
+    def __init__(
+        self, result: RungResult, threads: int, draws: bool = False, keep: Callable[[WrongCall], None] | None = None
+    ) -> None:
+        self._keep = keep
         self._result, self._threads, self._draws = result, threads, draws
         self._left = MOST_DIAGNOSES
 
     def add(self, call: WrongCall) -> None:
         """Explain a call, where that says more than what is known. Raises KernelFault."""
         result, found = self._result, None
+        if self._keep is not None:
+            self._keep(call)
         if self._draws and result.heat_map is None:
             found = self._look(call)
             result.heat_map = _output_map(call, found.map)

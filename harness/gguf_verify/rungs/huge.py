@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace as replace_fields
 
 from ..formats import SLICE, BlockFormat, WeightFormat
 from ..gguf import Tensor, printable
@@ -27,7 +28,7 @@ from ..hosts.base import POISON, Written
 from ..kernels.domain import Domain
 from ..kernels.interface import Kernel
 from ..kernels.launches import Launched, SparseProduct
-from ..results import Failure, FaultMatch, LocatedDiagnosis, RungResult
+from ..results import Call, Failure, FaultMatch, LocatedDiagnosis, RungResult
 from ..semantics import Order, Product, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault
 from .explain import Explanations
@@ -42,6 +43,7 @@ Floats = npt.NDArray[np.float32]
 _REPEATED, _TOKENS_REPEATED, _FEWEST = 8209, 4099, 521
 #: Outputs of a thread block, and products of a small size, beyond which none is tried; blocks of that size.
 _MOST_OUTPUTS, _MOST_PRODUCTS, _MOST_SMALL = 1 << 16, 1 << 28, 2048
+_INDEX = Call(kind="index")
 #: Tokens and rows of the small size.
 _SMALL = (3, 150)
 #: Thread blocks that are drawn, outputs of each that are judged, and pairs of a row and a token that are multiplied
@@ -82,12 +84,14 @@ class HugeProbes:
         tensor: the first matrix of the type, for the names of failures.
         units: uint8[…, bytes], blocks of the model.
         like: activations float32[M, K] of the graph, whose size drawn ones have.
+        call: of which the calls are variants.
     """
 
     def __init__(
         self, run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, units: Bytes, like: Floats,
-        explanations: Explanations,
+        explanations: Explanations, call: Call = _INDEX,
     ) -> None:  # fmt: skip
+        self._call = call
         self._run, self._result, self._tensor, self._fmt = run, result, tensor, fmt
         self._explanations = explanations
         self._semantics: Semantics = run.semantics(fmt)
@@ -111,6 +115,7 @@ class HugeProbes:
 
     def check_grids(self, domain: Domain) -> None:
         """Fail the kernel where CUDA would not make its launches."""
+        self._call = replace_fields(self._call, kind="grid", m=0, n=0, k=0)
         for m, n, k in wide(domain, self.unit):
             at = f"M={m}, N={n}, K={k}"
             try:
@@ -136,6 +141,7 @@ class HugeProbes:
 
     def check_indices(self, domain: Domain) -> None:
         """Run and judge some thread blocks of each large product."""
+        self._call = replace_fields(self._call, kind="index", m=0, n=0, k=0)
         row, token = len(self._weights) / self._values, len(self._x) / (_TOKENS_REPEATED * self._of_x)
         tried = huge(domain, self.unit, row, token)
         for what in ("M·N", "N·K", "M·K"):
@@ -341,7 +347,7 @@ class HugeProbes:
         culprit = "kernel" if wrong.error is None else wrong.error.culprit
         self._result.fail(
             Failure(words, self._tensor.name, token=wrong.token, got=wrong.got, expected=wrong.expected,
-                    culprit=culprit)
+                    culprit=culprit, call=self._call)
         )  # fmt: skip
         if named is not None:
             name = self._tensor.name

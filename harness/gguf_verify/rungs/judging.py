@@ -12,7 +12,7 @@ from ..gguf import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..hosts.base import POISON
 from ..llama.backends import Backend
-from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, Side
+from ..results import MAX_FAILURES, MAX_HEX_BYTES, Call, Failure, RungResult, Side
 from ..semantics import Judgement, Order, Product, Semantics, judge
 from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import overflow_reason
@@ -67,7 +67,7 @@ def describe(value: np.float32, expected: Product, m: int, n: int, why: Callable
 def judge_output(
     result: RungResult, side: Side, tensor: Tensor, y: Floats, expected: Product, semantics: Semantics, x: Bytes,
     block_of: Callable[[int, int], Blame | None] | None = None, first_row: int = 0, at_block: int | None = None,
-    detail: str = "", values: Floats | None = None,
+    detail: str = "", values: Floats | None = None, call: Call | None = None,
 ) -> Judgement:  # fmt: skip
     """Judge y float32[M, n], rows `first_row`… of the tensor, and record utilisation, score and failures.
 
@@ -79,6 +79,7 @@ def judge_output(
         at_block: the block that y is the product of, where it is of one.
         detail: more about the call, for the words.
         values: float32[M, K] that x was quantized from, where that is known.
+        call: that gave y.
     """
     with stage("judging"):
         judgement = judge(y, expected)
@@ -117,7 +118,7 @@ def judge_output(
                 f"{side.name}{detail}: {place}: the output {what}", tensor.name, row, block, int(m),
                 None if block is None else tensor.block_offset(row, block * _unit(tensor)),
                 raw, float(got), exact, bound, difference / bound if bound else float("inf"), tensor.part,
-                matrix_of(tensor, row), fault_of.culprit(int(m), int(n)), kind, met,
+                matrix_of(tensor, row), fault_of.culprit(int(m), int(n)), kind, met, call=call,
             )
         )  # fmt: skip
         more[fault_of.culprit(int(m), int(n))] -= 1
@@ -172,7 +173,7 @@ def _reason(
 
 def judge_whole(
     result: RungResult, matrix: Matrix, first_row: int, y: Floats, semantics: Semantics, x: Bytes, order: Order | None,
-    exact: ExactProducts,
+    exact: ExactProducts, call: Call | None = None,
 ) -> tuple[int, int] | None:  # fmt: skip
     """Judge a kernel's whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`.
     Returns token and row of the first wrong element, the first row's."""
@@ -182,7 +183,9 @@ def judge_whole(
             span = slice(start, start + step)
             expected = exact.product(semantics, matrix.fmt, matrix.rows[span], x, order)
             part = np.ascontiguousarray(y[:, span])
-            judged = judge_output(result, KERNEL, matrix.tensor, part, expected, semantics, x, None, first_row + start)
+            judged = judge_output(
+                result, KERNEL, matrix.tensor, part, expected, semantics, x, None, first_row + start, call=call
+            )
             if not judged.passed and first is None:
                 n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])
                 first = m, start + n

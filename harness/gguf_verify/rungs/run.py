@@ -18,7 +18,7 @@ from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama, LlamaRefused
 from ..llama.backends import BACKENDS, Backend
-from ..results import Options, RungResult
+from ..results import Call, Options, RungResult
 from ..semantics import Semantics, llama_cpu_semantics
 from ..support.errors import UsageError
 from ..support.progress import progress_bar
@@ -39,6 +39,13 @@ class Run:
     options: Options = field(default_factory=Options)
     #: Called at each step of a rung.
     tick: Callable[[], object] = lambda: None
+    #: Gets each call with a wrong output, as a rung finds it (`rungs.explain.WrongCall`).
+    keep: Callable[[Any], None] | None = None
+
+    @cached_property
+    def only(self) -> Call | None:
+        """The one call that this run makes, where `--only-call` asks for one. Raises UsageError."""
+        return Call.parse(self.options.only_call) if self.options.only_call else None
 
     @cached_property
     def library(self) -> Llama:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, WeightFormat
@@ -18,9 +19,10 @@ from ..gguf.matrices import label, matrix_of
 from ..hosts import HOSTS
 from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
-from ..results import Failure, Options, RungResult
+from ..results import Call, Failure, Options, RungResult
 from ..semantics import judge, product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from .calls import ALONE, calling
 from .explain import Explanations
 from .generated_inputs import drawn
 from .run import Matrix, Run
@@ -63,7 +65,7 @@ def inputs(fmt: WeightFormat, rows: Bytes, like: Floats, seed: int) -> Iterator[
 
 
 def check_schedules(
-    run: Run, result: RungResult, matrix: Matrix, like: Floats, first_row: int, explanations: Explanations
+    run: Run, result: RungResult, matrix: Matrix, like: Floats, first_row: int, explanations: Explanations, call: Call
 ) -> None:
     """Run the kernel of a type under `schedules`, and record where it does not give the bits of the ordinary launch.
 
@@ -72,16 +74,21 @@ def check_schedules(
         like: activations float32[M, K], whose size drawn ones get.
         first_row: of the matrix in its tensor, for failures.
         explanations: of the rung.
+        call: of which the calls are variants; their number counts shapes and, of each, schedules.
 
     Raises KernelFault where the ordinary launch does; EnvironmentFault where checks were asked for and cannot be done.
     """
     failed = set[str]()
     unset: dict[str, dict[str, None]] = {}
-    for rows, x in inputs(matrix.fmt, matrix.rows, like, run.options.seed):
+    every = schedules(run.options)
+    for i, (rows, x) in enumerate(inputs(matrix.fmt, matrix.rows, like, run.options.seed)):
         m, n, k = len(x), len(rows), x.shape[1]
         kernel = run.kernel.of(matrix.fmt, m, n, k)
         expected: Floats | None = None
-        for schedule in schedules(run.options):
+        for j, schedule in enumerate(every):
+            this = replace(call, number=i * len(every) + j, m=m, n=n, k=k)
+            if run.only is not None and run.only.number != this.number:
+                continue
             kind = "checked" if schedule.checked else "order"
             if kind in failed:
                 continue
@@ -102,11 +109,12 @@ def check_schedules(
                 left_out = f"the kernel could not be run under another schedule ({schedule.words}): {error}"
                 result.note(left_out, first=True)
                 continue
-            result.count(LAUNCHES)
+            result.count(LAUNCHES if run.only is None else ALONE)
             unset.setdefault(kernel.name, {}).update(dict.fromkeys(under.unset))
             if y is not None:
                 if expected is None:
-                    expected = kernel.product(kernel.upload(matrix.fmt, rows), x)
+                    with calling(this):
+                        expected = kernel.product(kernel.upload(matrix.fmt, rows), x)
                 found = difference(y, expected, schedule)
                 if found is not None and kernel.order is None and under.adds_floats:
                     found = _outside(run, matrix, rows, x, y)
@@ -118,7 +126,7 @@ def check_schedules(
                 failed.add(kind)
                 name, number = label(matrix.tensor, first_row), matrix_of(matrix.tensor, first_row)
                 where = f"{name}: at {m} tokens, N = {n}, K = {k}"
-                result.fail(Failure(f"{where}: {found}", matrix.tensor.name, matrix=number))
+                result.fail(Failure(f"{where}: {found}", matrix.tensor.name, matrix=number, call=this))
                 tried = Experiments(kernel, matrix.fmt, run.semantics(matrix.fmt), rows, x, run.options.threads)
                 who = f"kernel under another schedule, M={m}, N={n}, K={k}"
                 explanations.add_fault(found, tried, who, matrix.tensor.name, name)

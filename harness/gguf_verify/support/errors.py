@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 EXIT_VERIFIED = 0
 EXIT_MISMATCH = 1
@@ -93,6 +93,8 @@ class KernelFault(HarnessError):
     culprit: ClassVar[Culprit] = "kernel"
     #: What further faults of the same cause have in common, such as the line that raised; "" where nothing does.
     cause = ""
+    #: The `results.Call` in which it happened, where that is known.
+    call: Any = None
 
 
 class OracleFault(KernelFault):
@@ -113,6 +115,20 @@ class KernelFinding(KernelFault):
     def __init__(self, kind: str, words: str, lines: tuple[str, ...] = ()) -> None:
         super().__init__(words)
         self.kind, self.words, self.lines = kind, words, lines
+
+
+class VerificationError(AssertionError):
+    """What `raise_for_mismatch` raises: a result is not verified. It is an AssertionError, so that test runners take it
+    for a failed test, and not for an error of the test.
+
+    Args:
+        message: at most 15 lines.
+        report: the result: a `Report`, an `Audit`, an `IdentifyReport` or a `Judged`.
+    """
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 def say(line: str) -> None:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[Any]:
-    """A bar that appears after a second and vanishes at the end."""
+    """A bar that appears after a second and vanishes at the end. There is none where standard error is no terminal,
+    since a file would keep each of its steps."""
+    shown = shown and sys.stderr is not None and sys.stderr.isatty()
     bar: tqdm[Any] = submodule("tqdm.std").tqdm(
         desc=what,
         total=total,

@@ -80,7 +80,9 @@ def test_a_failure_says_how_to_repeat_it(tmp_path: Path) -> None:
     assert "<code>00 7e</code>" in page.read_text()
     assert "<b>nan</b>" in page.read_text()
     assert "block at byte" in done.stdout
-    assert f"repeat with: verify_model.py {path} --rungs bytes" in done.stdout
+    script = ROOT / "scripts" / "verify_model.py"
+    repeat = f"python {script} {path} --probes brief --rungs bytes --tensor '^blk[.]0[.]attn_q[.]weight$'"
+    assert f"repeat with: {repeat}\n" in done.stdout
     assert json.loads(out.read_text())["rungs"][0]["failures"][0]["block_hex"].startswith("007e")
 
 

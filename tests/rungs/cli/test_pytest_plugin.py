@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from gguf_verify.pytest_plugin import _Model, _options
+from gguf_verify.results import Options, Report
+from gguf_verify.support.command_line import pattern_of
+from tests.support import records
 from tests.support.tools import FIXTURES, ROOT
 
 pytest_plugins = ["pytester"]
 
+COUNTED = """
+import os, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, {root!r})
+tempfile.mkstemp(suffix=".started", dir={folder!r})
+from gguf_verify import kernel
+from tests.rungs.rungs.test_envelope import product
+
+gemm = kernel(formats=["Q4_0"], semantics="q8_1")(product)
+"""
 KERNELS = ROOT / "tests" / "support" / "foreign_kernels.py"
 
 
@@ -19,28 +39,125 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
     """attn_k has 128 rows, attn_q 256; the suite's own tests run too. No product uses token_embd."""
     pytester.makepyfile("def test_own(): pass")
-    tensor = ("--gguf-tensor", r"blk\.0\.attn_[qk]\.|token_embd")
+    tensor = ("--gguf-tensor", r"blk\.0\.attn_[qk]\.|token_embd", "--gguf-probes=brief")
     done = run(pytester, f"--gguf-kernel={KERNELS}:crashes_for_128_rows", *tensor)
-    done.assert_outcomes(passed=2, failed=1, skipped=1)
-    done.stdout.fnmatch_lines(["blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"])
+    done.assert_outcomes(passed=3, failed=1, skipped=1)
+    done.stdout.fnmatch_lines(["*blk.0.attn_k.weight: the kernel crashed: its process died of SIGSEGV"])
     done.stdout.fnmatch_lines(["PASSED gguf::blk.0.attn_q.weight"])
+    done.stdout.fnmatch_lines(["PASSED gguf::the kernel was called"])
     assert "Traceback" not in done.stdout.str()
 
 
 def test_more_failures_than_a_record_holds(pytester: pytest.Pytester) -> None:
-    """Every matrix is wrong, and every test fails."""
-    tensor = ("--gguf-tensor", r"blk\.[0-2]\.attn_k\.")
+    """Every matrix is wrong, and every test fails with a message of its own: of at most 15 lines, with numbers, place,
+    explanation and the command that repeats the call."""
+    tensor = ("--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-probes=brief")
     done = run(pytester, f"--gguf-kernel={KERNELS}:drops_s", *tensor)
-    outcomes = done.parseoutcomes()
-    assert outcomes == {"failed": 3}
-    done.stdout.fnmatch_lines(["*blk.2.attn_k.weight row *: the output is outside the bound*"])
+    assert done.parseoutcomes() == {"failed": 2, "passed": 1}
+    failures = re.split("^=+ (?:short|PASSES)", done.stdout.str(), flags=re.MULTILINE)[0]
+    sections = re.split(r"^_+ .*? _+$", failures, flags=re.MULTILINE)[1:]
+    assert len(sections) == 2
+    for i, section in enumerate(sections):
+        name, lines = f"blk.{i}.attn_k.weight", section.strip().splitlines()
+        assert len(lines) <= 15
+        assert re.search(rf"not verified on {re.escape(name)} of tiny-Q4_0\.gguf: mismatch", lines[0])
+        text = "\n".join(lines[:-1])
+        for words in ("got ", "expected ", "bound ", "utilisation ", "at byte ", "Diagnosis: ", "Fix: ", "At fault: "):
+            assert words in text, (words, section)
+        assert lines[-1].startswith("repeat with: gguf-verify ")
+        assert f"--tensor '{pattern_of(name)}' --only-call " in lines[-1]
+
+
+def test_who_comes_second_reads_the_report_of_the_first(tmp_path: Path) -> None:
+    """The short variant of the next test: the second asks while the first is verifying."""
+    report = Report(environment=records.environment(), rungs=[records.rung("layers")])
+    begun, end, calls, found = threading.Event(), threading.Event(), [], []
+
+    def verified(tensor: str | None) -> Report:
+        calls.append(tensor)
+        begun.set()
+        assert end.wait(60)
+        return report
+
+    model: Any = SimpleNamespace(_verified=verified)
+    workers = [threading.Thread(target=lambda: found.append(_Model._shared(model, tmp_path))) for _ in range(2)]
+    workers[0].start()
+    assert begun.wait(60)
+    workers[1].start()
+    end.set()
+    for worker in workers:
+        worker.join(60)
+    assert calls == [None]
+    assert [r.to_dict() for r in found] == [report.to_dict()] * 2
+
+
+@pytest.mark.slow
+def test_the_workers_of_xdist_share_one_run(pytester: pytest.Pytester) -> None:
+    """The kernel's process leaves a mark at each start: two workers verify as often as one does."""
+    source = pytester.makepyfile(counted=COUNTED.format(root=str(ROOT), folder=str(pytester.path)))
+    arguments = (f"--gguf-kernel={source}:gemm", "--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-probes=brief")
+    outcomes, starts = [], []
+    for workers in ((), ("-n2",)):
+        outcomes.append(run(pytester, *arguments, *workers).parseoutcomes())
+        marks = list(pytester.path.glob("*.started"))
+        starts.append(len(marks))
+        for mark in marks:
+            mark.unlink()
+    assert outcomes == [{"passed": 3}] * 2
+    assert starts[0] == starts[1] > 0
+
+
+def test_the_fixtures(pytester: pytest.Pytester) -> None:
+    """A model and kernels of the suite's own."""
+    pytester.makeconftest(f"""
+        import pytest
+        @pytest.fixture(scope="session")
+        def gguf_model():
+            return {str(FIXTURES / "tiny-Q4_0.gguf")!r}
+        @pytest.fixture
+        def chosen():
+            return dict(rungs=["layers"], tensor="blk.0.attn_k", probes="brief", host="cpu")
+    """)
+    pytester.makepyfile(f"""
+        def test_right(verify_kernel, chosen):
+            assert verify_kernel("q8_1_naive", **chosen)
+        def test_wrong(verify_kernel, chosen):
+            verify_kernel({f"{KERNELS}:drops_s"!r}, **chosen)
+        def test_no_kernel(verify_kernel, chosen):
+            verify_kernel(**chosen)
+        def test_own(verify_kernel, gguf_kernel):
+            pass
+    """)
+    done = pytester.runpytest_subprocess("-p", "gguf_verify.pytest_plugin", "-rA", timeout=120)
+    assert done.parseoutcomes() == {"passed": 1, "failed": 2, "errors": 1}
+    done.stdout.fnmatch_lines(
+        ["*VerificationError: kernel *drops_s (declares q8_1) is not verified on tiny-Q4_0.gguf*"]
+    )
+    assert done.stdout.str().count("no kernel is given: --gguf-kernel KERNEL") >= 2
+    assert "shown.py" not in done.stdout.str()
+
+
+def test_a_kernel_that_was_never_called(pytester: pytest.Pytester) -> None:
+    """A model of F16: its matrices are multiplied by kernels that stand beside the one under test."""
+    options = (f"--gguf={FIXTURES / 'tiny-F16.gguf'}", "--gguf-host=cpu", "--gguf-tensor", r"blk\.0\.attn_k")
+    arguments = ("-p", "gguf_verify.pytest_plugin", "-rA", "--gguf-probes=brief", *options)
+    done = pytester.runpytest_subprocess(*arguments, f"--gguf-kernel={KERNELS}:drops_s", timeout=120)
+    assert done.ret == pytest.ExitCode.TESTS_FAILED
+    done.stdout.fnmatch_lines(["kernel *drops_s was never called: it multiplies Q4_0"])
+
+
+def test_the_defaults_are_the_command_lines(pytestconfig: pytest.Config) -> None:
+    config = pytestconfig.__class__.fromdictargs({}, ["-p", "gguf_verify.pytest_plugin"])
+    assert _options(config) == Options()
+    chosen = _options(config, probes="brief", prompt="Once")
+    assert (chosen.probes, chosen.prompt) == ("brief", "Once")
 
 
 def test_what_cannot_be_run(pytester: pytest.Pytester) -> None:
     done = run(pytester, "--gguf-tensor", "nothing")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done = run(pytester, "--gguf-kernel", "nope.py:gemm", "--gguf-tensor", r"blk\.0\.attn_q\.")
-    done.assert_outcomes(failed=1)
+    done.assert_outcomes(failed=2)
     done.stdout.fnmatch_lines(["kernel nope.py:gemm: nope.py is not a file"])
 
 

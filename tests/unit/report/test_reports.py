@@ -343,7 +343,8 @@ def test_html_holds_no_more_than_its_own(name: str) -> None:
     assert found.elements.count("script") == found.elements.count("style") == 1
     assert not {"img", "link", "iframe", "object", "base", "form"} & {*found.elements}
     assert len(found.ids) == len({*found.ids})
-    links = {"https://example.invalid)", "https://example.i…"}  # text of a hostile name
+    # text of a hostile name, also in a pattern
+    links = {"https://example.invalid)", "https://example.i…", r"https://example[.]invalid\\)\\"}
     assert set(re.findall(r"https?://[^\s\"'<]*", made)) <= links
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e\u2066\ufffe\udc80]", made)
     assert ("{{ 7*7 }}{% raw %}" in made) == ("hostile" in name)

@@ -151,18 +151,18 @@ class Run:
 def of(report: Report, failures: int = 80) -> Run:
     """A run with at most so many failures."""
     layers, tokens = report.rung("layers"), report.rung("tokens")
-    gemms = layers.gemms if layers else []
+    gemms = layers.gemms if layers is not None else []
     tensors = _tensors(report)
     counts = _counts(report)
-    heads, said = _tokens(tokens) if tokens else ([], [])
-    whole = grid.of_layers(layers) if layers else None
+    heads, said = _tokens(tokens) if tokens is not None else ([], [])
+    whole = grid.of_layers(layers) if layers is not None else None
     envelopes = [e for r in report.rungs for e in r.envelopes]
     return Run(
         verdict=report.words, level=LEVELS.get(report.verdict, "warn"), sentence=_sentence(report),
-        margin=_margin(report), command=report.command,
+        margin=_margin(report), command=report.repeat_of(),
         environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
         explained=_all_explained(report),
-        wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers and layers.heat_map else None,
+        wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers is not None and layers.heat_map else None,
         first=_first(report), counts=counts[:MOST_ROWS], n_counts=len(counts),
         failures=[Failed(r.name, f, f.block_hex or "") for r, f in report.failures[:failures]],
         n_failures=report.n_failures, fault=report.fault or report.unfinished,

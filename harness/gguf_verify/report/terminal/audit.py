@@ -15,6 +15,7 @@ from ...audit.fingerprint import Fingerprint
 from ...audit.many import Audits, Unopened
 from ...audit.source import Comparison, Outcome
 from ...gguf import Finding, GgufFile
+from ...support.command_line import shown
 from ...support.text import byte_range, printable
 from ..writer import Form
 from . import waivers, xray
@@ -338,4 +339,4 @@ def _verdict(audit: Audit) -> Iterator[Text]:
     verdict = (audit.words.upper(), STYLES[audit.verdict])
     yield said(verdict, f"{looked} in {audit.seconds:.1f} s: {counts}")
     if audit.exit_code and audit.command:
-        yield Text(f"repeat with: {printable(audit.command)}")
+        yield Text(f"repeat with: {shown(audit.command)}")

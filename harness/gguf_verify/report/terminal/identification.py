@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...support.command_line import shown
 from ...support.text import printable
 from ..writer import Form
 from .console import BAD, GOOD, WARN, facts, rendered, said, table
@@ -42,7 +43,7 @@ def _parts(report: IdentifyReport) -> Iterator[RenderableType]:
     word, style, rest = _VERDICTS.get(report.exit_code, ("NOT EVERYTHING IDENTIFIED", WARN, ""))
     yield said((word, style), rest)
     if report.exit_code and report.command:
-        yield Text(f"repeat with: {printable(report.command)}")
+        yield Text(f"repeat with: {shown(report.command)}")
 
 
 def _products(report: IdentifyReport) -> Table:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...results import CULPRITS, Environment, Failure, LocatedDiagnosis, Report, RungResult, TypeEnvelope, Unverified
+from ...support.command_line import shown
 from ...support.text import ELLIPSIS, printable
 from .. import grid
 from ..writer import Form
@@ -277,7 +278,7 @@ def _waived(report: Report, form: Form) -> Iterator[RenderableType]:
 def _repeat(report: Report) -> Iterator[RenderableType]:
     if report.exit_code and report.command:
         yield ""
-        yield Text(f"repeat with: {printable(report.command)}")
+        yield Text(f"repeat with: {shown(report.repeat_of())}")
 
 
 # ---- what was checked, and for what it holds -------------------------------------------------------------------------

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace as replace_fields
 
 from ...diagnosis.localisation import Blame, blame
 from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of, where
 from ...kernels.interface import Kernel
 from ...llama import Gemm
-from ...results import Failure, RungResult, Side
+from ...results import Call, CallKind, Failure, RungResult, Side
 from ...semantics import Order, Product, Semantics, product
 from ...semantics.elements import round_to
 from ...support.errors import Culprit
+from ..calls import ALONE, calling
 from ..envelope import OTHER_SHAPES
 from ..exact import ExactProducts
 from ..explain import WrongBytes, WrongCall
+from ..generated_inputs import every_size
 from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
 from ..run import Matrix, Run
 from .activations import llama_activations, llama_bytes
 from .outputs import Activations, KernelCalls, Outputs, check_quantizer, run_kernel
-from .shapes import Trial, with_more_tokens
+from .shapes import OTHER_M as OTHER_TOKENS
+from .shapes import Trial, cut_trials, with_more_tokens
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -32,6 +37,8 @@ Floats = npt.NDArray[np.float32]
 #: The kernel's outputs beside KERNEL: on llama.cpp's activation bytes, for other numbers of tokens, of other shapes.
 SHARED = Side("kernel on llama.cpp's activations", True)
 OTHER_M = Side("kernel at other M", True)
+#: The kernel's outputs → the kind of their calls.
+_KINDS: dict[str, CallKind] = {KERNEL.name: "own", SHARED.name: "shared", OTHER_M.name: "other-m"}
 
 
 @dataclass
@@ -42,6 +49,7 @@ class GemmJudge:
         run, result: of the rung.
         matrix, gemm: the weights, and the product as llama.cpp computed it.
         llama: the definition of llama.cpp's product.
+        use: how many products with this matrix came before in the rung.
     """
 
     run: Run
@@ -49,6 +57,7 @@ class GemmJudge:
     matrix: Matrix
     gemm: Gemm
     llama: Semantics
+    use: int = 0
     #: Whose output → its worst utilisation.
     utilisation: dict[Side, float] = field(default_factory=dict)
     #: Whose output → the kernel's first call with a wrong one.
@@ -84,41 +93,120 @@ class GemmJudge:
         other = Activations.of(self.semantics, values)
         return run_kernel(
             self.calls, self.result, self.matrix, self.gemm.first_row, self.own, self.shared_bytes, other, other_m,
-            self.semantics, self.wrong_bytes,
+            self.semantics, self.wrong_bytes, self.call("own"),
         )  # fmt: skip
 
-    def check_quantizer(self, kernel_values: Floats) -> None:
+    def call(self, kind: CallKind, **other: int) -> Call:
+        """A call that is made for this GEMM; `other`: fields that are not those of the graph's own product."""
+        m, n, k = self.gemm.shape
+        fields: dict[str, Any] = {"m": m, "n": n, "k": k, "first_row": self.gemm.first_row, "use": self.use}
+        return Call(kind=kind, **(fields | other))
+
+    def repeat(self, only: Call, exact: ExactProducts) -> None:
+        """Make and judge one call alone, of this GEMM or at another shape of it. Raises KernelFault."""
+        values = with_more_tokens(self.gemm.x, max(OTHER_TOKENS), self.run.options.seed)
+        if only.kind == "cut":
+            for number, trial in enumerate(cut_trials(self.matrix, values)):
+                if number == only.number:
+                    self.try_shape(trial, number, only)
+            return
+        if only.kind in ("quantizer", "every-size"):
+            if only.kind == "every-size":
+                x, m = every_size(self.matrix.tensor.k), len(self.gemm.x)
+            elif only.number:
+                trials = list(cut_trials(self.matrix, values))[only.number - 1 :]
+                if not trials:
+                    return
+                x, m = trials[0].x, len(self.gemm.x)
+            else:
+                x, m = (self.gemm.x, only.m) if only.m == len(self.gemm.x) else (values[: only.m], only.m)
+            with calling(only):
+                kernel, _ = self.calls.at(m)
+            wrong = check_quantizer(
+                self.result, kernel, self.semantics, self.matrix, self.gemm.first_row, x, self.semantics.bytes_of(x),
+                only,
+            )  # fmt: skip
+            self.wrong_bytes += [] if wrong is None else [wrong]
+            self.result.count(ALONE)
+            return
+        m = only.m if only.kind == "other-m" else len(self.gemm.x)
+        x = values[:m] if only.kind == "other-m" else self.gemm.x
+        made = self._alone(only, x)
+        step = max(1, CHUNK_OUTPUTS // m)
+        for start in range(0, len(self.matrix.rows), step):
+            span = slice(start, start + step)
+            rows, theirs = self.matrix.rows[span], None
+            if only.kind in ("reference", "shared"):
+                theirs = self._exact(self.llama, rows, self.llama_bytes)
+            if only.kind == "reference" and theirs is not None:
+                self._judge_llama(span, theirs)
+            elif only.kind == "shared" and made is not None and theirs is not None:
+                expected = self._exact(self.semantics, rows, self.shared_bytes)
+                self._judge_kernel(SHARED, made, span, expected, self.shared_bytes)
+                self._compare_directly(made, span, expected, theirs)
+            elif made is not None:
+                taken = self.own if only.kind == "own" else Activations.of(self.semantics, x)
+                expected = exact.product(
+                    self.semantics, self.matrix.fmt, rows, taken.encoded, self.calls.at(m)[0].order
+                )
+                side, detail = (KERNEL, "") if only.kind == "own" else (OTHER_M, f" at M={m}")
+                self._judge_kernel(side, made, span, expected, taken.encoded, taken.values, detail)
+        self.result.count(ALONE)
+
+    def _alone(self, only: Call, x: Floats) -> Floats | None:
+        """What the kernel gives; None where the call is llama.cpp's. Raises KernelFault."""
+        if only.kind == "reference":
+            return None
+        with calling(only):
+            kernel, weights = self.calls.at(len(x))
+            return kernel.gemm(weights, self.shared_bytes) if only.kind == "shared" else kernel.product(weights, x)
+
+    def check_quantizer(self, kernel_values: Floats, call: Call) -> None:
         """Check the quantizer of the kernel for the graph's tokens on values float32[M, K]. Raises KernelFault."""
-        kernel, _ = self.calls.at(len(self.gemm.x))
+        with calling(call):
+            kernel, _ = self.calls.at(len(self.gemm.x))
         encoded = self.semantics.bytes_of(kernel_values)
         wrong = check_quantizer(
-            self.result, kernel, self.semantics, self.matrix, self.gemm.first_row, kernel_values, encoded
+            self.result, kernel, self.semantics, self.matrix, self.gemm.first_row, kernel_values, encoded, call
         )
         if wrong is not None:
             self.wrong_bytes.append(wrong)
 
-    def try_shape(self, trial: Trial) -> None:
-        """Run and judge the kernel at another shape, on its own quantizer and on bytes. Raises KernelFault."""
+    def try_shape(self, trial: Trial, number: int, only: Call | None = None) -> None:
+        """Run and judge the kernel at another shape, on its own quantizer and on bytes. Raises KernelFault.
+
+        Args:
+            number: of the trial.
+            only: make this call alone.
+        """
         taken = Activations.of(self.semantics, trial.x)
         m, n = len(trial.x), len(trial.rows)
         fmt = self.matrix.fmt
-        self.check_quantizer(trial.x)
-        kernel = self.run.kernel.of(fmt, m, n, trial.k)
-        weights = kernel.upload(fmt, trial.rows)
+        call = self.call("cut", number=number, m=m, n=n, k=trial.k)
+        if only is None:
+            self.check_quantizer(trial.x, replace_fields(call, kind="quantizer", number=number + 1))
+        with calling(call):
+            kernel = self.run.kernel.of(fmt, m, n, trial.k)
+            weights = kernel.upload(fmt, trial.rows)
         expected = self._exact(self.semantics, trial.rows, taken.encoded, kernel.order)
-        for y, given, how in (
-            (kernel.product(weights, trial.x), trial.x, ""),
-            (kernel.gemm(weights, taken.encoded), taken.encoded, ", on their bytes"),
-        ):
+        for how in ("", ", on their bytes"):
+            call = replace_fields(call, given=bool(how))
+            if only is not None and call.given != only.given:
+                continue
+            with calling(call):
+                y = kernel.gemm(weights, taken.encoded) if how else kernel.product(weights, trial.x)
+            given: Floats | Bytes = taken.encoded if how else trial.x
+            if only is not None:
+                self.result.count(ALONE)
             detail = f" of {n} rows{trial.words} and K = {trial.k}, {m} tokens{how}"
             judgement = judge_output(
                 self.result, OTHER_SHAPES, self.matrix.tensor, y, expected, self.semantics, taken.encoded, None,
-                self.gemm.first_row, None, detail,
+                self.gemm.first_row, None, detail, call=call,
             )  # fmt: skip
             if not judgement.passed and OTHER_SHAPES not in self.wrong:
                 at_n, at_m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
                 self._keep_wrong(
-                    OTHER_SHAPES, kernel, trial.rows, given, taken.encoded, y, kernel.order, detail, (at_m, at_n)
+                    OTHER_SHAPES, kernel, trial.rows, given, taken.encoded, y, kernel.order, detail, (at_m, at_n), call
                 )
             self._keep_worst(OTHER_SHAPES, judgement.utilisation)
             self.n_other_shapes += y.size
@@ -165,7 +253,7 @@ class GemmJudge:
         part = np.ascontiguousarray(self.gemm.y[:, span])
         judgement = judge_output(
             self.result, self.llama_side, self.matrix.tensor, part, expected, self.llama, self.llama_bytes, None,
-            self.gemm.first_row + span.start,
+            self.gemm.first_row + span.start, call=self.call("reference"),
         )  # fmt: skip
         self._keep_worst(self.llama_side, judgement.utilisation)
 
@@ -182,24 +270,25 @@ class GemmJudge:
         taken = encoded if values is None else values[: len(y)]
         order = self.calls.at(len(y))[0].order if expected.ordered is not None else None
         part, blames = np.ascontiguousarray(y[:, span]), list[Blame]()
+        call = self.call(_KINDS[side.name], m=len(y))
         judgement = judge_output(
             self.result, side, self.matrix.tensor, part, expected, self.semantics, encoded,
-            self._localiser(span, taken, order, blames), self.gemm.first_row + span.start, None, detail, values,
+            self._localiser(span, taken, order, blames), self.gemm.first_row + span.start, None, detail, values, call,
         )  # fmt: skip
         if not judgement.passed and side not in self.wrong:
             n, m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
             kernel, at = self.calls.at(len(y))[0], (m, span.start + n)
-            self._keep_wrong(side, kernel, self.matrix.rows, taken, encoded, y, order, detail, at, tuple(blames))
+            self._keep_wrong(side, kernel, self.matrix.rows, taken, encoded, y, order, detail, at, call, tuple(blames))
         self._keep_worst(side, judgement.utilisation)
 
     def _keep_wrong(
         self, side: Side, kernel: Kernel, rows: Bytes, taken: Floats | Bytes, encoded: Bytes, y: Floats,
-        order: Order | None, detail: str, at: tuple[int, int], blames: tuple[Blame, ...] = (),
+        order: Order | None, detail: str, at: tuple[int, int], call: Call, blames: tuple[Blame, ...] = (),
     ) -> None:  # fmt: skip
         tensor = self.matrix.tensor
         self.wrong[side] = WrongCall(
             kernel, self.matrix.fmt, self.semantics, rows, taken, encoded, y, order, f"{side.name}{detail}",
-            tensor.name, label(tensor, self.gemm.first_row), *at, blames,
+            tensor.name, label(tensor, self.gemm.first_row), *at, blames, call=call,
         )  # fmt: skip
 
     def _localiser(
@@ -243,6 +332,6 @@ class GemmJudge:
                     f"{where(tensor, row, m)}: on the same activation bytes the kernel and llama.cpp differ by more "
                     "than both bounds", tensor.name, row, token=m, got=float(y[m, span.start + n]),
                     expected=float(self.gemm.y[m, span.start + n]), bound=float(allowed[m, n]),
-                    matrix=matrix_of(tensor, row), culprit=culprit,
+                    matrix=matrix_of(tensor, row), culprit=culprit, call=self.call("shared"),
                 ), int(wrong.sum())
             )  # fmt: skip

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from ...gguf.matrices import label, where
 from ...kernels.interface import Kernel, Weights
-from ...results import Failure, RungResult
+from ...results import Call, Failure, RungResult
 from ...semantics import Semantics
+from ..calls import calling
 from ..explain import WrongBytes
 from ..run import Matrix, Run
 
@@ -36,11 +38,16 @@ class KernelCalls:
 
 def check_quantizer(
     result: RungResult, kernel: Kernel, semantics: Semantics, matrix: Matrix, first_row: int, x: Floats,
-    expected: Bytes,
+    expected: Bytes, call: Call,
 ) -> WrongBytes | None:  # fmt: skip
     """Compare the kernel's quantizer on x float32[M, K] with the expected bytes uint8[M, row bytes]; record the first
-    byte that differs. Returns the call, where one does. Raises KernelFault."""
-    quantized = kernel.quantize(x)
+    byte that differs. Returns what it gave, where one does. Raises KernelFault.
+
+    Args:
+        call: which call it is.
+    """
+    with calling(call):
+        quantized = kernel.quantize(x)
     wrong = quantized != expected
     if not wrong.any():
         return None
@@ -50,7 +57,7 @@ def check_quantizer(
         Failure(
             f"{where(matrix.tensor, first_row)}: the kernel's quantizer at M={len(x)}: token {m}, activation block "
             f"{at // size}, byte {at % size} is {quantized[m, at]:#04x}, expected {expected[m, at]:#04x}",
-            matrix.tensor.name, token=m, culprit="kernel",
+            matrix.tensor.name, token=m, culprit="kernel", call=call,
         )
     )  # fmt: skip
     return WrongBytes(
@@ -97,7 +104,7 @@ class Outputs:
 
 def run_kernel(
     calls: KernelCalls, result: RungResult, matrix: Matrix, first_row: int, own: Activations, shared: Bytes,
-    other: Activations, other_m: tuple[int, ...], semantics: Semantics, wrong: list[WrongBytes],
+    other: Activations, other_m: tuple[int, ...], semantics: Semantics, wrong: list[WrongBytes], call: Call,
 ) -> Outputs:  # fmt: skip
     """Run the kernel and check its quantizer.
 
@@ -107,17 +114,25 @@ def run_kernel(
         other, other_m: further activations, and the numbers of them that the kernel also multiplies.
         semantics: the definition that the kernel declares.
         wrong: gets the calls of its quantizer that gave other bytes.
+        call: the graph's own product, of which the calls are variants.
 
     Raises KernelFault.
     """
-    kernel, weights = calls.at(len(own.values))
-    quantized = [check_quantizer(result, kernel, semantics, matrix, first_row, own.values, own.encoded)]
-    y_own, y_shared = kernel.product(weights, own.values), kernel.gemm(weights, shared)
+    with calling(call):
+        kernel, weights = calls.at(len(own.values))
+    of = replace(call, kind="quantizer")
+    quantized = [check_quantizer(result, kernel, semantics, matrix, first_row, own.values, own.encoded, of)]
+    with calling(call):
+        y_own = kernel.product(weights, own.values)
+    with calling(replace(call, kind="shared")):
+        y_shared = kernel.gemm(weights, shared)
     others = {}
     for m in other_m:
         some = other.first(m)
-        quantized.append(check_quantizer(result, kernel, semantics, matrix, first_row, some.values, some.encoded))
-        kernel_of_m, weights_of_m = calls.at(m)
-        others[m] = kernel_of_m.product(weights_of_m, other.values[:m])
+        of = replace(call, kind="quantizer", m=m)
+        quantized.append(check_quantizer(result, kernel, semantics, matrix, first_row, some.values, some.encoded, of))
+        with calling(replace(call, kind="other-m", m=m)):
+            kernel_of_m, weights_of_m = calls.at(m)
+            others[m] = kernel_of_m.product(weights_of_m, other.values[:m])
     wrong += [found for found in quantized if found is not None]
     return Outputs(kernel, y_own, y_shared, others, other)

@@ -28,10 +28,11 @@ from ...formats import ElementFormat
 from ...gguf import Tensor
 from ...gguf.matrices import label, matrix_of, may_be_matrix
 from ...llama import Evaluation, Gemm, LlamaRefused
-from ...results import Failure, GemmRecord, Headroom, RungResult, Side
+from ...results import Call, Failure, GemmRecord, Headroom, RungResult, Side
 from ...semantics import Semantics
 from ...semantics.overflow import LARGEST_HALF, largest_half
 from ...support.errors import KernelFault
+from ..calls import begin_alone, end_alone
 from ..envelope import OTHER_SHAPES, TypeProbes
 from ..exact import ExactProducts
 from ..explain import Explanations
@@ -53,6 +54,7 @@ _REPACKED = "llama.cpp repacked weights: that it holds the file's bytes could no
 
 def check(run: Run, result: RungResult) -> None:
     """Judge every GEMM with weights. Raises EnvironmentFault where llama.cpp crashes."""
+    only = begin_alone(run, result)
     matrices = {t.name: t for t in run.selected() if may_be_matrix(t) and t.nbytes}
     passes = _Passes(run, result, matrices)
     try:
@@ -60,8 +62,11 @@ def check(run: Run, result: RungResult) -> None:
             passes.check()
     except LlamaRefused as error:
         result.leave_all("GEMMs", str(error), "llama.cpp")
+    if only is not None:
+        return end_alone(result, only)
     result.skip("vectors", run.vectors(passes.seen))
     run.leave_idle(result)
+    return None
 
 
 RUNG = Rung(
@@ -104,6 +109,8 @@ class _Passes:
                     self._note_rows(gemm)
                     idle += gemm.idle
                     gemms.check(gemm, first)
+        if run.only is not None:
+            return
         gemms.report()
         for name, rows in self._covered.items():
             if name in self.seen and rows.any() and not rows.all():
@@ -143,7 +150,9 @@ class _Gemms:
     def __init__(self, run: Run, result: RungResult) -> None:
         self._run, self._result = run, result
         self._exact = ExactProducts(run, result)
-        self._explanations = Explanations(result, run.options.threads, draws=True)
+        self._explanations = Explanations(result, run.options.threads, draws=True, keep=run.keep)
+        #: Tensor and first row of a matrix → how many products with it were seen.
+        self._uses: dict[tuple[str, int], int] = {}
         self._quantizers = Quantizers(run.backend)
         #: Format, N and K of the GEMMs at which the kernel also ran with other numbers of tokens.
         self._shapes: set[tuple[str, int, int]] = set()
@@ -158,6 +167,11 @@ class _Gemms:
     def check(self, gemm: Gemm, checksum: bool) -> None:
         """Judge one GEMM; `checksum`: that of llama.cpp's weights was asked for."""
         run, result = self._run, self._result
+        key = gemm.tensor, gemm.first_row
+        use = self._uses[key] = self._uses.get(key, -1) + 1
+        only = run.only
+        if only is not None and (only.first_row, only.use) != (gemm.first_row, use):
+            return
         if gemm.idle:
             gemm = gemm.outside_graph()
         matrix = run.matrix(result, gemm)
@@ -170,25 +184,31 @@ class _Gemms:
         if gemm.idle:
             gemm = run.backend.computed(gemm, llama, matrix.fmt, matrix.rows, run.options.threads)
         name, number = label(matrix.tensor, gemm.first_row), matrix_of(matrix.tensor, gemm.first_row)
-        if checksum:
+        if checksum and only is None:
             self._check_bytes(gemm, matrix, name, number)
         failed = result.n_failures
-        judged = GemmJudge(run, result, matrix, gemm, llama)
+        judged = GemmJudge(run, result, matrix, gemm, llama, use)
         if not isinstance(matrix.fmt, ElementFormat):
             result.keep_headroom(_headroom(judged))
         try:
             with self._exact.of(matrix.tensor):
-                made = self._judge(judged, failed)
+                made = self._judge(judged, failed) if only is None else None
+                if only is not None:
+                    self._repeat(judged, only)
             for wrong_bytes in judged.wrong_bytes:
                 self._explanations.add_bytes(wrong_bytes)
             for call in judged.wrong.values():
                 self._explanations.add(call)
         except KernelFault as error:  # also of its author's oracle
             said, who = f"{name}: {error}", error.culprit
-            result.fail(Failure(said, matrix.tensor.name, matrix=number, culprit=who, cause=error.cause))
+            result.fail(
+                Failure(said, matrix.tensor.name, matrix=number, culprit=who, cause=error.cause, call=error.call)
+            )
             kernel = run.kernel.of(matrix.fmt, *gemm.shape)
             tried = Experiments(kernel, matrix.fmt, judged.semantics, matrix.rows, gemm.x, run.options.threads)
             self._explanations.add_fault(error, tried, KERNEL.name, matrix.tensor.name, name)
+            return
+        if made is None:
             return
         if not gemm.x.any():
             result.leave(name, "its activations are all zero", matrix.tensor.name)
@@ -202,6 +222,24 @@ class _Gemms:
             what = f"{name}: llama.cpp holds other bytes than the file"
             self._result.fail(Failure(what, matrix.tensor.name, matrix=number, culprit="llama.cpp"))
 
+    def _repeat(self, judged: GemmJudge, only: Call) -> None:
+        """Make one call alone. Raises KernelFault."""
+        matrix, gemm = judged.matrix, judged.gemm
+        if only.kind == "schedule":
+            check_schedules(
+                self._run, self._result, matrix, gemm.x, gemm.first_row, self._explanations, judged.call("schedule")
+            )
+        elif only.kind in ("probe", "grid", "index"):
+            self._probes(judged).check()
+        elif only.kind in ("own", "shared", "other-m", "reference", "cut", "quantizer", "every-size"):
+            judged.repeat(only, self._exact)
+
+    def _probes(self, judged: GemmJudge) -> TypeProbes:
+        matrix = judged.matrix
+        return TypeProbes(
+            self._run, self._result, matrix.tensor, matrix.rows, judged.gemm.x, self._explanations, judged.call("probe")
+        )
+
     def _judge(self, judged: GemmJudge, failed: int) -> Outputs:
         """Run and judge the kernel; at other shapes too, where the GEMM is right. Raises KernelFault."""
         run, matrix, gemm = self._run, judged.matrix, judged.gemm
@@ -209,7 +247,7 @@ class _Gemms:
         new_shape = shape not in self._shapes
         self._shapes.add(shape)
         if run.options.sanitize:  # first: what ends an ordinary launch has a line only in a checked one
-            self._check_schedules(matrix, gemm)
+            self._check_schedules(judged)
         made = judged.run_kernel(OTHER_TOKENS if new_shape else (1,))
         path = run.backend.path(judged.llama)
         if path is not None:
@@ -219,28 +257,31 @@ class _Gemms:
             )
         # before outputs are judged: what a race makes wrong are many outputs, and the race itself has a line
         if run.options.probes == "full":
-            self._check_schedules(matrix, gemm)
+            self._check_schedules(judged)
         judged.judge(made, self._exact)
         # where something is wrong already, it has a place in the graph, which says more than another shape
         if self._result.n_failures > failed:
             return made
         if new_shape:
-            for trial in cut_trials(matrix, made.other.values):
+            for i, trial in enumerate(cut_trials(matrix, made.other.values)):
                 if run.kernel.domain.outside(len(trial.rows), trial.k) is None:
-                    judged.try_shape(trial)
+                    judged.try_shape(trial, i)
         if matrix.fmt.name not in self._probed:
             self._probed.add(matrix.fmt.name)
-            judged.check_quantizer(every_size(matrix.tensor.k))
-            probes = TypeProbes(run, self._result, matrix.tensor, matrix.rows, gemm.x, self._explanations)
+            judged.check_quantizer(every_size(matrix.tensor.k), judged.call("every-size"))
+            probes = self._probes(judged)
             probes.check()
             judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
         return made
 
-    def _check_schedules(self, matrix: Matrix, gemm: Gemm) -> None:
+    def _check_schedules(self, judged: GemmJudge) -> None:
         """Once for each type. Raises KernelFault."""
+        matrix, gemm = judged.matrix, judged.gemm
         if matrix.fmt.name not in self._scheduled:
             self._scheduled.add(matrix.fmt.name)
-            check_schedules(self._run, self._result, matrix, gemm.x, gemm.first_row, self._explanations)
+            check_schedules(
+                self._run, self._result, matrix, gemm.x, gemm.first_row, self._explanations, judged.call("schedule")
+            )
 
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:
         result, matrix, gemm, kernel = self._result, judged.matrix, judged.gemm, made.kernel

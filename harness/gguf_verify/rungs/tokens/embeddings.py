@@ -47,6 +47,9 @@ class Embeddings:
 
     def judge(self) -> None:
         """Raises LlamaRefused where llama.cpp gives nothing to compare with, KernelFault."""
+        if self.run.only is not None:
+            self.grafts.graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
+            return
         plain = self.plain = self.grafts.plain()
         if not np.isfinite(plain).all() or not plain.any():
             raise LlamaRefused("the model gives no embeddings that are finite and not zero")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -11,9 +12,10 @@ from ...diagnosis.experiments import Experiments
 from ...formats import QK, WeightFormat
 from ...gguf.matrices import label
 from ...llama import Gemm, LlamaRefused
-from ...results import Failure, RungResult
+from ...results import Call, Failure, RungResult
 from ...semantics import UNIT_ROUNDOFF, exact_result, gamma
 from ...support.errors import KernelFault
+from ..calls import ALONE, calling
 from ..exact import ExactProducts
 from ..explain import Explanations, WrongCall
 from ..judging import KERNEL, judge_whole
@@ -51,7 +53,7 @@ class Grafts:
         self.tested = False
         self.faulty: set[str] = set()
         self.exact = ExactProducts(run, result)
-        self._explanations = Explanations(result, run.options.threads)
+        self._explanations = Explanations(result, run.options.threads, keep=run.keep)
 
     def plain(self) -> Floats:
         """llama.cpp's own logits or embeddings, one row for each token.
@@ -87,6 +89,7 @@ class Grafts:
 
     def kernel(self, shared: bool) -> Replace:
         """The kernel's outputs, judged, on its own activations or on llama.cpp's activation bytes."""
+        run, uses = self.run, itertools.count()
 
         def replace(gemm: Gemm) -> Floats | None:
             matrix = self.run.matrix(self.result, gemm)
@@ -94,22 +97,35 @@ class Grafts:
                 return None
             kernel, semantics = self.run.kernel.of(matrix.fmt, *gemm.shape), self.run.semantics(matrix.fmt)
             x, name = self._activations(gemm, matrix.fmt, shared), label(matrix.tensor, gemm.first_row)
+            call = Call(
+                kind="graft", number=int(not shared), first_row=gemm.first_row, use=next(uses), m=len(gemm.x),
+                n=len(matrix.rows), k=matrix.tensor.k,
+            )  # fmt: skip
             taken, who = (x, "kernel on llama.cpp's activations") if shared else (gemm.x, KERNEL.name)
             try:
-                weights = kernel.upload(matrix.fmt, matrix.rows)
-                y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
+                with calling(call):
+                    weights = kernel.upload(matrix.fmt, matrix.rows)
+                    y = kernel.gemm(weights, x) if shared else kernel.product(weights, gemm.x)
+                if run.only is not None and (run.only.number, run.only.use) != (call.number, call.use):
+                    return y  # it is grafted, since the products that follow take what comes of it
                 self.tested = self.tested or self.run.kernel.is_under_test(matrix.fmt)
-                wrong = judge_whole(self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact)
+                if run.only is not None:
+                    self.result.count(ALONE)
+                wrong = judge_whole(
+                    self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact, call
+                )
                 if wrong is not None:
                     self._explanations.add(
                         WrongCall(
                             kernel, matrix.fmt, semantics, matrix.rows, taken, x, y, kernel.order, who, gemm.tensor,
-                            name, *wrong,
+                            name, *wrong, call=call,
                         )
                     )  # fmt: skip
             except KernelFault as error:
                 self.faulty.add(gemm.tensor)
-                said = Failure(f"{name}: {error}", gemm.tensor, culprit=error.culprit, cause=error.cause)
+                said = Failure(
+                    f"{name}: {error}", gemm.tensor, culprit=error.culprit, cause=error.cause, call=error.call
+                )
                 self.result.fail(said)
                 tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
                 self._explanations.add_fault(error, tried, who, gemm.tensor, name)

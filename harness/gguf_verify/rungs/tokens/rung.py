@@ -30,6 +30,7 @@ from ...gguf.matrices import may_be_matrix
 from ...llama import LlamaRefused
 from ...results import Failure, RungResult, TokenRecord
 from ...support.errors import KernelFault
+from ..calls import begin_alone, end_alone
 from ..interface import Rung
 from ..run import Run
 from .embeddings import Embeddings
@@ -52,6 +53,7 @@ def check(run: Run, result: RungResult) -> None:
             result.leave(tensor.name, why)
     if not any(may_be_matrix(t) and run.uncovered(t) is None for t in run.selected()):
         return
+    only = begin_alone(run, result)
     try:
         if run.session.embeds:
             Embeddings(run, result).judge()
@@ -60,7 +62,9 @@ def check(run: Run, result: RungResult) -> None:
     except LlamaRefused as error:
         result.leave_all("tokens", str(error), "llama.cpp")
     except KernelFault as error:
-        result.fail(Failure(str(error), culprit=error.culprit, cause=error.cause))
+        result.fail(Failure(str(error), culprit=error.culprit, cause=error.cause, call=error.call))
+    if only is not None:
+        end_alone(result, only)
 
 
 RUNG = Rung(
@@ -77,6 +81,9 @@ class _Tokens:
         self.grafts = Grafts(run, result, self.session.prompt + self.continuation[:-1])
 
     def judge(self) -> None:
+        if self.run.only is not None:
+            self._graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
+            return
         self.plain = self.grafts.plain()[self.first :]
         if not np.ptp(self.plain):
             raise LlamaRefused("the model gives no logits")

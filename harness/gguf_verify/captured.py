@@ -1,0 +1,569 @@
+"""Judging a product y = x·Wᵀ that any engine has computed, from captured arrays: `gguf-verify judge`.
+
+x and y are `.npy` files, W is a tensor of the model's file. The exact product of a definition says what y should be,
+and its bound how far correct float32 arithmetic may be from it; where no definition is claimed, all are tried. Nothing
+is run: what was captured is judged.
+
+The arrays are foreign: nothing in them is unpickled, and their headers are compared with the tensor before any data is
+read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .diagnosis.diagnose import MOST_ROWS, diagnose
+from .diagnosis.diagnose import MOST_TOKENS as DIAGNOSED_TOKENS
+from .diagnosis.identify import Candidate, definitions, expected, wider
+from .formats import QK, BlockFormat, WeightFormat
+from .gguf import open_model
+from .gguf.matrices import may_be_matrix
+from .results import FaultMatch
+from .semantics import Semantics, judge
+from .semantics.fast_math import ambiguous_codes
+from .support.command_line import command_line, cores
+from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, NothingToVerify, UsageError
+from .support.shown import Shown
+from .support.text import printable, quoted
+from .support.version import project_version
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+#: What asks for the definition that fits.
+AUTO = "auto"
+#: The most tokens; outputs that are judged at a time; tokens and rows on which definitions are told apart first.
+MOST_TOKENS, _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 1 << 20, 32, 256
+MOST_DIAGNOSED = DIAGNOSED_TOKENS, MOST_ROWS
+#: Bytes of a `.npy` header and of a case's description.
+_MOST_HEADER, _MOST_JSON = 4096, 1 << 20
+
+
+@dataclass(frozen=True)
+class WrongOutput:
+    """An output that fails.
+
+    Args:
+        row, token: of the tensor, and of x.
+        got, expected, bound, utilisation: the numbers.
+        byte_offset, part: where the row begins in the file.
+    """
+
+    row: int
+    token: int
+    got: float
+    expected: float
+    bound: float
+    utilisation: float
+    byte_offset: int
+    part: int
+
+
+@dataclass(frozen=True, repr=False)
+class Judged(Shown):
+    """What was found of a captured product.
+
+    Args:
+        file, tensor, type: of the weights.
+        sha256: of each part of the model.
+        m, n, k: tokens, rows and columns.
+        first_row: of the tensor, with which the rows begin.
+        output: the type of y: "float32" or "float16".
+        claimed: the definition that was claimed; "auto" for none.
+        definition: the one that y was judged by: the claimed one, or the one that fits, or the nearest.
+        candidates: every definition that was tried, on some rows and tokens, the nearest first.
+        wrong: how many outputs fail.
+        outputs: how many were judged.
+        utilisation, score: of the worst output.
+        nmse: over all outputs.
+        first: the first output that fails.
+        left: why some or all could not be judged.
+        ambiguous: activation codes that an approximate division may set differently, for which the bound was widened.
+        lines: what explains wrong outputs.
+        faults: the faults of the catalogue that do.
+        command: that repeats it.
+        gguf_verify: this project's version.
+    """
+
+    file: str
+    tensor: str
+    type: str
+    sha256: tuple[str, ...]
+    m: int
+    n: int
+    k: int
+    first_row: int
+    output: str
+    claimed: str
+    definition: str
+    candidates: tuple[Candidate, ...]
+    wrong: int
+    outputs: int
+    utilisation: float
+    score: float
+    nmse: float
+    first: WrongOutput | None = None
+    left: tuple[str, ...] = ()
+    ambiguous: int = 0
+    lines: tuple[str, ...] = ()
+    faults: tuple[FaultMatch, ...] = ()
+    command: str = ""
+    gguf_verify: str = field(default_factory=project_version)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where an output is wrong; else 5 where something, or all, could not be judged."""
+        if self.wrong:
+            return EXIT_MISMATCH
+        return EXIT_UNVERIFIED if self.left or not self.outputs else EXIT_VERIFIED
+
+    @property
+    def verdict(self) -> Literal["verified", "mismatch", "not everything verified"]:
+        """The exit code in words."""
+        if self.wrong:
+            return "mismatch"
+        return "verified" if self.exit_code == EXIT_VERIFIED else "not everything verified"
+
+    @property
+    def fitting(self) -> tuple[str, ...]:
+        """The definitions within whose bound the outputs are, on the rows and tokens where all were tried."""
+        return tuple(c.name for c in self.candidates if c.within)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A captured product and its weights: x float32[M, K], y[M, N], rows uint8[N, row bytes], and the blocks that a
+    kernel was given, uint8[M, row bytes], where they are known."""
+
+    fmt: WeightFormat
+    rows: Bytes
+    x: Floats
+    y: npt.NDArray[Any]
+    taken: Bytes | None = None
+
+    def window(self, at: tuple[int, int, Any, Any, Any] | None) -> _Sample:
+        """So many tokens and rows as a diagnosis looks at, with output `at` among them."""
+        m, n = (0, 0) if at is None else (at[0] // MOST_DIAGNOSED[0], at[1] // MOST_DIAGNOSED[1])
+        tokens = slice(m * MOST_DIAGNOSED[0], (m + 1) * MOST_DIAGNOSED[0])
+        rows = slice(n * MOST_DIAGNOSED[1], (n + 1) * MOST_DIAGNOSED[1])
+        taken = None if self.taken is None else self.taken[tokens]
+        return _Sample(
+            self.fmt, np.ascontiguousarray(self.rows[rows]), np.ascontiguousarray(self.x[tokens]), self.y[tokens, rows],
+            taken,
+        )  # fmt: skip
+
+    def some(self) -> _Sample:
+        """Rows and tokens from all over it."""
+        m, n = len(self.x), len(self.rows)
+        tokens = np.unique(np.linspace(0, m - 1, min(m, _SOME_TOKENS)).astype(int))
+        rows = np.unique(np.linspace(0, n - 1, min(n, _SOME_ROWS)).astype(int))
+        taken = None if self.taken is None else self.taken[tokens]
+        return _Sample(
+            self.fmt, np.ascontiguousarray(self.rows[rows]), np.ascontiguousarray(self.x[tokens]),
+            self.y[np.ix_(tokens, rows)], taken,
+        )  # fmt: skip
+
+
+@dataclass
+class _Found:
+    """What judging by one definition found."""
+
+    wrong: int = 0
+    utilisation: float = 0.0
+    score: float = 0.0
+    error: float = 0.0
+    energy: float = 0.0
+    ambiguous: int = 0
+    first: tuple[int, int, float, float, float] | None = None
+
+    @property
+    def nmse(self) -> float:
+        return self.error / self.energy if self.energy else (0.0 if self.error == 0 else math.inf)
+
+
+def judge_captured(
+    path: Path | str, tensor: str, x: Path | str | npt.NDArray[Any], y: Path | str | npt.NDArray[Any],
+    definition: str = AUTO, rows: tuple[int, int] | None = None, *, threads: int = 0, fast_math: bool = False,
+    taken: Path | str | npt.NDArray[Any] | None = None, command: str = "",
+) -> Judged:  # fmt: skip
+    """Judge a captured product y = x·Wᵀ.
+
+    Args:
+        path: the model, or the first part of a split one.
+        tensor: the name of the weights.
+        x: float32[M, K] or the name of an `.npy` file: the activations, before any quantization.
+        y: float32[M, N] or float16[M, N], or an `.npy` file: the outputs.
+        definition: that the engine claims to compute, a name of `docs/concepts.md`'s table; "auto": find it.
+        rows: the first row of the tensor and the one after the last; they count through all matrices (experts) of the
+            tensor. None: all rows.
+        threads: for the exact products; 0: one for each core.
+        fast_math: the engine's quantizer of activations was built with approximate division (`-use_fast_math`): the
+            bound is widened by |w|·d_a for each code that this may set differently.
+        taken: uint8[M, row bytes], the activations as blocks, where the engine was given those, of `definition`.
+        command: the command line that repeats it.
+
+    A float16 output was rounded once more: the bound is widened by half a unit in the last place of a half.
+
+    Raises:
+        MalformedFile: the model cannot be read safely.
+        NothingToVerify: the tensor is of a type that no definition multiplies.
+        UsageError: there is no such tensor or definition, or an array is not what it should be.
+    """
+    with open_model(path) as model:
+        found = model.tensors.get(tensor)
+        if found is None:
+            near = next((n for n in model.tensors if tensor and tensor in n), next(iter(model.tensors), ""))
+            raise UsageError(f"no tensor is called {quoted(tensor)}; there is, for example, {quoted(near)}")
+        fmt = found.type.weights
+        if fmt is None or not may_be_matrix(found):
+            raise NothingToVerify(f"{quoted(tensor)} is no matrix that is multiplied ({found.type.name})")
+        start, stop = (0, found.n_rows) if rows is None else rows
+        if not 0 <= start < stop <= found.n_rows:
+            raise UsageError(f"rows {start}:{stop} are not among the {found.n_rows} of {quoted(tensor)}")
+        names = {s.name: s for s in [*definitions(fmt), *wider(fmt)]}
+        if definition != AUTO and definition not in names:
+            raise UsageError(f"{fmt.name} has no definition {definition[:40]!a}; it has: {', '.join([AUTO, *names])}")
+        with (
+            _array("x", x, (None, found.k), ("float32",)) as values,
+            _array("y", y, (None, stop - start), ("float32", "float16")) as outputs,
+        ):
+            if len(values) != len(outputs):
+                raise UsageError(f"x has {len(values)} tokens, y has {len(outputs)}")
+            if len(values) > MOST_TOKENS:
+                raise UsageError(f"x has {len(values):,} tokens; at most {MOST_TOKENS:,} are judged")
+            all_rows = found.raw.reshape(found.n_rows, found.row_bytes)[start:stop]
+            blocks = None
+            if taken is not None:
+                blocks = _blocks(taken, names.get(definition), len(values), found.k)
+            sample = _Sample(fmt, all_rows, values, outputs, blocks)
+            said: dict[str, Any] = {
+                "file": str(model.path), "tensor": tensor, "type": fmt.name, "sha256": model.sha256(),
+                "m": len(values), "n": stop - start, "k": found.k, "first_row": start, "output": outputs.dtype.name,
+                "claimed": definition, "command": command or _command(path, tensor, x, y, definition, rows, fast_math),
+            }  # fmt: skip
+            made = _judged(sample, names, definition, threads or cores(), fast_math)
+    first = made.pop("at", None)
+    if first is not None:
+        token, row, got, exact, bound = first
+        at = found.offset + (start + row) * found.row_bytes
+        made["first"] = WrongOutput(start + row, token, got, exact, bound, _use(got, exact, bound), at, found.part)
+    return Judged(**said, **made)
+
+
+def _command(
+    path: Path | str, tensor: str, x: object, y: object, definition: str, rows: tuple[int, int] | None, fast_math: bool
+) -> str:
+    if not isinstance(x, Path | str) or not isinstance(y, Path | str):
+        return ""
+    flags: dict[str, str | None] = {"--tensor": tensor, "--x": str(x), "--y": str(y)}
+    if definition != AUTO:
+        flags["--definition"] = definition
+    if rows is not None:
+        flags["--rows"] = f"{rows[0]}:{rows[1]}"
+    if fast_math:
+        flags["--fast-math"] = None
+    return command_line(str(path), flags, "judge")
+
+
+# ---- judging ---------------------------------------------------------------------------------------------------------
+
+
+def _judged(
+    sample: _Sample, names: dict[str, Semantics], claimed: str, threads: int, fast_math: bool
+) -> dict[str, Any]:
+    """The fields of `Judged` that the numbers decide; "at": the first wrong output."""
+    nothing: dict[str, Any] = {
+        "definition": claimed, "candidates": (), "wrong": 0, "outputs": 0, "utilisation": 0.0, "score": 0.0,
+        "nmse": 0.0,
+    }  # fmt: skip
+    if not len(sample.x):
+        return nothing | {"left": ("x has no token",)}
+    finite = np.concatenate([np.isfinite(part).all(axis=1) for part in _parts(sample.x)])
+    left: list[str] = []
+    if not finite.all():
+        left.append(f"{int((~finite).sum()):,} of {len(finite):,} tokens of x hold values that are not finite")
+        keep = np.flatnonzero(finite)
+        if not len(keep):
+            return nothing | {"left": tuple(left)}
+        taken = None if sample.taken is None else sample.taken[keep]
+        sample = _Sample(sample.fmt, sample.rows, sample.x[keep], sample.y[keep], taken)
+        number = keep
+    else:
+        number = np.arange(len(finite))
+    some = sample.some()
+    tried = names if claimed == AUTO else {claimed: names[claimed]}
+    candidates = []
+    for semantics in tried.values():
+        found = _by(some, semantics, threads, fast_math)
+        within = not found.wrong and found.energy > 0  # all zeros are every definition's answer, and say nothing
+        candidates.append(Candidate(semantics.name, found.utilisation, found.score, found.nmse, within))
+    candidates.sort(key=lambda c: (not c.within, c.nmse if math.isfinite(c.nmse) else math.inf))
+    fits = [c.name for c in candidates if c.within]
+    results = {}
+    for name in fits or [candidates[0].name]:
+        results[name] = _by(sample, names[name], threads, fast_math)
+        if not results[name].wrong:
+            break
+    best = min(results, key=lambda name: results[name].wrong)
+    found = results[best]
+    if not found.energy:
+        left.append("the exact product is zero everywhere: zeros are the answer of every definition")
+    at = found.first
+    lines: tuple[str, ...] = ()
+    faults: tuple[FaultMatch, ...] = ()
+    if found.wrong:
+        lines, faults = _explained(sample.window(at), names[best], threads)
+        for name in tried if not fits else ():  # how near a definition is says little of outputs that are far from all
+            if not faults and name != best:
+                others = _explained(sample.window(at), names[name], threads)
+                if others[1]:
+                    best, (lines, faults), found = name, others, _by(sample, names[name], threads, fast_math)
+                    at = found.first
+    return nothing | {
+        "definition": best, "candidates": tuple(candidates), "wrong": found.wrong,
+        "outputs": sample.y.size if found.energy or found.wrong else 0, "utilisation": found.utilisation,
+        "score": found.score, "nmse": found.nmse, "left": tuple(left), "ambiguous": found.ambiguous, "lines": lines,
+        "faults": faults, "at": None if at is None else (int(number[at[0]]), *at[1:]),
+    }  # fmt: skip
+
+
+def _use(got: float, exact: float, bound: float) -> float:
+    """|got - exact| / bound; infinite for NaN."""
+    use = abs(got - exact) / bound if bound else math.inf
+    return math.inf if math.isnan(use) else use
+
+
+def _explained(sample: _Sample, semantics: Semantics, threads: int) -> tuple[tuple[str, ...], tuple[FaultMatch, ...]]:
+    given: npt.NDArray[Any] = np.ascontiguousarray(sample.x) if sample.taken is None else sample.taken
+    with np.errstate(all="ignore"):
+        y = np.ascontiguousarray(sample.y, np.float32)
+    told = diagnose(y, sample.fmt, semantics, sample.rows, given, threads=threads)
+    return tuple(told.lines), told.faults
+
+
+def _parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Rows of an array, as many at a time as hold about 2^22 values."""
+    step = max(1, (1 << 22) // max(1, array.shape[1]))
+    for start in range(0, len(array), step):
+        yield array[start : start + step]
+
+
+def _by(sample: _Sample, semantics: Semantics, threads: int, fast_math: bool) -> _Found:
+    """Judge by one definition, some tokens and rows at a time."""
+    found, fmt = _Found(), sample.fmt
+    m, n = sample.y.shape
+    tokens = max(1, min(m, _CHUNK // 256))
+    step = max(1, _CHUNK // tokens)
+    for first in range(0, m, tokens):
+        part = slice(first, first + tokens)
+        x = np.ascontiguousarray(sample.x[part], np.float32)
+        taken = None if sample.taken is None else np.ascontiguousarray(sample.taken[part])
+        for start in range(0, n, step):
+            rows = np.ascontiguousarray(sample.rows[start : start + step])
+            p = expected(semantics, fmt, rows, x, threads, taken)
+            got = sample.y[part, start : start + step]
+            with np.errstate(all="ignore"):
+                slack = np.zeros(p.exact.shape)
+                if got.dtype.type is np.float16:  # half an ulp of a half of 11 bits; subnormal ones are 2^-24 apart
+                    slack += np.maximum(np.ldexp(1.0, np.frexp(np.abs(p.exact) + p.bound)[1] - 12), 2.0**-25)
+                if fast_math and semantics.activations is not None and isinstance(fmt, BlockFormat):
+                    more, codes = _ambiguous(semantics, fmt, rows, x)
+                    slack += more
+                    found.ambiguous += codes if not start else 0
+                y = np.ascontiguousarray(got, np.float32)
+                judgement = judge(y, p, slack)
+                difference = (y.astype(np.float64) - p.exact) ** 2
+                found.error += float(difference.sum()) if np.isfinite(difference).all() else math.inf
+                found.energy += float(np.where(np.isfinite(p.exact), p.exact**2, 0).sum())
+            found.wrong += int(judgement.bad.sum())
+            found.utilisation = max(found.utilisation, judgement.utilisation)
+            found.score = max(found.score, judgement.score)
+            if judgement.bad.any() and found.first is None:
+                a, b = (int(i) for i in np.argwhere(judgement.bad)[0])
+                bound = float(p.bound[a, b] + slack[a, b])
+                found.first = first + a, start + b, float(y[a, b]), float(p.exact[a, b]), bound
+    return found
+
+
+def _ambiguous(semantics: Semantics, fmt: BlockFormat, rows: Bytes, x: Floats) -> tuple[npt.NDArray[np.float64], int]:
+    """By how much a step of each ambiguous code of a token may move its outputs, [M, N], and how many codes these are.
+
+    That is |w|·d_a; where offsets and minima meet the sum s, which no code changes, it is |d_w|·q_w·d_a.
+    """
+    may = ambiguous_codes(x)
+    if not may.any():
+        return np.zeros((len(x), len(rows))), 0
+    step = np.repeat(np.abs(x.reshape(len(x), -1, QK)).max(axis=-1) / 127, QK, axis=1)
+    blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
+    w = fmt.decode(blocks).reshape(len(rows), -1).astype(np.float64)
+    if (semantics.inside or semantics).uses_sum(fmt):
+        scales = fmt.scales(blocks).astype(np.float64).reshape(len(rows), -1)
+        codes = fmt.codes(blocks).astype(np.float64).reshape(len(rows), -1)
+        w = codes * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+    w = np.abs(w)
+    return (may * step.astype(np.float64)) @ w.T, int(may.sum())
+
+
+# ---- foreign arrays --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _array(
+    name: str, given: Path | str | npt.NDArray[Any], shape: tuple[int | None, int], types: tuple[str, ...]
+) -> Iterator[npt.NDArray[Any]]:
+    """The array, or that of an `.npy` file, mapped; its type and shape are checked before its data are read.
+
+    Args:
+        shape: None where any number will do.
+
+    Raises UsageError.
+    """
+    if isinstance(given, np.ndarray):
+        _check(name, given.dtype, given.shape, shape, types)
+        yield given
+        return
+    path = Path(given)
+    try:
+        held, dtype, data_at = _header(path)
+        _check(name, dtype, held, shape, types)
+        size = int(np.prod(held, dtype=object)) * dtype.itemsize if held else 0
+        if path.stat().st_size < data_at + size:
+            raise UsageError(f"{name}: {printable(str(path))} ends before its data do")
+        if not size:
+            yield np.zeros(held, dtype)
+            return
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{name}: cannot read {printable(str(path))}: {_first_line(error)}") from None
+    yield mapped
+
+
+def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, type and place of the data of an `.npy` file. Raises OSError, ValueError, UsageError."""
+    if not path.is_file():
+        raise UsageError(
+            f"{printable(str(path))} is not a file" if path.exists() else f"no file {printable(str(path))}"
+        )
+    with path.open("rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=_MOST_HEADER)
+        elif version == (2, 0):
+            shape, _, dtype = np.lib.format.read_array_header_2_0(file, max_header_size=_MOST_HEADER)
+        else:
+            raise ValueError(f"its format {version} is not known")
+        return shape, dtype, file.tell()
+
+
+def _check(
+    name: str, dtype: np.dtype[Any], held: tuple[int, ...], shape: tuple[int | None, int], types: tuple[str, ...]
+) -> None:
+    wanted = " or ".join(types)
+    if dtype.newbyteorder("=").name not in types:
+        raise UsageError(f"{name} holds {printable(str(dtype), 60)}, not {wanted}")
+    if len(held) != 2 or any(want is not None and want != have for want, have in zip(shape, held, strict=False)):
+        dimensions = ", ".join("any number" if want is None else str(want) for want in shape)
+        raise UsageError(f"{name} has the shape {held[:8]}; the tensor and its rows need [{dimensions}]")
+
+
+def _first_line(error: BaseException) -> str:
+    return printable((str(error).splitlines() or [type(error).__name__])[0], 200)
+
+
+def _blocks(given: Path | str | npt.NDArray[Any], semantics: Semantics | None, m: int, k: int) -> Bytes:
+    """Raises UsageError."""
+    if semantics is None or semantics.activations is None:
+        raise UsageError("blocks of activations need a definition that quantizes them: --definition")
+    fmt = semantics.activations
+    with _array("taken", given, (m, k // fmt.block_size * fmt.block_bytes), ("uint8",)) as blocks:
+        return np.ascontiguousarray(blocks)
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CaseFiles:
+    """What a folder of `--save-case` says of itself, checked, for `judge_case`."""
+
+    folder: Path
+    tensor: str
+    type: str
+    definition: str
+    m: int
+    n: int
+    k: int
+
+
+def read_case(folder: Path) -> CaseFiles:
+    """Raises UsageError where the folder is no case."""
+    path = folder / "case.json"
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_JSON:
+            raise UsageError(f"{printable(str(folder))} is no case: it has no case.json")
+        said = json.loads(path.read_bytes())
+        sizes = [said[name] for name in ("m", "n", "k")]
+        words = [said[name] for name in ("tensor", "type", "definition")]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{printable(str(path))} is no description of a case: {_first_line(error)}") from None
+    if not all(type(s) is int and 0 < s < 1 << 40 for s in sizes) or not all(isinstance(w, str) for w in words):
+        raise UsageError(f"{printable(str(path))} is no description of a case")
+    return CaseFiles(folder, *words, *sizes)
+
+
+def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fast_math: bool = False) -> Judged:
+    """Judge the files of `--save-case`, which hold the weights too.
+
+    Args:
+        definition: in place of the one that the case names; "auto": find it.
+        threads, fast_math: as of `judge_captured`.
+
+    Raises UsageError where the folder is no case, or its arrays are not what it says.
+    """
+    from .formats import ELEMENTS, FORMATS
+
+    case = read_case(Path(folder))
+    fmt: WeightFormat | None = FORMATS.get(case.type) or ELEMENTS.get(case.type)
+    if fmt is None:
+        raise UsageError(f"the case is of type {printable(case.type, 40)}, which no definition multiplies")
+    names = {s.name: s for s in [*definitions(fmt), *wider(fmt)]}
+    claimed = definition or case.definition
+    if claimed != AUTO and claimed not in names:
+        raise UsageError(f"{fmt.name} has no definition {claimed[:40]!a}; it has: {', '.join([AUTO, *names])}")
+    if case.k % fmt.block_size:
+        raise UsageError(f"rows of {case.k} values are no whole blocks of {fmt.name}")
+    row_bytes = case.k // fmt.block_size * fmt.block_bytes
+    weights = case.folder / "w.bin"
+    if not weights.is_file() or weights.stat().st_size != case.n * row_bytes:
+        raise UsageError(f"w.bin does not hold {case.n} rows of {row_bytes} bytes")
+    rows = np.memmap(weights, np.uint8, "r").reshape(case.n, row_bytes)
+    x, y, taken = (case.folder / f"{name}.npy" for name in ("x", "y", "taken"))
+    with (
+        _array("x", x, (case.m, case.k), ("float32",)) as values,
+        _array("y", y, (case.m, case.n), ("float32",)) as out,
+    ):
+        blocks = _blocks(taken, names.get(claimed), case.m, case.k) if taken.is_file() and claimed != AUTO else None
+        made = _judged(_Sample(fmt, rows, values, out, blocks), names, claimed, threads or cores(), fast_math)
+    at = made.pop("at", None)
+    if at is not None:
+        token, row, got, exact, bound = at
+        made["first"] = WrongOutput(row, token, got, exact, bound, _use(got, exact, bound), row * row_bytes, 0)
+    flags: dict[str, str | None] = {"--definition": definition} if definition else {}
+    return Judged(
+        file=str(weights), tensor=case.tensor, type=fmt.name, sha256=(), m=case.m, n=case.n, k=case.k, first_row=0,
+        output="float32", claimed=claimed, command=command_line(str(folder), flags, "judge"), **made,
+    )  # fmt: skip
+
+
+__all__ = ["AUTO", "CaseFiles", "Judged", "WrongOutput", "judge_captured", "judge_case", "read_case"]

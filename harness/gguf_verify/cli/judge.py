@@ -1,0 +1,88 @@
+"""`gguf-verify judge --tensor T --x x.npy --y y.npy MODEL.gguf`: a product that some engine has computed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from ..captured import AUTO, judge_captured, judge_case
+from ..report.writer import Kind
+from ..support.errors import UsageError
+from .command import Command
+from .common import (
+    EXIT_CODES,
+    MOST_THREADS,
+    Parser,
+    add_common,
+    add_reports,
+    asked_for,
+    check_ranges,
+    deliver,
+    internal_errors,
+)
+
+_EPILOG = """\
+examples:
+  gguf-verify judge --tensor blk.0.attn_q.weight --x x.npy --y y.npy model.gguf
+  gguf-verify judge CASE      # a folder that `gguf-verify MODEL.gguf --save-case CASE` wrote
+
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser = Parser(
+        prog="gguf-verify judge", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Judge a product y = x·Wᵀ that any engine has computed, from captured arrays.",
+        epilog=_EPILOG + EXIT_CODES.format(verified="every output is right", mismatch="an output is wrong"),
+    )  # fmt: skip
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL.gguf|CASE", help="the file that holds the weights, or a saved case")
+    add("--tensor", metavar="NAME", help="the weights' name, exactly")
+    add("--x", type=Path, metavar="X.npy", help="float32[M, K]: the activations, before any quantization")
+    add("--y", type=Path, metavar="Y.npy", help="float32[M, N] or float16[M, N]: the outputs")
+    add("--definition", metavar="NAME",
+        help="the definition that the engine claims to compute; auto finds the one that fits (default: auto, or the "
+        "case's own)")  # fmt: skip
+    add("--rows", metavar="A:B", help="the rows of the tensor that y is of: from A up to B - 1 (default: all)")
+    add("--fast-math", action="store_true",
+        help="the engine quantizes activations with approximate division, which may change some codes: allow for "
+        "these")  # fmt: skip
+    add("-v", "--verbose", action="store_true", help="show the traceback of an internal error")
+    add_reports(parser, Kind.JUDGEMENT)
+    add_common(parser)
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """`gguf-verify judge …`; returns the exit code. Raises HarnessError."""
+    args = build_parser().parse_args(argv)
+    with internal_errors(args.verbose):
+        check_ranges(("-t", args.threads, 0, MOST_THREADS))
+        files = asked_for(args, Kind.JUDGEMENT, *(p for p in (args.model, args.x, args.y) if p is not None))
+        if args.model.is_dir():
+            if any(v is not None for v in (args.tensor, args.x, args.y, args.rows)):
+                raise UsageError("a case holds its tensor, x, y and rows: leave --tensor, --x, --y and --rows out")
+            judged = judge_case(args.model, args.definition or "", threads=args.threads, fast_math=args.fast_math)
+        else:
+            missing = [f"--{name}" for name in ("tensor", "x", "y") if getattr(args, name) is None]
+            if missing:
+                raise UsageError(f"judge needs {', '.join(missing)}, or a folder that --save-case wrote")
+            judged = judge_captured(
+                args.model, args.tensor, args.x, args.y, args.definition or AUTO, _rows(args.rows),
+                threads=args.threads, fast_math=args.fast_math,
+            )  # fmt: skip
+        return deliver(Kind.JUDGEMENT, judged, judged.exit_code, files=files)
+
+
+def _rows(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,12}):([0-9]{1,12})", text)
+    if found is None:
+        raise UsageError(f"--rows must be A:B, two numbers, not {text[:40]!a}")
+    return int(found[1]), int(found[2])
+
+
+COMMAND = Command("judge", "judge a product that any engine has computed, from captured arrays", build_parser, run)

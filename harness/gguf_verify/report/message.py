@@ -1,0 +1,139 @@
+"""What is wrong with a run, in at most 15 lines: the message of a failed test and of `raise_for_mismatch`.
+
+In the manner of numpy.testing and torch.testing.assert_close: how many of how many outputs are wrong, the greatest
+utilisation and where it is, got and expected; and then what those cannot say: the block's place in the file, what
+explains the outputs, how to fix it, and the command that makes the failing call again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..results import CULPRITS, Failure, LocatedDiagnosis, Report, RungResult
+from ..support.command_line import repeat, shown
+from ..support.text import printable
+
+#: Lines of a message, and of the diagnosis in it; characters of a line, but for the command.
+MOST_LINES, _MOST_DIAGNOSIS, _WIDTH = 15, 4, 200
+_HEX_DIGITS = 64
+
+
+def of_run(report: Report, tensor: str | None = None) -> str:
+    """The message of a run, or of one of its tensors: what is wrong there alone, and what is wrong with no tensor in
+    particular."""
+    found = _Wrong(report, tensor)
+    lines = [*found.heading(), *found.numbers(), *found.explained(), *found.left()]
+    repeat = found.repeat
+    return "\n".join([*lines[: MOST_LINES - bool(repeat)], *([f"repeat with: {repeat}"] if repeat else [])])
+
+
+class _Wrong:
+    """What there is to say of a tensor, or of all."""
+
+    def __init__(self, report: Report, tensor: str | None) -> None:
+        self._report, self._tensor = report, tensor
+        about = (tensor, "")
+        self._failures = [(r, f) for r, f in report.failures if tensor is None or f.tensor in about]
+        self._left = [(r, u) for r in report.rungs for u in r.unverified if tensor is None or u.tensor in about]
+
+    @property
+    def repeat(self) -> str:
+        """The command."""
+        if self._tensor is not None and not self._failures:
+            rung = self._left[0][0].name if self._left else self._report.rungs[0].name
+            return shown(repeat(self._report.command, rung, self._tensor, ""))
+        return shown(self._report.repeat_of(self._failures[0][1] if self._failures else None))
+
+    def heading(self) -> Iterator[str]:
+        """What is not verified, and how much of it is wrong."""
+        e = self._report.environment
+        kernel, file = printable(e.kernel.name, 80), printable(e.file.path.rsplit("/", 1)[-1], 80)
+        if self._tensor is not None:
+            file = f"{printable(self._tensor, 64)} of {file}"
+        yield f"kernel {kernel} (declares {e.kernel.definition}) is not verified on {file}: {self._report.verdict}"
+        if self._report.fault:
+            yield f"broken off: {printable(self._report.fault, _WIDTH)}"
+        if not self._failures:
+            return
+        rung = self._failures[0][0]
+        about = self._diagnosis()
+        wrong, of = rung.n_failures, ""
+        if self._tensor is not None:
+            wrong = sum(g.failures for g in rung.gemms if g.tensor == self._tensor) or len(self._failures)
+        if about is not None and about.outputs:
+            share = f"{about.wrong:,} of {about.outputs:,} ({about.wrong / about.outputs:.1%})"
+            of = f"; {share} in the call that is explained"
+        yield f"Wrong: {wrong:,} in the {rung.name} rung{of}"
+
+    def numbers(self) -> Iterator[str]:
+        """The greatest utilisation, and the first failure."""
+        if self._failures:
+            worst = max((f.utilisation for _, f in self._failures if f.utilisation is not None), default=None)
+            if self._tensor is None:
+                sides = [w for r, _ in self._failures[:1] for w in r.worst.values() if w.of_kernel]
+                if sides:
+                    most = max(sides, key=lambda w: w.utilisation if w.utilisation == w.utilisation else float("inf"))
+                    yield (
+                        f"Greatest utilisation of the bound: {most.utilisation:.3g} at {printable(most.where, 100)} "
+                        "(at most 1 is allowed)"
+                    )
+            elif worst is not None:
+                yield f"Greatest utilisation of the bound that is listed: {worst:.3g} (at most 1 is allowed)"
+            rung, first = self._failures[0]
+            yield f"First failure, {rung.name} rung: {printable(first.what, _WIDTH)}"
+            yield from _values(first)
+
+    def _diagnosis(self) -> LocatedDiagnosis | None:
+        for rung in self._report.rungs:
+            said = rung.diagnosis
+            if said is not None and self._tensor in (None, said.tensor):
+                return said
+        return None
+
+    def explained(self) -> Iterator[str]:
+        """What explains it, with the fix."""
+        said = self._diagnosis() if self._failures else None
+        if said is not None:
+            for i, line in enumerate(said.lines[:_MOST_DIAGNOSIS]):
+                head = "           " if i else "Diagnosis: "
+                yield head + printable(line, 2 * _WIDTH)
+        if self._failures:
+            culprits = dict.fromkeys(f.culprit for _, f in self._failures)
+            yield f"At fault: {', '.join(CULPRITS[c] for c in culprits)}"
+
+    def left(self) -> Iterator[str]:
+        """What broke off or could not be verified."""
+        for rung in self._report.rungs:
+            if rung.fault:
+                yield f"The {rung.name} rung was broken off: {printable(rung.fault, _WIDTH)}"
+        for rung, left in self._left[:3]:
+            yield f"Not verified in the {rung.name} rung: {printable(left.name, 64)}: {printable(left.why, _WIDTH)}"
+        if len(self._left) > 3:
+            yield f"… and {len(self._left) - 3:,} more could not be verified"
+        if not self._failures and not self._left:
+            for rung in self._report.rungs:
+                if rung.outcome == "unverified":
+                    yield f"The {rung.name} rung checked nothing"
+
+
+def _values(f: Failure) -> Iterator[str]:
+    if f.got is not None and f.expected is not None:
+        line = f"  got {f.got:.9g}, expected {f.expected:.9g}"
+        line += "" if f.bound is None else f", bound {f.bound:.3g}"
+        yield line + ("" if f.utilisation is None else f", utilisation {f.utilisation:.3g}")
+    if f.block_hex is not None:
+        part = f" of part {f.part + 1}" if f.part else ""
+        digits = f.block_hex[:_HEX_DIGITS] + ("…" if len(f.block_hex) > _HEX_DIGITS else "")
+        yield f"  block {f.block} of row {f.row} at byte {f.byte_offset} ({f.byte_offset:#x}){part}: {digits}"
+
+
+def line_of_rung(rung: RungResult) -> str:
+    """A rung in a line."""
+    worst = rung.worst_utilisation
+    checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
+    said = f"RungResult {rung.name}: {rung.outcome}, checked {checked}"
+    said += "" if worst is None else f", worst utilisation {worst:.3g}"
+    return said + (f", {rung.n_failures:,} failures" if rung.n_failures else "")
+
+
+__all__ = ["MOST_LINES", "line_of_rung", "of_run"]

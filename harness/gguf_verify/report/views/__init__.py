@@ -1,0 +1,1 @@
+"""How results show themselves in Python and in notebooks: each module defines one `support.shown.View`."""

@@ -1,0 +1,77 @@
+"""A verification in Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from html import escape
+
+from ...results import Report
+from ...support.command_line import shown
+from ...support.shown import View
+from ...support.text import printable
+from .. import json, message
+from ..terminal import run
+from ..writer import Form, Kind
+from .html import block, listed, paragraph, table, verdict
+
+
+def line(report: Report) -> str:
+    """Verdict, culprit, worst utilisation, counts."""
+    worst = [r.worst_utilisation for r in report.rungs if r.worst_utilisation is not None]
+    passed = sum(rung.verdict == "passed" for rung in report.rungs)
+    parts = [
+        f"Report: {report.verdict}",
+        *([f"at fault: {report.at_fault}"] if report.culprits else []),
+        *([f"worst utilisation {max(worst):.3g}"] if worst else []),
+        f"{passed} of {len(report.rungs)} rungs passed",
+        *([f"{report.n_failures:,} failures"] if report.n_failures else []),
+    ]
+    return "; ".join(parts)
+
+
+def html(report: Report) -> str:
+    """Verdict, culprit, diagnosis, first failure and the rungs."""
+    return block(*_parts(report))
+
+
+def _parts(report: Report) -> Iterator[str]:
+    e = report.environment
+    file = printable(e.file.path.rsplit("/", 1)[-1], 100)
+    yield verdict(report.verdict, report.exit_code, f"{printable(e.kernel.name, 100)} on {file}")
+    if report.culprits:
+        yield paragraph(f"At fault: {report.at_fault}")
+    for rung in report.rungs:
+        if rung.diagnosis is not None:
+            yield paragraph(f"Diagnosis ({printable(rung.diagnosis.where, 80)}, {printable(rung.diagnosis.who, 80)}):")
+            yield listed([printable(line, 300) for line in rung.diagnosis.lines[:6]])
+            break
+    if report.failures:
+        rung, first = report.failures[0]
+        yield paragraph(f"First failure, {rung.name} rung: {printable(first.what, 300)}")
+        if first.got is not None and first.expected is not None:
+            numbers = {"got": first.got, "expected": first.expected, "bound": first.bound, "use": first.utilisation}
+            yield paragraph(", ".join(f"{name} {value:.9g}" for name, value in numbers.items() if value is not None))
+        if first.block_hex is not None:
+            yield f"<p>block at byte {first.byte_offset}: <code>{escape(first.block_hex[:64])}</code></p>"
+    if report.fault:
+        yield paragraph(f"Broken off: {printable(report.fault, 300)}")
+    for rung in report.rungs:
+        if rung.fault:
+            yield paragraph(f"The {rung.name} rung was broken off: {printable(rung.fault, 300)}")
+        for left in rung.unverified[:3]:
+            yield paragraph(f"Not verified: {printable(left.name, 64)}: {printable(left.why, 200)}")
+    rows = []
+    for rung in report.rungs:
+        worst = rung.worst_utilisation
+        said = "–" if worst is None else "∞" if math.isinf(worst) else f"{worst:.3g}"
+        checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
+        rows.append((rung.name, rung.outcome, checked, said, f"{rung.n_failures:,}", f"{rung.seconds:.1f}"))
+    yield table(("rung", "verdict", "checked", "worst utilisation", "failures", "seconds"), rows)
+    if report.exit_code and (command := report.repeat_of()):
+        yield f"<p>repeat with: <code>{escape(shown(command))}</code></p>"
+
+
+VIEW = View(
+    Report, line, lambda report: run.render(report, Form()), html, json.of_run, json.renders(Kind.RUN), message.of_run
+)

@@ -1,0 +1,41 @@
+"""Which call of the kernel something is said of, so that it can be made again alone (`--only-call`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..results import Call, RungResult
+from ..support.errors import KernelFault
+from .run import Run
+
+#: What a rung counts that makes one call alone.
+ALONE = "calls made alone"
+
+
+@contextmanager
+def calling(call: Call) -> Iterator[None]:
+    """A KernelFault that leaves this block says of which call it is."""
+    try:
+        yield
+    except KernelFault as error:
+        error.call = error.call or call
+        raise
+
+
+def begin_alone(run: Run, result: RungResult) -> Call | None:
+    """The call that this run makes alone, where it makes one; the result then passes for that alone, and says so."""
+    call = run.only
+    if call is not None:
+        result.substance = (ALONE,)
+        result.note(f"only one call was made, {call.id} (--only-call): nothing else of this rung was verified")
+    return call
+
+
+def end_alone(result: RungResult, call: Call) -> None:
+    """A call that no product of the run was is not a pass."""
+    if not result.checked.get(ALONE) and not result.n_failures and not result.unverified:
+        result.leave(f"the call {call.id}", "this run has no such call: its model, prompt, seed or probes are others")
+
+
+__all__ = ["ALONE", "begin_alone", "calling", "end_alone"]

@@ -1,0 +1,96 @@
+"""Command lines that can be pasted."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.invocation import command_of
+from gguf_verify.kernels import KERNELS
+from gguf_verify.results import Options
+from gguf_verify.rungs import RUNGS
+from gguf_verify.support.command_line import command_line, pattern_of, program, quoted, repeat, shown, with_flags
+
+WORDS = ["plain", "two words", "it's", 'a "b"', "$(id) `id` $x", "back\\slash", "new\nline\ttab", "\x1b[31m", "ü 世界",
+         "\u202eevil", "", "-x", "--tensor", "a;b|c&d>e", "\udcff raw", "'\n'", "\\", "!x"]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_a_shell_reads_back_what_was_quoted() -> None:
+    script = "printf '%s\\0' " + " ".join(map(quoted, WORDS))
+    assert script.isprintable()
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True, timeout=60)
+    assert [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]] == WORDS
+
+
+def test_no_program_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for typed in ("/x/gguf_verify/__main__.py", "/usr/bin/pytest", "-c", "", "gguf-verify", "/x/bin/gguf-verify"):
+        monkeypatch.setattr(sys, "argv", [typed, "verify", "m.gguf"])
+        assert program() == "gguf-verify"
+    monkeypatch.setattr(sys, "argv", ["my scripts/verify_model.py", "m.gguf"])
+    assert program() == "python 'my scripts/verify_model.py'"
+    monkeypatch.setattr(sys, "argv", [])
+    assert program() == "gguf-verify"
+
+
+@pytest.fixture
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gguf-verify"])
+
+
+@pytest.mark.usefixtures("_plain")
+def test_a_run_as_a_command_line() -> None:
+    options = Options(prompt="it's", seed=7, tensor="attn", probes="brief", sanitize=True, time_limit=10.5)
+    made = command_of("m.gguf", "mine.py:gemm", "cpu", ["layers"], options)
+    assert made == (
+        "gguf-verify m.gguf --kernel mine.py:gemm --host cpu --rungs layers -p 'it'\"'\"'s' -s 7 --tensor attn "
+        "--probes brief --time-limit 10.5 --sanitize"
+    )
+    assert command_of("m.gguf", "q8_1", "auto", list(RUNGS), Options()) == "gguf-verify m.gguf"
+    assert command_of("m.gguf", "q8_1", "auto", None, Options()) == "gguf-verify m.gguf --identify"
+    assert command_of("-m", "q8_1", "auto", list(RUNGS), Options()) == "gguf-verify ./-m"
+    assert command_of("audit", "q8_1", "auto", list(RUNGS), Options()) == "gguf-verify ./audit"
+    assert command_of("m.gguf", "q8_1", "auto", list(RUNGS), Options(), Path("p.txt")) == "gguf-verify m.gguf -f p.txt"
+    assert command_of("m.gguf", "q8_1", "auto", list(RUNGS), Options(prompt="--tensor")).endswith(" --prompt=--tensor")
+
+
+@pytest.mark.usefixtures("_plain")
+def test_functions_have_a_name_where_another_process_finds_them() -> None:
+    made = command_of("m.gguf", pattern_of, "auto", list(RUNGS), Options())
+    assert re.fullmatch(r"gguf-verify m.gguf --kernel \S+command_line\.py:pattern_of", made)
+    assert command_of("m.gguf", lambda w, x, s: None, "auto", list(RUNGS), Options()) == ""
+    assert repeat("", "layers", "blk", "own") == ""
+    assert next(iter(KERNELS)) in command_of("m.gguf", next(iter(KERNELS)), "auto", list(RUNGS), Options())
+
+
+@pytest.mark.usefixtures("_plain")
+def test_cut_down_to_a_call() -> None:
+    whole = command_line(
+        "m.gguf", {"--rungs": "blocks,layers", "-p": "--tensor", "--tensor": "a b", "--sanitize": None}
+    )
+    assert repeat(whole, "layers", "blk.0", "own,m=3") == (
+        "gguf-verify m.gguf --prompt=--tensor --sanitize --rungs layers --tensor '^blk[.]0$' --only-call own,m=3"
+    )
+    again = repeat(repeat(whole, "layers", "blk.0", "own,m=3"), "blocks", "blk.1", "block")
+    assert again.count("--only-call") == again.count(" --tensor ") == again.count("--rungs") == 1
+    assert "--tensor 'a b'" in repeat(whole, "tokens", "blk.0", "graft")
+    assert with_flags(r"gguf-verify $'a\'b c' --rungs x", {}, ("--rungs",)) == r"gguf-verify $'a\'b c'"
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "a+b(c)", "x\ny", "", "ü"])
+def test_a_pattern_of_one_name(name: str) -> None:
+    assert re.search(pattern_of(name), name)
+    assert not re.search(pattern_of(name), name + "x")
+    assert not re.search(pattern_of(name), "x" + name)
+    assert not re.search(pattern_of("blk.0"), "blkx0")
+
+
+def test_what_is_shown_can_be_pasted_and_holds_no_control_character() -> None:
+    assert shown(r"--tensor 'a\.b'") == r"--tensor 'a\.b'"
+    assert shown("a\x1b[31m\u202e").isprintable()

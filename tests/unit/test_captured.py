@@ -1,0 +1,237 @@
+"""A captured product, judged: right ones pass, wrong ones fail, nothing is no pass, and foreign arrays are checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.captured import Judged, judge_captured, judge_case
+from gguf_verify.gguf import open_model
+from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.support.errors import MalformedFile, NothingToVerify, UsageError
+from tests.support.tools import FIXTURES, assert_one_line, command_here
+
+MODEL, TENSOR, M, N, K = FIXTURES / "tiny-Q4_0.gguf", "blk.0.attn_q.weight", 5, 256, 256
+
+
+class Case:
+    """Activations, and the right outputs of a definition, rounded to float32."""
+
+    def __init__(self) -> None:
+        self.x = np.random.default_rng(3).standard_normal((M, K)).astype(np.float32)
+        with open_model(MODEL) as model:
+            tensor = model.tensors[TENSOR]
+            self.rows = np.array(tensor.raw.reshape(tensor.n_rows, -1))
+            self.fmt = tensor.type.weights
+
+    def y(self, definition: str) -> np.ndarray:
+        semantics = SEMANTICS[definition]
+        return product(semantics, self.fmt, self.rows, semantics.bytes_of(self.x)).exact.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return Case()
+
+
+@pytest.mark.parametrize("definition", ["q8_1", "mmq", "q8_0_cpu", "f32"])
+def test_the_definition_that_fits_is_found(case: Case, definition: str) -> None:
+    judged = judge_captured(MODEL, TENSOR, case.x, case.y(definition), threads=1)
+    assert judged
+    assert definition in judged.fitting
+    assert judged.definition == judged.fitting[0]
+    assert set(judged.fitting) <= (
+        {"mmq", "q8_0_cpu"} if definition in ("mmq", "q8_0_cpu") else {definition, "f32_apart"}
+    )
+    assert (judged.outputs, judged.wrong, judged.first) == (M * N, 0, None)
+    assert judged.utilisation < 1
+
+
+def test_a_claim_is_held_to(case: Case) -> None:
+    y = case.y("mmq")
+    assert judge_captured(MODEL, TENSOR, case.x, y, "mmq", threads=1)
+    judged = judge_captured(MODEL, TENSOR, case.x, y, "q8_1", threads=1)
+    assert (judged.exit_code, judged.claimed, judged.definition) == (1, "q8_1", "q8_1")
+    assert any("mmq" in line for line in judged.lines)
+
+
+def test_one_wrong_output_is_found_with_its_place(case: Case) -> None:
+    y = case.y("q8_1")
+    y[3, 200] *= 1.001
+    judged = judge_captured(MODEL, TENSOR, case.x, y, threads=1)
+    assert (judged.exit_code, judged.wrong, judged.definition) == (1, 1, "q8_1")
+    assert judged.first is not None
+    assert (judged.first.token, judged.first.row) == (3, 200)
+    with open_model(MODEL) as model:
+        assert judged.first.byte_offset == model.tensors[TENSOR].block_offset(200, 0)
+    assert "row 200 token 3" in str(judged)
+
+
+def test_a_known_fault_is_named(case: Case) -> None:
+    """The offset of the codes left out."""
+    semantics = SEMANTICS["q8_1"]
+    right = product(semantics, case.fmt, case.rows, semantics.bytes_of(case.x)).exact
+    blocks = semantics.bytes_of(case.x).reshape(M, -1, 36)
+    s = blocks[:, :, 2:4].copy().view(np.float16)[..., 0].astype(np.float64)
+    d = case.rows.reshape(N, -1, 18)[:, :, :2].copy().view(np.float16)[..., 0].astype(np.float64)
+    judged = judge_captured(MODEL, TENSOR, case.x, (right + 8 * s @ d.T).astype(np.float32), threads=1)
+    assert judged.exit_code == 1
+    assert judged.faults
+    assert any("Fix: " in line for line in judged.lines)
+
+
+def test_rows_of_a_tensor(case: Case) -> None:
+    y = case.y("q8_1")[:, 10:20]
+    assert judge_captured(MODEL, TENSOR, case.x, y, rows=(10, 20), threads=1)
+    assert judge_captured(MODEL, TENSOR, case.x, y, rows=(11, 21), threads=1).exit_code == 1
+    for rows in ((0, 0), (5, 3), (-1, 9), (0, N + 1)):
+        with pytest.raises(UsageError, match="rows"):
+            judge_captured(MODEL, TENSOR, case.x, y, rows=rows)
+
+
+def test_outputs_that_were_rounded_to_halves(case: Case) -> None:
+    y = case.y("q8_1").astype(np.float16)
+    judged = judge_captured(MODEL, TENSOR, case.x, y, threads=1)
+    assert (judged.exit_code, judged.output, judged.definition) == (0, "float16", "q8_1")
+    at, away = int(np.abs(y).argmax()), np.float16(np.inf)
+    y.flat[at] = np.nextafter(np.nextafter(y.flat[at], away), away)  # two units in the last place
+    assert judge_captured(MODEL, TENSOR, case.x, y, threads=1).wrong == 1
+
+
+def test_nothing_judged_is_no_pass(case: Case) -> None:
+    none = judge_captured(MODEL, TENSOR, case.x[:0], np.zeros((0, N), np.float32), threads=1)
+    assert (none.exit_code, none.outputs) == (5, 0)
+    zero = judge_captured(MODEL, TENSOR, case.x * 0, np.zeros((M, N), np.float32), threads=1)
+    assert (zero.exit_code, zero.outputs, zero.fitting) == (5, 0, ())
+    nan = judge_captured(MODEL, TENSOR, case.x, np.full((M, N), np.nan, np.float32), threads=1)
+    assert (nan.exit_code, nan.wrong) == (1, M * N)
+    assert nan.first is not None
+    assert nan.first.utilisation == float("inf")
+    x = case.x.copy()
+    x[2, 3] = np.inf
+    some = judge_captured(MODEL, TENSOR, x, case.y("q8_1"), threads=1)
+    assert (some.exit_code, some.outputs, some.wrong) == (5, (M - 1) * N, 0)
+    assert "1 of 5 tokens" in some.left[0]
+    all_of_them = judge_captured(MODEL, TENSOR, np.full_like(x, np.nan), case.y("q8_1"), threads=1)
+    assert (all_of_them.exit_code, all_of_them.outputs) == (5, 0)
+    wrong = case.y("q8_1")
+    wrong[4, 7] += 1
+    at = judge_captured(MODEL, TENSOR, x, wrong, threads=1).first
+    assert at is not None
+    assert (at.token, at.row) == (4, 7)  # numbers of the given arrays, though token 2 was left out
+
+
+def test_approximate_division_is_allowed_for_where_it_is_said(case: Case) -> None:
+    """A code at a tie, set one step off."""
+    x = np.zeros((1, K), np.float32)
+    x[0, ::32], x[0, 1::32] = 127.0, 2.5
+    semantics = SEMANTICS["q8_1"]
+    off = semantics.bytes_of(x).reshape(1, -1, 36).copy()
+    off[:, 0, 4 + 1] -= 1
+    y = product(semantics, case.fmt, case.rows, off.reshape(1, -1)).exact.astype(np.float32)
+    assert judge_captured(MODEL, TENSOR, x, y, "q8_1", threads=1).exit_code == 1
+    judged = judge_captured(MODEL, TENSOR, x, y, "q8_1", threads=1, fast_math=True)
+    assert judged
+    assert judged.ambiguous == K // 32
+
+
+def _written(folder: Path, name: str, array: Any, **more: Any) -> Path:
+    np.save(folder / f"{name}.npy", array, **more)
+    return folder / f"{name}.npy"
+
+
+def test_the_command(case: Case, tmp_path: Path) -> None:
+    x, y, out = _written(tmp_path, "x", case.x), _written(tmp_path, "y", case.y("q8_1")), tmp_path / "j.json"
+    done = command_here("judge", "--tensor", TENSOR, "--x", x, "--y", y, MODEL, "--json", out, "-t", 1)
+    assert done.returncode == 0, done.stderr
+    assert "VERIFIED as q8_1" in done.stdout
+    made = json.loads(out.read_text())
+    assert (made["kind"], made["verdict"], made["exit_code"], made["fitting"]) == ("judgement", "verified", 0, ["q8_1"])
+    assert made["sha256"][0] in done.stdout
+    fortran = _written(tmp_path, "f", np.asfortranarray(case.x))
+    big = _written(tmp_path, "b", case.y("q8_1").astype(">f4"))
+    assert command_here("judge", "--tensor", TENSOR, "--x", fortran, "--y", big, MODEL, "-t", 1).returncode == 0
+    wrong = _written(tmp_path, "w", case.y("q8_1")[:, ::-1])
+    done = command_here("judge", "--tensor", TENSOR, "--x", x, "--y", wrong, MODEL, "-t", 1)
+    assert done.returncode == 1
+    assert "repeat with: gguf-verify judge " in done.stdout
+    assert "--rows" not in done.stdout
+
+
+def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Files that are no outputs, and what is said of each."""
+    folder.joinpath("text.npy").write_text("no array")
+    folder.joinpath("empty.npy").write_bytes(b"")
+    whole = _written(folder, "whole", np.zeros((M, N), np.float32)).read_bytes()
+    folder.joinpath("short.npy").write_bytes(whole[:-1])
+    folder.joinpath("header.npy").write_bytes(whole[:60])
+    huge = whole.replace(b"(5, 256), }", b"(5, 9999999999999), }")
+    folder.joinpath("huge.npy").write_bytes(huge.replace(b"\x76\x00", b"\x76\x00", 1))
+    folder.joinpath("version.npy").write_bytes(whole[:6] + b"\x09\x00" + whole[8:])
+    return {
+        "text": (folder / "text.npy", "cannot read"), "empty": (folder / "empty.npy", "cannot read"),
+        "short": (folder / "short.npy", "ends before its data do"), "header": (folder / "header.npy", "cannot read"),
+        "huge": (folder / "huge.npy", "shape|cannot read"), "version": (folder / "version.npy", "cannot read"),
+        "objects": (_written(folder, "o", np.array([[{}]]), allow_pickle=True), "holds object"),
+        "doubles": (_written(folder, "d", np.zeros((M, N))), "holds float64, not float32 or float16"),
+        "records": (_written(folder, "r", np.zeros(3, [("a", "f4")])), "holds"),
+        "flat": (_written(folder, "l", np.zeros(M * N, np.float32)), "shape"),
+        "transposed": (_written(folder, "t", np.zeros((N + 1, M), np.float32)), "shape"),
+        "tokens": (_written(folder, "m", np.zeros((M + 1, N), np.float32)), "x has 5 tokens, y has 6"),
+        "folder": (folder, "is not a file"), "nothing": (folder / "none.npy", "no file"),
+    }  # fmt: skip
+
+
+def test_foreign_arrays(case: Case, tmp_path: Path) -> None:
+    x = _written(tmp_path, "x", case.x)
+    for path, said in _foreign(tmp_path).values():
+        assert_one_line(command_here("judge", "--tensor", TENSOR, "--x", x, "--y", path, MODEL), 2, said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tensor", "blk.0", "--x", "x", "--y", "y"), "no tensor is called 'blk.0'; there is, for example, 'blk.0"),
+        (("--x", "x"), "judge needs --tensor, --y"),
+        (("--tensor", TENSOR, "--x", "x", "--y", "y", "--definition", "q9"), "Q4_0 has no definition 'q9'; it has: "),
+        (("--tensor", TENSOR, "--x", "x", "--y", "y", "--rows", "3"), "--rows must be A:B"),
+    ],
+)  # fmt: skip
+def test_what_is_asked_wrongly(arguments: tuple[str, ...], said: str) -> None:
+    assert_one_line(command_here("judge", *arguments, MODEL), 2, said)
+
+
+def test_what_cannot_be_judged(case: Case, tmp_path: Path) -> None:
+    (tmp_path / "no.gguf").write_bytes(b"GGUF")
+    with pytest.raises(MalformedFile):
+        judge_captured(tmp_path / "no.gguf", TENSOR, case.x, case.y("f32"))
+    with pytest.raises(NothingToVerify):
+        judge_captured(MODEL, "blk.0.attn_norm.weight", case.x, case.y("f32"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said.pop("m"), lambda said: said.update(m=-1), lambda said: said.update(n="8"),
+        lambda said: said.update(type="Q9"), lambda said: said.update(k=250), lambda said: said.update(n=1 << 39),
+        lambda said: said.update(definition="\x1b[31m"), lambda said: said.update(tensor=[1]),
+        lambda said: said.clear(),
+    ],
+)  # fmt: skip
+def test_foreign_cases(case: Case, tmp_path: Path, change: Any) -> None:
+    said: dict[str, Any] = {"tensor": TENSOR, "type": "Q4_0", "definition": "q8_1", "m": M, "n": N, "k": K}
+    _written(tmp_path, "x", case.x)
+    _written(tmp_path, "y", case.y("q8_1"))
+    (tmp_path / "w.bin").write_bytes(case.rows.tobytes())
+    (tmp_path / "case.json").write_text(json.dumps(said))
+    right: Judged = judge_case(tmp_path, threads=1)
+    assert right.exit_code == 0
+    change(said)
+    (tmp_path / "case.json").write_text(json.dumps(said))
+    with pytest.raises(UsageError) as caught:
+        judge_case(tmp_path, threads=1)
+    assert str(caught.value).isprintable()
