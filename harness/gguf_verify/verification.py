@@ -109,8 +109,9 @@ def verify(
     check_machine()
     start = time.perf_counter()
     options = options or Options()
-    known_by = {"source": source, "source_text": source_text, "waivers": waivers}
-    command = command or command_of(path, kernel, host, rungs, options, **known_by)
+    command = command or command_of(
+        path, kernel, host, rungs, options, source=source, source_text=source_text, waivers=waivers
+    )
     unknown = [r for r in rungs if r not in RUNGS]
     if unknown or not rungs:
         near = nearest(unknown[0], RUNGS) if unknown else ""
