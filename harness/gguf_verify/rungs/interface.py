@@ -35,7 +35,7 @@ class Rung:
     def climb(self, run: Run, result: RungResult | None = None) -> RungResult:
         """Check, and say what was found, in a result that the caller may read meanwhile. Raises EnvironmentFault, as
         `check` does."""
-        result = result or self.empty()
+        result = self.empty() if result is None else result
         with result.timed():
             self.check(run, result)
         return result

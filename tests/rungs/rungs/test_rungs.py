@@ -196,10 +196,10 @@ def test_repacked_weights() -> None:
     except EnvironmentFault as error:
         crashes = [str(error)]
     assert all(crash.startswith("llama.cpp died in ") for crash in crashes)
-    if report and crashes:  # within a rung: what the others found is not lost
+    if report is not None and crashes:  # within a rung: what the others found is not lost
         assert report.exit_code == 3
         assert not any(r.failures for r in report.rungs)
-    elif report:
+    elif report is not None:
         assert_verified(report, same_tokens=False)
 
 
