@@ -17,6 +17,7 @@ sys.path[:0] = [str(HERE.parent / "harness"), str(HERE.parent)]
 from gguf_verify.cli.command import commands  # noqa: E402 - the checkout's package comes first
 from gguf_verify.cli.explain import explanations  # noqa: E402
 from gguf_verify.diagnosis.faults import FAULTS  # noqa: E402
+from gguf_verify.diagnosis.observed import OBSERVED  # noqa: E402
 from gguf_verify.formats import ACTIVATION_FORMATS, ELEMENT_TYPES, ELEMENTS, FORMATS, SLICE, BlockFormat  # noqa: E402
 from gguf_verify.formats.diagram import bit_diagram  # noqa: E402
 from gguf_verify.gguf.rules import RULES, Rule  # noqa: E402
@@ -143,7 +144,10 @@ def faults() -> str:
         "# Known faults", "", _NOTE, "",
         f"The {len(FAULTS)} faults that [the diagnosis](diagnosis.md) can name. Each predicts the outputs of a kernel "
         "with it; some have variants (which way, which tile).", "",
-        *_table(("id", "what is wrong", "fix"), [(f"`{f.id}`", _cell(f.words), _cell(f.fix)) for f in FAULTS]),
+        *_table(("id", "what is wrong", "fix"), [(f"`{f.id}`", _cell(f.words), _cell(f.fix)) for f in FAULTS]), "",
+        f"{len(OBSERVED)} more are not predicted but observed: in launches with checks, in further calls, in the bytes "
+        "of the activation quantizer, or in what the outputs have in common.", "",
+        *_table(("id", "what is wrong", "fix"), [(f"`{f.id}`", f.words, f.fix) for f in OBSERVED.values()]),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -1051,4 +1051,4 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 # ---- as JSON ---------------------------------------------------------------------------------------------------------
 
 #: The version of the JSON schema that a report is written in, and read back from.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4

@@ -11,7 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.audit import Audit, AuditOptions, audit, content
+from gguf_verify.audit.audit import AuditHeader
 from gguf_verify.gguf import RULES, open_model
+from gguf_verify.gguf.records import finding
 from gguf_verify.hosts import CpuHost
 from gguf_verify.llama import Llama, Scan
 from gguf_verify.results import Options, Report
@@ -30,6 +32,18 @@ def ids(result: Audit) -> list[str]:
 
 def rule(slug: str) -> str:
     return RULES[slug].id
+
+
+def audited(*slugs: str, owner: str = "blk.0.attn_q.weight", path: Path = TINY["Q4_0"]) -> Audit:
+    """An audit of the fixture with findings of these rules, 18 bytes each."""
+    with open_model(TINY["Q4_0"]) as model:
+        start = model.tensors["blk.0.attn_q.weight"].offset
+        found = tuple(
+            finding(slug, start + 18 * i, start + 18 * (i + 1), "x", f"y of {owner}", owner)
+            for i, slug in enumerate(slugs)
+        )
+        header = AuditHeader(file=str(path), size=model.size, sha256=("0" * 64,), architecture="llama")
+        return Audit(path, model.parts, header, found, n_tensors=30, command="gguf-verify audit x")
 
 
 def run(path: Path, **options: object) -> Audit:

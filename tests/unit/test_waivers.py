@@ -229,7 +229,7 @@ def test_an_expired_waiver_is_an_error_line_and_the_run_fails() -> None:
     said = f"ERROR: WAIVER EXPIRED tensor {WRONG}: expired on 2026-12-31, covers nothing (2 failures would match)"
     assert f"{said}: issue 42" in shown
     assert "MISMATCH in " in shown
-    assert "FAILED layers" in shown
+    assert "FAILED blocks" in shown
 
 
 def test_json_fits_the_schema_and_is_read_back() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..diagnosis.faults import FAULTS
+from ..diagnosis.observed import OBSERVED
 from ..gguf.rules import RULES
 from ..results import CULPRITS
 from ..support.errors import UsageError
@@ -111,12 +112,17 @@ def _all() -> Iterator[Explanation]:
     for m in MESSAGES.values():
         yield Explanation(m.id, "messages", m.what, m.why, m.fix)
     for fault in FAULTS:
-        words = f"{fault.words[0].upper()}{fault.words[1:]}."
         why = "The diagnosis computed what a kernel with this fault gives, and it is what this kernel gave."
-        yield Explanation(fault.id, "faults", words, why, f"{fault.fix[0].upper()}{fault.fix[1:]}.")
+        yield Explanation(fault.id, "faults", _sentence(fault.words), why, _sentence(fault.fix))
+    for seen in OBSERVED.values():
+        yield Explanation(seen.id, "faults", _sentence(seen.words), seen.how, _sentence(seen.fix))
     for rule in sorted(RULES.values(), key=lambda rule: rule.number):
         what = f"{rule.why[0].upper()}{rule.why[1:]} ({_EFFECTS[rule.effect]})."
         yield Explanation(rule.id, "findings", what, rule.cause, rule.cure)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def find_explanation(given: str) -> Explanation:

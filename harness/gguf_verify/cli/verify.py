@@ -99,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _epilog() -> str:
     listed: list[Family | KernelSpec] = [*FAMILIES.values(), *KERNELS.values()]
     kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
-    others = "\n".join(f"  gguf-verify {c.name:<9}{c.summary}" for c in commands().values() if c is not COMMAND)
+    others = "\n".join(f"  gguf-verify {c.name:<11}{c.summary}" for c in commands().values() if c is not COMMAND)
     codes = EXIT_CODES.format(verified="verified", mismatch="a mismatch was found")
     return f"other commands, each with a --help of its own:\n{others}\n\nkernels:\n{kernels}\n\n{codes}"
 

@@ -27,6 +27,7 @@ from .fault import Case, Fault
 from .faults import FAULTS
 from .fitted import fitted
 from .identify import advice, expected, identify_kernel
+from .observed import observed
 from .operands import Bytes, Floats, Predicted
 from .pattern import pattern
 
@@ -172,8 +173,7 @@ def _search(
     y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]
 ) -> tuple[tuple[FaultMatch, ...], NearestFault | None]:
     if (y[bad].view(np.uint32) == POISON).all():
-        fix = "every output needs a thread: check the grid and the bounds of the last tile"
-        return (FaultMatch("unwritten", "outputs were never written", fix, 1.0, 0.0, bool(bad.all())),), None
+        return (observed("unwritten", "outputs were never written", explained=1.0, everywhere=bool(bad.all())),), None
     if int(bad.sum()) < FEWEST:
         return (), None
     plain = [_of(fault, y, case, bad, exact) for fault in FAULTS if not fault.many]

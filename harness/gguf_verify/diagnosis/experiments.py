@@ -21,9 +21,10 @@ from ..results import FaultMatch
 from ..semantics import Product, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from .diagnose import most, shows
+from .observed import observed
 from .operands import Bytes, Floats
 from .pattern import ranges
-from .seen import SEEN, name_of
+from .seen import name_of
 
 Bools = npt.NDArray[np.bool_]
 
@@ -246,8 +247,7 @@ class Experiments:
         if right * unit <= _LONG:
             return None
         words = f"only calls of large K are wrong: all outputs from K = {bad * unit} on, and none up to {right * unit}"
-        fix = "check what is chosen by K: which kernel, its stages, its grid, its shared memory"
-        return FaultMatch("window-of-k", words, fix, SEEN, 0.0, True)
+        return observed("window-of-k", words)
 
     # ---- what a kernel remembers -------------------------------------------------------------------------------------
 
@@ -280,11 +280,9 @@ class Experiments:
             return None
         if same(2, 0):
             words = f"{what} are kept for each shape: later calls of the same shape get those of the first"
-            fix = "key a cache by contents, or drop it when the operands change"
-            return FaultMatch("cached-by-shape", words, fix, SEEN, 0.0, True)
+            return observed("cached-by-shape", words)
         if same(2, 1):
-            fix = "fill the workspace before it is read, on the same stream"
-            return FaultMatch("stale-workspace", f"the {what} are those of the call before", fix, SEEN, 0.0, True)
+            return observed("stale-workspace", f"the {what} are those of the call before")
         return None
 
     def _first_call(self) -> FaultMatch | None:
@@ -305,8 +303,7 @@ class Experiments:
                     f"what the first call of some rows and columns sets up is kept: a call with {then} tokens is wrong "
                     f"after one with {first}, and right without"
                 )
-                fix = "key what is kept by the number of tokens too"
-                return FaultMatch("cached-by-shape", words, fix, SEEN, 0.0, True)
+                return observed("cached-by-shape", words, "key what is kept by the number of tokens too")
         return None
 
     def _turned(self, of: npt.NDArray[Any], by: int, form: WeightFormat | None) -> npt.NDArray[Any]:
@@ -367,8 +364,7 @@ def _of_sizes(wrong: dict[int, Bools], what: str, size: str, own: int) -> FaultM
         fits = all((of == ends[n]).all() or (n < tile and not of.any()) for n, of in wrong.items())
         if whole and fits and len(failed) >= _ENOUGH:
             words = f"{what}s past the last whole tile of {tile} are wrong"
-            fix = f"round the number of tiles up, and check the bounds of {what}s within the last"
-            return FaultMatch("partial-tile", words, fix, SEEN, 0.0, True)
+            return observed("partial-tile", words)
     if size == "N" and passed == [1]:
         return None  # one row is right where rows disturb each other
     right_somewhere = np.zeros(max(wrong), bool)
@@ -379,8 +375,7 @@ def _of_sizes(wrong: dict[int, Bools], what: str, size: str, own: int) -> FaultM
             f"only calls of some {size} are wrong: of the sizes that were tried, {_listed(failed)} are wrong and "
             f"{_listed(passed)} right, on the same operands"
         )
-        fix = f"check what is chosen by {size}: which kernel, its tile, its grid, its shared memory"
-        return FaultMatch(f"window-of-{size.lower()}", words, fix, SEEN, 0.0, True)
+        return observed(f"window-of-{size.lower()}", words)
     return None
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import FaultMatch
+from .observed import observed
 from .operands import Floats, Predicted
 
 Bools = npt.NDArray[np.bool_]
@@ -57,8 +58,7 @@ def _factor(y: Floats, right: Predicted, bad: Bools) -> FaultMatch | None:
     worst = float((np.abs(got - by * meant) / (abs(by) * error)).max())
     factor = f"{by:.6g}" if abs(by - 1) > 1e-5 else f"1 {'+' if by > 1 else '-'} {abs(by - 1):.2g}"
     words = f"outputs are {factor} times what they should be"
-    fix = "look for a factor that is applied to every scale or output, or left out"
-    return FaultMatch("constant-factor", words, fix, 1 - residual, worst, True)
+    return observed("constant-factor", words, explained=1 - residual, utilisation=worst)
 
 
 def _exchanged(
@@ -79,8 +79,7 @@ def _exchanged(
         return None
     some = ", ".join(f"{what} {n} gets that of {j}" for n, j in list(found.items())[:3])
     words = f"outputs are those of other {what}s: {some}"
-    fix = f"check the index of {what}s, and in which order they lie in memory"
-    return FaultMatch(f"{what}s-exchanged", words, fix, 1.0, 0.0, len(found) == len(wrong))
+    return observed(f"{what}s-exchanged", words, explained=1.0, everywhere=len(found) == len(wrong))
 
 
 __all__ = ["fitted"]

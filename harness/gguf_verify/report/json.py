@@ -1,8 +1,8 @@
 """Reports as JSON: the same facts as at the terminal, and every record behind them.
 
-A run's report is schema 3, `schemas/run.schema.json`: the fields of `gguf_verify.results.Report` by their names, with
+A run's report is schema 4, `schemas/run.schema.json`: the fields of `gguf_verify.results.Report` by their names, with
 `schema`, `verdict`, `exit_code` and `culprits` (who is at fault → for how much) before them, and each rung's `verdict`
-before its fields. A night's is schema 3, `schemas/nightly.schema.json`; an audit's, an x-ray's, an identification's
+before its fields. A night's is schema 4, `schemas/nightly.schema.json`; an audit's, an x-ray's, an identification's
 and a judgement's are schema 1: see the functions below.
 
 Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from a file are not escaped; bytes

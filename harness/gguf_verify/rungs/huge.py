@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace as replace_fields
 
+from ..diagnosis.observed import observed
 from ..formats import SLICE, BlockFormat, WeightFormat
 from ..gguf import Tensor, printable
 from ..hosts.base import POISON, Written
@@ -130,11 +131,7 @@ class HugeProbes:
             if refused is None:
                 self.found.grids.append(at)
                 continue
-            named = FaultMatch(
-                "launch-past-limit", f"at {at}: {refused}",
-                "count tokens or rows in the grid's x, of which there are 2^31 - 1 (65,535 in y and z), or in tiles; "
-                "a block has up to 1,024 threads and 227 KiB of shared memory", math.nan, 0.0, True,
-            )  # fmt: skip
+            named = observed("launch-past-limit", f"at {at}: {refused}")
             self._fail(_Wrong(f"{self._fmt.name} at {at}: {refused}"), at, named)
 
     # ---- indices -----------------------------------------------------------------------------------------------------
@@ -338,8 +335,7 @@ class HugeProbes:
             f"an index or a count overflows 32 bits: right at M={m}, N={n}, K={size.k}, where {size.what} takes less "
             f"than 2^31 values and bytes, and wrong at {where}"
         )
-        fix = "count and index values and bytes in 64 bits: long long or int64_t, before the multiplication"
-        self._fail(wrong, where, FaultMatch("index-past-2^31", words, fix, math.nan, 0.0, True))
+        self._fail(wrong, where, observed("index-past-2^31", words))
 
     def _fail(self, wrong: _Wrong, where: str = "", named: FaultMatch | None = None) -> None:
         self.found.wrong = True

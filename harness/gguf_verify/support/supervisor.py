@@ -108,8 +108,9 @@ def main() -> None:
             os.read(ended, 4096)
         # orphans that ended meanwhile stay as they are until the command is over
     if status is None:
-        with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+        for kill in (os.killpg, os.kill):  # it may not have made its group yet
+            with contextlib.suppress(OSError):
+                kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
     _kill_all(pid)
     if os.WIFSIGNALED(status):

@@ -38,7 +38,7 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     for part in ("llama.cpp 0.", "sha256", "cpu:", "kernel ", "seed 0", "bytes   passed", "of the bound", "holds for "):
         assert part in text
     report = json.loads(out.read_text())
-    assert report["schema"] == 3
+    assert report["schema"] == 4
     assert report["verdict"] == "verified"
     assert [r["name"] for r in report["rungs"]] == ["bytes", "blocks", "layers", "tokens"]
     assert len(report["rungs"][2]["details"]) == 22

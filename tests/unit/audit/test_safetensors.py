@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,8 @@ HOSTILE: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_headers_that_lie(what: str, tmp_path: Path) -> None:
     path = safetensors(tmp_path / "m.safetensors", {"z": ("F32", (4,), FOUR)}, **HOSTILE[what], z=entry(0, 0, [0]))
-    with pytest.raises(MalformedFile, match="not a safetensors file") as caught:
-        read_header(Mapped(path))
+    with closing(Mapped(path)) as mapped, pytest.raises(MalformedFile, match="not a safetensors file") as caught:
+        read_header(mapped)
     assert "\n" not in str(caught.value)
 
 
@@ -49,8 +50,8 @@ def test_headers_that_lie(what: str, tmp_path: Path) -> None:
 def test_files_that_are_none(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(raw)
-    with pytest.raises(MalformedFile, match="not a safetensors file"):
-        read_header(Mapped(path))
+    with closing(Mapped(path)) as mapped, pytest.raises(MalformedFile, match="not a safetensors file"):
+        read_header(mapped)
 
 
 def permuted_back(x: np.ndarray, heads: int) -> np.ndarray:

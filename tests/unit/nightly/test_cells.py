@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from gguf_verify.nightly.outcomes import cell_of
 from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
 from gguf_verify.nightly.summary import NightReport
 from gguf_verify.report.writer import Kind
+from gguf_verify.support import supervisor
 from gguf_verify.support.supervised import Processes, Stopped
 from gguf_verify.waivers import REFERENCE
 from tests.support.processes import gone, wait_until
@@ -34,17 +38,17 @@ OUTCOMES = {
     "garbage": (Outcome.UNVERIFIED, "exit code 0, but its report is not JSON"),
     "nested": (Outcome.UNVERIFIED, "exit code 0, but its report is not JSON"),
     "undecodable": (Outcome.UNVERIFIED, "exit code 0, but its report is not JSON"),
-    "list": (Outcome.UNVERIFIED, "exit code 0, but its report does not have schema 3"),
-    "schema": (Outcome.UNVERIFIED, "exit code 0, but its report does not have schema 3"),
+    "list": (Outcome.UNVERIFIED, "exit code 0, but its report does not have schema 4"),
+    "schema": (Outcome.UNVERIFIED, "exit code 0, but its report does not have schema 4"),
     "lacks": (Outcome.UNVERIFIED, "exit code 0, but its report lacks the field worst"),
     "lacks-environment": (Outcome.UNVERIFIED, "exit code 0, but its report lacks the field environment"),
     "lacks-claim": (
         Outcome.UNVERIFIED,
-        "exit code 0, but its report does not fit schema 3: Object missing required field `verdict` - at `$.rungs[1]`",
+        "exit code 0, but its report does not fit schema 4: Object missing required field `verdict` - at `$.rungs[1]`",
     ),
     "wrong-type": (
         Outcome.UNVERIFIED,
-        "exit code 0, but its report does not fit schema 3: Expected `int`, got `str` - at `$.rungs[2].n_failures`",
+        "exit code 0, but its report does not fit schema 4: Expected `int`, got `str` - at `$.rungs[2].n_failures`",
     ),
     "another-rung": (Outcome.UNVERIFIED, "exit code 0, but its report has an unknown rung nonsense"),
     "not-a-number": (Outcome.VERIFIED, ""),
@@ -129,7 +133,8 @@ def test_all_reports_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
 
 def test_the_time_limit_ends_all_that_a_cell_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    night = run_stub(tmp_path, "time_limit = 6\njobs = 2", slow=f"hangs {pids}", leaves=f"leaves {pids}")
+    text = "time_limit = 6\njobs = 2"
+    night = run_stub(tmp_path, text, grace=0.5, slow=f"hangs {pids}", leaves=f"leaves {pids}")
     cells = by_prompt(night)
     assert (cells["slow"].outcome, cells["slow"].exit_code) == (Outcome.TIMED_OUT, None)
     assert cells["slow"].reason == "not finished within 6 s: still going"
@@ -182,6 +187,19 @@ def test_a_cell_that_does_not_end_when_it_is_asked_to_is_killed(tmp_path: Path) 
     processes.close()
     assert ended.exit_code is None
     assert ended.seconds < 300
+
+
+@pytest.mark.parametrize("_try", range(5))
+def test_a_command_that_has_hardly_begun_is_killed(_try: int) -> None:
+    """Its supervisor sees that nobody waits any more, while the command has not made its own session."""
+    lifeline, ours = os.pipe()
+    os.close(ours)
+    line = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    command = [sys.executable, "-I", "-S", str(supervisor.__file__), str(lifeline), sys.executable, "-c", line]
+    try:
+        assert subprocess.run(command, pass_fds=[lifeline], timeout=60, check=False).returncode == -signal.SIGKILL
+    finally:
+        os.close(lifeline)
 
 
 def test_another_llama_cpp_than_the_variants_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

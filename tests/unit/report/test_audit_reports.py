@@ -12,31 +12,17 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gguf_verify.audit import Audit
-from gguf_verify.audit.audit import AuditHeader
 from gguf_verify.audit.many import Audits, Unopened
-from gguf_verify.gguf import RULES, open_model
-from gguf_verify.gguf.records import finding
+from gguf_verify.gguf import RULES
 from gguf_verify.report.writer import Kind
+from tests.support.audits import audited
 from tests.support.nights import run_result
+from tests.support.sarif_subset import SCHEMA
 from tests.support.shown import written
 from tests.support.tools import FIXTURES
-from tests.unit.report.sarif_subset import SCHEMA
 
 TINY = FIXTURES / "tiny-Q4_0.gguf"
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
-
-
-def audited(*slugs: str, owner: str = "blk.0.attn_q.weight", path: Path = TINY) -> Audit:
-    """An audit of the fixture with findings of these rules, 18 bytes each."""
-    with open_model(TINY) as model:
-        start = model.tensors["blk.0.attn_q.weight"].offset
-        found = tuple(
-            finding(slug, start + 18 * i, start + 18 * (i + 1), "x", f"y of {owner}", owner)
-            for i, slug in enumerate(slugs)
-        )
-        header = AuditHeader(file=str(path), size=model.size, sha256=("0" * 64,), architecture="llama")
-        return Audit(path, model.parts, header, found, n_tensors=30, command="gguf-verify audit x")
 
 
 def sarif(kind: Kind, result: Any) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from gguf_verify.report import card
 from gguf_verify.report.html import page as pages
 from gguf_verify.report.writer import Form, Kind
 from tests.support import needs, nights, records
+from tests.support.audits import audited
 from tests.support.nights import HOSTILE, SCRIPT, report, run_result
-from tests.unit.report.test_audit_reports import audited
 
 pytestmark = pytest.mark.needs("chromium")
 

@@ -9,10 +9,15 @@ import pytest
 from gguf_verify.support.progress import print_above_bars, progress_bar
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_lines_stand_above_a_bar_that_is_shown(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """A bar appears after a while only; until then a line must not show it."""
-    out = io.StringIO()
+    out = Terminal()
     monkeypatch.setattr("sys.stderr", out)
     with progress_bar("work", 9, "step", shown=True) as bar:
         if late:

@@ -1,0 +1,146 @@
+"""Faults that the diagnosis names from what it observes, where nothing predicts the outputs: in a checked build, in
+further calls, in the bytes of the activation quantizer, or in the outputs themselves.
+
+The catalogue in `faults` holds those whose outputs are computed. Together they are all the names that a report may say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..results import FaultMatch
+
+#: The share of the error that such a fault explains: it was seen, not computed.
+SEEN = float("nan")
+
+
+@dataclass(frozen=True)
+class ObservedFault:
+    """A fault that is observed.
+
+    Args:
+        id: stable.
+        words: what is wrong, for any kernel.
+        fix: one line.
+        how: what shows it.
+    """
+
+    id: str
+    words: str
+    fix: str
+    how: str
+
+
+_CHECKED = "A launch with guards and checks, under other orders of threads, shows it."
+_CALLS = "Further calls on the same operands, with other numbers of tokens, rows or columns, show it."
+_SERIES = "A series of calls with other operands or sizes shows it."
+_OUTPUTS = "No fault of the catalogue explains the outputs, and they have this in common."
+_BYTES = "The bytes of the kernel's quantizer are those that such a quantizer writes."
+_LARGE = "Single thread blocks of large launches, which run by themselves, show it."
+
+OBSERVED = {
+    fault.id: fault
+    for fault in (
+        ObservedFault(
+            "data-race", "threads access the same memory, one of them writes, and nothing orders the accesses",
+            "put a barrier, or the wait for a copy, between the write and the read", _CHECKED,
+        ),
+        ObservedFault(
+            "outside-buffers", "a thread reads or writes outside the kernel's buffers",
+            "check the bounds of what the last row, block or tile accesses", _CHECKED,
+        ),
+        ObservedFault(
+            "uninitialized-memory", "memory is read that nothing has written",
+            "write shared memory, or wait for the copy, before it is read, also where a tile is not full", _CHECKED,
+        ),
+        ObservedFault(
+            "misaligned-access", "an address is not a multiple of the size of what is loaded or stored there",
+            "load in units that the address is a multiple of", _CHECKED,
+        ),
+        ObservedFault(
+            "signed-overflow", "the result of signed arithmetic does not fit its type", "compute in a wider type",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "divergent-barrier", "some threads of a block never reach a barrier at which others wait",
+            "let all threads of a block reach the same barriers", _CHECKED,
+        ),
+        ObservedFault(
+            "input-written", "the kernel writes into its inputs", "write into the output and shared memory alone",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "unwritten", "outputs were never written",
+            "every output needs a thread: check the grid and the bounds of the last tile", _CHECKED,
+        ),
+        ObservedFault(
+            "not-deterministic", "the same call gives other outputs when it is made again",
+            "look for races, and for memory that is not initialised", _CHECKED,
+        ),
+        ObservedFault(
+            "window-of-m", "only calls of some numbers of tokens M are wrong",
+            "check what is chosen by M: which kernel, its tile, its grid, its shared memory", _CALLS,
+        ),
+        ObservedFault(
+            "window-of-n", "only calls of some numbers of rows N are wrong",
+            "check what is chosen by N: which kernel, its tile, its grid, its shared memory", _CALLS,
+        ),
+        ObservedFault(
+            "window-of-k", "only calls of large K are wrong",
+            "check what is chosen by K: which kernel, its stages, its grid, its shared memory", _CALLS,
+        ),
+        ObservedFault(
+            "partial-tile", "rows or tokens past the last whole tile are wrong",
+            "round the number of tiles up, and check the bounds within the last", _CALLS,
+        ),
+        ObservedFault(
+            "cached-by-shape", "what one call sets up is kept for later calls of the same shape, which need their own",
+            "key a cache by contents, or drop it when the operands change", _SERIES,
+        ),
+        ObservedFault(
+            "stale-workspace", "a call computes with what the call before left in a workspace",
+            "fill the workspace before it is read, on the same stream", _SERIES,
+        ),
+        ObservedFault(
+            "constant-factor", "all outputs are the right ones times one factor",
+            "look for a factor that is applied to every scale or output, or left out", _OUTPUTS,
+        ),
+        ObservedFault(
+            "rows-exchanged", "outputs are those of other rows",
+            "check the index of rows, and in which order they lie in memory", _OUTPUTS,
+        ),
+        ObservedFault(
+            "tokens-exchanged", "outputs are those of other tokens",
+            "check the index of tokens, and in which order they lie in memory", _OUTPUTS,
+        ),
+        ObservedFault(
+            "scale-reciprocal", "the scale of activations is multiplied by a reciprocal, not divided",
+            "d = max/127, by division", _BYTES,
+        ),
+        ObservedFault(
+            "sum-order", "the values of s are added in another order",
+            "add lanes at distance 16, 8, 4, 2 and 1, in float32", _BYTES,
+        ),
+        ObservedFault("sum-missing", "s is not stored: it is zero", "store s = Σ x of the raw values", _BYTES),
+        ObservedFault("sum-of-magnitudes", "s is Σ |x|", "store s = Σ x of the raw values", _BYTES),
+        ObservedFault(
+            "index-past-2^31", "an index or a count overflows 32 bits in large products",
+            "count and index values and bytes in 64 bits: long long or int64_t, before the multiplication", _LARGE,
+        ),
+        ObservedFault(
+            "launch-past-limit", "CUDA refuses the launch of a large product",
+            "count tokens or rows in the grid's x, of which there are 2^31 - 1 (65,535 in y and z), or in tiles; a "
+            "block has up to 1,024 threads and 227 KiB of shared memory", _LARGE,
+        ),
+    )
+}  # fmt: skip
+
+
+def observed(
+    id: str, words: str, fix: str = "", explained: float = SEEN, utilisation: float = 0.0, everywhere: bool = True
+) -> FaultMatch:
+    """An observed fault, in the words of one kernel; `fix` is the fault's own where it is empty."""
+    return FaultMatch(id, words, fix or OBSERVED[id].fix, explained, utilisation, everywhere)
+
+
+__all__ = ["OBSERVED", "SEEN", "ObservedFault", "observed"]
