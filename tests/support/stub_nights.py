@@ -37,10 +37,10 @@ def write_config(folder: Path, text: str = "", models: str | None = None, **prom
     return path
 
 
-def run_stub(folder: Path, text: str = "", said: list[str] | None = None, grace: float = 30.0, **prompts: str) -> Night:
+def run_stub(folder: Path, text: str = "", said: list[str] | None = None, **prompts: str) -> Night:
     config = read_config(write_config(folder, text, **prompts))
     lines = [] if said is None else said
-    return run_night(config, Settings(harness=STUB, say=lines.append, grace=grace))
+    return run_night(config, Settings(harness=STUB, say=lines.append))
 
 
 def plain(night: Night) -> list[object]:

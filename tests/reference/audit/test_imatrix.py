@@ -13,10 +13,9 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.llama import Llama
 from gguf_verify.report.writer import Kind
 from tests.support.audits import TINY, ids, rule, run
-from tests.support.importance_files import dat, imatrix_gguf
+from tests.support.importance_files import dat, hugging_face, imatrix_gguf
 from tests.support.shown import json_of, text_of
 from tests.support.tools import command_here, write_model
-from tests.unit.audit.test_safetensors import hugging_face
 
 K, N = 512, 64
 TYPES = ("Q4_0", "Q5_1", "Q4_K", "Q6_K", "IQ4_XS", "IQ3_XXS")

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.actions import gguf_verify, run_step
 from tests.support.tools import FIXTURES, ROOT, patched_block
-from tests.unit.ci.test_hooks import HOOK
 
+(HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
 MODEL = FIXTURES / "tiny-Q4_0.gguf"
 
 

@@ -15,7 +15,7 @@ from gguf_verify.audit.sources import open_source
 from gguf_verify.gguf import open_model
 from gguf_verify.gguf.mapped import Mapped
 from gguf_verify.support.errors import MalformedFile
-from tests.support.importance_files import safetensors
+from tests.support.importance_files import hugging_face, safetensors
 from tests.support.tools import FIXTURES, write_model
 
 F16 = FIXTURES / "tiny-F16.gguf"
@@ -52,53 +52,6 @@ def test_files_that_are_none(raw: bytes, tmp_path: Path) -> None:
     path.write_bytes(raw)
     with closing(Mapped(path)) as mapped, pytest.raises(MalformedFile, match="not a safetensors file"):
         read_header(mapped)
-
-
-def permuted_back(x: np.ndarray, heads: int) -> np.ndarray:
-    """The inverse of LlamaModel.permute of convert_hf_to_gguf.py, written independently: row by row."""
-    out = np.empty_like(x)
-    half = len(x) // heads // 2
-    for head in range(heads):
-        for i in range(half):
-            for part in range(2):
-                out[head * 2 * half + part * half + i] = x[head * 2 * half + 2 * i + part]
-    return out
-
-
-def hugging_face(folder: Path, split: bool = False, finer: bool = False) -> Path:
-    """The fixture under the names of its framework, in F16; as one file, or two and an index; or in F32, with
-    digits that F16 does not hold."""
-    names = {
-        "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    }  # fmt: skip
-    top = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-    tensors = {}
-    with open_model(F16) as model:
-        for name, t in model.tensors.items():
-            base = name.removesuffix(".weight")
-            if base in top:
-                called = top[base]
-            else:
-                _, layer, what = base.split(".")
-                called = f"model.layers.{layer}.{names[what]}"
-            kind = "F32" if t.type.name == "F32" else "F16"
-            x = t.raw.view("<f4" if kind == "F32" else "<f2").reshape(t.shape[::-1])
-            if "attn_q." in name or "attn_k." in name:
-                x = permuted_back(x, 8 if "attn_q." in name else 4)
-            if finer and kind == "F16":
-                kind, x = "F32", (x.astype(np.float32) * np.float32(1 + 2.0**-14)).astype("<f4")
-            tensors[f"{called}.weight"] = (kind, x.shape, x.tobytes())
-    if not split:
-        safetensors(folder / "model.safetensors", tensors)
-        return folder
-    some = list(tensors)[:11]
-    files = {name: f"model-0000{1 if name in some else 2}-of-00002.safetensors" for name in tensors}
-    for file in set(files.values()):
-        safetensors(folder / file, {name: t for name, t in tensors.items() if files[name] == file})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-    return folder
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -134,7 +134,8 @@ def test_all_reports_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
 def test_the_time_limit_ends_all_that_a_cell_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     text = "time_limit = 6\njobs = 2"
-    night = run_stub(tmp_path, text, grace=0.5, slow=f"hangs {pids}", leaves=f"leaves {pids}")
+    config = read_config(write_config(tmp_path, text, slow=f"hangs {pids}", leaves=f"leaves {pids}"))
+    night = run_night(config, Settings(harness=STUB, say=lambda _line: None, grace=0.5))
     cells = by_prompt(night)
     assert (cells["slow"].outcome, cells["slow"].exit_code) == (Outcome.TIMED_OUT, None)
     assert cells["slow"].reason == "not finished within 6 s: still going"
