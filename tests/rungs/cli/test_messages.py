@@ -10,6 +10,7 @@ import pytest
 
 from gguf_verify.cli.explain import explanations
 from gguf_verify.diagnosis.faults import FAULTS
+from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.gguf.rules import RULES
 from gguf_verify.hosts.cupy_host import gpu_fault
 from gguf_verify.results import CULPRITS
@@ -134,8 +135,8 @@ def test_every_id_of_an_error_is_explained() -> None:
 
 def test_every_id_has_one_explanation() -> None:
     known = explanations()
-    assert len(known) == len(MESSAGES) + len(RULES) + len(FAULTS) + len(CULPRITS) + 5
-    assert {*MESSAGES, *CULPRITS, *(f.id for f in FAULTS), *(r.id for r in RULES.values())} < set(known)
+    assert len(known) == len(MESSAGES) + len(RULES) + len(FAULTS) + len(OBSERVED) + len(CULPRITS) + 5
+    assert {*MESSAGES, *CULPRITS, *(f.id for f in FAULTS), *OBSERVED, *(r.id for r in RULES.values())} < set(known)
     for e in known.values():
         for words in (e.what, e.why, e.fix):
             assert words.endswith((".", ")")), (e.id, words)
