@@ -280,6 +280,7 @@ class Failure(msgspec.Struct, frozen=True):
         token: row m of the activations.
         byte_offset: of the block, in its file; `part` counts the files of a split model from 0.
         block_hex: the block's bytes.
+        block_type: the type of its weights, where it is recorded with the failure.
         got, expected, bound, utilisation: the numbers, where it is about numbers.
         matrix: which of the tensor's matrices (experts) the row is in, where it holds several.
         culprit: who is at fault.
@@ -308,6 +309,7 @@ class Failure(msgspec.Struct, frozen=True):
     activation_hex: str | None = None
     cause: str = ""
     call: Call | None = None
+    block_type: str = ""
 
 
 class Unverified(msgspec.Struct, frozen=True):

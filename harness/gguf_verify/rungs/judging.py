@@ -119,6 +119,7 @@ def judge_output(
                 None if block is None else tensor.block_offset(row, block * _unit(tensor)),
                 raw, float(got), exact, bound, difference / bound if bound else float("inf"), tensor.part,
                 matrix_of(tensor, row), fault_of.culprit(int(m), int(n)), kind, met, call=call,
+                block_type=tensor.type.name,
             )
         )  # fmt: skip
         more[fault_of.culprit(int(m), int(n))] -= 1

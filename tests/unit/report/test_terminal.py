@@ -119,6 +119,26 @@ def test_the_answer_comes_first() -> None:
     assert text.count("DIAGNOSIS") == 1
 
 
+def test_the_activations_that_the_block_meets_stand_beside_it() -> None:
+    """Of several blocks of activations, the first; the type of the weights is the failure's own where it has one."""
+    report = failing()
+    rung = report.rungs[1]
+    block = "003c0040" + "05" * 31 + "fb"
+    met = msgspec.structs.replace(
+        rung.failures[0], activation_type="Q8_1", activation_hex=2 * block, block_type="Q4_1",
+        block_hex="003c0040" + "21" * 16,
+    )  # fmt: skip
+    rung.failures[0] = met
+    lines = piped(report)
+    at = lines.index("  meets: d = 1, s = 2")
+    assert lines[at - 3 : at] == [
+        "  x-ray: d = 1, m = 2",
+        "  qs   21" + 15 * " 21",
+        "  q   " + 16 * " 1" + 16 * " 2",
+    ]
+    assert lines[at + 2].startswith("  q    5 5 5 5")
+
+
 def test_the_diagnosis_that_says_most_is_shown() -> None:
     report = failing()
     first, second = report.rungs[1], report.rungs[2]

@@ -240,7 +240,8 @@ def _first(report: Report) -> First | None:
     rung, failure = min(report.failures, key=lambda one: told(one[1]))
     numbers = [(name, shown) for name, shown in _facts(failure) if name in _NUMBERS]
     culprit, *facts = [(name, shown) for name, shown in _facts(failure) if name not in _NUMBERS]
-    made = None if not failure.block_hex else block.of(report.tensor_types.get(failure.tensor, ""), failure.block_hex)
+    kind = failure.block_type or report.tensor_types.get(failure.tensor, "")
+    made = None if not failure.block_hex else block.of(kind, failure.block_hex)
     met = block.of_activations(failure.activation_type, failure.activation_hex or "")
     return First(rung.name, failure.what, numbers, [*facts, culprit], made, met)
 

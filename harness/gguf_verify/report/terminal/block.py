@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...audit.xray import FieldBytes, read_block
+from ...formats import ACTIVATION_FORMATS
 
 _MOST_CODES = 64
 
 
-def as_lines(kind: str, digits: str) -> list[str]:
-    """Of a type's name and a block's bytes in hex, as a report has them; empty where its fields are not known."""
+def as_lines(kind: str, digits: str, title: str = "x-ray") -> list[str]:
+    """Of a type's name and a block's bytes in hex, as a report has them; empty where its fields are not known.
+
+    Of several blocks, the first.
+    """
+    content = bytes.fromhex(digits)
+    form = ACTIVATION_FORMATS.get(kind)
     try:
-        read = read_block(kind, bytes.fromhex(digits))
+        read = read_block(kind, content if form is None else content[: form.block_bytes])
     except ValueError:
         return []
-    return [*_fields(read.fields), *_codes(read.codes)]
+    return [*_fields(read.fields, title), *_codes(read.codes)]
 
 
-def _fields(fields: tuple[FieldBytes, ...]) -> Iterator[str]:
+def _fields(fields: tuple[FieldBytes, ...], title: str) -> Iterator[str]:
     """Single numbers in one line, then each field of several bytes."""
     single = [
         f"{f.field.name} = {f.values[0]:.6g}" if isinstance(f.values[0], float) else f"{f.field.name} = 0x{f.raw.hex()}"
@@ -26,7 +32,7 @@ def _fields(fields: tuple[FieldBytes, ...]) -> Iterator[str]:
         if f.field.count == 1
     ]
     if single:
-        yield f"x-ray: {', '.join(single)}"
+        yield f"{title}: {', '.join(single)}"
     yield from (f"{f.field.name:<4} {f.raw.hex(' ')}" for f in fields if f.field.count > 1)
 
 

@@ -101,7 +101,8 @@ def _wrong(report: Report, form: Form) -> Iterator[RenderableType]:
     if report.failures:
         yield ""
         rung, failure = report.failures[0]
-        yield from _failure(rung, failure, report.tensor_types.get(failure.tensor, ""), form)
+        kind = failure.block_type or report.tensor_types.get(failure.tensor, "")
+        yield from _failure(rung, failure, kind, form)
     yield ""
     yield _by_tensor(report)
 
@@ -151,7 +152,8 @@ def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Te
     """The first failure: what, the numbers, and the block with its fields and codes."""
     yield from failure_lines(rung, f, form)
     if f.block_hex is not None:
-        yield from (cut(Text(_INDENT + line), form.width) for line in as_lines(kind, f.block_hex))
+        lines = [*as_lines(kind, f.block_hex), *as_lines(f.activation_type, f.activation_hex or "", "meets")]
+        yield from (cut(Text(_INDENT + line), form.width) for line in lines)
 
 
 def _numbers(f: Failure, form: Form) -> Iterator[str]:
