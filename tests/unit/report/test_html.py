@@ -470,7 +470,9 @@ def test_a_large_page_loads_and_sorts(opened: Opener, which: str) -> None:
 @pytest.mark.parametrize("size", list(SIZES))
 def test_the_page_of_an_audit(opened: Opener, size: str, dark: bool) -> None:
     """It is no wider than the screen, and a piece of the byte map says its range when it is moved to by keyboard."""
-    browser = opened(pages.audit(audited("scale-not-finite", "trailing", owner="blk.0.attn_q.weight")), size, dark)
+    path = Path("/" + "folder" * 20) / "m.gguf"  # no browser breaks such a word by itself
+    made = audited("scale-not-finite", "trailing", owner="blk.0.attn_q.weight", path=path)
+    browser = opened(pages.audit(made), size, dark)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
     piece = browser.find_element("css selector", ".bytemap .found")
     tip = piece.find_element("css selector", ".tip")
