@@ -251,6 +251,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         fields = msgspec.structs.asdict(self)
         return ",".join([self.kind, *(f"{name}={int(v)}" for name, v in fields.items() if name != "kind" and v)])
 
+    def fits(self, graphs: tuple[int, int, int]) -> bool:
+        """Whether the sizes that it names are those of a product (M, N, K) of the graph, as far as its kind follows
+        them: a call that no product of this run was must not be made in its place."""
+        follows = {"own": 3, "shared": 3, "reference": 3, "other-m": 2}.get(self.kind, 0)
+        sizes = zip((self.n, self.k, self.m), (*graphs[1:], graphs[0]), strict=True)
+        return all(asked in (0, there) for asked, there in list(sizes)[:follows])
+
     @classmethod
     def parse(cls, text: str) -> Call:
         """The call of this `id`. Raises UsageError."""

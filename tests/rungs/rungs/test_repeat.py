@@ -130,6 +130,14 @@ def test_a_right_call_is_right_and_no_call_is_no_pass() -> None:
     assert "no such call" in none.rungs[0].unverified[0].why
 
 
+@pytest.mark.parametrize("call", ["own,m=7", "shared,n=127,k=256", "reference,k=288", "other-m,m=8,n=129,k=256"])
+def test_another_call_is_not_made_in_its_place(call: str) -> None:
+    """Sizes that no product of this run has, as of another prompt or another model."""
+    none = verify(MODEL, "q8_1_naive", "cpu", ["layers"], replace(OPTIONS, only_call=call))
+    assert none.exit_code == 5
+    assert not none
+
+
 @pytest.mark.parametrize("rungs", ["blocks,layers", "bytes,blocks,layers,tokens"])
 def test_a_call_belongs_to_one_rung(rungs: str) -> None:
     with pytest.raises(UsageError, match="--rungs"):

@@ -170,7 +170,7 @@ class _Gemms:
         key = gemm.tensor, gemm.first_row
         use = self._uses[key] = self._uses.get(key, -1) + 1
         only = run.only
-        if only is not None and (only.first_row, only.use) != (gemm.first_row, use):
+        if only is not None and ((only.first_row, only.use) != (gemm.first_row, use) or not only.fits(gemm.shape)):
             return
         if gemm.idle:
             gemm = gemm.outside_graph()
