@@ -23,8 +23,8 @@ from ..formats import tensor_type
 from ..gguf import Finding, GgufFile
 from ..gguf.records import finding
 from ..llama.reader_process import MAX_ANSWER
+from ..processes.child import Spawned, signal_name
 from ..support.errors import EnvironmentFault
-from ..support.processes import Spawned, signal_name
 from ..support.text import printable, quoted
 
 #: The other readers, in the order of every report.

@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ..processes.child import Spawned
 from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
-from ..support.processes import Spawned
 from ..support.text import printable
 from .base import Grid, Host, Sparse, Written
 from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..processes.child import Spawned
 from ..results import HostInfo
 from ..support.errors import KernelFault, KernelFinding
-from ..support.processes import Spawned
 from . import compute_sanitizer, findings
 from .base import Grid, Host, Placement
 from .process_host import ProcessHost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..support.processes import Spawned
+from ..processes.child import Spawned
 
 
 class Child(Spawned):

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 
 import numpy.typing as npt
 
+from ..processes.child import signal_name
 from ..support import protocol
 from ..support.errors import Culprit, EnvironmentFault, LlamaFault
-from ..support.processes import signal_name
 from ..support.stages import stage
 from ..support.text import printable
 from .child import Child

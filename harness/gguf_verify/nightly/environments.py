@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ..hosts.compiler import cpu_name
 from ..llama import bindings
+from ..processes.commands import Processes, signal_name
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault
-from ..support.supervised import Processes, signal_name
 from ..support.text import printable
 from .config import Variant
 from .requirements import LLAMA_PACKAGE, requirements

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from ..processes.commands import Processes
 from ..support.errors import EnvironmentFault, HarnessError
-from ..support.supervised import Processes
 from ..support.text import printable
 from .config import Config
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..kernels.foreign import dependencies
+from ..processes.commands import Processes, Stopped
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError, say
-from ..support.supervised import Processes, Stopped
 from ..support.text import printable
 from . import machine
 from .config import Config, Model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..processes.commands import Ended, signal_name
 from ..results import GemmRecord, Report
 from ..rungs import RUNGS
 from ..support.errors import (
@@ -18,7 +19,6 @@ from ..support.errors import (
     EXIT_UNVERIFIED,
     EXIT_VERIFIED,
 )
-from ..support.supervised import Ended, signal_name
 from ..support.text import ELLIPSIS, printable
 from .records import Cell, Key, Measure, Outcome
 from .run_report import Claims, UnreadableReport, read_report

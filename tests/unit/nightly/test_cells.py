@@ -19,9 +19,9 @@ from gguf_verify.nightly.night import Settings, run_night
 from gguf_verify.nightly.outcomes import cell_of
 from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
 from gguf_verify.nightly.summary import NightReport
+from gguf_verify.processes import keeper
+from gguf_verify.processes.commands import Processes, Stopped
 from gguf_verify.report.writer import Kind
-from gguf_verify.support import supervisor
-from gguf_verify.support.supervised import Processes, Stopped
 from gguf_verify.waivers import REFERENCE
 from tests.support.processes import gone, wait_until
 from tests.support.shown import text_of
@@ -192,11 +192,11 @@ def test_a_cell_that_does_not_end_when_it_is_asked_to_is_killed(tmp_path: Path) 
 
 @pytest.mark.parametrize("_try", range(5))
 def test_a_command_that_has_hardly_begun_is_killed(_try: int) -> None:
-    """Its supervisor sees that nobody waits any more, while the command has not made its own session."""
+    """Its keeper sees that nobody waits any more, while the command has not made its own session."""
     lifeline, ours = os.pipe()
     os.close(ours)
     line = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
-    command = [sys.executable, "-I", "-S", str(supervisor.__file__), str(lifeline), sys.executable, "-c", line]
+    command = [sys.executable, "-I", "-S", str(keeper.__file__), str(lifeline), sys.executable, "-c", line]
     try:
         assert subprocess.run(command, pass_fds=[lifeline], timeout=60, check=False).returncode == -signal.SIGKILL
     finally:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...gguf import printable
+from ...processes.child import ChildProcess, signal_name
 from ...support import protocol
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
-from ...support.processes import ChildProcess, signal_name
 from ...support.stages import counted
 
 #: After so many calls that ran into the time limit nothing is called again, so that a run comes to its end.

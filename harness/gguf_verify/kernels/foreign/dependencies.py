@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
+from ...processes.child import Spawned
 from ...support.errors import HarnessError
 from ...support.paths import PACKAGE
-from ...support.processes import Spawned
 from ...support.sources import file_digest
 from ...support.text import printable
 from .child import end_with_parent, import_kernel

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...gguf import printable
-from ...support.processes import ChildProcess, Spawned
+from ...processes.child import ChildProcess, Spawned
 from .child import OracleRunner, PythonRunner, serve, serve_oracle
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.

@@ -1,4 +1,4 @@
-"""Runs one command and leaves no process of it behind: `python -I -S supervisor.py LIFELINE COMMAND …`.
+"""Runs one command and leaves no process of it behind: `python -I -S keeper.py LIFELINE COMMAND …`.
 
 A byte on the pipe LIFELINE asks the command to end, by SIGTERM. When the command is done, or the other end of LIFELINE
 is closed (the nightly's death closes it too), the command and whatever it started are killed. That includes descendants

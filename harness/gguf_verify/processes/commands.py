@@ -84,7 +84,7 @@ class Processes:
         if self._stopping:
             raise Stopped
         lifeline, ours = os.pipe()
-        program = str(Path(__file__).with_name("supervisor.py"))
+        program = str(Path(__file__).with_name("keeper.py"))
         supervisor = [sys.executable, "-I", "-S", program, str(lifeline), *command]
         start = time.monotonic()
         try:
