@@ -53,3 +53,19 @@ def gone(pids: Iterable[int]) -> bool:
     """Whether processes end within a while."""
     listed = list(pids)
     return wait_until(lambda: not any(map(alive, listed)))
+
+
+def kept(keeper: int) -> int:
+    """The process that a keeper keeps, once it runs a module of this project; the keeper itself where none comes."""
+    found = [keeper]
+
+    def innermost() -> bool:
+        found[:] = [keeper]
+        while below := children(found[0]):
+            found[:] = below[:1]
+        try:
+            return b"\0-P\0" in Path(f"/proc/{found[0]}/cmdline").read_bytes()
+        except OSError:
+            return False
+
+    return found[0] if wait_until(innermost) else keeper

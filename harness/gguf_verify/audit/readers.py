@@ -22,7 +22,8 @@ from typing import Any, Literal, NamedTuple, Self
 from ..formats import tensor_type
 from ..gguf import Finding, GgufFile
 from ..gguf.records import finding
-from ..llama.reader_process import MAX_ANSWER
+from ..llama.child import CONFINED
+from ..llama.reader_process import MAX_ANSWER, MAX_PRINTED
 from ..processes.child import Spawned, signal_name
 from ..support.errors import EnvironmentFault
 from ..support.text import printable, quoted
@@ -184,6 +185,10 @@ class Readers:
         return children
 
 
+#: What a reader's process may do.
+_CONFINED = replace(CONFINED, limits=replace(CONFINED.limits, log=MAX_PRINTED))
+
+
 class _Child(Spawned):
     """One reader's process, and the request that it is working on."""
 
@@ -192,8 +197,11 @@ class _Child(Spawned):
         self.version = ""
         self._timer: threading.Timer | None = None
         self._time_limit = 0.0
+        self._since = 0
         self._hung = threading.Event()
-        super().__init__("gguf_verify.llama.reader_process", name, environment={"GGML_NO_BACKTRACE": "1"})
+        super().__init__(
+            "gguf_verify.llama.reader_process", name, environment={"GGML_NO_BACKTRACE": "1"}, confined=_CONFINED
+        )
 
     @property
     def alive(self) -> bool:
@@ -221,6 +229,7 @@ class _Child(Spawned):
     def ask(self, path: Path | str, memory: int, time_limit: float) -> None:
         request = {"path": os.path.abspath(os.fsdecode(path)), "memory": memory}
         self._arm(time_limit)
+        self._since = self.printed
         with contextlib.suppress(OSError):  # dead: its answer will say so
             self.link.send_bytes(json.dumps(request).encode())
 
@@ -275,6 +284,8 @@ class _Child(Spawned):
         assert code is not None
         if self._hung.is_set():
             return f"hung: no answer in {self._time_limit:g} s"
+        if reason := self.stopped_for:
+            return f"was killed, since it {reason}"
         words = self._last_words()
         how = f"ended (exit code {code})"
         if code < 0:
@@ -285,7 +296,7 @@ class _Child(Spawned):
 
     def _last_words(self) -> str:
         """The last lines that it printed about this file. Source files are named without their folders."""
-        lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line) for line in self.last_lines(4096)]
+        lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line) for line in self.last_lines(4096, self._since)]
         return printable(" | ".join(lines[-2:]), 200)
 
 

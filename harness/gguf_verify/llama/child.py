@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from ..processes.child import Spawned
+from ..processes.sandbox import Confinement
+
+#: What a process may do that reads a file with a reader that is not written for hostile ones.
+CONFINED = Confinement(devices=True)
 
 
 class Child(Spawned):
@@ -25,4 +29,5 @@ class Child(Spawned):
                 "GGML_CUDA_DISABLE_GRAPHS": "1",
             },
             verbose=verbose,
+            confined=CONFINED,
         )

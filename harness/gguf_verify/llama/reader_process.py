@@ -155,9 +155,6 @@ def main() -> None:
     while True:
         try:
             request = json.loads(link.recv_bytes())
-            # Remove what was printed about the last file.
-            os.ftruncate(2, 0)
-            os.lseek(2, 0, os.SEEK_SET)
             link.send_bytes(answer(read, request["path"], request["memory"]))
         except (EOFError, OSError):
             return

@@ -1,4 +1,4 @@
-"""A child process and the socket to it: how it starts, how it ended, what it printed last.
+"""A child process and the socket to it: how it starts, what it may do, how it ended, what it printed last.
 
 What the process is asked, how long it may take and what its death means is decided by those who use it. This module is
 imported before NumPy is, so that a child can start early.
@@ -7,61 +7,96 @@ imported before NumPy is, so that a child can start early.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..support.paths import PACKAGE
+from . import confine, keeper, sandbox
+from .keeper import Log
+from .sandbox import Confinement
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+#: Seconds for a keeper to end what it keeps, which takes it some milliseconds. After them it is killed, too.
+_PATIENCE = 20.0
 
 
 class ChildProcess(ABC):
-    """A process and our end of the socket to it.
+    """A process, a keeper that ends all that it started, and our end of the socket to it.
 
     Args:
-        verbose: what the process prints goes to standard error; otherwise it is kept for `last_lines`.
+        verbose: what the process prints also goes to standard error.
         stall: seconds after which a message that stops in the middle raises OSError; None waits for ever.
+        confined: what it may do; None: what we may.
     """
 
-    def __init__(self, verbose: bool = False, stall: float | None = None) -> None:
+    def __init__(
+        self, verbose: bool = False, stall: float | None = None, confined: Confinement | None = None
+    ) -> None:  # fmt: skip
         self._closing = threading.Lock()
+        self._verbose, self._confined = verbose, confined
+        self._lifeline: int | None = None
+        #: Its own folder, where it has one.
+        self.folder: Path | None = None
         self._ours, theirs = socket.socketpair()
         if stall is not None:
             seconds, rest = divmod(stall, 1)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self._ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(rest * 1e6)))
-        self.log: IO[bytes] | None = None
-        if not verbose:
-            self.log = tempfile.TemporaryFile(prefix="gguf-verify-")  # noqa: SIM115 - lives with us
-        with theirs:
-            self._start(theirs)
+        handle = os.memfd_create("gguf-verify-log", os.MFD_CLOEXEC)
+        lifeline = None
+        try:
+            os.ftruncate(handle, Log.SIZE)
+            self._log: Log | None = Log(handle)
+            if confined is not None:
+                self.folder = confined.folder or sandbox.own_folder()
+            lifeline, self._lifeline = os.pipe()
+            with theirs:
+                self._start(theirs, lifeline, handle)
+        except BaseException:
+            self._release()
+            raise
+        finally:
+            os.close(handle)
+            if lifeline is not None:
+                os.close(lifeline)
 
     @abstractmethod
-    def _start(self, theirs: socket.socket) -> None:
-        """Start the process with its end of the socket; it prints to `log`, if there is one."""
+    def _start(self, theirs: socket.socket, lifeline: int, log: int) -> None:
+        """Start the process with its end of the socket, under a keeper with these descriptors."""
 
     @property
     @abstractmethod
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """The keeper's."""
 
     @abstractmethod
-    def kill(self) -> None:
-        """Kill the process, if it still runs."""
+    def _kill_keeper(self) -> None: ...
 
     @abstractmethod
     def wait(self, seconds: float | None = None) -> int | None:
         """Its exit code, or minus the number of the signal that ended it; None if it still runs after that time."""
+
+    def _spec(self, lifeline: int, log: int, kind: str) -> dict[str, Any]:
+        """What the keeper is told. `kind` is that of the sandbox."""
+        spec: dict[str, Any] = {"lifeline": lifeline, "log": log, "echo": self._verbose}
+        if self._confined is not None and self.folder is not None:
+            spec |= sandbox.spec_of(self._confined, self.folder, kind)
+        return spec
 
     @cached_property
     def link(self) -> Connection:
@@ -74,15 +109,40 @@ class ChildProcess(ABC):
     def alive(self) -> bool:
         return self.wait(0) is None
 
+    @property
+    def stopped_for(self) -> str:
+        """Which limit it exceeded, so that it was killed, in words that follow its name; "" if it did not."""
+        with self._closing:
+            return "" if self._log is None else self._log.reason
+
+    def kill(self) -> None:
+        """Kill the process and all that it started, if it still runs. It may take some milliseconds to end."""
+        with self._closing:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is not None:
+            os.close(lifeline)
+
     def close(self, seconds: float | None = None) -> None:
-        """Kill the process, wait so long for its end, and close the socket. The process comes first, so that a thread
-        that waits for it wakes."""
+        """Kill the process, wait so long for its end, close the socket, and remove its folder. The process comes first,
+        so that a thread that waits for it wakes."""
         self.kill()
-        self.wait(seconds)
+        if self.wait(_PATIENCE if seconds is None else min(seconds, _PATIENCE)) is None:
+            self._kill_keeper()
+            self.wait(seconds)
         self.hang_up()
-        if self.log is not None:
-            with self._closing:
-                self.log.close()
+        self._release()
+
+    def _release(self) -> None:
+        with self._closing:
+            self._let_go()
+            log, self._log = self._log, None
+            if log is not None:
+                log.close()
+        if self.folder is not None and (self._confined is None or self._confined.folder is None):
+            remove(self.folder)
 
     # One thread may end the process while another finds it dead and asks for its last lines. A descriptor must not be
     # used or closed after it was closed: its number may belong to another file by then.
@@ -92,49 +152,64 @@ class ChildProcess(ABC):
         with self._closing:
             self.link.close()
 
-    def last_lines(self, nbytes: int) -> list[str]:
-        """The lines that are not blank in the last bytes that the process printed; none after `close`. The file's
-        position stays where it is, since the process may go on printing."""
+    @property
+    def printed(self) -> int:
+        """Bytes that it printed until now."""
         with self._closing:
-            if self.log is None or self.log.closed:
-                return []
-            size = os.fstat(self.log.fileno()).st_size
-            raw = os.pread(self.log.fileno(), nbytes, max(0, size - nbytes)).decode("utf-8", "replace")
-        return [line.strip() for line in raw.splitlines() if line.strip()]
+            return 0 if self._log is None else self._log.total
+
+    def last_lines(self, nbytes: int, since: int = 0) -> list[str]:
+        """The lines that are not blank in the last bytes that the process printed, without its first `since` bytes;
+        none after `close`."""
+        with self._closing:
+            raw = b"" if self._log is None else self._log.last(nbytes, since)
+        return [line.strip() for line in raw.decode("utf-8", "replace").splitlines() if line.strip()]
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that somebody else may have written into, whatever rights its folders have."""
+
+    def again(_call: object, path: str, _error: BaseException) -> None:
+        with contextlib.suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            os.chmod(path, 0o700, follow_symlinks=False)
+            shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(folder, onexc=again)
+    else:
+        shutil.rmtree(folder, onerror=lambda call, path, error: again(call, path, error[1]))
 
 
 class Spawned(ChildProcess):
     """The process `python -m MODULE ARGUMENTS… FD`, where FD is its end of the socket.
 
     Args:
-        environment: variables that it gets beside ours.
+        environment: variables that it gets beside ours, or beside those that one gets that is confined.
         before: a program and its arguments, which run that command.
     """
 
     def __init__(
         self, module: str, *arguments: str, environment: dict[str, str] | None = None, verbose: bool = False,
-        stall: float | None = None, before: Sequence[str] = (),
+        stall: float | None = None, before: Sequence[str] = (), confined: Confinement | None = None,
     ) -> None:  # fmt: skip
         self._module, self._arguments, self._environment = module, arguments, environment or {}
         self._before = tuple(before)
-        super().__init__(verbose, stall)
+        super().__init__(verbose, stall, confined)
 
-    def _start(self, theirs: socket.socket) -> None:
-        package_parent = str(PACKAGE.parent)
-        paths = [package_parent, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        output = sys.stderr if self.log is None else self.log
-        self._process = subprocess.Popen(
-            # -P: the folder where the command runs may come from anywhere, and must not be imported from
-            [*self._before, sys.executable, "-P", "-m", self._module, *self._arguments, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment},
+    def _start(self, theirs: socket.socket, lifeline: int, log: int) -> None:
+        # -P: the folder where the command runs may come from anywhere, and must not be imported from
+        command = [sys.executable, "-P", "-m", self._module, *self._arguments, str(theirs.fileno())]
+        self._process = start_kept(
+            [*self._before, *command], self._spec, lifeline, log, [theirs.fileno()], self._confined, self.folder,
+            self._environment,
         )  # fmt: skip
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def kill(self) -> None:
+    def _kill_keeper(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
 
@@ -143,6 +218,104 @@ class Spawned(ChildProcess):
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+
+
+def start_kept(
+    command: Sequence[str], spec_of_kind: Callable[[int, int, str], dict[str, Any]], lifeline: int, log: int,
+    handles: Sequence[int], confined: Confinement | None, folder: Path | None, environment: dict[str, str],
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """Start a command under a keeper, confined as it may be here.
+
+    Args:
+        spec_of_kind: what the keeper is told, of lifeline, log and the kind of the sandbox.
+        handles: descriptors that the command gets.
+    """
+    found = sandbox.current() if confined is not None else None
+    kind = "off" if found is None else found.kind
+    passed, program = [*handles, lifeline, log], None
+    variables = dict(os.environ)
+    if confined is not None and folder is not None:
+        if kind != "off":
+            variables = sandbox.environment(folder)
+        if kind == "bwrap":
+            if confine.has_seccomp():
+                program = os.memfd_create("gguf-verify-filter")
+                os.write(program, confine.filter_program((), bool(sandbox.devices_of(confined))))
+                os.lseek(program, 0, os.SEEK_SET)
+                passed.append(program)
+            command = [*sandbox.bubblewrap(confined, folder, program), *command]
+    paths = [str(PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
+    spec = json.dumps(spec_of_kind(lifeline, log, kind))
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(keeper.__file__), spec, *command], pass_fds=passed,
+            stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr, start_new_session=True,
+            env={**variables, "PYTHONPATH": os.pathsep.join(paths), **environment},
+        )  # fmt: skip
+    finally:
+        if program is not None:
+            os.close(program)
+
+
+class Forked(ChildProcess):
+    """A fork of this process that runs a function of its end of the socket, and holds no other descriptor of ours.
+
+    bubblewrap starts programs alone, so it is confined by Landlock and seccomp.
+    """
+
+    def __init__(
+        self, run: Callable[[Connection], None], verbose: bool, stall: float, confined: Confinement | None = None
+    ) -> None:  # fmt: skip
+        self._run = run
+        super().__init__(verbose, stall, confined)
+
+    def _start(self, theirs: socket.socket, lifeline: int, log: int) -> None:
+        import multiprocessing
+        from multiprocessing.connection import Connection
+
+        kind = "off" if self._confined is None else sandbox.by_landlock().kind
+        spec = self._spec(lifeline, log, kind)
+        variables = None if kind == "off" or self.folder is None else sandbox.environment(self.folder)
+
+        def run() -> None:
+            handle = theirs.detach()
+            _blank_all_but({handle})
+            if variables is not None:
+                os.environ.clear()
+                os.environ.update(variables)
+            self._run(Connection(handle))
+
+        def keep() -> None:
+            os.setsid()
+            _blank_all_but({theirs.fileno(), lifeline, log})
+            keeper.prepare()
+            keeper.end_as(keeper.keep(run, spec))
+
+        self._process: BaseProcess = multiprocessing.get_context("fork").Process(target=keep, daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def _kill_keeper(self) -> None:
+        self._process.kill()
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        self._process.join(seconds)
+        return self._process.exitcode
+
+
+def _blank_all_but(kept: set[int]) -> None:
+    """Let each descriptor but these and the standard ones be one of /dev/null. They are not closed: an object that owns
+    one may close its number later, which would be another file's by then."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for each in map(int, os.listdir("/proc/self/fd")):
+        if each > 2 and each != null and each not in kept:
+            with contextlib.suppress(OSError):
+                os.dup2(null, each, inheritable=False)
+    os.close(null)
 
 
 def signal_name(code: int) -> str | None:

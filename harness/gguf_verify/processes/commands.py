@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -85,7 +86,7 @@ class Processes:
             raise Stopped
         lifeline, ours = os.pipe()
         program = str(Path(__file__).with_name("keeper.py"))
-        supervisor = [sys.executable, "-I", "-S", program, str(lifeline), *command]
+        supervisor = [sys.executable, "-I", "-S", program, json.dumps({"lifeline": lifeline}), *command]
         start = time.monotonic()
         try:
             process = subprocess.Popen(

@@ -1,67 +1,187 @@
-"""Runs one command and leaves no process of it behind: `python -I -S keeper.py LIFELINE COMMAND …`.
+"""Runs one command and leaves no process of it behind: `python -I -S keeper.py SPEC COMMAND …`.
 
-A byte on the pipe LIFELINE asks the command to end, by SIGTERM. When the command is done, or the other end of LIFELINE
-is closed (the nightly's death closes it too), the command and whatever it started are killed. That includes descendants
-in sessions of their own: as orphans they become this process's children (PR_SET_CHILD_SUBREAPER). The exit status is
-the command's. If a signal ended the command, the same signal ends this process. Only the standard library is used.
+SPEC is JSON:
+
+    lifeline    a pipe. A byte on it asks the command to end, by SIGTERM. Once its other end is closed (our death closes
+                it too), the command is killed.
+    log         a file that keeps the last of what the command prints, as `Log` writes it; without one, the command
+                prints where this process does.
+    echo        whether that is also printed on standard error, without control characters.
+    confine     what the command may do, for `confine.apply`; without it, all that we may.
+    watch       limits of the command and all that it started, together: "memory" (bytes), "processes" (and threads),
+                "log" (bytes printed), "folder_size" (bytes below "folder"). When one is exceeded, all are killed, and
+                the log says why.
+    namespace   whether the command makes a namespace of processes, with bubblewrap, which tells signals as exit codes.
+
+When the command is done, whatever it started is killed. That includes descendants in sessions of their own: as orphans
+they become this process's children (PR_SET_CHILD_SUBREAPER). The exit status is the command's. If a signal ended the
+command, the same signal ends this process. Only the standard library is used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
+import json
+import mmap
 import os
+import re
 import resource
 import select
 import signal
+import struct
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 #: Killed descendants must be gone within so many seconds.
 _PATIENCE = 10.0
+#: Seconds between two looks at what the command uses, and between two at its folder.
+_LOOK, _LOOK_AT_FOLDER = 0.05, 0.5
+#: After so many bytes, nothing more is echoed.
+_MOST_ECHO = 1 << 24
+#: Exit codes of a shell and of bubblewrap for signals begin here.
+_SIGNALS_FROM = 128
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 
-def _children() -> list[int]:
+class Log:
+    """The last bytes that a command printed, and why it was killed, in a file that two processes map.
+
+    The file begins with how many bytes were printed in all (8 bytes), and with the reason in UTF-8, padded with zeros.
+    A ring of `RING` bytes follows.
+    """
+
+    REASON, RING = 504, 1 << 16
+    SIZE = 8 + REASON + RING
+
+    def __init__(self, handle: int) -> None:
+        self._map = mmap.mmap(handle, self.SIZE)
+
+    @property
+    def total(self) -> int:
+        """Bytes that were printed in all."""
+        return int.from_bytes(self._map[:8], "little")
+
+    @property
+    def reason(self) -> str:
+        """Why the command was killed; "" if it was not."""
+        return self._map[8 : 8 + self.REASON].rstrip(b"\0").decode("utf-8", "replace")
+
+    @reason.setter
+    def reason(self, words: str) -> None:
+        self._map[8 : 8 + self.REASON] = words.encode()[: self.REASON].ljust(self.REASON, b"\0")
+
+    def add(self, raw: bytes) -> None:
+        """Keep what was printed."""
+        total, kept = self.total, raw[-self.RING :]
+        at = 8 + self.REASON + (total + len(raw) - len(kept)) % self.RING
+        first = min(len(kept), self.SIZE - at)
+        self._map[at : at + first] = kept[:first]
+        self._map[8 + self.REASON : 8 + self.REASON + len(kept) - first] = kept[first:]
+        self._map[:8] = struct.pack("<Q", total + len(raw))
+
+    def last(self, nbytes: int, since: int = 0) -> bytes:
+        """The last `nbytes`, of those that were printed after the first `since`."""
+        total = self.total
+        n = max(0, min(nbytes, total - since, self.RING))
+        start = (total - n) % self.RING
+        ring = self._map[8 + self.REASON :]
+        return (ring[start:] + ring[:start])[:n]
+
+    def close(self) -> None:
+        """Unmap it."""
+        self._map.close()
+
+
+def _children(pid: int) -> list[int]:
     """The processes whose parent is this one."""
-    out = []
-    me = os.getpid()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as f:
-                # state, parent, … follow the last ")", since a process may have any name
-                fields = f.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == me:
-            out.append(int(name))
+    out: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as f:
+                out += map(int, f.read().split())
+    except OSError:
+        return out
     return out
 
 
-def _kill_all(group: int | None) -> None:
-    """Kill the group, then every orphan that becomes our child, until there is none."""
+def _descendants(pid: int) -> list[int]:
+    """What a process started, and what that started, as far as it is seen in one look."""
+    found: list[int] = []
+    left = _children(pid)
+    while left:
+        found += left
+        left = [child for parent in left for child in _children(parent)]
+    return found
+
+
+def _status(pid: int) -> dict[str, int]:
+    """Of a process: its threads, and its bytes of memory that no file holds."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as f:
+            lines = dict(line.split(b":", 1) for line in f.read().splitlines() if b":" in line)
+    except OSError:
+        return {"processes": 0, "memory": 0}
+    kibibytes = sum(int(lines.get(name, b"0").split()[0]) for name in (b"RssAnon", b"RssShmem"))
+    return {"processes": int(lines.get(b"Threads", b"1")), "memory": kibibytes << 10}
+
+
+def _below(folder: str) -> int:
+    """Bytes that the files below a folder take on the disk; each counts as 4096 at least."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += max(4096, os.lstat(os.path.join(root, name)).st_blocks * 512)
+    return total
+
+
+def _signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
+def kill_all(group: int | None) -> None:
+    """Kill the group, then every orphan that becomes our child, until there is none. They are stopped first, so that
+    what starts processes all the time does not start more than are killed."""
     if group is not None:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + _PATIENCE
+    me = os.getpid()
     while time.monotonic() < deadline:
         try:
             if os.waitpid(-1, os.WNOHANG)[0]:
                 continue
         except ChildProcessError:
             return
-        for pid in _children():
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        found = _descendants(me)
+        _signal_all(found, signal.SIGSTOP)
+        _signal_all(found, signal.SIGKILL)
         time.sleep(0.002)
 
 
-def _start(command: list[str]) -> int:
+def _sibling(name: str) -> Any:
+    """A module of this folder, which is not on the path here."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None) -> int:
     """Start the command in a session of its own. If this process is killed, the command is killed too."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    confine = _sibling("confine") if spec.get("confine") else None
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -71,9 +191,161 @@ def _start(command: list[str]) -> int:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(127)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        if output is not None:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+        if confine is not None:
+            confine.apply(spec["confine"])
+        run()
+        os._exit(0)
+    except OSError as error:
+        os.write(2, f"cannot be started: {error.strerror or error}\n".encode())
+    os._exit(127)
+
+
+class _Watch:
+    """Looks whether the command stays within its limits."""
+
+    def __init__(self, limits: dict[str, Any], log: Log | None) -> None:
+        self._limits, self._log = limits, log
+        self._folder_at = 0.0
+        self.every = _LOOK if limits else None
+
+    def exceeded(self) -> str:
+        """Which limit is exceeded, in words; "" if none."""
+        limits = self._limits
+        if self._log is not None and self._log.total > limits.get("log", self._log.total):
+            return f"printed more than {_bytes(limits['log'])}"
+        if "memory" in limits or "processes" in limits:
+            found = [_status(pid) for pid in _descendants(os.getpid())]
+            if sum(f["processes"] for f in found) > limits.get("processes", 1 << 62):
+                return f"started more than {limits['processes']:,} processes and threads"
+            if sum(f["memory"] for f in found) > limits.get("memory", 1 << 62):
+                return f"took more than {_bytes(limits['memory'])} of memory"
+        if "folder_size" in limits and time.monotonic() - self._folder_at > _LOOK_AT_FOLDER:
+            self._folder_at = time.monotonic()
+            if _below(limits["folder"]) > limits["folder_size"]:
+                return f"wrote more than {_bytes(limits['folder_size'])} into its folder"
+        return ""
+
+
+def _bytes(n: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if n >= size and n % size == 0:
+            return f"{n // size:,} {unit}"
+    return f"{n:,} bytes"
+
+
+class _Output:
+    """Reads what the command prints."""
+
+    def __init__(self, handle: int, log: Log, echo: bool) -> None:
+        self.handle, self._log, self._echo = handle, log, echo
+        os.set_blocking(handle, False)
+
+    def read(self) -> bool:
+        """What is there now. Returns whether more may come."""
+        try:
+            raw = os.read(self.handle, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not raw:
+            return False
+        if self._echo and self._log.total < _MOST_ECHO:
+            with contextlib.suppress(OSError):
+                os.write(2, _CONTROL.sub(b"?", raw))
+        self._log.add(raw)
+        return True
+
+    def drain(self) -> None:
+        """What is left when nobody can write any more."""
+        with contextlib.suppress(OSError):
+            while select.select([self.handle], [], [], 0)[0] and self.read():
+                pass
+
+
+def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
+    """Run the command, which `run` becomes or is; returns how it ended, as `os.waitpid` has it."""
+    lifeline = spec["lifeline"]
+    os.set_inheritable(lifeline, False)
+    log, output, theirs = None, None, None
+    if "log" in spec:
+        os.set_inheritable(spec["log"], False)
+        log = Log(spec["log"])
+        ours, theirs = os.pipe()
+        output = _Output(ours, log, spec.get("echo", False))
+    ended, note = os.pipe()
+    os.set_blocking(note, False)
+    os.set_blocking(ended, False)
+    signal.set_wakeup_fd(note)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    pid = _start(run, spec, theirs)
+    if theirs is not None:
+        os.close(theirs)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # what waits for the end of our own output must not wait for us
+    watch = _Watch(spec.get("watch", {}), log)
+    reads = [lifeline, ended] + ([output.handle] if output is not None else [])
+    status, looked = None, 0.0
+    while status is None:
+        done, how = os.waitpid(pid, os.WNOHANG)
+        if done:
+            status = how
+            break
+        ready, _, _ = select.select(reads, [], [], watch.every)
+        if output is not None and output.handle in ready and not output.read():
+            reads.remove(output.handle)
+        if ended in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(ended, 4096)
+        if lifeline in ready:
+            if not os.read(lifeline, 1):
+                break
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        if watch.every is not None and time.monotonic() - looked >= watch.every:
+            looked = time.monotonic()
+            if words := watch.exceeded():
+                if log is not None:
+                    log.reason = words
+                break
+        # orphans that ended meanwhile stay as they are until the command is over
+    if status is None:
+        for kill in (os.killpg, os.kill):  # it may not have made its group yet
+            with contextlib.suppress(OSError):
+                kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    kill_all(pid)
+    if output is not None:
+        output.drain()
+    return status
+
+
+def end_as(status: int, namespace: bool = False) -> None:
+    """End this process as the command ended; does not return."""
+    code = os.waitstatus_to_exitcode(status)
+    if namespace and _SIGNALS_FROM < code <= _SIGNALS_FROM + signal.SIGRTMAX:
+        code = _SIGNALS_FROM - code
+    if code < 0:
+        number = signal.Signals(-code)
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        os.kill(os.getpid(), number)
+    os._exit(code)
+
+
+def prepare() -> None:
+    """What a process does before it keeps a command: it answers no signal, since its parent does."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+
+
+def _become(command: list[str]) -> None:
+    try:
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())
@@ -82,44 +354,9 @@ def _start(command: list[str]) -> int:
 
 def main() -> None:
     """Run the command line; does not return."""
-    lifeline, command = int(sys.argv[1]), sys.argv[2:]
-    os.set_inheritable(lifeline, False)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the nightly answers these
-        signal.signal(each, signal.SIG_IGN)
-    ended, note = os.pipe()
-    os.set_blocking(note, False)
-    signal.set_wakeup_fd(note)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    pid = _start(command)
-    status = None
-    while status is None:
-        done, how = os.waitpid(pid, os.WNOHANG)
-        if done:
-            status = how
-            break
-        ready, _, _ = select.select([lifeline, ended], [], [])
-        if lifeline in ready:
-            if not os.read(lifeline, 1):
-                break
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGTERM)
-        if ended in ready:
-            os.read(ended, 4096)
-        # orphans that ended meanwhile stay as they are until the command is over
-    if status is None:
-        for kill in (os.killpg, os.kill):  # it may not have made its group yet
-            with contextlib.suppress(OSError):
-                kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-    _kill_all(pid)
-    if os.WIFSIGNALED(status):
-        number = signal.Signals(os.WTERMSIG(status))
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-        os.kill(os.getpid(), number)
-    os._exit(os.waitstatus_to_exitcode(status))
+    spec = json.loads(sys.argv[1])
+    prepare()
+    end_as(keep(lambda: _become(sys.argv[2:]), spec), spec.get("namespace", False))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from gguf_verify.gguf import open_model
 from gguf_verify.llama import Evaluation, Gemm, Llama, LlamaRefused
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.support.errors import EnvironmentFault
+from gguf_verify.support.paths import PACKAGE
+from tests.support.processes import kept
 from tests.support.tools import FIXTURES
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -126,26 +128,24 @@ def test_abort_shows_its_last_words(model: LoadedModel) -> None:
 def test_hang() -> None:
     with Llama() as process:
         process._time_limit = 0.5  # not of the start, which takes as long on a busy machine
-        os.kill(process.pid, signal.SIGSTOP)
+        os.kill(kept(process.pid), signal.SIGSTOP)
         with pytest.raises(EnvironmentFault, match=r"hung in hello: no answer for 0.5 s"):
             process.versions()
 
 
 def test_abi_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A struct that is laid out otherwise is found before anything is read through it."""
+    altered = tmp_path / "ggml_altered.py"
+    source = (PACKAGE / "llama" / "ggml.py").read_text()
+    altered.write_text(source.replace('("buffer", c.c_void_p)', '("buffer", c.c_void_p * 2)'))
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "class Shift:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'gguf_verify.llama.worker' or name != 'gguf_verify.llama.ggml': return None\n"
         "        sys.meta_path.remove(self)\n"
-        "        import importlib.util, pathlib\n"
-        "        spec = importlib.util.find_spec(name)\n"
-        "        source = pathlib.Path(spec.origin).read_text()\n"
-        "        source = source.replace('(\"buffer\", c.c_void_p)', '(\"buffer\", c.c_void_p * 2)')\n"
-        f"        altered = pathlib.Path({str(tmp_path)!r}) / 'ggml_altered.py'\n"
-        "        altered.write_text(source)\n"
-        "        return importlib.util.spec_from_file_location(name, altered)\n"
+        "        import importlib.util\n"
+        f"        return importlib.util.spec_from_file_location(name, {str(altered)!r})\n"
         "sys.meta_path.insert(0, Shift())\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

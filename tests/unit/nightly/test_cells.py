@@ -196,7 +196,16 @@ def test_a_command_that_has_hardly_begun_is_killed(_try: int) -> None:
     lifeline, ours = os.pipe()
     os.close(ours)
     line = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
-    command = [sys.executable, "-I", "-S", str(keeper.__file__), str(lifeline), sys.executable, "-c", line]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(keeper.__file__),
+        f'{{"lifeline": {lifeline}}}',
+        sys.executable,
+        "-c",
+        line,
+    ]
     try:
         assert subprocess.run(command, pass_fds=[lifeline], timeout=60, check=False).returncode == -signal.SIGKILL
     finally:

@@ -28,7 +28,7 @@ from ...support.sources import file_digest
 from ...support.text import printable
 from .child import end_with_parent, import_kernel
 from .cuda import CudaSource, included_files
-from .sources import START_LIMIT
+from .sources import CONFINED, START_LIMIT
 
 _MOST_FILES, _MOST_BYTES = 10_000, 1 << 24
 
@@ -56,7 +56,7 @@ def _digests(files: set[Path], folder: Path) -> dict[str, str]:
 
 def _of_python(path: Path, name: str) -> dict[str, str]:
     """Ask a process that imports it."""
-    process = Spawned("gguf_verify.kernels.foreign", stall=START_LIMIT)
+    process = Spawned("gguf_verify.kernels.foreign", stall=START_LIMIT, confined=CONFINED)
     try:
         process.link.send_bytes(json.dumps({"path": str(path), "name": name, "dependencies": True}).encode())
         ready = select.poll()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
-import os
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ...gguf import printable
-from ...processes.child import ChildProcess, Spawned
+from ...processes.child import ChildProcess, Forked, Spawned
+from ...processes.sandbox import Confinement
 from .child import OracleRunner, PythonRunner, serve, serve_oracle
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
 START_LIMIT = 60.0
+#: What a kernel's process may do.
+CONFINED = Confinement(devices=True)
 
 
 class Source(ABC):
@@ -64,7 +64,7 @@ class File(Source):
         self._close()
 
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
-        process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall)
+        process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall, confined=CONFINED)
         with contextlib.suppress(OSError):
             process.link.send_bytes(json.dumps(self._oracle if oracle else self._asked).encode())
         return process
@@ -85,37 +85,4 @@ class Object(Source):
             else:
                 serve(link, lambda: PythonRunner(self._kernel))
 
-        return _Forked(run, verbose, stall)
-
-
-class _Forked(ChildProcess):
-    """A fork of this process that runs a function of its end of the socket."""
-
-    def __init__(self, run: Callable[[Connection], None], verbose: bool, stall: float) -> None:
-        self._run = run
-        super().__init__(verbose, stall)
-
-    def _start(self, theirs: socket.socket) -> None:
-        output = None if self.log is None else self.log.fileno()
-
-        def child() -> None:
-            self._ours.close()
-            if output is not None:
-                os.dup2(output, 1)
-                os.dup2(output, 2)
-            self._run(Connection(theirs.detach()))
-
-        self._process = multiprocessing.get_context("fork").Process(target=child, daemon=True)
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        self._process.join(seconds)
-        return self._process.exitcode
+        return Forked(run, verbose, stall, CONFINED)
