@@ -19,6 +19,7 @@ from .hosts.base import Host
 from .invocation import command_of
 from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
 from .llama.backends import BACKENDS
+from .processes.sandbox import sandboxed
 from .results import Options
 from .rungs import Run
 from .semantics import Semantics
@@ -116,8 +117,11 @@ def identify_model(
     command = command or command_of(path, kernel, host, None, options)
     if options.reference not in BACKENDS:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
-    opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
-    with opened as multiplier, open_model(path) as model:
+    with (
+        sandboxed(options.sandbox),
+        open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
+        open_model(path) as model,
+    ):
         run = Run(model, multiplier, options)
         try:
             matrices: dict[str, list[Tensor]] = {}

@@ -51,7 +51,7 @@ def command_of(
     values = {
         "-n": "n_predict", "-c": "ctx_size", "-s": "seed", "-t": "threads", "--tensor": "tensor",
         "--reference": "reference", "--probes": "probes", "--time-limit": "time_limit",
-        "--kernel-time-limit": "kernel_time_limit", "--only-call": "only_call",
+        "--kernel-time-limit": "kernel_time_limit", "--only-call": "only_call", "--sandbox": "sandbox",
     }  # fmt: skip
     for flag, field in values.items():
         if (value := getattr(options, field)) != getattr(usual, field):

@@ -82,6 +82,7 @@ class Options:
         exit_first: end the run after the first rung that fails.
         only_call: make this call of the kernel alone, the `id` of a `Call`; "" for all.
         save_case: a folder to write the first wrong product into, as files; "" for none. It must not exist or be empty.
+        sandbox: how processes are confined that are not trusted: "auto", "bwrap", "landlock" or "off".
     """
 
     prompt: str = DEFAULT_PROMPT
@@ -101,6 +102,7 @@ class Options:
     exit_first: bool = False
     only_call: str = ""
     save_case: str = ""
+    sandbox: str = "auto"
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,6 +200,25 @@ class ReferenceInfo(msgspec.Struct, frozen=True, kw_only=True):
     definitions: dict[str, str]
 
 
+class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How processes were confined that are not trusted: a foreign kernel's, its compiler's, llama.cpp's, gguf-py's.
+
+    Args:
+        kind: "bwrap", "landlock" or "off".
+        by: what confined them, with versions, in words.
+        missing: what they could still do that they should not, each in words.
+    """
+
+    kind: str
+    by: str
+    missing: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        return f"{self.by}; not confined: may {', '.join(self.missing)}" if self.missing else self.by
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that could matter to repeat a run."""
 
@@ -206,6 +227,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     kernel: KernelInfo
     file: FileInfo
     reference: ReferenceInfo
+    sandbox: SandboxInfo
     options: Options
 
 

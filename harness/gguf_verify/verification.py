@@ -23,6 +23,8 @@ from .invocation import command_of
 from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
 from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
+from .processes import sandbox
+from .processes.sandbox import sandboxed
 from .results import (
     Environment,
     Failure,
@@ -31,6 +33,7 @@ from .results import (
     ReferenceInfo,
     Report,
     RungResult,
+    SandboxInfo,
     Versions,
 )
 from .rungs import RUNGS, Run, Rung
@@ -128,8 +131,11 @@ def verify(
     text = None if source_text is None else read_text(source_text)
     known = () if waivers is None else read_waivers(waivers)
     keeper = Keeper(Path(options.save_case), str(path), command) if options.save_case else None
-    opened = open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose)
-    with opened as multiplier, open_model(path) as model:
+    with (
+        sandboxed(options.sandbox),
+        open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
+        open_model(path) as model,
+    ):
         if options.sanitize and (fault := multiplier.host.check_fault()) is not None:
             raise EnvironmentFault(f"--sanitize: {fault}")
         if not any(map(may_be_matrix, model.tensors.values())):
@@ -252,8 +258,18 @@ def _environment(run: Run) -> Environment:
         ),
         file=model.info(),
         reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
+        sandbox=_sandbox(run),
         options=run.options,
     )  # fmt: skip
+
+
+def _sandbox(run: Run) -> SandboxInfo:
+    """How llama.cpp is confined, and the kernel where that is otherwise."""
+    found, of_kernel = sandbox.current(), run.kernel.sandbox
+    if of_kernel in (None, found):
+        return SandboxInfo(kind=found.kind, by=found.by, missing=found.missing)
+    missing = (*found.missing, *(words for words in of_kernel.missing if words not in found.missing))
+    return SandboxInfo(kind=of_kernel.kind, by=f"{found.by}; the kernel: {of_kernel.by}", missing=missing)
 
 
 def _llama_definitions(run: Run) -> dict[str, str]:

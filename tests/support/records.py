@@ -12,6 +12,7 @@ from gguf_verify.results import (
     Options,
     ReferenceInfo,
     RungResult,
+    SandboxInfo,
     Versions,
 )
 from gguf_verify.rungs import RUNGS
@@ -51,6 +52,7 @@ def environment(kind: str = "Q4_0", tensors: int = 21) -> Environment:
             tensor_types={kind: tensors},
         ),
         reference=ReferenceInfo(where="CPU", definitions={kind: "q8_0_cpu"}),
+        sandbox=SandboxInfo(kind="bwrap", by="bubblewrap 0.8.0 and seccomp"),
         options=Options(probes="brief", prompt="Once upon a time", n_predict=6, threads=2),
     )  # fmt: skip
 

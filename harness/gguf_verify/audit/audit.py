@@ -22,6 +22,7 @@ from ..gguf.records import capped, finding
 from ..llama import Llama, LlamaRefused, WithoutLlama, why_missing
 from ..llama.child import Child
 from ..llama.installed import INSTALL
+from ..processes.sandbox import current, sandboxed
 from ..results import WaiverUse
 from ..support.errors import (
     EXIT_ENVIRONMENT,
@@ -71,6 +72,7 @@ class AuditOptions:
     Args:
         llama: let llama.cpp decode and read the file.
         today: the day that waivers are compared with; None for today in UTC.
+        sandbox: how llama.cpp's process and the readers' are confined: "auto", "bwrap", "landlock" or "off".
     """
 
     tensor: str | None = None
@@ -86,6 +88,7 @@ class AuditOptions:
     progress: bool = True
     waivers: Path | None = None
     today: date | None = None
+    sandbox: str = "auto"
 
 
 def _gguf_version() -> str:
@@ -106,6 +109,7 @@ class AuditHeader:
         imatrix_sha256: the digest of the importance matrix.
         architecture: None where the file was refused.
         threads: that llama.cpp's decoders took.
+        sandbox: how its process and the readers' were confined, in words.
     """
 
     gguf_verify: str = field(default_factory=project_version)
@@ -125,6 +129,7 @@ class AuditHeader:
     source_sha256: tuple[str, ...] | None = None
     imatrix: str | None = None
     imatrix_sha256: str | None = None
+    sandbox: str = field(default_factory=lambda: current().words)
 
 
 @dataclass(repr=False)
@@ -277,6 +282,7 @@ def audit(
     options = options or AuditOptions()
     known = () if options.waivers is None else read_waivers(options.waivers)
     with ExitStack() as stack:
+        stack.enter_context(sandboxed(options.sandbox))
         # the pool is left last: what runs in it ends when the files and the readers are closed
         pool = stack.enter_context(ThreadPoolExecutor(2))
         missing = why_missing() if options.llama else "it was not asked"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..llama.child import Child
 from ..llama.installed import why_missing
+from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..support.command_line import cores
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
@@ -108,7 +109,10 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
     kind = Kind.AUDIT if one else Kind.AUDITS
     files = asked_for(args, kind, *_inputs(args))
     llama = not args.no_llama and why_missing() is None
-    with contextlib.closing(Child(args.verbose, llama)) as child:  # it starts while this process loads the rest
+    with (
+        sandboxed(args.sandbox),
+        contextlib.closing(Child(args.verbose, llama)) as child,
+    ):  # it starts while this process loads the rest
         from ..audit import AuditOptions, audit
         from ..audit.many import Audits, audit_each, gguf_files
 
@@ -116,7 +120,7 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
             tensor=args.tensor, source=args.source, imatrix=args.imatrix, llama=not args.no_llama,
             readers=not args.no_readers, digest=not args.no_sha256, strict=args.strict,
             threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose, progress=on_terminal(),
-            waivers=args.waivers,
+            waivers=args.waivers, sandbox=args.sandbox,
         )  # fmt: skip
         shown = form(args.verbose, args.map)
         if one:
@@ -148,7 +152,7 @@ def _xray(args: argparse.Namespace) -> int:
         )
         theirs = None
         if not args.no_llama:
-            with Llama(args.time_limit, args.verbose) as llama:
+            with sandboxed(args.sandbox), Llama(args.time_limit, args.verbose) as llama:
                 theirs = llama_values(llama, tensor, row, block)
         found = xray(tensor, row, block, theirs, asked=offset)
     exit_code = EXIT_VERIFIED

@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..processes.sandbox import MODES
 from ..report.writer import Form, Kind, Writer, terminal, writers
 from ..support.command_line import program, quoted
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, HarnessError, UsageError, say
@@ -42,6 +43,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("-t", "--threads", type=int, default=0, metavar="N", help="threads (default: one for each core)")
     add("--time-limit", type=float, default=900.0, metavar="S",
         help="end the run when llama.cpp has not answered for this many seconds (default: %(default)g)")  # fmt: skip
+    add("--sandbox", choices=MODES, default="auto",
+        help="what confines your own kernel, its compiler, llama.cpp and gguf-py: bubblewrap; Landlock and seccomp; "
+        "nothing; auto takes the first that works here, and the report says which (default: %(default)s)")  # fmt: skip
     add("--version", action=_ShowVersion, nargs=0, help="show the version")
 
 

@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace) -> int:
         verbose=args.verbose, progress=args.progress != "never" and on_terminal(), reference=args.reference,
         kernel_time_limit=args.kernel_time_limit, probes=args.probes, sanitize=args.sanitize,
         exit_first=args.exitfirst, only_call=args.only_call,
-        save_case="" if args.save_case is None else str(args.save_case),
+        save_case="" if args.save_case is None else str(args.save_case), sandbox=args.sandbox,
     )  # fmt: skip
     if args.identify and (args.only_call or args.save_case):
         raise UsageError("--only-call and --save-case belong to rungs, not to --identify")

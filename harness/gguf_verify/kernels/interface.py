@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..formats import BlockFormat, WeightFormat
 from ..hosts.base import Host, Written
 from ..hosts.schedule import Schedule
+from ..processes.sandbox import Sandbox
 from ..results import HostInfo
 from ..semantics import SEMANTICS, Order, Semantics
 from .domain import EVERYTHING, Domain
@@ -77,6 +78,11 @@ class Candidate(ABC):
         """Whether what `of` names for weights of this type is what the run verifies, and not a kernel of this project
         that only stands beside it, for matrices that are not quantized."""
         return isinstance(fmt, BlockFormat)
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """How its own process is confined; None for a kernel of this project."""
+        return None
 
     def runs_on(self) -> HostInfo:
         """Where it runs."""

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..support.errors import EnvironmentFault
+from ..support.errors import EnvironmentFault, UsageError
 from . import confine
 
 #: What `--sandbox` takes: the best that there is; one of two ways, or an error; none.
@@ -108,11 +108,16 @@ class Sandbox:
     by: str
     missing: tuple[str, ...] = ()
 
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        return f"{self.by}; not confined: may {', '.join(self.missing)}" if self.missing else self.by
+
 
 @contextmanager
 def sandboxed(mode: str) -> Iterator[Sandbox]:
     """How processes that start meanwhile are confined, in any thread. Raises EnvironmentFault where `mode` asks for
-    what this machine does not have."""
+    what this machine does not have, UsageError for what is no mode."""
     global _mode
     before, found = _mode, _sandbox(mode)
     _mode = mode
@@ -135,9 +140,9 @@ def by_landlock() -> Sandbox:
 @cache
 def _sandbox(mode: str) -> Sandbox:
     if mode not in MODES:
-        raise ValueError(mode)
+        raise UsageError(f"no sandbox is called {mode!r}; there are: {', '.join(MODES)}")
     if mode == "off":
-        return Sandbox("off", "nothing: it was turned off", ("everything that you may do",))
+        return Sandbox("off", "none (turned off)", ("do all that you may do",))
     if mode == "landlock":
         if not confine.landlock_abi():
             raise EnvironmentFault("--sandbox landlock: this system has no Landlock")

@@ -27,6 +27,7 @@ from ...gguf import printable
 from ...hosts import Host
 from ...hosts.base import MOST_ALONE, Written
 from ...hosts.schedule import Schedule
+from ...processes.sandbox import Sandbox
 from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
 from ...semantics.exact import exact_weights
@@ -167,6 +168,10 @@ class ForeignKernel(Kernel):
     @property
     def name(self) -> str:
         return self._source.name
+
+    @property
+    def sandbox(self) -> Sandbox:
+        return self._source.sandbox
 
     @property
     def semantics(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...gguf import printable
 from ...processes.child import ChildProcess, Forked, Spawned
-from ...processes.sandbox import Confinement
+from ...processes.sandbox import Confinement, Sandbox, by_landlock, current
 from .child import OracleRunner, PythonRunner, serve, serve_oracle
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
@@ -28,6 +28,11 @@ class Source(ABC):
     on_host: bool = False
     #: Seconds for its first message, or the time limit of a call where that is longer.
     start_limit: float = START_LIMIT
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """How its process is confined."""
+        return current()
 
     @abstractmethod
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
@@ -77,6 +82,10 @@ class Object(Source):
     def __init__(self, kernel: Any) -> None:
         self.name = printable(str(getattr(kernel, "__name__", type(kernel).__name__)), 64)
         self._kernel = kernel
+
+    @property
+    def sandbox(self) -> Sandbox:
+        return by_landlock()
 
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
         def run(link: Connection) -> None:

@@ -136,6 +136,7 @@ def _header(audit: Audit) -> Iterator[tuple[str, str]]:
     if h.imatrix:
         yield "imatrix", printable(h.imatrix, 200)
         yield "", h.imatrix_sha256 or "not computed"
+    yield "sandbox", printable(h.sandbox, 400)
 
 
 def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:

@@ -436,9 +436,11 @@ def _about(report: Report) -> Iterator[_Fact]:
     yield _Fact("file", f"{name}; {about}")
     more = "" if len(file.sha256) < 2 else f" and {len(file.sha256) - 1} more (-v)"
     yield _Fact("sha256", file.sha256[0] if file.sha256 else "none", 1, more)
-    yield _Fact(
-        "reference", f"llama.cpp {v.llama_cpp} on {printable(e.reference.where, 200)}; gguf-verify {v.gguf_verify}"
-    )
+    where = f"llama.cpp {v.llama_cpp} on {printable(e.reference.where, 200)}; gguf-verify {v.gguf_verify}"
+    confined = not e.sandbox.missing and e.sandbox.kind == "bwrap"
+    yield _Fact("reference", f"{where}; in {e.sandbox.kind}" if confined else where)
+    if not confined:
+        yield _Fact("sandbox", printable(e.sandbox.words, 400))
     tokens = f'{o.n_predict} tokens after "{printable(o.prompt, 60)}"'
     yield _Fact("run", f"seed {o.seed}, {o.threads} threads, {tokens}", spare=5)
 
@@ -492,6 +494,7 @@ def _environment(e: Environment) -> Iterator[tuple[str, str]]:
         yield "", f"matrices that are not quantized: {names}{where}, in ascending k"
     definitions = ", ".join(f"{kind}: {name}" for kind, name in e.reference.definitions.items())
     yield "reference", f"llama.cpp on {e.reference.where} · {definitions}"
+    yield "sandbox", printable(e.sandbox.words, 400)
     o = e.options
     yield "run", f'seed {o.seed} · {o.threads} threads · {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
 
