@@ -182,7 +182,8 @@ def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[
 
     def allow(path: str, allowed: int) -> None:
         with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            # a link beside what is hidden may lead to a folder that holds it; where it leads is allowed by itself
+            handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 kind = os.fstat(handle).st_mode
                 if not stat.S_ISDIR(kind):
@@ -194,9 +195,9 @@ def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[
 
     for path in _all_but(hidden):
         allow(path, _READS)
-    for path in writable:
+    for path in map(os.path.realpath, writable):
         allow(path, rights & ~_IOCTL_DEVICE)
-    for path in devices:
+    for path in map(os.path.realpath, devices):
         allow(path, _READ_FILE | _WRITE_FILE | _IOCTL_DEVICE | _READ_DIR)
     _called("landlock", libc.syscall(_RESTRICT_SELF, rules, 0))
     os.close(rules)
@@ -245,4 +246,5 @@ def apply(spec: Mapping[str, Any]) -> None:
     if spec["landlock"]:
         _landlock(spec["writable"], spec["devices"], spec["hidden"])
     if spec["seccomp"]:
-        _filter(filter_program(spec["protected"], bool(spec["devices"])))
+        protected = (*spec["protected"], os.getppid())  # the last is what keeps this process
+        _filter(filter_program(protected, bool(spec["devices"])))

@@ -223,7 +223,7 @@ def bubblewrap(confined: Confinement, folder: Path, seccomp: int | None) -> list
     out = [_bubblewrap_path() or "bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net",
            "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]  # fmt: skip
     # root keeps the right to read files, such as a model in another user's home
-    out += ["--cap-add", "CAP_DAC_READ_SEARCH"] if root else ["--unshare-user"]
+    out += ["--cap-drop", "ALL", "--cap-add", "CAP_DAC_READ_SEARCH"] if root else ["--unshare-user"]
     out += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     out += ["--size", str(confined.limits.folder_size), "--tmpfs", "/dev/shm"]
     for device in devices_of(confined):
