@@ -16,6 +16,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 #: What expressions may use.
 NAMES = {
@@ -24,7 +25,7 @@ NAMES = {
 }  # fmt: skip
 
 
-def connects(family: int, address: object) -> str:
+def connects(family: int, address: Any) -> str:
     """Connect to an address."""
     with socket.socket(family) as link:
         link.connect(address)
@@ -65,8 +66,8 @@ def fills(folder: Path, nbytes: int, files: int) -> int:
 
 def holds(nbytes: int) -> str:
     """Take memory in small parts, and keep it."""
-    kept = []
-    while sum(map(len, kept)) < nbytes:
+    kept: list[bytes] = []
+    while len(kept) < nbytes >> 20:
         kept.append(b"x" * (1 << 20))
     time.sleep(600)
     return "held"

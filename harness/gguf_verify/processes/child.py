@@ -35,38 +35,30 @@ if TYPE_CHECKING:
 _PATIENCE = 20.0
 
 
-class ChildProcess(ABC):
-    """A process, a keeper that ends all that it started, and our end of the socket to it.
+class Kept(ABC):
+    """A process, and a keeper that ends all that it started.
 
     Args:
         verbose: what the process prints also goes to standard error.
-        stall: seconds after which a message that stops in the middle raises OSError; None waits for ever.
         confined: what it may do; None: what we may.
     """
 
-    def __init__(
-        self, verbose: bool = False, stall: float | None = None, confined: Confinement | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, verbose: bool = False, confined: Confinement | None = None) -> None:
         self._closing = threading.Lock()
         self._verbose, self._confined = verbose, confined
         self._lifeline: int | None = None
+        self._log: Log | None = None
         #: Its own folder, where it has one.
         self.folder: Path | None = None
-        self._ours, theirs = socket.socketpair()
-        if stall is not None:
-            seconds, rest = divmod(stall, 1)
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(rest * 1e6)))
         handle = os.memfd_create("gguf-verify-log", os.MFD_CLOEXEC)
         lifeline = None
         try:
             os.ftruncate(handle, Log.SIZE)
-            self._log: Log | None = Log(handle)
+            self._log = Log(handle)
             if confined is not None:
                 self.folder = confined.folder or sandbox.own_folder()
             lifeline, self._lifeline = os.pipe()
-            with theirs:
-                self._start(theirs, lifeline, handle)
+            self._start(lifeline, handle)
         except BaseException:
             self._release()
             raise
@@ -76,8 +68,8 @@ class ChildProcess(ABC):
                 os.close(lifeline)
 
     @abstractmethod
-    def _start(self, theirs: socket.socket, lifeline: int, log: int) -> None:
-        """Start the process with its end of the socket, under a keeper with these descriptors."""
+    def _start(self, lifeline: int, log: int) -> None:
+        """Start the process under a keeper with these descriptors."""
 
     @property
     @abstractmethod
@@ -97,13 +89,6 @@ class ChildProcess(ABC):
         if self._confined is not None and self.folder is not None:
             spec |= sandbox.spec_of(self._confined, self.folder, kind)
         return spec
-
-    @cached_property
-    def link(self) -> Connection:
-        """Our end of the socket."""
-        from multiprocessing.connection import Connection  # late: a process may start while the caller loads the rest
-
-        return Connection(self._ours.detach())
 
     @property
     def alive(self) -> bool:
@@ -126,13 +111,11 @@ class ChildProcess(ABC):
             os.close(lifeline)
 
     def close(self, seconds: float | None = None) -> None:
-        """Kill the process, wait so long for its end, close the socket, and remove its folder. The process comes first,
-        so that a thread that waits for it wakes."""
+        """Kill the process, wait so long for its end, and remove its folder."""
         self.kill()
         if self.wait(_PATIENCE if seconds is None else min(seconds, _PATIENCE)) is None:
             self._kill_keeper()
             self.wait(seconds)
-        self.hang_up()
         self._release()
 
     def _release(self) -> None:
@@ -147,11 +130,6 @@ class ChildProcess(ABC):
     # One thread may end the process while another finds it dead and asks for its last lines. A descriptor must not be
     # used or closed after it was closed: its number may belong to another file by then.
 
-    def hang_up(self) -> None:
-        """Close our end, once."""
-        with self._closing:
-            self.link.close()
-
     @property
     def printed(self) -> int:
         """Bytes that it printed until now."""
@@ -162,8 +140,53 @@ class ChildProcess(ABC):
         """The lines that are not blank in the last bytes that the process printed, without its first `since` bytes;
         none after `close`."""
         with self._closing:
-            raw = b"" if self._log is None else self._log.last(nbytes, since)
-        return [line.strip() for line in raw.decode("utf-8", "replace").splitlines() if line.strip()]
+            return [] if self._log is None else _lines(self._log.last(nbytes, since))
+
+    def first_lines(self) -> list[str]:
+        """The lines that are not blank in the first bytes that the process printed; none after `close`."""
+        with self._closing:
+            return [] if self._log is None else _lines(self._log.first())
+
+
+def _lines(raw: bytes) -> list[str]:
+    return [line.strip() for line in raw.decode("utf-8", "replace").splitlines() if line.strip()]
+
+
+class ChildProcess(Kept):
+    """A kept process and our end of the socket to it.
+
+    Args:
+        stall: seconds after which a message that stops in the middle raises OSError; None waits for ever.
+        verbose, confined: as of `Kept`.
+    """
+
+    def __init__(
+        self, verbose: bool = False, stall: float | None = None, confined: Confinement | None = None
+    ) -> None:  # fmt: skip
+        self._ours, self._theirs = socket.socketpair()
+        if stall is not None:
+            seconds, rest = divmod(stall, 1)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(rest * 1e6)))
+        with self._theirs:
+            super().__init__(verbose, confined)
+
+    @cached_property
+    def link(self) -> Connection:
+        """Our end of the socket."""
+        from multiprocessing.connection import Connection  # late: a process may start while the caller loads the rest
+
+        return Connection(self._ours.detach())
+
+    def hang_up(self) -> None:
+        """Close our end, once."""
+        with self._closing:
+            self.link.close()
+
+    def _release(self) -> None:
+        # the process has ended first, so that a thread that waits for it wakes
+        self.hang_up()
+        super()._release()
 
 
 def remove(folder: Path) -> None:
@@ -181,29 +204,10 @@ def remove(folder: Path) -> None:
         shutil.rmtree(folder, onerror=lambda call, path, error: again(call, path, error[1]))
 
 
-class Spawned(ChildProcess):
-    """The process `python -m MODULE ARGUMENTS… FD`, where FD is its end of the socket.
+class _Program(Kept):
+    """A command under a keeper."""
 
-    Args:
-        environment: variables that it gets beside ours, or beside those that one gets that is confined.
-        before: a program and its arguments, which run that command.
-    """
-
-    def __init__(
-        self, module: str, *arguments: str, environment: dict[str, str] | None = None, verbose: bool = False,
-        stall: float | None = None, before: Sequence[str] = (), confined: Confinement | None = None,
-    ) -> None:  # fmt: skip
-        self._module, self._arguments, self._environment = module, arguments, environment or {}
-        self._before = tuple(before)
-        super().__init__(verbose, stall, confined)
-
-    def _start(self, theirs: socket.socket, lifeline: int, log: int) -> None:
-        # -P: the folder where the command runs may come from anywhere, and must not be imported from
-        command = [sys.executable, "-P", "-m", self._module, *self._arguments, str(theirs.fileno())]
-        self._process = start_kept(
-            [*self._before, *command], self._spec, lifeline, log, [theirs.fileno()], self._confined, self.folder,
-            self._environment,
-        )  # fmt: skip
+    _process: subprocess.Popen[bytes]
 
     @property
     def pid(self) -> int:
@@ -219,42 +223,73 @@ class Spawned(ChildProcess):
         except subprocess.TimeoutExpired:
             return None
 
+    def _run(
+        self, command: Sequence[str], lifeline: int, log: int, handles: Sequence[int], environment: dict[str, str]
+    ) -> None:  # fmt: skip
+        """Start a command that gets these descriptors and, beside others, these variables."""
+        kind, variables = "off", dict(os.environ)
+        passed, program = [*handles, lifeline, log], None
+        if self._confined is not None and self.folder is not None:
+            kind = sandbox.current().kind
+            if kind != "off":
+                variables = sandbox.environment(self.folder)
+            if kind == "bwrap":
+                if confine.has_seccomp():
+                    program = os.memfd_create("gguf-verify-filter")
+                    os.write(program, confine.filter_program((), bool(sandbox.devices_of(self._confined))))
+                    os.lseek(program, 0, os.SEEK_SET)
+                    passed.append(program)
+                command = [*sandbox.bubblewrap(self._confined, self.folder, program), *command]
+        paths = [str(PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
+        spec = json.dumps(self._spec(lifeline, log, kind))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(keeper.__file__), spec, *command], pass_fds=passed,
+                stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr, start_new_session=True,
+                env={**variables, "PYTHONPATH": os.pathsep.join(paths), **environment},
+            )  # fmt: skip
+        finally:
+            if program is not None:
+                os.close(program)
 
-def start_kept(
-    command: Sequence[str], spec_of_kind: Callable[[int, int, str], dict[str, Any]], lifeline: int, log: int,
-    handles: Sequence[int], confined: Confinement | None, folder: Path | None, environment: dict[str, str],
-) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Start a command under a keeper, confined as it may be here.
+
+class Command(_Program):
+    """A command that is given no socket.
 
     Args:
-        spec_of_kind: what the keeper is told, of lifeline, log and the kind of the sandbox.
-        handles: descriptors that the command gets.
+        command: found on PATH.
+        verbose, confined: as of `Kept`.
     """
-    found = sandbox.current() if confined is not None else None
-    kind = "off" if found is None else found.kind
-    passed, program = [*handles, lifeline, log], None
-    variables = dict(os.environ)
-    if confined is not None and folder is not None:
-        if kind != "off":
-            variables = sandbox.environment(folder)
-        if kind == "bwrap":
-            if confine.has_seccomp():
-                program = os.memfd_create("gguf-verify-filter")
-                os.write(program, confine.filter_program((), bool(sandbox.devices_of(confined))))
-                os.lseek(program, 0, os.SEEK_SET)
-                passed.append(program)
-            command = [*sandbox.bubblewrap(confined, folder, program), *command]
-    paths = [str(PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
-    spec = json.dumps(spec_of_kind(lifeline, log, kind))
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(keeper.__file__), spec, *command], pass_fds=passed,
-            stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr, start_new_session=True,
-            env={**variables, "PYTHONPATH": os.pathsep.join(paths), **environment},
-        )  # fmt: skip
-    finally:
-        if program is not None:
-            os.close(program)
+
+    def __init__(self, command: Sequence[str], verbose: bool = False, confined: Confinement | None = None) -> None:
+        self._command = tuple(command)
+        super().__init__(verbose, confined)
+
+    def _start(self, lifeline: int, log: int) -> None:
+        self._run(self._command, lifeline, log, (), {})
+
+
+class Spawned(_Program, ChildProcess):
+    """The process `python -m MODULE ARGUMENTS… FD`, where FD is its end of the socket.
+
+    Args:
+        environment: variables that it gets beside ours, or beside those that one gets that is confined.
+        before: a program and its arguments, which run that command.
+    """
+
+    def __init__(
+        self, module: str, *arguments: str, environment: dict[str, str] | None = None, verbose: bool = False,
+        stall: float | None = None, before: Sequence[str] = (), confined: Confinement | None = None,
+    ) -> None:  # fmt: skip
+        self._module, self._arguments, self._environment = module, arguments, environment or {}
+        self._before = tuple(before)
+        super().__init__(verbose, stall, confined)
+
+    def _start(self, lifeline: int, log: int) -> None:
+        handle = self._theirs.fileno()
+        # -P: the folder where the command runs may come from anywhere, and must not be imported from
+        command = [*self._before, sys.executable, "-P", "-m", self._module, *self._arguments, str(handle)]
+        self._run(command, lifeline, log, [handle], self._environment)
 
 
 class Forked(ChildProcess):
@@ -269,7 +304,7 @@ class Forked(ChildProcess):
         self._run = run
         super().__init__(verbose, stall, confined)
 
-    def _start(self, theirs: socket.socket, lifeline: int, log: int) -> None:
+    def _start(self, lifeline: int, log: int) -> None:
         import multiprocessing
         from multiprocessing.connection import Connection
 
@@ -278,7 +313,7 @@ class Forked(ChildProcess):
         variables = None if kind == "off" or self.folder is None else sandbox.environment(self.folder)
 
         def run() -> None:
-            handle = theirs.detach()
+            handle = self._theirs.detach()
             _blank_all_but({handle})
             if variables is not None:
                 os.environ.clear()
@@ -287,7 +322,7 @@ class Forked(ChildProcess):
 
         def keep() -> None:
             os.setsid()
-            _blank_all_but({theirs.fileno(), lifeline, log})
+            _blank_all_but({self._theirs.fileno(), lifeline, log})
             keeper.prepare()
             keeper.end_as(keeper.keep(run, spec))
 

@@ -50,14 +50,15 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 
 class Log:
-    """The last bytes that a command printed, and why it was killed, in a file that two processes map.
+    """The first and last bytes that a command printed, and why it was killed, in a file that two processes map.
 
     The file begins with how many bytes were printed in all (8 bytes), and with the reason in UTF-8, padded with zeros.
-    A ring of `RING` bytes follows.
+    The first `HEAD` bytes follow, and a ring of `RING` bytes.
     """
 
-    REASON, RING = 504, 1 << 16
-    SIZE = 8 + REASON + RING
+    REASON, HEAD, RING = 504, 1 << 16, 1 << 16
+    _RING_AT = 8 + REASON + HEAD
+    SIZE = _RING_AT + RING
 
     def __init__(self, handle: int) -> None:
         self._map = mmap.mmap(handle, self.SIZE)
@@ -79,10 +80,13 @@ class Log:
     def add(self, raw: bytes) -> None:
         """Keep what was printed."""
         total, kept = self.total, raw[-self.RING :]
-        at = 8 + self.REASON + (total + len(raw) - len(kept)) % self.RING
+        head = raw[: max(0, self.HEAD - total)]
+        if head:
+            self._map[8 + self.REASON + total : 8 + self.REASON + total + len(head)] = head
+        at = self._RING_AT + (total + len(raw) - len(kept)) % self.RING
         first = min(len(kept), self.SIZE - at)
         self._map[at : at + first] = kept[:first]
-        self._map[8 + self.REASON : 8 + self.REASON + len(kept) - first] = kept[first:]
+        self._map[self._RING_AT : self._RING_AT + len(kept) - first] = kept[first:]
         self._map[:8] = struct.pack("<Q", total + len(raw))
 
     def last(self, nbytes: int, since: int = 0) -> bytes:
@@ -90,8 +94,12 @@ class Log:
         total = self.total
         n = max(0, min(nbytes, total - since, self.RING))
         start = (total - n) % self.RING
-        ring = self._map[8 + self.REASON :]
+        ring = self._map[self._RING_AT :]
         return (ring[start:] + ring[:start])[:n]
+
+    def first(self) -> bytes:
+        """The first bytes that were printed."""
+        return self._map[8 + self.REASON : 8 + self.REASON + min(self.total, self.HEAD)]
 
     def close(self) -> None:
         """Unmap it."""

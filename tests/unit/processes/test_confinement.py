@@ -7,7 +7,9 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,7 +88,12 @@ def test_files(attempts: Attempts, tmp_path: Path) -> None:
 def test_what_is_hidden(attempts: Attempts, tmp_path: Path) -> None:
     """It can be neither read nor reached by another name."""
     secret = tmp_path / "hidden" / "secret"
-    for path in (secret, tmp_path / "link/hidden/secret", f"/proc/self/root{secret}", tmp_path / "hidden/../hidden/secret"):
+    for path in (
+        secret,
+        tmp_path / "link/hidden/secret",
+        f"/proc/self/root{secret}",
+        tmp_path / "hidden/../hidden/secret",
+    ):
         assert attempts.says(f"open({str(path)!r}).read()") in PERMISSION | {"FileNotFoundError"}
     assert secret.read_text() == "x"
 
@@ -116,7 +123,7 @@ def test_network(attempts: Attempts, tmp_path: Path) -> None:
     assert attempts.says("socket.socketpair() and 1") == "1"
 
 
-def connected(family: int, address: object) -> bool:
+def connected(family: int, address: Any) -> bool:
     with socket.socket(family) as link:
         link.connect(address)
     return True
@@ -252,7 +259,7 @@ def test_a_fork() -> None:
     with open(os.devnull) as ours, socket.create_server(("127.0.0.1", 0)) as there:
         port, handle = there.getsockname()[1], ours.fileno()
 
-        def run(link: object) -> None:
+        def run(link: Connection) -> None:
             said = []
             for attempt in (
                 lambda: (CHECKOUT / "x").write_text(""), lambda: socket.create_connection(("127.0.0.1", port)),
