@@ -242,10 +242,11 @@ class _Program(Kept):
                 command = [*sandbox.bubblewrap(self._confined, self.folder, program), *command]
         paths = [str(PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
         spec = json.dumps(self._spec(lifeline, log, kind))
+        output = _standard_error()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(keeper.__file__), spec, *command], pass_fds=passed,
-                stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
                 env={**variables, "PYTHONPATH": os.pathsep.join(paths), **environment},
             )  # fmt: skip
         finally:
@@ -340,6 +341,14 @@ class Forked(ChildProcess):
     def wait(self, seconds: float | None = None) -> int | None:
         self._process.join(seconds)
         return self._process.exitcode
+
+
+def _standard_error() -> int:
+    """The descriptor that lines are printed to; that of nothing where standard error is no file, as in a notebook."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return subprocess.DEVNULL
 
 
 def _blank_all_but(kept: set[int]) -> None:
