@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from ..processes.child import Spawned
 from ..processes.sandbox import Confinement
 
@@ -15,9 +18,13 @@ class Child(Spawned):
     Args:
         verbose: llama.cpp's log goes to standard error.
         llama: whether it loads llama.cpp; one that does not can only scan files.
+        folder: the only one that it writes into, which is kept after its end; None: one that is removed.
+        room: bytes that it may write there, beside the usual.
     """
 
-    def __init__(self, verbose: bool = False, llama: bool = True) -> None:
+    def __init__(self, verbose: bool = False, llama: bool = True, folder: Path | None = None, room: int = 0) -> None:
+        usual = CONFINED.limits
+        limits = replace(usual, file_size=usual.file_size + room, folder_size=usual.folder_size + room)
         super().__init__(
             "gguf_verify.llama.worker",
             *([] if llama else ["--without-llama"]),
@@ -29,5 +36,5 @@ class Child(Spawned):
                 "GGML_CUDA_DISABLE_GRAPHS": "1",
             },
             verbose=verbose,
-            confined=CONFINED,
+            confined=replace(CONFINED, limits=limits, folder=folder),
         )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..support.errors import EnvironmentFault
+from ..processes.child import remove
+from ..support.errors import EnvironmentFault, LlamaFault
 from .child import Child
 from .files import FilePasses
 from .installed import why_missing
@@ -104,8 +107,19 @@ class Llama(LlamaProcess):
         return np.asarray(out)
 
     def quantize_file(self, source: Path, target: Path, ftype: int, pure: bool, threads: int = 1) -> None:
-        """`llama_model_quantize`. Raises LlamaRefused."""
-        self.ask(
-            "quantize_file", source=os.path.abspath(source), target=os.path.abspath(target), ftype=ftype, pure=pure,
-            threads=threads,
-        )  # fmt: skip
+        """`llama_model_quantize`, in a process of its own, which can write into one folder beside the target alone.
+        Raises LlamaRefused; EnvironmentFault, also where the target cannot be written."""
+        folder = Path(tempfile.mkdtemp(prefix=".gguf-verify-", dir=target.parent))
+        try:
+            made = folder / "made.gguf"
+            child = Child(self._verbose, folder=folder, room=2 * source.stat().st_size)
+            with Llama(self._time_limit, child=child) as own:
+                own.ask(
+                    "quantize_file", source=os.path.abspath(source), target=os.path.abspath(made), ftype=ftype,
+                    pure=pure, threads=threads,
+                )  # fmt: skip
+            if not stat.S_ISREG(made.lstat().st_mode):
+                raise LlamaFault("llama.cpp quantized a model to what is no file")
+            made.replace(target)
+        finally:
+            remove(folder)

@@ -40,7 +40,7 @@ class LlamaProcess:
     """
 
     def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
-        self._time_limit = time_limit
+        self._time_limit, self._verbose = time_limit, verbose
         self._child = child or Child(verbose)
         self._link = self._child.link
         self._ready = select.poll()  # Connection.poll makes a selector for every call

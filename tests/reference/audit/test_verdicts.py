@@ -24,6 +24,7 @@ from gguf_verify.support.errors import MalformedFile, UsageError
 from gguf_verify.support.paths import kernel_root
 from tests.support import corpus
 from tests.support.audits import TINY, at_scan, bytes_rung, dies_at_scan, ids, one_tensor, rule, run
+from tests.support.processes import kept
 from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES, patched, patched_block, split_model, write_model
 
@@ -133,7 +134,7 @@ def dies_at(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> list[i
     def call(self: FilePasses, *arguments: object, **named: object) -> object:
         calls.append(self._process.pid)
         if len(calls) == number:
-            os.kill(self._process.pid, 9)
+            os.kill(kept(self._process.pid), 9)
         return whole(self, *arguments, **named)
 
     monkeypatch.setattr(FilePasses, method, call)
