@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -13,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.cache import cached_file, store
+from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault, KernelFault
+from ..support.sealed import sealed_path
 from . import compute_sanitizer, nvrtc
 from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
 from .compute_sanitizer import UNCHECKED
@@ -87,24 +87,24 @@ class CupyHost(Host):
         held = (str(root), file, entry, target, self.placement, *(f"{k}={v}" for k, v in defines.items()))
         if held not in self._functions:
             cubin = self._cubin(root, file, target, defines)
-            with self._faults():
-                self._functions[held] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
+            with self._faults(), sealed_path(cubin) as path:
+                function = self._cupy.RawModule(path=path).get_function(entry)
+                function.kernel  # noqa: B018 - loads it now: CuPy reads a module's file when it is first used
+                self._functions[held] = function
         return self._functions[held]
 
-    def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str]) -> Path:
+    def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str]) -> bytes:
         """Every entry of a file, compiled. Raises EnvironmentFault."""
         lines = self.placement != "pool"
         for _ in range(_MOST_TRIES):
             key = nvrtc.cubin_key(root, file, target, defines, lines)
-            if key is not None and (cubin := cached_file(key, ".cubin")).exists():
+            if key is not None and (cubin := taken(key, ".cubin")) is not None:
                 return cubin
             made = nvrtc.compile_cubin(root, file, target, defines, lines)
             if key is None:  # what else it read is not known: it is not found again
-                cubin = cached_file((hashlib.sha256(made).hexdigest(),), ".cubin")
-            elif nvrtc.cubin_key(root, file, target, defines, lines) != key:
-                continue
-            store(cubin, made)
-            return cubin
+                return made
+            if nvrtc.cubin_key(root, file, target, defines, lines) == key:
+                return kept(key, ".cubin", made)
         raise EnvironmentFault("the sources of a kernel change while they are compiled")
 
     @contextmanager

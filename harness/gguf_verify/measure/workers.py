@@ -5,7 +5,10 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from ..support import scratch
 
 
 @contextmanager
@@ -20,5 +23,12 @@ def workers(count: int, start: Callable[..., object] | None = None, *arguments: 
             start(*arguments)
         yield map
         return
-    with multiprocessing.get_context("spawn").Pool(count, start, arguments) as pool:
+    begin = (str(scratch.top()), start, arguments)
+    with multiprocessing.get_context("spawn").Pool(count, _begin, begin) as pool:
         yield pool.imap
+
+
+def _begin(folder: str, start: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
+    scratch.join(Path(folder))
+    if start is not None:
+        start(*arguments)

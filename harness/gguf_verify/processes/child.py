@@ -13,13 +13,13 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from typing import IO, TYPE_CHECKING
 
+from ..support import scratch
 from ..support.paths import PACKAGE
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ChildProcess(ABC):
                 self._ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(rest * 1e6)))
         self.log: IO[bytes] | None = None
         if not verbose:
-            self.log = tempfile.TemporaryFile(prefix="gguf-verify-")  # noqa: SIM115 - lives with us
+            self.log = scratch.file("log")
         with theirs:
             self._start(theirs)
 
@@ -107,7 +107,7 @@ class Spawned(ChildProcess):
     """The process `python -m MODULE ARGUMENTS… FD`, where FD is its end of the socket.
 
     Args:
-        environment: variables that it gets beside ours.
+        environment: variables that it gets beside ours and the one that names the run's scratch folder.
         before: a program and its arguments, which run that command.
     """
 
@@ -127,7 +127,7 @@ class Spawned(ChildProcess):
             # -P: the folder where the command runs may come from anywhere, and must not be imported from
             [*self._before, sys.executable, "-P", "-m", self._module, *self._arguments, str(theirs.fileno())],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **scratch.environment(), **self._environment},
         )  # fmt: skip
 
     @property

@@ -40,10 +40,19 @@ LEAST_SECONDS, TIMES = 1.5, 3.0
 BATCH = 32
 #: What is said of a survivor that the compiler proves equivalent.
 SAME_CODE = "the same code, as NVRTC optimises it for sm_80 and sm_90a"
-WORK, LINES = cache_dir() / "mutation", cache_dir() / "mutants.jsonl"
 #: Headers that know the type and no other macro, and macros that only set the size of a pipeline: of units that differ
 #: in these macros alone, one shows what the header does.
 _WITHOUT_MACROS, _PIPELINE = ("packed.cuh",), ("X_BLOCKS", "STAGES", "WARPS", "CTAS", "PART_STAGES")
+
+
+def work_folder() -> Path:
+    """Where models and recorded calls are kept."""
+    return cache_dir() / "mutation"
+
+
+def lines_file() -> Path:
+    """Where the results of a run are kept."""
+    return cache_dir() / "mutants.jsonl"
 
 
 #: What killed a mutant, or shows one that lives, where it is a process that ended.
@@ -432,5 +441,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--equivalence", action="store_true", help="compare the object code of survivors with the original's")
     add("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)")
     add("--seconds", type=float, default=0.0, help="stop after this time; the next run goes on")
-    add("--lines", type=Path, default=LINES, help="this run's results, one line a mutant; a later run goes on from it")
-    add("--work", type=Path, default=WORK, help="models and recorded calls")
+    add(
+        "--lines",
+        type=Path,
+        default=lines_file(),
+        help="this run's results, one line a mutant; a later run goes on from it",
+    )
+    add("--work", type=Path, default=work_folder(), help="models and recorded calls")
