@@ -35,6 +35,8 @@ _PART = ".part-"
 _A_DAY = 86400.0
 #: A file takes whole pages of its file system.
 _PAGE = 4096
+#: No build is larger.
+_LARGEST = 1 << 30
 #: The cache is looked through at the first entry that a process writes, and after so much of its size.
 _SHARE = 16
 #: Entries and temporary files of versions before 0.1 lay beside the folder of builds.
@@ -177,14 +179,18 @@ def _read(path: Path) -> bytes | None:
     except OSError as error:
         _log.info("%s cannot be opened (%s): it is made again", path, error.strerror)
         return None
-    with open(fd, "rb") as file:
+    try:
         about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
+        if not ours or about.st_size > _LARGEST:
             _log.info("%s is no file of this user alone: it is made again", path)
             return None
         with contextlib.suppress(OSError):
             os.utime(fd)
-        return file.read()
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(_LARGEST)
+    finally:
+        os.close(fd)
 
 
 def _write(path: Path, content: bytes) -> None:
