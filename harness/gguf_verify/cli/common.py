@@ -20,6 +20,7 @@ from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, 
 from ..support.near import nearest
 from ..support.text import printable
 from ..support.version import project_version
+from .interrupts import undisturbed
 
 MOST_THREADS = 512
 
@@ -29,10 +30,11 @@ exit codes:
   0  {verified}
   1  {mismatch}
   2  usage: the command line asks for something that does not exist
-  3  this machine cannot run the check (no such device, a failed build, llama.cpp crashed)
+  3  this machine cannot run the check (no such device, a failed build, llama.cpp crashed); SIGTERM or SIGHUP
   4  the file is malformed
   5  not everything could be verified
-  130, 143: interrupted by Ctrl-C or SIGTERM; what was found until then is reported, and a mismatch is 1
+  130  Ctrl-C
+What was found before a signal came is reported; if that is a mismatch, the code is 1.
 """
 
 
@@ -218,7 +220,13 @@ def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, 
 
     Where a file cannot be written, that is said, and is the exit code if all else went well.
     """
-    _print(terminal(kind, result, form() if shown is None else shown))
+    with undisturbed():
+        _print(terminal(kind, result, form() if shown is None else shown))
+        return write_files(kind, result, exit_code, files)
+
+
+def write_files(kind: Kind, result: Any, exit_code: int, files: Files | None) -> int:
+    """The result to the files that were asked for; returns the exit code, as `deliver`."""
     for writer, path in (files or {}).items():
         try:
             made = writer.renders[kind](result, Form(suffix=path.suffix))

@@ -1,4 +1,4 @@
-"""Runs that end before their last rung: -x, Ctrl-C and SIGTERM; and what is told while they run."""
+"""Runs that end before their last rung: -x, Ctrl-C, SIGTERM and SIGHUP; and what is told while they run."""
 
 from __future__ import annotations
 
@@ -96,7 +96,11 @@ def test_a_pass_is_no_first_failure() -> None:
 
 @pytest.mark.parametrize(
     ("error", "ended_by", "code"),
-    [(KeyboardInterrupt(), "SIGINT", 130), (Interrupted("SIGTERM"), "SIGTERM", 143)],
+    [
+        (KeyboardInterrupt(), "SIGINT", 130),
+        (Interrupted("SIGTERM"), "SIGTERM", 3),
+        (Interrupted("SIGHUP"), "SIGHUP", 3),
+    ],
 )
 def test_an_interrupted_run_reports_what_it_found(error: BaseException, ended_by: str, code: int) -> None:
     told = Told(error, "begins layers")
@@ -146,9 +150,9 @@ def test_all_files_are_written_when_a_run_is_interrupted(
         "--progress",
         "always",
     ]
-    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 143
+    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 3
     captured = capsys.readouterr()
-    assert captured.err == "gguf-verify: interrupted\n"
+    assert captured.err == "gguf-verify: interrupted by SIGTERM\n"
     assert captured.out.startswith("INTERRUPTED in ")
     assert "rungs that were not begun: blocks\n" in captured.out
     assert json.loads(out.read_text())["verdict"] == "interrupted"
