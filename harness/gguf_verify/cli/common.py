@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -108,7 +109,13 @@ def spell(argv: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def internal_errors(verbose: bool) -> Iterator[None]:
-    """A fault of ours must not look like a mismatch, which exit code 1 means: it becomes an EnvironmentFault."""
+    """A fault of ours must not look like a mismatch, which exit code 1 means: it becomes an EnvironmentFault. What
+    the package logs is said where `verbose` is."""
+    log = logging.getLogger("gguf_verify")
+    said = _Said()
+    if verbose:
+        log.addHandler(said)
+        log.setLevel(logging.INFO)
     try:
         yield
     except HarnessError:
@@ -119,6 +126,15 @@ def internal_errors(verbose: bool) -> Iterator[None]:
         if verbose:
             traceback.print_exc()
         raise EnvironmentFault(f"internal error, please report it: {type(error).__name__}: {error}") from None
+    finally:
+        log.removeHandler(said)
+
+
+class _Said(logging.Handler):
+    """Says each record on standard error, as every other line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(printable(record.getMessage(), 600))
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

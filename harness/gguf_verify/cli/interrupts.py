@@ -62,10 +62,15 @@ class _State:
     def __init__(self) -> None:
         self.first: tuple[float, str] | None = None
         self.delivering = False
+        self.pid = os.getpid()
         self.hook = sys.unraisablehook
 
     def take(self, number: int, _frame: FrameType | None) -> None:
         """The handler of all signals."""
+        if os.getpid() != self.pid:  # a fork, which has set no handlers of its own yet
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         if self.first is None:
             name = signal.Signals(number).name
             self.first = time.monotonic(), name
@@ -74,6 +79,8 @@ class _State:
             raise KeyboardInterrupt if number == signal.SIGINT else Interrupted(name)
         when, name = self.first
         if (number == signal.SIGINT or self.delivering) and time.monotonic() - when > _TOGETHER:
+            for each in _SIGNALS:
+                signal.signal(each, signal.SIG_IGN)
             scratch.remove()
             os._exit(EXIT_INTERRUPTED[name])  # the processes that were started end with their parent
 

@@ -180,8 +180,7 @@ def main() -> None:
     name, threads, placement = sys.argv[1], int(sys.argv[2]), cast(Placement, sys.argv[3])
     fill = int(sys.argv[4]) if sys.argv[4] else None
     link = Connection(int(sys.argv[5]))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent handles them
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_end_with, args=(link,), daemon=True).start()
     with contextlib.suppress(EOFError, OSError):

@@ -132,8 +132,7 @@ def _confine() -> None:
     """Dump no core, print no endless log, end with the parent, and leave Ctrl-C to the parent."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, MAX_PRINTED)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         c.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

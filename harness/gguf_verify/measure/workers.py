@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,16 @@ def workers(count: int, start: Callable[..., object] | None = None, *arguments: 
         yield pool.imap
 
 
+def begin_worker(folder: Path) -> None:
+    """What each process of a pool does first: it leaves signals to its parent, which ends it by SIGTERM, and uses its
+    parent's scratch folder."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    scratch.join(folder)
+
+
 def _begin(folder: str, start: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
-    scratch.join(Path(folder))
+    begin_worker(Path(folder))
     if start is not None:
         start(*arguments)

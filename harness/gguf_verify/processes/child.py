@@ -127,6 +127,7 @@ class Spawned(ChildProcess):
             # -P: the folder where the command runs may come from anywhere, and must not be imported from
             [*self._before, sys.executable, "-P", "-m", self._module, *self._arguments, str(theirs.fileno())],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,  # a signal to our group is ours: the child ends when we end, and not before
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **scratch.environment(), **self._environment},
         )  # fmt: skip
 

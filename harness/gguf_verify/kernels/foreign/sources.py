@@ -105,6 +105,7 @@ class _Forked(ChildProcess):
                 os.dup2(output, 2)
             self._run(Connection(theirs.detach()))
 
+        scratch.top()  # before the fork, which then uses the same
         self._process = multiprocessing.get_context("fork").Process(target=child, daemon=True)
         self._process.start()
 

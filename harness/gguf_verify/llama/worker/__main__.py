@@ -87,12 +87,7 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     """Serve the socket whose file descriptor is the last argument; after `--without-llama`, without llama.cpp."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # the parent decides what they mean
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     _die_with_parent()
     serve(Connection(int(sys.argv[-1])), WITHOUT_LLAMA not in sys.argv)
 

@@ -12,7 +12,6 @@ import pickle
 import random
 import re
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +21,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...support import scratch
 from ...support.cache import cache_dir, runs_code, tree_hash
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import PACKAGE, kernel_root
 from ..results import OTHER_CHECKS
+from ..workers import begin_worker
 from .forked import die_with_parent, forked
 from .judging import CHECKED, ORDERS, PROBES, RUNGS, WALLS, judged
 from .mutator import Mutant, mutants, sources, tokens
@@ -319,9 +320,9 @@ def _append(path: Path, entry: Record) -> None:
 _JUDGE: MutantJudge | None = None
 
 
-def _start(folder: Path) -> None:
+def _start(folder: Path, parents: Path) -> None:
     global _JUDGE
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin_worker(parents)
     die_with_parent()
     _JUDGE = MutantJudge(folder)
 
@@ -370,7 +371,7 @@ def run(options: argparse.Namespace, before: Mapping[str, Record] = MappingProxy
     tasks = _tasks(options, chosen(options, everything, before), before)
     total, done, start = sum(len(some) for some, *_ in tasks), 0, time.monotonic()
     print(f"{sum(map(len, everything.values()))} mutants, {total} to judge", file=sys.stderr)
-    with multiprocessing.get_context("fork").Pool(options.jobs, _start, (options.work,)) as pool:
+    with multiprocessing.get_context("fork").Pool(options.jobs, _start, (options.work, scratch.top())) as pool:
         for count, fault in pool.imap_unordered(_work, tasks):
             done += count
             spent = time.monotonic() - start
