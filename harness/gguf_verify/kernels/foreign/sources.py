@@ -14,6 +14,7 @@ from typing import Any
 
 from ...gguf import printable
 from ...processes.child import ChildProcess, Spawned
+from ...support import scratch
 from .child import OracleRunner, PythonRunner, serve, serve_oracle
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
