@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -72,6 +73,7 @@ class CupyHost(Host):
         self._device = cupy.cuda.Device()
         self.sm: str = self._device.compute_capability
         self._functions: dict[tuple[str, ...], Any] = {}
+        self._modules: dict[str, Any] = {}
 
     def info(self) -> HostInfo:
         name = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)["name"].decode()
@@ -87,9 +89,11 @@ class CupyHost(Host):
         held = (str(root), file, entry, target, self.placement, *(f"{k}={v}" for k, v in defines.items()))
         if held not in self._functions:
             cubin = self._cubin(root, file, target, defines)
+            digest = hashlib.sha256(cubin).hexdigest()
             with self._faults(), sealed_path(cubin) as path:
-                function = self._cupy.RawModule(path=path).get_function(entry)
-                function.kernel  # noqa: B018 - loads it now: CuPy reads a module's file when it is first used
+                module = self._modules.setdefault(digest, self._cupy.RawModule(path=path))
+                function = module.get_function(entry)
+                function.kernel  # noqa: B018 - CuPy reads a module's file, once, when its first kernel is used
                 self._functions[held] = function
         return self._functions[held]
 

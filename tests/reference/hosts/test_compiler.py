@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import HOSTS, CpuHost, auto_host, compiler, cupy_host, make_host
+from gguf_verify.hosts import HOSTS, CpuHost, auto_host, compiler, cpu_host, cupy_host, make_host
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.support import cache as support_cache
 from gguf_verify.support import scratch
 from gguf_verify.support.cache import tree_hash
@@ -19,6 +22,7 @@ from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.support.sources import of_makefile
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
+from tests.support.tools import FIXTURES, ROOT
 
 
 def test_compile_error(tmp_path: Path) -> None:
@@ -285,3 +289,74 @@ def test_a_source_that_changes_while_it_is_compiled(monkeypatch: pytest.MonkeyPa
 def test_lists_of_make() -> None:
     made = "made: /a/b\\ c.h \\\n /d\\#e.h /f$$g.h \\\n  /h\\i.h\n"
     assert of_makefile(made) == ["/a/b c.h", "/d#e.h", "/f$g.h", "/h\\i.h"]
+
+
+def test_a_library_that_was_replaced_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
+) -> None:
+    """A library that the cache holds in the place of another, before it is read and between that and its loading."""
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
+    unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
+    forged = compiler.build(roots(WRITE_A_BYTE.replace("7", "66")), unit, (cpu_host._OWN,))
+
+    def value(root: Path) -> int:
+        host = CpuHost(1)
+        return int(run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0])
+
+    def forge() -> None:
+        for path in support_cache.index_folder().glob("*.so"):
+            path.unlink()  # a library that is loaded must not change under our feet
+            path.write_bytes(forged)
+
+    root = roots(WRITE_A_BYTE)
+    assert value(root) == 7
+    forge()
+    built: list[str] = []
+    original, load = compiler._compile, compiler.load_library
+
+    def noting(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
+        built.append(unit)
+        return original(root, unit, options)
+
+    monkeypatch.setattr(compiler, "_compile", noting)
+    assert value(root) == 7
+    assert value(root) == 7
+    assert built == [unit]  # once
+
+    def late(content: bytes) -> Any:
+        forge()
+        return load(content)
+
+    monkeypatch.setattr(compiler, "load_library", late)
+    assert value(root) == 7
+    checked = checked_host_of(CpuHost(1))
+    forge()
+    assert run(checked, checked.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0] == 7
+
+
+def checked_host_of(host: CpuHost) -> Any:
+    """The host with checks, where this compiler can make them; else itself."""
+    return host.under(Schedule(checked=True)) or host
+
+
+def test_a_build_that_vanishes_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
+) -> None:
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
+    root, unit = roots(WRITE_A_BYTE), '#include "k.cu"\nCPU_KERNEL(k)\n'
+    first = compiler.build(root, unit)
+    for path in support_cache.index_folder().glob("*.so"):
+        path.unlink()
+    assert compiler.build(root, unit) == first
+
+
+def test_without_a_cache_a_run_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two processes of a run share the folder that takes the cache's place, and it goes with the first."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "file").touch()
+    command = [sys.executable, ROOT / "scripts" / "audit_layout.py", FIXTURES / "tiny-Q4_0.gguf", "--no-llama"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "file")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 5), done.stderr
+    assert done.stderr.count("the cache of compiled kernels is not used: ") == 1
+    assert list((tmp_path / "tmp").iterdir()) == []
