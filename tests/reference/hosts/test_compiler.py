@@ -20,6 +20,7 @@ from gguf_verify.support import scratch
 from gguf_verify.support.cache import tree_hash
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
+from gguf_verify.support.sealed import load_library
 from gguf_verify.support.sources import of_makefile
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
 from tests.support.tools import FIXTURES, ROOT
@@ -312,7 +313,7 @@ def test_a_library_that_was_replaced_is_not_loaded(
     assert value(root) == 7
     forge()
     built: list[str] = []
-    original, load = compiler._compile, compiler.load_library
+    original = compiler._compile
 
     def noting(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
         built.append(unit)
@@ -325,7 +326,7 @@ def test_a_library_that_was_replaced_is_not_loaded(
 
     def late(content: bytes) -> Any:
         forge()
-        return load(content)
+        return load_library(content)
 
     monkeypatch.setattr(compiler, "load_library", late)
     assert value(root) == 7
@@ -354,7 +355,12 @@ def test_without_a_cache_a_run_leaves_nothing(monkeypatch: pytest.MonkeyPatch, t
     """Two processes of a run share the folder that takes the cache's place, and it goes with the first."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "file").touch()
-    command = [sys.executable, ROOT / "scripts" / "audit_layout.py", FIXTURES / "tiny-Q4_0.gguf", "--no-llama"]
+    command: list[str | Path] = [
+        sys.executable,
+        ROOT / "scripts" / "audit_layout.py",
+        FIXTURES / "tiny-Q4_0.gguf",
+        "--no-llama",
+    ]
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "file")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 5), done.stderr

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.cli.interrupts import interruptible
+from gguf_verify.cli.interrupts import interruptible, undisturbed
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Failure, Options, Report, RungResult
-from gguf_verify.rungs import Rung
+from gguf_verify.rungs import Run, Rung
 from gguf_verify.support.errors import Interrupted
 from gguf_verify.verification import Watcher, verify
 from tests.support.shown import text_of
@@ -170,6 +170,29 @@ def test_a_signal_is_an_exception_once() -> None:
         assert caught.value.signal == "SIGTERM"
         os.kill(os.getpid(), signal.SIGTERM)  # `timeout` sends it twice
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_result_that_is_known_is_delivered(number: int) -> None:
+    """A signal while a report is written raises nothing, nor does it later."""
+    delivered = False
+    with interruptible():
+        with undisturbed():
+            os.kill(os.getpid(), number)
+            delivered = True
+        os.kill(os.getpid(), number)
+    assert delivered
+
+
+def test_a_run_that_is_over_is_whole_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes while what the run opened is closed."""
+
+    def closing(_run: Run) -> None:
+        raise Interrupted("SIGHUP")
+
+    monkeypatch.setattr(Run, "close", closing)
+    report = verify(Q4_0, "q8_1_naive", "cpu", ["bytes"], ONE, interrupted_report=True)
+    assert (report.verdict, report.exit_code, report.ended_by) == ("verified", 0, "")
 
 
 class Dies:
