@@ -7,6 +7,8 @@ the measures of the verifier itself. Within each tier tests lie as the package d
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -15,6 +17,8 @@ import pytest
 
 from gguf_verify.gguf import Model, Tensor, open_model
 from gguf_verify.llama import Llama
+from gguf_verify.support import scratch
+from gguf_verify.support.cache import cache_dir
 from tests.support import corpus, needs
 from tests.support.blocks_by_hand import Make
 
@@ -38,6 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if cache_dir().is_relative_to(scratch.top()):  # others can write to the home of this user, or nobody can
+        folder = Path(tempfile.gettempdir(), f"cache-of-gguf-verify-tests-{os.geteuid()}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.environ["XDG_CACHE_HOME"] = str(folder)
     needs.required.update(config.getoption("--require"))
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import fcntl
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from .support import scratch
 
 if TYPE_CHECKING:
     from .results import GemmRecord, Options, Report
@@ -106,19 +106,27 @@ def _options(config: pytest.Config, **other: Any) -> Options:
 # ---- xdist -----------------------------------------------------------------------------------------------------------
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of xdist uses the scratch folder of the process that started it, and leaves none."""
+    given = getattr(config, "workerinput", {}).get("gguf_scratch")
+    if given is not None:
+        scratch.join(Path(given))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """A worker of xdist is told where the workers share their run."""
     if node.config.getoption("--gguf"):
         if _SHARED not in node.config.stash:
-            node.config.stash[_SHARED] = Path(tempfile.mkdtemp(prefix="gguf-verify-"))
+            node.config.stash[_SHARED] = scratch.folder("pytest")
         node.workerinput["gguf_shared"] = str(node.config.stash[_SHARED])
+        node.workerinput["gguf_scratch"] = str(scratch.top())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """What the workers shared is removed at the end, by the process that made it."""
     if _SHARED in config.stash:
-        shutil.rmtree(config.stash[_SHARED], ignore_errors=True)
+        scratch.remove_folder(config.stash[_SHARED])
 
 
 # ---- one test a matrix -----------------------------------------------------------------------------------------------

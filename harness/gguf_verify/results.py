@@ -43,7 +43,7 @@ RungOutcome = Literal["passed", "waived", "failed", "unverified", "broken off"]
 ReportVerdict = Literal["verified", "waived", "mismatch", "interrupted", "broken off", "not everything verified"]
 WaiverState = Literal["applied", "expired", "unused"]
 #: What ended a run before its last rung: nothing, `Options.exit_first`, or a signal.
-EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM"]
+EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM", "SIGHUP"]
 
 #: Culprit → its name in a sentence.
 CULPRITS: dict[Culprit, str] = {
@@ -963,8 +963,8 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     @property
     def exit_code(self) -> int:
         """3 where the file was changed, so that nothing that was found need be true of it; else 1 for any mismatch;
-        else 130 or 143 where a signal ended the run; else 3 where a rung was broken off; else 5 where something could
-        not be verified."""
+        else 130 where Ctrl-C ended the run; else 3 where SIGTERM or SIGHUP did, or a rung was broken off; else 5 where
+        something could not be verified."""
         if self.changed:
             return EXIT_ENVIRONMENT
         verdicts = [r.verdict for r in self.rungs]
@@ -997,10 +997,11 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         words: dict[int, ReportVerdict] = {
             EXIT_VERIFIED: "verified",
             EXIT_MISMATCH: "mismatch",
-            **dict.fromkeys(EXIT_INTERRUPTED.values(), "interrupted"),
             EXIT_ENVIRONMENT: "broken off",
             EXIT_UNVERIFIED: "not everything verified",
         }
+        if not self.changed and self.exit_code != EXIT_MISMATCH and self.ended_by in EXIT_INTERRUPTED:
+            return "interrupted"
         return "waived" if not self.exit_code and self.n_waived else words[self.exit_code]
 
     @property

@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -26,8 +26,11 @@ from .llama.backends import BACKENDS
 from .processes import sandbox
 from .processes.sandbox import sandboxed
 from .results import (
+    EndedBy,
     Environment,
     Failure,
+    FileInfo,
+    HostInfo,
     KernelInfo,
     Options,
     ReferenceInfo,
@@ -37,7 +40,7 @@ from .results import (
     Versions,
 )
 from .rungs import RUNGS, Run, Rung
-from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError
+from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError, signal_of
 from .support.near import nearest
 from .support.supported import check_machine
 from .support.text import printable
@@ -97,8 +100,9 @@ def verify(
         waivers: a file of known mismatches, which do not fail the run until their last day.
         today: the day that waivers are compared with; None for today in UTC.
         watcher: told of the run while it goes on.
-        interrupted_report: where a KeyboardInterrupt ends the run after the first rung was begun, return what was found
-            so far instead of raising it; `Report.ended_by` and `Report.not_climbed` say what is missing.
+        interrupted_report: where a KeyboardInterrupt ends the run, return what was found so far instead of raising it;
+            `Report.ended_by` and `Report.not_climbed` say what is missing. Before the first rung that is nothing, and
+            most of the report's environment is "unknown". A run that was over by then is whole.
 
     The file is read again at the end: `Report.changed` says where it is no longer the one that was verified.
 
@@ -131,41 +135,50 @@ def verify(
     text = None if source_text is None else read_text(source_text)
     known = () if waivers is None else read_waivers(waivers)
     keeper = Keeper(Path(options.save_case), str(path), command) if options.save_case else None
-    with (
-        sandboxed(options.sandbox),
-        open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
-        open_model(path) as model,
-    ):
-        if options.sanitize and (fault := multiplier.host.check_fault()) is not None:
-            raise EnvironmentFault(f"--sanitize: {fault}")
-        if not any(map(may_be_matrix, model.tensors.values())):
-            held = f"none of its {len(model.tensors)} tensors is a matrix" if model.tensors else "it holds no tensor"
-            raise NothingToVerify(f"nothing to verify in {printable(Path(path).name)}: {held}", "nothing-to-verify")
-        run = Run(model, multiplier, options, keep=None if keeper is None else keeper.keep)
-        before = None
-        try:
-            run.selected()
-            before = None if source is None else open_source(source, model)
-            report = Report(environment=_environment(run), command=command)
-            if keeper is not None:
-                keeper.environment = report.environment
-            asked, day = [RUNGS[name] for name in RUNGS if name in rungs], today or current_day()
-            climb = _Climb(run, report, asked, lambda: apply(report, known, day), on_rung, watcher or Watcher())
+    asked, day = [RUNGS[name] for name in RUNGS if name in rungs], today or current_day()
+    climb: _Climb | None = None
+    try:
+        with (
+            sandboxed(options.sandbox),
+            open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
+            open_model(path) as model,
+        ):
+            if options.sanitize and (fault := multiplier.host.check_fault()) is not None:
+                raise EnvironmentFault(f"--sanitize: {fault}")
+            if not any(map(may_be_matrix, model.tensors.values())):
+                n = len(model.tensors)
+                held = f"none of its {n} tensors is a matrix" if n else "it holds no tensor"
+                raise NothingToVerify(f"nothing to verify in {printable(Path(path).name)}: {held}", "nothing-to-verify")
+            run = Run(model, multiplier, options, keep=None if keeper is None else keeper.keep)
+            before = None
             try:
+                run.selected()
+                before = None if source is None else open_source(source, model)
+                report = Report(environment=_environment(run), command=command)
+                if keeper is not None:
+                    keeper.environment = report.environment
+                climb = _Climb(run, report, asked, lambda: apply(report, known, day), on_rung, watcher or Watcher())
                 climb.all()
                 if before is not None and not model.changed:
                     report.costs = measure(run, before, text)
                 report.changed = model.altered()
+                climb.over = True
             except KeyboardInterrupt as error:
-                if not interrupted_report:
+                if climb is None or not interrupted_report:
                     raise
-                climb.interrupted("SIGTERM" if getattr(error, "signal", "") == "SIGTERM" else "SIGINT")
-            if keeper is not None and report.rungs:
-                report.rungs[-1].note(keeper.words)
-        finally:
-            run.close()
-            if before is not None:
-                before.close()
+                climb.interrupted(signal_of(error))
+            finally:
+                run.close()
+                if before is not None:
+                    before.close()
+    except KeyboardInterrupt as error:
+        if not interrupted_report or (climb is not None and not climb.over):
+            raise
+        if climb is None:
+            report = Report(environment=_unknown(path, kernel, host, options), command=command)
+            report.ended_by, report.not_climbed = signal_of(error), tuple(rung.name for rung in asked)
+    if keeper is not None and report.rungs:
+        report.rungs[-1].note(keeper.words)
     apply(report, known, day)
     report.seconds = time.perf_counter() - start
     return report
@@ -182,6 +195,8 @@ class _Climb:
         self._on_rung, self._watcher = on_rung, watcher
         self._under_way: RungResult | None = None
         self._told = False
+        #: Nothing is left to do but to close what was opened.
+        self.over = False
         run.tick = self._look
 
     def all(self) -> None:
@@ -226,10 +241,13 @@ class _Climb:
             self._told = True
             self._watcher.failed(result, result.failures[0])
 
-    def interrupted(self, signal: Literal["SIGINT", "SIGTERM"]) -> None:
+    def interrupted(self, signal: EndedBy) -> None:
         """Keep what the rung under way has found, which is no pass, and name those that were not begun."""
         report, result = self._report, self._under_way
-        if result is not None:
+        if self.over:
+            return
+        self.over = True
+        if result is not None and all(result is not rung for rung in report.rungs):
             result.fault, result.fault_culprit = f"interrupted by {signal} before its end", "coverage"
             report.rungs.append(result)
         report.ended_by = signal
@@ -240,15 +258,45 @@ class _Climb:
         )
 
 
-def _environment(run: Run) -> Environment:
-    model, kernel, versions = run.model, run.kernel, run.versions
+#: What a report says of what was not yet asked when a signal ended the run.
+UNKNOWN = "unknown"
+
+
+def _unknown(
+    path: Path | str, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
+) -> Environment:  # fmt: skip
+    """The environment of a run that a signal ended before it was known: what was asked for, and no more."""
+    where = HostInfo(name=host if isinstance(host, str) else host.name, device=UNKNOWN)
+    name = kernel if isinstance(kernel, str) else getattr(kernel, "name", getattr(kernel, "__name__", UNKNOWN))
+    try:
+        size = Path(path).stat().st_size
+    except (OSError, ValueError):
+        size = 0
     return Environment(
-        versions=Versions(
-            gguf_verify=project_version(), python=platform.python_version(), numpy=np.__version__,
-            gguf=metadata.version("gguf"), llama_cpp_python=versions["llama_cpp_python"],
-            llama_cpp=versions["llama_cpp"], ggml=versions["ggml"], llama_build=versions["system"],
-            platform=f"{platform.system()} {platform.machine()}", byte_order=sys.byteorder,
+        versions=_versions(dict.fromkeys(("llama_cpp_python", "llama_cpp", "ggml", "system"), UNKNOWN)), host=where,
+        kernel=KernelInfo(
+            name=str(name), definition=UNKNOWN, judged_by=None, verified_means=None, order=UNKNOWN, covers=(),
+            element_kernels={}, element_host=where,
         ),
+        file=FileInfo(path=str(path), size=size, sha256=(), architecture=UNKNOWN, tensor_types={}),
+        reference=ReferenceInfo(where=UNKNOWN, definitions={}), sandbox=SandboxInfo(kind="off", by=UNKNOWN),
+        options=options,
+    )  # fmt: skip
+
+
+def _versions(of_llama: Mapping[str, str]) -> Versions:
+    return Versions(
+        gguf_verify=project_version(), python=platform.python_version(), numpy=np.__version__,
+        gguf=metadata.version("gguf"), llama_cpp_python=of_llama["llama_cpp_python"],
+        llama_cpp=of_llama["llama_cpp"], ggml=of_llama["ggml"], llama_build=of_llama["system"],
+        platform=f"{platform.system()} {platform.machine()}", byte_order=sys.byteorder,
+    )  # fmt: skip
+
+
+def _environment(run: Run) -> Environment:
+    model, kernel = run.model, run.kernel
+    return Environment(
+        versions=_versions(run.versions),
         host=kernel.runs_on(),
         kernel=KernelInfo(
             name=kernel.name, definition=kernel.semantics, judged_by=kernel.judged_by,

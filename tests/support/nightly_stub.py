@@ -156,9 +156,7 @@ elif word in ("knows", "does-not-know"):  # what it found, once it is asked to e
              "blamed": {"kernel": 4}}  # fmt: skip
 
     def end(*_):
-        failed(
-            made, *(("mismatch", 1) if word == "knows" else ("interrupted", 143)), **wrong if word == "knows" else {}
-        )
+        failed(made, *(("mismatch", 1) if word == "knows" else ("interrupted", 3)), **wrong if word == "knows" else {})
 
     signal.signal(signal.SIGTERM, end)
     with open(rest[0], "w"):

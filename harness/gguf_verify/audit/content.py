@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -92,8 +91,8 @@ def scanner_options(kind: TensorType) -> list[str]:
     return [f"-D{name}={value}" for name, value in macros.items()]
 
 
-def scanner(kind: TensorType) -> Path:
-    """The scanner compiled for a type. Raises EnvironmentFault."""
+def scanner(kind: TensorType) -> bytes:
+    """The scanner compiled for a type: a shared library. Raises EnvironmentFault."""
     return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', scanner_options(kind))
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..support.errors import EXIT_INTERRUPTED, INTERRUPTED, HarnessError, Interrupted, say
+from ..support.errors import EXIT_INTERRUPTED, HarnessError, say, signal_of
 from ..support.supported import check_machine
 from .interrupts import interruptible
 
@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{error} [{error.id}]" if error.id else str(error))
         return error.exit_code
     except KeyboardInterrupt as error:
-        say(INTERRUPTED)
-        return EXIT_INTERRUPTED["SIGTERM" if isinstance(error, Interrupted) else "SIGINT"]
+        say(f"interrupted by {signal_of(error)}: there is no result")
+        return EXIT_INTERRUPTED[signal_of(error)]
 
 
 def _run(argv: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, 
 from ..support.near import nearest
 from ..support.text import printable
 from ..support.version import project_version
+from .interrupts import undisturbed
 
 MOST_THREADS = 512
 
@@ -30,10 +32,11 @@ exit codes:
   0  {verified}
   1  {mismatch}
   2  usage: the command line asks for something that does not exist
-  3  this machine cannot run the check (no such device, a failed build, llama.cpp crashed)
+  3  this machine cannot run the check (no such device, a failed build, llama.cpp crashed); SIGTERM or SIGHUP
   4  the file is malformed
   5  not everything could be verified
-  130, 143: interrupted by Ctrl-C or SIGTERM; what was found until then is reported, and a mismatch is 1
+  130  Ctrl-C
+What was found before a signal came is reported; if that is a mismatch, the code is 1.
 """
 
 
@@ -110,7 +113,13 @@ def spell(argv: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def internal_errors(verbose: bool) -> Iterator[None]:
-    """A fault of ours must not look like a mismatch, which exit code 1 means: it becomes an EnvironmentFault."""
+    """A fault of ours must not look like a mismatch, which exit code 1 means: it becomes an EnvironmentFault. What
+    the package logs is said where `verbose` is."""
+    log = logging.getLogger("gguf_verify")
+    said = _Said()
+    if verbose:
+        log.addHandler(said)
+        log.setLevel(logging.INFO)
     try:
         yield
     except HarnessError:
@@ -121,6 +130,15 @@ def internal_errors(verbose: bool) -> Iterator[None]:
         if verbose:
             traceback.print_exc()
         raise EnvironmentFault(f"internal error, please report it: {type(error).__name__}: {error}") from None
+    finally:
+        log.removeHandler(said)
+
+
+class _Said(logging.Handler):
+    """Says each record on standard error, as every other line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(printable(record.getMessage(), 600))
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -222,7 +240,13 @@ def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, 
 
     Where a file cannot be written, that is said, and is the exit code if all else went well.
     """
-    _print(terminal(kind, result, form() if shown is None else shown))
+    with undisturbed():
+        _print(terminal(kind, result, form() if shown is None else shown))
+        return write_files(kind, result, exit_code, files)
+
+
+def write_files(kind: Kind, result: Any, exit_code: int, files: Files | None) -> int:
+    """The result to the files that were asked for; returns the exit code, as `deliver`."""
     for writer, path in (files or {}).items():
         try:
             made = writer.renders[kind](result, Form(suffix=path.suffix))

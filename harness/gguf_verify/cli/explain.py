@@ -92,7 +92,7 @@ _VERDICTS = {
         "The report names each thing that was not verified.",
     ),
     "interrupted": (
-        "130 by Ctrl-C, 143 by SIGTERM",
+        "130 by Ctrl-C, 3 by SIGTERM and SIGHUP",
         "The run was ended before its last rung, and nothing was wrong by then; a known mismatch stays one.",
         "Run it again; the report names the rungs that were not begun.",
     ),

@@ -14,7 +14,7 @@ from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
 from ..rungs import RUNGS
 from ..support.command_line import cores
-from ..support.errors import EXIT_INTERRUPTED, INTERRUPTED, UsageError, say
+from ..support.errors import EXIT_INTERRUPTED, UsageError, say
 from ..verification import verify
 from .command import Command, commands
 from .common import (
@@ -32,7 +32,9 @@ from .common import (
     form,
     internal_errors,
     on_terminal,
+    write_files,
 )
+from .interrupts import undisturbed
 from .live import Live
 
 _MOST_TOKENS = 1 << 20
@@ -139,7 +141,11 @@ def _run(args: argparse.Namespace) -> int:
         source_text=args.source_text, waivers=args.waivers, watcher=watcher, interrupted_report=True,
     )  # fmt: skip
     if report.ended_by in EXIT_INTERRUPTED:
-        say(INTERRUPTED)
+        if not report.rungs:
+            say(f"interrupted by {report.ended_by} before anything was verified")
+            with undisturbed():
+                return write_files(kind, report, report.exit_code, files)
+        say(f"interrupted by {report.ended_by}")
     return deliver(kind, report, report.exit_code, form(args.verbose, piped_width=PIPED_WIDTH), files)
 
 

@@ -5,27 +5,33 @@ A build is found again by what it was made of: the unit, the flags, the compiler
 for headers, and the content of every file that it read, as it lists them itself (`-MD`). The cache keeps that list
 under a key of all the others, and the library under that key and the digests of the listed files as they are now. So a
 library is never taken for that of other sources, whichever process writes what first.
+
+A build is bytes, from the compiler or from the cache, which compares them with their digest: what was compared is what
+is loaded or linked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ..support.cache import cache_dir, cached_file, runs_code, store, tree_hash
+from ..support import scratch
+from ..support.cache import content_of, forget, kept, taken, tree_hash
 from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
+from ..support.sealed import load_library, run_on
 from ..support.sources import combined, file_digest, of_makefile
 from .tables import tables_hash, write_headers
 
@@ -85,7 +91,20 @@ def _said_of_version(path: str) -> str:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run a compiler's command. An exception, such as a signal's, ends all its processes."""
+    environment = {**os.environ, "TMPDIR": str(scratch.top())}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        env=environment, process_group=0,
+    )  # fmt: skip
+    try:
+        out, errors = process.communicate()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
 @cache
@@ -100,10 +119,10 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def library_path(
+def build(
     root: Path, unit: str, options: Sequence[str] = (), rebuild: bool = False, how: Compile | None = None
-) -> Path:  # fmt: skip
-    """The shared library of a translation unit, compiled unless the cache holds it.
+) -> bytes:  # fmt: skip
+    """The shared library of a translation unit, compiled unless the cache holds it whole.
 
     Args:
         root: the folder of the kernels. It is on the include path, as are the tables of `gguf_verify.hosts.tables`.
@@ -116,15 +135,11 @@ def library_path(
     """
     key, suffix = _build_key(root, unit, options, how), ".o" if how is _object else ".so"
     files = None if rebuild else _listed(key)
-    if files is not None:
-        library = _entry(key, files, root, suffix)
-        if library.exists():
-            return library
+    if files is not None and (content := taken(_entry(key, files, root), suffix)) is not None:
+        return content
     built = _bound(root, unit, options, how or _compile)
-    library = _entry(key, built.files, root, suffix)
-    store(library, built.content)
     _list(key, built.files, root)
-    return library
+    return kept(_entry(key, built.files, root), suffix, built.content)
 
 
 def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | None) -> tuple[str, ...]:
@@ -144,27 +159,27 @@ def _list(key: Sequence[str], files: Sequence[str], root: Path) -> bool:
     readable = all(file_digest(path) is not None for path in files)
     if readable:
         names = [path.replace(f"{root}/", f"{_ROOT}/", 1) if path.startswith(f"{root}/") else path for path in files]
-        store(cached_file(key, ".json"), json.dumps(names).encode())
+        kept(key, ".json", json.dumps(names).encode())
     return readable
 
 
 def _listed(key: Sequence[str]) -> tuple[str, ...] | None:
     """The list that `_list` kept; None if there is none, or it is damaged."""
-    with contextlib.suppress(OSError, ValueError):
-        names = json.loads(cached_file(key, ".json").read_bytes())
+    with contextlib.suppress(ValueError, RecursionError):
+        names = json.loads(taken(key, ".json") or b"null")
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
             return tuple(names)
     return None
 
 
-def _entry(key: Sequence[str], files: Iterable[str], root: Path, suffix: str) -> Path:
-    """Where the cache keeps what was made of these files as they are now. Their names may begin with `_ROOT`."""
+def _entry(key: Sequence[str], files: Iterable[str], root: Path) -> tuple[str, ...]:
+    """The key of what was made of these files as they are now. Their names may begin with `_ROOT`."""
     digests = []
     for path in files:
         inside = path.removeprefix(f"{_ROOT}/") if path.startswith(f"{_ROOT}/") else path.removeprefix(f"{root}/")
         name = path if inside == path else f"{_ROOT}/{inside}"
         digests.append((name, file_digest(path if inside == path else root / inside)))
-    return cached_file((*key, combined(digests)), suffix)
+    return (*key, combined(digests))
 
 
 def _bound(root: Path, unit: str, options: Sequence[str], how: Compile) -> Built:
@@ -191,8 +206,8 @@ def _unchanged(path: str, before: dict[str, str | None], start: int) -> bool:
 
 
 def precompiled(flags: Sequence[str] = ()) -> Path | None:
-    """The cache's copy of `emulator/standard.hpp`, with GCC's precompiled form beside it; None if the compiler is not
-    GCC or could not precompile it.
+    """A copy of `emulator/standard.hpp` in the run's scratch folder, with GCC's precompiled form beside it; None if the
+    compiler is not GCC or could not precompile it.
 
     GCC uses the precompiled form if the header is the first that it is told to include. If flags, macros or its own
     version have changed, it reads the text instead.
@@ -205,24 +220,52 @@ def precompiled(flags: Sequence[str] = ()) -> Path | None:
     text = (kernel_root() / "emulator" / "standard.hpp").read_text()
     key = _precompiled_key(text, flags)
     files = _listed(key)
-    if files is not None:
-        header = _entry(key, files, kernel_root(), ".hpp")
-        if header.exists() and _made_of(header).exists():
-            return header
-    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-        source, built, listed = (Path(folder) / f"standard.{suffix}" for suffix in ("hpp", "hpp.gch", "d"))
+    entry = None if files is None else _entry(key, files, kernel_root())
+    header = None if entry is None else _copies.get(entry)
+    if header is not None and _made_of(header).exists():
+        return header
+    content = None if entry is None else taken(entry, ".gch")
+    if content is None:
+        found = _precompile(text, key, flags)
+        if found is None:
+            return None
+        entry, content = found
+    assert entry is not None
+    folder = scratch.folder("precompiled")
+    header = _copies[entry] = folder / "standard.hpp"
+    header.write_text(text)
+    _made_of(header).write_bytes(content)
+    return header
+
+
+#: Entry of the cache → this process's copy of the header, beside which its precompiled form lies.
+_copies: dict[tuple[str, ...], Path] = {}
+
+
+def _precompile(text: str, key: Sequence[str], flags: Sequence[str]) -> tuple[tuple[str, ...], bytes] | None:
+    """The key of the header's precompiled form, and that itself, which the cache then has; None where it cannot be
+    made, or not be found again."""
+    with scratch.temporary("compile") as folder:
+        source, built, listed = (folder / f"standard.{suffix}" for suffix in ("hpp", "hpp.gch", "d"))
         source.write_text(text)
         command = [compiler(), *FLAGS, *flags, "-x", "c++-header", str(source), "-o", str(built), *_listing(listed)]
         start = time.time_ns()
-        if subprocess.run(command, capture_output=True, check=False).returncode:
+        if _run(command).returncode:
             return None
         files = _read_files(listed, folder)
-        if not all(_unchanged(path, {}, start) for path in files):
+        if not all(_unchanged(path, {}, start) for path in files) or not _list(key, files, kernel_root()):
             return None
-        header = _entry(key, files, kernel_root(), ".hpp")
-        store(header, text.encode())
-        store(_made_of(header), built.read_bytes())
-        return header if _list(key, files, kernel_root()) else None
+        entry = _entry(key, files, kernel_root())
+        return entry, kept(entry, ".gch", built.read_bytes())
+
+
+def _not_precompiled(header: Path) -> None:
+    """The compiler could not use this one."""
+    _made_of(header).unlink(missing_ok=True)
+    for entry, path in list(_copies.items()):
+        if path == header:
+            del _copies[entry]
+            forget(entry, ".gch")
 
 
 def _precompiled_key(text: str, flags: Sequence[str]) -> tuple[str, ...]:
@@ -238,7 +281,7 @@ def _listing(path: Path) -> list[str]:
     return ["-MD", "-MF", str(path), "-MT", "made"]
 
 
-def _read_files(listed: Path, folder: str) -> tuple[str, ...]:
+def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
     """The files that the compiler listed, but those of the temporary folder, which hold what the key has."""
     found = of_makefile(listed.read_text(errors="surrogateescape"))
     return tuple(dict.fromkeys(os.path.abspath(p) for p in found if not p.startswith(f"{folder}/")))
@@ -255,21 +298,22 @@ def _compile_checked(root: Path, unit: str, options: Sequence[str]) -> Built:
     return _linked(root, unit, [*CHECKS, *options], _CHECKED_RUNNER, (), LINK_CHECKED)
 
 
-def runner_object(root: Path, checked: bool) -> Path:
+def runner_object(root: Path, checked: bool) -> bytes:
     """What the objects of units are linked with. Raises EnvironmentFault."""
-    return library_path(root / "emulator", _CHECKED_RUNNER if checked else _RUNNER, how=_object)
+    return build(root / "emulator", _CHECKED_RUNNER if checked else _RUNNER, how=_object)
 
 
 def _linked(
     root: Path, unit: str, options: Sequence[str], runner: str, options_of_runner: Sequence[str], link: Sequence[str]
 ) -> Built:  # fmt: skip
     emulator = root / "emulator"
-    of_runner = library_path(emulator, runner, options_of_runner, how=_object)
+    content_of_runner = build(emulator, runner, options_of_runner, how=_object)
     read = _listed(_build_key(emulator, runner, options_of_runner, _object)) or ()
-    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-        made = _object(root, unit, options)
-        built, compiled = Path(folder) / "unit.so", Path(folder) / "unit.o"
+    made = _object(root, unit, options)
+    with scratch.temporary("link") as folder:
+        built, compiled, of_runner = folder / "unit.so", folder / "unit.o", folder / "runner.o"
         compiled.write_bytes(made.content)
+        of_runner.write_bytes(content_of_runner)
         # the linker takes a file for what its content is
         command = [compiler(), str(compiled), str(of_runner), "-shared", "-pthread", *link, "-o", str(built)]
         done = _run(command)
@@ -281,10 +325,10 @@ def _linked(
 
 def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
     """An object that can be linked into a shared library."""
-    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-        source, compiled, listed = (Path(folder) / f"unit.{suffix}" for suffix in ("cpp", "o", "d"))
+    with scratch.temporary("compile") as folder:
+        source, compiled, listed = (folder / f"unit.{suffix}" for suffix in ("cpp", "o", "d"))
         source.write_text(unit)
-        write_headers(Path(folder))
+        write_headers(folder)
         command = [compiler(), *FLAGS, f"-I{root}", f"-I{folder}", *options, "-c", str(source), "-o", str(compiled)]
         command += _listing(listed)
         plain = _plain(options)
@@ -295,7 +339,7 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
             return Built(compiled.read_bytes(), (*_read_files(listed, folder), *of_header))
         done = _run(command)  # again, so that errors are about the unit alone
         if header and not done.returncode:  # so the precompiled header is damaged
-            _made_of(header).unlink(missing_ok=True)
+            _not_precompiled(header)
         if done.returncode:
             raise _failed(done, command, unit)
         return Built(compiled.read_bytes(), _read_files(listed, folder))
@@ -314,28 +358,24 @@ def _failed(done: subprocess.CompletedProcess[str], command: Sequence[str], unit
     return EnvironmentFault(f"{command[0]} could not compile {what}: {said}")
 
 
-def sound_library(root: Path, unit: str, options: Sequence[str] = ()) -> Path:
-    """`library_path` of a library that loads: a damaged entry of the cache is built again, once. Raises
+def sound_library(root: Path, unit: str, options: Sequence[str] = (), how: Compile | None = None) -> bytes:
+    """`build` of a library that loads: an entry of the cache that does not is built again, once. Raises
     EnvironmentFault."""
-    path = library_path(root, unit, options)
+    return _loaded(root, unit, options, how)[0]
+
+
+def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) -> tuple[bytes, ctypes.CDLL]:
+    content = build(root, unit, options, how=how)
     try:
-        ctypes.CDLL(str(path))
+        return content, load_library(content)
     except OSError:
-        try:
-            ctypes.CDLL(str(library_path(root, unit, options, rebuild=True)))
-        except OSError as error:
-            raise _not_loaded(error) from None
-    return path
-
-
-def _not_loaded(error: OSError) -> EnvironmentFault:
-    folder = cache_dir()
-    if runs_code(folder):
-        return EnvironmentFault(f"a compiled kernel cannot be loaded: {error}")
-    return EnvironmentFault(
-        f"compiled kernels cannot be loaded from {folder}, whose file system is mounted noexec: set XDG_CACHE_HOME to "
-        "a folder of another one"
-    )
+        content = build(root, unit, options, True, how)
+    try:
+        return content, load_library(content)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"a compiled kernel cannot be loaded: {str(error).partition(': ')[2] or error}"
+        ) from None
 
 
 #: What a checked build adds: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
@@ -355,28 +395,23 @@ def checks_fault() -> str | None:
     return None if platform.system() == "Linux" else "the system is not Linux"
 
 
-def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:
+def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:
     """The shared library of a translation unit that looks for faults as it runs: the unit with instrumentation, and the
-    runner without. It is loaded. Raises EnvironmentFault."""
-    path = library_path(root, unit, options, how=_compile_checked)
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError:
-        try:
-            return ctypes.CDLL(str(library_path(root, unit, options, True, _compile_checked)))
-        except OSError as error:
-            raise _not_loaded(error) from None
+    runner without. It is loaded. With the name that `source_lines` knows it by. Raises EnvironmentFault."""
+    content, library = _loaded(root, unit, options, _compile_checked)
+    return library, hashlib.sha256(content).hexdigest()
 
 
-def source_lines(library: Path, addresses: Sequence[int]) -> list[list[str]]:
-    """FILE:LINE of the calls before these addresses of a library, each followed by what it is inlined into; empty lists
-    where nothing says it."""
+def source_lines(library: str, addresses: Sequence[int]) -> list[list[str]]:
+    """FILE:LINE of the calls before these addresses of a checked library, each followed by what it is inlined into;
+    empty lists where nothing says it, or where the cache no longer has the library."""
     tool = shutil.which("addr2line")
-    if tool is None or not addresses:
+    content = content_of(library, ".so") if tool is not None and addresses else None
+    if tool is None or content is None:
         return [[] for _ in addresses]
     found: list[list[str]] = []
     for address in addresses:
-        done = _run([tool, "-i", "-e", str(library), hex(max(0, address - 1))])
+        done = run_on(content, [tool, "-i", "-e"], [hex(max(0, address - 1))])
         lines = [line.split(" (")[0].strip() for line in done.stdout.splitlines()]
         found.append([line for line in lines if line and not line.startswith("?") and not line.endswith((":?", ":0"))])
     return found
@@ -384,4 +419,4 @@ def source_lines(library: Path, addresses: Sequence[int]) -> list[list[str]]:
 
 def shared_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:
     """`sound_library`, loaded. Raises EnvironmentFault."""
-    return ctypes.CDLL(str(sound_library(root, unit, options)))
+    return _loaded(root, unit, options, None)[1]

@@ -316,10 +316,10 @@ class CheckedHost(CpuHost):
 
     def _compiled(self, root: Path, file: str, entry: str, options: list[str]) -> Any:
         unit = f'#include "{file}"\nCPU_KERNEL({entry})\n'
-        library = checked_library(root, unit, (_OWN, *options))
+        library, name = checked_library(root, unit, (_OWN, *options))
         function = getattr(library, f"{entry}_launch")
         function.restype = ctypes.c_int
-        function.library = Path(library._name)
+        function.library = name
         return function
 
     def _request(self, buffers: Sequence[Buffer | SparseBuffer]) -> Request:
@@ -354,7 +354,7 @@ class CheckedHost(CpuHost):
     ) -> None:  # fmt: skip
         if outcome != _FOUND:
             return super()._raise(outcome, report, buffers, shared)
-        library: Path = self._now.library
+        library: str = self._now.library
         found = [
             findings.found(f, library, lambda at: place(at, buffers)) for f in report.findings[: report.n_findings]
         ]

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.cache import cached_file, store
+from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault, KernelFault
+from ..support.sealed import sealed_path
 from . import compute_sanitizer, nvrtc
 from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
 from .compute_sanitizer import UNCHECKED
@@ -72,6 +73,7 @@ class CupyHost(Host):
         self._device = cupy.cuda.Device()
         self.sm: str = self._device.compute_capability
         self._functions: dict[tuple[str, ...], Any] = {}
+        self._modules: dict[str, Any] = {}
 
     def info(self) -> HostInfo:
         name = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)["name"].decode()
@@ -87,24 +89,26 @@ class CupyHost(Host):
         held = (str(root), file, entry, target, self.placement, *(f"{k}={v}" for k, v in defines.items()))
         if held not in self._functions:
             cubin = self._cubin(root, file, target, defines)
-            with self._faults():
-                self._functions[held] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
+            digest = hashlib.sha256(cubin).hexdigest()
+            with self._faults(), sealed_path(cubin) as path:
+                module = self._modules.setdefault(digest, self._cupy.RawModule(path=path))
+                function = module.get_function(entry)
+                function.kernel  # noqa: B018 - CuPy reads a module's file, once, when its first kernel is used
+                self._functions[held] = function
         return self._functions[held]
 
-    def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str]) -> Path:
+    def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str]) -> bytes:
         """Every entry of a file, compiled. Raises EnvironmentFault."""
         lines = self.placement != "pool"
         for _ in range(_MOST_TRIES):
             key = nvrtc.cubin_key(root, file, target, defines, lines)
-            if key is not None and (cubin := cached_file(key, ".cubin")).exists():
+            if key is not None and (cubin := taken(key, ".cubin")) is not None:
                 return cubin
             made = nvrtc.compile_cubin(root, file, target, defines, lines)
             if key is None:  # what else it read is not known: it is not found again
-                cubin = cached_file((hashlib.sha256(made).hexdigest(),), ".cubin")
-            elif nvrtc.cubin_key(root, file, target, defines, lines) != key:
-                continue
-            store(cubin, made)
-            return cubin
+                return made
+            if nvrtc.cubin_key(root, file, target, defines, lines) == key:
+                return kept(key, ".cubin", made)
         raise EnvironmentFault("the sources of a kernel change while they are compiled")
 
     @contextmanager

@@ -44,10 +44,11 @@ def _thread(block: int, thread: int) -> str:
     return "an asynchronous copy" if thread >= _A_COPY else f"thread {thread} of block {block}"
 
 
-def found(raw: Any, library: Path, place: Callable[[int], str]) -> Found | None:
+def found(raw: Any, library: str, place: Callable[[int], str]) -> Found | None:
     """One finding of a launch (`cuda_on_cpu::Finding`) in words; None where the lines show that there is nothing.
 
     Args:
+        library: the checked library, as `source_lines` knows it.
         place: where an address lies, in words.
     """
     kind = _KINDS[raw.kind]

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +22,7 @@ import numpy.typing as npt
 
 from ..processes.child import Spawned
 from ..results import HostInfo
+from ..support import scratch
 from ..support.errors import KernelFault, KernelFinding
 from . import compute_sanitizer, findings
 from .base import Grid, Host, Placement
@@ -57,8 +56,9 @@ class _Checked(ProcessHost):
     def _start(self) -> Spawned:
         before: list[str] = []
         if self.tool is not None:
-            handle, self._log = tempfile.mkstemp(prefix=f"gguf-verify-{self.tool}-")
-            os.close(handle)
+            log = scratch.folder(self.tool) / "log"
+            log.touch()
+            self._log = str(log)
             before = compute_sanitizer.command(self.tool, self._log)
         return Spawned(*self._command(), before=before)
 
@@ -82,8 +82,7 @@ class _Checked(ProcessHost):
         try:
             text = Path(log).read_text(errors="replace")
         finally:
-            with contextlib.suppress(OSError):
-                os.unlink(log)
+            scratch.remove_folder(Path(log).parent)
         return compute_sanitizer.found_in(text, self.tool, whose)
 
 
@@ -238,8 +237,7 @@ def _close(checks: list[_Checked], pool: ThreadPoolExecutor) -> None:
         with contextlib.suppress(Exception):
             check.close()
         if check._log is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(check._log)
+            scratch.remove_folder(Path(check._log).parent)
     pool.shutdown(wait=False)
 
 

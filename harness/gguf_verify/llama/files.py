@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,12 +67,13 @@ class ScannerOf:
     """What scans a type.
 
     Args:
-        library: kernels/emulator/scan.hpp, compiled for the type.
+        library: kernels/emulator/scan.hpp, compiled for the type: the content of a shared library. The process loads
+            these bytes, and needs no sight of a cache.
         rules: masks of codes (all of, one of, none of); the scan counts the blocks that obey each.
         drawn: how many blocks of a tensor are returned as they are, `protocol.evenly` from the first to the last.
     """
 
-    library: Path
+    library: bytes
     rules: Sequence[tuple[int, int, int]] = ()
     drawn: int = 0
 
@@ -144,15 +144,16 @@ class FilePasses:
         kinds = [
             {
                 "type": kind.type_id, "block_bytes": kind.block_bytes, "block_size": kind.block_size,
-                "library": str(scanners[name].library), "drawn": scanners[name].drawn,
+                "library": len(scanners[name].library), "drawn": scanners[name].drawn,
                 "rules": [list(r) for r in scanners[name].rules],
             }
             for name, kind in types.items()
         ]  # fmt: skip
+        libraries = np.frombuffer(b"".join(scanners[name].library for name in types), np.uint8)
         over, at = False, 0
         try:
             self._process.send(
-                "scans", {"tensors": table},
+                "scans", {"tensors": table, "libraries": libraries},
                 {"files": [(path, m.identity) for path, m in files], "kinds": kinds, "threads": threads},
             )  # fmt: skip
             while True:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..processes.child import remove
+from ..support import scratch
 from ..support.errors import EnvironmentFault, LlamaFault
 from .child import Child
 from .files import FilePasses
@@ -122,4 +122,4 @@ class Llama(LlamaProcess):
                 raise LlamaFault("llama.cpp quantized a model to what is no file")
             made.replace(target)
         finally:
-            remove(folder)
+            scratch.remove_folder(folder)

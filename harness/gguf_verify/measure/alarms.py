@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,6 +33,7 @@ from ..rungs.envelope import with_least_codes
 from ..rungs.generated_inputs import any_blocks, special
 from ..rungs.plan import PLAN
 from ..semantics import SCORE_LIMIT, SEMANTICS, Order, Product, judge, llama_cpu_semantics, product
+from ..support import scratch
 from ..support.errors import EnvironmentFault, KernelFault, UsageError
 from . import results
 from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, Matrix, captured, fits, in_type, requantized, text
@@ -466,9 +466,9 @@ def _do(job: Job) -> Tally:
 def done(host: str, matrices: Sequence[Matrix], jobs: Sequence[Job], processes: int) -> Iterator[Tally]:
     """A tally for each job. Raises EnvironmentFault."""
     try:
-        with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-            save(matrices, Path(folder))
-            with workers(processes, _start, host, Path(folder)) as over:
+        with scratch.temporary("measure") as folder:
+            save(matrices, folder)
+            with workers(processes, _start, host, folder) as over:
                 yield from over(_do, jobs)
     finally:
         if _worker is not None:  # the one process is this one

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -22,6 +21,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..support import scratch
+from ..support.cache import cache_dir
 from ..support.paths import PACKAGE
 from . import confine, keeper, sandbox
 from .keeper import Log
@@ -56,7 +57,8 @@ class Kept(ABC):
             os.ftruncate(handle, Log.SIZE)
             self._log = Log(handle)
             if confined is not None:
-                self.folder = confined.folder or sandbox.own_folder()
+                self._confined = confined.hiding(cache_dir(), scratch.top())
+                self.folder = confined.folder or scratch.folder("own")
             lifeline, self._lifeline = os.pipe()
             self._start(lifeline, handle)
         except BaseException:
@@ -125,7 +127,7 @@ class Kept(ABC):
             if log is not None:
                 log.close()
         if self.folder is not None and (self._confined is None or self._confined.folder is None):
-            remove(self.folder)
+            scratch.remove_folder(self.folder)
 
     # One thread may end the process while another finds it dead and asks for its last lines. A descriptor must not be
     # used or closed after it was closed: its number may belong to another file by then.
@@ -189,21 +191,6 @@ class ChildProcess(Kept):
         super()._release()
 
 
-def remove(folder: Path) -> None:
-    """Remove a folder that somebody else may have written into, whatever rights its folders have."""
-
-    def again(_call: object, path: str, _error: BaseException) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            os.chmod(path, 0o700, follow_symlinks=False)
-            shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
-
-    if sys.version_info >= (3, 12):
-        shutil.rmtree(folder, onexc=again)
-    else:
-        shutil.rmtree(folder, onerror=lambda call, path, error: again(call, path, error[1]))
-
-
 class _Program(Kept):
     """A command under a keeper."""
 
@@ -227,7 +214,7 @@ class _Program(Kept):
         self, command: Sequence[str], lifeline: int, log: int, handles: Sequence[int], environment: dict[str, str]
     ) -> None:  # fmt: skip
         """Start a command that gets these descriptors and, beside others, these variables."""
-        kind, variables = "off", dict(os.environ)
+        kind, variables = "off", {**os.environ, **scratch.environment()}
         passed, program = [*handles, lifeline, log], None
         if self._confined is not None and self.folder is not None:
             kind = sandbox.current().kind

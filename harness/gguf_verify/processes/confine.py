@@ -172,8 +172,8 @@ def _without_privileges() -> None:
     _called("no_new_privs", libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[str]) -> None:
-    """Only `writable` can be written, and what is `hidden` can be neither read nor listed."""
+def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[str], shown: Iterable[str]) -> None:
+    """Only `writable` can be written, and what is `hidden` can be neither read nor listed, but for what is `shown`."""
     abi, libc = landlock_abi(), _libc()
     rights = (1 << _RIGHTS[min(abi, 5)]) - 1
     attributes = struct.pack("QQQ", rights, _NETWORK if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
@@ -193,7 +193,7 @@ def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[
             finally:
                 os.close(handle)
 
-    for path in _all_but(hidden):
+    for path in (*_all_but(hidden), *map(os.path.realpath, shown)):
         allow(path, _READS)
     for path in map(os.path.realpath, writable):
         allow(path, rights & ~_IOCTL_DEVICE)
@@ -236,15 +236,15 @@ def apply(spec: Mapping[str, Any]) -> None:
     """Confine this process. Raises OSError where that fails, and it must then not run what is not trusted.
 
     Args:
-        spec: "writable", "devices" and "hidden" paths, "protected" processes and "limits", as `Confinement` has them;
-            "landlock" and "seccomp" say whether they are applied.
+        spec: "writable", "devices", "hidden" and "shown" paths, "protected" processes and "limits", as
+            `Confinement` has them; "landlock" and "seccomp" say whether they are applied.
     """
     limit(spec["limits"])
     if not spec["landlock"] and not spec["seccomp"]:
         return
     _without_privileges()
     if spec["landlock"]:
-        _landlock(spec["writable"], spec["devices"], spec["hidden"])
+        _landlock(spec["writable"], spec["devices"], spec["hidden"], spec["shown"])
     if spec["seccomp"]:
         protected = (*spec["protected"], os.getppid())  # the last is what keeps this process
         _filter(filter_program(protected, bool(spec["devices"])))

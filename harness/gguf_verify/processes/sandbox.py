@@ -11,7 +11,6 @@ import glob
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -82,12 +81,14 @@ class Confinement:
         devices: whether it may use this machine's GPUs, where it has any. Its memory is then counted, but not limited
             by the system, since CUDA reserves more than it uses.
         folder: its own, which is kept after its end; None: one that is removed.
+        shown: folders below hidden ones that it may read.
     """
 
     limits: Limits = field(default_factory=Limits)
     hidden: tuple[Path, ...] = ()
     devices: bool = False
     folder: Path | None = None
+    shown: tuple[Path, ...] = ()
 
     def hiding(self, *folders: Path) -> Confinement:
         """The same with further folders that must not be seen."""
@@ -231,6 +232,8 @@ def bubblewrap(confined: Confinement, folder: Path, seccomp: int | None) -> list
     hidden = [str(path.resolve()) for path in confined.hidden if path.is_dir()]
     for path in hidden:
         out += ["--size", "65536", "--tmpfs", path]
+    for path in map(str, confined.shown):
+        out += ["--ro-bind", path, path]
     if folder != Path("/"):
         if confined.folder is None:
             out += ["--size", str(confined.limits.folder_size), "--tmpfs", str(folder)]
@@ -278,6 +281,7 @@ def spec_of(confined: Confinement, folder: Path, kind: str) -> dict[str, Any]:
             "landlock": plain and confine.landlock_abi() > 0, "seccomp": plain and confine.has_seccomp(),
             "writable": [str(folder), "/dev/null", "/dev/zero", "/dev/full"],
             "devices": devices_of(confined), "hidden": [str(path) for path in confined.hidden],
+            "shown": [str(path) for path in confined.shown],
             "protected": _ancestors(), "limits": of_each,
         },
         "watch": watch, "namespace": kind == "bwrap",
@@ -297,12 +301,7 @@ def _ancestors() -> list[int]:
     return [*out, 1]
 
 
-def own_folder() -> Path:
-    """A new folder for a process."""
-    return Path(tempfile.mkdtemp(prefix="gguf-verify-own-"))
-
-
 __all__ = [
     "GIB", "MODES", "Confinement", "Limits", "Sandbox", "bubblewrap", "bubblewrap_fault", "by_landlock", "current",
-    "devices_of", "environment", "machine_memory", "own_folder", "sandboxed", "spec_of",
+    "devices_of", "environment", "machine_memory", "sandboxed", "spec_of",
 ]  # fmt: skip

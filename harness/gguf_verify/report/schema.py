@@ -27,7 +27,7 @@ _EXIT_CODES: list[tuple[ReportVerdict, int]] = [
     ("broken off", 3),
     ("not everything verified", 5),
     ("interrupted", 130),
-    ("interrupted", 143),
+    ("interrupted", 3),
 ]
 
 
@@ -60,7 +60,7 @@ def run_schema() -> dict[str, Any]:
     counts = {"type": "integer", "minimum": 1}
     names = {"enum": list(CULPRITS)}
     _add(report, "culprits", {"type": "object", "propertyNames": names, "additionalProperties": counts})
-    _add(report, "exit_code", {"enum": [code for _, code in _EXIT_CODES]})
+    _add(report, "exit_code", {"enum": sorted({code for _, code in _EXIT_CODES})})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:gguf-verify:run:{SCHEMA_VERSION}",

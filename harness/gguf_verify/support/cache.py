@@ -1,14 +1,48 @@
-"""The cache of builds and other files that are made once: where it is, and how an entry is written."""
+"""The cache of builds: where it is, what may be taken from it, and how large it grows.
+
+An entry is two files. The index has the name of a key, and says the SHA-256 of what was made; the content has the name
+of that digest. What is taken is read once, through a descriptor, and compared with the digest: callers get bytes, never
+a path that could lead to something else by the time it is used. Nothing is taken from a folder that another user could
+have written to.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+
+from . import scratch
+from .errors import UsageError, say
+from .folders import fault_of_folder
+from .text import printable
+
+#: Says how large the cache of builds may grow: bytes, or with K, M or G, units of 1024.
+SIZE_VARIABLE = "GGUF_VERIFY_CACHE_SIZE"
+DEFAULT_SIZE = 1 << 30
+_BUILDS = "builds"
+_INDEX = ".index"
+#: What is being written has such a name; it is a killed writer's if it is older than a day.
+_PART = ".part-"
+_A_DAY = 86400.0
+#: A file takes whole pages of its file system.
+_PAGE = 4096
+#: No build is larger.
+_LARGEST = 1 << 30
+#: The cache is looked through at the first entry that a process writes, and after so much of its size.
+_SHARE = 16
+#: Entries and temporary files of versions before 0.1 lay beside the folder of builds.
+_OLD = re.compile(r"[0-9a-f]{32}\.(so|o|json|hpp|hpp\.gch|cubin)|tmp[a-z0-9_]{8}")
+
+_log = logging.getLogger("gguf_verify.cache")
 
 
 @cache
@@ -21,37 +55,206 @@ def tree_hash(root: Path) -> str:
     return digest.hexdigest()
 
 
-@cache
+# ---- where it is -----------------------------------------------------------------------------------------------------
+
+
 def cache_dir() -> Path:
-    """The cache's folder: $XDG_CACHE_HOME/gguf-verify, or a temporary one if that cannot be written, or if compiled
-    kernels cannot be run from there and can be from a temporary one."""
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: a user without a home
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-verify"
-        base.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=base):
-            if runs_code(base) or not runs_code(Path(tempfile.gettempdir())):
-                return base
-    return Path(tempfile.mkdtemp(prefix="gguf-verify-"))
+    """The cache's folder: $XDG_CACHE_HOME/gguf-verify, private to this user. Where that cannot be, standard error says
+    why, once, and a folder that ends with the run takes its place. Raises UsageError for a size that is none."""
+    folder = _kept(os.environ.get("XDG_CACHE_HOME") or None, os.environ.get("HOME"), os.geteuid())
+    return folder if folder is not None and size_limit() else scratch.shared("cache")
+
+
+@cache
+def _kept(cache_home: str | None, _home: str | None, _user: int) -> Path | None:
+    """The folder that is kept beyond the run, or None. Its arguments are all that it depends on."""
+    try:
+        base = Path(cache_home) if cache_home else Path.home() / ".cache"
+        return _private(base, base / "gguf-verify")
+    except OSError as error:
+        why = f"{printable(str(base / 'gguf-verify'), 200)} cannot be written: {error.strerror or error}"
+    except RuntimeError:
+        why = "this user has no home"
+    except _Unfit as error:
+        why = str(error)
+    if not os.environ.get(scratch.VARIABLE):  # a child's parent has said it
+        say(f"the cache of compiled kernels is not used: {why}; a private temporary folder takes its place")
+    return None
+
+
+class _Unfit(Exception):
+    """A folder that others could have written to."""
+
+
+def _private(base: Path, path: Path) -> Path:
+    """Make the folder private. Raises OSError, _Unfit."""
+    base.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    if why := fault_of_folder(path):
+        raise _Unfit(why)
+    path.chmod(0o700)
+    with tempfile.TemporaryFile(dir=path):
+        return path.resolve()
+
+
+def size_limit() -> int:
+    """How many bytes of builds are kept. Raises UsageError."""
+    text = os.environ.get(SIZE_VARIABLE, "")
+    if not text:
+        return DEFAULT_SIZE
+    found = re.fullmatch(r"([0-9]{1,15})([KMG]?)", text)
+    if found is None:
+        raise UsageError(f"{SIZE_VARIABLE} must be a number of bytes, or one with K, M or G, not {text[:40]!a}")
+    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]]
 
 
 def runs_code(folder: Path) -> bool:
     """Whether the file system of a folder lets libraries be loaded from it: it is not mounted `noexec`."""
-    if not hasattr(os, "statvfs"):  # Windows
-        return True
-    return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 8)
+    return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
-def cached_file(key: Sequence[str], suffix: str) -> Path:
-    """The path of the entry with this key; the file need not exist yet."""
-    return cache_dir() / (hashlib.sha256("\0".join(key).encode()).hexdigest()[:32] + suffix)
+# ---- entries ---------------------------------------------------------------------------------------------------------
 
 
-def store(path: Path, content: bytes) -> None:
-    """Write an entry such that another process sees all of it or nothing."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as f:
-        f.write(content)
-    Path(temporary).replace(path)
+def taken(key: Sequence[str], suffix: str) -> bytes | None:
+    """What `kept` kept under this key; None where there is nothing, or not what was kept."""
+    try:
+        index = _index(key, suffix)
+    except OSError:
+        return None
+    found = _read(index)
+    if found is None:
+        return None
+    digest = found.decode("ascii", "replace")
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        _log.info("%s is damaged: what it stands for is made again", index)
+        return None
+    return content_of(digest, suffix)
 
 
-__all__ = ["cache_dir", "cached_file", "runs_code", "store", "tree_hash"]
+def content_of(digest: str, suffix: str) -> bytes | None:
+    """The content of this SHA-256, if the cache still has it whole."""
+    path = index_folder() / f"{digest}{suffix}"
+    content = _read(path)
+    if content is not None and hashlib.sha256(content).hexdigest() != digest:
+        _log.info("%s is damaged or was replaced: it is made again", path)
+        return None
+    return content
+
+
+def kept(key: Sequence[str], suffix: str, content: bytes) -> bytes:
+    """Keep what was made under a key, and return it. A cache that cannot be written keeps nothing."""
+    with contextlib.suppress(OSError):
+        folder = index_folder()
+        digest = hashlib.sha256(content).hexdigest()
+        _write(folder / f"{digest}{suffix}", content)
+        _write(_index(key, suffix), digest.encode())
+        _keep_small(folder, len(content))
+    return content
+
+
+def forget(key: Sequence[str], suffix: str) -> None:
+    """Keep this no longer."""
+    with contextlib.suppress(OSError):
+        _index(key, suffix).unlink(missing_ok=True)
+
+
+def index_folder() -> Path:
+    """Where the entries lie. Raises OSError."""
+    folder = cache_dir() / _BUILDS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _index(key: Sequence[str], suffix: str) -> Path:
+    return index_folder() / f"{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:32]}{suffix}{_INDEX}"
+
+
+def _read(path: Path) -> bytes | None:
+    """The content of an entry that is ours alone, which counts as used now; None where there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _log.info("%s cannot be opened (%s): it is made again", path, error.strerror)
+        return None
+    try:
+        about = os.fstat(fd)
+        ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
+        if not ours or about.st_size > _LARGEST:
+            _log.info("%s is no file of this user alone: it is made again", path)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(fd)
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(_LARGEST)
+    finally:
+        os.close(fd)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write such that another process sees all of it or nothing. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(prefix=_PART, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+# ---- its size --------------------------------------------------------------------------------------------------------
+
+#: Folder → bytes that this process has written there since it looked through it.
+_written: dict[Path, int] = {}
+
+
+def _keep_small(folder: Path, nbytes: int) -> None:
+    limit = size_limit() or DEFAULT_SIZE  # a folder that ends with the run has a limit, too
+    if folder in _written:
+        _written[folder] += nbytes
+        if _written[folder] <= limit // _SHARE:
+            return
+    _written[folder] = 0
+    evict(folder, limit)
+
+
+def evict(folder: Path, limit: int) -> None:
+    """Remove what was used longest ago, until the entries of a folder take at most so many bytes, and what killed
+    writers left. Other processes may read, write and evict meanwhile: who has opened an entry keeps its bytes."""
+    now = time.time()
+    entries: list[tuple[float, int, str]] = []
+    _each(folder, lambda path, about: entries.append((about.st_mtime, -(-about.st_size // _PAGE) * _PAGE, path)))
+    total = sum(size for _, size, _ in entries)
+    for used, size, path in sorted(entries):
+        part = os.path.basename(path).startswith(_PART)
+        if (now - used > _A_DAY) if part else total > limit:
+            total -= size
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def old(path: str, about: os.stat_result) -> None:
+        if _OLD.fullmatch(os.path.basename(path)) and now - about.st_mtime > _A_DAY:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    _each(folder.parent, old)
+
+
+def _each(folder: Path, look: Callable[[str, os.stat_result], object]) -> None:
+    """Look at every file of a folder; one that goes meanwhile is none."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            with contextlib.suppress(OSError):
+                about = entry.stat(follow_symlinks=False)
+                if not stat.S_ISDIR(about.st_mode):
+                    look(entry.path, about)
+
+
+__all__ = [
+    "DEFAULT_SIZE", "SIZE_VARIABLE", "cache_dir", "content_of", "evict", "forget", "index_folder", "kept", "runs_code",
+    "size_limit", "taken", "tree_hash",
+]  # fmt: skip

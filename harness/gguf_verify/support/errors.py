@@ -1,8 +1,8 @@
 """The errors that end a run, each with the exit code of the command line.
 
 0: verified · 1: a mismatch · 2: wrong usage · 3: this machine cannot run the check (no such device, a failed build,
-llama.cpp crashed) · 4: the file is malformed · 5: not everything could be verified · 130, 143: interrupted by Ctrl-C,
-by SIGTERM.
+llama.cpp crashed), or SIGTERM or SIGHUP ended it · 4: the file is malformed · 5: not everything could be verified ·
+130: interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ EXIT_USAGE = 2
 EXIT_ENVIRONMENT = 3
 EXIT_MALFORMED = 4
 EXIT_UNVERIFIED = 5
-#: Signal that ended a run → exit code, as a shell has it; 1 where a mismatch was known already.
-EXIT_INTERRUPTED = {"SIGINT": 130, "SIGTERM": 143}
-#: What is said when a signal ends a command.
-INTERRUPTED = "interrupted"
+#: Signal that ended a run → exit code; 1 where a mismatch was known already.
+EXIT_INTERRUPTED = {"SIGINT": 130, "SIGTERM": EXIT_ENVIRONMENT, "SIGHUP": EXIT_ENVIRONMENT}
 
 
 #: Who is at fault where something is not verified: the model's file; the declared definition, which cannot represent
@@ -51,6 +49,14 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, signal: str) -> None:
         super().__init__(signal)
         self.signal = signal
+
+
+def signal_of(error: KeyboardInterrupt) -> Literal["SIGINT", "SIGTERM", "SIGHUP"]:
+    """The name of the signal that an interrupt comes of."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if isinstance(error, Interrupted) and error.signal == name:
+            return name
+    return "SIGINT"
 
 
 class UsageError(HarnessError):

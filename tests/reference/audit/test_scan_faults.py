@@ -245,17 +245,18 @@ def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Pa
     rows[3] = rows[1]
     rows.tofile(tmp_path / "rows")
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
-        library = content.scanner(model.tensors["w"].type)
+        (tmp_path / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
     script = (
         "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
+        "library = open(sys.argv[2], 'rb').read()\n"
         "ggml.ggml_cpu_init(); file_scan.MAX_HASHED_ROWS = 4\n"
         "scanner, now = file_scan.FileScanner(print), os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "part = lambda n: scanner.part_of(sys.argv[1], identity, 0, n * 180)\n"
-        "scan = lambda n: next(scanner.scans([file_scan.Job(part(n), 2, 18, 32, 180, sys.argv[2])], 1))[0]\n"
+        "scan = lambda n: next(scanner.scans([file_scan.Job(part(n), 2, 18, 32, 180, library)], 1))[0]\n"
         "print(json.dumps([[f[k] for k in ('blocks', 'duplicate_rows', 'duplicate')] for f in (scan(4), scan(5))]))"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
+    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[40, 1, [3, 1]], [50, None, None]]
@@ -267,9 +268,10 @@ def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) 
     rows[5] = rows[2]
     rows.tofile(tmp_path / "rows")
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
-        library = content.scanner(model.tensors["w"].type)
+        (tmp_path / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
     script = (
         "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
+        "library = open(sys.argv[2], 'rb').read()\n"
         "ggml.ggml_cpu_init(); file_scan._CHUNK_BYTES = 36; now = os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "def scan(longest):\n"
@@ -277,10 +279,10 @@ def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) 
         "    part = scanner.part_of(sys.argv[1], identity, 0, 8 * 180)\n"
         "    sizes, buffer = [], scanner._buffer\n"
         "    scanner._buffer = lambda size: (sizes.append(size), buffer(size))[1]\n"
-        "    return next(scanner.scans([file_scan.Job(part, 2, 18, 32, 180, sys.argv[2])], 1))[0], max(sizes)\n"
+        "    return next(scanner.scans([file_scan.Job(part, 2, 18, 32, 180, library)], 1))[0], max(sizes)\n"
         "print(json.dumps([scan(180), scan(179)]))"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
+    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     (whole, row), (pieces, piece) = json.loads(done.stdout)
@@ -296,9 +298,10 @@ def test_pieces_of_tensors_add_up(rng: np.random.Generator, tmp_path: Path) -> N
     rows[[9, 25], 18:20] = 0x00, 0x7C  # an infinite scale in two of them
     rows.tofile(tmp_path / "rows")
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
-        library = content.scanner(model.tensors["w"].type)
+        (tmp_path / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
     script = (
         "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
+        "library = open(sys.argv[2], 'rb').read()\n"
         "ggml.ggml_cpu_init(); file_scan._CHUNK_BYTES, file_scan._SHARE_BYTES = 180, 360; now = os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "def scan(threads, whole):\n"
@@ -306,12 +309,12 @@ def test_pieces_of_tensors_add_up(rng: np.random.Generator, tmp_path: Path) -> N
         "    file_scan._TELL_BYTES, scanner, start, jobs = 1, file_scan.FileScanner(told.append), 0, []\n"
         f"    for n in {sizes}:\n"
         "        part = scanner.part_of(sys.argv[1], identity, 180 * start, 180 * n)\n"
-        "        jobs.append(file_scan.Job(part, 2, 18, 32, 180, sys.argv[2], [(1, 0, 0)], 4))\n"
+        "        jobs.append(file_scan.Job(part, 2, 18, 32, 180, library, [(1, 0, 0)], 4))\n"
         "        start += n\n"
         "    return [[f, [a.tolist() for a in arrays]] for f, arrays in scanner.scans(jobs, threads)], told\n"
         "print(json.dumps([scan(1, True), scan(2, True), scan(3, False)]))"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(library)]
+    command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     (one, _), (two, _), (pieces, told) = json.loads(done.stdout)

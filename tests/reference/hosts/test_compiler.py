@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import HOSTS, CpuHost, auto_host, compiler, cupy_host, make_host
+from gguf_verify.hosts import HOSTS, CpuHost, auto_host, compiler, cpu_host, cupy_host, make_host
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.support import cache as support_cache
+from gguf_verify.support import scratch
 from gguf_verify.support.cache import tree_hash
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
+from gguf_verify.support.sealed import load_library
 from gguf_verify.support.sources import of_makefile
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
+from tests.support.tools import FIXTURES, ROOT
 
 
 def test_compile_error(tmp_path: Path) -> None:
@@ -61,6 +65,11 @@ def test_compiler_that_fails_in_silence(
         CpuHost(1).load(roots(WRITE_A_BYTE), "k.cu", "k", {})
 
 
+def _libraries() -> list[Path]:
+    """The indexes of the cache, each of a build."""
+    return list(support_cache.index_folder().glob("*.so.index"))
+
+
 def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A build is found again by another host and from another folder; any change of its inputs gives a new one."""
     cache = tmp_path / "cache"
@@ -79,7 +88,7 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for root in (one, one, same):
         host = CpuHost(1)
         assert host.load(root, "k.cu", "k", {}) is host.load(root, "k.cu", "k", {})
-    assert len(compiled) == len(list(cache.glob("*.so"))) == 1
+    assert len(compiled) == len(_libraries()) == 1
 
     changed = with_kernel(tmp_path / "changed", WRITE_A_BYTE.replace("7", "8"))
     host = CpuHost(1)
@@ -92,47 +101,68 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert len({tree_hash(r) for r in (one, same, changed, header)}) == 3
     host.load(one, "k.cu", "k", {"UNUSED": "1"})
     CpuHost(1, ["-O1"]).load(one, "k.cu", "k", {})
-    assert len(compiled) == len(list(cache.glob("*.so"))) == 4
+    assert len(compiled) == len(_libraries()) == 4
 
 
 @pytest.mark.parametrize("damage", ["none", "missing", "cut short", "empty"])
 def test_precompiled_header(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path], damage: str
 ) -> None:
-    """A kernel is the same bytes with and without it, and whatever becomes of it; what GCC chokes on is made anew."""
+    """A kernel is the same bytes with and without it. What the cache does not have whole is made anew."""
     if "Free Software Foundation" not in compiler._said_of_version(compiler.compiler()):
         assert compiler.precompiled() is None
         pytest.skip("only GCC's are used")
-    commands: list[Sequence[str]] = []
-    original = compiler._run
-
-    def noting(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        return original(command)
-
+    monkeypatch.setattr(compiler, "_copies", {})
     there = compiler.precompiled()
     assert there is not None
-    listed = support_cache.cached_file(compiler._precompiled_key(there.read_text(), []), ".json")
+    ((entry, _),) = compiler._copies.items()
+    whole = compiler._made_of(there).read_bytes()
+    assert len(whole) > 1e6
     monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
-    for path in (there, compiler._made_of(there), listed):
-        shutil.copy(path, tmp_path)
-    made = tmp_path / compiler._made_of(there).name
-    whole = made.stat().st_size
-    assert whole > 1e6
+    listed = support_cache.kept(compiler._precompiled_key(there.read_text(), []), ".json", b"[]")
+    assert listed == b"[]"
+    entry = compiler._entry(compiler._precompiled_key(there.read_text(), []), (), kernel_root())
+    support_cache.kept(entry, ".gch", whole)
+    (held,) = support_cache.index_folder().glob("*.gch")
     if damage == "missing":
-        made.unlink()
+        held.unlink()
     elif damage != "none":
-        os.truncate(made, {"cut short": whole // 2, "empty": 0}[damage])
+        os.truncate(held, {"cut short": len(whole) // 2, "empty": 0}[damage])
 
-    monkeypatch.setattr(compiler, "_run", noting)
+    monkeypatch.setattr(compiler, "_copies", {})
+    made: list[str] = []
+    original = compiler._precompile
+
+    def noting(text: str, *others: Any) -> Any:
+        made.append(text)
+        return original(text, *others)
+
+    monkeypatch.setattr(compiler, "_precompile", noting)
     unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
     with_it = compiler._object(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"])
-    with_header = ["-include" in command for command in commands]
-    assert with_header == ([True, False] if damage == "cut short" else [True])
-    assert made.exists() == (damage != "cut short")
+    assert len(made) == (damage != "none")
     monkeypatch.setattr(compiler, "precompiled", lambda _flags: None)
     assert compiler._object(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"]).content == with_it.content
-    assert "-include" not in commands[-1]
+
+
+def test_a_precompiled_header_that_the_compiler_cannot_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
+) -> None:
+    """It is what was kept, and GCC chokes on it: the text is read, and the entry is forgotten."""
+    there = compiler.precompiled()
+    if there is None:
+        pytest.skip("only GCC's are used")
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(compiler, "_copies", {})
+    key = compiler._precompiled_key(there.read_text(), [])
+    support_cache.kept(key, ".json", b"[]")
+    entry = compiler._entry(key, (), kernel_root())
+    whole = compiler._made_of(there).read_bytes()
+    support_cache.kept(entry, ".gch", whole[: len(whole) // 2])
+    unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
+    assert compiler._object(roots(WRITE_A_BYTE), unit, []).content
+    assert support_cache.taken(entry, ".gch") is None
+    assert compiler._copies == {}
 
 
 def test_precompiled_header_of_other_flags(monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]) -> None:
@@ -161,19 +191,17 @@ def test_no_precompiled_header_but_gccs(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_cache_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nowhere to write, or a user without a home: a temporary folder."""
-    made = tmp_path / "temporary"
-    made.mkdir()
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: str(made))
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
-    assert support_cache.cache_dir.__wrapped__() == made
+    assert support_cache.cache_dir() == scratch.top() / "cache"
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody's"))
     monkeypatch.setattr(Path, "home", homeless)
-    assert support_cache.cache_dir.__wrapped__() == made
+    assert support_cache.cache_dir() == scratch.top() / "cache"
 
 
 def test_choice_of_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +259,7 @@ def test_every_file_that_the_compiler_reads_is_part_of_the_key(monkeypatch: pyte
         assert value() == 5, path
         path.write_text(f"#define {name} 1\n")
         assert value() == 4, path
-    assert len(list(cache.glob("*.so"))) == 5
+    assert len(_libraries()) == 5
     other = tmp_path / "other"
     other.mkdir()
     (other / "found.h").write_text("#define B 9\n")
@@ -262,3 +290,79 @@ def test_a_source_that_changes_while_it_is_compiled(monkeypatch: pytest.MonkeyPa
 def test_lists_of_make() -> None:
     made = "made: /a/b\\ c.h \\\n /d\\#e.h /f$$g.h \\\n  /h\\i.h\n"
     assert of_makefile(made) == ["/a/b c.h", "/d#e.h", "/f$g.h", "/h\\i.h"]
+
+
+def test_a_library_that_was_replaced_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
+) -> None:
+    """A library that the cache holds in the place of another, before it is read and between that and its loading."""
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
+    unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
+    forged = compiler.build(roots(WRITE_A_BYTE.replace("7", "66")), unit, (cpu_host._OWN,))
+
+    def value(root: Path) -> int:
+        host = CpuHost(1)
+        return int(run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0])
+
+    def forge() -> None:
+        for path in support_cache.index_folder().glob("*.so"):
+            path.unlink()  # a library that is loaded must not change under our feet
+            path.write_bytes(forged)
+
+    root = roots(WRITE_A_BYTE)
+    assert value(root) == 7
+    forge()
+    built: list[str] = []
+    original = compiler._compile
+
+    def noting(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
+        built.append(unit)
+        return original(root, unit, options)
+
+    monkeypatch.setattr(compiler, "_compile", noting)
+    assert value(root) == 7
+    assert value(root) == 7
+    assert built == [unit]  # once
+
+    def late(content: bytes) -> Any:
+        forge()
+        return load_library(content)
+
+    monkeypatch.setattr(compiler, "load_library", late)
+    assert value(root) == 7
+    checked = checked_host_of(CpuHost(1))
+    forge()
+    assert run(checked, checked.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0] == 7
+
+
+def checked_host_of(host: CpuHost) -> Any:
+    """The host with checks, where this compiler can make them; else itself."""
+    return host.under(Schedule(checked=True)) or host
+
+
+def test_a_build_that_vanishes_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
+) -> None:
+    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
+    root, unit = roots(WRITE_A_BYTE), '#include "k.cu"\nCPU_KERNEL(k)\n'
+    first = compiler.build(root, unit)
+    for path in support_cache.index_folder().glob("*.so"):
+        path.unlink()
+    assert compiler.build(root, unit) == first
+
+
+def test_without_a_cache_a_run_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two processes of a run share the folder that takes the cache's place, and it goes with the first."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "file").touch()
+    command: list[str | Path] = [
+        sys.executable,
+        ROOT / "scripts" / "audit_layout.py",
+        FIXTURES / "tiny-Q4_0.gguf",
+        "--no-llama",
+    ]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "XDG_CACHE_HOME": str(tmp_path / "file")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 5), done.stderr
+    assert done.stderr.count("the cache of compiled kernels is not used: ") == 1
+    assert list((tmp_path / "tmp").iterdir()) == []

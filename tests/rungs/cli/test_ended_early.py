@@ -1,4 +1,4 @@
-"""Runs that end before their last rung: -x, Ctrl-C and SIGTERM; and what is told while they run."""
+"""Runs that end before their last rung: -x, Ctrl-C, SIGTERM and SIGHUP; and what is told while they run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.cli.interrupts import interruptible
+from gguf_verify.cli.interrupts import interruptible, undisturbed
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Failure, Options, Report, RungResult
-from gguf_verify.rungs import Rung
+from gguf_verify.rungs import Run, Rung
 from gguf_verify.support.errors import Interrupted
 from gguf_verify.verification import Watcher, verify
 from tests.support.shown import text_of
@@ -96,7 +96,11 @@ def test_a_pass_is_no_first_failure() -> None:
 
 @pytest.mark.parametrize(
     ("error", "ended_by", "code"),
-    [(KeyboardInterrupt(), "SIGINT", 130), (Interrupted("SIGTERM"), "SIGTERM", 143)],
+    [
+        (KeyboardInterrupt(), "SIGINT", 130),
+        (Interrupted("SIGTERM"), "SIGTERM", 3),
+        (Interrupted("SIGHUP"), "SIGHUP", 3),
+    ],
 )
 def test_an_interrupted_run_reports_what_it_found(error: BaseException, ended_by: str, code: int) -> None:
     told = Told(error, "begins layers")
@@ -146,9 +150,9 @@ def test_all_files_are_written_when_a_run_is_interrupted(
         "--progress",
         "always",
     ]
-    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 143
+    assert main([*arguments, "--json", str(out), "--html", str(page)]) == 3
     captured = capsys.readouterr()
-    assert captured.err == "gguf-verify: interrupted\n"
+    assert captured.err == "gguf-verify: interrupted by SIGTERM\n"
     assert captured.out.startswith("INTERRUPTED in ")
     assert "rungs that were not begun: blocks\n" in captured.out
     assert json.loads(out.read_text())["verdict"] == "interrupted"
@@ -166,6 +170,29 @@ def test_a_signal_is_an_exception_once() -> None:
         assert caught.value.signal == "SIGTERM"
         os.kill(os.getpid(), signal.SIGTERM)  # `timeout` sends it twice
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_result_that_is_known_is_delivered(number: int) -> None:
+    """A signal while a report is written raises nothing, nor does it later."""
+    delivered = False
+    with interruptible():
+        with undisturbed():
+            os.kill(os.getpid(), number)
+            delivered = True
+        os.kill(os.getpid(), number)
+    assert delivered
+
+
+def test_a_run_that_is_over_is_whole_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes while what the run opened is closed."""
+
+    def closing(_run: Run) -> None:
+        raise Interrupted("SIGHUP")
+
+    monkeypatch.setattr(Run, "close", closing)
+    report = verify(Q4_0, "q8_1_naive", "cpu", ["bytes"], ONE, interrupted_report=True)
+    assert (report.verdict, report.exit_code, report.ended_by) == ("verified", 0, "")
 
 
 class Dies:

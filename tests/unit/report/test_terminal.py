@@ -178,7 +178,7 @@ def test_a_cause_is_recorded_once_and_counted() -> None:
 
 
 def test_an_interrupted_run_is_no_pass() -> None:
-    for name, code in (("SIGINT", 130), ("SIGTERM", 143)):
+    for name, code in (("SIGINT", 130), ("SIGTERM", 3), ("SIGHUP", 3)):
         report = interrupted()
         report.ended_by = name  # type: ignore[assignment]
         assert (report.verdict, report.exit_code) == ("interrupted", code)
@@ -196,7 +196,7 @@ def test_an_interrupted_run_is_no_pass() -> None:
 def test_a_run_whose_rungs_all_passed_and_that_was_ended_is_no_pass() -> None:
     report = passing()
     report.ended_by = "SIGTERM"
-    assert (report.verdict, report.exit_code) == ("interrupted", 143)
+    assert (report.verdict, report.exit_code) == ("interrupted", 3)
     report.ended_by, report.not_climbed = "", ("tokens",)
     assert (report.verdict, report.exit_code) == ("not everything verified", 5)
     report.not_climbed, report.changed = (), "by somebody"

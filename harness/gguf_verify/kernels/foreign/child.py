@@ -322,7 +322,8 @@ def end_with_parent() -> None:
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the parent's handler
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a fork has the parent's handlers
+        signal.signal(number, signal.SIG_DFL)
 
 
 def serve(link: Connection, make: Callable[[], Runner]) -> None:

@@ -30,8 +30,8 @@ import ast
 import hashlib
 import os
 import re
-import tempfile
 import tomllib
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from ...hosts import HOSTS, make_host
 from ...hosts.base import Host, Sparse, Written
 from ...hosts.schedule import Schedule
 from ...semantics import OWN
+from ...support import scratch
 from ...support.errors import EnvironmentFault, HarnessError, KernelFault, UsageError
 from ...support.paths import kernel_root
 from ..domain import domain_of
@@ -230,8 +231,8 @@ class CudaSource:
         #: Path and name of its oracle, if it has one.
         self.oracle = (path.parent / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
         self.symbol = symbol
-        self._folder = tempfile.TemporaryDirectory(prefix="gguf-verify-")
-        self.root = Path(self._folder.name)
+        self.root = scratch.folder("sources")
+        self._removed = weakref.finalize(self, scratch.remove_folder, self.root)
         try:
             (self.root / "emulator").mkdir()
             for header in (kernel_root() / "emulator").iterdir():
@@ -263,7 +264,7 @@ class CudaSource:
         return digest.hexdigest()
 
     def close(self) -> None:
-        self._folder.cleanup()
+        self._removed()
 
 
 def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:

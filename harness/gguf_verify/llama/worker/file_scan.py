@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...support import protocol
+from ...support.sealed import load_library
 
 if TYPE_CHECKING:
     from .. import ggml
@@ -93,7 +94,7 @@ class Job:
     Args:
         part: its bytes.
         type, block_bytes, block_size, row_bytes: of ggml, in bytes, and in values.
-        library: kernels/emulator/scan.hpp, compiled for the type.
+        library: kernels/emulator/scan.hpp, compiled for the type: the content of a shared library.
         rules: (all of, one of, none of) masks of codes.
         drawn: how many blocks are wanted as they are.
     """
@@ -103,7 +104,7 @@ class Job:
     block_bytes: int
     block_size: int
     row_bytes: int
-    library: str
+    library: bytes
     rules: Sequence[Sequence[int]] = ()
     drawn: int = 0
 
@@ -127,7 +128,7 @@ class FileScanner:
         self._llama = llama
         self._files: dict[str, tuple[list[int], Bytes, int]] = {}
         self._local = threading.local()
-        self._libraries: dict[str, c.CDLL] = {}
+        self._libraries: dict[bytes, c.CDLL] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def part_of(self, path: str, identity: list[int], start: int, nbytes: int) -> Part:
@@ -286,10 +287,10 @@ class FileScanner:
         known = {name: float(value) if np.isfinite(value) else None for name, value in zip(names, sums, strict=False)}
         return {"differing": total, "first": first, **known, "zeros": int(sums[3])}, block
 
-    def _library(self, path: str) -> c.CDLL:
-        if path not in self._libraries:
-            self._libraries[path] = c.CDLL(path)
-        return self._libraries[path]
+    def _library(self, content: bytes) -> c.CDLL:
+        if content not in self._libraries:
+            self._libraries[content] = load_library(content)
+        return self._libraries[content]
 
     def _spread(self, work: Callable[[int], Any], starts: Sequence[int], nbytes: int, threads: int) -> Iterator[Any]:
         """The results in order, of which a bounded number waits."""

@@ -36,19 +36,26 @@ class FilePasses:
 
     def scans(
         self, files: list[tuple[str, list[int]]], kinds: list[dict[str, Any]], threads: int,
-        tensors: npt.NDArray[np.int64],
+        tensors: npt.NDArray[np.int64], libraries: npt.NDArray[np.uint8],
     ) -> Reply:  # fmt: skip
         """Decode every block, compare, tally: see `FileScanner.scans`.
 
-        Tensors are int64[n, 5]: number of the file and of the kind, offset, bytes, bytes of a row. Events "scan" tell
+        Tensors are int64[n, 5]: number of the file and of the kind, offset, bytes, bytes of a row. `libraries` holds
+        the kinds' scanners, one after the other; "library" of a kind is the size of its own. Events "scan" tell
         of several tensors each: figures of each, codes, and, one tensor's after the other, drawn blocks, their values,
         and the values of the first blocks that differ.
         """
 
+        at = 0
+        for kind in kinds:
+            size = kind["library"]
+            kind["library"] = libraries[at : at + size].tobytes()
+            at += size
+
         def jobs() -> Iterator[Job]:
-            for file, kind, start, nbytes, row_bytes in tensors.tolist():
+            for file, of, start, nbytes, row_bytes in tensors.tolist():
                 path, identity = files[file]
-                yield Job(self._part(path, identity, start, nbytes), row_bytes=row_bytes, **kinds[kind])
+                yield Job(self._part(path, identity, start, nbytes), row_bytes=row_bytes, **kinds[of])
 
         done: list[Result] = []
 

@@ -20,9 +20,9 @@ import argparse
 import shutil
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 
+from ...support import scratch
 from ...support.paths import CHECKOUT
 from .models import FILES, model_at
 from .processes import Measured, measured
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = model_at(args.keep, Path(folder), args.type, args.layers)
+    with scratch.temporary("measure") as folder:
+        path = model_at(args.keep, folder, args.type, args.layers)
         audit: list[str | Path] = [sys.executable, CHECKOUT / "scripts" / "audit_layout.py", path]
         commands: dict[str, list[str | Path]] = {"audit": audit, "scan": [*audit, "--no-readers"]}
         commands["check"] = [*commands["scan"], "--no-sha256"]

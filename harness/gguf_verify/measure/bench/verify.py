@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from ...support import scratch
 from ...support.errors import EnvironmentFault
 from ...support.paths import CHECKOUT
 from .models import FILES, model_at
@@ -23,8 +23,8 @@ from .processes import Measured, measured
 
 def verify(model: Path, arguments: list[str]) -> tuple[dict[str, Any], Measured]:
     """The JSON report of a run, and what it cost."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "report.json"
+    with scratch.temporary("measure") as folder:
+        out = folder / "report.json"
         script = CHECKOUT / "scripts" / "verify_model.py"
         done = measured([sys.executable, script, model, "--json", out, *arguments])
         if not out.exists():
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
     rows = []
     for n_layer in args.layers:
-        with tempfile.TemporaryDirectory() as folder:
-            path = model_at(args.keep, Path(folder), args.type, n_layer)
+        with scratch.temporary("measure") as folder:
+            path = model_at(args.keep, folder, args.type, n_layer)
             options = ["-n", str(args.n), "-p", args.p, "--host", args.host, "--kernel", args.kernel]
             report, done = verify(path, options)
             rungs = " · ".join(f"{r['name']} {r['seconds']:.1f} s" for r in report["rungs"])

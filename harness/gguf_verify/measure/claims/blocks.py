@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from ...formats.q8_1_d4 import Q8_1_D4
 from ...hosts.compiler import compiler
 from ...semantics import SEMANTICS, judge, product
 from ...semantics.activations import butterfly_sum
+from ...support import scratch
 from ...support.errors import EnvironmentFault
 from ...support.paths import CHECKOUT
 from ..inputs import Bytes, Floats
@@ -274,8 +274,8 @@ def _sanitized(kernels: Path, cases: Sequence[str], alter: str = "", cured: bool
     library = Path(found.stdout.strip())
     if not (library.is_absolute() and library.exists()):
         raise EnvironmentFault("the compiler has no address sanitizer as a library (libasan)")
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "kernels"
+    with scratch.temporary("measure") as folder:
+        root = folder / "kernels"
         shutil.copytree(kernels, root)
         changes = [(alter, "load_word_2(qs, j", "load_word_4(qs, j")] if alter else []
         for file, old, new in [*changes, *([("words.cuh", _CAST, _MEMCPY)] if cured else [])]:

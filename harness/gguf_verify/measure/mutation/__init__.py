@@ -80,7 +80,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _catalogue_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--work", type=Path, default=kill.WORK, help="models and recorded calls")
+    parser.add_argument("--work", type=Path, default=kill.work_folder(), help="models and recorded calls")
 
 
 _PARTS = (

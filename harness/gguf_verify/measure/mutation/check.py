@@ -8,14 +8,14 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ...support import scratch
 from ...support.paths import CHECKOUT, kernel_root
 from ..inputs import model_in
-from .kill import LINES, WORK, Record, finished, population
+from .kill import Record, finished, lines_file, population, work_folder
 from .mutator import PRELUDE, Mutant
 from .recording import ELEMENTS_KERNEL, TENSORS, Subject
 from .subjects import subjects
@@ -28,14 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=30, help="mutants, drawn at random (%(default)s)")
     parser.add_argument("-s", "--seed", type=int, default=0)
     parser.add_argument("-j", "--jobs", type=int, default=1, help="processes (%(default)s)")
-    parser.add_argument("--lines", type=Path, default=LINES, help="results of `kill`")
-    parser.add_argument("--work", type=Path, default=WORK, help="models and recorded calls")
+    parser.add_argument("--lines", type=Path, default=lines_file(), help="results of `kill`")
+    parser.add_argument("--work", type=Path, default=work_folder(), help="models and recorded calls")
 
 
 def verdict(mutant: Mutant, subject: Subject, work: Path) -> str:
     """The exit code of `gguf-verify` on the mutant, in words; "time limit" where it does not end, or the signal."""
-    with tempfile.TemporaryDirectory(prefix="mutation-") as name:
-        folder = Path(name)
+    with scratch.temporary("mutation") as folder:
         for part in ("harness", "kernels", "scripts"):
             shutil.copytree(CHECKOUT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         path = folder / "kernels" / mutant.file
@@ -47,7 +46,7 @@ def verdict(mutant: Mutant, subject: Subject, work: Path) -> str:
             sys.executable, folder / "scripts" / "verify_model.py", model_in(subject.weights, work), "--host", "cpu",
             "--kernel", kernel, "--rungs", "blocks,layers", "--tensor", TENSORS, "-t", "1",
         ]  # fmt: skip
-        environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "PYTHONPATH": name, "XDG_CACHE_HOME": name}
+        environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder)}
         try:
             done = subprocess.run(
                 command, capture_output=True, check=False, timeout=_SECONDS, env=environment, cwd=folder

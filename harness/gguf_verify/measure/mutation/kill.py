@@ -12,7 +12,6 @@ import pickle
 import random
 import re
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +21,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...support import scratch
 from ...support.cache import cache_dir, runs_code, tree_hash
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import PACKAGE, kernel_root
 from ..results import OTHER_CHECKS
+from ..workers import begin_worker
 from .forked import die_with_parent, forked
 from .judging import CHECKED, ORDERS, PROBES, RUNGS, WALLS, judged
 from .mutator import Mutant, mutants, sources, tokens
@@ -40,10 +41,19 @@ LEAST_SECONDS, TIMES = 1.5, 3.0
 BATCH = 32
 #: What is said of a survivor that the compiler proves equivalent.
 SAME_CODE = "the same code, as NVRTC optimises it for sm_80 and sm_90a"
-WORK, LINES = cache_dir() / "mutation", cache_dir() / "mutants.jsonl"
 #: Headers that know the type and no other macro, and macros that only set the size of a pipeline: of units that differ
 #: in these macros alone, one shows what the header does.
 _WITHOUT_MACROS, _PIPELINE = ("packed.cuh",), ("X_BLOCKS", "STAGES", "WARPS", "CTAS", "PART_STAGES")
+
+
+def work_folder() -> Path:
+    """Where models and recorded calls are kept."""
+    return cache_dir() / "mutation"
+
+
+def lines_file() -> Path:
+    """Where the results of a run are kept."""
+    return cache_dir() / "mutants.jsonl"
 
 
 #: What killed a mutant, or shows one that lives, where it is a process that ended.
@@ -310,9 +320,9 @@ def _append(path: Path, entry: Record) -> None:
 _JUDGE: MutantJudge | None = None
 
 
-def _start(folder: Path) -> None:
+def _start(folder: Path, parents: Path) -> None:
     global _JUDGE
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    begin_worker(parents)
     die_with_parent()
     _JUDGE = MutantJudge(folder)
 
@@ -361,7 +371,7 @@ def run(options: argparse.Namespace, before: Mapping[str, Record] = MappingProxy
     tasks = _tasks(options, chosen(options, everything, before), before)
     total, done, start = sum(len(some) for some, *_ in tasks), 0, time.monotonic()
     print(f"{sum(map(len, everything.values()))} mutants, {total} to judge", file=sys.stderr)
-    with multiprocessing.get_context("fork").Pool(options.jobs, _start, (options.work,)) as pool:
+    with multiprocessing.get_context("fork").Pool(options.jobs, _start, (options.work, scratch.top())) as pool:
         for count, fault in pool.imap_unordered(_work, tasks):
             done += count
             spent = time.monotonic() - start
@@ -432,5 +442,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--equivalence", action="store_true", help="compare the object code of survivors with the original's")
     add("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)")
     add("--seconds", type=float, default=0.0, help="stop after this time; the next run goes on")
-    add("--lines", type=Path, default=LINES, help="this run's results, one line a mutant; a later run goes on from it")
-    add("--work", type=Path, default=WORK, help="models and recorded calls")
+    add(
+        "--lines",
+        type=Path,
+        default=lines_file(),
+        help="this run's results, one line a mutant; a later run goes on from it",
+    )
+    add("--work", type=Path, default=work_folder(), help="models and recorded calls")

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ from ...formats import WeightFormat
 from ...hosts import nvrtc
 from ...hosts.compiler import CHECKS, FLAGS, LINK_CHECKED, compiler, runner_object
 from ...hosts.tables import headers
+from ...support import scratch
 from ...support.cache import tree_hash
 from ...support.errors import EnvironmentFault
 from .mutator import PRELUDE
@@ -122,8 +122,8 @@ def lines_alive(root: Path, unit: Unit, entries: tuple[str, ...]) -> dict[str, f
     """File → the lines that the preprocessor leaves of it in this unit, without the functions that the entries do not
     call."""
     text = _whole(root, [("original", flattened(root, unit))], entries)
-    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        source, made = Path(folder) / "unit.cpp", Path(folder) / "unit.o"
+    with scratch.temporary("mutation") as folder:
+        source, made = folder / "unit.cpp", folder / "unit.o"
         source.write_text(text)
         command = [compiler(), *MUTANT_FLAGS, f"-I{root}", str(source)]
         done = subprocess.run([*command, "-E"], capture_output=True, text=True, check=True)
@@ -202,7 +202,7 @@ def compiled(
     """
     left = dict(variants)
     bad: set[str] = set()
-    source, made = library.with_suffix(".cpp"), library.with_suffix(".o")
+    source, made, runner = (library.with_suffix(suffix) for suffix in (".cpp", ".o", ".runner.o"))
     flags = _CHECKED_FLAGS if checked else MUTANT_FLAGS
     # the first is fast and finds nearly all that do not compile
     steps = [*([] if checked else [["-fsyntax-only"]]), ["-c", "-o", str(made)]]
@@ -222,9 +222,10 @@ def compiled(
             bad |= wrong
             left = {n: c for n, c in left.items() if n not in wrong}
         link = ["-shared", "-pthread", *(LINK_CHECKED if checked else [])]
-        runner = runner_object(root, checked)
+        runner.write_bytes(runner_object(root, checked))
         subprocess.run([compiler(), str(made), str(runner), *link, "-o", str(library)], check=True, capture_output=True)
     finally:
+        runner.unlink(missing_ok=True)
         source.unlink(missing_ok=True)
         made.unlink(missing_ok=True)
     return bad
@@ -255,8 +256,8 @@ CARDS = ("80", "90a")
 def ptx(root: Path, unit: Unit, changed: Mapping[str, str], sm: str) -> bytes | None:
     """The PTX that NVRTC makes of a variant; None where it does not compile. Raises EnvironmentFault without NVRTC."""
     nvrtc.version()
-    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        copy = Path(folder) / "kernels"
+    with scratch.temporary("mutation") as folder:
+        copy = folder / "kernels"
         shutil.copytree(root, copy, ignore=shutil.ignore_patterns("emulator"))
         for file, text in changed.items():
             (copy / file).write_text(text)

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from ...kernels.shipped import ShippedKernel
 from ...llama import Llama
 from ...rungs.plan import PLAN
 from ...semantics import SEMANTICS
+from ...support import scratch
 from ...support.errors import EnvironmentFault, KernelFault
 from ...support.paths import PACKAGE
 from .. import results
@@ -176,8 +176,8 @@ def edited(edit: Edit, kind: str, seeds: Sequence[int], diagnose_by: Diagnose = 
     Raises EnvironmentFault where it does not compile.
     """
     fmt, out = FORMATS[kind], []
-    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
-        kernel = ShippedKernel(KERNELS[edit.kernel], CpuHost(1), altered(Path(folder), edit, kind))
+    with scratch.temporary("measure") as folder:
+        kernel = ShippedKernel(KERNELS[edit.kernel], CpuHost(1), altered(folder, edit, kind))
         semantics = SEMANTICS[kernel.semantics]
         for seed, matrix in real(kind, tuple(seeds)):
             rows = np.ascontiguousarray(matrix.rows[:ROWS])

@@ -7,7 +7,6 @@ if it did). llama.cpp's graph is captured once for each model and played back.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from ...results import Options, RungResult
 from ...rungs import RUNGS, Run, explain
 from ...rungs.layers.activations import ACTIVATIONS
 from ...semantics import Order
+from ...support import scratch
 from ..inputs import WEIGHTS, Bytes, Floats, can_write, decoded, model_in, rows_of, text, write_tensors
 from ..markdown import percent
 from ..workers import workers
@@ -220,7 +220,7 @@ class RecordedModel:
 @contextmanager
 def recorded(path: Path, prompt: str, llama: Llama, seed: int) -> Iterator[tuple[RecordedModel, RecordedModel]]:
     """The model with its GEMMs whole, and cut to CUT rows each from a row that the seed chooses."""
-    with Llama() as session, tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder, open_model(path) as model:
+    with Llama() as session, scratch.temporary("measure") as folder, open_model(path) as model:
         session.model.open(path, 1)
         session.model.make_context(64)
         tokens = session.model.tokenize(prompt)
@@ -241,7 +241,7 @@ def recorded(path: Path, prompt: str, llama: Llama, seed: int) -> Iterator[tuple
         if not cut:
             yield whole, whole
             return
-        with open_model(write_tensors(Path(folder) / "cut.gguf", tensors)) as of_cut:
+        with open_model(write_tensors(folder / "cut.gguf", tensors)) as of_cut:
             yield whole, RecordedModel(of_cut, Recorded(cut, done, tokens), Library(llama))
 
 
@@ -389,8 +389,8 @@ def of_type(name: str, trials: int, seed: int, judge_of: Any = judged) -> dict[s
     misses, unseen, named = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     fmt = WEIGHTS[name]
     rng = np.random.default_rng((seed, fmt.type_id))
-    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder, Llama() as llama:
-        path = model_in(fmt, Path(folder))
+    with scratch.temporary("measure") as folder, Llama() as llama:
+        path = model_in(fmt, folder)
         with recorded(path, text(seed + fmt.type_id, 4)[:24], llama, seed) as (whole, cut):
             done = 0
             while done < trials:
