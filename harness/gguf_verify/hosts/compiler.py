@@ -27,6 +27,7 @@ from ..support.cache import cache_dir, cached_file, runs_code, store, tree_hash
 from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.sources import combined, file_digest, of_makefile
+from .foreign_sources import as_foreign, read_limited
 from .tables import tables_hash, write_headers
 
 # -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.
@@ -46,6 +47,8 @@ _VARIABLES = (
 _CLOCK_NS = 50_000_000
 #: Compilations of sources that change meanwhile.
 _MOST_TRIES = 3
+#: Of a compiler's list of the files that it read, which a foreign source may have made: bytes, and files.
+_MOST_LISTED, _MOST_FILES = 1 << 22, 10_000
 #: What stands for the folder of the kernels in a list of files.
 _ROOT = "{root}"
 
@@ -84,7 +87,17 @@ def _said_of_version(path: str) -> str:
     return _run([path, "--version"]).stdout
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str], root: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end.
+
+    Args:
+        root: the folder of the source that it reads, if it reads one. Where that is foreign, it runs confined.
+
+    Raises EnvironmentFault where a foreign source takes too long.
+    """
+    foreign = None if root is None else as_foreign(root)
+    if foreign is not None:
+        return foreign.run(command)
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -240,7 +253,10 @@ def _listing(path: Path) -> list[str]:
 
 def _read_files(listed: Path, folder: str) -> tuple[str, ...]:
     """The files that the compiler listed, but those of the temporary folder, which hold what the key has."""
-    found = of_makefile(listed.read_text(errors="surrogateescape"))
+    text = read_limited(listed, _MOST_LISTED).decode(errors="surrogateescape")
+    found = of_makefile(text)
+    if len(found) > _MOST_FILES:
+        raise EnvironmentFault(f"a kernel's source includes more than {_MOST_FILES:,} files")
     return tuple(dict.fromkeys(os.path.abspath(p) for p in found if not p.startswith(f"{folder}/")))
 
 
@@ -272,11 +288,11 @@ def _linked(
         compiled.write_bytes(made.content)
         # the linker takes a file for what its content is
         command = [compiler(), str(compiled), str(of_runner), "-shared", "-pthread", *link, "-o", str(built)]
-        done = _run(command)
+        done = _run(command, root)
         if done.returncode:
             raise _failed(done, command, unit)
         files = [path.replace(f"{_ROOT}/", f"{emulator}/", 1) for path in read]
-        return Built(built.read_bytes(), tuple(dict.fromkeys([*made.files, *files])))
+        return Built(read_limited(built), tuple(dict.fromkeys([*made.files, *files])))
 
 
 def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
@@ -289,16 +305,16 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         command += _listing(listed)
         plain = _plain(options)
         header = precompiled(plain)
-        if header and _run([*command, "-include", str(header)]).returncode == 0:
+        if header and _run([*command, "-include", str(header)], root).returncode == 0:
             # GCC does not list what a precompiled header was made of
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
-            return Built(compiled.read_bytes(), (*_read_files(listed, folder), *of_header))
-        done = _run(command)  # again, so that errors are about the unit alone
-        if header and not done.returncode:  # so the precompiled header is damaged
+            return Built(read_limited(compiled), (*_read_files(listed, folder), *of_header))
+        done = _run(command, root)  # again, so that errors are about the unit alone
+        if header and not done.returncode and as_foreign(root) is None:  # so the precompiled header is damaged
             _made_of(header).unlink(missing_ok=True)
         if done.returncode:
             raise _failed(done, command, unit)
-        return Built(compiled.read_bytes(), _read_files(listed, folder))
+        return Built(read_limited(compiled), _read_files(listed, folder))
 
 
 def _plain(options: Sequence[str]) -> list[str]:
@@ -310,7 +326,7 @@ def _failed(done: subprocess.CompletedProcess[str], command: Sequence[str], unit
     """With the compiler's first error."""
     errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
     what = unit.partition("\n")[0].removeprefix("#include ").strip('"')
-    said = errors[0] if errors else f"exit code {done.returncode}"
+    said = errors[0].strip() if errors else f"exit code {done.returncode}"
     return EnvironmentFault(f"{command[0]} could not compile {what}: {said}")
 
 
@@ -353,6 +369,11 @@ def checks_fault() -> str | None:
     if "Free Software Foundation" not in _said_of_version(compiler()):
         return f"{compiler_version()} is not GCC"
     return None if platform.system() == "Linux" else "the system is not Linux"
+
+
+def checked_path(root: Path, unit: str, options: Sequence[str] = ()) -> Path:
+    """The library of `checked_library`, which is not loaded. Raises EnvironmentFault."""
+    return library_path(root, unit, options, how=_compile_checked)
 
 
 def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:

@@ -16,7 +16,7 @@ from ..results import HostInfo
 from ..support.cache import cached_file, store
 from ..support.errors import EnvironmentFault, KernelFault
 from . import compute_sanitizer, nvrtc
-from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
+from .base import GUARD_BYTES, Artefact, Grid, Host, HostKind, Placed, poisoned
 from .compute_sanitizer import UNCHECKED
 from .driver import Walled, resident_blocks, start_overlapping
 from .sanitized_host import SanitizedHost
@@ -72,6 +72,8 @@ class CupyHost(Host):
         self._device = cupy.cuda.Device()
         self.sm: str = self._device.compute_capability
         self._functions: dict[tuple[str, ...], Any] = {}
+        #: The kernel of `_FILLER`, where it was given compiled.
+        self._filler: Any = None
 
     def info(self) -> HostInfo:
         name = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)["name"].decode()
@@ -86,14 +88,30 @@ class CupyHost(Host):
         target = target or self.sm
         held = (str(root), file, entry, target, self.placement, *(f"{k}={v}" for k, v in defines.items()))
         if held not in self._functions:
-            cubin = self._cubin(root, file, target, defines)
-            with self._faults():
-                self._functions[held] = self._cupy.RawModule(path=str(cubin)).get_function(entry)
+            cubin = self._cubin(root, file, target, defines, self.placement != "pool")
+            self._functions[held] = self._function(str(cubin), entry)
         return self._functions[held]
 
-    def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str]) -> Path:
+    def _function(self, cubin: str, entry: str) -> Any:
+        with self._faults():
+            return self._cupy.RawModule(path=cubin).get_function(entry)
+
+    def build(
+        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
+    ) -> Artefact:
+        checked = schedule is not None
+        parts = {"code": self._cubin(root, file, self.sm, defines, checked).read_bytes()}
+        if checked:
+            parts["filler"] = self._cubin(_FILLER.parent, _FILLER.name, self.sm, {}, True).read_bytes()
+        return Artefact(entry, parts)
+
+    def load_placed(self, placed: Placed) -> Any:
+        if "filler" in placed.parts:
+            self._filler = self._function(placed.parts["filler"], UNCHECKED)
+        return self._function(placed.parts["code"], placed.entry)
+
+    def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str], lines: bool) -> Path:
         """Every entry of a file, compiled. Raises EnvironmentFault."""
-        lines = self.placement != "pool"
         for _ in range(_MOST_TRIES):
             key = nvrtc.cubin_key(root, file, target, defines, lines)
             if key is not None and (cubin := cached_file(key, ".cubin")).exists():
@@ -118,9 +136,12 @@ class CupyHost(Host):
         except cuda.memory.OutOfMemoryError as error:
             raise EnvironmentFault(f"the GPU's memory does not suffice: {str(error).splitlines()[0]}") from None
 
-    def under(self, schedule: Schedule) -> Host | None:
+    def offers(self, schedule: Schedule) -> bool:
         """A card chooses the order of threads itself."""
-        return SanitizedHost(self) if schedule.checked and self.check_fault() is None else None
+        return schedule.checked and self.check_fault() is None
+
+    def scheduled(self, schedule: Schedule) -> Host:
+        return SanitizedHost(self)
 
     def check_fault(self) -> str | None:
         return compute_sanitizer.fault()
@@ -180,7 +201,7 @@ class CupyHost(Host):
     def _fill_shared(self, byte: int, own: int) -> None:
         """Fill the shared memory that the next launch finds: the most that a block may have, then as much as a block
         of that launch takes, for which the card may divide its memory otherwise."""
-        filler = self.load(_FILLER.parent, _FILLER.name, UNCHECKED, {})
+        filler = self._filler or self.load(_FILLER.parent, _FILLER.name, UNCHECKED, {})
         attributes = self._device.attributes
         most: int = attributes["MaxSharedMemoryPerBlockOptin"]
         filler.max_dynamic_shared_size_bytes = most

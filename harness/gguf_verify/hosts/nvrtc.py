@@ -7,12 +7,18 @@ would differ from the CPU's.
 from __future__ import annotations
 
 import ctypes as c
+import json
+import os
+import sys
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ..support.errors import EnvironmentFault
+from ..support.errors import EXIT_ENVIRONMENT, EnvironmentFault
+from ..support.paths import PACKAGE
 from ..support.sources import combined, file_digest
+from .foreign_sources import as_foreign, read_limited
 from .includes import included
 from .tables import headers, tables_hash
 
@@ -82,6 +88,31 @@ def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> byte
 def _compiled(
     root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = ()
 ) -> bytes:
+    foreign = as_foreign(root)
+    if foreign is None:
+        return compiled_here(root, file, architecture, defines, what, more)
+    with tempfile.TemporaryDirectory(prefix="gguf-verify-") as folder:
+        request, made = Path(folder) / "request.json", Path(folder) / "made"
+        asked = {"root": str(root), "file": file, "architecture": architecture, "defines": defines, "what": what,
+                 "options": list(more)}  # fmt: skip
+        request.write_text(json.dumps(asked))
+        paths = [str(PACKAGE.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        done = foreign.run(
+            [sys.executable, "-P", "-m", "gguf_verify.hosts.nvrtc_child", str(request), str(made)],
+            {**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if line.strip()]
+            expected = done.returncode == EXIT_ENVIRONMENT and said
+            why = f"it ended with exit code {done.returncode}" if done.returncode > 0 else "it crashed"
+            raise EnvironmentFault(said[0] if expected else f"NVRTC could not compile {file}: {why}")
+        return read_limited(made)
+
+
+def compiled_here(
+    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = ()
+) -> bytes:
+    """Compile in this process to `what`: "CUBIN" or "PTX". Raises EnvironmentFault with the compiler's first error."""
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()

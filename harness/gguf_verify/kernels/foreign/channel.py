@@ -1,0 +1,96 @@
+"""Our end of a socket whose other end is not trusted. Messages are framed as `multiprocessing.connection` frames them.
+
+A message has a limit of size, and an exchange a deadline that holds for sending and receiving together, however the
+bytes trickle.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+_HEAD = struct.Struct("!i")
+
+
+class Late(Exception):
+    """The deadline has passed."""
+
+
+class Garbled(Exception):
+    """What came is no message."""
+
+
+class Channel:
+    """Args:
+    descriptor: the socket's. It stays the caller's, and no longer blocks.
+    most: bytes of a message that is received.
+    """
+
+    def __init__(self, descriptor: int, most: int) -> None:
+        self._descriptor, self._most = descriptor, most
+        self._held = b""
+        os.set_blocking(descriptor, False)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing has come that was not received."""
+        return not self._held and not self._ready(select.POLLIN, time.monotonic())
+
+    def send(self, message: bytes, deadline: float, handles: Sequence[int] = ()) -> None:
+        """Send a message, and then descriptors, if there are any. Raises Late; OSError where the other side is gone."""
+        left = memoryview(_HEAD.pack(len(message)) + message)
+        while left:
+            self._wait(select.POLLOUT, deadline)
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:
+                continue
+        if not handles:
+            return
+        with socket.socket(fileno=os.dup(self._descriptor)) as ours:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", handles))]
+            while True:
+                self._wait(select.POLLOUT, deadline)
+                try:
+                    ours.sendmsg([bytes([len(handles)])], rights)
+                    return
+                except BlockingIOError:
+                    continue
+
+    def receive(self, deadline: float) -> bytes:
+        """The next message. Raises Late, Garbled; EOFError and OSError where the other side is gone."""
+        (size,) = _HEAD.unpack(self._bytes(_HEAD.size, deadline))
+        if not 0 <= size <= self._most:
+            raise Garbled
+        return self._bytes(size, deadline)
+
+    def _bytes(self, count: int, deadline: float) -> bytes:
+        while len(self._held) < count:
+            self._wait(select.POLLIN, deadline)
+            try:
+                come = os.read(self._descriptor, self._most)
+            except BlockingIOError:
+                continue
+            if not come:
+                raise EOFError
+            self._held += come
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
+
+    def _wait(self, event: int, deadline: float) -> None:
+        if not self._ready(event, deadline):
+            raise Late
+
+    def _ready(self, event: int, deadline: float) -> bool:
+        """Whether the socket can be used in time; it can also where the other side is gone."""
+        ready = select.poll()
+        ready.register(self._descriptor, event)
+        return bool(ready.poll(1000 * max(0.0, deadline - time.monotonic())))
+
+
+__all__ = ["Channel", "Garbled", "Late"]
