@@ -121,6 +121,8 @@ class Host(ABC):
     sm: str | None = None
     #: Operating-system threads that a launch takes; None if the host does not choose.
     threads: int | None = None
+    #: Whether kernels run on memory that another process maps: whether it has `over`.
+    runs_on_mapped: bool = False
     #: Whether it has `launch_alone`.
     runs_alone: bool = False
     #: Who chose this host, for the report.

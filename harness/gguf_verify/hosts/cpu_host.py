@@ -171,6 +171,7 @@ class CpuHost(Host):
     """
 
     name = "cpu"
+    runs_on_mapped = True
 
     def __init__(self, threads: int = 0, flags: Sequence[str] = (), schedule: Schedule | None = None) -> None:
         self.threads: int = threads or len(os.sched_getaffinity(0))

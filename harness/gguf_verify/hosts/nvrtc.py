@@ -101,11 +101,11 @@ def _compiled(
             [sys.executable, "-P", "-m", "gguf_verify.hosts.nvrtc_child", str(request), str(made)],
             {**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
+        if done.returncode == EXIT_ENVIRONMENT:
+            raise EnvironmentFault((read_limited(made).decode("utf-8", "replace").splitlines() or ["NVRTC failed"])[0])
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.strip()]
-            expected = done.returncode == EXIT_ENVIRONMENT and said
             why = f"it ended with exit code {done.returncode}" if done.returncode > 0 else "it crashed"
-            raise EnvironmentFault(said[0] if expected else f"NVRTC could not compile {file}: {why}")
+            raise EnvironmentFault(f"NVRTC could not compile {file}: {why}")
         return read_limited(made)
 
 

@@ -2,14 +2,13 @@
 project's.
 
 REQUEST is a JSON file: {"root", "file", "architecture", "defines", "what", "options"}, the arguments of
-`nvrtc.compiled_here`. What NVRTC makes of it is written to MADE. Otherwise the first line on standard error says why
-not, and the exit code is 3.
+`nvrtc.compiled_here`. What NVRTC makes of it is written to MADE; or why it makes nothing, in one line, where the
+exit code is 3.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 from pathlib import Path
@@ -27,7 +26,7 @@ def main() -> int:
             Path(asked["root"]), asked["file"], asked["architecture"], asked["defines"], asked["what"], asked["options"]
         )
     except EnvironmentFault as error:
-        os.write(2, f"{error}\n".encode())
+        made.write_text(str(error))
         return EXIT_ENVIRONMENT
     made.write_bytes(content)
     return 0

@@ -354,18 +354,18 @@ class CudaKernels:
     """
 
     def __init__(self, source: CudaSource, host: Host, seconds: float) -> None:
-        self._source, self._host, self._seconds = source, host, seconds
+        self._source, self.host, self._seconds = source, host, seconds
         self._placed: dict[tuple[str, bool], Placed] = {}
 
     def all(self) -> dict[str, Placed]:
         """For each type that it declares. Raises UsageError where one does not compile, EnvironmentFault where what
         compiles is missing."""
-        self._host.check()
+        self.host.check()
         try:
             with foreign_source(self._source.root, self._seconds):
                 return {fmt: self._of(fmt, None) for fmt in self._source.declaration.of.formats}
         except EnvironmentFault as error:
-            if HOSTS[self._host.name].emulated and any(_PTX.search(text) for text in self._source.texts):
+            if HOSTS[self.host.name].emulated and any(_PTX.search(text) for text in self._source.texts):
                 raise UsageError(
                     "it does not compile for the CPU, which cannot run inline PTX (asm): verify it with --host "
                     "gpu, or give it another way where __CUDACC__ is not defined"
@@ -383,6 +383,6 @@ class CudaKernels:
         if (fmt, checked) not in self._placed:
             source = self._source
             defines = source.declaration.defines(fmt)
-            built = self._host.build(source.root, _UNIT, source.symbol, defines, schedule if checked else None)
+            built = self.host.build(source.root, _UNIT, source.symbol, defines, schedule if checked else None)
             self._placed[fmt, checked] = built.placed(source.built, f"{fmt}-checked" if checked else fmt)
         return self._placed[fmt, checked]

@@ -239,7 +239,8 @@ class ForeignKernel(Kernel):
 
     def runs_on(self) -> HostInfo:
         if self._source.on_host:
-            return msgspec.structs.replace(self.host.info(), own_process=True)
+            copies = self._compiled is not None and not self._compiled.host.runs_on_mapped
+            return msgspec.structs.replace(self.host.info(), own_process=True, copies=copies)
         python = f"python {platform.python_version()}"
         return HostInfo(name="", device=python, own_process=True, chosen="by the kernel")
 
