@@ -34,6 +34,9 @@ class Channel:
     def __init__(self, descriptor: int, most: int) -> None:
         self._descriptor, self._most = descriptor, most
         self._held = b""
+        self._polls = {event: select.poll() for event in (select.POLLIN, select.POLLOUT)}
+        for event, ready in self._polls.items():
+            ready.register(descriptor, event)
         os.set_blocking(descriptor, False)
 
     @property
@@ -45,22 +48,20 @@ class Channel:
         """Send a message, and then descriptors, if there are any. Raises Late; OSError where the other side is gone."""
         left = memoryview(_HEAD.pack(len(message)) + message)
         while left:
-            self._wait(select.POLLOUT, deadline)
             try:
                 left = left[os.write(self._descriptor, left) :]
             except BlockingIOError:
-                continue
+                self._wait(select.POLLOUT, deadline)
         if not handles:
             return
         with socket.socket(fileno=os.dup(self._descriptor)) as ours:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", handles))]
             while True:
-                self._wait(select.POLLOUT, deadline)
                 try:
                     ours.sendmsg([bytes([len(handles)])], rights)
                     return
                 except BlockingIOError:
-                    continue
+                    self._wait(select.POLLOUT, deadline)
 
     def receive(self, deadline: float) -> bytes:
         """The next message. Raises Late, Garbled; EOFError and OSError where the other side is gone."""
@@ -88,9 +89,7 @@ class Channel:
 
     def _ready(self, event: int, deadline: float) -> bool:
         """Whether the socket can be used in time; it can also where the other side is gone."""
-        ready = select.poll()
-        ready.register(self._descriptor, event)
-        return bool(ready.poll(1000 * max(0.0, deadline - time.monotonic())))
+        return bool(self._polls[event].poll(1000 * max(0.0, deadline - time.monotonic())))
 
 
 __all__ = ["Channel", "Garbled", "Late"]

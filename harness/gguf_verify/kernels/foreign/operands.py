@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -83,7 +83,7 @@ class Operand:
 
     def plain(self) -> dict[str, Any]:
         """For a message."""
-        return asdict(self)
+        return dict(vars(self))
 
     @classmethod
     def of_plain(cls, said: dict[str, Any]) -> Operand:
@@ -107,7 +107,7 @@ def laid_out(
         at = start + operand.guard
         if operand.role == "input" and wall == "behind":
             at = start + room - -(-operand.nbytes // ALIGNMENT) * ALIGNMENT
-        placed.append(Operand(**{**asdict(operand), "file": file, "at": at}))
+        placed.append(replace(operand, file=file, at=at))
         start += room
     return tuple(placed), start
 
