@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 _HEAD = struct.Struct("!i")
+_AT_A_TIME = 1 << 16
 
 
 class Late(Exception):
@@ -26,9 +27,11 @@ class Garbled(Exception):
 
 
 class Channel:
-    """Args:
-    descriptor: the socket's. It stays the caller's, and no longer blocks.
-    most: bytes of a message that is received.
+    """Our end.
+
+    Args:
+        descriptor: the socket's. It stays the caller's, and no longer blocks.
+        most: bytes of a message that is received.
     """
 
     def __init__(self, descriptor: int, most: int) -> None:
@@ -74,7 +77,7 @@ class Channel:
         while len(self._held) < count:
             self._wait(select.POLLIN, deadline)
             try:
-                come = os.read(self._descriptor, self._most)
+                come = os.read(self._descriptor, _AT_A_TIME)
             except BlockingIOError:
                 continue
             if not come:
