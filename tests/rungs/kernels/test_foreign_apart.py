@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.hosts.foreign_sources import foreign_source
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.foreign import ForeignKernel, open_foreign, process, sources
-from gguf_verify.processes.child import Spawned
+from gguf_verify.kernels.foreign import ForeignKernel, launcher, open_foreign, process, sources
+from gguf_verify.kernels.foreign.child import serve
+from gguf_verify.processes.child import ChildProcess, Spawned
 from gguf_verify.support.errors import EnvironmentFault, KernelFault, OracleFault, UsageError
 from tests.support.foreign_runs import EXAMPLES, M, N, altered, multiplied, operands, verified
 from tests.support.processes import children, gone
@@ -84,7 +86,17 @@ def test_memory_keeps_its_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["deep", "long", "huge", "no_object", "no_text", "unnumbered", "no_machine", "answers_twice"]
+    "name",
+    [
+        "deep",
+        pytest.param("long", marks=pytest.mark.slow),
+        "huge",
+        pytest.param("no_object", marks=pytest.mark.slow),
+        pytest.param("no_text", marks=pytest.mark.slow),
+        "unnumbered",
+        "no_machine",
+        "answers_twice",
+    ],
 )
 def test_answers_that_are_none(name: str) -> None:
     kernel = opened(name)
@@ -93,7 +105,17 @@ def test_answers_that_are_none(name: str) -> None:
     kernel.close()
 
 
-@pytest.mark.parametrize("name", ["negative", "none", "many", "fraction", "text", "yes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "negative",
+        pytest.param("none", marks=pytest.mark.slow),
+        "many",
+        pytest.param("fraction", marks=pytest.mark.slow),
+        "text",
+        pytest.param("yes", marks=pytest.mark.slow),
+    ],
+)
 def test_numbers_that_are_none(name: str) -> None:
     kernel = opened(f"Columns.{name}")
     _, x = operands()
@@ -172,6 +194,52 @@ def test_mapped_operands_lie_between_walls(index: str, schedule: Schedule, said:
     kernel = open_foreign(f"{path}:gemm", CpuHost(1))
     with pytest.raises(KernelFault, match=f"reads outside its buffers: .* {said}"):
         product(kernel.under(schedule))
+    kernel.close()
+
+
+class _Card(CpuHost):
+    """A host with memory of its own: kernels run on copies."""
+
+    def over(self, memory: np.ndarray, what: str, output: bool = False) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ("y[i] = acc;", None),
+        ("y[i] = acc; ((Q8_1*)x)[m].d ^= 1;", "modified its activations: 5 bytes, the first at 0$"),
+        ("y[i] = acc; ((Q4_0*)w)[0].d = 1;", "modified its weights: 2 bytes, the first at 0$"),
+        ("y[i + 1] = acc;", "wrote outside its output: 0 bytes before, 4 after"),
+    ],
+)
+def test_a_host_with_memory_of_its_own(
+    new: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a card is: what lies there is copied to where the verifier looks."""
+
+    def launched_in_a_fork(source: sources.File, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
+        def run(link: Connection) -> None:
+            monkeypatch.setattr(launcher, "make_host", lambda *_: _Card(1))
+            serve(link, lambda: launcher.Launcher(source._asked))
+
+        return sources._Forked(run, verbose, stall)
+
+    monkeypatch.setattr(sources.File, "start", launched_in_a_fork)
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', 'y[i] = acc;', new)}:gemm", CpuHost(1))
+    if said is None:
+        assert multiplied(kernel)
+    else:
+        with pytest.raises(KernelFault, match=said):
+            product(kernel)
+    kernel.close()
+
+
+def test_the_header_says_who_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = open_foreign(f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", CpuHost(1))
+    assert kernel.runs_on().words.endswith("in its own process")
+    monkeypatch.setattr(CpuHost, "runs_on_mapped", False)
+    assert kernel.runs_on().words.endswith("in its own process, which copies its outputs")
     kernel.close()
 
 

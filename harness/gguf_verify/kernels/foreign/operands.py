@@ -119,7 +119,7 @@ class MemoryFile:
     """Memory of this process that another one may map. Its size is sealed. Raises EnvironmentFault."""
 
     def __init__(self, nbytes: int) -> None:
-        self.number, self.nbytes = next(_numbers), max(1, nbytes)
+        self.number, self.nbytes, self.handle = next(_numbers), max(1, nbytes), -1
         try:
             self.handle = os.memfd_create("gguf-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
@@ -128,7 +128,7 @@ class MemoryFile:
                 fcntl.fcntl(self.handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
                 self.bytes = np.frombuffer(mmap.mmap(self.handle, self.nbytes), np.uint8)
             except BaseException:
-                os.close(self.handle)
+                self.close()
                 raise
         except (OSError, ValueError, OverflowError) as error:
             raise EnvironmentFault(f"no shared memory of {nbytes:,} bytes: {error}") from None
@@ -141,8 +141,7 @@ class MemoryFile:
             os.close(handle)
 
     def __del__(self) -> None:
-        if getattr(self, "handle", -1) >= 0:
-            self.close()
+        self.close()
 
 
 class Mapped:
