@@ -8,6 +8,7 @@ import time
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,18 +86,15 @@ def test_memory_keeps_its_size() -> None:
 # -- what its process says ---------------------------------------------------------------------------------------------
 
 
+def some_slow(names: str, slow: str) -> list[Any]:
+    """Names as parameters; some are left to the slow tests."""
+    marks = {name: [pytest.mark.slow] if name in slow.split() else [] for name in names.split()}
+    return [pytest.param(name, marks=of) for name, of in marks.items()]
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        "deep",
-        pytest.param("long", marks=pytest.mark.slow),
-        "huge",
-        pytest.param("no_object", marks=pytest.mark.slow),
-        pytest.param("no_text", marks=pytest.mark.slow),
-        "unnumbered",
-        "no_machine",
-        "answers_twice",
-    ],
+    some_slow("deep long huge no_object no_text unnumbered no_machine answers_twice", slow="long no_object no_text"),
 )
 def test_answers_that_are_none(name: str) -> None:
     kernel = opened(name)
@@ -105,17 +103,7 @@ def test_answers_that_are_none(name: str) -> None:
     kernel.close()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "negative",
-        pytest.param("none", marks=pytest.mark.slow),
-        "many",
-        pytest.param("fraction", marks=pytest.mark.slow),
-        "text",
-        pytest.param("yes", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", some_slow("negative none many fraction text yes", slow="none fraction yes"))
 def test_numbers_that_are_none(name: str) -> None:
     kernel = opened(f"Columns.{name}")
     _, x = operands()
