@@ -106,9 +106,9 @@ def test_precompiled_header(
     commands: list[Sequence[str]] = []
     original = compiler._run
 
-    def noting(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    def noting(command: Sequence[str], root: Path | None = None) -> subprocess.CompletedProcess[str]:
         commands.append(command)
-        return original(command)
+        return original(command, root)
 
     there = compiler.precompiled()
     assert there is not None

@@ -15,6 +15,7 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts.cpu_host import Buffer
 from gguf_verify.hosts.foreign_sources import foreign_source
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign import ForeignKernel, launcher, open_foreign, process, sources
@@ -190,6 +191,9 @@ class _Card(CpuHost):
 
     def over(self, memory: np.ndarray, what: str, output: bool = False) -> None:
         return None
+
+    def upload(self, array: np.ndarray, what: str = "input") -> Buffer:
+        return super().upload(array.copy(), what)
 
 
 @pytest.mark.parametrize(
