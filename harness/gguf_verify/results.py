@@ -116,6 +116,7 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
         compiler: name and version of the C++ compiler.
         driver, nvrtc, cupy: versions of CUDA's driver, of NVRTC and of CuPy.
         own_process: the kernel runs in a process of its own.
+        copies: that process copies outputs from a card to where they are judged, and its word is that it did.
         chosen: who decided that it runs there.
     """
 
@@ -128,6 +129,7 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     nvrtc: str = ""
     cupy: str = ""
     own_process: bool = False
+    copies: bool = False
     chosen: str = ""
 
     @property
@@ -141,6 +143,7 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
             parts += [f"{title}{value}"] if value else []
         parts += [f"CuPy {self.cupy}"] if self.cupy else []
         parts += ["in its own process"] if self.own_process else []
+        parts += ["which copies its outputs"] if self.copies else []
         return ", ".join(parts)
 
 

@@ -82,6 +82,37 @@ class Written:
     words: npt.NDArray[np.uint32]
 
 
+@dataclass(frozen=True)
+class Artefact:
+    """A compiled kernel that nobody has loaded.
+
+    Args:
+        entry: the kernel's name in it.
+        parts: what it consists of: "code", and what else a host needs to launch it → content.
+    """
+
+    entry: str
+    parts: dict[str, bytes]
+
+    def placed(self, folder: Path, name: str) -> Placed:
+        """Files in a folder that can be read alone, for a process that loads them."""
+        paths = {}
+        for part, content in self.parts.items():
+            path = folder / f"{name}.{part}"
+            path.write_bytes(content)
+            path.chmod(0o444)
+            paths[part] = str(path)
+        return Placed(self.entry, paths)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An `Artefact` as files: what a part is called → its path."""
+
+    entry: str
+    parts: dict[str, str]
+
+
 class Host(ABC):
     """Compiles and launches kernels. Buffers are the host's own objects; arrays go in and come out as NumPy."""
 
@@ -90,6 +121,8 @@ class Host(ABC):
     sm: str | None = None
     #: Operating-system threads that a launch takes; None if the host does not choose.
     threads: int | None = None
+    #: Whether kernels run on memory that another process maps: whether it has `over`.
+    runs_on_mapped: bool = False
     #: Whether it has `launch_alone`.
     runs_alone: bool = False
     #: Who chose this host, for the report.
@@ -129,9 +162,29 @@ class Host(ABC):
         """Compile `root/file` and return its kernel `entry`, for the architecture `target` ("90a") if that is not the
         card's own. Raises EnvironmentFault with the compiler's message."""
 
+    def build(
+        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
+    ) -> Artefact:
+        """Compile as `load` does, for launches under a schedule if there is one, and load nothing. Raises
+        EnvironmentFault."""
+        raise NotImplementedError
+
+    def load_placed(self, placed: Placed) -> Any:
+        """The kernel of an `Artefact` that this host's kind has built; it needs neither compiler nor cache. Raises
+        EnvironmentFault."""
+        raise NotImplementedError
+
     def under(self, schedule: Schedule) -> Host | None:
         """This host under a schedule, or None where it cannot choose one, or where it cannot check."""
-        return None
+        return self.scheduled(schedule) if self.offers(schedule) else None
+
+    def offers(self, schedule: Schedule) -> bool:
+        """Whether it can choose that schedule, and can check if the schedule asks for it."""
+        return False
+
+    def scheduled(self, schedule: Schedule) -> Host:
+        """This host under a schedule that it offers. It does not look whether a compiler is there."""
+        raise NotImplementedError
 
     def check_fault(self) -> str | None:
         """Why launches cannot be checked for races and bad accesses here, or None."""
@@ -148,6 +201,14 @@ class Host(ABC):
     @abstractmethod
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
         """A buffer with the array's bytes, at a multiple of 16. `what` names it in faults: "weights"."""
+
+    def over(self, memory: npt.NDArray[np.uint8], what: str, output: bool = False) -> Any | None:
+        """A buffer that is this very memory, or None where kernels cannot run on memory that another process maps.
+
+        Args:
+            memory: an input's bytes, or those of a poisoned output and its guards.
+        """
+        return None
 
     @abstractmethod
     def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
@@ -200,9 +261,17 @@ def outside(whole: npt.NDArray[np.uint8]) -> str | None:
 
 def poisoned(nbytes: int, fill: int | None = None) -> npt.NDArray[np.uint8]:
     """`nbytes` of poison, or of the byte `fill`, between two guards."""
-    whole = np.full(nbytes + 2 * GUARD_BYTES, _GUARD_FILL, np.uint8)
-    inside = whole[GUARD_BYTES : GUARD_BYTES + nbytes]
-    inside[: nbytes // 4 * 4].view(np.uint32)[:] = POISON
+    whole = np.empty(nbytes + 2 * GUARD_BYTES, np.uint8)
+    poison(whole)
     if fill is not None:
-        inside[:] = fill
+        whole[GUARD_BYTES : GUARD_BYTES + nbytes] = fill
     return whole
+
+
+def poison(whole: npt.NDArray[np.uint8]) -> None:
+    """Make poison between two guards of memory that begins at a multiple of 4."""
+    whole[:GUARD_BYTES] = whole[-GUARD_BYTES:] = _GUARD_FILL
+    inside = whole[GUARD_BYTES:-GUARD_BYTES]
+    nbytes = len(inside)
+    inside[nbytes // 4 * 4 :] = _GUARD_FILL
+    inside[: nbytes // 4 * 4].view(np.uint32)[:] = POISON

@@ -33,6 +33,7 @@ from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.sealed import load_library, run_on
 from ..support.sources import combined, file_digest, of_makefile
+from .foreign_sources import as_foreign, read_limited
 from .tables import tables_hash, write_headers
 
 # -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.
@@ -52,6 +53,8 @@ _VARIABLES = (
 _CLOCK_NS = 50_000_000
 #: Compilations of sources that change meanwhile.
 _MOST_TRIES = 3
+#: Of a compiler's list of the files that it read, which a foreign source may have made: bytes, and files.
+_MOST_LISTED, _MOST_FILES = 1 << 22, 10_000
 #: What stands for the folder of the kernels in a list of files.
 _ROOT = "{root}"
 
@@ -90,8 +93,20 @@ def _said_of_version(path: str) -> str:
     return _run([path, "--version"]).stdout
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a compiler's command. An exception, such as a signal's, ends all its processes."""
+def _run(
+    command: Sequence[str], root: Path | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a compiler's command to its end. An exception, such as a signal's, ends all its processes.
+
+    Args:
+        root: the folder of the source that it reads, if it reads one. Where that is foreign, it runs confined.
+        folder: the one that it writes into, then.
+
+    Raises EnvironmentFault where a foreign source takes too long.
+    """
+    foreign = None if root is None else as_foreign(root)
+    if foreign is not None and folder is not None:
+        return foreign.run(command, folder)
     environment = {**os.environ, "TMPDIR": str(scratch.top())}
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -283,7 +298,10 @@ def _listing(path: Path) -> list[str]:
 
 def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
     """The files that the compiler listed, but those of the temporary folder, which hold what the key has."""
-    found = of_makefile(listed.read_text(errors="surrogateescape"))
+    text = read_limited(listed, _MOST_LISTED).decode(errors="surrogateescape")
+    found = of_makefile(text)
+    if len(found) > _MOST_FILES:
+        raise EnvironmentFault(f"a kernel's source includes more than {_MOST_FILES:,} files")
     return tuple(dict.fromkeys(os.path.abspath(p) for p in found if not p.startswith(f"{folder}/")))
 
 
@@ -316,11 +334,11 @@ def _linked(
         of_runner.write_bytes(content_of_runner)
         # the linker takes a file for what its content is
         command = [compiler(), str(compiled), str(of_runner), "-shared", "-pthread", *link, "-o", str(built)]
-        done = _run(command)
+        done = _run(command, root, folder)
         if done.returncode:
             raise _failed(done, command, unit)
         files = [path.replace(f"{_ROOT}/", f"{emulator}/", 1) for path in read]
-        return Built(built.read_bytes(), tuple(dict.fromkeys([*made.files, *files])))
+        return Built(read_limited(built), tuple(dict.fromkeys([*made.files, *files])))
 
 
 def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
@@ -333,16 +351,16 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         command += _listing(listed)
         plain = _plain(options)
         header = precompiled(plain)
-        if header and _run([*command, "-include", str(header)]).returncode == 0:
+        if header and _run([*command, "-include", str(header)], root, folder).returncode == 0:
             # GCC does not list what a precompiled header was made of
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
-            return Built(compiled.read_bytes(), (*_read_files(listed, folder), *of_header))
-        done = _run(command)  # again, so that errors are about the unit alone
-        if header and not done.returncode:  # so the precompiled header is damaged
+            return Built(read_limited(compiled), (*_read_files(listed, folder), *of_header))
+        done = _run(command, root, folder)  # again, so that errors are about the unit alone
+        if header and not done.returncode and as_foreign(root) is None:  # so the precompiled header is damaged
             _not_precompiled(header)
         if done.returncode:
             raise _failed(done, command, unit)
-        return Built(compiled.read_bytes(), _read_files(listed, folder))
+        return Built(read_limited(compiled), _read_files(listed, folder))
 
 
 def _plain(options: Sequence[str]) -> list[str]:
@@ -354,7 +372,7 @@ def _failed(done: subprocess.CompletedProcess[str], command: Sequence[str], unit
     """With the compiler's first error."""
     errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
     what = unit.partition("\n")[0].removeprefix("#include ").strip('"')
-    said = errors[0] if errors else f"exit code {done.returncode}"
+    said = errors[0].strip() if errors else f"exit code {done.returncode}"
     return EnvironmentFault(f"{command[0]} could not compile {what}: {said}")
 
 
@@ -395,6 +413,11 @@ def checks_fault() -> str | None:
     return None if platform.system() == "Linux" else "the system is not Linux"
 
 
+def build_checked(root: Path, unit: str, options: Sequence[str] = ()) -> bytes:
+    """`build`, of what `checked_library` loads. Raises EnvironmentFault."""
+    return build(root, unit, options, how=_compile_checked)
+
+
 def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:
     """The shared library of a translation unit that looks for faults as it runs: the unit with instrumentation, and the
     runner without. It is loaded. With the name that `source_lines` knows it by. Raises EnvironmentFault."""
@@ -402,12 +425,18 @@ def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> tuple
     return library, hashlib.sha256(content).hexdigest()
 
 
-def source_lines(library: str, addresses: Sequence[int]) -> list[list[str]]:
+def source_lines(library: str | Path, addresses: Sequence[int]) -> list[list[str]]:
     """FILE:LINE of the calls before these addresses of a checked library, each followed by what it is inlined into;
-    empty lists where nothing says it, or where the cache no longer has the library."""
+    empty lists where nothing says it, or where the cache no longer has the library.
+
+    Args:
+        library: as `checked_library` names it; or its path, where this process was given it as a file.
+    """
     tool = shutil.which("addr2line")
-    content = content_of(library, ".so") if tool is not None and addresses else None
-    if tool is None or content is None:
+    if tool is None or not addresses:
+        return [[] for _ in addresses]
+    content = library.read_bytes() if isinstance(library, Path) else content_of(library, ".so")
+    if content is None:
         return [[] for _ in addresses]
     found: list[list[str]] = []
     for address in addresses:

@@ -16,8 +16,17 @@ import numpy.typing as npt
 from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from . import findings
-from .base import GUARD_BYTES, MOST_ALONE, POISON, Grid, Host, HostKind, Sparse, Written, poisoned
-from .compiler import checked_library, checks_fault, compiler, compiler_version, cpu_name, shared_library
+from .base import GUARD_BYTES, MOST_ALONE, POISON, Artefact, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
+from .compiler import (
+    build,
+    build_checked,
+    checked_library,
+    checks_fault,
+    compiler,
+    compiler_version,
+    cpu_name,
+    shared_library,
+)  # fmt: skip
 from .memory import addresses, between_walls
 from .schedule import Schedule
 
@@ -135,6 +144,19 @@ def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return room[at : at + array.size]
 
 
+def _unit(file: str, entry: str) -> str:
+    """The translation unit of a kernel."""
+    return f'#include "{file}"\nCPU_KERNEL({entry})\n'
+
+
+def _entry(library: ctypes.CDLL, entry: str, name: str | Path = "") -> Any:
+    """What launches a kernel of a library, which `source_lines` knows by that name."""
+    function = getattr(library, f"{entry}_launch")
+    function.restype = ctypes.c_int
+    function.library = name
+    return function
+
+
 ORDINARY = Schedule()
 
 
@@ -149,6 +171,7 @@ class CpuHost(Host):
     """
 
     name = "cpu"
+    runs_on_mapped = True
 
     def __init__(self, threads: int = 0, flags: Sequence[str] = (), schedule: Schedule | None = None) -> None:
         self.threads: int = threads or len(os.sched_getaffinity(0))
@@ -164,10 +187,11 @@ class CpuHost(Host):
     def check(self) -> None:
         compiler()
 
-    def under(self, schedule: Schedule) -> Host | None:
-        if not schedule.checked:
-            return CpuHost(self.threads, self._flags, schedule)
-        return None if checks_fault() else CheckedHost(schedule)
+    def offers(self, schedule: Schedule) -> bool:
+        return not schedule.checked or not checks_fault()
+
+    def scheduled(self, schedule: Schedule) -> Host:
+        return CheckedHost(schedule) if schedule.checked else CpuHost(self.threads, self._flags, schedule)
 
     def check_fault(self) -> str | None:
         return checks_fault()
@@ -180,10 +204,22 @@ class CpuHost(Host):
         return self._functions[root, key]
 
     def _compiled(self, root: Path, file: str, entry: str, options: list[str]) -> Any:
-        unit = f'#include "{file}"\nCPU_KERNEL({entry})\n'
-        function = getattr(shared_library(root, unit, (_OWN, *self._flags, *options)), f"{entry}_launch")
-        function.restype = ctypes.c_int
-        return function
+        return _entry(shared_library(root, _unit(file, entry), (_OWN, *self._flags, *options)), entry)
+
+    def build(
+        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
+    ) -> Artefact:
+        checked = schedule is not None and schedule.checked
+        options = [_OWN, *(() if checked else self._flags), *(f"-D{k}={v}" for k, v in defines.items())]
+        unit = _unit(file, entry)
+        return Artefact(entry, {"code": (build_checked if checked else build)(root, unit, options)})
+
+    def load_placed(self, placed: Placed) -> Any:
+        try:
+            path = placed.parts["code"]
+            return _entry(ctypes.CDLL(path), placed.entry, Path(path))
+        except (OSError, AttributeError) as error:
+            raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
 
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Buffer:
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -192,6 +228,9 @@ class CpuHost(Host):
             walled[:] = raw
             return Buffer(walled, what)
         return Buffer(raw if raw.ctypes.data % 16 == 0 else _aligned(raw), what)
+
+    def over(self, memory: npt.NDArray[np.uint8], what: str, output: bool = False) -> Buffer:
+        return Buffer(memory, what, GUARD_BYTES if output else 0)
 
     def contents(self, buffer: Buffer) -> npt.NDArray[np.uint8]:
         return buffer.array
@@ -315,12 +354,8 @@ class CheckedHost(CpuHost):
         self._unset: list[findings.Found] = []
 
     def _compiled(self, root: Path, file: str, entry: str, options: list[str]) -> Any:
-        unit = f'#include "{file}"\nCPU_KERNEL({entry})\n'
-        library, name = checked_library(root, unit, (_OWN, *options))
-        function = getattr(library, f"{entry}_launch")
-        function.restype = ctypes.c_int
-        function.library = name
-        return function
+        library, name = checked_library(root, _unit(file, entry), (_OWN, *options))
+        return _entry(library, entry, name)
 
     def _request(self, buffers: Sequence[Buffer | SparseBuffer]) -> Request:
         request = super()._request(buffers)

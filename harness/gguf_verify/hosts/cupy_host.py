@@ -17,7 +17,7 @@ from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault, KernelFault
 from ..support.sealed import sealed_path
 from . import compute_sanitizer, nvrtc
-from .base import GUARD_BYTES, Grid, Host, HostKind, poisoned
+from .base import GUARD_BYTES, Artefact, Grid, Host, HostKind, Placed, poisoned
 from .compute_sanitizer import UNCHECKED
 from .driver import Walled, resident_blocks, start_overlapping
 from .sanitized_host import SanitizedHost
@@ -74,6 +74,8 @@ class CupyHost(Host):
         self.sm: str = self._device.compute_capability
         self._functions: dict[tuple[str, ...], Any] = {}
         self._modules: dict[str, Any] = {}
+        #: The kernel of `_FILLER`, where it was given compiled.
+        self._filler: Any = None
 
     def info(self) -> HostInfo:
         name = self._cupy.cuda.runtime.getDeviceProperties(self._device.id)["name"].decode()
@@ -88,18 +90,34 @@ class CupyHost(Host):
         target = target or self.sm
         held = (str(root), file, entry, target, self.placement, *(f"{k}={v}" for k, v in defines.items()))
         if held not in self._functions:
-            cubin = self._cubin(root, file, target, defines)
-            digest = hashlib.sha256(cubin).hexdigest()
-            with self._faults(), sealed_path(cubin) as path:
-                module = self._modules.setdefault(digest, self._cupy.RawModule(path=path))
-                function = module.get_function(entry)
-                function.kernel  # noqa: B018 - CuPy reads a module's file, once, when its first kernel is used
-                self._functions[held] = function
+            cubin = self._cubin(root, file, target, defines, self.placement != "pool")
+            self._functions[held] = self._function(cubin, entry)
         return self._functions[held]
 
-    def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str]) -> bytes:
+    def _function(self, cubin: bytes, entry: str) -> Any:
+        digest = hashlib.sha256(cubin).hexdigest()
+        with self._faults(), sealed_path(cubin) as path:
+            module = self._modules.setdefault(digest, self._cupy.RawModule(path=path))
+            function = module.get_function(entry)
+            function.kernel  # noqa: B018 - CuPy reads a module's file, once, when its first kernel is used
+            return function
+
+    def build(
+        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
+    ) -> Artefact:
+        checked = schedule is not None
+        parts = {"code": self._cubin(root, file, self.sm, defines, checked)}
+        if checked:
+            parts["filler"] = self._cubin(_FILLER.parent, _FILLER.name, self.sm, {}, True)
+        return Artefact(entry, parts)
+
+    def load_placed(self, placed: Placed) -> Any:
+        if "filler" in placed.parts:
+            self._filler = self._function(Path(placed.parts["filler"]).read_bytes(), UNCHECKED)
+        return self._function(Path(placed.parts["code"]).read_bytes(), placed.entry)
+
+    def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str], lines: bool) -> bytes:
         """Every entry of a file, compiled. Raises EnvironmentFault."""
-        lines = self.placement != "pool"
         for _ in range(_MOST_TRIES):
             key = nvrtc.cubin_key(root, file, target, defines, lines)
             if key is not None and (cubin := taken(key, ".cubin")) is not None:
@@ -122,9 +140,12 @@ class CupyHost(Host):
         except cuda.memory.OutOfMemoryError as error:
             raise EnvironmentFault(f"the GPU's memory does not suffice: {str(error).splitlines()[0]}") from None
 
-    def under(self, schedule: Schedule) -> Host | None:
+    def offers(self, schedule: Schedule) -> bool:
         """A card chooses the order of threads itself."""
-        return SanitizedHost(self) if schedule.checked and self.check_fault() is None else None
+        return schedule.checked and self.check_fault() is None
+
+    def scheduled(self, schedule: Schedule) -> Host:
+        return SanitizedHost(self)
 
     def check_fault(self) -> str | None:
         return compute_sanitizer.fault()
@@ -184,7 +205,7 @@ class CupyHost(Host):
     def _fill_shared(self, byte: int, own: int) -> None:
         """Fill the shared memory that the next launch finds: the most that a block may have, then as much as a block
         of that launch takes, for which the card may divide its memory otherwise."""
-        filler = self.load(_FILLER.parent, _FILLER.name, UNCHECKED, {})
+        filler = self._filler or self.load(_FILLER.parent, _FILLER.name, UNCHECKED, {})
         attributes = self._device.attributes
         most: int = attributes["MaxSharedMemoryPerBlockOptin"]
         filler.max_dynamic_shared_size_bytes = most

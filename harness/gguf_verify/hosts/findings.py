@@ -44,7 +44,7 @@ def _thread(block: int, thread: int) -> str:
     return "an asynchronous copy" if thread >= _A_COPY else f"thread {thread} of block {block}"
 
 
-def found(raw: Any, library: str, place: Callable[[int], str]) -> Found | None:
+def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found | None:
     """One finding of a launch (`cuda_on_cpu::Finding`) in words; None where the lines show that there is nothing.
 
     Args:

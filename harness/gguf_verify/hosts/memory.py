@@ -16,6 +16,8 @@ import numpy.typing as npt
 from ..support.errors import EnvironmentFault
 
 ALIGNMENT = 16
+#: What mmap returns where it fails, and a flag that Python does not name (asm-generic/mman-common.h).
+_FAILED, _MAP_FIXED = 2**64 - 1, 0x10
 
 
 @cache
@@ -35,7 +37,7 @@ def between_walls(nbytes: int, wall_before: bool = False) -> npt.NDArray[np.uint
     room = -(-nbytes // ALIGNMENT) * ALIGNMENT
     inside = max(1, -(-room // page)) * page
     start = libc.mmap(None, inside + 2 * page, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    if start in (None, 2**64 - 1):
+    if start in (None, _FAILED):
         raise EnvironmentFault("the memory does not suffice")
     if libc.mprotect(start + page, inside, mmap.PROT_READ | mmap.PROT_WRITE):
         libc.munmap(start, inside + 2 * page)
@@ -46,13 +48,32 @@ def between_walls(nbytes: int, wall_before: bool = False) -> npt.NDArray[np.uint
     return np.ctypeslib.as_array(whole)
 
 
+def mapped_between_walls(handle: int, at: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """uint8[nbytes], the bytes of a memory file from `at` on, mapped between two pages that cannot be accessed.
+    Where in a page they begin and end is as in the file. Raises EnvironmentFault."""
+    libc, page = _libc(), mmap.PAGESIZE
+    first = at // page * page
+    inside = max(1, -(-(at + nbytes - first) // page)) * page
+    start = libc.mmap(None, inside + 2 * page, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if start in (None, _FAILED):
+        raise EnvironmentFault("the memory does not suffice")
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    made = libc.mmap(start + page, inside, access, mmap.MAP_SHARED | _MAP_FIXED, handle, first)
+    if made != start + page:
+        libc.munmap(start, inside + 2 * page)
+        raise EnvironmentFault("the memory does not suffice")
+    whole: Any = (ctypes.c_uint8 * nbytes).from_address(start + page + at - first)
+    weakref.finalize(whole, libc.munmap, start, inside + 2 * page)  # arrays over it keep it
+    return np.ctypeslib.as_array(whole)
+
+
 @contextmanager
 def addresses(nbytes: int) -> Iterator[int]:
     """The first of `nbytes` addresses that nothing else has, none of which can be accessed. They take no memory. Raises
     EnvironmentFault."""
     libc = _libc()
     start = libc.mmap(None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    if start in (None, 2**64 - 1):
+    if start in (None, _FAILED):
         raise EnvironmentFault(f"this process may not have {nbytes:,} bytes of addresses")
     try:
         yield start
@@ -60,4 +81,4 @@ def addresses(nbytes: int) -> Iterator[int]:
         libc.munmap(start, nbytes)
 
 
-__all__ = ["addresses", "between_walls"]
+__all__ = ["ALIGNMENT", "addresses", "between_walls", "mapped_between_walls"]

@@ -7,12 +7,16 @@ would differ from the CPU's.
 from __future__ import annotations
 
 import ctypes as c
+import json
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ..support.errors import EnvironmentFault
+from ..support import scratch
+from ..support.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from ..support.sources import combined, file_digest
+from .foreign_sources import as_foreign, read_limited
 from .includes import included
 from .tables import headers, tables_hash
 
@@ -82,6 +86,28 @@ def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> byte
 def _compiled(
     root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = ()
 ) -> bytes:
+    foreign = as_foreign(root)
+    if foreign is None:
+        return compiled_here(root, file, architecture, defines, what, more)
+    with scratch.temporary("nvrtc") as folder:
+        request, made = folder / "request.json", folder / "made"
+        asked = {"root": str(root), "file": file, "architecture": architecture, "defines": defines, "what": what,
+                 "options": list(more)}  # fmt: skip
+        request.write_text(json.dumps(asked))
+        command = [sys.executable, "-P", "-m", "gguf_verify.hosts.nvrtc_child", str(request), str(made)]
+        done = foreign.run(command, folder)
+        if done.returncode == EXIT_ENVIRONMENT:
+            raise EnvironmentFault((read_limited(made).decode("utf-8", "replace").splitlines() or ["NVRTC failed"])[0])
+        if done.returncode:
+            why = f"it ended with exit code {done.returncode}" if done.returncode > 0 else "it crashed"
+            raise EnvironmentFault(f"NVRTC could not compile {file}: {why}")
+        return read_limited(made)
+
+
+def compiled_here(
+    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = ()
+) -> bytes:
+    """Compile in this process to `what`: "CUBIN" or "PTX". Raises EnvironmentFault with the compiler's first error."""
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()

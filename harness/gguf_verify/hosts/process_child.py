@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ..support import protocol
 from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
-from .base import Grid, Placement, Sparse
+from .base import Grid, Placed, Placement, Sparse
 
 #: Arrays of more bytes are passed as shared memory, which the other side maps.
 SHARED_FROM = 1 << 16
@@ -90,7 +90,8 @@ class Server:
         self._host.placement, self._host.fill = placement, fill
         self._held: dict[int, Any] = {}
         self._requests: dict[str, Callable[[dict[str, Any], Bytes | None], tuple[Any, Bytes | None]]] = {
-            "load": self._load, "upload": self._upload, "output": self._output, "launch": self._launch,
+            "load": self._load, "load_placed": self._load_placed, "upload": self._upload, "output": self._output,
+            "launch": self._launch,
             "download": self._download, "contents": self._contents, "resident": self._resident, "alone": self._alone,
             "end": lambda _header, _array: (True, None),
         }  # fmt: skip
@@ -128,6 +129,10 @@ class Server:
     def _load(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
         root, file, entry, defines, target = header["kernel"]
         self._held[header["id"]] = self._host.load(Path(root), file, entry, defines, target)
+        return True, None
+
+    def _load_placed(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
+        self._held[header["id"]] = self._host.load_placed(Placed(header["entry"], header["parts"]))
         return True, None
 
     def _upload(self, header: dict[str, Any], array: Bytes | None) -> tuple[Any, None]:

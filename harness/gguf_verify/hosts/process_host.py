@@ -1,8 +1,8 @@
 """A host whose kernels run in a process of its own: a kernel that crashes or hangs is one line of a report.
 
-Sources are compiled there, buffers live there. What is uploaded is copied once, into memory that both processes map;
-what is downloaded likewise. After a crash the next call gets a fresh process. What had been uploaded is then uploaded
-again; what kernels had computed is lost, and calls that need it fail.
+Its sources are compiled there, buffers live there. What is uploaded is copied once, into memory that both processes
+map; what is downloaded likewise. After a crash the next call gets a fresh process. What had been uploaded is then
+uploaded again; what kernels had computed is lost, and calls that need it fail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..processes.child import Spawned
 from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from ..support.text import printable
-from .base import Grid, Host, Sparse, Written
+from .base import Artefact, Grid, Host, Placed, Sparse, Written
 from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
 from .schedule import Schedule
 
@@ -108,19 +108,34 @@ class ProcessHost(Host):
     def info(self) -> HostInfo:
         return self._inner.info()
 
-    def under(self, schedule: Schedule) -> Host | None:
+    def offers(self, schedule: Schedule) -> bool:
+        return self._inner.offers(schedule)
+
+    def scheduled(self, schedule: Schedule) -> Host:
         """The host itself, in this process: there each launch that is scheduled ends at its first bad access."""
-        return self._inner.under(schedule)
+        return self._inner.scheduled(schedule)
 
     def check_fault(self) -> str | None:
         return self._inner.check_fault()
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> _Held:
-        key = (root, file, entry, target, *sorted(defines.items()))
+        kernel = [str(root), file, entry, defines, target]
+        return self._loaded((root, file, entry, target, *sorted(defines.items())), {"ask": "load", "kernel": kernel})
+
+    def build(
+        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
+    ) -> Artefact:
+        """In this process: nothing is loaded."""
+        return self._inner.build(root, file, entry, defines, schedule)
+
+    def load_placed(self, placed: Placed) -> _Held:
+        request = {"ask": "load_placed", "entry": placed.entry, "parts": placed.parts}
+        return self._loaded((placed.entry, *sorted(placed.parts.items())), request)
+
+    def _loaded(self, key: tuple[Any, ...], request: dict[str, Any]) -> _Held:
         held = self._kernels.get(key)
         if held is None:
-            kernel = [str(root), file, entry, defines, target]
-            held = self._kernels[key] = _Held(next(self._numbers), {"ask": "load", "kernel": kernel})
+            held = self._kernels[key] = _Held(next(self._numbers), request)
         with self._asking:
             self._there(held)
         return held

@@ -25,7 +25,7 @@ from ..results import HostInfo
 from ..support import scratch
 from ..support.errors import KernelFault, KernelFinding
 from . import compute_sanitizer, findings
-from .base import Grid, Host, Placement
+from .base import Grid, Host, Placed, Placement
 from .process_host import ProcessHost
 
 #: Seconds for a launch: the tools are some hundred times slower, on tiny shapes.
@@ -135,6 +135,9 @@ class SanitizedHost(Host):
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> _Each:
         first = self._checks[0].load(root, file, entry, defines, target)  # the others find it compiled
         return _Each([first, *(check.load(root, file, entry, defines, target) for check in self._checks[1:])])
+
+    def load_placed(self, placed: Placed) -> _Each:
+        return _Each([check.load_placed(placed) for check in self._checks])
 
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> _Each:
         return self._buffer(self._each(lambda _, check: check.upload(array, what)), array.nbytes, what)

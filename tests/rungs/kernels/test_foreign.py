@@ -90,7 +90,7 @@ def test_what_the_process_says_is_not_trusted(tmp_path: Path) -> None:
     )
     kernel = open_foreign(f"{tmp_path / 'k.py'}:k", CpuHost(1), 20.0)
     rows, x = operands()
-    with pytest.raises(KernelFault, match=r"stopped answering$"):
+    with pytest.raises(KernelFault, match=r"sent an answer that is not valid$"):
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
     kernel.close()
 

@@ -112,10 +112,10 @@ def test_faults_of_cuda(tmp_path: Path, old: str, new: str, said: str) -> None:
     rows, x = operands()
     with pytest.raises(KernelFault, match=said):
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
-    root = Path(kernel._source._asked["root"])  # type: ignore[attr-defined]
-    assert root.is_dir()
+    library = Path(kernel._source._asked["kernels"]["Q4_0"]["parts"]["code"])  # type: ignore[attr-defined]
+    assert library.is_file()
     kernel.close()
-    assert not root.exists()
+    assert not library.parent.parent.exists()
 
 
 def test_cuda_that_takes_shared_memory_for_zeros(tmp_path: Path) -> None:

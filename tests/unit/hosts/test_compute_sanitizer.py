@@ -300,9 +300,12 @@ def test_a_host_under_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert compute_sanitizer.fault() is None
     assert compute_sanitizer.blind_to() is None
     host = SanitizedHost(CpuHost(1))
-    kernel = host.load(with_kernel(tmp_path, READS_UNSET), "k.cu", "k", {})
+    root = with_kernel(tmp_path, READS_UNSET)
+    kernel = host.load(root, "k.cu", "k", {})
+    (tmp_path / "placed").mkdir()
+    placed = CpuHost(1).build(root, "k.cu", "k", {}).placed(tmp_path / "placed", "k")
     (tmp_path / "initcheck").write_text(UNSET)
-    assert np.array_equal(run(host, kernel, 1, 32, X, X, np.int32(0)), X)
+    assert np.array_equal(run(host, host.load_placed(placed), 1, 32, X, X, np.int32(0)), X)
     host.settle()
     assert host.unset == READ
     with pytest.raises(KernelFinding, match=r"memset_error\.cu:41"):

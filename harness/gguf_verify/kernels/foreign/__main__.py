@@ -23,10 +23,10 @@ def main() -> None:
         return serve_oracle(link, lambda: OracleRunner(import_kernel(Path(asked["path"]), asked["name"])))
 
     def make() -> Runner:
-        if "root" in asked:
-            from .cuda import CudaRunner
+        if "kernels" in asked:
+            from .launcher import Launcher
 
-            return CudaRunner(Path(asked["root"]), asked["name"], asked["declared"], asked["host"], asked["threads"])
+            return Launcher(asked)
         return PythonRunner(import_kernel(Path(asked["path"]), asked["name"]))
 
     serve(link, make)

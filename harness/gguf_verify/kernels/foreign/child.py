@@ -1,19 +1,39 @@
 """The process that a foreign kernel runs in. It holds one kernel and one matrix of weights, and is not trusted.
 
-Its first message is the declaration, or {"usage": one line} or {"environment": one line} where there is none. It is
-then asked {"load": format, "n": N, "k": K} + rows, and any number of {"m": M} + activations. It answers in JSON:
-{"ok": true}, which the output's bytes follow after a product (and which says whether it "adds_floats", and what it
-reads "unset"); or {"fault": one line} where the kernel is to blame, with {"finding": {"kind", "lines"}} where a
-checked build found it. A product may name the schedule of its launch, the fields of
-`gguf_verify.hosts.schedule.Schedule`; {"environment": one line} says that this machine cannot run it so.
+This is the protocol of the two processes. Messages are JSON, framed as `multiprocessing.connection` does. Operands are
+not in them: they lie in memory files of the verifier (`operands.py`), which this process maps. The verifier writes the
+inputs and poisons the outputs between guards; it asks for one run; and when this process has answered, it judges what
+it finds there (`judge.py`). So nothing here checks guards, inputs, bits or poison.
 
-Thread blocks that run alone take sparse operands: {"contents": bytes of the weights'} + what repeats in the weights and
-in the activations. Then {"alone": number of the block, "type", "shape": [M, N, K], "sizes"} is answered by {"ok": true,
-"written": n}, int64[n] and uint32[n].
+The first message of this process is what the kernel declares, or {"usage": one line} or {"environment": one line} where
+there is none. Each question then has
 
-The first message of an oracle's process is {"gives": names of functions}. It is asked {"weights": format} + rows, or
-{"activations": whether they are float32} + activations, and answers {"ok": true, "columns": L}, which float64[n, L]
-follows.
+    of       its number, which the answer repeats
+    map      [[number of a memory file, bytes], …]: files that this process has not mapped yet. Their descriptors follow
+             the message, by SCM_RIGHTS, on one byte.
+    forget   numbers of files that are not spoken of any more
+    do       one of those below
+    operands a list of `operands.Operand`: name, role (input, output, scratch), dtype, shape, strides, file, place
+
+and is answered by {"of", "ok": true, …}, by {"of", "fault": one line, "cause"} where the kernel is to blame, with
+"finding": {"kind", "lines"} where a checked build or a card found it, or by {"of", "environment": one line} where this
+machine cannot do it, which is taken only of runs under a schedule and of single thread blocks.
+
+    load     take the weights: "format", "n", "k". They are good until the next one.
+    run      a product: "shape" [M, N, K]. What the kernel returns is copied to its output's place. A kernel in CUDA C++
+             is told its "launches", one after the other: "kernel" (a type's), "grid", "block", "shared", "args": names
+             of operands, or [type, number]; and, under a "schedule" (the fields of `hosts.schedule.Schedule`), the
+             "placed" kernel of it, whether it "adds_floats", and all of its operands: it finds nothing loaded. The
+             answer says whether it "adds_floats", and what it reads "unset".
+    alone    one thread block, "number", of a launch whose operands are sparse: "sizes" in bytes; the operands are what
+             repeats in them. "written" of the answer is how many places and words it wrote to the outputs "at" int64[…]
+             and "words" uint32[…].
+
+What the answers say beyond "ok" only this process can see. It is believed where it is against the kernel.
+
+The first message of an oracle's process is {"gives": names of functions}. A run of it names "what" is asked: "weights",
+of a "format", or "activations". The operand "given" goes in; the answer's "columns" L say that float64[n, L] lies at
+the beginning of the operand "values".
 """
 
 from __future__ import annotations
@@ -22,10 +42,14 @@ import contextlib
 import ctypes
 import importlib.util
 import json
+import mmap
+import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -35,12 +59,11 @@ import numpy.typing as npt
 
 from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
-from ...hosts.base import GUARD_BYTES, POISON, Written, outside, poisoned
-from ...hosts.schedule import Schedule
-from ...support import protocol
+from ...hosts.base import POISON
 from ...support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
 from ...support.paths import PACKAGE
-from .api import FLOAT32, Declaration, Oracle, Shape, declaration_of
+from .api import Oracle, Shape, declaration_of
+from .operands import Mapped, Operand
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -75,27 +98,17 @@ class Fault(Exception):
 
 
 class Runner(Protocol):
-    """A kernel, ready to be called."""
+    """A kernel, ready to be called. Its methods get a question and the operands that it names, and return what the
+    answer says beside "ok". They raise Fault, and EnvironmentFault."""
 
-    declaration: Declaration
-    #: Whether the last product added floats by atomic operations, as far as the host can tell.
-    adds_floats: bool
-    #: `Host.unset` of it.
-    unset: tuple[str, ...]
+    def declared(self) -> dict[str, Any]:
+        """The first message."""
 
-    def load(self, fmt: str, rows: Bytes, n: int, k: int) -> None:
-        """Take weights uint8[N, row bytes]. Raises Fault."""
+    def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]: ...
 
-    def multiply(self, x: Bytes) -> Floats:
-        """float32[M, N] of activations uint8[M, row bytes]. Raises Fault."""
+    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]: ...
 
-    def multiply_under(self, x: Bytes, schedule: Schedule) -> Floats:
-        """The same under a schedule, once. Raises Fault; EnvironmentFault where that is not possible here."""
-
-    def alone(self, fmt: str, shape: tuple[int, int, int], contents: dict[str, Bytes | None], sizes: dict[str, int],
-              number: int) -> Written:  # fmt: skip
-        """What one thread block of a call of (M, N, K) writes: `Kernel.alone`. `contents` and `sizes` in bytes are of
-        "weights", "activations" and "output", whose content is None. Raises Fault; EnvironmentFault."""
+    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]: ...
 
 
 def one_line(error: BaseException) -> str:
@@ -123,33 +136,12 @@ def _is_of_author(file: str) -> bool:
     return not path.is_relative_to(PACKAGE) and not {"site-packages", "dist-packages"} & set(path.parts)
 
 
-def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str = "the kernel") -> None:
-    """Raises Fault where the kernel wrote into one of its inputs."""
+def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str) -> None:
+    """Raises Fault where somebody wrote into an array that only this process has."""
     a, b = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (now, before))
     if not np.array_equal(a, b):
         wrong = np.flatnonzero(a != b) if a.size == b.size else np.zeros(1, int)
-        words = f"{who} modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}"
-        raise Fault.of(KernelFinding("input", words)) if who == "the kernel" else Fault(words)
-
-
-def same_bits(first: Floats, second: Floats) -> None:
-    """Raises Fault where two runs on the same inputs gave different outputs."""
-    differ = np.argwhere(first.view(np.uint32) != second.view(np.uint32))
-    if not len(differ):
-        return
-    m, n = differ[0]
-    if (second.view(np.uint32) == POISON).any() > (first.view(np.uint32) == POISON).any():
-        m, n = np.argwhere(second.view(np.uint32) == POISON)[0]
-        words = (
-            f"the kernel leaves outputs as they were: in a second run on the same inputs row {n} token {m} was never "
-            "written (a buffer that it keeps?)"
-        )
-        raise Fault.of(KernelFinding("unwritten", words))
-    words = (
-        f"the kernel is not deterministic: a second run on the same inputs changed {len(differ)} of {first.size} "
-        f"outputs, the first row {n} token {m}: {first[m, n]:.9g}, then {second[m, n]:.9g}"
-    )
-    raise Fault.of(KernelFinding("changing", words))
+        raise Fault(f"{who} modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}")
 
 
 class OracleRunner:
@@ -162,21 +154,22 @@ class OracleRunner:
         self._oracle = oracle
         self.gives = [name for name in ("weights", "activations") if getattr(oracle, name) is not None]
 
-    def weights(self, rows: Bytes, fmt: str) -> Doubles:
-        """float64[n, L] of uint8[n, row bytes]. Raises Fault."""
-        k = rows.shape[1] // FORMATS[fmt].block_bytes * FORMATS[fmt].block_size
-        return self._checked("weights", rows, k, fmt)
+    def declared(self) -> dict[str, Any]:
+        return {"gives": self.gives}
 
-    def activations(self, x: Bytes, floats: bool) -> Doubles:
-        """float64[M, L] of uint8[M, row bytes]. Raises Fault."""
-        given: npt.NDArray[Any] = x.view(np.float32) if floats else x
-        return self._checked("activations", given, given.shape[1] if floats else x.shape[1] // Q8_1.block_bytes * 32)
-
-    def _checked(self, what: str, given: npt.NDArray[Any], k: int, *more: str) -> Doubles:
-        first, second = (self._once(what, given, k, *more) for _ in range(2))
-        if first.shape != second.shape or not np.array_equal(first.view(np.uint64), second.view(np.uint64)):
-            raise Fault(f"the kernel's oracle is not deterministic: a second call of its {what} gave other values")
-        return first
+    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        given, values = operands["given"].array, operands["values"].array
+        if question["what"] == "weights":
+            fmt = question["format"]
+            k = given.shape[1] // FORMATS[fmt].block_bytes * FORMATS[fmt].block_size
+            made = self._once("weights", given, k, fmt)
+        else:
+            floats = given.dtype == np.float32
+            made = self._once(
+                "activations", given, given.shape[1] if floats else given.shape[1] // Q8_1.block_bytes * 32
+            )
+        values.reshape(-1)[: made.size] = made.reshape(-1)
+        return {"columns": made.shape[1]}
 
     def _once(self, what: str, given: npt.NDArray[Any], k: int, *more: str) -> Doubles:
         copy = given.copy()
@@ -201,66 +194,60 @@ class OracleRunner:
 class PythonRunner:
     """A function or callable object. Raises UsageError where its declaration is not valid."""
 
-    adds_floats = False
-    unset: tuple[str, ...] = ()
-
     def __init__(self, kernel: Any) -> None:
         self.declaration = declaration_of(kernel)
         self._kernel, self._pack = kernel, getattr(kernel, "pack", None)
 
-    def load(self, fmt: str, rows: Bytes, n: int, k: int) -> None:
-        self._fmt, self._n, self._k = fmt, n, k
-        self._weights: Any = rows
+    def declared(self) -> dict[str, Any]:
+        d = self.declaration
+        return {"formats": d.formats, "semantics": d.semantics, "ordered": d.ordered, "takes": d.takes,
+                "domain": d.domain.plain()}  # fmt: skip
+
+    def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        self._fmt = question["format"]
+        self._weights: Any = operands["weights"].array
+        #: Of packed weights, which only this process has.
+        self._kept: npt.NDArray[Any] | None = None
         if self._pack is not None:
             try:
-                self._weights = self._pack(rows, fmt)
+                self._weights = self._pack(self._weights.copy(), self._fmt)
             except BaseException as error:
                 raise raised("pack", error) from None
-        self._kept = self._weights.copy() if isinstance(self._weights, np.ndarray) else None
+            self._kept = self._weights.copy() if isinstance(self._weights, np.ndarray) else None
+        return {}
 
-    def multiply(self, x: Bytes) -> Floats:
-        first, second = self._once(x), self._once(x)
-        same_bits(first, second)
-        return second
-
-    def multiply_under(self, x: Bytes, schedule: Schedule) -> Floats:
-        raise EnvironmentFault("a kernel in Python has no schedules")
-
-    def alone(self, fmt: str, shape: tuple[int, int, int], contents: dict[str, Bytes | None], sizes: dict[str, int],
-              number: int) -> Written:  # fmt: skip
-        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
-
-    def _once(self, x: Bytes) -> Floats:
-        shape = Shape(self._fmt, len(x), self._n, self._k)
-        given: npt.NDArray[Any] = x.copy()
-        if self.declaration.given == FLOAT32:
-            given = given.view(np.float32)
-        whole = poisoned(4 * shape.m * shape.n)
-        out = whole[GUARD_BYTES:-GUARD_BYTES].view(np.float32).reshape(shape.m, shape.n)
+    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        shape = Shape(self._fmt, *question["shape"])
+        given, out = operands["activations"].array, operands["output"].array
         try:
             if self.declaration.out:
                 self._kernel(self._weights, given, shape, out)
-                answer: Any = out
-            else:
-                answer = self._kernel(self._weights, given, shape)
+                return self._checked()
+            answer = self._kernel(self._weights, given, shape)
+        except Fault:
+            raise
         except BaseException as error:  # also SystemExit
             raise raised("the kernel", error) from None
         y = as_array(answer)
         if y.dtype != np.float32 or y.shape != out.shape:
             described = f"{y.dtype}[{', '.join(map(str, y.shape))}]"
             raise Fault(f"the kernel returned {described}, expected float32[{shape.m}, {shape.n}]")
-        if touched := outside(whole):
-            raise Fault.of(KernelFinding("outside", touched))
-        result = np.array(y, np.float32, order="C")
-        unchanged("activations", given.view(np.uint8), x)
-        if self._kept is not None:
-            unchanged("weights", self._weights, self._kept)
-        mine = self._kept is None or not np.may_share_memory(y, self._weights)
+        out[...] = y
+        inputs = (given, self._weights) if isinstance(self._weights, np.ndarray) else (given,)
+        mine = not any(np.may_share_memory(y, array) for array in (*inputs, out))
         if hasattr(answer, "__cuda_array_interface__"):
             poison_on_device(answer)
         elif y.flags.writeable and mine:  # an element that it does not write next time is noticed
             y[...] = POISON.view(np.float32)
-        return result
+        return self._checked()
+
+    def _checked(self) -> dict[str, Any]:
+        if self._kept is not None:
+            unchanged("weights", self._weights, self._kept, "the kernel")
+        return {}
+
+    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
 
 
 def poison_on_device(answer: Any) -> None:
@@ -329,74 +316,66 @@ def end_with_parent() -> None:
 def serve(link: Connection, make: Callable[[], Runner]) -> None:
     """Answer until the parent is gone; `make` gives the Runner."""
 
-    contents: dict[str, Bytes | None] = {}
+    def answer(runner: Runner, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        do = {"load": runner.load, "run": runner.run, "alone": runner.alone}[question["do"]]
+        return do(question, operands)
 
-    def answer(runner: Runner, header: dict[str, Any], array: Bytes) -> None:
-        if "load" in header:
-            runner.load(header["load"], array, header["n"], header["k"])
-            _say(link, ok=True)
-        elif "contents" in header:
-            weights = header["contents"]
-            contents.update(weights=array[:weights], activations=array[weights:], output=None)
-            _say(link, ok=True)
-        elif "alone" in header:
-            written = runner.alone(header["type"], tuple(header["shape"]), contents, header["sizes"], header["alone"])
-            _say(link, ok=True, written=len(written.at))
-            link.send_bytes(np.concatenate([written.at.view(np.uint8), written.words.view(np.uint8)]).data)
-        else:
-            said = header.get("schedule")
-            y = runner.multiply(array) if said is None else runner.multiply_under(array, Schedule(**said))
-            unset = [place[:100] for place in runner.unset[:MOST_UNSET]]
-            _say(link, ok=True, adds_floats=runner.adds_floats, unset=unset)
-            link.send_bytes(y.reshape(-1).view(np.uint8).data)
-
-    def declared(runner: Runner) -> dict[str, Any]:
-        d = runner.declaration
-        return {"formats": d.formats, "semantics": d.semantics, "ordered": d.ordered, "takes": d.takes,
-                "domain": d.domain.plain()}  # fmt: skip
-
-    _serve(link, make, declared, answer)
+    _serve(link, make, answer)
 
 
 def serve_oracle(link: Connection, make: Callable[[], OracleRunner]) -> None:
-    """Answer requests to an oracle until the parent has gone."""
-
-    def answer(runner: OracleRunner, header: dict[str, Any], array: Bytes) -> None:
-        if "weights" in header:
-            values = runner.weights(array, header["weights"])
-        else:
-            values = runner.activations(array, header["activations"])
-        _say(link, ok=True, columns=values.shape[1])
-        link.send_bytes(values.reshape(-1).view(np.uint8).data)
-
-    _serve(link, make, lambda runner: {"gives": runner.gives}, answer)
+    """Answer questions to an oracle until the parent has gone."""
+    _serve(link, make, OracleRunner.run)
 
 
-R = TypeVar("R")
+class _Declared(Protocol):
+    def declared(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=_Declared)
 
 
 def _serve(
-    link: Connection, make: Callable[[], R], first_message: Callable[[R], dict[str, Any]],
-    answer: Callable[[R, dict[str, Any], Bytes], None],
+    link: Connection, make: Callable[[], R],
+    answer: Callable[[R, dict[str, Any], dict[str, Mapped]], dict[str, Any]],
 ) -> None:  # fmt: skip
     end_with_parent()
+    memory: dict[int, tuple[int, Bytes]] = {}
     with contextlib.suppress(EOFError, OSError):
         try:
             runner = make()
-            _say(link, **first_message(runner))
+            _say(link, **runner.declared())
         except EnvironmentFault as error:
             return _say(link, environment=str(error))
         except HarnessError as error:
             return _say(link, usage=str(error))
         while True:
-            header, (array,) = protocol.receive(link)
+            question = json.loads(link.recv_bytes())
+            number = question["of"]
+            _map(link, question, memory)
             try:
-                answer(runner, header, array)
+                operands = {}
+                for said in question["operands"]:
+                    operand = Operand.of_plain(said)
+                    operands[operand.name] = Mapped(operand, *memory[operand.file])
+                _say(link, of=number, ok=True, **answer(runner, question, operands))
             except Fault as error:
                 more = {} if error.finding is None else {"finding": error.finding}
-                _say(link, fault=str(error), cause=error.cause, **more)
+                _say(link, of=number, fault=str(error), cause=error.cause, **more)
             except EnvironmentFault as error:
-                _say(link, environment=str(error))
+                _say(link, of=number, environment=str(error))
+
+
+def _map(link: Connection, question: dict[str, Any], memory: dict[int, tuple[int, Bytes]]) -> None:
+    """Map what a question says is new, and forget what it does not need."""
+    for number in question["forget"]:
+        handle, _ = memory.pop(number)  # arrays that a kernel kept keep the mapping
+        os.close(handle)
+    if question["map"]:
+        with socket.socket(fileno=os.dup(link.fileno())) as ours:
+            handles = reduction.recvfds(ours, len(question["map"]))
+        for (number, nbytes), handle in zip(question["map"], handles, strict=True):
+            memory[number] = handle, np.frombuffer(mmap.mmap(handle, nbytes), np.uint8)
 
 
 def _say(link: Connection, **answer: Any) -> None:

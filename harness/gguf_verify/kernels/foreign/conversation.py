@@ -7,23 +7,39 @@ the next.
 from __future__ import annotations
 
 import json
-import multiprocessing
-import select
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
-
-import numpy as np
-import numpy.typing as npt
 
 from ...gguf import printable
 from ...processes.child import ChildProcess, signal_name
-from ...support import protocol
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
 from ...support.stages import counted
+from .channel import Channel, Garbled, Late
+from .operands import MemoryFile
 
 #: After so many calls that ran into the time limit nothing is called again, so that a run comes to its end.
 _MOST_HANGS = 3
 _MOST_MESSAGE = 1 << 14
+#: What a process may say that it saw a kernel do, beside what is judged here: `KernelFinding`.
+_SEEN_THERE = ("race", "outside", "unset", "misaligned", "overflow", "divergent", "input", "unwritten", "changing")
+
+
+class Budget:
+    """The time that one call may take, over all of its exchanges with a process."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = self._left = seconds
+
+    @contextmanager
+    def spent(self) -> Iterator[float]:
+        """Inside, time passes; the deadline by the monotonic clock."""
+        start = time.monotonic()
+        try:
+            yield start + self._left
+        finally:
+            self._left -= time.monotonic() - start
 
 
 class Conversation:
@@ -33,7 +49,7 @@ class Conversation:
         who: who is to blame for a fault, in words: "the kernel".
         name: the kernel's name, for faults that end the run.
         start: starts the process.
-        time_limit: seconds for an answer.
+        time_limit: seconds for a call.
         start_limit: seconds for the first message, which the process sends unasked.
         fault: what is raised.
     """
@@ -46,11 +62,19 @@ class Conversation:
         self._time_limit, self._start_limit = time_limit, max(start_limit, time_limit)
         self.process: ChildProcess | None = None
         self.hangs = 0
+        self._channel: Channel | None = None
+        #: Questions that were asked; an answer says which one it is of.
+        self._asked = 0
+        #: Memory files that the process maps, and those of them that it need not map any more.
+        self._mapped: set[int] = set()
+        self._forgotten: list[int] = []
 
     def begin(self) -> dict[str, Any]:
         """Start the process and return its first message. Raises UsageError, EnvironmentFault, KernelFault."""
         self.process = self._start()
-        said = self._receive_message(self._start_limit, "start")
+        self._channel = Channel(self.process.link.fileno(), _MOST_MESSAGE)
+        self._mapped, self._forgotten = set(), []
+        said = self._exchange(Budget(self._start_limit), "start")
         for key, kind in (("environment", EnvironmentFault), ("usage", UsageError)):
             if key in said:
                 self.stop()
@@ -69,24 +93,52 @@ class Conversation:
             raise self._fault(f"{self.who} could not be started again: {error}") from None
         return False
 
+    def budget(self) -> Budget:
+        """The time of a call."""
+        return Budget(self._time_limit)
+
+    def forget(self, file: MemoryFile) -> None:
+        """The process need not map this file any more."""
+        if file.number in self._mapped:
+            self._mapped.remove(file.number)
+            self._forgotten.append(file.number)
+
     @counted("foreign process")
-    def ask(self, header: dict[str, Any], array: npt.NDArray[np.uint8]) -> dict[str, Any]:
-        """Send a request and return the answer that it was done. Raises KernelFault; EnvironmentFault where this
-        machine cannot do it, which only a product under a schedule may say."""
-        assert self.process is not None
-        try:
-            protocol.send(self.process.link, header, array)
-        except OSError:
-            self._dead()
-        said = self._receive_message(self._time_limit, "return")
-        if "environment" in said:
+    def ask(
+        self, question: dict[str, Any], files: Sequence[MemoryFile] = (), budget: Budget | None = None,
+        may_lack: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Send a question and return the answer that it was done.
+
+        Args:
+            files: that the question speaks of.
+            budget: of the call that it belongs to; None: it is a call by itself.
+            may_lack: whether it may be answered by what this machine lacks.
+
+        Raises KernelFault; with `may_lack`, EnvironmentFault.
+        """
+        assert self._channel is not None
+        if not self._channel.quiet:  # nothing was asked that this could answer
+            self.garbage()
+        self._asked += 1
+        new = [file for file in files if file.number not in self._mapped]
+        maps = {"map": [[file.number, file.nbytes] for file in new], "forget": self._forgotten}
+        message = json.dumps({**question, **maps, "of": self._asked}).encode()
+        self._mapped.update(file.number for file in new)
+        self._forgotten = []
+        said = self._exchange(budget or self.budget(), "return", message, [file.handle for file in new])
+        if said.get("of") != self._asked:
+            self.garbage()
+        if "environment" in said and may_lack:
             raise EnvironmentFault(printable(str(said["environment"]), 600))
         if "fault" in said:
             self.stop()
             words, finding = printable(str(said["fault"]), 600), said.get("finding")
-            if self._fault is KernelFault and isinstance(finding, dict) and isinstance(finding.get("lines"), list):
+            if not isinstance(finding, dict) or self._fault is not KernelFault:
+                finding = {}
+            if finding.get("kind") in _SEEN_THERE and isinstance(finding.get("lines"), list):
                 lines = tuple(printable(str(line), 100) for line in finding["lines"][:8])
-                raise KernelFinding(printable(str(finding.get("kind")), 20), words, lines)
+                raise KernelFinding(finding["kind"], words, lines)
             fault = self._fault(words)
             fault.cause = printable(str(said.get("cause", "")), 300)
             raise fault
@@ -94,31 +146,24 @@ class Conversation:
             self.garbage()
         return said
 
-    def receive(self, out: npt.NDArray[Any]) -> None:
-        """Receive the array of an answer. Raises KernelFault."""
-        assert self.process is not None
+    def _exchange(
+        self, budget: Budget, what: str, message: bytes | None = None, handles: Sequence[int] = ()
+    ) -> dict[str, Any]:  # fmt: skip
+        """Send a message, if there is one, and receive one. Raises KernelFault where none comes in time or it is not
+        valid."""
+        assert self._channel is not None
         try:
-            if self.process.link.recv_bytes_into(out.reshape(-1).view(np.uint8).data) != out.nbytes:
-                self.garbage()
-        except multiprocessing.ProcessError:
-            self.garbage()
-        except (EOFError, OSError):
-            self._dead()
-
-    def _receive_message(self, seconds: float, what: str) -> dict[str, Any]:
-        """Receive one message. Raises KernelFault where none comes in time or it is not valid."""
-        assert self.process is not None
-        ready = select.poll()
-        ready.register(self.process.link.fileno(), select.POLLIN)
-        if not ready.poll(1000 * seconds):
+            with budget.spent() as deadline:
+                if message is not None:
+                    self._channel.send(message, deadline, handles)
+                said = json.loads(self._channel.receive(deadline))
+        except Late:
             self.hangs += 1
             self.stop()
-            raise self._fault(f"{self.who} did not {what} within {seconds:g} s")
-        try:
-            said = json.loads(self.process.link.recv_bytes(_MOST_MESSAGE))
+            raise self._fault(f"{self.who} did not {what} within {budget.seconds:g} s") from None
         except (EOFError, OSError):
             self._dead()
-        except ValueError:
+        except (Garbled, ValueError, RecursionError):
             self.garbage()
         if not isinstance(said, dict):
             self.garbage()
@@ -146,6 +191,6 @@ class Conversation:
 
     def stop(self) -> None:
         """End the process."""
-        process, self.process = self.process, None
+        process, self.process, self._channel = self.process, None, None
         if process is not None:
             process.close(60.0)

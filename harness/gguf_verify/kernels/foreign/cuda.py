@@ -37,22 +37,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ...hosts import HOSTS, make_host
-from ...hosts.base import Host, Sparse, Written
+from ...hosts import HOSTS
+from ...hosts.base import Host, Placed
+from ...hosts.foreign_sources import foreign_source
 from ...hosts.schedule import Schedule
 from ...semantics import OWN
 from ...support import scratch
-from ...support.errors import EnvironmentFault, HarnessError, KernelFault, UsageError
+from ...support.errors import EnvironmentFault, KernelFault, UsageError
 from ...support.paths import kernel_root
 from ..domain import domain_of
 from ..launches import Launched
 from .api import Declaration, strings
-from .child import Fault, same_bits, unchanged
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
@@ -84,11 +80,11 @@ class Expression:
             raise UsageError(f"{ascii(self.source)[:80]} is not an expression of M, N and K") from None
 
     def value(self, m: int, n: int, k: int) -> int:
-        """Raises Fault where it divides by zero."""
+        """Raises KernelFault where it divides by zero."""
         try:
             return _value(self._root, {"M": m, "N": n, "K": k})
         except ZeroDivisionError:
-            raise Fault(f"{self.source} divides by zero at M={m}, N={n}, K={k}") from None
+            raise KernelFault(f"{self.source} divides by zero at M={m}, N={n}, K={k}") from None
 
 
 def _value(node: ast.AST, names: dict[str, int]) -> int:
@@ -134,9 +130,18 @@ class CudaDeclaration:
         return {**self.macros, **self.macros_of.get(fmt, {})}
 
     def launched(self, m: int, n: int, k: int) -> Launched:
-        """What a call launches. Raises Fault."""
+        """What a call launches. Raises KernelFault."""
         grid, block = ((x.value(m, n, k), y.value(m, n, k), z.value(m, n, k)) for x, y, z in (self.grid, self.block))
         return Launched(grid, block, self.shared.value(m, n, k))
+
+    def launch(self, fmt: str, m: int, n: int, k: int) -> dict[str, Any]:
+        """The same for a message, of the kernel of a type. Raises KernelFault where CUDA would not launch it."""
+        launched = self.launched(m, n, k)
+        if launched.refused:
+            raise KernelFault(f"at M={m}, N={n}, K={k} {launched.refused}")
+        numbers = {"M": m, "N": n, "K": k}
+        args = [[_INTEGERS[kind]().dtype.name, numbers[name]] if kind else name for kind, name in self.parameters]
+        return {"kernel": fmt, "grid": launched.grid, "block": launched.block, "shared": launched.shared, "args": args}
 
 
 def parse(text: str) -> CudaDeclaration:
@@ -213,7 +218,8 @@ def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dic
 
 
 class CudaSource:
-    """FILE.cu:SYMBOL, its declaration, and a folder with all that compiling it needs.
+    """FILE.cu:SYMBOL, its declaration, and a folder with all that compiling it needs. `texts` are those of the file and
+    of what it includes.
 
     Raises UsageError where there is no such file or its declaration is not valid.
     """
@@ -231,9 +237,13 @@ class CudaSource:
         #: Path and name of its oracle, if it has one.
         self.oracle = (path.parent / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
         self.symbol = symbol
-        self.root = scratch.folder("sources")
-        self._removed = weakref.finalize(self, scratch.remove_folder, self.root)
+        folder = scratch.folder("foreign")
+        self._removed = weakref.finalize(self, scratch.remove_folder, folder)
+        #: What compilers read, and what its process loads.
+        self.root, self.built = folder / "source", folder / "built"
         try:
+            self.root.mkdir()
+            self.built.mkdir()
             (self.root / "emulator").mkdir()
             for header in (kernel_root() / "emulator").iterdir():
                 (self.root / "emulator" / header.name).write_bytes(header.read_bytes())
@@ -252,6 +262,7 @@ class CudaSource:
         it. The copies lie to each other as the originals do.
         """
         files = included_files(path)
+        self.texts = tuple(included_files(path, everywhere=True).values())
         top = os.path.commonpath([os.path.dirname(name) for name in files])
         digest = hashlib.sha256()
         for name, text in files.items():
@@ -262,6 +273,11 @@ class CudaSource:
             copy.write_text(text)
         self._file = os.path.relpath(os.path.abspath(path), top)
         return digest.hexdigest()
+
+    @property
+    def adds_floats(self) -> bool:
+        """Whether it may add floats by atomic operations, in an order that nobody chooses."""
+        return any("atomicAdd" in text for text in self.texts)
 
     def close(self) -> None:
         self._removed()
@@ -331,104 +347,44 @@ static_assert(gguf_verify_fits({symbol}), "the parameters of {symbol} are not th
 """
 
 
-class CudaRunner:
-    """The kernel on a host, in the process where it may crash. Raises UsageError where it does not compile.
+class CudaKernels:
+    """The kernels of a source, compiled here and loaded nowhere: files in a folder of the source, for its process.
 
-    A kernel that adds floats by atomic operations, and declares no order, may give other bits each time on a card: that
-    is no fault, and all of its outputs are judged by the bound. The CPU host runs its blocks one after the other.
+    Args:
+        host: compiles.
+        seconds: for compiling all types, and for all under one kind of schedule.
     """
 
-    adds_floats = False
-    unset: tuple[str, ...] = ()
+    def __init__(self, source: CudaSource, host: Host, seconds: float) -> None:
+        self._source, self.host, self._seconds = source, host, seconds
+        self._placed: dict[tuple[str, bool], Placed] = {}
 
-    def __init__(self, root: Path, symbol: str, declared: str, host: str, threads: int) -> None:
-        self._said = parse(declared)
-        self.declaration = self._said.of
-        self._host = make_host(host, threads)
-        self._root, self._symbol = root, symbol
-        self._host.check()
-        texts = [path.read_text(errors="replace") for path in (root / "author").rglob("*") if path.is_file()]
-        self._any_bits = not (HOSTS[host].emulated or self.declaration.ordered) and any("atomicAdd" in t for t in texts)
-        self._kernels = {}
-        for fmt in self.declaration.formats:
-            try:
-                self._kernels[fmt] = self._host.load(root, _UNIT, symbol, self._said.defines(fmt))
-            except EnvironmentFault as error:
-                if HOSTS[host].emulated and any(_PTX.search(text) for text in texts):
-                    raise UsageError(
-                        "it does not compile for the CPU, which cannot run inline PTX (asm): verify it with --host "
-                        "gpu, or give it another way where __CUDACC__ is not defined"
-                    ) from None
-                raise UsageError(str(error).replace(f"{root}/author/", "").replace(f"{root}/", "")) from None
-
-    def load(self, fmt: str, rows: Bytes, n: int, k: int) -> None:
-        self._fmt, self._rows, self._n, self._k = fmt, rows, n, k
+    def all(self) -> dict[str, Placed]:
+        """For each type that it declares. Raises UsageError where one does not compile, EnvironmentFault where what
+        compiles is missing."""
+        self.host.check()
         try:
-            self._weights = self._host.upload(rows.copy(), "weights")
-        except HarnessError as error:
-            raise Fault(str(error)) from None
+            with foreign_source(self._source.root, self._seconds):
+                return {fmt: self._of(fmt, None) for fmt in self._source.declaration.of.formats}
+        except EnvironmentFault as error:
+            if HOSTS[self.host.name].emulated and any(_PTX.search(text) for text in self._source.texts):
+                raise UsageError(
+                    "it does not compile for the CPU, which cannot run inline PTX (asm): verify it with --host "
+                    "gpu, or give it another way where __CUDACC__ is not defined"
+                ) from None
+            root = self._source.root
+            raise UsageError(str(error).replace(f"{root}/author/", "").replace(f"{root}/", "")) from None
 
-    def multiply(self, x: Bytes) -> Floats:
-        if not len(x):  # as engines do: a launch without thread blocks is an error
-            return np.empty((0, self._n), np.float32)
-        try:
-            first, second = (self._once(x, self._host, self._kernels[self._fmt], self._weights) for _ in range(2))
-        except HarnessError as error:
-            raise Fault.of(error) from None
-        if not self._any_bits:
-            same_bits(first, second)
-        return second
+    def under(self, fmt: str, schedule: Schedule) -> Placed:
+        """For launches under a schedule. Raises EnvironmentFault."""
+        with foreign_source(self._source.root, self._seconds):
+            return self._of(fmt, schedule)
 
-    def multiply_under(self, x: Bytes, schedule: Schedule) -> Floats:
-        host = self._host.under(schedule)
-        if host is None:
-            raise EnvironmentFault(f"{self._host.name} has no such schedule")
-        try:
-            host.adds_floats = self._any_bits
-            kernel = host.load(self._root, _UNIT, self._symbol, self._said.defines(self._fmt))
-            y = self._once(x, host, kernel, host.upload(self._rows, "weights"))
-            host.settle()
-            self.adds_floats, self.unset = host.adds_floats, host.unset
-            return y
-        except KernelFault as error:
-            raise Fault.of(error) from None
-        finally:
-            host.close()
-
-    def alone(self, fmt: str, shape: tuple[int, int, int], contents: dict[str, Bytes | None], sizes: dict[str, int],
-              number: int) -> Written:  # fmt: skip
-        host = self._host
-        try:
-            operands = {
-                what: Sparse(sizes[what], None if content is None else host.upload(content, what), what)
-                for what, content in contents.items()
-            }  # fmt: skip
-            launched, args = self._launched(shape), self._arguments(shape, operands)
-            return host.launch_alone(self._kernels[fmt], launched.grid, launched.block, args, launched.shared, number)
-        except EnvironmentFault:
-            raise
-        except HarnessError as error:
-            raise Fault.of(error) from None
-
-    def _once(self, x: Bytes, host: Host, kernel: Any, weights: Any) -> Floats:
-        shape = m, n, _ = len(x), self._n, self._k
-        launched = self._launched(shape)
-        given, out = host.upload(x.copy(), "activations"), host.output(4 * m * n)
-        args = self._arguments(shape, {"weights": weights, "activations": given, "output": out})
-        host.launch(kernel, launched.grid, launched.block, args, launched.shared)
-        y = host.download(out).view(np.float32).reshape(m, n)
-        unchanged("activations", host.contents(given), x)
-        unchanged("weights", host.contents(weights), self._rows)
-        return y
-
-    def _launched(self, shape: tuple[int, int, int]) -> Launched:
-        """What a call launches. Raises Fault where CUDA would not."""
-        launched = self._said.launched(*shape)
-        if launched.refused:
-            m, n, k = shape
-            raise Fault(f"at M={m}, N={n}, K={k} {launched.refused}")
-        return launched
-
-    def _arguments(self, shape: tuple[int, int, int], buffers: dict[str, Any]) -> list[Any]:
-        numbers = dict(zip("MNK", shape, strict=True))
-        return [_INTEGERS[kind](numbers[name]) if kind else buffers[name] for kind, name in self._said.parameters]
+    def _of(self, fmt: str, schedule: Schedule | None) -> Placed:
+        checked = schedule is not None and schedule.checked
+        if (fmt, checked) not in self._placed:
+            source = self._source
+            defines = source.declaration.defines(fmt)
+            built = self.host.build(source.root, _UNIT, source.symbol, defines, schedule if checked else None)
+            self._placed[fmt, checked] = built.placed(source.built, f"{fmt}-checked" if checked else fmt)
+        return self._placed[fmt, checked]

@@ -12,9 +12,9 @@ import importlib.util
 import json
 import os
 import re
-import select
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from multiprocessing.connection import Connection
@@ -26,6 +26,7 @@ from ...support.errors import HarnessError
 from ...support.paths import PACKAGE
 from ...support.sources import file_digest
 from ...support.text import printable
+from .channel import Channel, Garbled, Late
 from .child import end_with_parent, import_kernel
 from .cuda import CudaSource, included_files
 from .sources import CONFINED, START_LIMIT
@@ -59,16 +60,15 @@ def _of_python(path: Path, name: str) -> dict[str, str]:
     process = Spawned("gguf_verify.kernels.foreign", stall=START_LIMIT, confined=CONFINED)
     try:
         process.link.send_bytes(json.dumps({"path": str(path), "name": name, "dependencies": True}).encode())
-        ready = select.poll()
-        ready.register(process.link.fileno(), select.POLLIN)
-        if not ready.poll(1000 * START_LIMIT):
-            return _digests({path}, path.parent) | {"its modules": f"not imported within {START_LIMIT:g} s"}
-        said = json.loads(process.link.recv_bytes(_MOST_BYTES))
+        channel = Channel(process.link.fileno(), _MOST_BYTES)
+        said = json.loads(channel.receive(time.monotonic() + START_LIMIT))
         files = {Path(file) for file in said["files"]} | {path}
         fault = {"its modules": printable(str(said["fault"]), 300)} if said["fault"] else {}
         versions = {f"package {package}": str(version) for package, version in said["packages"].items()}
         return _digests(files, path.parent) | versions | fault
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
+    except Late:
+        return _digests({path}, path.parent) | {"its modules": f"not imported within {START_LIMIT:g} s"}
+    except (Garbled, RecursionError, OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return _digests({path}, path.parent) | {"its modules": "its process ended"}
     finally:
         process.close(60.0)

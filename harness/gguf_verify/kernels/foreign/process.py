@@ -1,14 +1,13 @@
 """The parent's side of a foreign kernel, which runs in a process of its own.
 
 Whatever the kernel does there becomes a KernelFault of one line, which rungs record. Nothing that the process sends is
-trusted: sizes are checked, and outputs are judged like any other. Where the kernel is judged by its author's oracle,
-the oracle runs in a second process.
+trusted: what it did is judged from memory of this process, and outputs are judged like any other. Where the kernel is
+judged by its author's oracle, the oracle runs in a second process.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 import platform
 import re
@@ -24,26 +23,27 @@ import numpy.typing as npt
 
 from ...formats import BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
-from ...hosts import Host
-from ...hosts.base import MOST_ALONE, Written
+from ...hosts import HOSTS, Host, make_host
+from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
-from ...semantics.exact import exact_weights
-from ...support.errors import KernelFault, OracleFault, UsageError
+from ...support.errors import EnvironmentFault, KernelFault, UsageError
 from ..domain import Domain, Extent, domain_of
 from ..interface import Kernel, Weights
 from ..launches import Launched, SparseProduct
 from ..operands import fitting, whole_blocks, whole_rows
 from ..shipped import element_kernel
 from .api import FLOAT32, Declaration, strings
-from .child import MOST_UNSET, Fault
+from .blocks import ThreadBlocks
+from .child import MOST_UNSET
 from .conversation import Conversation
-from .cuda import CudaDeclaration, CudaSource
+from .cuda import CudaDeclaration, CudaKernels, CudaSource
+from .operands import Wall
+from .oracle import ForeignOracle
+from .products import Products
 from .sources import File, Object, Source
-
-Doubles = npt.NDArray[np.float64]
 
 #: Seconds for a call, by default.
 TIME_LIMIT = 60.0
@@ -57,71 +57,6 @@ def names_foreign(kernel: str) -> bool:
     return re.search(r"\.(py|cu)(:|$)", kernel) is not None
 
 
-class ForeignOracle:
-    """The oracle of a kernel's author, in a process of its own: a `semantics.Oracle`.
-
-    Args:
-        takes: the definition whose activations the kernel takes.
-    """
-
-    def __init__(self, source: Source, takes: Semantics, time_limit: float, verbose: bool) -> None:
-        self._takes = takes
-        self._conversation = Conversation(
-            "the kernel's oracle", source.name,
-            lambda: source.start(verbose, max(time_limit, 1.0), oracle=True), time_limit, source.start_limit,
-            OracleFault,
-        )  # fmt: skip
-        self._last: dict[str, tuple[bytes, Doubles]] = {}
-        try:
-            #: The functions that it gives.
-            self.gives = strings(self._conversation.begin().get("gives"), "the names of its functions")
-        except KernelFault as error:
-            raise UsageError(f"kernel {source.name}: {error}") from None
-        except BaseException:
-            self._conversation.stop()
-            raise
-
-    def weights(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> Doubles:
-        """float64[n, L]. Raises KernelFault."""
-        k = rows.shape[1] // fmt.block_bytes * fmt.block_size
-        if "weights" not in self.gives:
-            return exact_weights(fmt, rows.reshape(len(rows), -1, fmt.block_bytes)).reshape(len(rows), k)
-        return self._asked({"weights": fmt.name}, rows, k)
-
-    def activations(self, x: npt.NDArray[np.uint8]) -> Doubles:
-        """float64[M, L]. Raises KernelFault."""
-        fmt = self._takes.activations
-        if "activations" not in self.gives:
-            if fmt is None:
-                return np.ascontiguousarray(x).view(np.float32).astype(np.float64)
-            return exact_weights(fmt, x.reshape(len(x), -1, fmt.block_bytes)).reshape(len(x), -1)
-        k = x.shape[1] // 4 if fmt is None else x.shape[1] // fmt.block_bytes * fmt.block_size
-        return self._asked({"activations": fmt is None}, x, k)
-
-    def _asked(self, header: dict[str, Any], given: npt.NDArray[np.uint8], k: int) -> Doubles:
-        """Ask a function. Its last answer is kept, since products of one matrix follow each other."""
-        what = next(iter(header))
-        given = np.ascontiguousarray(given)
-        key = hashlib.sha256(f"{header}{given.shape}".encode() + given.tobytes()).digest()
-        if what in self._last and self._last[what][0] == key:
-            return self._last[what][1]
-        self._conversation.ready()
-        said = self._conversation.ask(header, given)
-        columns = said.get("columns")
-        if type(columns) is not int or not k <= columns <= 2 * k:
-            self._conversation.garbage()
-        out = np.empty((len(given), columns), np.float64)
-        self._conversation.receive(out)
-        if not np.isfinite(out).all():
-            self._conversation.garbage()
-        self._last[what] = key, out
-        return out
-
-    def close(self) -> None:
-        """End the process."""
-        self._conversation.stop()
-
-
 class ForeignKernel(Kernel):
     """A kernel that is not this project's, in a process of its own.
 
@@ -130,32 +65,36 @@ class ForeignKernel(Kernel):
         host: where shipped kernels multiply the matrices whose types are not quantized.
         time_limit: seconds for a call (which runs the kernel twice), and for loading a matrix.
         verbose: what the kernel prints goes to standard error.
-        cuda: what a kernel in CUDA C++ declares.
+        cuda: a kernel in CUDA C++, and what compiles it.
 
     Raises UsageError where there is no such kernel or it does not declare what it must; EnvironmentFault.
     """
 
     def __init__(
         self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False,
-        cuda: CudaDeclaration | None = None,
+        cuda: tuple[CudaSource, CudaKernels] | None = None,
     ) -> None:  # fmt: skip
         self.host = host
         self._source, self._time_limit = source, time_limit
-        #: What a file in CUDA C++ declares.
-        self._cuda = cuda
-        #: The sparse product whose contents the process holds.
-        self._sparse: SparseProduct | None = None
-        #: What the process holds, for this kernel under any schedule.
-        self._held: list[Weights] = []
-        self._schedule: dict[str, Any] | None = None
+        #: What a file in CUDA C++ declares, and what compiles it.
+        self._cuda: CudaDeclaration | None = None
+        self._compiled: CudaKernels | None = None
+        if cuda is not None:
+            self._cuda, self._compiled = cuda[0].declaration, cuda[1]
+        #: Whether a source in CUDA C++ adds floats by atomic operations, in an order that nobody chooses. Its process
+        #: cannot say so of itself.
+        self._may_add_floats = cuda is not None and cuda[0].adds_floats
+        self._schedule: Schedule | None = None
         self._oracle: ForeignOracle | None = None
         # a side that stops in the middle of a message must not hold up the other
         self._conversation = Conversation(
             "the kernel", source.name, lambda: source.start(verbose, max(time_limit, 1.0)), time_limit,
             source.start_limit,
         )  # fmt: skip
+        self._products, self._blocks = Products(self._conversation), ThreadBlocks(self._conversation)
         try:
-            self.declaration = _declared(self._conversation)
+            said = self._conversation.begin()
+            self.declaration = _declared(self._conversation, said) if self._cuda is None else self._cuda.of
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self._takes, time_limit, verbose)
         except KernelFault as error:
@@ -209,7 +148,8 @@ class ForeignKernel(Kernel):
 
     def runs_on(self) -> HostInfo:
         if self._source.on_host:
-            return msgspec.structs.replace(self.host.info(), own_process=True)
+            copies = self._compiled is not None and not self._compiled.host.runs_on_mapped
+            return msgspec.structs.replace(self.host.info(), own_process=True, copies=copies)
         python = f"python {platform.python_version()}"
         return HostInfo(name="", device=python, own_process=True, chosen="by the kernel")
 
@@ -220,19 +160,14 @@ class ForeignKernel(Kernel):
         return isinstance(fmt, ElementFormat) or fmt.name in self.declaration.formats
 
     def under(self, schedule: Schedule) -> ForeignKernel | None:
-        if not self._source.on_host or self.host.under(schedule) is None:
+        if not self._source.on_host or not self.host.offers(schedule):
             return None
         scheduled = copy.copy(self)  # which shares the process
-        scheduled._schedule = asdict(schedule)
+        scheduled._schedule = schedule
         return scheduled
 
     def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...] | None:
-        if self._cuda is None:
-            return None
-        try:
-            return (self._cuda.launched(m, n, k),)
-        except Fault as error:
-            raise KernelFault(str(error)) from None
+        return None if self._cuda is None else (self._cuda.launched(m, n, k),)
 
     def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
         launched = self.launches(fmt, m, n, k)
@@ -241,21 +176,9 @@ class ForeignKernel(Kernel):
         return launched[0] if self.host.runs_alone else f"the {self.host.name} host cannot run single thread blocks"
 
     def alone(self, product: SparseProduct, number: int) -> Written:
-        if not self._conversation.ready() or self._sparse is not product:
-            contents = np.concatenate([product.weights, product.x])
-            self._conversation.ask({"contents": len(product.weights)}, contents)
-            self._sparse = product
-        shape = [product.m, product.n, product.k]
-        asked = {"alone": number, "type": product.fmt.name, "shape": shape, "sizes": product.sizes}
-        n = self._conversation.ask(asked, np.zeros(0, np.uint8)).get("written")
-        if type(n) is not int or not 0 <= n <= MOST_ALONE // 4:
-            self._conversation.garbage()
-        raw = np.empty(12 * n, np.uint8)
-        self._conversation.receive(raw)
-        written = Written(raw[: 8 * n].view(np.int64), raw[8 * n :].view(np.uint32))
-        if (np.diff(written.at) <= 0).any() or (n and not 0 <= written.at[0] <= written.at[-1] < product.m * product.n):
-            self._conversation.garbage()
-        return written
+        assert self._cuda is not None
+        launch = self._cuda.launch(product.fmt.name, product.m, product.n, product.k)
+        return self._blocks.alone(product, number, launch)
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """By this project's encoder: the kernel is given the activations that it declares to take."""
@@ -277,33 +200,53 @@ class ForeignKernel(Kernel):
         weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
         activations of zero."""
         fitting(x, weights, self._takes.activations, quantized=True)
-        if not self._conversation.ready() or not (self._held and self._held[0] is weights):
-            self._held.clear()
+        n, k = self._called_with(weights)
+        wall: Wall = "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
+        if not self._products.holds(weights, wall):
             rows = weights.buffer
-            n, k = self._called_with(weights)
             if (n, k) != (weights.n, weights.k):
                 width = rows.shape[1] * k // weights.k
                 rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
-            self._conversation.ask({"load": weights.fmt.name, "n": n, "k": k}, np.ascontiguousarray(rows))
-            self._held.append(weights)
-        n, k = self._called_with(weights)
+            self._products.load(weights, wall, np.ascontiguousarray(rows), (n, k))
         y = np.empty((len(x), weights.n), np.float32)
         at = 0
         for wanted, given in self.domain.m.parts(len(x)) if len(x) else ((0, 0),):
             part = x[at + np.arange(given) % max(1, wanted)]
             if k != weights.k:
                 part = np.pad(part, ((0, 0), (0, x.shape[1] * k // weights.k - x.shape[1])))
-            schedule = {"schedule": self._schedule} if self._schedule else {}
-            said = self._conversation.ask({"m": given, **schedule}, np.ascontiguousarray(part))
-            self.adds_floats = self.adds_floats or said.get("adds_floats") is True
-            unset = said.get("unset")
-            told = [printable(str(place), 100) for place in unset[:MOST_UNSET]] if isinstance(unset, list) else []
-            self.unset = tuple(dict.fromkeys((*self.unset, *told)))
-            made = np.empty((given, n), np.float32)
-            self._conversation.receive(made)
+            made = self._made(weights.fmt.name, np.ascontiguousarray(part), n, k)
             y[at : at + wanted] = made[:wanted, : weights.n]
             at += wanted
         return y
+
+    def _made(self, fmt: str, x: npt.NDArray[np.uint8], n: int, k: int) -> npt.NDArray[np.float32]:
+        """One call. Raises KernelFault; EnvironmentFault under a schedule."""
+        shape = len(x), n, k
+        dtype = "float32" if self.declaration.given == FLOAT32 else "uint8"
+        if self._cuda is None or self._compiled is None:
+            return self._products.product(x, dtype, shape, {}, False, True)[0]
+        if not len(x):  # as engines do: a launch without thread blocks is an error
+            return np.empty((0, n), np.float32)
+        more: dict[str, Any] = {"launches": [self._cuda.launch(fmt, *shape)]}
+        if self._schedule is None:
+            return self._products.product(x, dtype, shape, more, False, not self._any_bits)[0]
+        more |= {
+            "schedule": asdict(self._schedule), "placed": asdict(self._compiled.under(fmt, self._schedule)),
+            "adds_floats": self._any_bits,
+        }  # fmt: skip
+        y, said = self._products.product(x, dtype, shape, more, True, False)
+        self.adds_floats = self.adds_floats or (said.get("adds_floats") is True and self._may_add_floats)
+        unset = said.get("unset")
+        told = [printable(str(place), 100) for place in unset[:MOST_UNSET]] if isinstance(unset, list) else []
+        self.unset = tuple(dict.fromkeys((*self.unset, *told)))
+        return y
+
+    @property
+    def _any_bits(self) -> bool:
+        """Whether its outputs may have other bits each time, which is then no fault: it adds floats by atomic
+        operations and declares no order, and a card chooses one. (An emulated card runs blocks one after the other.)
+        All of its outputs are judged by the bound."""
+        return self._may_add_floats and not self.declaration.ordered and not HOSTS[self.host.name].emulated
 
     def _called_with(self, weights: Weights) -> tuple[int, int]:
         """Rows and columns of a call for such weights: their own, or the next ones that its domain holds."""
@@ -317,6 +260,8 @@ class ForeignKernel(Kernel):
     def close(self) -> None:
         """End its processes."""
         self._conversation.stop()
+        self._products.close()
+        self._blocks.close()
         if self._oracle is not None:
             self._oracle.close()
         self._source.close()
@@ -332,9 +277,8 @@ def _multiples(extent: Extent, value: int) -> Iterator[int]:
         found = extent.up(found + 1)
 
 
-def _declared(conversation: Conversation) -> Declaration:
-    """Start the process; returns what the kernel declares. Raises UsageError, EnvironmentFault, KernelFault."""
-    said = conversation.begin()
+def _declared(conversation: Conversation, said: dict[str, Any]) -> Declaration:
+    """What a kernel's process said first, as its declaration. Raises UsageError, KernelFault."""
     try:
         formats = strings(said.get("formats"), "formats")
         return Declaration(
@@ -374,14 +318,16 @@ def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbos
         cuda = CudaSource(path, name)
     except UsageError as error:
         raise UsageError(f"kernel {shown}: {printable(str(error), 600)}") from None
-    threads = host.threads or 0
-    asked = {"root": str(cuda.root), "name": name, "declared": cuda.declared, "host": host.name, "threads": threads}
-    oracle = {"path": os.path.abspath(cuda.oracle[0]), "name": cuda.oracle[1], "oracle": True} if cuda.oracle else {}
     try:
-        return ForeignKernel(
-            File(shown, asked, oracle, _COMPILE_LIMIT, cuda.close, on_host=True), host, time_limit, verbose,
-            cuda.declaration,
-        )  # fmt: skip
-    except BaseException:
+        builder = make_host(host.name, host.threads or 0)  # not one in a process: it loads nothing
+        kernels = CudaKernels(cuda, builder, _COMPILE_LIMIT)
+        placed = {fmt: asdict(kernel) for fmt, kernel in kernels.all().items()}
+        asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
+        by = {"path": os.path.abspath(cuda.oracle[0]), "name": cuda.oracle[1], "oracle": True} if cuda.oracle else {}
+        source = File(shown, asked, by, close=cuda.close, on_host=True, shown=(cuda.built,))
+        return ForeignKernel(source, host, time_limit, verbose, (cuda, kernels))
+    except BaseException as error:
         cuda.close()
+        if isinstance(error, UsageError | EnvironmentFault) and not str(error).startswith("kernel "):
+            raise type(error)(f"kernel {shown}: {printable(str(error), 600)}") from None
         raise

@@ -6,7 +6,9 @@ import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from ...gguf import printable
@@ -51,6 +53,7 @@ class File(Source):
         start_limit: seconds for its first message, or the time limit of a call where that is longer.
         close: called when it is not started again.
         on_host: see `Source`.
+        shown: folders of the run that its process reads.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class File(Source):
         start_limit: float | None = None,
         close: Callable[[], None] = lambda: None,
         on_host: bool = False,
+        shown: tuple[Path, ...] = (),
     ) -> None:
+        self._confined = replace(CONFINED, shown=shown)
         self.name, self._asked, self._oracle, self._close, self.on_host = name, asked, oracle, close, on_host
         self.start_limit = START_LIMIT if start_limit is None else start_limit
 
@@ -69,7 +74,7 @@ class File(Source):
         self._close()
 
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
-        process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall, confined=CONFINED)
+        process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall, confined=self._confined)
         with contextlib.suppress(OSError):
             process.link.send_bytes(json.dumps(self._oracle if oracle else self._asked).encode())
         return process

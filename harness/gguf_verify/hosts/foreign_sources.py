@@ -1,0 +1,94 @@
+"""The one way in which a compiler gets to see a source that is not this project's.
+
+Such a source may hang its compiler, crash it or take it over. So each command that reads one runs confined, and is
+killed with all that it started when the time of the whole compilation is over; what it wrote and said is read with
+limits. Which source is foreign is said once, by `foreign_source`, for all that is compiled meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from ..processes.child import Command
+from ..processes.sandbox import GIB, Confinement, Limits, machine_memory
+from ..support import scratch
+from ..support.errors import EnvironmentFault
+
+#: Bytes that are read of what a compiler made.
+MOST_BUILT = 1 << 28
+#: Of a compiler and what it starts.
+_LIMITS = Limits(
+    memory=min(8 * GIB, machine_memory() * 3 // 4), processes=64, file_size=MOST_BUILT, log=1 << 24, cpu=3600
+)  # fmt: skip
+
+
+class ForeignSource:
+    """A folder of foreign sources, and the time that all commands together may take to compile it.
+
+    Args:
+        root: the folder. Compilers read it, and write only into temporary folders of the caller's.
+        seconds: the time limit.
+    """
+
+    def __init__(self, root: Path, seconds: float) -> None:
+        self.root, self._seconds = root, seconds
+        self._deadline = time.monotonic() + seconds
+
+    def run(self, command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+        """Run a command that reads the source, confined to writing into a folder; its `stderr` is the first that it
+        said on either stream. Raises EnvironmentFault where the time is over, or it exceeds a limit."""
+        confined = Confinement(_LIMITS, folder=folder, shown=(scratch.top(),))
+        process = Command(command, confined=confined)
+        try:
+            code = process.wait(max(0.0, self._deadline - time.monotonic()))
+            if code is None:
+                raise EnvironmentFault(f"the kernel's source did not compile within {self._seconds:g} s")
+            if process.stopped_for:
+                raise EnvironmentFault(f"the kernel's source did not compile: its compiler {process.stopped_for}")
+            return subprocess.CompletedProcess(list(command), code, "", "\n".join(process.first_lines()))
+        finally:
+            process.close()
+
+
+_NOW: ContextVar[ForeignSource | None] = ContextVar("foreign_source", default=None)
+
+
+@contextmanager
+def foreign_source(root: Path, seconds: float) -> Iterator[None]:
+    """Inside, what is below `root` is foreign, and compiling it takes at most so many seconds in all."""
+    token = _NOW.set(ForeignSource(root, seconds))
+    try:
+        yield
+    finally:
+        _NOW.reset(token)
+
+
+def as_foreign(root: Path) -> ForeignSource | None:
+    """The foreign source of this folder; None where it is this project's own."""
+    now = _NOW.get()
+    return now if now is not None and now.root == root else None
+
+
+def read_limited(path: Path, most: int = MOST_BUILT, cut: bool = False) -> bytes:
+    """The content of a regular file that somebody else wrote; with `cut`, its beginning. Raises EnvironmentFault where
+    there is none, or it is larger."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise EnvironmentFault(f"a compiler left no regular file as its {path.suffix or path.name}")
+            content = file.read(most + (not cut))
+    except OSError as error:
+        raise EnvironmentFault(f"a compiler left no {path.suffix or path.name}: {error.strerror}") from None
+    if len(content) > most:
+        raise EnvironmentFault(f"a compiler made more than {most:,} bytes")
+    return content
+
+
+__all__ = ["ForeignSource", "as_foreign", "foreign_source", "read_limited"]

@@ -1,0 +1,69 @@
+"""Single thread blocks of products of any size, which a foreign process runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...hosts.base import MOST_ALONE, Written
+from ..launches import SparseProduct
+from .conversation import Conversation
+from .operands import MemoryFile, Operand, laid_out
+
+
+class ThreadBlocks:
+    """Asks a process for what thread blocks of sparse products write."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        #: The product whose contents lie in the file.
+        self._of: SparseProduct | None = None
+        self._file: MemoryFile | None = None
+        self._operands: tuple[Operand, ...] = ()
+
+    def _place(self, product: SparseProduct) -> MemoryFile:
+        """What repeats in the operands, and room for all that a thread block may write. Only what is written takes
+        memory."""
+        if self._file is not None and self._of is product:
+            return self._file
+        self._drop()
+        contents = {"weights": product.weights, "activations": product.x}
+        wanted = [Operand(what, "input", "uint8", content.shape) for what, content in contents.items()]
+        wanted += [Operand(name, "output", dtype, (MOST_ALONE // 4,))
+                   for name, dtype in (("at", "int64"), ("words", "uint32"))]  # fmt: skip
+        _, size = laid_out(wanted, 0)
+        file = self._file = MemoryFile(size)
+        self._operands, _ = laid_out(wanted, file.number)
+        for operand in self._operands[:2]:
+            operand.array_in(file.bytes)[...] = contents[operand.name]
+        self._of = product
+        return file
+
+    def alone(self, product: SparseProduct, number: int, launch: dict[str, Any]) -> Written:
+        """What thread block `number` of the launch writes. Raises KernelFault, EnvironmentFault."""
+        self._conversation.ready()
+        file = self._place(product)
+        asked = {"do": "alone", "number": number, "launches": [launch], "sizes": product.sizes,
+                 "operands": [operand.plain() for operand in self._operands]}  # fmt: skip
+        n = self._conversation.ask(asked, [file], may_lack=True).get("written")
+        if type(n) is not int or not 0 <= n <= MOST_ALONE // 4:
+            self._conversation.garbage()
+        at, words = (operand.array_in(file.bytes)[:n].copy() for operand in self._operands[2:])
+        written = Written(at, words)
+        if (np.diff(written.at) <= 0).any() or (n and not 0 <= written.at[0] <= written.at[-1] < product.m * product.n):
+            self._conversation.garbage()
+        return written
+
+    def _drop(self) -> None:
+        if self._file is not None:
+            self._conversation.forget(self._file)
+            self._file.close()
+        self._file = self._of = None
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._drop()
+
+
+__all__ = ["ThreadBlocks"]

@@ -1,0 +1,122 @@
+"""A kernel in CUDA C++ in its own process: it loads what the verifier compiled, and launches it on a host.
+
+On a host that can, a kernel runs on the mapped operands themselves. A card has memory of its own: its inputs are copied
+there, and its outputs, and inputs that the kernel changed, are copied back to where the verifier looks for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...hosts import make_host
+from ...hosts.base import Host, Placed, Sparse
+from ...hosts.schedule import Schedule
+from ...support.errors import EnvironmentFault, HarnessError, KernelFault
+from .child import MOST_UNSET, Fault
+from .operands import Mapped
+
+
+class Launcher:
+    """A `child.Runner`. `asked` is the first message to its process: the "host", its "threads", and the "kernels":
+    type → the fields of `hosts.base.Placed`. Raises EnvironmentFault."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._host = make_host(asked["host"], asked["threads"])
+        self._kernels = {fmt: self._host.load_placed(Placed(**placed)) for fmt, placed in asked["kernels"].items()}
+        self._weights: tuple[Mapped, Any] | None = None
+
+    def declared(self) -> dict[str, Any]:
+        """The verifier has read what it declares."""
+        return {}
+
+    def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        weights = operands["weights"]
+        try:
+            self._weights = weights, _buffer(self._host, weights)
+        except HarnessError as error:
+            raise Fault(str(error)) from None
+        return {}
+
+    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        if "schedule" in question:
+            return self._scheduled(question, operands)
+        assert self._weights is not None
+        try:
+            held = {name: (mapped, _buffer(self._host, mapped)) for name, mapped in operands.items()}
+            _launched(self._host, self._kernels, question, {**held, "weights": self._weights})
+        except HarnessError as error:
+            raise Fault.of(error) from None
+        return {}
+
+    def _scheduled(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        host = self._host.scheduled(Schedule(**question["schedule"]))
+        try:
+            host.adds_floats = question["adds_floats"]
+            kernel = host.load_placed(Placed(**question["placed"]))
+            held = {name: (mapped, _buffer(host, mapped, walled=True)) for name, mapped in operands.items()}
+            _launched(host, {launch["kernel"]: kernel for launch in question["launches"]}, question, held)
+            host.settle()
+            unset = [place[:100] for place in host.unset[:MOST_UNSET]]
+            return {"adds_floats": host.adds_floats, "unset": unset}
+        except KernelFault as error:
+            raise Fault.of(error) from None
+        finally:
+            host.close()
+
+    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        host, (launch,) = self._host, question["launches"]
+        try:
+            sparse = {
+                what: Sparse(size, _buffer(host, operands[what]) if what in operands else None, what)
+                for what, size in question["sizes"].items()
+            }  # fmt: skip
+            args = _arguments(launch, sparse)
+            written = host.launch_alone(
+                self._kernels[launch["kernel"]], tuple(launch["grid"]), tuple(launch["block"]), args, launch["shared"],
+                question["number"],
+            )  # fmt: skip
+        except EnvironmentFault:
+            raise
+        except HarnessError as error:
+            raise Fault.of(error) from None
+        n = len(written.at)
+        operands["at"].array[:n] = written.at
+        operands["words"].array[:n] = written.words
+        return {"written": n}
+
+
+def _buffer(host: Host, mapped: Mapped, walled: bool = False) -> Any:
+    """The operand as an argument of launches."""
+    operand = mapped.operand
+    output = operand.role != "input"
+    over = host.over(mapped.whole(False), operand.name, output)
+    if over is not None:
+        return host.over(mapped.whole(True), operand.name, output) if walled else over
+    return host.output(operand.nbytes, operand.name) if output else host.upload(mapped.bytes, operand.name)
+
+
+def _launched(
+    host: Host, kernels: dict[str, Any], question: dict[str, Any], held: dict[str, tuple[Mapped, Any]]
+) -> None:
+    """Make the launches of a question. Then the mapped operands hold what they made."""
+    buffers = {name: buffer for name, (_, buffer) in held.items()}
+    for launch in question["launches"]:
+        args = _arguments(launch, buffers)
+        host.launch(kernels[launch["kernel"]], tuple(launch["grid"]), tuple(launch["block"]), args, launch["shared"])
+    for mapped, buffer in held.values():
+        if host.over(mapped.whole(False), mapped.operand.name) is not None:
+            continue
+        output = mapped.operand.role != "input"
+        made, there = host.download(buffer) if output else host.contents(buffer), mapped.bytes
+        if output or not np.array_equal(made, there):
+            there[:] = made
+
+
+def _arguments(launch: dict[str, Any], buffers: dict[str, Any]) -> list[Any]:
+    """Arguments of a launch: buffers by their names, and numbers of a type."""
+    return [buffers[a] if isinstance(a, str) else np.dtype(a[0]).type(a[1]) for a in launch["args"]]
+
+
+__all__ = ["Launcher"]

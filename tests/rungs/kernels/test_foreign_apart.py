@@ -1,0 +1,265 @@
+"""The judge is apart: what a foreign kernel's process does is seen by the verifier, whatever that process says; what it
+says has limits. Its sources are compiled where they can do no harm, and loaded in its process alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts.cpu_host import Buffer
+from gguf_verify.hosts.foreign_sources import foreign_source
+from gguf_verify.hosts.schedule import Schedule
+from gguf_verify.kernels.foreign import ForeignKernel, launcher, open_foreign, process, sources
+from gguf_verify.kernels.foreign.child import serve
+from gguf_verify.processes.child import ChildProcess, Forked, Spawned
+from gguf_verify.support.errors import EnvironmentFault, KernelFault, OracleFault, UsageError
+from tests.support.foreign_runs import EXAMPLES, M, N, altered, multiplied, operands, verified
+from tests.support.processes import children, gone
+from tests.support.tools import ROOT
+
+LYING = ROOT / "tests" / "support" / "lying_kernels.py"
+INVALID = "the kernel's process sent an answer that is not valid$"
+
+
+def opened(name: str, time_limit: float = 60.0) -> ForeignKernel:
+    return open_foreign(f"{LYING}:{name}", CpuHost(1), time_limit)
+
+
+def product(kernel: ForeignKernel) -> np.ndarray:
+    rows, x = operands()
+    return kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+
+
+# -- what its process does ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("writes_outside", "wrote outside its output: 0 bytes before, 8 after$"),
+        ("writes_before", "wrote outside its output: 4 bytes before, 0 after$"),
+        ("writes_weights", "modified its weights: 1 bytes, the first at 3$"),
+        ("writes_activations", "modified its activations: 1 bytes, the first at 539$"),
+        ("random", "not deterministic: .* changed 1 of 35 outputs, the first row 0 token 0"),
+        ("leaves", "leaves outputs as they were: .*row 0 token 0 was never written"),
+        ("forges", "wrote outside its output: 0 bytes before, 8 after$"),
+    ],
+)
+def test_its_process_cannot_hide_what_it_does(name: str, said: str) -> None:
+    """Each takes away all checks that its process could make, or answers by itself."""
+    kernel = opened(name)
+    for _ in range(2):
+        with pytest.raises(KernelFault, match=said):
+            product(kernel)
+    kernel.close()
+
+
+def test_an_oracle_cannot_hide_that_it_changes() -> None:
+    kernel = opened("oracle_random")
+    _, x = operands()
+    with pytest.raises(OracleFault, match=r"not deterministic: a second call of its activations gave other values$"):
+        kernel._oracle.activations(kernel.quantize(x))
+    kernel.close()
+
+
+def test_lies_are_mismatches() -> None:
+    report = verified(f"{LYING}:random", "layers")
+    assert report.exit_code == 1
+    assert any("not deterministic" in failure.what for failure in report.rungs[0].failures)
+
+
+def test_memory_keeps_its_size() -> None:
+    """Else the verifier would die where it reads what is gone."""
+    kernel = opened("truncates")
+    assert multiplied(kernel)
+    kernel.close()
+
+
+# -- what its process says ---------------------------------------------------------------------------------------------
+
+
+def some_slow(names: str, slow: str) -> list[Any]:
+    """Names as parameters; some are left to the slow tests."""
+    marks = {name: [pytest.mark.slow] if name in slow.split() else [] for name in names.split()}
+    return [pytest.param(name, marks=of) for name, of in marks.items()]
+
+
+@pytest.mark.parametrize(
+    "name",
+    some_slow("deep long huge no_object no_text unnumbered no_machine answers_twice", slow="long no_object no_text"),
+)
+def test_answers_that_are_none(name: str) -> None:
+    kernel = opened(name)
+    with pytest.raises(KernelFault, match=INVALID):
+        product(kernel)
+    kernel.close()
+
+
+@pytest.mark.parametrize("name", some_slow("negative none many fraction text yes", slow="none fraction yes"))
+def test_numbers_that_are_none(name: str) -> None:
+    kernel = opened(f"Columns.{name}")
+    _, x = operands()
+    with pytest.raises(OracleFault, match=r"oracle's process sent an answer that is not valid$"):
+        kernel._oracle.activations(kernel.quantize(x))
+    kernel.close()
+
+
+def test_a_slow_answer_has_one_deadline() -> None:
+    """No byte of it is late by itself; all of them would take a quarter of a minute."""
+    kernel = opened("drips", 1.0)
+    start = time.monotonic()
+    with pytest.raises(KernelFault, match="did not return within 1 s"):
+        product(kernel)
+    assert time.monotonic() - start < 10
+    kernel.close()
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_it_cannot_say_that_it_adds_floats(adds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would excuse other bits: that its source could is seen in the source."""
+    text = (EXAMPLES / "cuda_q4_0.cu").read_text()
+    (tmp_path / "k.cu").write_text(text + ("// atomicAdd\n" if adds else ""))
+    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+    under = kernel.under(Schedule("descending"))
+    y = np.zeros((M, N), np.float32)
+    monkeypatch.setattr(kernel._products, "product", lambda *_: (y, {"adds_floats": True, "unset": "no list"}))
+    assert np.array_equal(product(under), y)
+    assert under.adds_floats == adds
+    assert under.unset == ()
+    kernel.close()
+
+
+# -- what is compiled --------------------------------------------------------------------------------------------------
+
+#: Says in which process it was loaded.
+TELLS = r"""
+extern "C" int getpid();
+__attribute__((constructor)) static void tell() {
+    FILE* file = fopen("%s", "a");
+    fprintf(file, "%%d\n", getpid());
+    fclose(file);
+}
+"""
+
+
+def test_a_process_without_compiler_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets what it runs, ordinary and under schedules, and no other process loads it."""
+    nowhere = dict.fromkeys(("XDG_CACHE_HOME", "HOME", "TMPDIR", "CXX"), "/dev/null/none")
+    monkeypatch.setattr(sources, "Spawned", partial(Spawned, environment=nowhere))
+    text = (EXAMPLES / "cuda_q4_0.cu").read_text()
+    at = text.index("struct Q4_0")
+    told = tmp_path / "told"
+    (tmp_path / "k.cu").write_text(text[:at] + "#include <cstdio>\n" + TELLS % told + text[at:])
+    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+    expected = product(kernel)
+    pid = kernel._conversation.process.pid
+    for schedule in (Schedule("descending"), Schedule("seeded", 1), Schedule(checked=True)):
+        under = kernel.under(schedule)
+        if under is not None:  # checks need GCC
+            assert np.array_equal(product(under), expected)
+    assert multiplied(kernel)
+    kernel.close()
+    assert set(told.read_text().split()) == {str(pid)}
+
+
+@pytest.mark.parametrize(
+    ("index", "schedule", "said"),
+    [
+        ("[n * blocks + b + (b + 1 == blocks && n + 1 == N)]", Schedule("descending"), "past the end of its weights"),
+        ("[n * blocks + b - (b == 0 && n == 0)]", Schedule("seeded", 1), "before its weights"),
+    ],
+)
+def test_mapped_operands_lie_between_walls(index: str, schedule: Schedule, said: str, tmp_path: Path) -> None:
+    path = altered(tmp_path, "cuda_q4_0.cu", "w[n * blocks + b]", f"w{index}")
+    kernel = open_foreign(f"{path}:gemm", CpuHost(1))
+    with pytest.raises(KernelFault, match=f"reads outside its buffers: .* {said}"):
+        product(kernel.under(schedule))
+    kernel.close()
+
+
+class _Card(CpuHost):
+    """A host with memory of its own: kernels run on copies."""
+
+    def over(self, memory: np.ndarray, what: str, output: bool = False) -> None:
+        return None
+
+    def upload(self, array: np.ndarray, what: str = "input") -> Buffer:
+        return super().upload(array.copy(), what)
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ("y[i] = acc;", None),
+        ("y[i] = acc; ((Q8_1*)x)[m].d ^= 1;", "modified its activations: 5 bytes, the first at 0$"),
+        ("y[i] = acc; ((Q4_0*)w)[0].d = 1;", "modified its weights: 2 bytes, the first at 0$"),
+        ("y[i + 1] = acc;", "wrote outside its output: 0 bytes before, 4 after"),
+    ],
+)
+def test_a_host_with_memory_of_its_own(
+    new: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a card is: what lies there is copied to where the verifier looks."""
+
+    def launched_in_a_fork(source: sources.File, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
+        def run(link: Connection) -> None:
+            monkeypatch.setattr(launcher, "make_host", lambda *_: _Card(1))
+            serve(link, lambda: launcher.Launcher(source._asked))
+
+        return Forked(run, verbose, stall)
+
+    monkeypatch.setattr(sources.File, "start", launched_in_a_fork)
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', 'y[i] = acc;', new)}:gemm", CpuHost(1))
+    if said is None:
+        assert multiplied(kernel)
+    else:
+        with pytest.raises(KernelFault, match=said):
+            product(kernel)
+    kernel.close()
+
+
+def test_the_header_says_who_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = open_foreign(f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", CpuHost(1))
+    assert kernel.runs_on().words.endswith("in its own process")
+    monkeypatch.setattr(CpuHost, "runs_on_mapped", False)
+    assert kernel.runs_on().words.endswith("in its own process, which copies its outputs")
+    kernel.close()
+
+
+def test_an_include_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compilation has a time limit of its own, and no process of it is left."""
+    monkeypatch.setattr(process, "_COMPILE_LIMIT", 2.0)
+    os.mkfifo(tmp_path / "endless.h")
+    path = tmp_path / "k.cu"
+    path.write_text(f'#include "{tmp_path}/endless.h"\n' + (EXAMPLES / "cuda_q4_0.cu").read_text())
+    CpuHost(1).check()
+    before = children(os.getpid())
+    with pytest.raises(UsageError, match=r"^kernel k\.cu:gemm: the kernel's source did not compile within 2 s$"):
+        open_foreign(f"{path}:gemm", CpuHost(1))
+    assert gone(set(children(os.getpid())) - set(before))
+
+
+@pytest.mark.needs("nvrtc")
+def test_nvrtc_reads_foreign_sources_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "right.cu").write_text('extern "C" __global__ void k() {}\n')
+    (tmp_path / "wrong.cu").write_text("#error what it says\n")
+    (tmp_path / "endless.cu").write_text(f'#include "{tmp_path}/endless.h"\n')
+    os.mkfifo(tmp_path / "endless.h")
+    here = nvrtc.compile_cubin(tmp_path, "right.cu", "90", {})
+    monkeypatch.setattr(nvrtc, "compiled_here", lambda *_: pytest.fail("it was compiled in this process"))
+    with foreign_source(tmp_path, 60.0):
+        assert nvrtc.compile_cubin(tmp_path, "right.cu", "90", {}) == here
+        with pytest.raises(EnvironmentFault, match=r"^NVRTC could not compile wrong\.cu for sm_90: .*what it says$"):
+            nvrtc.compile_cubin(tmp_path, "wrong.cu", "90", {})
+        assert nvrtc.cubin_key(tmp_path, "endless.cu", "90", {}) is None
+    with foreign_source(tmp_path, 2.0), pytest.raises(EnvironmentFault, match="did not compile within 2 s"):
+        nvrtc.compile_cubin(tmp_path, "endless.cu", "90", {})

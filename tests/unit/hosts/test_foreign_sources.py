@@ -1,0 +1,53 @@
+"""What a compiler of a foreign source leaves is read with limits; the sources are compiled by processes that end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.hosts import compiler
+from gguf_verify.hosts.foreign_sources import ForeignSource, as_foreign, foreign_source, read_limited
+from gguf_verify.support.errors import EnvironmentFault
+
+
+def test_what_a_compiler_left(tmp_path: Path) -> None:
+    (tmp_path / "unit.o").write_bytes(b"12345")
+    assert read_limited(tmp_path / "unit.o", 5) == b"12345"
+    assert read_limited(tmp_path / "unit.o", 4, cut=True) == b"1234"
+    with pytest.raises(EnvironmentFault, match="made more than 4 bytes"):
+        read_limited(tmp_path / "unit.o", 4)
+    with pytest.raises(EnvironmentFault, match=r"left no \.so: No such file"):
+        read_limited(tmp_path / "none.so")
+    os.mkfifo(tmp_path / "pipe.o")
+    with pytest.raises(EnvironmentFault, match=r"left no regular file as its \.o"):
+        read_limited(tmp_path / "pipe.o")
+    (tmp_path / "link.o").symlink_to(tmp_path / "unit.o")
+    with pytest.raises(EnvironmentFault, match=r"left no \.o: "):
+        read_limited(tmp_path / "link.o")
+
+
+def test_a_list_of_files_has_a_limit(tmp_path: Path) -> None:
+    listed = tmp_path / "unit.d"
+    listed.write_text("made: a.h b\\ c.h")
+    assert [Path(name).name for name in compiler._read_files(listed, tmp_path)] == ["a.h", "b c.h"]
+    listed.write_text("made: " + " ".join(f"{i}.h" for i in range(10_001)))
+    with pytest.raises(EnvironmentFault, match="includes more than 10,000 files"):
+        compiler._read_files(listed, tmp_path)
+
+
+def test_only_what_lies_there_is_foreign(tmp_path: Path) -> None:
+    assert as_foreign(tmp_path) is None
+    with foreign_source(tmp_path, 60.0):
+        assert as_foreign(tmp_path / "emulator") is None
+        done = compiler._run([sys.executable, "-c", "import sys; sys.exit('x.cu:1: error: no')"], tmp_path, tmp_path)
+    assert (done.returncode, done.stderr) == (1, "x.cu:1: error: no")
+    assert as_foreign(tmp_path) is None
+
+
+def test_all_commands_share_one_time(tmp_path: Path) -> None:
+    foreign = ForeignSource(tmp_path, 0.0)
+    with pytest.raises(EnvironmentFault, match="did not compile within 0 s"):
+        foreign.run([sys.executable, "-c", "input()"], tmp_path)

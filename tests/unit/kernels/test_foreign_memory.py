@@ -1,0 +1,104 @@
+"""Memory that two processes map, and the socket between them, of which one side is not trusted."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from gguf_verify.hosts.base import GUARD_BYTES, POISON
+from gguf_verify.kernels.foreign.channel import Channel, Garbled, Late
+from gguf_verify.kernels.foreign.judge import taken, unchanged
+from gguf_verify.kernels.foreign.operands import MemoryFile, Operand, Wall, laid_out
+from gguf_verify.support.errors import EnvironmentFault, KernelFinding
+
+WANTED = (
+    Operand("weights", "input", "uint8", (7, 54)), Operand("output", "output", "float32", (5, 7)),
+    Operand("codes", "scratch", "int8", (3, mmap.PAGESIZE)), Operand("none", "input", "float32", (0, 7)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wall", ["before", "behind"])
+def test_each_operand_has_pages_of_its_own(wall: Wall) -> None:
+    placed, size = laid_out(WANTED, 3, wall, start=2 * mmap.PAGESIZE)
+    pages: list[set[int]] = []
+    for operand in placed:
+        first, last = operand.at - operand.guard, operand.at + operand.nbytes + operand.guard - 1
+        pages.append(set(range(first // mmap.PAGESIZE, last // mmap.PAGESIZE + 1)))
+    assert sum(map(len, pages[:3])) == len(set().union(*pages[:3]))
+    assert min(set().union(*pages)) == 2
+    assert size == (max(pages[2]) + 1) * mmap.PAGESIZE + mmap.PAGESIZE  # an operand without bytes has a page, too
+    weights = placed[0]
+    if wall == "behind":
+        assert 0 <= -(weights.at + weights.nbytes) % mmap.PAGESIZE < 16
+        assert weights.at % 16 == 0
+    else:
+        assert weights.at % mmap.PAGESIZE == 0
+    assert [Operand.of_plain({**o.plain(), "shape": list(o.shape)}) for o in placed] == list(placed)
+
+
+def test_strides() -> None:
+    """Every second row of three, and of each all columns."""
+    operand = Operand("output", "output", "float16", (3, 4), at=GUARD_BYTES, strides=(16, 2))
+    assert operand.nbytes == 2 * 16 + 3 * 2 + 2
+    memory = np.zeros(2 * GUARD_BYTES + operand.nbytes, np.uint8)
+    operand.array_in(memory)[...] = 1
+    assert memory[GUARD_BYTES:].view(np.float16)[:20].tolist() == [1] * 4 + [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
+
+
+def test_neither_side_can_change_the_size_of_memory() -> None:
+    file = MemoryFile(100)
+    for size in (0, 99, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(file.handle, size)
+    file.close()
+    with pytest.raises(EnvironmentFault, match="no shared memory of"):
+        MemoryFile(1 << 62)
+
+
+def test_what_is_judged_is_a_copy() -> None:
+    (output,), size = laid_out([Operand("output", "output", "float32", (2, 3))], 0)
+    memory = np.zeros(size, np.uint8)
+    output.poison_in(memory)
+    made = taken(output, memory)
+    assert (made.view(np.uint32) == POISON).all()
+    output.array_in(memory)[...] = 1
+    assert (made.view(np.uint32) == POISON).all()
+    assert (taken(output, memory) == 1).all()
+    memory[output.at + output.nbytes + GUARD_BYTES - 1] ^= 1
+    with pytest.raises(KernelFinding, match="0 bytes before, 1 after"):
+        taken(output, memory)
+
+
+def test_inputs_are_compared_to_their_last_byte() -> None:
+    given = np.random.default_rng(1).integers(0, 256, 600_001, np.uint8)
+    unchanged("weights", given.copy(), given)
+    for at in (0, 262_143, 262_144, 600_000):
+        now = given.copy()
+        now[at] ^= 1
+        now[-1] ^= 2
+        with pytest.raises(KernelFinding, match=f"weights: {1 + (at != 600_000)} bytes, the first at {at}$"):
+            unchanged("weights", now, given)
+
+
+def test_a_message_has_a_limit_and_an_exchange_a_deadline() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel(ours.fileno(), 10)
+        theirs.sendall(b"\0\0\0\2ab\0\0\0\x0b")
+        assert not channel.quiet
+        assert channel.receive(time.monotonic() + 60) == b"ab"
+        with pytest.raises(Garbled):
+            channel.receive(time.monotonic() + 60)
+        theirs.sendall(b"\0\0\0\5ab")
+        with pytest.raises(Late):
+            channel.receive(time.monotonic() + 0.1)
+        with pytest.raises(Late):  # nobody reads
+            channel.send(b" " * (1 << 24), time.monotonic() + 0.1)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(EOFError):
+            channel.receive(time.monotonic() + 60)
