@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..formats import FORMATS
+from ..formats import FORMATS, BlockFormat
 from ..gguf import Finding, GgufFile, Model, RefusedFile, Tensor, check_consistency, open_model, parse
 from ..gguf.records import capped, finding
-from ..llama import Llama, LlamaRefused, WithoutLlama, why_missing
+from ..llama import Llama, LlamaRefused, Scan, WithoutLlama, why_missing
 from ..llama.child import Child
 from ..llama.installed import INSTALL
 from ..results import WaiverUse
@@ -348,16 +348,12 @@ def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
 
 def coverage(file: GgufFile) -> tuple[Finding, ...]:
     """A finding for bytes that belong to no field, or to two. That is a fault of the parser, never of the file."""
-    at, found = 0, []
-    for owned in file.byte_map:
-        if owned.start != at:
-            what = "two fields" if owned.start < at else "no field"
-            low, high = sorted((at, owned.start))
-            found.append(finding("unowned", low, high, "one field for each byte", f"bytes that belong to {what}"))
-        at = max(at, owned.stop)
-    if at != file.size:
-        found.append(finding("unowned", at, file.size, "one field for each byte", "bytes that belong to no field"))
-    return tuple(replace(f, part=file.part) for f in found)
+    found = []
+    for at, start in file.byte_map.breaks(file.size):
+        what = "two fields" if start < at else "no field"
+        low, high = sorted((at, start))
+        found.append(finding("unowned", low, high, "one field for each byte", f"bytes that belong to {what}"))
+    return tuple(replace(f, part=file.part) for f in capped(found))
 
 
 def _readable(
@@ -471,10 +467,11 @@ class Examination:
 
     def fingerprints(self) -> tuple[Fingerprint, ...]:
         """One for each covered type that the model holds."""
-        by_type = {
-            fmt: [c.scan for c in self.contents if c.scan is not None and c.tensor.type.format is fmt]
-            for fmt in FORMATS.values()
-        }
+        by_type: dict[BlockFormat, list[Scan]] = {fmt: [] for fmt in FORMATS.values()}
+        for content in self.contents:
+            fmt = content.tensor.type.format
+            if fmt is not None and content.scan is not None:
+                by_type[fmt].append(content.scan)
         return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans and patterns_of(fmt))
 
     @contextmanager

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
+_NO_CODES = np.zeros(256, np.uint8)
+_NO_CODES.flags.writeable = False
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """What the blocks of a tensor hold. In F32, F16 and BF16 each element counts as a block that is its own scale.
 
@@ -38,7 +41,8 @@ class Scan:
             the first 21.
         differing: blocks whose decode differs from llama.cpp's; `first_differing` likewise.
         obeying: how many blocks with d ≠ 0 obey each rule.
-        codes: int64[256], how often each code occurs; signed ones count from -128.
+        codes: unsigned[256], how often each code occurs; signed ones count from -128. The type is no wider than the counts
+            need, since a file can hold a great many tensors: sum into int64.
         scale: least and greatest |d| that is finite and not zero; None if there is none.
         minimum: least and greatest m that is finite, of types that store one.
         duplicate_rows: rows that equal an earlier one; None if there are too many rows to tell.
@@ -56,7 +60,7 @@ class Scan:
     first_differing: list[int]
     first_subnormal: int
     obeying: list[int]
-    codes: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.unsignedinteger[Any]]
     scale: list[float] | None
     minimum: list[float] | None
     duplicate_rows: int | None
@@ -131,13 +135,14 @@ class FilePasses:
 
         Raises LlamaRefused if a file is no longer the one that was opened, MalformedFile if it has shrunk.
         """
-        files = list({os.path.abspath(t.mapped.path): t.mapped for t in tensors}.items())
-        paths = {path: i for i, (path, _) in enumerate(files)}
+        mapped = list({id(t.mapped): t.mapped for t in tensors}.values())
+        files = [(os.path.abspath(m.path), m) for m in mapped]
+        number_of = {id(m): i for i, m in enumerate(mapped)}
         types = {t.type.name: t.type for t in tensors}
         numbers = {name: i for i, name in enumerate(types)}
         table = np.array(
             [
-                (paths[os.path.abspath(t.mapped.path)], numbers[t.type.name], t.offset, t.nbytes, t.row_bytes)
+                (number_of[id(t.mapped)], numbers[t.type.name], t.offset, t.nbytes, t.row_bytes)
                 for t in tensors
             ], np.int64,
         ).reshape(-1, 5)  # fmt: skip
@@ -231,7 +236,9 @@ def _scanned(
 ) -> list[Scanned]:  # fmt: skip
     """Take apart one message of several tensors' scans."""
     out = []
-    for tensor, most, own, counts in zip(tensors, drawn, figures, codes, strict=True):
+    most_codes = codes.max(axis=1)
+    for tensor, most, own, wide, largest in zip(tensors, drawn, figures, codes, most_codes, strict=True):
+        counts = _NO_CODES if not largest else wide.astype(np.min_scalar_type(largest))
         kind = tensor.type
         some, bad = min(most, own["blocks"]), len(own["first_differing"])
         nbytes, values, of_bad = some * kind.block_bytes, some * kind.block_size, bad * kind.block_size

@@ -15,6 +15,7 @@ from gguf_verify.audit import Examination, content
 from gguf_verify.audit.fingerprint import REFERENCE
 from gguf_verify.formats import ELEMENTS, tensor_type
 from gguf_verify.gguf import Model, Range, open_model
+from gguf_verify.gguf.storage import ByteMap
 from gguf_verify.hosts.compiler import library_path
 from gguf_verify.llama import Llama, LlamaRefused
 from gguf_verify.llama.files import FilePasses
@@ -296,7 +297,9 @@ DOCTORED: dict[str, Callable[[list[Range]], list[Range]]] = {
 def test_bytes_that_no_field_or_two_own(doctor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def doctored(path: Path) -> Model:
         model = open_model(path)
-        model.parts[0].byte_map = DOCTORED[doctor](list(model.parts[0].byte_map))
+        ranges, model.parts[0].byte_map = list(model.parts[0].byte_map), ByteMap()
+        for owned in DOCTORED[doctor](ranges):
+            model.parts[0].byte_map.add(*owned)
         return model
 
     for module in ("gguf_verify.audit.audit", "gguf_verify.verification"):

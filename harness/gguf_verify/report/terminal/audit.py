@@ -139,9 +139,7 @@ def _header(audit: Audit) -> Iterator[tuple[str, str]]:
 
 
 def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:
-    sizes: Counter[str] = Counter()
-    for owned in file.byte_map:
-        sizes[owned.kind] += owned.nbytes
+    sizes = Counter(file.byte_map.sizes())
     if any(f.id.endswith("-unowned") for f in coverage(file)):
         said = "NOT each owned by one field, see below"
     elif sizes["unread"]:
