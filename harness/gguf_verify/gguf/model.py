@@ -20,6 +20,9 @@ from .storage import Budget
 #: How llama.cpp names the parts: a prefix, the number from 1, the count.
 PART_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
+#: Characters of an architecture's name. llama.cpp's have fewer than 30; reports repeat it.
+MAX_ARCHITECTURE = 256
+
 
 class RefusedFile(MalformedFile):
     """A file that the parser or the split rules refuse.
@@ -57,9 +60,9 @@ class Model:
 
     @property
     def architecture(self) -> str | None:
-        """`general.architecture`, as it stands in the file, or None where it is not a string."""
+        """`general.architecture`, as it stands in the file, or None where it is not a string, or too long for a name."""
         value = self.metadata.get("general.architecture")
-        return value if isinstance(value, str) else None
+        return value if isinstance(value, str) and len(value) <= MAX_ARCHITECTURE else None
 
     @property
     def size(self) -> int:

@@ -135,9 +135,9 @@ class FilePasses:
 
         Raises LlamaRefused if a file is no longer the one that was opened, MalformedFile if it has shrunk.
         """
-        mapped = list({id(t.mapped): t.mapped for t in tensors}.values())
-        files = [(os.path.abspath(m.path), m) for m in mapped]
-        number_of = {id(m): i for i, m in enumerate(mapped)}
+        by_id = {id(t.mapped): t.mapped for t in tensors}
+        files = [(os.path.abspath(m.path), m) for m in by_id.values()]
+        number_of = {of: i for i, of in enumerate(by_id)}
         types = {t.type.name: t.type for t in tensors}
         numbers = {name: i for i, name in enumerate(types)}
         table = np.array(

@@ -72,7 +72,7 @@ class Tally(c.Structure):
 
 
 #: The arguments of `scan_file`.
-_SCAN_FILE = [
+_SCAN_FILE: Sequence[Any] = [
     c.c_int, c.c_int64, c.c_int64, c.c_int64, c.c_void_p, c.c_int64, c.c_void_p, c.c_void_p, c.c_int, c.c_void_p,
     c.c_int64, c.c_void_p, c.c_void_p, c.c_int64, c.c_void_p,
 ]  # fmt: skip
