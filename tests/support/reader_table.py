@@ -37,7 +37,7 @@ class Row:
     def cell(self, reader: str) -> str:
         """A reader's verdict in a few words."""
         reading = next(r for r in self.readings if r.reader == reader)
-        if reading.verdict == "broke":
+        if reading.verdict in ("broke", "stopped"):
             return reading.said.partition(":")[0]
         other = any(f.id == RULES["reader-differs"].id and (not self.accepted or reader in f.found)
                     for f in self.compared)  # fmt: skip

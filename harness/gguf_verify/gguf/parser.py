@@ -93,7 +93,8 @@ def parse(path: Path | str, part: int = 0, budget: Budget | None = None) -> Gguf
         part: its index in a split model.
         budget: what the parts before have left of the budget; a whole budget by default.
 
-    Raises MalformedFile where it is not a readable regular file, or shrinks while it is read.
+    Raises NoSuchFile where there is no regular file of that path, EnvironmentFault where it cannot be read or mapped,
+    MalformedFile where it shrinks while it is read.
     """
     mapped = Mapped(Path(path))
     file = GgufFile(mapped, part)

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..support.errors import EnvironmentFault
+from ..support.protocol import ProtocolError
+from . import answers
 
 if TYPE_CHECKING:
     from ..gguf import Tensor
@@ -41,8 +44,8 @@ class Scan:
             the first 21.
         differing: blocks whose decode differs from llama.cpp's; `first_differing` likewise.
         obeying: how many blocks with d ≠ 0 obey each rule.
-        codes: unsigned[256], how often each code occurs; signed ones count from -128. The type is no wider than the counts
-            need, since a file can hold a great many tensors: sum into int64.
+        codes: unsigned[256], how often each code occurs; signed ones count from -128. The type is no wider than the
+            counts need, since a file can hold a great many tensors: sum into int64.
         scale: least and greatest |d| that is finite and not zero; None if there is none.
         minimum: least and greatest m that is finite, of types that store one.
         duplicate_rows: rows that equal an earlier one; None if there are too many rows to tell.
@@ -163,12 +166,14 @@ class FilePasses:
             while True:
                 header, arrays = self._process.receive("scan")
                 if header.get("event") == "bytes":
-                    on_bytes(header["n"])
+                    on_bytes(self._process.typed("scan", header, answers.Progress).n)
                 elif header.get("event") == "scan":
-                    figures = header["figures"]
+                    figures = self._process.typed("scan", header.get("figures"), list[answers.Figures])
                     some = tensors[at : at + len(figures)]
                     at += len(figures)
-                    yield _scanned(some, [scanners[t.type.name].drawn for t in some], figures, *arrays)
+                    with self._process.valid("scan"):
+                        found = _scanned(some, [scanners[t.type.name] for t in some], figures, *arrays)
+                    yield found
                 else:
                     over = True
                     self._process.result("scan", header)
@@ -200,11 +205,18 @@ class FilePasses:
             arrays["importance"] = np.ascontiguousarray(importance, np.float32)
         if source.order is not None:
             arrays["order"] = np.ascontiguousarray(source.order, np.int64)
-        figures, (block,) = self._pass(
+        result, out = self._pass(
             "requantize", tensor, on_bytes, source, arrays, n_rows=tensor.n_rows, k=tensor.k, threads=threads,
             through=through,
         )  # fmt: skip
-        return Requantized(block=block.tobytes(), **figures)
+        made = self._process.typed("requantize", result, answers.Made)
+        with self._process.valid("requantize"):
+            blocks = tensor.nbytes // tensor.type.block_bytes
+            (block,) = out
+            answers.expect(block, np.uint8, tensor.type.block_bytes if made.differing else None)
+            if max(made.differing, made.zeros) > blocks or not (made.differing > 0) <= (0 <= made.first < blocks):
+                raise ProtocolError("more blocks than the tensor has")
+        return Requantized(block=block.tobytes(), **msgspec.structs.asdict(made))
 
     def _pass(
         self, call: str, tensor: Tensor, on_bytes: Callable[[int], object], source: Origin,
@@ -223,7 +235,7 @@ class FilePasses:
                 header, arrays_back = self._process.receive(call)
                 if header.get("event") != "bytes":
                     return self._process.result(call, header), arrays_back
-                on_bytes(header["n"])
+                on_bytes(self._process.typed(call, header, answers.Progress).n)
         except EnvironmentFault:
             for mapped in (tensor.mapped, source.mapped):  # if a file was cut, the process dies of it
                 mapped.read()
@@ -231,18 +243,25 @@ class FilePasses:
 
 
 def _scanned(
-    tensors: Sequence[Tensor], drawn: Sequence[int], figures: list[dict[str, Any]], codes: npt.NDArray[np.int64],
-    blocks: Bytes, theirs: Floats, theirs_differing: Floats,
+    tensors: Sequence[Tensor], scanners: Sequence[ScannerOf], figures: list[answers.Figures],
+    codes: npt.NDArray[np.int64], blocks: Bytes, theirs: Floats, theirs_differing: Floats,
 ) -> list[Scanned]:  # fmt: skip
-    """Take apart one message of several tensors' scans."""
+    """Take apart one message of several tensors' scans. Raises ProtocolError or ValueError where it is none."""
+    answers.expect(codes, np.int64, len(figures), 256)
+    answers.expect(blocks, np.uint8, None)
+    for floats in (theirs, theirs_differing):
+        answers.expect(floats, np.float32, None)
+    if codes.size and codes.min() < 0:
+        raise ProtocolError("counts below zero")
     out = []
-    most_codes = codes.max(axis=1)
-    for tensor, most, own, wide, largest in zip(tensors, drawn, figures, codes, most_codes, strict=True):
-        counts = _NO_CODES if not largest else wide.astype(np.min_scalar_type(largest))
+    most_codes = codes.max(axis=1, initial=0)
+    for tensor, scanner, own, wide, largest in zip(tensors, scanners, figures, codes, most_codes, strict=True):
         kind = tensor.type
-        some, bad = min(most, own["blocks"]), len(own["first_differing"])
+        own.check(tensor.nbytes // kind.block_bytes, tensor.n_rows, len(scanner.rules))
+        some, bad = min(scanner.drawn, own.blocks), len(own.first_differing)
         nbytes, values, of_bad = some * kind.block_bytes, some * kind.block_size, bad * kind.block_size
-        scan = Scan(codes=counts, **own)
+        counts = _NO_CODES if not largest else wide.astype(np.min_scalar_type(largest))
+        scan = Scan(codes=counts, **msgspec.structs.asdict(own))
         out.append(
             Scanned(
                 scan, blocks[:nbytes].reshape(some, kind.block_bytes), theirs[:values].reshape(some, kind.block_size),
