@@ -98,7 +98,7 @@ def test_an_older_history_is_brought_up_to_date(tmp_path: Path, monkeypatch: pyt
     def third(db: sqlite3.Connection) -> None:
         db.execute("ALTER TABLE night ADD COLUMN note TEXT NOT NULL DEFAULT 'none'")
 
-    for version in (2, 3):
+    for version in (3, 4):
         with History(path) as history:
             cell = history.night(3, reports=True).cells[KEY]
             assert cell.measures == (
