@@ -193,7 +193,7 @@ def render(table: Table) -> str:
         "`gguf-verify audit`",
         "runs the same comparison on any file. The two others read in child processes, so what a file does to them is "
         "a verdict:",
-        "crashed, hung, out of memory (2 GiB beside the file).",
+        "crashed. One that hung, or took more than 2 GiB beside the file, was stopped and is not compared.",
         "",
         f"Of {len(refused)} files that gguf-verify refuses, gguf-py accepts {accepts['gguf-py']} and llama.cpp "
         f"{accepts['llama.cpp']}; {broke['gguf-py']} and {broke['llama.cpp']} break them.",

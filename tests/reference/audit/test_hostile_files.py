@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,17 @@ def test_readers_end_soon_after_our_own_refusal(tmp_path: Path, monkeypatch: pyt
 
 def test_the_time_limit_reaches_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a stopped reader would have seen is not compared: that is exit code 5, and no finding."""
+    limits = []
+
+    class Hasty(Readers):
+        def __init__(self, time_limit: float, names: Sequence[str]) -> None:
+            limits.append(time_limit)
+            super().__init__(0.5, names=names)
+
+    monkeypatch.setattr(sys.modules["gguf_verify.audit.audit"], "Readers", Hasty)
     path = hostile_files.make("empty tokens", 8_000_000, tmp_path / "m.gguf")  # a million, which gguf-py reads for 10 s
-    result = audit(path, AuditOptions(llama=False, progress=False, digest=False, time_limit=0.5))
+    result = audit(path, AuditOptions(llama=False, progress=False, digest=False, time_limit=45.0))
+    assert limits == [45.0]
     assert [r.said for r in result.readings[0] if r.reader == "gguf-py"] == ["hung: no answer in 0.5 s"]
     assert ("what gguf-py sees", "not compared: hung: no answer in 0.5 s") in result.unverified
     assert result.exit_code == 5

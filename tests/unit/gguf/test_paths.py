@@ -76,8 +76,13 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         open_model(path)
 
 
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), PermissionError(13, "Permission denied"),
-                                   OSError(12, "Cannot allocate memory"), MemoryError(), OverflowError("too large")])  # fmt: skip
+FAULTS = (
+    OSError(5, "Input/output error"), PermissionError(13, "Permission denied"), OSError(12, "Cannot allocate memory"),
+    MemoryError(), OverflowError("too large"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("error", FAULTS)
 def test_what_the_machine_cannot_do(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(corpus.gguf().data)
