@@ -19,7 +19,7 @@ import pytest
 
 from gguf_verify.audit.readers import READERS, Readers, Reading, Seen, _Child, compare
 from gguf_verify.gguf import parse
-from gguf_verify.support.errors import EnvironmentFault, MalformedFile
+from gguf_verify.support.errors import EnvironmentFault, NoSuchFile
 from tests.support import corpus
 from tests.support.processes import alive, wait_until, works
 from tests.support.reader_table import FIELDS, HANGS, PATIENCE
@@ -394,7 +394,7 @@ def test_hostile_paths(tmp_path: Path, readers: Readers) -> None:
     missing = readers.read(tmp_path / "\x1b[2Jnothing")
     assert verdicts(missing) == ["refused", "refused"]
     assert all(r.said.isprintable() for r in missing)
-    with pytest.raises(MalformedFile):  # we never come to compare that
+    with pytest.raises(NoSuchFile):  # we never come to compare that
         parse(tmp_path / "\x1b[2Jnothing")
 
 

@@ -224,12 +224,12 @@ def _plain() -> st.SearchStrategy[Any]:
 @st.composite
 def _messages(draw: st.DrawFn) -> Message:
     """A valid answer with some of its parts replaced, and arrays of any type and small shape."""
-    base = draw(st.sampled_from([
+    base: dict[str, Any] = draw(st.sampled_from([
         GEMM, {"event": "scan", "figures": [FIGURES]}, {"event": "bytes", "n": 1}, {"event": "token"},
         {"result": {"seen": {"lookup": {}, "unsupported": {}, "used": {}}}}, {"result": {"tokens": [1, 2, 3]}},
         {"result": {"pieces": ["a", "b"]}}, {"result": {}}, {"refused": "no"}, {"error": "no"}, {},
     ]))  # fmt: skip
-    made = dict(base)
+    made: dict[str, Any] = {**base}
     for key in draw(st.lists(st.sampled_from([*made, "event", "result", "figures", "first_rows"]), max_size=2)):
         made[key] = draw(_plain())
     arrays = draw(st.lists(st.tuples(

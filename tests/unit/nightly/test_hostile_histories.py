@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.nightly import history as history_module
 from gguf_verify.nightly.history import History
 from gguf_verify.nightly.stored import MOST_VALUE
+from gguf_verify.support.errors import MalformedFile
 from tests.support.processes import children
 from tests.support.stub_nights import KEY, cell_for, write_config
 
@@ -128,7 +128,7 @@ def test_a_damaged_history_is_one_line(name: str, tmp_path: Path, capsys: pytest
 
 def test_a_huge_report_is_not_read(tmp_path: Path) -> None:
     path = make(tmp_path / "h.sqlite", DAMAGE["a huge report"])
-    with History(path) as history, pytest.raises(history_module.MalformedFile, match="is damaged"):
+    with History(path) as history, pytest.raises(MalformedFile, match="is damaged"):
         history.night(1, reports=True)
 
 

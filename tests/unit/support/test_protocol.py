@@ -41,7 +41,7 @@ def given_bytes(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
     """What `receive` makes of these bytes, after which the other side is gone."""
     ours, theirs = socket.socketpair()
     link = Connection(ours.detach())
-    writer = threading.Thread(target=lambda: (_write(theirs, raw), theirs.close()))
+    writer = threading.Thread(target=_write, args=(theirs, raw))
     writer.start()
     try:
         return receive(link, 1 << 20, 60.0)
@@ -51,7 +51,7 @@ def given_bytes(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _write(sock: socket.socket, raw: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads on
+    with sock, contextlib.suppress(OSError):  # nobody reads on
         sock.sendall(raw)
 
 
