@@ -13,6 +13,7 @@ import pytest
 
 from gguf_verify.audit import Examination, content
 from gguf_verify.audit.fingerprint import REFERENCE
+from gguf_verify.audit.readers import Readers, Reading
 from gguf_verify.formats import ELEMENTS, tensor_type
 from gguf_verify.gguf import Model, Range, open_model
 from gguf_verify.gguf.storage import ByteMap
@@ -376,3 +377,13 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result = run(TINY["Q4_0"], readers=False)
     assert result.exit_code == 3
     assert "no C++ compiler" in (result.fault or "")
+
+
+def test_the_bytes_rung_says_what_a_stopped_reader_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that gives up is no pass."""
+    stopped = tuple(Reading(name, "stopped", "hung: no answer in 1 s") for name in ("gguf-py", "llama.cpp"))
+    monkeypatch.setattr(Readers, "read", lambda _self, _path, _seconds=None: stopped)
+    report = bytes_rung(TINY["Q4_0"])
+    assert report.exit_code == 5
+    left = {(u.name, u.why) for u in report.rungs[0].unverified}
+    assert left >= {(f"what {r.reader} sees", "not compared: hung: no answer in 1 s") for r in stopped}
