@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..formats import tensor_type
 from ..support.errors import EnvironmentFault
 from . import answers
 from .child import Child
@@ -21,6 +22,12 @@ from .process import TIME_LIMIT, LlamaProcess
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+
+
+def block_of(type_id: int) -> int:
+    """Values that count as a block of a type; 32 of a type without blocks."""
+    kind = tensor_type(type_id)
+    return kind.block_size if kind is not None and kind.quantized else 32
 
 
 class WithoutLlama(LlamaProcess):
@@ -103,7 +110,7 @@ class Llama(LlamaProcess):
         """Every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K]. Of a type
         without blocks, 32 values count as a block; the last one of a row may have fewer."""
         _, out = self.ask("block_products", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
-        return self._array("block_products", out, np.float32, -(-x.shape[1] // 32), len(x), len(w))
+        return self._array("block_products", out, np.float32, -(-x.shape[1] // block_of(type_id)), len(x), len(w))
 
     def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str = "cpu") -> Floats:
         """llama.cpp's product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside any model."""
