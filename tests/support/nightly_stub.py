@@ -76,6 +76,15 @@ made = report()
 if word == "pass":
     time.sleep(float(rest[0]) if rest else 0)
     write(made)
+elif word == "killed":
+    os.kill(os.getpid(), getattr(signal, rest[0]))
+    signal.pause()
+elif word == "killed-once":
+    if os.path.exists(rest[0]):
+        write(made)
+    else:
+        open(rest[0], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
 elif word == "lies":  # a pass without a report
     pass
 elif word == "garbage":

@@ -37,7 +37,7 @@ class Row:
     def cell(self, reader: str) -> str:
         """A reader's verdict in a few words."""
         reading = next(r for r in self.readings if r.reader == reader)
-        if reading.verdict == "broke":
+        if reading.verdict in ("broke", "stopped"):
             return reading.said.partition(":")[0]
         other = any(f.id == RULES["reader-differs"].id and (not self.accepted or reader in f.found)
                     for f in self.compared)  # fmt: skip
@@ -193,7 +193,7 @@ def render(table: Table) -> str:
         "`gguf-verify audit`",
         "runs the same comparison on any file. The two others read in child processes, so what a file does to them is "
         "a verdict:",
-        "crashed, hung, out of memory (2 GiB beside the file).",
+        "crashed. One that hung, or took more than 2 GiB beside the file, was stopped and is not compared.",
         "",
         f"Of {len(refused)} files that gguf-verify refuses, gguf-py accepts {accepts['gguf-py']} and llama.cpp "
         f"{accepts['llama.cpp']}; {broke['gguf-py']} and {broke['llama.cpp']} break them.",

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..formats import FORMATS
+from ..formats import FORMATS, BlockFormat
 from ..gguf import Finding, GgufFile, Model, RefusedFile, Tensor, check_consistency, open_model, parse
 from ..gguf.records import capped, finding
-from ..llama import Llama, LlamaRefused, WithoutLlama, why_missing
+from ..llama import Llama, LlamaRefused, Scan, WithoutLlama, why_missing
 from ..llama.child import Child
 from ..llama.installed import INSTALL
 from ..processes.sandbox import current, sandboxed
@@ -44,7 +44,7 @@ from .codes import unused_codes
 from .content import Content, content_findings, contents, sign_findings
 from .fingerprint import Fingerprint, fingerprint, patterns_of
 from .importance import Importance, read_importance
-from .readers import READERS, Readers, Reading
+from .readers import GRACE, READERS, TIME_LIMIT, Readers, Reading, not_compared
 from .readers import compare as compare_readers
 from .source import Comparison, compare, comparison_findings
 from .sources import Source, open_source
@@ -275,8 +275,9 @@ def audit(
         child: a llama.cpp process that was started ahead.
 
     Raises:
-        MalformedFile: the file or the source cannot be opened at all, or the source is refused.
-        UsageError: the options select nothing.
+        MalformedFile: the source is refused.
+        UsageError: the options select nothing, or there is no such file or source.
+        EnvironmentFault: the file or the source cannot be read here.
     """
     start = time.perf_counter()
     options = options or AuditOptions()
@@ -286,7 +287,10 @@ def audit(
         # the pool is left last: what runs in it ends when the files and the readers are closed
         pool = stack.enter_context(ThreadPoolExecutor(2))
         missing = why_missing() if options.llama else "it was not asked"
-        readers = stack.enter_context(Readers(names=READERS[: 1 if missing else None])) if options.readers else None
+        readers = None
+        if options.readers:
+            names = READERS[: 1 if missing else None]
+            readers = stack.enter_context(Readers(min(TIME_LIMIT, options.time_limit), names=names))
         if missing and options.source:
             raise EnvironmentFault("--source compares with what llama.cpp makes of it, and " + _without(missing))
         try:
@@ -338,13 +342,16 @@ def _plural(n: int, what: str) -> str:
 
 def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
     """The audit of a refused file, which may be a later part of the model that was named."""
+    start = time.perf_counter()
     with parse(error.path, error.finding.part) as file:
+        took = time.perf_counter() - start
         findings = (*file.findings, *coverage(file)) if file.refused else (*file.findings, error.finding)
         header = AuditHeader(file=str(path), size=file.size, sha256=(file.mapped.sha256(),))
         result = Audit(path, (file,), header, n_tensors=len(file.tensors), refused=error.finding)
         try:
-            readings = readers.read(error.path) if readers else ()
+            readings = readers.read(error.path, max(GRACE, took)) if readers else ()
             result.readings = (readings,)
+            result.unverified = not_compared(readings)
             findings += compare_readers(file, readings, findings)
         except EnvironmentFault as fault:
             result.fault = str(fault)
@@ -354,16 +361,12 @@ def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
 
 def coverage(file: GgufFile) -> tuple[Finding, ...]:
     """A finding for bytes that belong to no field, or to two. That is a fault of the parser, never of the file."""
-    at, found = 0, []
-    for owned in file.byte_map:
-        if owned.start != at:
-            what = "two fields" if owned.start < at else "no field"
-            low, high = sorted((at, owned.start))
-            found.append(finding("unowned", low, high, "one field for each byte", f"bytes that belong to {what}"))
-        at = max(at, owned.stop)
-    if at != file.size:
-        found.append(finding("unowned", at, file.size, "one field for each byte", "bytes that belong to no field"))
-    return tuple(replace(f, part=file.part) for f in found)
+    found = []
+    for at, start in file.byte_map.breaks(file.size):
+        what = "two fields" if start < at else "no field"
+        low, high = sorted((at, start))
+        found.append(finding("unowned", low, high, "one field for each byte", f"bytes that belong to {what}"))
+    return tuple(replace(f, part=file.part) for f in capped(found))
 
 
 def _readable(
@@ -406,6 +409,7 @@ def _readable(
         result.readings = readings.result()
         for part, of_part in zip(model.parts, result.readings, strict=False):
             ours += compare_readers(part, of_part, tuple(f for f in ours if f.part == part.part))
+            result.unverified += not_compared(of_part)
     except EnvironmentFault as fault:
         result.fault = result.fault or str(fault)
     if digests:
@@ -477,10 +481,11 @@ class Examination:
 
     def fingerprints(self) -> tuple[Fingerprint, ...]:
         """One for each covered type that the model holds."""
-        by_type = {
-            fmt: [c.scan for c in self.contents if c.scan is not None and c.tensor.type.format is fmt]
-            for fmt in FORMATS.values()
-        }
+        by_type: dict[BlockFormat, list[Scan]] = {fmt: [] for fmt in FORMATS.values()}
+        for content in self.contents:
+            fmt = content.tensor.type.format
+            if fmt is not None and content.scan is not None:
+                by_type[fmt].append(content.scan)
         return tuple(fingerprint(fmt, scans) for fmt, scans in by_type.items() if scans and patterns_of(fmt))
 
     @contextmanager

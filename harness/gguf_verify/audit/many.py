@@ -13,15 +13,17 @@ from ..support.errors import (
     EXIT_MALFORMED,
     EXIT_MISMATCH,
     EXIT_UNVERIFIED,
+    EXIT_USAGE,
     EXIT_VERIFIED,
     HarnessError,
+    NoSuchFile,
     UsageError,
 )
 from ..support.text import printable
 from .audit import Audit
 
 #: Exit codes from the worst on: that of several files is the first which one of them has.
-PRECEDENCE = (EXIT_MALFORMED, EXIT_MISMATCH, EXIT_ENVIRONMENT, EXIT_UNVERIFIED, EXIT_VERIFIED)
+PRECEDENCE = (EXIT_MALFORMED, EXIT_MISMATCH, EXIT_ENVIRONMENT, EXIT_USAGE, EXIT_UNVERIFIED, EXIT_VERIFIED)
 #: Files that one command audits.
 MAX_FILES = 10_000
 
@@ -110,9 +112,9 @@ def audit_each(paths: Sequence[Path], run: Callable[[Path], Audit]) -> tuple[Aud
     for path in paths:
         try:
             done.append(run(path))
-        except UsageError:
-            raise
         except HarnessError as error:
+            if isinstance(error, UsageError) and not isinstance(error, NoSuchFile):
+                raise
             done.append(Unopened(path, str(error), error.exit_code))
     return tuple(done)
 

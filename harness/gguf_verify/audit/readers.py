@@ -1,7 +1,9 @@
 """What gguf-py and llama.cpp see in the same file, and how their verdicts compare with ours.
 
-Both run in child processes. A hostile file may crash a reader, make it hang or exhaust its memory: that is then the
-reader's verdict.
+Both run in child processes. A hostile file may crash a reader: that is a finding. It may also make a reader hang, or
+exhaust its memory: the reader is then stopped, and what it would have seen is not compared, which is said as something
+that could not be verified. Where our parser has refused the file, the readers get a short grace only: nothing that they
+could say would make it readable.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from itertools import pairwise, zip_longest
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
+
+import msgspec
 
 from ..formats import tensor_type
 from ..gguf import Finding, GgufFile
 from ..gguf.records import finding
 from ..llama.child import CONFINED
-from ..llama.reader_process import MAX_ANSWER, MAX_PRINTED
+from ..llama.reader_process import MAX_ANSWER, MAX_HELLO, MAX_PRINTED, MAX_SAID, Answer, Hello
+from ..llama.reader_process import said as text_of
 from ..processes.child import Spawned, signal_name
 from ..support.errors import EnvironmentFault
 from ..support.text import printable, quoted
@@ -33,10 +38,18 @@ READERS = ("gguf-py", "llama.cpp")
 
 #: Seconds that a reader may take for one file, and to start.
 TIME_LIMIT, START_LIMIT = 60.0, 60.0
+#: Seconds that a reader may take at least for a file that our parser has refused: each takes less than 0.1 s for an
+#: ordinary file of 100 MB, and more than our parser took is of no use.
+GRACE = 2.0
 #: Bytes of memory that a reader may take for one file, besides the file's own size.
 MEMORY = 2 << 30
 
-Verdict = Literal["accepted", "refused", "broke"]
+Verdict = Literal["accepted", "refused", "broke", "stopped"]
+
+BROKE: Verdict = "broke"
+STOPPED: Verdict = "stopped"
+
+_HELLO, _ANSWER = msgspec.json.Decoder(Hello), msgspec.json.Decoder(Answer)
 
 #: By reader, the rules for which it refuses a file that we accept. No other finding explains a refusal.
 EXPLAIN = {
@@ -69,9 +82,9 @@ class Reading:
 
     Args:
         reader: one of `READERS`.
-        verdict: "broke" where it crashed, hung or ran out of memory.
-        said: why it refused; how it broke, such as "crashed (SIGABRT): last line of output"; or what it left out.
-            Escaped.
+        verdict: "broke" where it crashed; "stopped" where it hung, ran out of memory or found more than it can tell.
+        said: why it refused; how it broke, such as "crashed (SIGABRT): last line of output"; why it was stopped, such
+            as "hung: no answer in 60 s"; or what it left out. Escaped.
         data_offset: absolute byte offset that its tensor offsets are relative to; None where it did not accept the
             file.
         tensors: in the reader's order.
@@ -92,7 +105,7 @@ class Readers:
     ends them).
 
     Args:
-        time_limit: seconds for one file; a reader that takes longer counts as hung.
+        time_limit: seconds for one file; a reader that takes longer counts as hung, and is stopped.
         memory: bytes that a reader may take for one file besides the file's size.
         names: of the readers, in order.
     """
@@ -130,23 +143,25 @@ class Readers:
         """The version of each reader. Raises EnvironmentFault where one cannot be started."""
         return {child.name: child.version for child in self._start()}
 
-    def read(self, path: Path | str) -> tuple[Reading, ...]:
-        """The file as both see it, in the order of `READERS`. They read at the same time.
+    def read(self, path: Path | str, seconds: float | None = None) -> tuple[Reading, ...]:
+        """The file as both see it, in the order of `READERS`. They read at the same time, for so many seconds at most,
+        if that is less than the time limit.
 
         What the file does to a reader is in its Reading. Raises EnvironmentFault where a reader cannot be started,
         ValueError after close().
         """
         children = self._start()
+        limit = self._time_limit if seconds is None else min(seconds, self._time_limit)
         try:
             for child in children:
-                child.ask(path, self._memory, self._time_limit)
+                child.ask(path, self._memory, limit)
             readings = self._answers(children)
         except BaseException:
             self._end()  # or an answer that comes later would be taken for the answer to the next question
             raise
         with self._lock:
             for reading in readings:
-                if reading.verdict == "broke" and reading.reader in self._children:
+                if reading.verdict in ("broke", "stopped") and reading.reader in self._children:
                     self._children.pop(reading.reader).close()
         return readings
 
@@ -217,14 +232,16 @@ class _Child(Spawned):
             return
         self._arm(START_LIMIT)
         try:
-            header = json.loads(self.link.recv_bytes(MAX_ANSWER))
-        except (EOFError, OSError, ValueError):
-            header = {"error": self._death()}
+            hello = _HELLO.decode(self.link.recv_bytes(MAX_HELLO))
+        except (EOFError, OSError):
+            hello = Hello(error=self._death().said)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            hello = Hello(error="its first message is not valid")
         finally:
             self._disarm()
-        if "version" not in header:
-            raise EnvironmentFault(f"{self.name} cannot be used: {printable(str(header.get('error')), 300)}")
-        self.version = printable(str(header["version"]), 60)
+        if hello.version is None:
+            raise EnvironmentFault(f"{self.name} cannot be used: {printable(str(hello.error), 300)}")
+        self.version = printable(hello.version, 60)
 
     def ask(self, path: Path | str, memory: int, time_limit: float) -> None:
         request = {"path": os.path.abspath(os.fsdecode(path)), "memory": memory}
@@ -234,26 +251,34 @@ class _Child(Spawned):
             self.link.send_bytes(json.dumps(request).encode())
 
     def answer(self) -> Reading:
+        """What it sees. Raises nothing: a reader that a file has taken over may send anything."""
         try:
-            return self._reading(json.loads(self.link.recv_bytes(MAX_ANSWER)))
+            return self._reading(_ANSWER.decode(self.link.recv_bytes(MAX_ANSWER)))
         except (EOFError, OSError):
-            return Reading(self.name, "broke", self._death())
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            # A reader that a file has taken over may send anything.
+            return self._death()
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return Reading(self.name, "broke", "sent an answer that is not valid")
         finally:
             self._disarm()
 
-    def _reading(self, answer: dict[str, Any]) -> Reading:
-        for verdict in ("refused", "broke"):
-            if verdict in answer:
-                return Reading(self.name, verdict, printable(" ".join(str(answer[verdict]).split()), 200))
+    def _reading(self, answer: Answer) -> Reading:
+        """Raises ValueError where the answer contradicts itself."""
+        if answer.refused is not None:
+            return Reading(self.name, "refused", printable(" ".join(text_of(answer.refused[:MAX_SAID]).split()), 200))
+        if answer.stopped is not None:
+            return Reading(self.name, "stopped", printable(answer.stopped, 200))
+        if answer.tensors is None or answer.data_offset is None:
+            raise ValueError("neither a verdict nor tensors")
+        shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few different ones, of which each is kept once
+
+        def shape_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
+            return shapes.get(sizes) or shapes.setdefault(sizes, stripped(sizes))
+
         tensors = tuple(
-            Seen(str(name), stripped(map(int, shape)), int(kind), int(offset), int(nbytes))
-            for name, kind, shape, offset, nbytes in answer["tensors"]
+            Seen(text_of(name), shape_of(sizes), kind, offset, nbytes)
+            for name, kind, sizes, offset, nbytes in answer.tensors
         )
-        said = printable(str(answer.get("said", "")), 200)
-        return Reading(self.name, "accepted", said, int(answer["data_offset"]), tensors)
+        return Reading(self.name, "accepted", printable(answer.said, 200), answer.data_offset, tensors)
 
     # A child may hang in the middle of an answer, where a time limit on the link would not notice it. So a timer kills
     # the child, and the thread that waits for it reads the end of the stream.
@@ -274,7 +299,7 @@ class _Child(Spawned):
         self._hung.set()
         self.kill()
 
-    def _death(self) -> str:
+    def _death(self) -> Reading:
         """How it ended, and its last lines of output."""
         self.hang_up()  # if it is still running, it ends now
         if not self._hung.is_set():
@@ -283,16 +308,16 @@ class _Child(Spawned):
         code = self.wait()
         assert code is not None
         if self._hung.is_set():
-            return f"hung: no answer in {self._time_limit:g} s"
+            return Reading(self.name, "stopped", f"hung: no answer in {self._time_limit:g} s")
         if reason := self.stopped_for:
-            return f"was killed, since it {reason}"
+            return Reading(self.name, "stopped", f"was killed, since it {reason}")
         words = self._last_words()
-        how = f"ended (exit code {code})"
+        how, verdict = f"ended (exit code {code})", BROKE
         if code < 0:
             name = signal_name(code) or f"signal {-code}"
             starved = "insufficient memory" in words or "bad_alloc" in words
-            how = f"out of memory ({name})" if starved else f"crashed ({name})"
-        return f"{how}: {words}" if words else how
+            how, verdict = (f"out of memory ({name})", STOPPED) if starved else (f"crashed ({name})", BROKE)
+        return Reading(self.name, verdict, f"{how}: {words}" if words else how)
 
     def _last_words(self) -> str:
         """The last lines that it printed about this file. Source files are named without their folders."""
@@ -333,6 +358,8 @@ def _beside(file: GgufFile, reading: Reading, explained: Sequence[Finding]) -> l
     refused = file.refused
     # The cause of our refusal is the likeliest cause of the reader's too; otherwise no place in the file is known.
     start, stop = (refused.start, refused.stop) if refused else (0, file.size)
+    if reading.verdict == "stopped":
+        return []  # nothing is known: `not_compared` says so
     if reading.verdict == "broke":
         return [finding("reader-broke", start, stop, f"{who} to accept or refuse the file", f"{who} {reading.said}")]
     if refused is not None:
@@ -348,6 +375,11 @@ def _beside(file: GgufFile, reading: Reading, explained: Sequence[Finding]) -> l
         at = reasons[0]
         return [finding("reader-verdict", at.start, at.stop, expected, f"{found}; {at.id} says why")]
     return [finding("llama-refuses" if who == "llama.cpp" else "gguf-py-refuses", start, stop, expected, found)]
+
+
+def not_compared(readings: Sequence[Reading]) -> list[tuple[str, str]]:
+    """What could not be judged because a reader was stopped: pairs of name and reason."""
+    return [(f"what {r.reader} sees", f"not compared: {r.said}") for r in readings if r.verdict == "stopped"]
 
 
 def ours(file: GgufFile) -> Reading:

@@ -22,7 +22,7 @@ from ..formats import TensorType, tensor_type
 from ..gguf import Model, open_model
 from ..gguf.mapped import Mapped
 from ..gguf.origin import Origin
-from ..support.errors import MalformedFile
+from ..support.errors import MalformedFile, NoSuchFile
 from ..support.partial_import import submodule
 from ..support.text import printable, quoted
 from .safetensors import read_header, read_json
@@ -79,7 +79,7 @@ class Source:
 
 
 def open_source(path: Path, model: Model) -> Source:
-    """Open what `model` was made from. Raises MalformedFile, in one line."""
+    """Open what `model` was made from. Raises MalformedFile, NoSuchFile and EnvironmentFault, in one line."""
     if path.is_dir() or path.name.endswith((".safetensors", ".safetensors.index.json")):
         return _safetensors(path, model)
     source = open_model(path)
@@ -126,7 +126,12 @@ def _safetensors(path: Path, model: Model) -> Source:
         files = []
         entries: dict[str, tuple[Mapped, Any]] = {}
         for shard in _shards(path):
-            mapped = Mapped(shard)
+            try:
+                mapped = Mapped(shard)
+            except NoSuchFile as error:
+                if shard == path:
+                    raise
+                raise MalformedFile(str(error), error.id) from None  # it is the index that names it
             stack.callback(mapped.close)
             files.append(mapped)
             for name, entry in read_header(mapped).items():

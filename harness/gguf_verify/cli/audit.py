@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", type=Path, nargs="+", metavar="MODEL.gguf",
         help="files, first parts of split models, or folders that are searched for *.gguf; of several files the exit "
-        "code is the worst: 4, 1, 3, 5, 0")  # fmt: skip
+        "code is the worst: 4, 1, 3, 2, 5, 0")  # fmt: skip
     add("--map", action="store_true", help="show the byte map: every range of the file and its owner")
     add("--source", type=Path, metavar="FILE",
         help="also compare the file with what llama.cpp makes of this one: a GGUF in F32, F16 or BF16, a safetensors "

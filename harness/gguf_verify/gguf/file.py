@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -120,7 +120,7 @@ class GgufFile:
     metadata: Mapping[str, object] = field(default_factory=dict)
     value_ranges: Mapping[str, Range] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    byte_map: Sequence[Range] = ()
+    byte_map: ByteMap = field(default_factory=ByteMap)
     findings: tuple[Finding, ...] = ()
     refused: Finding | None = None
 

@@ -14,11 +14,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..support.errors import MalformedFile
+from ..support.errors import EnvironmentFault, MalformedFile, NoSuchFile
 from ..support.near import nearest
 from ..support.text import printable
 
 Bytes = npt.NDArray[np.uint8]
+#: Errors that say that the path names no file.
+_NO_FILE = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -41,7 +43,8 @@ class Mapped:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises MalformedFile where it is not a readable regular file."""
+        """Raises NoSuchFile where there is no regular file of that path, EnvironmentFault where it cannot be read or
+        mapped here."""
         self.path = path
         self._file: io.BufferedReader | None = None
         try:
@@ -61,15 +64,21 @@ class Mapped:
                 if self.size
                 else np.zeros(0, dtype=np.uint8)
             )
-        except MalformedFile:
+        except NoSuchFile:
             self.close()
             raise
-        except (OSError, ValueError, OverflowError) as error:
+        except (OSError, ValueError, OverflowError, MemoryError) as error:
             self.close()
-            reason = getattr(error, "strerror", None) or str(error)
-            missing = isinstance(error, FileNotFoundError)
-            more, name = (_instead_of(path), "no-such-file") if missing else ("", "unreadable-file")
-            raise MalformedFile(f"{printable(str(path))}: cannot be read: {printable(reason)}{more}", name) from error
+            reason = getattr(error, "strerror", None) or str(error) or "there is not enough memory"
+            said = f"{printable(str(path))}: cannot be read: {printable(reason)}"
+            number = getattr(error, "errno", None)
+            if number == errno.ENOENT:
+                raise NoSuchFile(said + _instead_of(path), "no-such-file") from error
+            if number in _NO_FILE or type(error) is ValueError:  # a path that holds a NUL
+                raise NoSuchFile(said, "unreadable-file") from error
+            if number == errno.ENOMEM:
+                said += "; a limit of memory here is below the file's size"
+            raise EnvironmentFault(said, "unreadable-file") from error
 
     def _expect_regular(self, status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):
@@ -77,7 +86,7 @@ class Mapped:
             kind = "a directory" if folder else "not a regular file"
             held = _held_by(self.path) if folder else ""
             said = f"{printable(str(self.path))}: {kind}, expected a GGUF file{held}"
-            raise MalformedFile(said, "is-a-directory" if folder else "unreadable-file")
+            raise NoSuchFile(said, "is-a-directory" if folder else "unreadable-file")
 
     def read(self) -> Bytes:
         """`uint8[size]`, a view. Raises MalformedFile if the file has shrunk, ValueError if it was closed."""

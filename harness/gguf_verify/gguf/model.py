@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..results import FileInfo
-from ..support.errors import MalformedFile
+from ..support.errors import HarnessError, MalformedFile
 from ..support.text import printable
 from .file import GgufFile, Tensor
 from .parser import parse
@@ -19,6 +19,9 @@ from .storage import Budget
 
 #: How llama.cpp names the parts: a prefix, the number from 1, the count.
 PART_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+
+#: Characters of an architecture's name. llama.cpp's have fewer than 30; reports repeat it.
+MAX_ARCHITECTURE = 256
 
 
 class RefusedFile(MalformedFile):
@@ -57,9 +60,9 @@ class Model:
 
     @property
     def architecture(self) -> str | None:
-        """`general.architecture`, as it stands in the file, or None where it is not a string."""
+        """`general.architecture`, as it stands in the file; None where it is no string, or too long for a name."""
         value = self.metadata.get("general.architecture")
-        return value if isinstance(value, str) else None
+        return value if isinstance(value, str) and len(value) <= MAX_ARCHITECTURE else None
 
     @property
     def size(self) -> int:
@@ -102,7 +105,7 @@ class Model:
             name = printable(part.path.name, 100)
             try:
                 now = part.mapped.sha256()
-            except (OSError, MalformedFile):
+            except (OSError, HarnessError):
                 return f"{name} can no longer be read"
             if now != digest:
                 return f"{name} has the SHA-256 {now} now"
@@ -126,9 +129,9 @@ class Model:
 def open_model(path: Path | str) -> Model:
     """Opens a GGUF file, and all parts of a split one.
 
-    Raises MalformedFile, whose message is one line that names the file and the byte, where the file cannot be opened
-    (it is missing, or a directory). Raises its subclass RefusedFile, which holds the finding, where the parser refuses
-    the file, and where a split model is incomplete, inconsistent or not opened by its first part.
+    Raises NoSuchFile where there is no regular file of that path, EnvironmentFault where it cannot be read here, and
+    RefusedFile, which holds the finding and whose message names the file and the byte, where the parser refuses the
+    file, and where a split model is incomplete, inconsistent or not opened by its first part.
     """
     path = Path(path)
     budget = Budget()

@@ -80,6 +80,7 @@ UINT32, BOOL, STRING, ARRAY = (TYPE_NAMES.index(name) for name in ("uint32", "bo
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 SHOWN = 260  # bytes of a string that a message can show: 65 characters, one more than `quoted` does
+MAX_SHAPES = 4096  # shapes and types that are remembered
 CHUNK = 128 * STRIDE  # strings that are checked together
 JOINED = 1 << 18  # most bytes of strings that are decoded together
 
@@ -92,7 +93,8 @@ def parse(path: Path | str, part: int = 0, budget: Budget | None = None) -> Gguf
         part: its index in a split model.
         budget: what the parts before have left of the budget; a whole budget by default.
 
-    Raises MalformedFile where it is not a readable regular file, or shrinks while it is read.
+    Raises NoSuchFile where there is no regular file of that path, EnvironmentFault where it cannot be read or mapped,
+    MalformedFile where it shrinks while it is read.
     """
     mapped = Mapped(Path(path))
     file = GgufFile(mapped, part)
@@ -225,8 +227,7 @@ class _Parser:
         for _ in range(n_keys):
             self.read_pair()
         self.read_alignment()
-        for _ in range(n_tensors):
-            self.read_info()
+        self.read_infos(n_tensors)
         alignment_at = self.values.get(ALIGNMENT_KEY)
         infos = list(self.infos.values())
         layout = Layout(self.mapped, self.pos, self.alignment, alignment_at, infos, self.ranges, self.findings)
@@ -530,6 +531,39 @@ class _Parser:
         self.alignment = value
 
     # -- tensors ------------------------------------------------------------------------------------------------
+
+    def read_infos(self, count: int) -> None:
+        """Read the descriptions. One that has nothing unusual is read here, without a call for each of its fields: a
+        file can hold a great many. `read_info` reads all others, and says what is wrong with them."""
+        view, infos, ranges = self.view, self.infos, self.ranges
+        last = self.size - MIN_INFO
+        known: dict[bytes, tuple[tuple[int, ...], TensorType]] = {}  # by the bytes of shape and type
+        for _ in range(count):
+            start = self.pos
+            if start <= last:
+                length = U64.unpack_from(view, start)[0]
+                middle = start + 8 + length
+                if 0 < length <= MAX_TENSOR_NAME and middle <= last + 8:
+                    raw = bytes(view[start + 8 : middle])
+                    n = U32.unpack_from(view, middle)[0]
+                    stop = middle + 4 + 8 * n + 4 + 8
+                    if n <= MAX_DIMENSIONS and stop <= self.size and raw.isascii() and b"\0" not in raw:
+                        described = bytes(view[middle : stop - 8])
+                        name = raw.decode("ascii")
+                        found = known.get(described)
+                        if found is not None and name not in infos:
+                            offset = U64.unpack_from(view, stop - 8)[0]
+                            infos[name] = Info(name, found[1], found[0], offset, ranges, len(ranges))
+                            ranges.add_info(start, middle, stop, name, found[0], found[1].name, offset)
+                            self.pos = stop
+                            continue
+                        if found is None:
+                            self.read_info()
+                            if len(known) < MAX_SHAPES:
+                                info = infos[name]
+                                known[described] = info.shape, info.type
+                            continue
+            self.read_info()
 
     def read_info(self) -> None:
         start = self.pos

@@ -359,7 +359,7 @@ _RULES = (
     ),
     Rule(
         114, "reader-broke", "warning",
-        "a reader that crashes or hangs on a file can be made to by whoever made it",
+        "a reader that crashes on a file can be made to by whoever made it",
         "The reader has a bug that this file meets.",
         "Report it to the reader's authors, and do not load the file with it.",
     ),

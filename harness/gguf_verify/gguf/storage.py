@@ -14,6 +14,9 @@ from itertools import islice
 from struct import Struct
 from typing import overload
 
+import numpy as np
+import numpy.typing as npt
+
 from ..support.errors import MalformedFile
 from .mapped import Mapped
 from .records import KINDS, Range
@@ -30,6 +33,7 @@ STRIDE = 64
 
 _U64 = Struct("<Q")
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+_INFO_KINDS = bytes(_KIND_NUMBERS[kind] for kind in ("tensor name", "dimensions", "type", "offset"))
 
 
 @dataclass
@@ -76,6 +80,36 @@ class ByteMap(Sequence[Range]):
         self._kinds.append(_KIND_NUMBERS[kind])
         self._owners.append(owner)
         self._notes.append(note)
+
+    def add_info(
+        self, start: int, dimensions: int, stop: int, name: str, shape: tuple[int, ...], type_name: str, offset: int
+    ) -> None:  # fmt: skip
+        """Append the four ranges of a tensor's description: its name from byte `start`, its dimensions from byte
+        `dimensions`, its type and its offset up to byte `stop`."""
+        self._starts.extend((start, dimensions, stop - 12, stop - 8))
+        self._stops.extend((dimensions, stop - 12, stop - 8, stop))
+        self._kinds += _INFO_KINDS
+        self._owners += (name, name, name, name)
+        self._notes += ("", shape, type_name, offset)
+
+    def columns(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
+        """Starts and stops, uint64[n], and the numbers of the kinds in `KINDS`, uint8[n]."""
+        starts, stops = (np.frombuffer(of.tobytes(), np.uint64) for of in (self._starts, self._stops))
+        return starts, stops, np.frombuffer(bytes(self._kinds), np.uint8)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes that each kind of range owns."""
+        starts, stops, kinds = self.columns()
+        return {KINDS[k]: int((stops - starts)[kinds == k].sum()) for k in np.unique(kinds).tolist()}
+
+    def breaks(self, size: int) -> list[tuple[int, int]]:
+        """Where a range does not start at the byte at which those before it end: both bytes; the last range must end
+        at byte `size`. None in a map without a fault."""
+        starts, stops, _ = self.columns()
+        reached = np.concatenate([np.zeros(1, np.uint64), np.maximum.accumulate(stops)])
+        starts = np.append(starts, np.uint64(size))
+        wrong = np.flatnonzero(starts != reached)
+        return list(zip(reached[wrong].tolist(), starts[wrong].tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self._starts)

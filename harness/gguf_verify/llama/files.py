@@ -8,10 +8,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..support.errors import EnvironmentFault
+from ..support.protocol import ProtocolError
+from . import answers
 
 if TYPE_CHECKING:
     from ..gguf import Tensor
@@ -21,8 +24,11 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
+_NO_CODES = np.zeros(256, np.uint8)
+_NO_CODES.flags.writeable = False
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """What the blocks of a tensor hold. In F32, F16 and BF16 each element counts as a block that is its own scale.
 
@@ -37,7 +43,8 @@ class Scan:
             the first 21.
         differing: blocks whose decode differs from llama.cpp's; `first_differing` likewise.
         obeying: how many blocks with d ≠ 0 obey each rule.
-        codes: int64[256], how often each code occurs; signed ones count from -128.
+        codes: unsigned[256], how often each code occurs; signed ones count from -128. The type is no wider than the
+            counts need, since a file can hold a great many tensors: sum into int64.
         scale: least and greatest |d| that is finite and not zero; None if there is none.
         minimum: least and greatest m that is finite, of types that store one.
         duplicate_rows: rows that equal an earlier one; None if there are too many rows to tell.
@@ -55,7 +62,7 @@ class Scan:
     first_differing: list[int]
     first_subnormal: int
     obeying: list[int]
-    codes: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.unsignedinteger[Any]]
     scale: list[float] | None
     minimum: list[float] | None
     duplicate_rows: int | None
@@ -131,13 +138,14 @@ class FilePasses:
 
         Raises LlamaRefused if a file is no longer the one that was opened, MalformedFile if it has shrunk.
         """
-        files = list({os.path.abspath(t.mapped.path): t.mapped for t in tensors}.items())
-        paths = {path: i for i, (path, _) in enumerate(files)}
+        by_id = {id(t.mapped): t.mapped for t in tensors}
+        files = [(os.path.abspath(m.path), m) for m in by_id.values()]
+        number_of = {of: i for i, of in enumerate(by_id)}
         types = {t.type.name: t.type for t in tensors}
         numbers = {name: i for i, name in enumerate(types)}
         table = np.array(
             [
-                (paths[os.path.abspath(t.mapped.path)], numbers[t.type.name], t.offset, t.nbytes, t.row_bytes)
+                (number_of[id(t.mapped)], numbers[t.type.name], t.offset, t.nbytes, t.row_bytes)
                 for t in tensors
             ], np.int64,
         ).reshape(-1, 5)  # fmt: skip
@@ -159,12 +167,14 @@ class FilePasses:
             while True:
                 header, arrays = self._process.receive("scan")
                 if header.get("event") == "bytes":
-                    on_bytes(header["n"])
+                    on_bytes(self._process.typed("scan", header, answers.Progress).n)
                 elif header.get("event") == "scan":
-                    figures = header["figures"]
+                    figures = self._process.typed("scan", header.get("figures"), list[answers.Figures])
                     some = tensors[at : at + len(figures)]
                     at += len(figures)
-                    yield _scanned(some, [scanners[t.type.name].drawn for t in some], figures, *arrays)
+                    with self._process.valid("scan"):
+                        found = _scanned(some, [scanners[t.type.name] for t in some], figures, *arrays)
+                    yield found
                 else:
                     over = True
                     self._process.result("scan", header)
@@ -196,11 +206,18 @@ class FilePasses:
             arrays["importance"] = np.ascontiguousarray(importance, np.float32)
         if source.order is not None:
             arrays["order"] = np.ascontiguousarray(source.order, np.int64)
-        figures, (block,) = self._pass(
+        result, out = self._pass(
             "requantize", tensor, on_bytes, source, arrays, n_rows=tensor.n_rows, k=tensor.k, threads=threads,
             through=through,
         )  # fmt: skip
-        return Requantized(block=block.tobytes(), **figures)
+        made = self._process.typed("requantize", result, answers.Made)
+        with self._process.valid("requantize"):
+            blocks = tensor.nbytes // tensor.type.block_bytes
+            (block,) = out
+            answers.expect(block, np.uint8, tensor.type.block_bytes if made.differing else None)
+            if max(made.differing, made.zeros) > blocks or not (made.differing > 0) <= (0 <= made.first < blocks):
+                raise ProtocolError("more blocks than the tensor has")
+        return Requantized(block=block.tobytes(), **msgspec.structs.asdict(made))
 
     def _pass(
         self, call: str, tensor: Tensor, on_bytes: Callable[[int], object], source: Origin,
@@ -219,7 +236,7 @@ class FilePasses:
                 header, arrays_back = self._process.receive(call)
                 if header.get("event") != "bytes":
                     return self._process.result(call, header), arrays_back
-                on_bytes(header["n"])
+                on_bytes(self._process.typed(call, header, answers.Progress).n)
         except EnvironmentFault:
             for mapped in (tensor.mapped, source.mapped):  # if a file was cut, the process dies of it
                 mapped.read()
@@ -227,16 +244,25 @@ class FilePasses:
 
 
 def _scanned(
-    tensors: Sequence[Tensor], drawn: Sequence[int], figures: list[dict[str, Any]], codes: npt.NDArray[np.int64],
-    blocks: Bytes, theirs: Floats, theirs_differing: Floats,
+    tensors: Sequence[Tensor], scanners: Sequence[ScannerOf], figures: list[answers.Figures],
+    codes: npt.NDArray[np.int64], blocks: Bytes, theirs: Floats, theirs_differing: Floats,
 ) -> list[Scanned]:  # fmt: skip
-    """Take apart one message of several tensors' scans."""
+    """Take apart one message of several tensors' scans. Raises ProtocolError or ValueError where it is none."""
+    answers.expect(codes, np.int64, len(figures), 256)
+    answers.expect(blocks, np.uint8, None)
+    for floats in (theirs, theirs_differing):
+        answers.expect(floats, np.float32, None)
+    if codes.size and codes.min() < 0:
+        raise ProtocolError("counts below zero")
     out = []
-    for tensor, most, own, counts in zip(tensors, drawn, figures, codes, strict=True):
+    most_codes = codes.max(axis=1, initial=0)
+    for tensor, scanner, own, wide, largest in zip(tensors, scanners, figures, codes, most_codes, strict=True):
         kind = tensor.type
-        some, bad = min(most, own["blocks"]), len(own["first_differing"])
+        own.check(tensor.nbytes // kind.block_bytes, tensor.n_rows, len(scanner.rules))
+        some, bad = min(scanner.drawn, own.blocks), len(own.first_differing)
         nbytes, values, of_bad = some * kind.block_bytes, some * kind.block_size, bad * kind.block_size
-        scan = Scan(codes=counts, **own)
+        counts = _NO_CODES if not largest else wide.astype(np.min_scalar_type(largest))
+        scan = Scan(codes=counts, **msgspec.structs.asdict(own))
         out.append(
             Scanned(
                 scan, blocks[:nbytes].reshape(some, kind.block_bytes), theirs[:values].reshape(some, kind.block_size),

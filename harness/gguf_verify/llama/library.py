@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..formats import tensor_type
 from ..support import scratch
 from ..support.errors import EnvironmentFault, LlamaFault
+from . import answers
 from .child import Child
 from .files import FilePasses
 from .installed import why_missing
@@ -21,6 +25,12 @@ from .process import TIME_LIMIT, LlamaProcess
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
+
+
+def block_of(type_id: int) -> int:
+    """Values that count as a block of a type; 32 of a type without blocks."""
+    kind = tensor_type(type_id)
+    return kind.block_size if kind is not None and kind.quantized else 32
 
 
 class WithoutLlama(LlamaProcess):
@@ -56,55 +66,59 @@ class Llama(LlamaProcess):
     def versions(self) -> dict[str, Any]:
         """Versions of llama-cpp-python, llama.cpp and ggml, the build's features, and its table of types by number."""
         result, _ = self.ask("hello")
-        result["types"] = {int(k): v for k, v in result["types"].items()}
-        return dict(result)
+        return msgspec.structs.asdict(self.typed("hello", result, answers.Hello))
+
+    def _array(
+        self, call: str, out: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike, *shape: int | None
+    ) -> npt.NDArray[Any]:
+        """The one array of an answer. Raises LlamaFault where it is another."""
+        with self.valid(call):
+            (one,) = out
+            return answers.expect(one, dtype, *shape)
 
     def start_backend(self, name: str) -> dict[str, Any]:
         """Start a backend in this process, which products and models on it need; what it says of its device. Raises
         EnvironmentFault if it cannot be used here."""
-        result, _ = self.ask("start_backend", backend=name)
-        if "missing" in result:
-            raise EnvironmentFault(result["missing"])
-        return dict(result)
+        return self.properties(name)
 
     def activations(self, definition: str, x: Floats, backend: str) -> Bytes:
         """Activations float32[M, K] as a backend quantizes them for products of one of its definitions, uint8[M, row
         bytes]."""
-        _, (out,) = self.ask("activations", {"x": x}, definition=definition, backend=backend)
-        return np.asarray(out)
+        _, out = self.ask("activations", {"x": x}, definition=definition, backend=backend)
+        return self._array("activations", out, np.uint8, len(x), None)
 
     def to_float(self, type_id: int, raw: Bytes, n: int) -> Floats:
         """llama.cpp's `to_float` of n values. Raises LlamaRefused for a type that has none (F32, integers)."""
-        _, (out,) = self.ask("to_float", {"raw": raw}, type=type_id, n=n)
-        return np.asarray(out)
+        _, out = self.ask("to_float", {"raw": raw}, type=type_id, n=n)
+        return self._array("to_float", out, np.float32, n)
 
     def from_float(self, type_id: int, x: Floats) -> Bytes:
         """Activations float32[M, K] as llama.cpp's CPU backend quantizes them, uint8[M, row bytes]."""
-        _, (out,) = self.ask("from_float", {"x": x}, type=type_id)
-        return np.asarray(out)
+        _, out = self.ask("from_float", {"x": x}, type=type_id)
+        return self._array("from_float", out, np.uint8, len(x), None)
 
     def quantize(self, type_id: int, x: Floats, importance: Floats | None = None) -> Bytes:
         """`ggml_quantize_chunk`: weights float32[rows, K], importance float32[K] → uint8[rows, row bytes].
         Raises LlamaRefused where K is no whole number of blocks."""
         arrays = {"x": x} | ({} if importance is None else {"importance": importance})
-        _, (out,) = self.ask("quantize", arrays, type=type_id)
-        return np.asarray(out)
+        _, out = self.ask("quantize", arrays, type=type_id)
+        return self._array("quantize", out, np.uint8, len(x), None)
 
     def validate(self, type_id: int, raw: Bytes) -> bool:
         """`ggml_validate_row_data`."""
         result, _ = self.ask("validate", {"raw": raw}, type=type_id)
-        return bool(result["valid"])
+        return self.typed("validate", result, answers.Valid).valid
 
     def block_products(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str = "cpu") -> Floats:
         """Every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K]. Of a type
         without blocks, 32 values count as a block; the last one of a row may have fewer."""
-        _, (out,) = self.ask("block_products", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
-        return np.asarray(out)
+        _, out = self.ask("block_products", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
+        return self._array("block_products", out, np.float32, -(-x.shape[1] // block_of(type_id)), len(x), len(w))
 
     def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str = "cpu") -> Floats:
         """llama.cpp's product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside any model."""
-        _, (out,) = self.ask("multiply", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
-        return np.asarray(out)
+        _, out = self.ask("multiply", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
+        return self._array("multiply", out, np.float32, len(x), len(w))
 
     def quantize_file(self, source: Path, target: Path, ftype: int, pure: bool, threads: int = 1) -> None:
         """`llama_model_quantize`, in a process of its own, which can write into one folder beside the target alone.

@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..support.errors import EnvironmentFault, KernelFault, LlamaFault
+from ..support.protocol import ProtocolError
+from . import answers
 
 if TYPE_CHECKING:
     from .process import LlamaProcess
@@ -96,13 +99,11 @@ class LoadedModel:
 
         Raises LlamaRefused if llama.cpp does not take the file, EnvironmentFault if the backend cannot be used here.
         """
-        result, _ = self._process.ask("start_backend", backend=backend)
-        if "missing" in result:
-            raise EnvironmentFault(result["missing"])
+        self._process.properties(backend)
         result, _ = self._process.ask(
             "open", path=os.path.abspath(path), threads=threads, repack=repack, backend=backend
         )
-        return dict(result)
+        return msgspec.structs.asdict(self._process.typed("open", result, answers.Opened))
 
     def make_context(self, n_ctx: int, n_batch: int | None = None) -> bool:
         """Make a context of n_ctx tokens, of which n_batch (default: all) fit in one batch. Evaluations need one.
@@ -112,7 +113,7 @@ class LoadedModel:
             does not generate, and its evaluations hold embeddings, not logits.
         """
         result, _ = self._process.ask("make_context", n_ctx=n_ctx, n_batch=n_batch or n_ctx)
-        return bool(result["embeds"])
+        return self._process.typed("make_context", result, answers.Context).embeds
 
     def read_source(self, tokens: list[int]) -> None:
         """Set what an encoder-decoder model has read before it writes. Each later evaluation encodes it first, with its
@@ -122,26 +123,45 @@ class LoadedModel:
     def tokenize(self, text: str) -> list[int]:
         """Tokens of a prompt, with the special ones that the model asks for."""
         result, _ = self._process.ask("tokenize", text=text)
-        return list(result["tokens"])
+        return self._process.typed("tokenize", result, answers.Tokens).tokens
 
     def pieces(self, tokens: list[int]) -> list[str]:
         """Each token's text."""
         result, _ = self._process.ask("pieces", tokens=tokens)
-        return list(result["pieces"])
+        made = self._process.typed("pieces", result, answers.Pieces).pieces
+        with self._process.valid("pieces"):
+            if len(made) != len(tokens):
+                raise ProtocolError("not a text for each token")
+        return made
 
     def generate(self, tokens: list[int], n: int, on_token: Callable[[], object] = lambda: None) -> list[int]:
         """n greedy tokens after a prompt, one at a time; the time limit applies to each token."""
         self._process.send("generate", {}, {"tokens": tokens, "n": n})
+        told = 0
         while True:
             header, _ = self._process.receive("generate")
             if header.get("event") != "token":
-                return list(self._process.result("generate", header)["tokens"])
+                result = self._process.result("generate", header)
+                made = self._process.typed("generate", result, answers.Tokens).tokens
+            told += 1
+            with self._process.valid("generate"):
+                if header.get("event") != "token" and len(made) == n:
+                    return made
+                if header.get("event") != "token" or told > n:
+                    raise ProtocolError("not as many tokens as were asked for")
             on_token()
 
     def evaluate(self, tokens: list[int], first: int = 0) -> Evaluation:
         """Logits of the tokens from number `first` on, all evaluated in one batch, no node tapped."""
-        result, (logits,) = self._process.ask("evaluate", tokens=tokens, mode="plain", options={}, first=first)
-        return Evaluation(logits, **result["seen"])
+        result, out = self._process.ask("evaluate", tokens=tokens, mode="plain", options={}, first=first)
+        return self._evaluation(result, out)
+
+    def _evaluation(self, result: Any, out: list[npt.NDArray[Any]]) -> Evaluation:
+        """What an evaluation's answer holds. Raises LlamaFault where it is none."""
+        seen = self._process.typed("evaluate", result, answers.Evaluated).seen
+        with self._process.valid("evaluate"):
+            (logits,) = out
+            return Evaluation(answers.expect(logits, np.float32, None, None), seen.lookup, seen.unsupported, seen.used)
 
     def capture(
         self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False, idle: bool = False,
@@ -204,11 +224,23 @@ class LoadedModel:
         while True:
             header, arrays = self._process.receive("evaluate")
             if header.get("event") != "gemm":
-                result = self._process.result("evaluate", header)
-                yield Evaluation(arrays[0], **result["seen"]), answer
+                yield self._evaluation(self._process.result("evaluate", header), arrays), answer
                 return
-            x, y, matrix, row, *quantized = arrays
-            yield _Node(header, x, y, matrix, row, dict(zip(header["activations"], quantized, strict=True))), answer
+            product = self._process.typed("evaluate", header, answers.Product)
+            with self._process.valid("evaluate"):
+                node = _node(product, arrays)
+            yield node, answer
+
+
+def _node(product: answers.Product, arrays: list[npt.NDArray[Any]]) -> _Node:
+    """Raises ProtocolError or ValueError where the arrays are not those of a product."""
+    x, y, matrix, row, *quantized = arrays
+    answers.expect(x, np.float32, None, None)
+    answers.expect(y, np.float32, None, None)
+    for indices in (matrix, row):
+        answers.expect(indices, np.int32, len(y))
+    product.check(x, y, matrix, row, quantized)
+    return _Node(product, x, y, matrix, row, dict(zip(product.activations, quantized, strict=True)))
 
 
 class _Node:
@@ -223,7 +255,7 @@ class _Node:
     """
 
     def __init__(
-        self, header: dict[str, Any], x: Floats, y: Floats, matrix: npt.NDArray[np.int32], row: npt.NDArray[np.int32],
+        self, header: answers.Product, x: Floats, y: Floats, matrix: npt.NDArray[np.int32], row: npt.NDArray[np.int32],
         quantized: dict[int, Bytes],
     ) -> None:  # fmt: skip
         self._header, self._x, self._y, self._row, self._quantized = header, x, y, row, quantized
@@ -240,16 +272,16 @@ class _Node:
     def idle(self) -> Iterator[Gemm]:
         """Each matrix that the node did not use, with some rows of x that others got."""
         rows = np.unique(np.linspace(0, len(self._x) - 1, _IDLE_ROWS).astype(int)) if len(self._x) else np.zeros(0, int)
-        for matrix in range(len(self._header["first_rows"])):
+        for matrix in range(len(self._header.first_rows)):
             if matrix not in self._places:
                 yield self._gemm(matrix, rows, self._y[:0], idle=True)
 
     def _gemm(self, matrix: int, rows: npt.NDArray[Any], y: Floats, idle: bool = False) -> Gemm:
-        header, checksums = self._header, self._header.get("crc32")
+        header, checksums = self._header, self._header.crc32
         return Gemm(
-            header["tensor"], header["node"], header["type"], self._x[rows], y,
+            header.tensor, header.node, header.type, self._x[rows], y,
             {kind: x[rows] for kind, x in self._quantized.items()}, None if checksums is None else checksums[matrix],
-            header["first_rows"][matrix], idle, header["tokens"], header["experts"], header["on_backend"],
+            header.first_rows[matrix], idle, header.tokens, header.experts, header.on_backend,
         )  # fmt: skip
 
     def joined(self, given: list[Floats | None]) -> Floats | None:

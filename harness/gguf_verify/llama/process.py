@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import select
+import contextlib
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
+import msgspec
 import numpy.typing as npt
 
 from ..processes.child import signal_name
@@ -20,6 +22,13 @@ TIME_LIMIT = 900.0
 _LOG_LINES, _LOG_WIDTH = 6, 200
 
 Arrays = list[npt.NDArray[Any]]
+T = TypeVar("T")
+#: What the checks of an answer raise.
+_NOT_VALID = (
+    protocol.ProtocolError, msgspec.ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError,
+    RecursionError,
+)  # fmt: skip
+_MOST_SAID = 2000
 
 
 class LlamaRefused(Exception):
@@ -43,12 +52,10 @@ class LlamaProcess:
         self._time_limit, self._verbose = time_limit, verbose
         self._child = child or Child(verbose)
         self._link = self._child.link
-        self._ready = select.poll()  # Connection.poll makes a selector for every call
-        self._ready.register(self._link.fileno(), select.POLLIN)
         try:
             header, _ = self.receive("start")
             if "error" in header:
-                raise EnvironmentFault(f"llama.cpp cannot be used: {header['error']}")
+                raise EnvironmentFault(f"llama.cpp cannot be used: {_words(header['error'])}")
         except BaseException:
             self.close()
             raise
@@ -72,7 +79,7 @@ class LlamaProcess:
 
         Raises:
             LlamaRefused: llama.cpp declined.
-            EnvironmentFault: the process died, hung or failed.
+            EnvironmentFault: the process died, hung or failed, or sent what is not valid.
         """
         self.send(call, arrays or {}, arguments)
         header, out = self.receive(call)
@@ -96,21 +103,51 @@ class LlamaProcess:
         """The next message of a call: an event (it has a key "event") or the answer, which `result` takes."""
         try:
             with stage("llama.cpp"):
-                if not self._ready.poll(1000 * self._time_limit):
-                    self._child.kill()
-                    words = f"no answer for {self._time_limit:g} s{self._last_log()}"
-                    raise LlamaFault(f"llama.cpp hung in {call}: {words}")
-                return protocol.receive(self._link)
+                return protocol.receive(self._link, seconds=self._time_limit)
+        except TimeoutError:
+            self._child.kill()
+            words = f"no answer for {self._time_limit:g} s{self._last_log()}"
+            raise LlamaFault(f"llama.cpp hung in {call}: {words}") from None
+        except protocol.ProtocolError:
+            self._not_valid(call)
         except (EOFError, OSError):
             raise self._death(call) from None
+
+    @contextlib.contextmanager
+    def valid(self, call: str) -> Iterator[None]:
+        """Around the checks of an answer: where they fail, LlamaFault is raised and the process is ended."""
+        try:
+            yield
+        except _NOT_VALID:
+            self._not_valid(call)
+
+    def typed(self, call: str, value: Any, kind: type[T]) -> T:
+        """A part of an answer as a record of `answers`. Raises LlamaFault where it is none."""
+        with self.valid(call):
+            return msgspec.convert(value, kind, strict=False)
+
+    def _not_valid(self, call: str) -> NoReturn:
+        self.abandon()
+        raise LlamaFault(f"llama.cpp's process sent an answer that is not valid in {call}{self._last_log()}") from None
 
     def result(self, call: str, header: dict[str, Any]) -> Any:
         """The result that an answer holds. Raises LlamaRefused and EnvironmentFault as `ask` does."""
         if "refused" in header:
-            raise LlamaRefused(header["refused"] + self._last_log())
+            raise LlamaRefused(_words(header["refused"]) + self._last_log())
         if "error" in header:
-            raise LlamaFault(f"llama.cpp's process failed in {call}: {header['error']}{self._last_log()}")
+            raise LlamaFault(f"llama.cpp's process failed in {call}: {_words(header['error'])}{self._last_log()}")
+        if "result" not in header:
+            self._not_valid(call)
         return header["result"]
+
+    def properties(self, backend: str) -> dict[str, Any]:
+        """Start a backend in this process; what it says of its device. Raises EnvironmentFault if it cannot be used
+        here."""
+        result, _ = self.ask("start_backend", backend=backend)
+        said = self.typed("start_backend", result, dict[str, str | int | float | bool | None])
+        if "missing" in said:
+            raise EnvironmentFault(_words(said["missing"]))
+        return {name: printable(value, _MOST_SAID) if isinstance(value, str) else value for name, value in said.items()}
 
     def abandon(self) -> None:
         """End the process in the middle of a call: no later call may read what this one left in the socket."""
@@ -127,3 +164,8 @@ class LlamaProcess:
         """The last lines that llama.cpp printed, on one line."""
         lines = [printable(line, _LOG_WIDTH) for line in self._child.last_lines(8192) if line.strip(" .")]
         return f"; it said: {' | '.join(lines[-_LOG_LINES:])}" if lines else ""
+
+
+def _words(said: Any) -> str:
+    """What the process says, which may come from a file: escaped and on one line."""
+    return printable(" ".join(str(said)[: 2 * _MOST_SAID].split()), _MOST_SAID)

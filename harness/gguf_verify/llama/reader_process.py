@@ -20,15 +20,41 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 #: llama.cpp reads the data of files up to this size in bytes, so it notices a cut; of larger files only the header.
 MAX_WHOLE = 64 << 20
 #: Bytes of a reader's message that are kept, and bytes that it may print in all.
 MAX_SAID, MAX_PRINTED = 4096, 1 << 20
-#: Most bytes of an answer; one tensor takes about 100.
-MAX_ANSWER = 256 << 20
+#: Most bytes of the first message, and of an answer, of which one tensor takes about 100.
+MAX_HELLO, MAX_ANSWER = 1 << 16, 32 << 20
 
 #: A reader: it takes a path and returns the answer. Any exception is a refusal.
 Read = Callable[[str], dict[str, Any]]
+
+
+class Hello(Struct):
+    """The first message: the reader's version, or why it cannot be used."""
+
+    version: str | None = None
+    error: str | None = None
+
+
+class Answer(Struct):
+    """What a reader makes of a file: why it refused it, why it was stopped, or what it sees.
+
+    Args:
+        refused: the reason. In it, and in names, a character stands for each byte, since bytes that are not UTF-8 are
+            no text of JSON.
+        tensors: name, ggml's number of the type, shape, absolute offset and bytes of each.
+        said: what it left out.
+    """
+
+    refused: str | None = None
+    stopped: str | None = None
+    data_offset: int | None = None
+    tensors: list[tuple[str, int, tuple[int, ...], int, int]] | None = None
+    said: str = ""
 
 
 def gguf_py() -> tuple[str, Read]:
@@ -39,7 +65,9 @@ def gguf_py() -> tuple[str, Read]:
 
     def read(path: str) -> dict[str, Any]:
         file = gguf.GGUFReader(path)
-        tensors = [[t.name, int(t.tensor_type), t.shape.tolist(), t.data_offset, t.n_bytes] for t in file.tensors]
+        tensors = [
+            [_bytes(t.name), int(t.tensor_type), t.shape.tolist(), t.data_offset, t.n_bytes] for t in file.tensors
+        ]
         return {"data_offset": int(file.data_offset), "tensors": tensors}
 
     return version("gguf"), read
@@ -49,28 +77,28 @@ def llama_cpp() -> tuple[str, Read]:
     """The version of llama.cpp, and a function that reads with its own GGUF reader, `gguf_init_from_file`."""
     from . import bindings, ggml
 
-    said: list[bytes] = []
+    lines: list[bytes] = []
 
     def log(_level: int, text: bytes | None, _data: object) -> None:
         line = (text or b"")[:MAX_SAID]
-        if len(said) < 16:
-            said.append(line)
+        if len(lines) < 16:
+            lines.append(line)
         os.write(2, line)  # the parent finds it there if llama.cpp aborts
 
     callback = ggml.LogCallback(log)
 
     def read(path: str, callback: object = callback) -> dict[str, Any]:  # ctypes frees what nobody refers to
-        said.clear()
+        lines.clear()
         whole = os.stat(path).st_size <= MAX_WHOLE
         context = c.c_void_p()
         file = ggml.gguf_init_from_file(os.fsencode(path), ggml.GgufInitParams(not whole, c.pointer(context)))
         if not file:
-            return {"refused": _text(next(filter(bytes.strip, said), b"nothing"))}
+            return {"refused": next(filter(bytes.strip, lines), b"nothing").decode("latin-1")}
         try:
             start = ggml.gguf_get_data_offset(file)
             tensors = [
                 [
-                    _text(ggml.gguf_get_tensor_name(file, i)), ggml.gguf_get_tensor_type(file, i),
+                    ggml.gguf_get_tensor_name(file, i).decode("latin-1"), ggml.gguf_get_tensor_type(file, i),
                     ggml.gguf_shape(file, context, i), start + ggml.gguf_get_tensor_offset(file, i),
                     ggml.gguf_get_tensor_size(file, i),
                 ]
@@ -94,6 +122,20 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
+def _bytes(text: str) -> str:
+    """A text with a character for each of its bytes, see `Answer`."""
+    try:
+        raw = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # other surrogates than those that stand for bytes
+        raw = text.encode("utf-8", "backslashreplace")
+    return raw.decode("latin-1")
+
+
+def said(text: str) -> str:
+    """The text that `_bytes` was made of."""
+    return text.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+
+
 def _limit(what: int, value: int | None) -> None:
     """Set a soft limit of this process: to `value`, or to the hard limit where that is lower or `value` is None."""
     _, hard = resource.getrlimit(what)
@@ -114,18 +156,18 @@ def answer(read: Read, path: str, memory: int) -> bytes:
         out = json.dumps(read(path)).encode()
         if len(out) <= MAX_ANSWER:
             return out
-        broke = "it found more tensors than an answer can hold"
+        stopped = "it found more tensors than an answer can hold"
     except MemoryError:
-        broke = "out of memory"
+        stopped = "out of memory"
     except Exception as error:
         if getattr(error, "errno", None) != errno.ENOMEM:
-            return json.dumps({"refused": f"{type(error).__name__}: {error}"[:MAX_SAID]}).encode()
-        broke = "out of memory"
+            return json.dumps({"refused": _bytes(f"{type(error).__name__}: {error}"[:MAX_SAID])}).encode()
+        stopped = "out of memory"
     finally:
         # Memory left from one file must not count for the next one, and sending the answer must not run out of memory.
         _limit(resource.RLIMIT_AS, None)
         gc.collect()
-    return json.dumps({"broke": broke}).encode()
+    return json.dumps({"stopped": stopped}).encode()
 
 
 def _confine() -> None:

@@ -1,13 +1,14 @@
 """The nightly's history: nights and their cells in one SQLite file.
 
-Tables (schema version 2): `key` has the cells' keys; `night`; `planned` has the keys of a night in order; `cell` has
+Tables (schema version 3): `key` has the cells' keys; `night`; `planned` has the keys of a night in order; `cell` has
 what was recorded of a cell, written in one transaction, with `facts` (JSON: what is small) and `gemms` (JSON: what is
-large); `report` has a run's report as zlib-compressed JSON of the report schema in `schema`; `pin` has names of nights.
+large); `report` has a run's report as zlib-compressed JSON of the report schema in `schema`; `pin` has names of nights;
+`killed` has the runs of cells that somebody else ended, and which are tried again.
 
 `PRAGMA user_version` is the schema's version. A file of an older version is migrated when it is opened, a newer one is
 refused. Version 2 renamed the column `words` to `reason`, made each measure in `facts` an object, which says whether it
-is the kernel's, and added `report.schema`. Reports of another schema than `SCHEMA_VERSION` stay in the file and are not
-read.
+is the kernel's, and added `report.schema`; version 3 added `killed`. Reports of another schema than `SCHEMA_VERSION`
+stay in the file and are not read.
 
 The file uses the write-ahead log and immediate transactions: several processes may write at once, and each waits for
 the others.
@@ -20,40 +21,34 @@ import datetime
 import json
 import os
 import sqlite3
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from msgspec import Struct
 
 from ..results import SCHEMA_VERSION
 from ..support.errors import EnvironmentFault, MalformedFile, UsageError
 from ..support.plain import plain
 from ..support.text import printable
-from .records import Cell, Key, Measure, Night, Outcome
+from . import stored
+from .records import Cell, Key, Night
 from .run_report import UnreadableReport, from_json
 
 #: How many seconds a writer waits for another one.
 BUSY_SECONDS = 30.0
+#: Errors of SQLite that are this machine's, not the file's.
+_OF_THE_MACHINE = (
+    "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_PERM", "SQLITE_AUTH",
+    "SQLITE_INTERRUPT", "SQLITE_PROTOCOL", "SQLITE_NOLFS",
+)  # fmt: skip
 #: How many bytes of a report's JSON are read back at most.
 MOST_REPORT = 1 << 28
-
-
-class _Facts(Struct):
-    """The small parts of a cell that have no column."""
-
-    rungs: dict[str, float]
-    figures: dict[str, float]
-    measures: tuple[Measure, ...]
-
-
-_FACTS = msgspec.json.Decoder(_Facts, strict=False)
-_NUMBERS = msgspec.json.Decoder(dict[str, float], strict=False)
 
 
 def _version_1(db: sqlite3.Connection) -> None:
@@ -96,9 +91,17 @@ def _version_2(db: sqlite3.Connection) -> None:
         db.execute("UPDATE cell SET facts = ? WHERE night = ? AND key = ?", (json.dumps(facts), night, key))
 
 
+def _version_3(db: sqlite3.Connection) -> None:
+    db.execute(
+        """CREATE TABLE killed (
+            night INTEGER NOT NULL, key INTEGER NOT NULL, time TEXT NOT NULL, reason TEXT NOT NULL,
+            FOREIGN KEY (night, key) REFERENCES planned ON DELETE CASCADE)"""
+    )
+
+
 #: What makes version 1 out of an empty file, version 2 out of version 1, and so on. A migration that was released is
 #: never changed: append another.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_version_1, _version_2]
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_version_1, _version_2, _version_3]
 
 
 class History:
@@ -120,8 +123,12 @@ class History:
             raise UsageError(f"there is no history {self._shown}")
         self._keys: dict[int, Key] = {}
         with self._faults():
-            if self.path.exists() and self.path.stat().st_size and not os.access(self.path, os.W_OK):
-                raise EnvironmentFault(f"the history {self._shown} cannot be written")
+            if self.path.exists():
+                mode = self.path.stat()
+                if not (stat.S_ISREG(mode.st_mode) or stat.S_ISDIR(mode.st_mode)):  # SQLite would wait for a FIFO
+                    raise MalformedFile(f"{self._shown} is damaged or not a history: it is not a regular file")
+                if mode.st_size and not os.access(self.path, os.W_OK):
+                    raise EnvironmentFault(f"the history {self._shown} cannot be written")
             self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         try:
             with self._faults():
@@ -140,8 +147,11 @@ class History:
         self._db.close()
 
     def _open(self) -> None:
+        stored.confine(self._db)
         self._db.execute("PRAGMA foreign_keys = ON")
         version = self._version()
+        if version < 0:
+            raise MalformedFile(f"{self._shown} is damaged or not a history: it has version {version}")
         if version > len(MIGRATIONS):
             raise EnvironmentFault(
                 f"the history {self._shown} has version {version}, but this gguf-verify supports only versions up to "
@@ -153,9 +163,17 @@ class History:
             with self._transaction(), self._checked():
                 if not self._version() and self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
                     raise MalformedFile(f"{self._shown} is a database, but not a history of nights")
+                self._expect_schema()
                 for number in range(self._version(), len(MIGRATIONS)):  # again: another process may have been faster
                     MIGRATIONS[number](self._db)
                     self._db.execute(f"PRAGMA user_version = {number + 1}")
+        else:
+            self._expect_schema()
+
+    def _expect_schema(self) -> None:
+        """Raises MalformedFile where the file's tables are not those of its version."""
+        if not stored.same_schema(self._db, MIGRATIONS[: self._version()]):
+            raise MalformedFile(f"{self._shown} is damaged or not a history: its tables are not those of a history")
 
     def _write_ahead(self) -> None:
         """Turn the write-ahead log on. SQLite does not wait here for another process that does the same."""
@@ -180,14 +198,13 @@ class History:
             yield
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
-            if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
-                raise MalformedFile(f"{damaged}: {error}") from None
             if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
                 what = f"another process has been using the history {self._shown} for {BUSY_SECONDS:g} s"
                 raise EnvironmentFault(what) from None
-            if name == "SQLITE_ERROR" and "no such" in str(error):
-                raise MalformedFile(f"{damaged}: {error}") from None
-            raise EnvironmentFault(f"the history {self._shown} cannot be used: {error}") from None
+            said = printable(str(error), 200)
+            if name.startswith(_OF_THE_MACHINE):
+                raise EnvironmentFault(f"the history {self._shown} cannot be used: {said}") from None
+            raise MalformedFile(f"{damaged}: {said}") from None
         except OSError as error:
             raise EnvironmentFault(f"the history {self._shown} cannot be used: {error.strerror}") from None
 
@@ -196,7 +213,10 @@ class History:
         """Refuse content that does not have the types of the schema."""
         try:
             yield
-        except (msgspec.MsgspecError, UnreadableReport, ValueError, TypeError, KeyError, zlib.error):
+        except (
+            msgspec.MsgspecError, UnreadableReport, ValueError, TypeError, KeyError, zlib.error, OverflowError,
+            RecursionError, MemoryError,
+        ):  # fmt: skip
             what = f"{self._shown} is damaged: it contains a record that no gguf-verify wrote"
             raise MalformedFile(what) from None
 
@@ -242,7 +262,7 @@ class History:
 
     def record(self, number: int, cell: Cell) -> None:
         """Record one cell of a night, all of it or nothing. Raises ValueError if it is not planned or was recorded."""
-        facts = _Facts(dict(cell.rung_seconds), dict(cell.figures), cell.measures)
+        facts = stored.Facts(dict(cell.rung_seconds), dict(cell.figures), cell.measures)
         with self._transaction():
             found = self._db.execute(
                 "SELECT planned.key FROM planned JOIN key ON key.id = planned.key WHERE night = ? "
@@ -263,6 +283,20 @@ class History:
                 content = zlib.compress(_json(cell.report).encode(), 6)
                 row = (number, found[0], content, SCHEMA_VERSION)
                 self._db.execute("INSERT INTO report VALUES (?, ?, ?, ?)", row)
+
+    def killed(self, number: int, key: Key, reason: str) -> int:
+        """Record that somebody else ended a cell's run; returns how often that has happened to it in this night."""
+        with self._transaction(), self._checked():
+            found = self._db.execute(
+                "SELECT planned.key FROM planned JOIN key ON key.id = planned.key WHERE night = ? "
+                "AND (model, type, kernel, host, prompt, variant) = (?, ?, ?, ?, ?, ?)",
+                (number, *key),
+            ).fetchone()
+            if found is None:
+                raise ValueError(f"night {number} has no cell {key}")
+            self._db.execute("INSERT INTO killed VALUES (?, ?, ?, ?)", (number, found[0], _now(), plain(reason)))
+            counted = self._db.execute("SELECT count(*) FROM killed WHERE night = ? AND key = ?", (number, found[0]))
+            return int(counted.fetchone()[0])
 
     def finish(self, number: int) -> None:
         """Mark a night as finished. Raises ValueError if a planned cell is not recorded."""
@@ -286,14 +320,14 @@ class History:
 
     def pinned(self, name: str) -> int | None:
         """The number of the night of this name."""
-        with self._faults():
-            found = self._db.execute("SELECT night FROM pin WHERE name = ?", (name,)).fetchone()
-        return None if found is None else int(found[0])
+        with self._faults(), self._checked():
+            found = self._db.execute("SELECT name, night FROM pin WHERE name = ?", (name,)).fetchone()
+            return None if found is None else stored.row(stored.PinRow, found).night
 
     def pins(self) -> dict[str, int]:
         """Name → number of the night."""
-        with self._faults():
-            return dict(self._db.execute("SELECT name, night FROM pin ORDER BY name"))
+        with self._faults(), self._checked():
+            return dict(stored.rows(stored.PinRow, self._db.execute("SELECT name, night FROM pin ORDER BY name")))
 
     def night(self, number: int, reports: bool = False) -> Night:
         """One night with its GEMMs; with `reports`, also with the reports that were kept. Raises UsageError if there is
@@ -313,23 +347,25 @@ class History:
 
     def fingerprint(self, number: int) -> dict[str, str]:
         """The fingerprint that the night was begun with."""
-        with self._faults():
+        with self._faults(), self._checked():
             found = self._db.execute("SELECT fingerprint FROM night WHERE number = ?", (number,)).fetchone()
-            return {} if found is None else dict(json.loads(found[0]))
+            return {} if found is None else stored.words(found[0])
 
     def seconds(self, config: str) -> dict[Key, float]:
         """How long each cell of a configuration took when it was last recorded."""
-        with self._faults():
-            rows = self._db.execute(
+        with self._faults(), self._checked():
+            found = self._db.execute(
                 "SELECT cell.key, seconds, max(night) FROM cell JOIN night ON number = night WHERE config = ? "
                 "GROUP BY cell.key", (config,),
-            ).fetchall()  # fmt: skip
+            )  # fmt: skip
+            rows = stored.rows(stored.Seconds, found)
             keys = self._all_keys()
-        return {keys[key]: seconds for key, seconds, _ in rows}
+            return {keys[key]: seconds for key, seconds, _ in rows}
 
     def _all_keys(self) -> dict[int, Key]:
-        for row in self._db.execute("SELECT * FROM key WHERE id > ?", (max(self._keys, default=0),)):
-            self._keys[row[0]] = Key(*row[1:])
+        newer = "SELECT id, model, type, kernel, host, prompt, variant FROM key WHERE id > ?"
+        for row in stored.rows(stored.KeyRow, self._db.execute(newer, (max(self._keys, default=0),))):
+            self._keys[row.id] = Key(*row[1:])
         return self._keys
 
     def _nights(self, where: str, values: tuple[Any, ...], gemms: bool, reports: bool) -> list[Night]:
@@ -338,19 +374,27 @@ class History:
             self._transaction("DEFERRED"),
             self._checked(),
         ):  # one state of the file, whatever another process writes meanwhile
-            heads = self._db.execute(
+            found = self._db.execute(
                 f"SELECT number, started, finished, config, hardware, project FROM night {where} ORDER BY number DESC",
                 values,
-            ).fetchall()
+            )
+            heads = stored.rows(stored.NightRow, found)
             keys = self._all_keys()
             for number, started, finished, config, hardware, project in heads:
                 plan = self._db.execute("SELECT key FROM planned WHERE night = ? ORDER BY position", (number,))
-                planned = {key: keys[key] for (key,) in plan}
+                planned = {key: keys[key] for (key,) in stored.rows(stored.KeyOfNight, plan)}
                 cells = self._cells(number, keys, gemms, reports)
                 ordered = {name: cells[key] for key, name in planned.items() if key in cells}
                 out.append(
                     Night(
-                        number, started, finished, config, (*planned.values(),), ordered, json.loads(hardware), project
+                        number,
+                        started,
+                        finished,
+                        config,
+                        (*planned.values(),),
+                        ordered,
+                        stored.words(hardware),
+                        project,
                     )
                 )
         return out
@@ -361,24 +405,29 @@ class History:
             rows = self._db.execute(
                 "SELECT key, content FROM report WHERE night = ? AND schema = ?", (number, SCHEMA_VERSION)
             )
-            kept = {key: from_json(_decompressed(content)) for key, content in rows}
+            kept = {
+                key: from_json(_decompressed(content))
+                for key, content in (stored.row(stored.ReportRow, row) for row in rows)
+            }
         found = {}
-        for key, outcome, reason, exit_code, seconds, host, versions, facts, gemm_text in self._db.execute(
+        for values in self._db.execute(
             "SELECT key, outcome, reason, exit_code, seconds, host, versions, facts, "
             f"{'gemms' if gemms else 'NULL'} FROM cell WHERE night = ?", (number,),
         ):  # fmt: skip
-            held = _FACTS.decode(facts)
-            found[key] = Cell(
-                keys[key], Outcome(outcome), reason, exit_code, seconds, held.rungs, _shared(versions), host,
-                held.measures, held.figures, _NUMBERS.decode(gemm_text) if gemms else {}, kept.get(key),
+            row = stored.row(stored.CellRow, values)
+            held = stored.facts(row.facts)
+            found[row.key] = Cell(
+                keys[row.key], row.outcome, row.reason, row.exit_code, row.seconds, held.rungs, _shared(row.versions),
+                row.host, held.measures, held.figures, {} if row.gemms is None else stored.numbers(row.gemms),
+                kept.get(row.key),
             )  # fmt: skip
         return found
 
 
-@cache
+@lru_cache(256)
 def _shared(versions: str) -> dict[str, str]:
     """The same object for the same text: the cells of a night have few different versions."""
-    return dict(json.loads(versions))
+    return stored.words(versions)
 
 
 def _json(value: Any) -> str:

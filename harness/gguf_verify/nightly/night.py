@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..kernels.foreign import dependencies
 from ..processes.commands import Processes, Stopped
@@ -25,7 +25,7 @@ from .environments import Environments, Interpreter
 from .exclusive import Interrupted, interruptible, locked
 from .history import History
 from .models import Quantizer, identity, unsuitable
-from .outcomes import broken_off, cell_of
+from .outcomes import MOST_KILLS, broken_off, cell_of, killed, killed_for_good
 from .progress import Progress
 from .records import Cell, Key, Night
 from .requirements import package_path
@@ -58,12 +58,21 @@ class Settings:
 def run_night(config: Config, settings: Settings | None = None) -> Night:
     """Run a configuration's matrix, or the rest of it if the last night was interrupted.
 
-    Returns the finished night without reports. Raises HarnessError: the history cannot be used, another process runs
+    Returns the night without reports. It is finished but where somebody else killed cells' runs: the same command tries
+    those again, three times in all. Raises HarnessError: the history cannot be used, another process runs
     this configuration, or no cell is left of the matrix; Interrupted.
     """
     settings = settings or Settings()
     with locked(config), History(config.history) as history, interruptible() as processes:
         return _Runner(config, settings, history, processes).run()
+
+
+class Killed(NamedTuple):
+    """A run that somebody else ended; how, and after how many seconds."""
+
+    key: Key
+    how: str
+    seconds: float
 
 
 class _Runner:
@@ -97,6 +106,11 @@ class _Runner:
                 self._run_cells(night, path)
         finally:
             shutil.rmtree(self._work, ignore_errors=True)
+        ended = self._history.night(night.number)
+        if ended.missing:
+            n = len(ended.missing)
+            self._say(f"{n} cell{' was' if n == 1 else 's were'} killed from outside: the same command tries again")
+            return ended
         self._history.finish(night.number)
         return self._history.night(night.number)
 
@@ -178,11 +192,19 @@ class _Runner:
         progress = Progress(night, night.missing, self._jobs, before, self._settings.terminal, self._say)
         pool = ThreadPoolExecutor(self._jobs)
         try:
-            waiting: set[Future[Cell]] = {pool.submit(self._cell, key, path, progress) for key in night.missing}
+            waiting: set[Future[Cell | Killed]] = {
+                pool.submit(self._cell, key, path, progress) for key in night.missing
+            }
             while waiting:
                 done, waiting = wait(waiting, 0.5, FIRST_COMPLETED)
                 for future in done:
                     cell = future.result()
+                    if isinstance(cell, Killed):
+                        times = self._history.killed(night.number, cell.key, cell.how)
+                        if times < MOST_KILLS:
+                            progress.killed(cell.key, f"{cell.how}, to be tried again ({times} of {MOST_KILLS})")
+                            continue
+                        cell = killed_for_good(cell.key, cell.how, cell.seconds)
                     self._history.record(night.number, cell)
                     progress.done(cell)
                 progress.show()
@@ -193,7 +215,7 @@ class _Runner:
             pool.shutdown(cancel_futures=True)
             progress.close()
 
-    def _cell(self, key: Key, path: str, progress: Progress) -> Cell:
+    def _cell(self, key: Key, path: str, progress: Progress) -> Cell | Killed:
         """Run one cell. Raises Stopped."""
         interpreter = self._interpreters[key.variant]
         if isinstance(interpreter, str):
@@ -213,6 +235,8 @@ class _Runner:
             time_limit, keep_all = self._config.file.time_limit, self._config.file.keep_reports == "all"
             command = self._command(key, interpreter, model, report)
             ended = self._processes.run(command, time_limit, env, folder, grace=self._settings.grace)
+            if how := killed(ended):
+                return Killed(key, how, ended.seconds)
             version = None if self._settings.harness else interpreter.llama_version
             return cell_of(key, ended, report, time_limit, version, keep_all)
         except OSError as error:

@@ -6,6 +6,7 @@ a pass.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from ..processes.commands import Ended, signal_name
@@ -32,6 +33,26 @@ _BY_EXIT_CODE = {
     EXIT_UNVERIFIED: Outcome.UNVERIFIED,
 }  # fmt: skip
 _BY_VERDICT = {outcome.value: outcome for outcome in (Outcome.MISMATCH, Outcome.BROKEN_OFF, Outcome.UNVERIFIED)}
+
+
+#: Signals by which somebody else ends a run: the kernel that is out of memory, an administrator, a service manager. A
+#: run that crashes dies of others. Our own time limit ends a run with no exit code.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
+#: So often a cell is begun that is killed each time; then it counts as crashed, or a night would never end.
+MOST_KILLS = 3
+
+
+def killed(ended: Ended) -> str:
+    """Which signal somebody else ended a run with, in words; "" for a run that ended otherwise."""
+    for number in _FROM_OUTSIDE:
+        if ended.exit_code == -number or (number != signal.SIGKILL and ended.exit_code == 128 + number):
+            return f"killed from outside by {number.name}"
+    return ""
+
+
+def killed_for_good(key: Key, how: str, seconds: float) -> Cell:
+    """A cell whose every run was killed."""
+    return Cell(key, Outcome.CRASHED, f"{how}, as {MOST_KILLS - 1} runs before: not tried again", None, seconds)
 
 
 def broken_off(key: Key, reason: str) -> Cell:

@@ -51,6 +51,13 @@ class Progress:
             how = f"{self._recorded}/{self._total} {cell.outcome} in {cell.seconds:.1f} s"
             self._say(f"{how}, {printable(str(cell.key), 200)}{reason}{left}")
 
+    def killed(self, key: Key, how: str) -> None:
+        """A run that is not recorded, because somebody else ended it."""
+        self._pending.pop(key, None)
+        self._started.pop(key, None)
+        if not self._terminal:
+            self._say(f"{printable(str(key), 200)}: {how}")
+
     def show(self) -> None:
         if self._terminal:
             current = next(iter(self._started.copy()), None)

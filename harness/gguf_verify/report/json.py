@@ -20,6 +20,7 @@ import msgspec
 
 from ..results import SCHEMA_VERSION
 from ..support.plain import plain
+from ..support.text import ELLIPSIS
 from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..audit.many import Audits
     from ..audit.xray import XRay
     from ..captured import Judged
+    from ..gguf import Range
     from ..identification import IdentifyHeader, IdentifyReport
     from ..nightly.records import Cell, Night
     from ..nightly.summary import NightReport, Verdict
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 #: Of audits, x-rays and identifications.
 _OTHER_VERSION = 1
+#: Ranges of a file, entries of the lists of an audit's tensors, and characters of a range's owner; the rest is counted.
+MOST_RANGES, MOST_TENSORS, MOST_OWNER = 50_000, 10_000, 256
 
 
 def of_run(report: Report) -> dict[str, Any]:
@@ -96,7 +100,8 @@ def of_audit(audit: Audit) -> dict[str, Any]:
     matrix, "missing" or "not compared"), differing, first: [row, block] or null, made: hex or null, error and
     made_error: relative to the source, of the file's values and of those that llama.cpp makes, unverified, judgement or
     null, with_importance, through}; unmapped: tensors of the source that were not compared, {name, why}; unverified:
-    {name, why}; left_out: what was not asked, {name, why}.
+    {name, why}; left_out: what was not asked, {name, why}; not_listed: of a list that would be too long (`MOST_RANGES`,
+    `MOST_TENSORS`), how many entries it lacks.
     """
     fields = {
         "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict, "sentence": audit.sentence,
@@ -106,25 +111,47 @@ def of_audit(audit: Audit) -> dict[str, Any]:
         "files": [
             {"path": str(f.path), "size": f.size, "version": f.version, "alignment": f.alignment,
              "data_offset": f.data_offset, "refused": f.refused.id if f.refused else None,
-             "byte_map": [list(r) for r in f.byte_map]}
+             "byte_map": [_range(r) for r in f.byte_map[:MOST_RANGES]]}
             for f in audit.files
         ],
-        "tensors": [_tensor(c) for c in audit.contents],
+        "tensors": [_tensor(c) for c in audit.contents[:MOST_TENSORS]],
         "fingerprints": [
             {"type": f.type, "blocks": f.blocks, "consistent": f.consistent.producer if f.consistent else None,
              "rules": [{"producer": r.producer, "rule": r.text, "obeying": n} for r, n in f.obeying]}
             for f in audit.fingerprints
         ],
         "readers": [
-            [{**asdict(r), "tensors": [t._asdict() for t in r.tensors]} for r in of_part] for of_part in audit.readings
+            [{**vars(r), "tensors": [t._asdict() for t in r.tensors[:MOST_TENSORS]]} for r in of_part]
+            for of_part in audit.readings
         ],
-        "source": [_comparison(c) for c in audit.comparisons] if audit.header.source else None,
-        "unmapped": [{"name": name, "why": why} for name, why in audit.unmapped],
-        "unverified": [{"name": name, "why": why} for name, why in audit.unverified],
+        "source": [_comparison(c) for c in audit.comparisons[:MOST_TENSORS]] if audit.header.source else None,
+        "unmapped": [{"name": name, "why": why} for name, why in audit.unmapped[:MOST_TENSORS]],
+        "unverified": [{"name": name, "why": why} for name, why in audit.unverified[:MOST_TENSORS]],
         "waivers": [msgspec.structs.asdict(use) for use in audit.waivers],
         "left_out": [{"name": name, "why": why} for name, why in audit.left_out],
+        "not_listed": _not_listed(audit),
     }  # fmt: skip
     return _as_object(fields)
+
+
+def _range(owned: Range) -> list[Any]:
+    """A range of bytes. A key can have megabytes, and owns several ranges."""
+    owner = owned.owner if len(owned.owner) <= MOST_OWNER else owned.owner[:MOST_OWNER] + ELLIPSIS
+    return [owned.start, owned.stop, owned.kind, owner, owned.note]
+
+
+def _not_listed(audit: Audit) -> dict[str, int]:
+    """Name of a list → how many entries it lacks; those that lack none are left out."""
+    beyond = {
+        "byte_map": sum(max(0, len(f.byte_map) - MOST_RANGES) for f in audit.files),
+        "readers": sum(max(0, len(r.tensors) - MOST_TENSORS) for of_part in audit.readings for r in of_part),
+    }
+    for name, of in (
+        ("tensors", audit.contents), ("source", audit.comparisons), ("unmapped", audit.unmapped),
+        ("unverified", audit.unverified),
+    ):  # fmt: skip
+        beyond[name] = max(0, len(of) - MOST_TENSORS)
+    return {name: n for name, n in beyond.items() if n}
 
 
 #: Keys of a header that are not its fields' names.
@@ -164,7 +191,8 @@ def _tensor(content: Any) -> dict[str, Any]:
     statistics = None
     if scan is not None:
         bits = t.type.format.bits if t.type.format else 0
-        statistics = {**asdict(scan), "codes": scan.codes[: 1 << bits].tolist() if bits else None}
+        statistics = {name: getattr(scan, name) for name in scan.__dataclass_fields__}
+        statistics["codes"] = scan.codes[: 1 << bits].tolist() if bits else None
     return {
         "name": t.name, "type": t.type.name, "shape": list(t.shape), "part": t.part, "offset": t.offset,
         "bytes": t.nbytes, "statistics": statistics,

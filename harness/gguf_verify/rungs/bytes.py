@@ -10,6 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from ..audit import Content, Examination, Readers, Reading, compare_readers, coverage
+from ..audit.readers import TIME_LIMIT, not_compared
 from ..gguf import Finding, check_consistency
 from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import capped
@@ -27,7 +28,7 @@ def check(run: Run, result: RungResult) -> None:
     for part in run.model.parts:
         result.count("bytes", part.size)
     examined = Examination(run.model, run.library, run.options.threads, run.options.progress)
-    with ThreadPoolExecutor(1) as pool, Readers() as readers:
+    with ThreadPoolExecutor(1) as pool, Readers(min(TIME_LIMIT, run.options.time_limit)) as readers:
         readings = pool.submit(lambda: [readers.read(part.path) for part in run.model.parts])
         examined.read(run.selected())
         _container(run, result, examined.findings, readings.result())
@@ -47,6 +48,8 @@ def _container(run: Run, result: RungResult, of_content: list[Finding], readings
     for part, readings_of_part in zip(run.model.parts, readings, strict=True):
         explained = tuple(f for f in ours if f.part == part.part)
         ours += compare_readers(part, readings_of_part, explained)
+        for name, why in not_compared(readings_of_part):
+            result.leave(name, why)
     for finding in ours:
         if finding.id.endswith(_OF_BLOCKS):
             continue

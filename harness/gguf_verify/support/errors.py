@@ -65,6 +65,10 @@ class UsageError(HarnessError):
     exit_code = EXIT_USAGE
 
 
+class NoSuchFile(UsageError):
+    """A path that was given names no regular file."""
+
+
 class EnvironmentFault(HarnessError):
     """This machine cannot run the check: no such device, a failed build, llama.cpp crashed or hung."""
 

@@ -1,13 +1,20 @@
 """Messages between this project's processes: a JSON header, then the bytes of each array. Nothing is pickled.
 
 The header is one line. Arrays of at most `SMALL` bytes follow it in the same message; each larger one is a message of
-its own.
+its own. Messages are framed as `multiprocessing.connection.Connection` does it: 4 bytes of length, or -1 and 8 bytes.
+
+The other side may have been taken over by a file or a kernel, so what it sends is parsed like a file: plain types of
+numbers only, sizes against limits before anything is allocated, and one deadline for a whole message.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import select
+import struct
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,6 +24,22 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 SMALL = 1 << 14
+#: Most bytes of a header. The largest is an evaluation's, which names the weights that a graph used.
+MAX_HEADER = 8 << 20
+#: Arrays of a message, and their dimensions.
+MAX_ARRAYS, MAX_DIMENSIONS = 32, 8
+#: The types of arrays: numbers, little-endian.
+TYPES = {
+    np.dtype(kind).str: np.dtype(kind)
+    for kind in ("<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
+}
+_LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q")
+#: Bytes that are allocated for a message before they have come.
+_AT_ONCE = 1 << 20
+
+
+class ProtocolError(Exception):
+    """A message is not valid. The stream cannot be read on."""
 
 
 def evenly(count: int, some: int) -> list[int]:
@@ -24,6 +47,11 @@ def evenly(count: int, some: int) -> list[int]:
     some = min(count, some)
     gaps = max(1, some - 1)
     return [i * (count - 1) // gaps for i in range(some)]
+
+
+def most_bytes() -> int:
+    """How many bytes of arrays a message may have where the caller gives no limit: a quarter of the memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 def send(link: Connection, header: dict[str, Any], *arrays: Array) -> None:
@@ -36,20 +64,114 @@ def send(link: Connection, header: dict[str, Any], *arrays: Array) -> None:
             link.send_bytes(np.ascontiguousarray(a).reshape(-1).view(np.uint8).data)
 
 
-def receive(link: Connection) -> tuple[dict[str, Any], list[Array]]:
-    """Receive a header and its arrays. Raises EOFError if the other side is gone."""
-    line, _, small = link.recv_bytes().partition(b"\n")
-    header = json.loads(line)
+def receive(
+    link: Connection, limit: int | None = None, seconds: float | None = None
+) -> tuple[dict[str, Any], list[Array]]:
+    """Receive a header and its arrays.
+
+    Args:
+        limit: most bytes of all arrays together; by default `most_bytes`.
+        seconds: for the whole message; None waits for ever.
+
+    Raises EOFError or OSError if the other side is gone, TimeoutError if the message is not whole in time,
+    ProtocolError if it is not valid.
+    """
+    source = _Source(link.fileno(), seconds)
+    line, _, small = source.message(MAX_HEADER + MAX_ARRAYS * SMALL).partition(b"\n")
+    if len(line) > MAX_HEADER:
+        raise ProtocolError("the header is too long")
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ProtocolError("the header is not JSON") from None
+    described = header.pop("arrays", None) if isinstance(header, dict) else None
+    if not isinstance(described, list) or len(described) > MAX_ARRAYS:
+        raise ProtocolError("the header does not list its arrays")
+    kinds = [_described(one) for one in described]
+    if sum(nbytes for _, _, nbytes in kinds) > (most_bytes() if limit is None else limit):
+        raise ProtocolError("the arrays are too large")
     arrays: list[Array] = []
     at = 0
-    for described in header.pop("arrays"):
-        dtype, shape = np.dtype(described["dtype"]), described["shape"]
-        size = math.prod(shape)
-        if dtype.itemsize * size > SMALL:
-            out = np.empty(shape, dtype)
-            link.recv_bytes_into(out.reshape(-1).view(np.uint8).data)
+    for dtype, shape, nbytes in kinds:
+        if nbytes > SMALL:
+            try:
+                out = np.empty(shape, dtype)
+            except (MemoryError, ValueError):
+                raise ProtocolError("the arrays are too large") from None
+            source.array(out)
+        elif at + nbytes > len(small):
+            raise ProtocolError("an array is cut off")
         else:
-            out = np.frombuffer(small, dtype, size, at).reshape(shape).copy() if size else np.empty(shape, dtype)
-            at += out.nbytes
+            out = np.frombuffer(small[at : at + nbytes], dtype).reshape(shape).copy()
+            at += nbytes
         arrays.append(out)
+    if at != len(small):
+        raise ProtocolError("bytes follow the arrays")
     return header, arrays
+
+
+def _described(one: Any) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type, shape and bytes of an array. Raises ProtocolError."""
+    if not isinstance(one, dict) or not isinstance(one.get("dtype"), str) or one["dtype"] not in TYPES:
+        raise ProtocolError("an array is not of a plain type")
+    shape = one.get("shape")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+        raise ProtocolError("an array has no shape")
+    # a zero hides an overflow of the other dimensions from a plain product
+    if not all(type(n) is int and n >= 0 for n in shape) or math.prod(max(1, n) for n in shape) >> 48:
+        raise ProtocolError("an array has no valid shape")
+    dtype = TYPES[one["dtype"]]
+    return dtype, tuple(shape), dtype.itemsize * math.prod(shape)
+
+
+class _Source:
+    """The bytes of a connection, until a deadline."""
+
+    def __init__(self, fd: int, seconds: float | None) -> None:
+        self._fd = fd
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def message(self, limit: int) -> bytes:
+        """The next message. Raises ProtocolError where it is longer than `limit`."""
+        size = self._size()
+        if size > limit:
+            raise ProtocolError("the message is too long")
+        out = bytearray()
+        while len(out) < size:
+            piece = bytearray(min(_AT_ONCE, size - len(out)))
+            self._fill(memoryview(piece))
+            out += piece
+        return bytes(out)
+
+    def array(self, out: Array) -> None:
+        """Fill an array with the next message. Raises ProtocolError where that has another size."""
+        if self._size() != out.nbytes:
+            raise ProtocolError("an array has another size than its shape")
+        self._fill(out.reshape(-1).view(np.uint8).data)
+
+    def _size(self) -> int:
+        size = int(_LENGTH.unpack(self._some(_LENGTH.size))[0])
+        if size == -1:
+            size = int(_LONG.unpack(self._some(_LONG.size))[0])
+        if size < 0:
+            raise ProtocolError("a message has no valid length")
+        return size
+
+    def _some(self, size: int) -> bytes:
+        out = bytearray(size)
+        self._fill(memoryview(out))
+        return bytes(out)
+
+    def _fill(self, out: memoryview) -> None:
+        at = 0
+        while at < len(out):
+            if self._deadline is not None:
+                left = self._deadline - time.monotonic()
+                if left <= 0 or not self._poll.poll(1000 * left):
+                    raise TimeoutError
+            got = os.readv(self._fd, [out[at:]])
+            if not got:
+                raise EOFError
+            at += got

@@ -122,14 +122,14 @@ def test_usage(arguments: list[str], said: str) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    assert "No such file" in one_line(cli(tmp_path / "none.gguf"), 4)
+    assert "No such file" in one_line(cli(tmp_path / "none.gguf"), 2)
     assert "no .gguf file in" in one_line(cli(tmp_path), 2)
     empty = tmp_path / "empty.gguf"
     empty.touch()
     done = cli(empty)
     assert done.returncode == 4
     assert "an empty file" in done.stdout
-    assert "No such file" in one_line(cli(Q4_0, "--source", tmp_path / "none.gguf"), 4)
+    assert "No such file" in one_line(cli(Q4_0, "--source", tmp_path / "none.gguf"), 2)
 
 
 def test_the_source(tmp_path: Path) -> None:

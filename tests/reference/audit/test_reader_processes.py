@@ -19,7 +19,7 @@ import pytest
 
 from gguf_verify.audit.readers import READERS, Readers, Reading, Seen, _Child, compare
 from gguf_verify.gguf import parse
-from gguf_verify.support.errors import EnvironmentFault, MalformedFile
+from gguf_verify.support.errors import EnvironmentFault, NoSuchFile
 from tests.support import corpus
 from tests.support.processes import alive, kept, wait_until, works
 from tests.support.reader_table import FIELDS, HANGS, PATIENCE
@@ -53,7 +53,7 @@ def ended(pid: int) -> bool:
 
 
 def verdicts(readings: Sequence[Reading]) -> list[str]:
-    return [r.said.partition(":")[0] if r.verdict == "broke" else r.verdict for r in readings]
+    return [r.said.partition(":")[0] if r.verdict in ("broke", "stopped") else r.verdict for r in readings]
 
 
 def test_processes_start_with_the_first_file_and_serve_many(sane: Path) -> None:
@@ -76,11 +76,19 @@ def test_hang(sane: Path, endless: Path) -> None:
         start = time.monotonic()
         theirs, llama = readers.read(endless)
         assert 3.9 < time.monotonic() - start < 60
-        assert (theirs.verdict, theirs.said) == ("broke", "hung: no answer in 4 s")
+        assert (theirs.verdict, theirs.said) == ("stopped", "hung: no answer in 4 s")
         assert llama.verdict == "refused"  # beside it, untouched
         assert ended(pids["gguf-py"])
         assert verdicts(readers.read(sane)) == ["accepted", "accepted"]
         assert readers.pids["llama.cpp"] == pids["llama.cpp"]
+
+
+def test_a_shorter_time_for_one_file(sane: Path, endless: Path) -> None:
+    with Readers(time_limit=PATIENCE) as readers:
+        readers.versions()
+        theirs, llama = readers.read(endless, 1.5)
+    assert (theirs.verdict, theirs.said) == ("stopped", "hung: no answer in 1.5 s")
+    assert llama.verdict == "refused"
 
 
 def test_both_hang_for_one_time_limit(sane: Path) -> None:
@@ -310,7 +318,7 @@ def test_reader_that_breaks_in_another_way(
     fake_gguf_py(monkeypatch, tmp_path, body)
     with Readers(time_limit=3 if "hung" in said else PATIENCE) as readers:
         theirs, llama = readers.read(sane)
-        assert theirs.verdict == "broke"
+        assert theirs.verdict == ("stopped" if said.startswith(("hung", "out of memory", "was killed")) else "broke")
         assert theirs.said.startswith(said)
         assert llama.verdict == "accepted"
         assert set(readers.pids) == {"llama.cpp"}  # it is not asked again
@@ -385,7 +393,7 @@ def test_hostile_paths(tmp_path: Path, readers: Readers) -> None:
     missing = readers.read(tmp_path / "\x1b[2Jnothing")
     assert verdicts(missing) == ["refused", "refused"]
     assert all(r.said.isprintable() for r in missing)
-    with pytest.raises(MalformedFile):  # we never come to compare that
+    with pytest.raises(NoSuchFile):  # we never come to compare that
         parse(tmp_path / "\x1b[2Jnothing")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.audit.readers import READERS, Readers, Reading, compare, ours
+from gguf_verify.audit.readers import READERS, Readers, Reading, compare, not_compared, ours
 from gguf_verify.gguf import RULES, Finding, GgufFile, parse
 from gguf_verify.llama.reader_process import MAX_WHOLE
 from tests.support import corpus
@@ -133,7 +133,7 @@ def test_we_refuse_and_they_see_different_tensors(good: GgufFile, bad: GgufFile)
     assert (found[2].start, found[2].stop) == (bad.refused.start, bad.refused.stop)
 
 
-@pytest.mark.parametrize("verdict", ["crashed (SIGSEGV): its last words", "hung: no answer in 1 s", "out of memory"])
+@pytest.mark.parametrize("verdict", ["crashed (SIGSEGV): its last words", "ended (exit code 3)"])
 def test_reader_that_broke(good: GgufFile, bad: GgufFile, verdict: str) -> None:
     for file, (start, stop) in ((good, (0, good.size)), (bad, (0, 4))):
         (found,) = compare(file, (as_if(file, "gguf-py", "broke", verdict),), file.findings)
@@ -202,3 +202,13 @@ def test_trailing_ones_are_no_difference(tmp_path: Path, readers: Readers) -> No
         assert compare(file, readings, ()) == ()
         for reading in readings:
             assert [t.shape for t in reading.tensors] == [(), (), (), (8,), (8,), (2, 1, 4), (0,), (0,), (1, 0)]
+
+
+def test_reader_that_was_stopped_is_not_compared(good: GgufFile, bad: GgufFile) -> None:
+    for file in (good, bad):
+        readings = (
+            as_if(file, "gguf-py", "stopped", "hung: no answer in 1 s"),
+            as_if(file, "llama.cpp", "refused", ""),
+        )
+        assert compare(file, readings[:1], file.findings) == ()
+        assert not_compared(readings) == [("what gguf-py sees", "not compared: hung: no answer in 1 s")]

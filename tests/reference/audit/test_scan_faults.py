@@ -253,7 +253,8 @@ def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Pa
         "scanner, now = file_scan.FileScanner(print), os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "part = lambda n: scanner.part_of(sys.argv[1], identity, 0, n * 180)\n"
-        "scan = lambda n: next(scanner.scans([file_scan.Job(part(n), 2, 18, 32, 180, library)], 1))[0]\n"
+        "kind = file_scan.Kind(2, 18, 32, library)\n"
+        "scan = lambda n: next(scanner.scans([file_scan.Job(part(n), kind, 180)], 1))[0]\n"
         "print(json.dumps([[f[k] for k in ('blocks', 'duplicate_rows', 'duplicate')] for f in (scan(4), scan(5))]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
@@ -279,7 +280,8 @@ def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) 
         "    part = scanner.part_of(sys.argv[1], identity, 0, 8 * 180)\n"
         "    sizes, buffer = [], scanner._buffer\n"
         "    scanner._buffer = lambda size: (sizes.append(size), buffer(size))[1]\n"
-        "    return next(scanner.scans([file_scan.Job(part, 2, 18, 32, 180, library)], 1))[0], max(sizes)\n"
+        "    kind = file_scan.Kind(2, 18, 32, library)\n"
+        "    return next(scanner.scans([file_scan.Job(part, kind, 180)], 1))[0], max(sizes)\n"
         "print(json.dumps([scan(180), scan(179)]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
@@ -309,7 +311,7 @@ def test_pieces_of_tensors_add_up(rng: np.random.Generator, tmp_path: Path) -> N
         "    file_scan._TELL_BYTES, scanner, start, jobs = 1, file_scan.FileScanner(told.append), 0, []\n"
         f"    for n in {sizes}:\n"
         "        part = scanner.part_of(sys.argv[1], identity, 180 * start, 180 * n)\n"
-        "        jobs.append(file_scan.Job(part, 2, 18, 32, 180, library, [(1, 0, 0)], 4))\n"
+        "        jobs.append(file_scan.Job(part, file_scan.Kind(2, 18, 32, library, [(1, 0, 0)], 4), 180))\n"
         "        start += n\n"
         "    return [[f, [a.tolist() for a in arrays]] for f, arrays in scanner.scans(jobs, threads)], told\n"
         "print(json.dumps([scan(1, True), scan(2, True), scan(3, False)]))"

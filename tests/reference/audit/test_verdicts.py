@@ -13,8 +13,10 @@ import pytest
 
 from gguf_verify.audit import Examination, content
 from gguf_verify.audit.fingerprint import REFERENCE
+from gguf_verify.audit.readers import Readers, Reading
 from gguf_verify.formats import ELEMENTS, tensor_type
 from gguf_verify.gguf import Model, Range, open_model
+from gguf_verify.gguf.storage import ByteMap
 from gguf_verify.hosts.compiler import build
 from gguf_verify.llama import Llama, LlamaRefused
 from gguf_verify.llama.files import FilePasses
@@ -297,7 +299,9 @@ DOCTORED: dict[str, Callable[[list[Range]], list[Range]]] = {
 def test_bytes_that_no_field_or_two_own(doctor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def doctored(path: Path) -> Model:
         model = open_model(path)
-        model.parts[0].byte_map = DOCTORED[doctor](list(model.parts[0].byte_map))
+        ranges, model.parts[0].byte_map = list(model.parts[0].byte_map), ByteMap()
+        for owned in DOCTORED[doctor](ranges):
+            model.parts[0].byte_map.add(*owned)
         return model
 
     for module in ("gguf_verify.audit.audit", "gguf_verify.verification"):
@@ -374,3 +378,13 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result = run(TINY["Q4_0"], readers=False)
     assert result.exit_code == 3
     assert "no C++ compiler" in (result.fault or "")
+
+
+def test_the_bytes_rung_says_what_a_stopped_reader_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that gives up is no pass."""
+    stopped = tuple(Reading(name, "stopped", "hung: no answer in 1 s") for name in ("gguf-py", "llama.cpp"))
+    monkeypatch.setattr(Readers, "read", lambda _self, _path, _seconds=None: stopped)
+    report = bytes_rung(TINY["Q4_0"])
+    assert report.exit_code == 5
+    left = {(u.name, u.why) for u in report.rungs[0].unverified}
+    assert left >= {(f"what {r.reader} sees", "not compared: hung: no answer in 1 s") for r in stopped}

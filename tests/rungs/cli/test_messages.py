@@ -84,7 +84,8 @@ def test_what_is_no_model(tmp_path: Path, given: str, said: str) -> None:
         m_empty=b"",
     )  # fmt: skip
     done = command_here(folder / given if given else folder)
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (4, "", 1)
+    code = 2 if "no-such-file" in said or "is-a-directory" in said else 4
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (code, "", 1)
     assert re.search(said, done.stderr), done.stderr
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.gguf import RULES, RefusedFile, check_consistency, open_model, parse
-from gguf_verify.support.errors import EXIT_MALFORMED, MalformedFile
+from gguf_verify.support.errors import EXIT_MALFORMED, EnvironmentFault, NoSuchFile
 from tests.support import corpus
 from tests.support.corpus import A, Entry
 from tests.support.crafted_files import assert_tiles, by_name, save
@@ -101,7 +101,7 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
     for name, said in (("nothing.gguf", "No such file"), ("\x1b[31m.gguf", "a directory"), ("fifo", "regular file"),
                        ("loop", "symbolic links"), ("device", "regular file"), ("a\0b", "null (byte|character)"),
                        ("x" * 300, "name too long")):  # fmt: skip
-        with pytest.raises(MalformedFile, match=said) as caught:
+        with pytest.raises(NoSuchFile, match=said) as caught:
             open_model(tmp_path / name)
         assert str(caught.value).isprintable()
 
@@ -111,7 +111,7 @@ def test_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "secret.gguf"
     path.write_bytes(corpus.gguf().data)
     path.chmod(0)
-    with pytest.raises(MalformedFile, match="Permission denied"):
+    with pytest.raises(EnvironmentFault, match="Permission denied"):
         open_model(path)
 
 
@@ -151,7 +151,7 @@ def test_file_that_turns_into_a_fifo_does_not_wait(tmp_path: Path, monkeypatch: 
     before = signal.signal(signal.SIGALRM, waited)
     signal.alarm(5)
     try:
-        with pytest.raises(MalformedFile, match="regular file"):
+        with pytest.raises(NoSuchFile, match="regular file"):
             parse(path)
     finally:
         signal.alarm(0)

@@ -226,3 +226,36 @@ def test_two_configurations_in_one_history_at_once(tmp_path: Path) -> None:
         assert {n.config for n in nights} == {"one", "two"}
         assert all(n.finished and len(n.cells) == 12 for n in nights)
         assert [n.config for n in history.nights(config="one")] == ["one"]
+
+
+@pytest.mark.parametrize("signal_", ["SIGKILL", "SIGTERM"])
+def test_a_cell_that_somebody_kills_is_tried_again(tmp_path: Path, signal_: str) -> None:
+    """As the kernel does that is out of memory, or an administrator: three times in all."""
+    path = write_config(tmp_path, p="pass", q=f"killed {signal_}")
+    said: list[str] = []
+    for time in (1, 2):
+        night = run_night(read_config(path), Settings(harness=STUB, say=said.append))
+        assert (night.number, night.finished, night.exit_code) == (1, None, 5)
+        assert [cell.outcome for cell in night.cells.values()] == ["verified"]
+        assert [key.prompt for key in night.missing] == ["q"]
+        assert any(f"killed from outside by {signal_}, to be tried again ({time} of 3)" in line for line in said)
+        assert said[-1] == "1 cell was killed from outside: the same command tries again"
+    night = run_night(read_config(path), Settings(harness=STUB, say=said.append))
+    assert night.finished
+    assert night.exit_code == 3
+    last = [cell for cell in night.cells.values() if cell.key.prompt == "q"]
+    assert [(c.outcome, c.reason) for c in last] == [
+        ("crashed", f"killed from outside by {signal_}, as 2 runs before: not tried again")
+    ]
+    with sqlite3.connect(tmp_path / "nightly.sqlite") as db:
+        assert (
+            db.execute("SELECT night, reason FROM killed").fetchall() == [(1, f"killed from outside by {signal_}")] * 3
+        )
+
+
+def test_a_cell_that_was_killed_once_passes_when_it_is_tried_again(tmp_path: Path) -> None:
+    path = write_config(tmp_path, p=f"killed-once {tmp_path / 'mark'}")
+    assert run_night(read_config(path), Settings(harness=STUB, say=lambda _line: None)).finished is None
+    night = run_night(read_config(path), Settings(harness=STUB, say=lambda _line: None))
+    assert (night.number, night.exit_code) == (1, 0)
+    assert night.finished

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,7 @@ _SHARE_BYTES = 1 << 22  # of a thread at a time
 _FLOATS = 1 << 20  # of a chunk that is quantized anew
 _AHEAD = 8  # pieces for each thread, so that none waits for what lies between tensors
 _TELL_BYTES = 1 << 26
+_SMALL_BYTES = 1 << 15  # a piece that is scanned before another thread has taken it
 
 
 class Tally(c.Structure):
@@ -71,6 +72,15 @@ class Tally(c.Structure):
     ]  # fmt: skip
 
 
+#: The arguments of `scan_file`.
+_SCAN_FILE: Sequence[Any] = [
+    c.c_int, c.c_int64, c.c_int64, c.c_int64, c.c_void_p, c.c_int64, c.c_void_p, c.c_void_p, c.c_int, c.c_void_p,
+    c.c_int64, c.c_void_p, c.c_void_p, c.c_int64, c.c_void_p,
+]  # fmt: skip
+_INFINITY = float("inf")
+#: Numbers of drawn blocks that are remembered.
+_MOST_PICKED = 256
+
 _SUMS = ("blocks", "zero_scales", "zero_blocks", "subnormal_scales", "negative_scales", "not_finite", "differing")
 
 
@@ -88,25 +98,30 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A tensor to scan.
+class Kind:
+    """A type that is scanned.
 
     Args:
-        part: its bytes.
-        type, block_bytes, block_size, row_bytes: of ggml, in bytes, and in values.
+        type, block_bytes, block_size: of ggml, in bytes, and in values.
         library: kernels/emulator/scan.hpp, compiled for the type: the content of a shared library.
         rules: (all of, one of, none of) masks of codes.
-        drawn: how many blocks are wanted as they are.
+        drawn: how many blocks of a tensor are wanted as they are.
     """
 
-    part: Part
     type: int
     block_bytes: int
     block_size: int
-    row_bytes: int
     library: bytes
     rules: Sequence[Sequence[int]] = ()
     drawn: int = 0
+
+
+class Job(NamedTuple):
+    """A tensor to scan: its bytes, its type, and the bytes of a row."""
+
+    part: Part
+    kind: Kind
+    row_bytes: int
 
 
 class Rule(c.Structure):
@@ -153,9 +168,14 @@ class FileScanner:
             llama.cpp's decode of them, float32[n, block_size]; likewise of the first that differ.
         """
 
+        prepared: dict[int, _Prepared] = {}
+
         def pieces() -> Iterator[tuple[_Scanning, int]]:
             for job in jobs:
-                scanning = _Scanning(job, self._library(job.library), self._buffer, threads, self._llama)
+                ready = prepared.get(id(job.kind))
+                if ready is None:
+                    ready = prepared[id(job.kind)] = _Prepared(job.kind, self._library(job.kind.library), self._llama)
+                scanning = _Scanning(job, ready, self._buffer, threads)
                 for start in scanning.starts:
                     yield scanning, start
 
@@ -174,7 +194,7 @@ class FileScanner:
             self._pool = ThreadPoolExecutor(min(threads, _MOST_THREADS))
         try:
             for scanning, start in pieces():
-                if threads == 1:
+                if threads == 1 or (not waiting and scanning.size(start) < _SMALL_BYTES):
                     if settle(scanning, start, scanning.tally(start)):
                         yield scanning.result()
                     continue
@@ -320,35 +340,54 @@ class FileScanner:
             yield future.result()
 
 
+class _Prepared:
+    """What the scans of all tensors of one type share.
+
+    Args:
+        llama: compare with llama.cpp's conversion.
+    """
+
+    def __init__(self, kind: Kind, scanner: c.CDLL, llama: bool) -> None:
+        self.scanner = scanner
+        self.converter = ggml.ggml_get_type_traits(kind.type).contents.to_float if llama else None
+        self.to_float = c.cast(self.converter, c.c_void_p) if self.converter else None
+        self.rules = (Rule * MAX_RULES)(*(Rule(*r) for r in kind.rules))
+        self.n_rules = len(kind.rules)
+        self.scan_file = scanner.scan_file
+        self.scan_file.argtypes = _SCAN_FILE
+        self._drawn = kind.drawn
+        self._picked: dict[int, npt.NDArray[np.int64]] = {}
+
+    def picked(self, blocks: int) -> npt.NDArray[np.int64]:
+        """The numbers of the blocks of a tensor of so many that are returned as they are."""
+        found = self._picked.get(blocks)
+        if found is None:
+            found = np.asarray(protocol.evenly(blocks, self._drawn), np.int64)
+            if len(self._picked) < _MOST_PICKED:
+                self._picked[blocks] = found
+        return found
+
+
 class _Scanning:
     """One tensor's scan: any thread may tally a piece, in any order; tallies are added in the order of the pieces."""
 
-    def __init__(self, job: Job, scanner: c.CDLL, buffer: Callable[[int], Bytes], threads: int, llama: bool) -> None:
-        self._job, self._scanner, self._buffer = job, scanner, buffer
-        self._converter = ggml.ggml_get_type_traits(job.type).contents.to_float if llama else None
-        self._to_float = c.cast(self._converter, c.c_void_p) if self._converter else c.c_void_p(None)
-        self._rules = (Rule * MAX_RULES)(*(Rule(*r) for r in job.rules))
+    def __init__(self, job: Job, ready: _Prepared, buffer: Callable[[int], Bytes], threads: int) -> None:
+        self._job, self._ready, self._buffer = job, ready, buffer
         nbytes, row_bytes = len(job.part.mapped), job.row_bytes
         n_rows = nbytes // row_bytes
         self._hashes = np.empty(n_rows, np.uint64) if 1 < n_rows <= MAX_HASHED_ROWS else None
         # whole rows, unless they are too long for a buffer, so that they are hashed while they are in the cache
         self._by_row = self._hashes is not None and row_bytes <= LONG_ROW
-        unit = row_bytes if self._by_row else job.block_bytes
+        unit = row_bytes if self._by_row else job.kind.block_bytes
         self._step = max(1, _CHUNK_BYTES // unit) * unit
         # pieces of about the same size, so that a small tensor is one: each takes Python some 0.1 ms
         pieces = max(1, round(nbytes / _SHARE_BYTES)) if threads > 1 else 1
         self._share = -(-nbytes // (pieces * self._step)) * self._step
         self.starts = range(0, nbytes, self._share)
-        numbers = protocol.evenly(nbytes // job.block_bytes, job.drawn)
-        self._picked = np.asarray(numbers, np.int64)
-        self._blocks = np.empty((len(numbers), job.block_bytes), np.uint8)
+        self._picked = ready.picked(nbytes // job.kind.block_bytes)
+        self._blocks = np.empty((len(self._picked), job.kind.block_bytes), np.uint8)
         self._added = 0
-        self._sums = dict.fromkeys(_SUMS, 0)
-        self._first: dict[str, list[int]] = {"first_not_finite": [], "first_differing": []}
-        self._subnormal = -1
-        self._obeying = np.zeros(MAX_RULES, np.int64)
-        self._codes = np.zeros(256, np.int64)
-        self._scale = self._minimum = (np.inf, -np.inf)
+        self._total: Tally | None = None
 
     def size(self, start: int) -> int:
         """Bytes of the piece that starts there."""
@@ -356,16 +395,15 @@ class _Scanning:
 
     def tally(self, start: int) -> Tally:
         """Tally one piece. Raises Unusable."""
-        job = self._job
-        out = Tally(first_subnormal=-1, least_scale=np.inf, most_scale=-np.inf, least_min=np.inf, most_min=-np.inf)
+        job, ready = self._job, self._ready
+        out = Tally(first_subnormal=-1, least_scale=_INFINITY, most_scale=-_INFINITY, least_min=_INFINITY,
+                    most_min=-_INFINITY)  # fmt: skip
         hashes = self._hashes
         target = _pointer(hashes[start // job.row_bytes :]) if hashes is not None and self._by_row else None
-        failed = self._scanner.scan_file(
-            job.part.fd, c.c_int64(job.part.start + start), c.c_int64(self.size(start)),
-            c.c_int64(start // job.block_bytes), c.c_void_p(_pointer(self._buffer(self._step))),
-            c.c_int64(self._step), self._to_float, self._rules, len(job.rules), c.byref(out),
-            c.c_int64(job.row_bytes), c.c_void_p(target), c.c_void_p(_pointer(self._picked)),
-            c.c_int64(len(self._picked)), c.c_void_p(_pointer(self._blocks)),
+        failed = ready.scan_file(
+            job.part.fd, job.part.start + start, self.size(start), start // job.kind.block_bytes,
+            _pointer(self._buffer(self._step)), self._step, ready.to_float, ready.rules, ready.n_rules, c.byref(out),
+            job.row_bytes, target, _pointer(self._picked), len(self._picked), _pointer(self._blocks),
         )  # fmt: skip
         if failed < 0:
             raise Unusable("the file has shrunk since it was opened")
@@ -375,39 +413,58 @@ class _Scanning:
 
     def add(self, t: Tally) -> bool:
         """Add the next piece's tally; returns whether it was the last."""
-        for key, count in (("first_not_finite", t.not_finite), ("first_differing", t.differing)):
-            if count:
-                self._first[key] += list(getattr(t, key))[: min(count, MAX_BAD - len(self._first[key]))]
-        for name in _SUMS:
-            self._sums[name] += getattr(t, name)
-        self._subnormal = t.first_subnormal if self._subnormal < 0 else self._subnormal
-        self._obeying += np.frombuffer(t.obeying, np.int64)
-        self._codes += np.frombuffer(t.codes, np.int64)
-        self._scale = min(self._scale[0], t.least_scale), max(self._scale[1], t.most_scale)
-        self._minimum = min(self._minimum[0], t.least_min), max(self._minimum[1], t.most_min)
+        total = self._total
+        if total is None:
+            self._total = t
+        else:
+            for key, count in (("not_finite", t.not_finite), ("differing", t.differing)):
+                held, some = getattr(total, f"first_{key}"), getattr(t, f"first_{key}")
+                known = min(getattr(total, key), MAX_BAD)
+                for i in range(min(count, MAX_BAD - known)):
+                    held[known + i] = some[i]
+            for name in _SUMS:
+                setattr(total, name, getattr(total, name) + getattr(t, name))
+            if total.first_subnormal < 0:
+                total.first_subnormal = t.first_subnormal
+            for name in ("obeying", "codes"):
+                of_all = np.frombuffer(getattr(total, name), np.int64)
+                of_all += np.frombuffer(getattr(t, name), np.int64)
+            total.least_scale, total.most_scale = (
+                min(total.least_scale, t.least_scale),
+                max(total.most_scale, t.most_scale),
+            )
+            total.least_min, total.most_min = min(total.least_min, t.least_min), max(total.most_min, t.most_min)
         self._added += 1
         return self._added == len(self.starts)
 
     def result(self) -> Result:
         """What `FileScanner.scans` returns, once all is added."""
         duplicate_rows, duplicate = self._duplicates()
-        size = self._job.block_bytes
-        data = self._job.part.mapped
-        differing = [data[b * size : (b + 1) * size] for b in self._first["first_differing"]]
+        total, kind = self._total, self._job.kind
+        assert total is not None
+        first = {
+            f"first_{key}": list(getattr(total, f"first_{key}")[: min(getattr(total, key), MAX_BAD)])
+            for key in ("not_finite", "differing")
+        }
         figures = {
-            **self._sums, **self._first, "first_subnormal": self._subnormal,
-            "obeying": [int(n) for n in self._obeying[: len(self._job.rules)]],
-            "scale": _span(*self._scale), "minimum": _span(*self._minimum),
+            **{name: getattr(total, name) for name in _SUMS}, **first, "first_subnormal": total.first_subnormal,
+            "obeying": list(total.obeying[: self._ready.n_rules]),
+            "scale": _span(total.least_scale, total.most_scale), "minimum": _span(total.least_min, total.most_min),
             "duplicate_rows": duplicate_rows, "duplicate": duplicate,
         }  # fmt: skip
-        theirs = self._decoded(np.concatenate(differing).reshape(-1, size)) if differing else self._decoded(_NOTHING)
-        return figures, (self._codes, self._blocks, self._decoded(self._blocks), theirs)
+        size, data = kind.block_bytes, self._job.part.mapped
+        differing = [data[b * size : (b + 1) * size] for b in first["first_differing"]]
+        theirs = self._decoded(np.concatenate(differing).reshape(-1, size) if differing else _NOTHING)
+        codes = np.frombuffer(total.codes, np.int64)
+        return figures, (codes, self._blocks, self._decoded(self._blocks), theirs)
 
     def _decoded(self, blocks: Bytes) -> npt.NDArray[np.float32]:
-        values = np.zeros((len(blocks), self._job.block_size), np.float32)
-        if self._converter:
-            self._converter(_pointer(blocks), _pointer(values), values.size)
-        elif len(blocks) and values.nbytes == blocks.nbytes:
+        values = np.zeros((len(blocks), self._job.kind.block_size), np.float32)
+        if not len(blocks):
+            return values
+        if self._ready.converter:
+            self._ready.converter(_pointer(blocks), _pointer(values), values.size)
+        elif values.nbytes == blocks.nbytes:
             values[:] = blocks.view(np.float32)  # F32's own
         return values
 
@@ -417,7 +474,7 @@ class _Scanning:
         if hashes is None:
             return (0, None) if n_rows < 2 else (None, None)
         if not self._by_row:
-            self._scanner.hash_rows(
+            self._ready.scanner.hash_rows(
                 c.c_void_p(_pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes),
                 c.c_void_p(_pointer(hashes)),
             )  # fmt: skip
@@ -426,8 +483,8 @@ class _Scanning:
             return 0, None
         order = np.argsort(hashes, kind="stable")
         pair = np.zeros(2, np.int64)
-        self._scanner.count_duplicates.restype = c.c_int64
-        found = self._scanner.count_duplicates(
+        self._ready.scanner.count_duplicates.restype = c.c_int64
+        found = self._ready.scanner.count_duplicates(
             c.c_void_p(_pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes), c.c_void_p(_pointer(hashes)),
             c.c_void_p(_pointer(order)), c.c_void_p(_pointer(pair)),
         )  # fmt: skip

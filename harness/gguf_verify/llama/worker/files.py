@@ -11,10 +11,13 @@ import numpy.typing as npt
 
 from ...support import protocol
 from .calls import Call, CallFailed, Reply
-from .file_scan import FileScanner, Job, Part, Result, Unusable
+from .file_scan import FileScanner, Job, Kind, Part, Result, Unusable
 
-#: One message tells of so many scans at most, or of so many bytes: a message takes longer than a small scan.
-_TOLD_AT_ONCE, _TOLD_BYTES = 16, 1 << 25
+#: The first message tells of so many scans at most, each later one of twice as many up to the second number, and none
+#: of more bytes: a message takes longer than a small scan.
+_TOLD_AT_ONCE, _MOST_AT_ONCE, _TOLD_BYTES = 16, 128, 1 << 25
+#: A file is looked at again, whether it was changed, after so many bytes; each tensor counts as some more.
+_UNCHECKED, _CHECK_COST = 1 << 20, 1 << 13
 
 
 class FilePasses:
@@ -53,9 +56,17 @@ class FilePasses:
             at += size
 
         def jobs() -> Iterator[Job]:
-            for file, of, start, nbytes, row_bytes in tensors.tolist():
-                path, identity = files[file]
-                yield Job(self._part(path, identity, start, nbytes), row_bytes=row_bytes, **kinds[of])
+            of_kind = [Kind(**kind) for kind in kinds]
+            whole: list[Part | None] = [None] * len(files)
+            unchecked = 0
+            for file, kind, start, nbytes, row_bytes in tensors.tolist():
+                part = whole[file]
+                unchecked += nbytes + _CHECK_COST
+                if part is None or unchecked > _UNCHECKED:  # a look at the file takes as long as a small scan
+                    path, identity = files[file]
+                    part, unchecked = self._part(path, identity, 0, identity[2]), 0
+                    whole[file] = part
+                yield Job(Part(part.mapped[start : start + nbytes], part.fd, start), of_kind[kind], row_bytes)
 
         done: list[Result] = []
 
@@ -68,13 +79,13 @@ class FilePasses:
                 done.clear()
 
         try:
-            nbytes = 0
+            nbytes, at_once = 0, _TOLD_AT_ONCE
             for found, size in zip(self._scanner.scans(jobs(), threads), tensors[:, 3].tolist(), strict=True):
                 done.append(found)
                 nbytes += size
-                if len(done) >= _TOLD_AT_ONCE or nbytes >= _TOLD_BYTES:
+                if len(done) >= at_once or nbytes >= _TOLD_BYTES:
                     tell()
-                    nbytes = 0
+                    nbytes, at_once = 0, min(2 * at_once, _MOST_AT_ONCE)
         except (Unusable, OSError) as error:
             raise CallFailed(str(error)) from None
         finally:

@@ -155,17 +155,19 @@ def _audit(audit: Audit, number: int) -> OfAudit:
         for f in audit.findings
     ]  # fmt: skip
     left = [*audit.left_out, *audit.unverified, *audit.unmapped]
+    if len(left) > MOST_SEGMENTS:
+        left[MOST_SEGMENTS - 1 :] = [(f"{len(left) - MOST_SEGMENTS + 1:,} more", "not listed here")]
     heads = [("tensor", "s"), ("type", "s"), ("shape", "s"), ("bytes", "n"), ("codes of its blocks", "s")]
     heads += [("against the source", "s"), ("relative error", "n")] if audit.comparisons else []
     tensors = _tensors(audit)
     return OfAudit(
         f"a{number}", str(audit.path), audit.verdict, _LEVELS[audit.verdict], audit.sentence, _facts(audit),
-        [_map(audit, file) for file in audit.files], findings, left[:MOST_SEGMENTS],
+        [_map(audit, file) for file in audit.files], findings, left,
         [
             (f.type, f"as {f.consistent.producer} leaves them" if f.consistent else "no known rule holds throughout")
             for f in audit.fingerprints if f.blocks
         ],
-        heads, tensors[:MOST_TENSORS], len(tensors), bool(audit.comparisons),
+        heads, tensors, len(audit.contents), bool(audit.comparisons),
     )  # fmt: skip
 
 
@@ -229,7 +231,7 @@ def _tensors(audit: Audit) -> list[OfTensor]:
         f.type: f.consistent.producer if f.consistent else "no known rule" for f in audit.fingerprints if f.blocks
     }
     made = []
-    for content in audit.contents:
+    for content in audit.contents[:MOST_TENSORS]:
         t, c = content.tensor, compared.get(content.tensor.name)
         errors = ""
         if c is not None and c.error is not None and c.made_error is not None:

@@ -23,6 +23,8 @@ from .console import STYLES, WARN, capped, facts, rendered, said, table
 
 #: What is shown without -v; the rest is counted.
 MOST_COMPARED, MOST_UNVERIFIED, MOST_FINDINGS = 3, 10, 5
+#: Ranges that --map lists, and tensors whose statistics -v shows; the rest is counted.
+MOST_RANGES, MOST_TENSORS = 20_000, 1000
 _BARS = "▁▂▃▄▅▆▇█"
 
 #: What the summary of the byte map adds up, by kind of range.
@@ -74,8 +76,15 @@ def _told(audit: Audit) -> Iterator[Text]:
     ]
     yield from capped(lines, MOST_FINDINGS, "findings (audit the file alone to see them)")
     yield from (Text(f"not compared with {name}: {printable(why)}") for name, why in audit.left_out)
-    left = [said(("NOT VERIFIED ", WARN), f"{printable(name, 64)}: {printable(why)}") for name, why in audit.unverified]
-    yield from capped(left, MOST_UNVERIFIED, "were not verified")
+    yield from _left(audit, "were not verified")
+
+
+def _left(audit: Audit, more: str) -> Iterator[Text]:
+    """What was not verified, and how much more there is."""
+    for name, why in audit.unverified[:MOST_UNVERIFIED]:
+        yield said(("NOT VERIFIED ", WARN), f"{printable(name, 64)}: {printable(why)}")
+    if len(audit.unverified) > MOST_UNVERIFIED:
+        yield Text(f"… and {len(audit.unverified) - MOST_UNVERIFIED:,} {more}")
 
 
 def _unopened(a: Unopened) -> Text:
@@ -140,9 +149,7 @@ def _header(audit: Audit) -> Iterator[tuple[str, str]]:
 
 
 def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:
-    sizes: Counter[str] = Counter()
-    for owned in file.byte_map:
-        sizes[owned.kind] += owned.nbytes
+    sizes = Counter(file.byte_map.sizes())
     if any(f.id.endswith("-unowned") for f in coverage(file)):
         said = "NOT each owned by one field, see below"
     elif sizes["unread"]:
@@ -157,9 +164,11 @@ def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:
 def _map(file: GgufFile) -> Iterator[str]:
     """A file may have a great many ranges: they are no table of rich's."""
     yield f"{'start':>14} {'stop':>14} {'bytes':>13}  {'kind':<14}owner and value; stop is the byte after the last"
-    for r in file.byte_map:
+    for r in file.byte_map[:MOST_RANGES]:
         what = " = ".join(filter(None, [printable(r.owner, 64), printable(r.note, 60)]))
         yield f"{r.start:>14} {r.stop:>14} {r.nbytes:>13,}  {r.kind:<14}{what}"
+    if len(file.byte_map) > MOST_RANGES:
+        yield f"… and {len(file.byte_map) - MOST_RANGES:,} more ranges"
 
 
 def _read(audit: Audit) -> Iterator[tuple[str, str]]:
@@ -187,8 +196,11 @@ def _statistics(audit: Audit, verbose: bool) -> Iterator[RenderableType]:
     yield "zero: blocks of zeros · ends: the share of codes that are the lowest or the highest"
     yield "equal rows: rows that equal an earlier row"
     if verbose:
-        tensors = [((c.tensor.type.name, _shape(c), printable(c.tensor.name, 64)), [c]) for c in scanned]
+        some = scanned[:MOST_TENSORS]
+        tensors = [((c.tensor.type.name, _shape(c), printable(c.tensor.name, 64)), [c]) for c in some]
         yield from ("", _figures(("type", "shape", "tensor"), tensors))
+        if len(scanned) > len(some):
+            yield f"… and {len(scanned) - len(some):,} more tensors"
         groups = [((name, ""), found) for (_, _, name), found in tensors]
     yield facts((names[0], f"codes {_histogram(found)}") for names, found in groups if found[0].tensor.type.quantized)
 
@@ -227,7 +239,10 @@ def _codes(contents: Sequence[Content]) -> np.ndarray | None:
     fmt = contents[0].tensor.type.format
     if fmt is None:
         return None
-    total = sum((c.scan.codes for c in contents if c.scan is not None), np.zeros(256, np.int64))
+    total = np.zeros(256, np.int64)
+    for c in contents:
+        if c.scan is not None:
+            total += c.scan.codes
     return np.asarray(total[: 1 << fmt.bits]) if total.sum() else None
 
 
@@ -330,8 +345,7 @@ def _verdict(audit: Audit) -> Iterator[Text]:
     if audit.fault and audit.verdict != "broken off":  # else the first line says it
         yield said(("BROKEN OFF", WARN), f": {audit.fault}")
     yield from (Text(f"not compared with {name}: {printable(why)}") for name, why in audit.left_out)
-    left = [said(("NOT VERIFIED ", WARN), f"{printable(name, 64)}: {printable(why)}") for name, why in audit.unverified]
-    yield from capped(left, MOST_UNVERIFIED, "tensors were not verified")
+    yield from _left(audit, "tensors were not verified")
     severities = Counter(f.severity for f in audit.findings)
     counts = ", ".join(f"{severities[s]} {s}{'' if severities[s] == 1 else 's'}" for s in ("error", "warning", "note"))
     part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors

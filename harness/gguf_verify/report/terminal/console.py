@@ -7,7 +7,7 @@ that has markup, emoji and highlighting switched off. Without a width nothing is
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -107,8 +107,12 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
     return made
 
 
-def capped(lines: Sequence[Text], most: int, more: str = "more") -> Iterator[Text]:
-    """At most so many of the lines, and how many there are beyond them."""
-    yield from lines[:most]
-    if len(lines) > most:
-        yield Text(f"… and {len(lines) - most:,} {more}")
+def capped(lines: Iterable[Text], most: int, more: str = "more") -> Iterator[Text]:
+    """At most so many of the lines, and how many there are beyond them. The others are not kept."""
+    beyond = -most
+    for line in lines:
+        beyond += 1
+        if beyond <= 0:
+            yield line
+    if beyond > 0:
+        yield Text(f"… and {beyond:,} {more}")

@@ -54,9 +54,9 @@ def head(night: Night) -> str:
     told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome]) or "nothing recorded"
     missing = f", {len(night.missing)} not run" if night.missing else ""
     seconds = sum(cell.seconds for cell in night.cells.values())
-    state = f"finished {night.finished}" if night.finished else "not finished"
+    state = f"finished {printable(night.finished, 40)}" if night.finished else "not finished"
     return (
-        f"night {night.number} of {printable(night.config, 64)}, started {night.started}, {state}: "
+        f"night {night.number} of {printable(night.config, 64)}, started {printable(night.started, 40)}, {state}: "
         f"{len(night.planned)} cells, {told}{missing}; {seconds:,.0f} s of runs; "
         f"gguf-verify {printable(night.project, 80)}"
     )

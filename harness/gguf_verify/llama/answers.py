@@ -1,0 +1,175 @@
+"""What the answers of llama.cpp's process must look like.
+
+That process parses untrusted files, so one may have taken it over. Its numbers may then be wrong, which the rungs are
+there to see; but nothing that it sends may index, size or name anything here before it was checked. The checks raise
+what `LlamaProcess.valid` turns into a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, Struct
+
+from ..support.protocol import ProtocolError
+
+Array = npt.NDArray[Any]
+
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Name = Annotated[str, Meta(max_length=1 << 12)]
+#: The most first blocks of a kind that a scan lists.
+MAX_FIRST = 21
+First = Annotated[list[Count], Meta(max_length=MAX_FIRST)]
+Span = Annotated[list[float], Meta(min_length=2, max_length=2)]
+
+
+class Hello(Struct):
+    """See `Llama.versions`."""
+
+    llama_cpp_python: Name
+    llama_cpp: Name
+    ggml: Name
+    system: Name
+    types: dict[int, dict[str, int | float | str | bool | None]]
+
+
+class Progress(Struct):
+    """So many bytes were done since the last event."""
+
+    n: Count
+
+
+class Figures(Struct):
+    """Of one tensor; see `files.Scan`."""
+
+    blocks: Count
+    zero_scales: Count
+    zero_blocks: Count
+    subnormal_scales: Count
+    negative_scales: Count
+    not_finite: Count
+    differing: Count
+    first_not_finite: First
+    first_differing: First
+    first_subnormal: Annotated[int, Meta(ge=-1, le=1 << 62)]
+    obeying: Annotated[list[Count], Meta(max_length=8)]
+    scale: Span | None
+    minimum: Span | None
+    duplicate_rows: Count | None
+    duplicate: Annotated[list[Count], Meta(min_length=2, max_length=2)] | None
+
+    def check(self, blocks: int, rows: int, rules: int) -> None:
+        """Whether they can be those of a tensor of so many blocks and rows, judged by so many rules. Raises
+        ProtocolError."""
+        some = (
+            self.zero_scales, self.zero_blocks, self.subnormal_scales, self.negative_scales, self.not_finite,
+            self.differing, *self.obeying,
+        )  # fmt: skip
+        firsts = ((self.not_finite, self.first_not_finite), (self.differing, self.first_differing))
+        if (
+            self.blocks != blocks
+            or len(self.obeying) != rules
+            or any(n > blocks for n in some)
+            or any(len(first) != min(n, MAX_FIRST) or any(b >= blocks for b in first) for n, first in firsts)
+            or not (self.subnormal_scales > 0) <= (0 <= self.first_subnormal < blocks)
+            or any(row >= rows for row in self.duplicate or ())
+        ):
+            raise ProtocolError("figures that no tensor of this size has")
+
+
+class Made(Struct):
+    """See `files.Requantized`."""
+
+    differing: Count
+    first: Annotated[int, Meta(ge=-1, le=1 << 62)]
+    energy: float | None
+    error: float | None
+    made_error: float | None
+    zeros: Count
+
+
+class Opened(Struct):
+    """See `worker.model`."""
+
+    description: str
+    n_vocab: Annotated[int, Meta(ge=0, le=1 << 31)]
+    n_ctx_train: int
+    encoder: bool
+    decoder: bool
+    decoder_start: int
+    added_bos: int
+
+
+class Context(Struct):
+    """Whether the model embeds."""
+
+    embeds: bool
+
+
+class Tokens(Struct):
+    """Tokens by number."""
+
+    tokens: list[Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]]
+
+
+class Pieces(Struct):
+    """Texts of tokens."""
+
+    pieces: list[Name]
+
+
+class Valid(Struct):
+    """Whether a row's bytes are valid."""
+
+    valid: bool
+
+
+class Seen(Struct):
+    """What a graph did with weights but multiply them; see `model.Evaluation`."""
+
+    lookup: dict[str, str]
+    unsupported: dict[str, str]
+    used: dict[str, list[str]]
+
+
+class Evaluated(Struct):
+    """What the end of an evaluation tells."""
+
+    seen: Seen
+
+
+class Product(Struct):
+    """A product of a graph; see `model.Gemm`."""
+
+    tensor: Name
+    node: Name
+    type: Annotated[int, Meta(ge=0, le=1 << 16)]
+    first_rows: Annotated[list[Count], Meta(min_length=1)]
+    on_backend: bool
+    experts: bool
+    tokens: Count
+    activations: list[int]
+    crc32: list[Count] | None = None
+
+    def check(self, x: Array, y: Array, matrix: Array, row: Array, quantized: Sequence[Array]) -> None:
+        """Whether the arrays belong together. Raises ProtocolError."""
+        n, matrices = len(y), len(self.first_rows)
+        if (
+            len(quantized) != len(self.activations)
+            or any(q.dtype != np.uint8 or q.ndim != 2 or len(q) != len(x) for q in quantized)
+            or (self.crc32 is not None and len(self.crc32) != matrices)
+            or (n and not (matrix.min() >= 0 and matrix.max() < matrices))
+            or (n and not (row.min() >= 0 and row.max() < len(x)))
+        ):
+            raise ProtocolError("arrays that are not those of a product")
+
+
+def expect(array: Array, dtype: npt.DTypeLike, *shape: int | None) -> Array:
+    """The array, if it has that type and that shape, of which None is any number. Raises ProtocolError."""
+    fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
+    if array.dtype != np.dtype(dtype) or not fits:
+        raise ProtocolError(f"{array.dtype}{list(array.shape)} where {np.dtype(dtype)}{list(shape)} was expected")
+    return array

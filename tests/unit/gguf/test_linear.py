@@ -1,0 +1,75 @@
+"""Hostile files cost no more than their size allows: twice the file takes about twice the work, at the processor's
+clock, and little memory."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.audit import coverage
+from gguf_verify.gguf import parse
+from tests.support import hostile_files
+from tests.support.crafted_files import assert_tiles
+
+#: Bytes of the smaller file, which takes some 30 ms.
+SIZE = 1 << 18
+
+
+def seconds(path: Path) -> float:
+    """Processor time of a parse and of what an audit asks of the byte map: the least of some, since caches are shared
+    with whatever else runs."""
+    least = float("inf")
+    for _ in range(3):
+        start = time.process_time()
+        with parse(path) as file:
+            assert not coverage(file)
+            assert sum(file.byte_map.sizes().values()) == file.size
+        least = min(least, time.process_time() - start)
+    return least
+
+
+@pytest.mark.parametrize("kind", hostile_files.KINDS)
+def test_twice_the_file_takes_twice_the_work(kind: str, tmp_path: Path) -> None:
+    one = hostile_files.make(kind, SIZE, tmp_path / "one.gguf")
+    four = hostile_files.make(kind, 4 * SIZE, tmp_path / "four.gguf")
+    assert_tiles(one)
+    ratio = max(1.0, four.stat().st_size / one.stat().st_size)
+    assert seconds(four) < 3 * ratio * seconds(one) + 0.05
+
+
+@pytest.mark.parametrize("kind", hostile_files.KINDS)
+def test_memory_of_a_hostile_file(kind: str, tmp_path: Path) -> None:
+    """What a file of 1 MB may take of the 300 MB for one of 32 MB, and what any file may hold in any case."""
+    path = hostile_files.make(kind, 1 << 20, tmp_path / "m.gguf")
+    tracemalloc.start()
+    try:
+        with parse(path):
+            assert tracemalloc.get_traced_memory()[1] < 18e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_unusual_description_is_read_like_any_other(tmp_path: Path) -> None:
+    """Ordinary ones are read in bulk; what is wrong with one between them is found at its place."""
+    from tests.support import corpus
+
+    good = [corpus.info(f"t{i}", [32], corpus.T_F32, 128 * i) for i in range(8)]
+    data = [bytes(128 * 8)]
+    wrong = {
+        "GGUF-032-duplicate-tensor": corpus.info("t1", [32], corpus.T_F32, 128 * 5),
+        "GGUF-031-long-tensor-name": corpus.info("n" * 64, [32], corpus.T_F32, 128 * 5),
+        "GGUF-036-tensor-type": corpus.info("t5", [32], 4, 128 * 5),
+        "GGUF-041-offset-misaligned": corpus.info("t5", [32], corpus.T_F32, 128 * 5 + 1),
+        "GGUF-042-overlap": corpus.info("t5", [32], corpus.T_F32, 128 * 4),
+        "GGUF-040-offset-outside": corpus.info("t5", [32], corpus.T_F32, 1 << 62),
+    }
+    path = tmp_path / "m.gguf"
+    for id, info in wrong.items():
+        path.write_bytes(corpus.gguf([], [*good[:5], info, *good[6:]], data).data)
+        with parse(path) as file:
+            assert file.refused is not None
+            assert file.refused.id == id
+        assert_tiles(path)

@@ -1,0 +1,203 @@
+"""Messages from a process that may have been taken over: whatever comes is one kind of error, and allocates little."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gguf_verify.support import protocol
+from gguf_verify.support.protocol import MAX_HEADER, SMALL, ProtocolError, receive, send
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Connection, Connection]]:
+    ours, theirs = Pipe()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def framed(message: bytes) -> bytes:
+    return struct.pack("!i", len(message)) + message
+
+
+def given_bytes(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
+    """What `receive` makes of these bytes, after which the other side is gone."""
+    ours, theirs = socket.socketpair()
+    link = Connection(ours.detach())
+    writer = threading.Thread(target=_write, args=(theirs, raw))
+    writer.start()
+    try:
+        return receive(link, 1 << 20, 60.0)
+    finally:
+        link.close()
+        writer.join()
+
+
+def _write(sock: socket.socket, raw: bytes) -> None:
+    with sock, contextlib.suppress(OSError):  # nobody reads on
+        sock.sendall(raw)
+
+
+def header(*arrays: object, **more: object) -> bytes:
+    return json.dumps({"result": {}, **more, "arrays": list(arrays)}).encode() + b"\n"
+
+
+ONE = {"dtype": "<f4", "shape": [1]}
+BAD: dict[str, bytes] = {
+    "no JSON": framed(b"\xff{\n"),
+    "nothing": framed(b""),
+    "not a number of bytes": struct.pack("!i", -2),
+    "a length of 2^63": struct.pack("!iQ", -1, 1 << 63),
+    "a length of 2^62": struct.pack("!iQ", -1, 1 << 62),
+    "a length of 2 GB": struct.pack("!i", (1 << 31) - 1),
+    "deep": framed(b"[" * 1_000_000 + b"\n"),
+    "a long number": framed(b'{"arrays": [], "n": ' + b"9" * 100_000 + b"}\n"),
+    "a list": framed(b"[]\n"),
+    "a number": framed(b"7\n"),
+    "no arrays": framed(b"{}\n"),
+    "arrays that are no list": framed(b'{"arrays": {}}\n'),
+    "too many arrays": framed(header(*[{"dtype": "<f4", "shape": [0]}] * 1000)),
+    "an array of nothing": framed(header(None)),
+    "objects": framed(header({"dtype": "|O", "shape": [1]}) + bytes(8)),
+    "text": framed(header({"dtype": "<U1000000", "shape": [1]})),
+    "void": framed(header({"dtype": "|V8", "shape": [1]}) + bytes(8)),
+    "a record": framed(header({"dtype": "f4,f4", "shape": [1]}) + bytes(8)),
+    "a record in a list": framed(header({"dtype": [["a", "<f4"]], "shape": [1]}) + bytes(4)),
+    "big-endian": framed(header({"dtype": ">f4", "shape": [1]}) + bytes(4)),
+    "times": framed(header({"dtype": "<M8[s]", "shape": [1]}) + bytes(8)),
+    "no dtype": framed(header({"shape": [1]})),
+    "no shape": framed(header({"dtype": "<f4"})),
+    "a shape that is a number": framed(header({"dtype": "<f4", "shape": 4})),
+    "a shape of text": framed(header({"dtype": "<f4", "shape": ["1"]}) + bytes(4)),
+    "a shape of floats": framed(header({"dtype": "<f4", "shape": [1.0]}) + bytes(4)),
+    "a shape of truths": framed(header({"dtype": "<f4", "shape": [True]}) + bytes(4)),
+    "a shape below zero": framed(header({"dtype": "<f4", "shape": [-1]}) + bytes(4)),
+    "two below zero": framed(header({"dtype": "<f4", "shape": [-1, -1]}) + bytes(4)),
+    "nine dimensions": framed(header({"dtype": "<f4", "shape": [1] * 9}) + bytes(4)),
+    "a huge shape": framed(header({"dtype": "<f4", "shape": [1 << 40]})),
+    "a huge shape with a zero": framed(header({"dtype": "<f4", "shape": [0, 1 << 60, 1 << 60]})),
+    "a shape that wraps": framed(header({"dtype": "<f4", "shape": [1 << 32, 1 << 32]})),
+    "more than was allowed": framed(header({"dtype": "<f4", "shape": [1 << 17]}, {"dtype": "<f4", "shape": [1 << 18]})),
+    "a small array that is cut off": framed(header(ONE) + bytes(3)),
+    "bytes after the last array": framed(header(ONE) + bytes(5)),
+    "a large array of another size": framed(header({"dtype": "|u1", "shape": [SMALL + 1]})) + framed(bytes(SMALL)),
+    "a large array that claims more": framed(header({"dtype": "|u1", "shape": [SMALL + 1]}))
+    + struct.pack("!i", 1 << 30),
+    "a header without an end": framed(b"x" * (MAX_HEADER + 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_not_valid(name: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError):
+            given_bytes(BAD[name])
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+CUT = framed(header(ONE, {"dtype": "|u1", "shape": [SMALL + 1]}) + bytes(4)) + framed(bytes(SMALL + 1))
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 20, len(CUT) - SMALL - 3, len(CUT) - 1])
+def test_a_message_that_is_cut_off(at: int) -> None:
+    with pytest.raises(EOFError):
+        given_bytes(CUT[:at])
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.one_of(
+    st.binary(max_size=300),
+    st.binary(max_size=300).map(framed),
+    st.binary(max_size=60).flatmap(lambda tail: st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["<f4", "|O"]),
+        lambda inner: st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["dtype", "shape", "arrays", "result"]), inner, max_size=4),
+        max_leaves=12,
+    ).map(lambda made: framed(json.dumps(made).encode() + b"\n" + tail))),
+))  # fmt: skip
+def test_garbage_is_one_kind_of_error(raw: bytes) -> None:
+    try:
+        received, arrays = given_bytes(raw)
+    except (ProtocolError, EOFError):
+        return
+    assert isinstance(received, dict)
+    assert all(a.dtype.str in protocol.TYPES for a in arrays)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(
+    st.sampled_from(sorted(protocol.TYPES)), st.lists(st.sampled_from([0, 1, 2, 7, 300]), max_size=2),
+), max_size=4))  # fmt: skip
+def test_arrays_come_as_they_were_sent(described: list[tuple[str, list[int]]]) -> None:
+    rng = np.random.default_rng(1)
+    arrays = []
+    for kind, shape in described:
+        dtype = np.dtype(kind)
+        raw = rng.integers(0, 2, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, np.uint8)
+        arrays.append(raw.view(dtype).reshape(shape))
+    ours, theirs = Pipe()
+    with ours, theirs:
+        sender = threading.Thread(target=send, args=(theirs, {"a": 1}, *arrays))
+        sender.start()
+        received, found = receive(ours, seconds=60.0)
+        sender.join()
+    assert received == {"a": 1}
+    for sent, got in zip(arrays, found, strict=True):
+        assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+        assert got.tobytes() == sent.tobytes()
+        assert got.flags.writeable
+
+
+def test_one_deadline_for_a_whole_message(ends: tuple[Connection, Connection]) -> None:
+    """A side that sends a byte now and then is not given more time by each of them."""
+    ours, theirs = ends
+    over = threading.Event()
+
+    def drip() -> None:
+        os.write(theirs.fileno(), struct.pack("!i", 1000))
+        while not over.wait(0.02):
+            os.write(theirs.fileno(), b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):
+            receive(ours, seconds=0.5)
+        assert 0.5 <= time.monotonic() - start < 15  # all of it takes 20 s
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_nothing_comes(ends: tuple[Connection, Connection]) -> None:
+    with pytest.raises(TimeoutError):
+        receive(ends[0], seconds=0.1)
+    ends[1].close()
+    with pytest.raises(EOFError):
+        receive(ends[0], seconds=60.0)
+
+
+def test_the_limit_is_a_part_of_the_memory() -> None:
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    assert 0.2 * memory < protocol.most_bytes() < 0.27 * memory
