@@ -1,0 +1,105 @@
+"""The answers of a foreign kernel's process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gguf_verify.kernels.foreign.conversation import Conversation
+from gguf_verify.processes.child import ChildProcess
+from gguf_verify.support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
+from tests.fuzz import mutations
+from tests.fuzz.target import Target
+
+
+class Scripted(ChildProcess):
+    """A process that says what it is told to: the first message at once, the rest after it is asked."""
+
+    def __init__(self, data: bytes) -> None:
+        first = mutations.frames(data)[:1]
+        size = len(mutations.framed(*first)) if data[:4] == mutations.framed(*first)[:4] else len(data)
+        self._first, self._rest = data[:size], data[size:]
+        super().__init__(False, None)
+
+    def _start(self, theirs: socket.socket) -> None:
+        self._theirs = theirs.dup()
+        self._thread = threading.Thread(target=self._talk, daemon=True)
+        self._thread.start()
+
+    def _talk(self) -> None:
+        with self._theirs, contextlib.suppress(OSError):
+            self._theirs.sendall(self._first)
+            if self._rest and self._theirs.recv(1 << 16):
+                self._theirs.sendall(self._rest)
+            self._theirs.shutdown(socket.SHUT_WR)
+
+    @property
+    def pid(self) -> int:
+        return 0
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._theirs.shutdown(socket.SHUT_RDWR)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        return 0
+
+
+def seeds() -> Iterator[bytes]:
+    """A first message and an answer; every kind of answer; and what is none."""
+    hello = {"formats": ["Q4_0"], "semantics": "q8_1"}
+    for answer in (
+        {"ok": True, "of": 1}, {"ok": True}, {"environment": "no such\ncard"}, {"fault": "it raised \x1b[31m", "of": 1},
+        {"fault": "a race", "of": 1, "finding": {"kind": "race", "lines": ["k.cu:3", 7]}, "cause": "k.py:2"},
+        {"fault": {}, "finding": [], "cause": None}, [], None, 1, "ok",
+    ):  # fmt: skip
+        yield mutations.framed(json.dumps(hello).encode(), json.dumps(answer).encode())
+    for first in ({"usage": "it declares nothing"}, {"environment": {"a": 1}}, [], "", {"ok": "\udc80"}):
+        yield mutations.framed(json.dumps(first).encode())
+    for raw in (b"", b"\xff", b"[" * 9000, b'{"fault": ' + b'"x' * 5000, b"1" * 5000):
+        yield mutations.framed(json.dumps(hello).encode(), raw)
+        yield mutations.framed(raw)
+    yield struct.pack("!i", -1) + struct.pack("!Q", 1 << 62)
+    yield struct.pack("!i", (1 << 31) - 1) + b"x"
+
+
+def check(folder: Path, data: bytes) -> None:
+    """Whatever is answered is a short line, and no pass but for `ok`."""
+    made: list[Scripted] = []
+
+    def start() -> ChildProcess:
+        made.append(Scripted(data))
+        return made[-1]
+
+    talk = Conversation("the kernel", "k", start, 30.0, 30.0)
+    nothing: Any = np.zeros(0, np.uint8)
+    try:
+        said = talk.begin()
+        assert isinstance(said, dict)
+        said = talk.ask({"call": "product"}, nothing)
+        assert said["ok"] is True
+    except (KernelFault, UsageError, EnvironmentFault) as error:
+        assert str(error).isprintable()
+        assert 0 < len(str(error)) < 1000
+        if isinstance(error, KernelFault):
+            assert error.cause.isprintable()
+        if isinstance(error, KernelFinding):
+            assert all(line.isprintable() for line in (error.kind, *error.lines))
+    finally:
+        talk.stop()
+        for process in made:
+            process._thread.join()
+    assert talk.hangs == 0
+
+
+TARGET = Target(
+    "answers", "what a foreign kernel's process says", seeds, check, mutations.of_frames, inputs=1500, largest=1 << 15
+)
