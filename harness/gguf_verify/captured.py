@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal
 
 import numpy as np
@@ -443,7 +444,7 @@ def _array(
             yield np.zeros(held, dtype)
             return
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, RecursionError, TokenError) as error:  # NumPy evaluates a header
         raise UsageError(f"{name}: cannot read {printable(str(path))}: {_first_line(error)}") from None
     yield mapped
 

@@ -28,6 +28,7 @@ class Target:
         check: runs the reader on an input, in a folder of its own that the inputs before have used, and asserts what is
             true of every input. What the reader documents as its errors is caught here; anything else is a finding.
         mutate: makes an input of another one, so that it is still read far.
+        share: of the time of `make fuzz`, compared with the others'.
         inputs: how many mutated inputs `make test` runs: so many that it takes about 3 s.
         largest: bytes of an input.
         covered: modules of which the kept inputs must run 90 % of the lines.
@@ -38,6 +39,7 @@ class Target:
     seeds: Callable[[], Iterable[bytes]]
     check: Callable[[Path, bytes], object]
     mutate: Mutator = mutations.of_bytes
+    share: int = 1
     inputs: int = 200
     largest: int = 1 << 14
     covered: tuple[str, ...] = ()

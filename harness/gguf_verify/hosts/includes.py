@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def included(root: Path, file: str, given: Collection[str], macros: Mapping[str,
 
 def _names(path: str, macros: Mapping[str, str], of_macros: set[str], defined: set[str]) -> list[str] | None:
     try:
-        if os.path.getsize(path) > _MOST_BYTES:
+        state = os.stat(path)
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:  # a device or a pipe has no end
             return None
         text = Path(path).read_text(encoding="latin-1")
     except (OSError, ValueError):

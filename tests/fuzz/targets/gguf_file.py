@@ -35,7 +35,7 @@ def check(folder: Path, data: bytes) -> None:
 
 
 TARGET = Target(
-    "gguf", "a GGUF file", seeds, check, gguf_fields.mutate, inputs=500, largest=1 << 16,
+    "gguf", "a GGUF file", seeds, check, gguf_fields.mutate, share=4, inputs=500, largest=1 << 16,
     covered=tuple(
         f"gguf_verify.gguf.{name}" for name in ("parser", "layout", "records", "storage", "consistency", "file")
     ),

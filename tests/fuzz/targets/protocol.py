@@ -87,6 +87,6 @@ def check(folder: Path, data: bytes) -> None:
 
 
 TARGET = Target(
-    "protocol", "bytes on the socket to a process of this project", seeds, check, mutations.of_frames, inputs=3000,
+    "protocol", "bytes on the socket to a process of this project", seeds, check, mutations.of_frames, share=2, inputs=3000,
     largest=1 << 15, covered=("gguf_verify.support.protocol",),
 )  # fmt: skip

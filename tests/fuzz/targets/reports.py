@@ -65,7 +65,7 @@ def made(kind: Kind, name: str) -> Any:
                      unverified=[(name, name)])  # fmt: skip
     key = Key(name, "Q4_0", name, "cpu", name, name)
     cell = replace(
-        nights.cell(key, 1, Outcome.MISMATCH, 2, name), host=name, versions={name: name}, figures={name: 1.0},
+        nights.cell(key, 1, Outcome.MISMATCH, 9, name), host=name, versions={name: name}, figures={name: 1.0},
         gemms={name: 57.0}, report=run(name),
     )  # fmt: skip
     night = Night(1, "2026-10-20T01:30:00Z", "2026-10-20T02:00:00Z", name, (key,), {key: cell}, {name: name}, name)

@@ -118,7 +118,7 @@ class Conversation:
             said = json.loads(self.process.link.recv_bytes(_MOST_MESSAGE))
         except (EOFError, OSError):
             self._dead()
-        except ValueError:
+        except (ValueError, RecursionError):
             self.garbage()
         if not isinstance(said, dict):
             self.garbage()
