@@ -6,22 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gguf_verify.gguf import parse
+from gguf_verify.gguf.records import capped
+from gguf_verify.gguf.storage import Strings
 from tests.fuzz import gguf_fields
 from tests.fuzz.target import Target
 from tests.support import corpus
 from tests.support.invariants import check_file, check_model
-from tests.support.tools import FIXTURES
 
 #: The name that an input is saved under, by its length: the parser reads names, too.
 NAMES = ("fuzzed.gguf", "tiny-Q8_0.gguf", "x-iq4_nl-F16.gguf", corpus.ONE)
 
 
 def seeds() -> Iterator[bytes]:
-    """The crafted files of the tests, and the headers of the fixtures."""
+    """The crafted files of the tests, files that are no GGUF files, and vocabularies, which are checked in pieces."""
     yield from (entry.build().data for entry in corpus.CORPUS)
-    for path in sorted(FIXTURES.glob("*.gguf")):
-        with parse(path) as file:
-            yield file.buffer[: file.data_offset].tobytes()
+    yield from (b"PK\x03\x04", b"\2\0\0\0\0\0\0\0{}", b"version https://git-lfs.github.com", b"\n<!DOCTYPE html>")
+    for words in ([b"word"] * 70, [b"\xc3\xa9", b"\xe2\x82\xac", b"\xf0\x9f\x98\x80", b"\xff", b"\xc3"] * 14):
+        yield corpus.gguf([corpus.array("w", corpus.STRING, len(words), [*map(corpus.text, words)])]).data
 
 
 def check(folder: Path, data: bytes) -> None:
@@ -32,11 +33,32 @@ def check(folder: Path, data: bytes) -> None:
     again = check_file(path)
     assert (first.findings, list(first.byte_map), first.tensors) == (again.findings, list(again.byte_map), again.tensors)
     check_model(path)
+    with parse(path) as file:
+        assert capped(f for f in file.findings for _ in range(2)) if file.findings else not capped(())
+        for value in file.metadata.values():
+            if isinstance(value, Strings):
+                check_strings(value)
+
+
+def check_strings(strings: Strings) -> None:
+    """Every way to read them says the same."""
+    whole = list(strings)
+    assert len(whole) == len(strings)
+    assert strings == whole
+    assert strings != [*whole, "x"]
+    assert [strings[i] for i in range(-len(whole), len(whole))] == whole * 2
+    assert (strings[1:-1], strings[::2], strings[:70]) == (whole[1:-1], whole[::2], whole[:70])
+    for beyond in (len(whole), -len(whole) - 1):
+        try:
+            strings[beyond]
+        except IndexError:
+            continue
+        raise AssertionError("an element past the end")
 
 
 TARGET = Target(
     "gguf", "a GGUF file", seeds, check, gguf_fields.mutate, share=4, inputs=500, largest=1 << 16,
     covered=tuple(
-        f"gguf_verify.gguf.{name}" for name in ("parser", "layout", "records", "storage", "consistency", "file")
+        f"gguf_verify.gguf.{name}" for name in ("parser", "layout", "records", "storage", "consistency")
     ),
 )  # fmt: skip

@@ -21,13 +21,22 @@ def seeds() -> Iterator[bytes]:
         yield json.dumps(made, ensure_ascii=False).encode()
     for text in ("", "[]", "null", "{}", '{"schema": 1}', "[" * 5000, '{"rungs": null}', "\ud800", "1" * 5000):
         yield text.encode("utf-8", "surrogatepass")
-    yield json.dumps({**run_report(names), "rungs": []}).encode()
+    whole = run_report(names)
+    rung = whole["rungs"][0]
+    for change in (
+        {"rungs": []}, {"rungs": [rung | {"name": "\x1b"}]}, {"rungs": [{"name": "bytes"}]}, {"rungs": [7]}, {"rungs": 7},
+        {"seconds": "x"}, {"verdict": 7}, {"environment": None}, {"schema": 1}, {"rungs": [rung | {"details": [{}]}]},
+    ):  # fmt: skip
+        yield json.dumps(whole | change).encode()
+    yield json.dumps({name: value for name, value in whole.items() if name != "command"}).encode()
     yield json.dumps(json.loads(json.dumps(run_report(names))) | {"exit_code": "0"}).encode()
 
 
 def check(folder: Path, data: bytes) -> None:
     """It fits the records in every field, or is refused in one line; both ways of reading agree."""
     path = folder / "report.json"
+    with refused_in_one_line(UnreadableReport):
+        read_report(folder / "none")
     path.write_bytes(data)
     with refused_in_one_line(UnreadableReport):
         report, claims = read_report(path)

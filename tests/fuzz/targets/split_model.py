@@ -6,10 +6,13 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from gguf_verify.gguf import open_model
+from gguf_verify.support.errors import MalformedFile
 from tests.fuzz import gguf_fields, mutations
 from tests.fuzz.target import Target
 from tests.support import corpus
 from tests.support.invariants import check_model
+from tests.support.refusals import refused_in_one_line
 
 
 def seeds() -> Iterator[bytes]:
@@ -38,6 +41,16 @@ def check(folder: Path, data: bytes) -> None:
         (folder / name).write_bytes(part)
     for name in (corpus.ONE, corpus.TWO):
         check_model(folder / name)
+    with refused_in_one_line(MalformedFile), open_model(folder / corpus.ONE) as model:
+        assert model.size == sum(part.size for part in model.parts)
+        assert len(model.tensors) == sum(len(part.tensors) for part in model.parts)
+        info = model.info()
+        assert len(info.sha256) == len(model.parts)
+        assert sum(info.tensor_types.values()) == len(model.tensors)
+        assert not model.changed
+        assert model.altered() is None
+        (folder / corpus.ONE).write_bytes(b"x" * model.parts[0].size)
+        assert model.altered() is not None
 
 
 TARGET = Target(
