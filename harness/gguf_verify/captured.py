@@ -473,7 +473,8 @@ def _check(
     wanted = " or ".join(types)
     if dtype.newbyteorder("=").name not in types:
         raise UsageError(f"{name} holds {printable(str(dtype), 60)}, not {wanted}")
-    if len(held) != 2 or any(want is not None and want != have for want, have in zip(shape, held, strict=False)):
+    fits = len(held) == 2 and all(have >= 0 and want in (None, have) for want, have in zip(shape, held, strict=True))
+    if not fits:
         dimensions = ", ".join("any number" if want is None else str(want) for want in shape)
         raise UsageError(f"{name} has the shape {held[:8]}; the tensor and its rows need [{dimensions}]")
 

@@ -31,7 +31,7 @@ LEAST_PERCENT = 90.0
 
 @EVERY
 def test_kept_and_mutated_inputs(target: Target, tmp_path: Path) -> None:
-    for data in [*runs.starting_inputs(target), *runs.all_mutated(target, target.inputs)]:
+    for data in [*runs.kept_inputs(target), *runs.all_mutated(target, target.inputs)]:
         runs.check(target, tmp_path, data)
 
 

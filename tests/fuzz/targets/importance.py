@@ -100,6 +100,6 @@ def check(folder: Path, data: bytes) -> None:
 
 
 TARGET = Target(
-    "importance", "an importance matrix, GGUF or .dat", seeds, check, mutate, inputs=800,
+    "importance", "an importance matrix, GGUF or .dat", seeds, check, mutate, inputs=400,
     covered=("gguf_verify.audit.importance",),
 )  # fmt: skip

@@ -47,6 +47,6 @@ def check(folder: Path, data: bytes) -> None:
 
 
 TARGET = Target(
-    "run-report", "the JSON report of a run", seeds, check, mutations.of_json, inputs=1500, largest=1 << 15,
+    "run-report", "the JSON report of a run", seeds, check, mutations.of_json, inputs=800, largest=1 << 15,
     covered=("gguf_verify.nightly.run_report",),
 )  # fmt: skip
