@@ -2,7 +2,8 @@
 
 The tiers are folders: `unit` starts no llama.cpp and takes less than a minute; `reference` compares results with
 llama.cpp, with exact arithmetic or with NumPy; `rungs` verifies whole models; `gpu` needs a CUDA device; `meta` tests
-the measures of the verifier itself; `fuzz` runs what reads foreign bytes on bytes that nobody would write. Within each tier tests lie as the package does.
+the measures of the verifier itself; `fuzz` runs what reads foreign bytes on bytes that nobody would write. Within each
+tier tests lie as the package does.
 """
 
 from __future__ import annotations

@@ -48,6 +48,8 @@ MOST_TOKENS, _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 1 << 20, 32, 256
 MOST_DIAGNOSED = DIAGNOSED_TOKENS, MOST_ROWS
 #: Bytes of a `.npy` header and of a case's description.
 _MOST_HEADER, _MOST_JSON = 4096, 1 << 20
+#: What NumPy raises for an `.npy` file that is none; it reads the header as a literal of Python.
+_UNREADABLE = OSError, ValueError, EOFError, SyntaxError, RecursionError, TokenError
 
 
 @dataclass(frozen=True)
@@ -444,7 +446,7 @@ def _array(
             yield np.zeros(held, dtype)
             return
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError, RecursionError, TokenError) as error:  # NumPy evaluates a header
+    except _UNREADABLE as error:
         raise UsageError(f"{name}: cannot read {printable(str(path))}: {_first_line(error)}") from None
     yield mapped
 

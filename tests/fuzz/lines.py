@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -161,7 +162,7 @@ def keep(folder: Path, names: list[str]) -> list[str]:
             for data in list(inputs)[:1]:  # what is done once is no input's merit
                 target.check(Path(work), data)
             for data in inputs:
-                reached[data], _ = traced(lambda data=data: target.check(Path(work), data))  # type: ignore[misc]
+                reached[data], _ = traced(partial(target.check, Path(work), data))
         kept = fewest(reached, [data for data, name in inputs.items() if name.startswith(FOUND)])
         home = CORPUS / target.name
         home.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Runs of a target without a guide: the kept inputs, and mutations of them that are always the same.
 
-    python -m tests.fuzz.runs TARGET FILE…      these inputs
+python -m tests.fuzz.runs TARGET FILE…      these inputs
 """
 
 from __future__ import annotations

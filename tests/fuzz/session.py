@@ -1,6 +1,6 @@
 """What `gguf-verify measure fuzz` does: runs each target in a process of its own and says what was found.
 
-    python -m tests.fuzz.session OPTIONS      the options of `gguf_verify.measure.fuzz` as JSON
+python -m tests.fuzz.session OPTIONS      the options of `gguf_verify.measure.fuzz` as JSON
 """
 
 from __future__ import annotations
@@ -136,4 +136,3 @@ def _memory() -> Path | None:
 
 if __name__ == "__main__":
     sys.exit(main(json.loads(sys.argv[1])))
-

@@ -109,12 +109,14 @@ def test_what_breaks_something_is_saved_and_can_be_repeated(tmp_path: Path) -> N
         assert b"seed" in data, "no seed"
 
     target, found = planted(check), tmp_path / "found"
+    broken = next(data for data in runs.all_mutated(target, 50) if b"seed" not in data)
+    runs.check(target, tmp_path, b"seed", found)
+    assert not found.exists()
     with pytest.raises(runs.Found, match="no seed\nto repeat it: gguf-verify measure fuzz planted --input ") as error:
-        for data in runs.all_mutated(target, 50):
-            runs.check(target, tmp_path, data, found)
+        runs.check(target, tmp_path, broken, found)
     (saved,) = found.iterdir()
     assert str(saved) in str(error.value)
-    assert b"seed" not in saved.read_bytes()
+    assert saved.read_bytes() == broken
 
 
 def test_the_fewest_inputs_that_reach_as_much() -> None:

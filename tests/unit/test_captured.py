@@ -174,7 +174,8 @@ def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
     folder.joinpath("version.npy").write_bytes(whole[:6] + b"\x09\x00" + whole[8:])
     folder.joinpath("negative.npy").write_bytes(whole.replace(b"(5, 256), } ", b"(-5, 256), }"))
     folder.joinpath("endless.npy").write_bytes(whole.replace(b"}", b" ", 1))
-    folder.joinpath("nested.npy").write_bytes(whole[:10] + (b"(" * (len(whole) - 4 * M * N - 11) + b"\n") + bytes(4 * M * N))
+    header = len(whole) - 4 * M * N
+    folder.joinpath("nested.npy").write_bytes(whole[:10] + b"(" * (header - 11) + b"\n" + whole[header:])
     return {
         "text": (folder / "text.npy", "cannot read"), "empty": (folder / "empty.npy", "cannot read"),
         "short": (folder / "short.npy", "ends before its data do"), "header": (folder / "header.npy", "cannot read"),

@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of libFuzzer's random numbers (0: another one each time)")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--input", type=Path, nargs="+", metavar="FILE", help="only run these inputs of one target")
-    instead.add_argument("--coverage", action="store_true",
-                         help="only say which lines the inputs reach: those of the repository and of --corpus")  # fmt: skip
-    instead.add_argument("--keep", action="store_true",
-                         help="keep in the repository the fewest inputs of both that reach as much")  # fmt: skip
+    said = "only say which lines the inputs of the repository and of --corpus reach"
+    instead.add_argument("--coverage", action="store_true", help=said)
+    said = "only keep in the repository the fewest of these inputs that reach as much"
+    instead.add_argument("--keep", action="store_true", help=said)
     instead.add_argument("--list", action="store_true", help="only list the targets")
 
 

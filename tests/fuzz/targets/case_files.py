@@ -50,7 +50,10 @@ def seeds() -> Iterator[bytes]:
     for array in strange:
         yield mutations.framed(whole()[0], array, *whole()[2:])
         yield mutations.framed(*whole()[:2], array, whole()[3])
-    for change in ({"m": 0}, {"m": True}, {"k": 33}, {"type": "\x1b"}, {"definition": "auto"}, {"n": 1 << 39}, {"m": {}}):
+    changes: tuple[dict[str, object], ...] = (
+        {"m": 0}, {"m": True}, {"k": 33}, {"type": "\x1b"}, {"definition": "auto"}, {"n": 1 << 39}, {"m": {}},
+    )  # fmt: skip
+    for change in changes:
         yield mutations.framed(json.dumps(json.loads(whole()[0]) | change).encode(), *whole()[1:])
     for text in (b"[]", b"[" * 5000, b"{", b"\xff", b""):
         yield mutations.framed(text, *whole()[1:])

@@ -93,8 +93,7 @@ def check(folder: Path, data: bytes) -> None:
         for tensor in tensors():
             try:
                 importance = found.of(tensor)
-            except ValueError as error:
-                assert str(error).isprintable()
+            except ValueError:
                 continue
             assert importance is None or importance.shape == ((*tensor.shape, 1)[2], tensor.k)
 

@@ -47,14 +47,15 @@ def seeds() -> Iterator[bytes]:
     yield message({"call": "x", "said": "\x1b[31m"})
     for dtype in ("u1", "i1", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", "?"):
         yield message({"call": "x"}, np.arange(6).astype(dtype).reshape(2, 3))
-    yield message({}, np.zeros(0, np.float32), np.zeros((3, 0), np.uint8), np.float32(1).reshape(()))
+    yield message({}, np.zeros(0, np.float32), np.zeros((3, 0), np.uint8), np.ones((), np.float32))
     yield message({"n": 1}, np.zeros(LARGE, np.uint8), np.ones(3, np.float32))
-    for described in (
+    descriptions: tuple[Any, ...] = (
         [{"dtype": "O", "shape": [1]}], [{"dtype": "<f4", "shape": [1 << 60]}], [{"dtype": "<f4", "shape": [-1]}],
         [{"dtype": "S5", "shape": [1]}], [{"dtype": "f4,f4", "shape": [1]}], [{"dtype": "<f4"}], {}, None, [1],
         [{"dtype": "<f4", "shape": [1.5]}], [{"dtype": "u1", "shape": [1] * 70}],
         [{"dtype": "u1", "shape": [0, 1 << 62, 1 << 62]}], [{"dtype": 7, "shape": 1}],
-    ):  # fmt: skip
+    )  # fmt: skip
+    for described in descriptions:
         yield mutations.framed(json.dumps({"arrays": described}).encode() + b"\n" + bytes(8))
     for line in (b"{", b"[]", b"null", b"", b'{"a": 1}', b'{"arrays": []}', b"[" * 5000, b"\xff", b"1" * 5000):
         yield mutations.framed(line + b"\n")
@@ -87,6 +88,6 @@ def check(folder: Path, data: bytes) -> None:
 
 
 TARGET = Target(
-    "protocol", "bytes on the socket to a process of this project", seeds, check, mutations.of_frames, share=2, inputs=3000,
-    largest=1 << 15, covered=("gguf_verify.support.protocol",),
+    "protocol", "bytes on the socket to a process of this project", seeds, check, mutations.of_frames, share=2,
+    inputs=3000, largest=1 << 15, covered=("gguf_verify.support.protocol",),
 )  # fmt: skip

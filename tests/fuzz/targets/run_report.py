@@ -23,10 +23,12 @@ def seeds() -> Iterator[bytes]:
         yield text.encode("utf-8", "surrogatepass")
     whole = run_report(names)
     rung = whole["rungs"][0]
-    for change in (
-        {"rungs": []}, {"rungs": [rung | {"name": "\x1b"}]}, {"rungs": [{"name": "bytes"}]}, {"rungs": [7]}, {"rungs": 7},
-        {"seconds": "x"}, {"verdict": 7}, {"environment": None}, {"schema": 1}, {"rungs": [rung | {"details": [{}]}]},
-    ):  # fmt: skip
+    changes: tuple[dict[str, object], ...] = (
+        {"rungs": []}, {"rungs": [rung | {"name": "\x1b"}]}, {"rungs": [{"name": "bytes"}]}, {"rungs": [7]},
+        {"rungs": 7}, {"seconds": "x"}, {"verdict": 7}, {"environment": None}, {"schema": 1},
+        {"rungs": [rung | {"details": [{}]}]},
+    )  # fmt: skip
+    for change in changes:
         yield json.dumps(whole | change).encode()
     yield json.dumps({name: value for name, value in whole.items() if name != "command"}).encode()
     yield json.dumps(json.loads(json.dumps(run_report(names))) | {"exit_code": "0"}).encode()

@@ -59,8 +59,7 @@ def check(folder: Path, data: bytes) -> None:
     for tool in TOOLS:
         try:
             found = found_in(text, tool, lambda size: "weights" if size == 1024 else None)
-        except EnvironmentFault as error:
-            assert len(str(error)) < 1000
+        except EnvironmentFault:  # the caller escapes what it says
             continue
         if not found:
             assert "SUMMARY: 0" in text or "SUMMARY: ," in text or "SUMMARY: 0" in text.replace(",", "")

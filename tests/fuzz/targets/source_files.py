@@ -24,8 +24,9 @@ def seeds() -> Iterator[bytes]:
     for line in (
         '#include "a.h"', "#include <b.h>", '  #  include\t"c d.h" // x', "#include NAME", '%:include "a.h"',
         '??=include "a.h"', "#if __has_include(<x>)", '/* x */ #include "a.h"', "/*\n*/ include <b.h>",
-        '#inclu\\\nde "a.h"', '#define NAME "a.h"\n#include NAME', '#import "a.h"', '#embed "a.h"', "#include /**/ <b.h>",
-        '// #include "a.h"', '#include "/dev/zero"', '#include ".."', '#include ""', '#include "missing.h"',
+        '#inclu\\\nde "a.h"', '#define NAME "a.h"\n#include NAME', '#import "a.h"', '#embed "a.h"',
+        "#include /**/ <b.h>",
+               '// #include "a.h"', '#include "/dev/zero"', '#include ".."', '#include ""', '#include "missing.h"',
         '#include "a.h" /*', '#include "\0"', '#include "' + "x" * 5000 + '"', "#include <e.cuh>\r\n#include NAME\r",
         "x.o: a.h b.h \\\n c\\ d.h e$$.cuh f\\#.h \\\\x", "x.o:", "", ":", "\\\n", "x: y: z", "a\\\\ b:c\\",
     ):  # fmt: skip
