@@ -8,7 +8,7 @@ from pathlib import Path
 from gguf_verify.kernels.domain import domain_of
 from gguf_verify.kernels.foreign.child import Fault
 from gguf_verify.kernels.foreign.cuda import CudaDeclaration, parse
-from gguf_verify.support.errors import UsageError
+from gguf_verify.support.errors import KernelFault, UsageError
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
 from tests.support.refusals import refused_in_one_line
@@ -60,7 +60,7 @@ def check(folder: Path, data: bytes) -> None:
 
 def check_declared(found: CudaDeclaration) -> None:
     for m, n, k in ((1, 1, 1), (2, 4096, 256), (1 << 20, 1 << 20, 1 << 20)):
-        with refused_in_one_line(Fault):
+        with refused_in_one_line(Fault, KernelFault):
             launched = found.launched(m, n, k)
             for number in (*launched.grid, *launched.block, launched.shared):
                 assert type(number) is int

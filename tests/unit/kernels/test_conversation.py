@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
 from gguf_verify.kernels.foreign.conversation import Conversation
-from gguf_verify.processes.child import ChildProcess
 from gguf_verify.support.errors import KernelFault
 from tests.fuzz import mutations
 from tests.fuzz.targets.answers import Scripted
 
 
-def saying(*messages: bytes) -> Callable[[], ChildProcess]:
-    return lambda: Scripted(mutations.framed(*messages))
-
-
 @pytest.mark.parametrize("said", [b"[" * 9000, b"\xff", b"", b"[]", b"1" * 9000, b"{", b'"ok"'])
 def test_no_answer_raises_anything_else(said: bytes) -> None:
-    talk = Conversation("the kernel", "k", saying(said), 30.0, 30.0)
+    start: Any = partial(Scripted, mutations.framed(said))
+    talk = Conversation("the kernel", "k", start, 30.0, 30.0)
     with pytest.raises(KernelFault, match="the kernel's process sent an answer that is not valid"):
         talk.begin()
     assert talk.process is None
