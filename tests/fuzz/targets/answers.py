@@ -23,7 +23,7 @@ from tests.support.refusals import refused_in_one_line
 
 
 class Scripted:
-    """Stands for a `ChildProcess` that says what it is told to: the first message at once, the rest when it is asked."""
+    """Stands for a `ChildProcess` that says what it is told to: one message at once, the rest when it is asked."""
 
     pid, alive, stopped_for, folder = 0, False, "", None
 

@@ -134,9 +134,7 @@ class Conversation:
         assert self.process is not None
         code = self.process.wait(2.0)
         how = "its process stopped answering"
-        if stopped_for := self.process.stopped_for:
-            how = f"its process was killed, since it {stopped_for}"
-        elif code is not None:
+        if code is not None:
             died = signal_name(code)
             how = f"its process died of {died}" if died else f"its process ended with exit code {code}"
         lines = self.process.last_lines(4096)
