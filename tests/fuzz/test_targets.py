@@ -31,7 +31,7 @@ LEAST_PERCENT = 90.0
 
 @EVERY
 def test_kept_and_mutated_inputs(target: Target, tmp_path: Path) -> None:
-    for data in [*runs.kept_inputs(target), *runs.all_mutated(target, target.inputs)]:
+    for data in [*runs.starting_inputs(target), *runs.all_mutated(target, target.inputs)]:
         runs.check(target, tmp_path, data)
 
 
@@ -83,7 +83,7 @@ def test_kept_inputs_reach_the_readers() -> None:
 def test_parsing_is_linear_in_the_file(tmp_path: Path) -> None:
     """Lines that are run and bytes that are allocated, which no clock and no other process changes."""
     target, path = targets()["gguf"], tmp_path / "fuzzed.gguf"
-    for data in [*runs.kept_inputs(target), *runs.all_mutated(target, 100)]:
+    for data in [*runs.starting_inputs(target), *runs.all_mutated(target, 100)]:
         path.write_bytes(data)
         # A byte is run into lines by the shortest tensor, of 24 bytes, and by the shortest array, of 12.
         _, count = lines.traced(lambda: parse(path).close())

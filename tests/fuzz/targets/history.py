@@ -193,6 +193,6 @@ def check_values(folder: Path, data: bytes) -> None:
 
 
 VALUES = Target(
-    "history-values", "changes to the columns of a history", value_seeds, check_values, mutate_values, inputs=120,
+    "history-values", "changes to the columns of a history", value_seeds, check_values, mutate_values, inputs=60,
     covered=("gguf_verify.nightly.records",),
 )  # fmt: skip
