@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.gguf import parse
-from tests.fuzz import lines, mutations, runs
+from tests.fuzz import lines, mutations, runs, session
 from tests.fuzz.target import CORPUS, Target, targets
+from tests.support import corpus
 from tests.support.tools import ROOT
 
 EVERY = pytest.mark.parametrize("target", targets().values(), ids=targets())
@@ -58,7 +59,7 @@ def test_inputs_are_kept(target: Target) -> None:
 
 def test_the_corpus_is_small() -> None:
     assert {folder.name for folder in CORPUS.iterdir()} == set(targets())
-    assert sum(path.stat().st_size for path in CORPUS.rglob("*")) < MOST_BYTES
+    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < MOST_BYTES
 
 
 def test_kept_inputs_reach_the_readers() -> None:
@@ -112,7 +113,9 @@ def test_what_breaks_something_is_saved_and_can_be_repeated(tmp_path: Path) -> N
     broken = next(data for data in runs.all_mutated(target, 50) if b"seed" not in data)
     runs.check(target, tmp_path, b"seed", found)
     assert not found.exists()
-    with pytest.raises(runs.Found, match="no seed\nto repeat it: gguf-verify measure fuzz planted --input ") as error:
+    with pytest.raises(
+        runs.Found, match=r"no seed[^$]*\nto repeat it: gguf-verify measure fuzz planted --input "
+    ) as error:
         runs.check(target, tmp_path, broken, found)
     (saved,) = found.iterdir()
     assert str(saved) in str(error.value)
@@ -133,7 +136,7 @@ def test_lines_are_traced_where_they_should_be(tmp_path: Path) -> None:
     short, count = lines.traced(lambda: parse(path).close())
     assert any(name.endswith("gguf/parser.py") for name, _, _ in short)
     assert not any("tests" in name for name, _, _ in short)
-    path.write_bytes(next(iter(targets()["gguf"].seeds())))
+    path.write_bytes(corpus.gguf().data)
     longer, more = lines.traced(lambda: parse(path).close())
     assert (len(longer), more) > (len(short), count)
 
@@ -162,22 +165,32 @@ def test_frames_are_what_was_framed() -> None:
     assert mutations.frames(b"\xff\xff\xff\xff") == [b"\xff\xff\xff\xff"]
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gguf_verify", "measure", "fuzz", *arguments], capture_output=True, text=True,
-        check=False, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "harness")},
-    )  # fmt: skip
+def options(*names: str, **changed: object) -> dict[str, object]:
+    usual = {"seconds": 1, "seed": 0, "corpus": "none", "found": "none", "input": []}
+    return usual | dict.fromkeys(("list", "keep", "coverage"), False) | {"targets": names} | changed
+
+
+def test_the_list_and_names_that_are_not_in_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert session.main(options(list=True)) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(targets())
+    assert session.main(options("no-such\x1b")) == 2
+    assert session.main(options("gguf", "waivers", input=["x"])) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 2
+    assert "\x1b" not in said
+
+
+def test_without_a_guide(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert runs.main(["waivers", "--seconds", "0.3", "--found", str(tmp_path / "found")]) == 0
+    assert re.fullmatch(r"waivers: [1-9]\d* inputs in 0 s, nothing found\n", capsys.readouterr().out)
+    assert not (tmp_path / "found").exists()
 
 
 def test_the_command(tmp_path: Path) -> None:
-    assert [line.split()[0] for line in command("--list").stdout.splitlines()] == list(targets())
-    done = command("no-such")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     (tmp_path / "input").write_bytes(b"waiver")
-    done = command("waivers", "--input", str(tmp_path / "input"))
-    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'input'}: nothing wrong\n")
-    done = command(
-        "waivers", "--seconds", "1", "--corpus", str(tmp_path / "corpus"), "--found", str(tmp_path / "found")
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"waivers: [1-9]\d* inputs in .*\nnothing found in 1 targets\n", done.stdout)
+    done = subprocess.run(
+        [sys.executable, "-m", "gguf_verify", "measure", "fuzz", "waivers", "--input", str(tmp_path / "input")],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "harness")},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'input'}: nothing wrong\n"), done.stderr

@@ -132,7 +132,7 @@ def value_seeds() -> Iterator[bytes]:
     """A change of each column, of a kind that it may have and of one that it may not; changes of the schema."""
     for table, columns in COLUMNS.items():
         for column in columns:
-            for value in ("x\x1b[31m\udc80", -1, None, 1.5, {"base64": "AAEC"}):
+            for value in ("x\x1b[31m\udc80", -1, {"base64": "AAEC"}):
                 yield json.dumps([[table, column, value]]).encode()
     for value in ("{}", "[]", "[" * 5000, '{"a": 1e999}', '{"a": "NaN"}', '{"\\u001b[31m": 1}', "{", "null"):
         for column in ("facts", "gemms", "versions"):
@@ -175,6 +175,7 @@ def check_values(folder: Path, data: bytes) -> None:
         return
     path = saved(folder, valid())
     with sqlite3.connect(path, isolation_level=None) as db:
+        db.execute("PRAGMA synchronous = OFF")
         for change in changes if isinstance(changes, list) else []:
             if not (isinstance(change, list) and len(change) == 3 and change[0] in list(COLUMNS)):
                 continue

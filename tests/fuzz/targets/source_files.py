@@ -36,7 +36,8 @@ def seeds() -> Iterator[bytes]:
 def check(folder: Path, data: bytes) -> None:
     """The scanners end, name files that are there, each once, and what one copies the other finds."""
     for name, text in OTHERS.items():
-        (folder / name).write_text(text)
+        if not (folder / name).exists():
+            (folder / name).write_text(text)
     path = folder / "k.cu"
     path.write_bytes(data)
     for macros in ({}, {"NAME": '"a.h"'}):
@@ -66,5 +67,5 @@ TARGET = Target(
         ('#include "a.h"', "#include <b.h>", "include", "#", "%:", "??=", "/*", "*/", "//", "\\\n", "define", "NAME",
          '"', "<", ">", "__has_include", "import", "embed", " \\", "$$", "$", "\\ ", "\\#", ":", "\x0c", "\x85"),
     ),
-    inputs=1500, covered=("gguf_verify.hosts.includes",),
+    inputs=500, covered=("gguf_verify.hosts.includes",),
 )  # fmt: skip

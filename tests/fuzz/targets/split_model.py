@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gguf_verify.gguf import open_model
-from gguf_verify.support.errors import MalformedFile
 from tests.fuzz import gguf_fields, mutations
 from tests.fuzz.target import Target
 from tests.support import corpus
@@ -41,7 +40,7 @@ def check(folder: Path, data: bytes) -> None:
         (folder / name).write_bytes(part)
     for name in (corpus.ONE, corpus.TWO):
         check_model(folder / name)
-    with refused_in_one_line(MalformedFile), open_model(folder / corpus.ONE) as model:
+    with refused_in_one_line(), open_model(folder / corpus.ONE) as model:
         assert model.size == sum(part.size for part in model.parts)
         assert len(model.tensors) == sum(len(part.tensors) for part in model.parts)
         info = model.info()
