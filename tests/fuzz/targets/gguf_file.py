@@ -32,6 +32,9 @@ def check(folder: Path, data: bytes) -> None:
     first, again = check_file(path), check_file(path)
     assert (first.findings, first.tensors) == (again.findings, again.tensors)
     assert list(first.byte_map) == list(again.byte_map)
+    if first.refused is None:
+        kinds = [r.kind for r in first.byte_map]
+        assert (kinds.count("key"), kinds.count("tensor name")) == (len(first.metadata), len(first.tensors))
     check_model(path)
     with parse(path) as file:
         assert capped(f for f in file.findings for _ in range(2)) if file.findings else not capped(())

@@ -45,6 +45,7 @@ def seeds() -> Iterator[bytes]:
     yield old((b"blk.0.attn_q.weight", 3, (1.0, 2.0, 4.0)), (b"output.weight", 0, (0.5,)))
     yield old((b"w", 1, (1.0,))) + b"the rest"
     yield old((b"token_embd.weight", 1, (1.0,)), (b"w", 2, (1.0,) * 8), (b"blk.0.attn_q.weight", 1, (2.0,)))
+    yield old((b"w", 1, (0.5, -1.0)))
     yield old((b"w\0x", -1, (float("nan"), -1.0)))
     sums, counts = ("w.in_sum2", (4, 2), (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)), ("w.counts", (1, 2), (2.0, 0.0))
     yield new(sums, counts)
