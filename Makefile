@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
 # More for pytest, as in `make test PYTEST_ARGS=--require=chromium`.
 PYTEST_ARGS ?=
+# For `make fuzz`: how long, and which targets (default: all), as in `make fuzz FUZZ=gguf FUZZ_SECONDS=60`.
+FUZZ_SECONDS ?= 600
+FUZZ ?=
 PYTEST := $(BIN)/python -m pytest -q
 # On two cores. Tests of one file stay together, since they share what is built once; the longest files come first, so
 # that both cores end together.
@@ -17,10 +20,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two tests run at once, one on each core. Left alone, NumPy's library would start a thread for each core in each of them,
 # and threads that wait for a core that is busy spin: products took up to thirty times as long. The threads that llama.cpp
 # starts spin too, unless they are told to sleep: a prompt of a small model took up to nine times as long.
-test test-all test-unit coverage: export OPENBLAS_NUM_THREADS = 1
+test test-all test-unit coverage fuzz fuzz-coverage: export OPENBLAS_NUM_THREADS = 1
 test test-all test-unit coverage: export OMP_WAIT_POLICY = passive
 
-.PHONY: help verify test test-all test-unit lint lint-workflows docs coverage dist setup clean
+.PHONY: help verify test test-all test-unit fuzz fuzz-coverage lint lint-workflows docs coverage dist setup clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | column -t -s: 2>/dev/null \
@@ -37,6 +40,13 @@ test-all: lint ## lint, then run all tests, with every combination of type and k
 
 test-unit: setup ## run the tests that need no llama.cpp, in less than a minute
 	$(PYTEST) $(PARALLEL) -m "not slow" tests/unit $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.fuzz-installed ## look for inputs that break a reader of foreign bytes, for FUZZ_SECONDS (600) in all
+	$(BIN)/gguf-verify measure fuzz --seconds $(FUZZ_SECONDS) --corpus build/fuzz --found build/fuzz-found $(FUZZ)
+	$(MAKE) --no-print-directory fuzz-coverage
+
+fuzz-coverage: setup ## report which lines the inputs of `make fuzz` and those that are kept reach
+	$(BIN)/gguf-verify measure fuzz --coverage --corpus build/fuzz $(FUZZ)
 
 lint: setup ## check style, types and layers
 	$(BIN)/ruff check .
@@ -79,6 +89,10 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[llama,test]'
+	@touch $@
+
+$(VENV)/.fuzz-installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
 	@touch $@
 
 $(VENV)/.docs-installed: $(VENV)/.installed

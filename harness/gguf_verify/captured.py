@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal
 
 import numpy as np
@@ -47,6 +48,8 @@ MOST_TOKENS, _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 1 << 20, 32, 256
 MOST_DIAGNOSED = DIAGNOSED_TOKENS, MOST_ROWS
 #: Bytes of a `.npy` header and of a case's description.
 _MOST_HEADER, _MOST_JSON = 4096, 1 << 20
+#: What NumPy raises for an `.npy` file that is none; it reads the header as a literal of Python.
+_UNREADABLE = OSError, ValueError, EOFError, SyntaxError, RecursionError, TokenError
 
 
 @dataclass(frozen=True)
@@ -443,7 +446,7 @@ def _array(
             yield np.zeros(held, dtype)
             return
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except _UNREADABLE as error:
         raise UsageError(f"{name}: cannot read {printable(str(path))}: {_first_line(error)}") from None
     yield mapped
 
@@ -472,7 +475,8 @@ def _check(
     wanted = " or ".join(types)
     if dtype.newbyteorder("=").name not in types:
         raise UsageError(f"{name} holds {printable(str(dtype), 60)}, not {wanted}")
-    if len(held) != 2 or any(want is not None and want != have for want, have in zip(shape, held, strict=False)):
+    fits = len(held) == 2 and all(have >= 0 and want in (None, have) for want, have in zip(shape, held, strict=True))
+    if not fits:
         dimensions = ", ".join("any number" if want is None else str(want) for want in shape)
         raise UsageError(f"{name} has the shape {held[:8]}; the tensor and its rows need [{dimensions}]")
 

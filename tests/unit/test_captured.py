@@ -172,10 +172,16 @@ def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
     huge = whole.replace(b"(5, 256), }", b"(5, 9999999999999), }")
     folder.joinpath("huge.npy").write_bytes(huge.replace(b"\x76\x00", b"\x76\x00", 1))
     folder.joinpath("version.npy").write_bytes(whole[:6] + b"\x09\x00" + whole[8:])
+    folder.joinpath("negative.npy").write_bytes(whole.replace(b"(5, 256), } ", b"(-5, 256), }"))
+    folder.joinpath("endless.npy").write_bytes(whole.replace(b"}", b" ", 1))
+    header = len(whole) - 4 * M * N
+    folder.joinpath("nested.npy").write_bytes(whole[:10] + b"(" * (header - 11) + b"\n" + whole[header:])
     return {
         "text": (folder / "text.npy", "cannot read"), "empty": (folder / "empty.npy", "cannot read"),
         "short": (folder / "short.npy", "ends before its data do"), "header": (folder / "header.npy", "cannot read"),
         "huge": (folder / "huge.npy", "shape|cannot read"), "version": (folder / "version.npy", "cannot read"),
+        "endless": (folder / "endless.npy", "cannot read"), "nested": (folder / "nested.npy", "cannot read"),
+        "negative": (folder / "negative.npy", "shape"),
         "objects": (_written(folder, "o", np.array([[{}]]), allow_pickle=True), "holds object"),
         "doubles": (_written(folder, "d", np.zeros((M, N))), "holds float64, not float32 or float16"),
         "records": (_written(folder, "r", np.zeros(3, [("a", "f4")])), "holds"),

@@ -48,14 +48,16 @@ _NO_FINDING = (
 )  # fmt: skip
 #: First words, or words, of records that say that launches were not checked.
 _NOT_CHECKED = re.compile(r"Internal Sanitizer Error|[Dd]evice not supported|Unable to|not supported|didn't track")
-_SUMMARY = re.compile(r"(?:ERROR SUMMARY: ([\d,]+) error|RACECHECK SUMMARY: ([\d,]+) hazard)")
+#: A number as it writes it, and no longer than a number can be: names of the author's stand between its words.
+_N = r"([0-9][0-9,]{0,30})"
+_SUMMARY = re.compile(rf"(?:ERROR SUMMARY: {_N} error|RACECHECK SUMMARY: {_N} hazard)")
 _PLACE = re.compile(r" in (\S[^:]*?|\S.*?\.\w+):(\d+)(?=:|\s|$)")
 _OFFSET = re.compile(r"\bat (\S.*?\+0x[0-9a-f]+|0x[0-9a-f]+(?: in .+)?)")
 _ACCESS = re.compile(r"(?:Potential i|I)nvalid __(\w+)__ (read|write|atomic)\w* of size ([\d,]+) bytes?")
 _UNSET = re.compile(r"Uninitialized __(\w+)__ memory read of size ([\d,]+) bytes?")
 _RACE = re.compile(r"Race reported between (Read|Write) access at (.*)")
 _AND = re.compile(r"and (Read|Write) access at (.*)")
-_NEAREST = re.compile(r"and is ([\d,]+) bytes? (before|after) the nearest allocation at \S+ of size ([\d,]+) bytes?")
+_NEAREST = re.compile(rf"and is {_N} bytes? (before|after) the nearest allocation at \S+ of size {_N} bytes?")
 _THREAD = re.compile(r"by thread (\(\d+,\d+,\d+\)) in block (\(\d+,\d+,\d+\))")
 
 

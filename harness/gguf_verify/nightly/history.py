@@ -207,6 +207,8 @@ class History:
             raise MalformedFile(f"{damaged}: {said}") from None
         except OSError as error:
             raise EnvironmentFault(f"the history {self._shown} cannot be used: {error.strerror}") from None
+        except UnicodeDecodeError:  # SQLite's message quotes the file, and Python cannot decode it
+            raise MalformedFile(f"{damaged}: its schema is not UTF-8") from None
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:

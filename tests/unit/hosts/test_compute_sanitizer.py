@@ -285,6 +285,21 @@ open(log, "w").write(open(f"{folder}/{{tool}}").read())
 """
 
 
+def test_a_number_that_no_tool_writes() -> None:
+    """The author of a kernel chooses names in the log, which may look like its words: it is no number, and no pass."""
+    long = "9" * 5000
+    for line in (f"ERROR SUMMARY: {long} errors", "ERROR SUMMARY: , errors", "ERROR SUMMARY: \u0665 errors"):
+        with pytest.raises(EnvironmentFault, match="did not end as it should"):
+            found_in(f"========= COMPUTE-SANITIZER\n========= {line}\n", "memcheck")
+    log = (
+        "========= Invalid __global__ read of size 4 bytes\n=========     at k+0x1 in k.cu:6\n"
+        f"=========     and is {long} bytes after the nearest allocation at 0x7f of size {long} bytes\n"
+        "========= ERROR SUMMARY: 1 error\n"
+    )
+    (found,) = found_in(log, "memcheck")
+    assert (found.kind, found.lines) == ("outside", ("k.cu:6",))
+
+
 def test_a_host_under_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a program in place of compute-sanitizer, and the CPU host in place of a card, in processes: the same bits
     where outputs do not depend on what was found, a finding where they do, and no pass where the tool did

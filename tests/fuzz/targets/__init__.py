@@ -1,0 +1,1 @@
+"""The fuzz targets: each module defines one `Target` or more."""
