@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
+# LOCKED=1 installs exactly the files of requirements/*.txt, checked by their digests: what CI does.
+LOCKED ?=
+INSTALLED := $(VENV)/.installed$(if $(LOCKED),-locked)
+LOCKS := $(if $(LOCKED),$(wildcard requirements/*.txt))
 # More for pytest, as in `make test PYTEST_ARGS=--require=chromium`.
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest -q
@@ -20,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all test-unit coverage: export OPENBLAS_NUM_THREADS = 1
 test test-all test-unit coverage: export OMP_WAIT_POLICY = passive
 
-.PHONY: help verify test test-all test-unit lint lint-workflows docs coverage dist setup clean
+.PHONY: help verify test test-all test-unit lint lint-workflows docs coverage dist setup lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | column -t -s: 2>/dev/null \
@@ -58,38 +62,54 @@ lint-workflows: ## check GitHub's workflows and action.yml with the linters that
 	  esac || exit 1; \
 	done; test -n "$$ran" || exit 3
 
-docs: $(VENV)/.docs-installed ## write the generated pages and build the site in build/site; a broken link is an error
+docs: $(INSTALLED)-docs ## write the generated pages and build the site in build/site; a broken link is an error
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
-dist: $(VENV)/.dist-installed ## build the wheel and the source distribution in dist/, and check both
+dist: $(INSTALLED)-dist ## build the wheel and the source distribution in dist/, and check both
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build $(if $(LOCKED),--no-isolation) --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
 coverage: setup ## run the tests of `make test` and report which lines they run
 	$(PYTEST) $(PARALLEL) -m "not slow" --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
 
-setup: $(VENV)/.installed ## make .venv with everything that the other targets need
+setup: $(INSTALLED) ## make .venv with everything that the other targets need; LOCKED=1: with the locked versions
 
 # llama-cpp-python compiles llama.cpp here, once: about four minutes on two cores
-$(VENV)/.installed: pyproject.toml
+$(INSTALLED): pyproject.toml $(LOCKS)
 	@command -v $${CXX:-c++} >/dev/null || { echo "a C++ compiler is needed (c++, or set CXX)"; exit 3; }
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
+ifdef LOCKED
+	requirements/install $(BIN)/python test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+else
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[llama,test]'
+endif
 	@touch $@
 
-$(VENV)/.docs-installed: $(VENV)/.installed
+$(INSTALLED)-docs: $(INSTALLED)
+ifdef LOCKED
+	requirements/install $(BIN)/python docs
+else
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+endif
 	@touch $@
 
-# needs nothing of the package: hatchling builds it in an environment of its own
-$(VENV)/.dist-installed: pyproject.toml
+# needs nothing of the package: hatchling builds it, in an environment of its own where nothing is locked
+$(INSTALLED)-dist: pyproject.toml $(LOCKS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifdef LOCKED
+	requirements/install $(BIN)/python dist
+else
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6' 'check-wheel-contents>=0.6'
+endif
 	@touch $@
+
+lock: ## write requirements/*.txt anew, with the newest versions that are allowed (needs the program uv)
+	requirements/lock
 
 clean: ## remove .venv and what was built
 	rm -rf $(VENV) build dist
