@@ -118,7 +118,9 @@ def test_the_tests_themselves_see_faults() -> None:
 def test_install_asks_for_digests_and_builds_nothing_in_isolation(tmp_path: Path) -> None:
     """With a stand-in for Python, which records how pip is called."""
     stand_in = tmp_path / "python"
-    stand_in.write_text(f"#!{sys.executable}\nimport sys\nopen({str(tmp_path / 'calls')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n")
+    stand_in.write_text(
+        f"#!{sys.executable}\nimport sys\nopen({str(tmp_path / 'calls')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+    )
     stand_in.chmod(0o755)
     subprocess.run([FOLDER / "install", stand_in, "llama", "dist"], check=True, capture_output=True, timeout=60)
     calls = [line for line in (tmp_path / "calls").read_text().splitlines() if "pip install" in line]
