@@ -186,6 +186,7 @@ print("noise")
     assert done.code == 0, done.err
     environment, cache = tmp_path / "runner" / "gguf-verify", tmp_path / ".cache" / "gguf-verify-action"
     calls = (tmp_path / "calls").read_text().splitlines()
+    wanted = "torch -r requirements.txt"
     installs = [line for line in calls if line.startswith("-m pip install")]
     assert calls[0] == f"-m venv {environment} {cache}"
     assert all(line.endswith(str(cache)) for line in calls if line.startswith("-m "))
@@ -194,7 +195,7 @@ print("noise")
         assert f" -r {ROOT}/requirements/{name}.txt " in line
     assert installs[2:] == [
         f"-m pip install --quiet --no-deps --no-build-isolation {ROOT} {cache}",
-        f"-m pip install --quiet --constraint {tmp_path}/runner/gguf-verify-locked.txt torch -r requirements.txt {cache}",
+        f"-m pip install --quiet --constraint {tmp_path}/runner/gguf-verify-locked.txt {wanted} {cache}",
     ]
     locked = (tmp_path / "runner" / "gguf-verify-locked.txt").read_text()
     assert "--hash" not in locked

@@ -1,4 +1,4 @@
-"""The locks of requirements/: each has a digest for every file, names no index, and holds what pyproject.toml asks for."""
+"""The locks of requirements/: each has digests for all files, names no index, and holds what pyproject.toml asks for."""
 
 from __future__ import annotations
 
@@ -118,12 +118,13 @@ def test_the_tests_themselves_see_faults() -> None:
 def test_install_asks_for_digests_and_builds_nothing_in_isolation(tmp_path: Path) -> None:
     """With a stand-in for Python, which records how pip is called."""
     stand_in = tmp_path / "python"
+    calls_to = tmp_path / "calls"
     stand_in.write_text(
-        f"#!{sys.executable}\nimport sys\nopen({str(tmp_path / 'calls')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+        f"#!{sys.executable}\nimport sys\nopen({str(calls_to)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
     )
     stand_in.chmod(0o755)
     subprocess.run([FOLDER / "install", stand_in, "llama", "dist"], check=True, capture_output=True, timeout=60)
-    calls = [line for line in (tmp_path / "calls").read_text().splitlines() if "pip install" in line]
+    calls = [line for line in calls_to.read_text().splitlines() if "pip install" in line]
     assert len(calls) == 2
     assert all("--require-hashes --only-binary :all: --no-binary llama-cpp-python" in line for line in calls)
     assert calls[0].endswith(f"-r {FOLDER}/build.txt")
