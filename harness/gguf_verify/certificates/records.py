@@ -17,12 +17,13 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 VERSION = 1
 PREDICATE_TYPE = f"urn:gguf-verify:certificate:{VERSION}"
 
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+# `$` also matches before a newline at the end, hence the lengths
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 #: Seconds in UTC, RFC 3339.
-Moment = Annotated[str, msgspec.Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+Moment = Annotated[str, msgspec.Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$", max_length=20)]
 #: A number, or one that is not finite.
-Number = float | Annotated[str, msgspec.Meta(pattern="^(NaN|-?Infinity)$")]
+Number = float | Annotated[str, msgspec.Meta(pattern="^(NaN|-?Infinity)$", max_length=9)]
 
 
 class Digest(msgspec.Struct, frozen=True):

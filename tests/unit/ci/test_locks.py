@@ -1,4 +1,4 @@
-"""The locks of requirements/: each has digests for all files, names no index, and holds what pyproject.toml asks for."""
+"""The locks of requirements/: each has digests of all files, names no index, and holds what pyproject.toml asks."""
 
 from __future__ import annotations
 
