@@ -107,7 +107,10 @@ def _facts(said: Predicate) -> Iterator[tuple[str, str]]:
     for envelope in [e for e in said.envelope if e.under_test][:2]:
         yield "holds for", f"{envelope.type}: M {envelope.tokens}, N {envelope.rows}, K {envelope.columns}"
     if gaps := sum(len(e.not_covered) for e in said.envelope):
-        yield "not tried", f"{gaps} parts of the probe plan, {said.asked.probes}, seed {said.asked.seed}"
+        yield (
+            "not tried",
+            f"{gaps} part{'' if gaps == 1 else 's'} of the probe plan, {said.asked.probes}, seed {said.asked.seed}",
+        )
     if said.waivers:
         yield "waivers", "; ".join(f"{w.what} until {w.until}: {w.reason}" for w in said.waivers[:3])
     yield "finished", f"{said.finished}, by gguf-verify {said.project.version}"

@@ -181,7 +181,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_here")
 def test_hostile_text_is_escaped(tmp_path: Path) -> None:
-    hostile = HOSTILE.encode("utf-8", "backslashreplace").decode()
+    hostile = " ".join(HOSTILE).encode("utf-8", "backslashreplace").decode()
     made = altered(_said(words=hostile, command=hostile * 100))
     path = tmp_path / "c.json"
     path.write_bytes(made)
