@@ -42,7 +42,7 @@ class Checked:
         outcomes = {line.outcome for line in self.lines}
         if "differs" in outcomes or said.exit_code == EXIT_MISMATCH:
             return EXIT_MISMATCH
-        whole = said.verdict == "verified" and not said.asked.left_out and not said.kernel.unknown
+        whole = said.verdict == "verified" and not said.asked.left_out
         return EXIT_VERIFIED if whole and outcomes == {"matches"} else EXIT_UNVERIFIED
 
 
@@ -159,9 +159,6 @@ def _files(what: str, wanted: dict[str, str], given: Sequence[Path], places: _Pl
         if name in found:
             continue
         beside = [there / PurePosixPath(name).relative_to(top) for top, there in roots if _within(name, top)]
-        if given and not beside and not roots:
-            found[name] = Line(f"{what}: {name}", "not checked", "not among the files that were given")
-            continue
         tried = [(path, file_digest(path)) for path in (beside or places(name))]
         digests = [d for _, d in tried if d is not None]
         if not digests:
@@ -170,8 +167,7 @@ def _files(what: str, wanted: dict[str, str], given: Sequence[Path], places: _Pl
             found[name] = Line(f"{what}: {name}", "matches")
         else:
             found[name] = Line(f"{what}: {name}", "differs", f"{digests[0][:16]}… is not {digest[:16]}…")
-    # a file that was given and is none of several: said once, by the name that it should have had
-    told = {line.what for line in found.values()}
+    told = {line.what for line in found.values() if line.outcome == "differs"}  # so that nothing is said twice
     return [*found.values(), *(line for line in lines if line.what not in told)]
 
 

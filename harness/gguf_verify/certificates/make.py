@@ -71,7 +71,10 @@ def certify(
                 "ggml": e.versions.ggml, "build": e.versions.llama_build, "where": e.reference.where,
                 "libraries": before.libraries,
             },
-            "system": {name: getattr(e.versions, name) for name in System.__struct_fields__},
+            "system": {
+                "machine": e.kernel.element_host.device,
+                **{name: getattr(e.versions, name) for name in System.__struct_fields__ if name != "machine"},
+            },
             "asked": _asked(report, rungs),
             "rungs": [
                 {

@@ -103,8 +103,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
-    """Versions of what else took part."""
+    """Versions of what else took part, and the processor or card that the project's own kernels ran on."""
 
+    machine: str
     platform: str
     byte_order: str
     python: str

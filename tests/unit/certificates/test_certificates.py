@@ -248,6 +248,15 @@ def test_a_given_file_that_is_another_is_a_mismatch_under_every_name(tmp_path: P
         assert any(line.outcome == "differs" for line in checked.lines)
 
 
+def test_a_right_file_does_not_hide_a_wrong_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = files(tmp_path / "a")
+    monkeypatch.chdir(files(tmp_path / "b"))
+    wrong = Path("kernels", "my.cu")
+    wrong.write_bytes(b"another")
+    for given in ([wrong, folder / wrong], [folder / wrong, wrong]):
+        assert compared(folder, kernel=given).exit_code == 1
+
+
 def test_names_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
     folder = files(tmp_path / "a")
     (tmp_path / "my.gguf").write_bytes(MODEL)
