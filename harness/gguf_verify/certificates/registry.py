@@ -88,7 +88,8 @@ def _entry(path: Path, content: bytes, said: Predicate, digests: dict[str, str],
         engine="gguf-verify" if said.kernel.shipped else file.partition("/")[0],
         kernel=said.kernel.name, kernel_sha256="" if said.kernel.shipped or not named else digests[named[0]],
         model=said.model.files[0], model_sha256=tuple(digests[name] for name in said.model.files),
-        device=said.host.words if said.host.name else f"{said.host.words}, {said.system.machine}", verdict=said.words, exit_code=said.exit_code,
+        device=said.host.words + ("" if said.host.name else f", {said.system.machine}"),
+        verdict=said.words, exit_code=said.exit_code,
         envelope={
             e.type: {"M": e.tokens, "N": e.rows, "K": e.columns} for e in said.envelope if e.under_test
         },
