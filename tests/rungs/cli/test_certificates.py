@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     allowed(folder, me=mine)
     entry = re.search(r"__global__ void (\w+)", source)[1]
     done = gguf_verify(
-        folder, "my.gguf", "--kernel", f"my.cu:{entry}", "--probes", "brief", "--certificate", "my.json",
-        "--sign-with", mine,
+        folder, "my.gguf", "-p", "Once", "-n", "2", "--kernel", f"my.cu:{entry}", "--probes", "brief",
+        "--certificate", "my.json", "--sign-with", mine,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -93,7 +93,7 @@ def test_a_certificate_of_a_mismatch(folder: Path) -> None:
     wrong.write_text(source.replace("concatenate", "stack"))
     entry = re.search(r"^def (\w+)\(weights", source, re.MULTILINE)[1]
     done = gguf_verify(
-        folder, "my.gguf", "--kernel", f"wrong.py:{entry}", "--probes", "brief", "--rungs", "layers", "--tensor",
+        folder, "my.gguf", "--kernel", f"wrong.py:{entry}", "--probes", "brief", "--rungs", "blocks", "--tensor",
         "blk.0.attn_q", "--certificate", "wrong.json",
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ _DIGEST = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 EXTRAS = {"llama": ["llama"], "cuda": ["llama", "cuda13"], "test": ["llama", "test"], "docs": ["docs"]}
 
 
+@cache
 def entries(text: str) -> list[tuple[Requirement, list[str]]]:
     """Each requirement of a lock and its options."""
     found = []
@@ -32,6 +34,7 @@ def entries(text: str) -> list[tuple[Requirement, list[str]]]:
     return found
 
 
+@cache
 def version_in(lock: str, wanted: str, python: str) -> str | None:
     """The version that a lock gives this Python on Linux of a package; None for none."""
     machine = {
