@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all test-unit coverage: export OPENBLAS_NUM_THREADS = 1
 test test-all test-unit coverage: export OMP_WAIT_POLICY = passive
 
-.PHONY: help verify test test-all test-unit lint lint-workflows docs coverage dist setup lock clean
+.PHONY: help verify test test-all test-unit lint lint-workflows docs coverage dist setup lock certificates clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | column -t -s: 2>/dev/null \
@@ -111,6 +111,19 @@ endif
 
 lock: ## write requirements/*.txt anew, with the newest versions that are allowed (needs the program uv)
 	requirements/lock
+
+# The model, the kernel and the file of each certificate of docs/certificates. They are of this machine's CPU.
+CERTIFIED := tiny-Q4_0,q8_1,gguf-verify-q8-1-tiny-Q4_0-cpu tiny-Q4_0,f32,gguf-verify-f32-tiny-Q4_0-cpu \
+  tiny-Q5_1,q8_1,gguf-verify-q8-1-tiny-Q5_1-cpu tiny-Q5_1,f32,gguf-verify-f32-tiny-Q5_1-cpu \
+  tiny-Q4_0,examples/cuda_q4_0.cu:gemm,examples-cuda-q4-0-tiny-Q4_0-cpu \
+  tiny-Q4_0,examples/numpy_q4_0.py:gemm,examples-numpy-q4-0-tiny-Q4_0
+
+certificates: setup ## make the certificates of docs/certificates anew, and the pages of the registry; SIGN="--sign-with KEY"
+	for each in $(CERTIFIED); do \
+	  model=$${each%%,*} name=$${each##*,}; kernel=$${each#*,}; kernel=$${kernel%,*}; \
+	  $(BIN)/gguf-verify "fixtures/$$model.gguf" --kernel "$$kernel" --host cpu \
+	    --certificate "docs/certificates/$$name.json" $(SIGN) || exit $$?; done
+	$(BIN)/python docs/generate.py
 
 clean: ## remove .venv and what was built
 	rm -rf $(VENV) build dist
