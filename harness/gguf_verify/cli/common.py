@@ -250,7 +250,7 @@ def write_files(kind: Kind, result: Any, exit_code: int, files: Files | None) ->
     for writer, path in (files or {}).items():
         try:
             made = writer.renders[kind](result, Form(suffix=path.suffix))
-            _write(path, made.encode() if isinstance(made, str) else made)
+            write_whole(path, made.encode() if isinstance(made, str) else made)
         except OSError as error:
             say(f"cannot write {printable(str(path))}: {error.strerror}")
             exit_code = exit_code or EXIT_ENVIRONMENT
@@ -275,7 +275,7 @@ def _print(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Whole or not at all, where the path is no device and no link. Raises OSError."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_bytes(content)

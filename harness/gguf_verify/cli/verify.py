@@ -10,12 +10,14 @@ from ..identification import identify_model
 from ..invocation import command_of
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
 from ..llama.backends import BACKENDS, help_of_backends
+from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
 from ..rungs import RUNGS
 from ..support.command_line import cores
 from ..support.errors import EXIT_INTERRUPTED, UsageError, say
 from ..verification import verify
+from .certify import Certificates
 from .command import Command, commands
 from .common import (
     EXIT_CODES,
@@ -93,6 +95,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="make only this call of the kernel; a report prints it, with --rungs and --tensor")  # fmt: skip
     add("--save-case", type=Path, metavar="DIR",
         help="write the first wrong product into a new folder, as files that NumPy can check")  # fmt: skip
+    add("--certificate", type=Path, metavar="FILE",
+        help="also write the verdict as a statement about digests, for `gguf-verify check-certificate`")  # fmt: skip
+    add("--sign-with", type=Path, metavar="KEY",
+        help="sign the certificate with this key of ssh-keygen, into FILE.sig")  # fmt: skip
     add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
     add_common(parser)
     return parser
@@ -110,7 +116,7 @@ def run(argv: list[str]) -> int:
     """`gguf-verify [verify] …`; returns the exit code. Raises HarnessError."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    with internal_errors(args.verbose):
+    with internal_errors(args.verbose), sandboxed(args.sandbox):
         return _run(args)
 
 
@@ -135,6 +141,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.identify:
         found = identify_model(args.model, args.kernel, args.host, options, _command(args, options))
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
+    certificate = Certificates.asked_for(args.certificate, args.sign_with, args.kernel, _rungs(args), inputs, files)
     watcher = Live(error_form()) if args.progress == "always" or options.progress else None
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,
@@ -146,7 +153,8 @@ def _run(args: argparse.Namespace) -> int:
             with undisturbed():
                 return write_files(kind, report, report.exit_code, files)
         say(f"interrupted by {report.ended_by}")
-    return deliver(kind, report, report.exit_code, form(args.verbose, piped_width=PIPED_WIDTH), files)
+    exit_code = deliver(kind, report, report.exit_code, form(args.verbose, piped_width=PIPED_WIDTH), files)
+    return exit_code if certificate is None else certificate.write(report, exit_code)
 
 
 def _command(args: argparse.Namespace, options: Options) -> str:
@@ -169,6 +177,10 @@ def _check(args: argparse.Namespace) -> None:
     check_regex(args.tensor)
     if args.identify and (args.source is not None or args.source_text is not None):
         raise UsageError("--source belongs to a verification, not to --identify")
+    if args.identify and (args.certificate is not None or args.sign_with is not None):
+        raise UsageError("--certificate belongs to a verification, not to --identify")
+    if args.only_call and args.certificate is not None:
+        raise UsageError("--certificate is about a whole verification, not about one call: leave --only-call out")
     if args.identify and args.waivers is not None:
         raise UsageError("--waivers belongs to a verification, not to --identify")
 

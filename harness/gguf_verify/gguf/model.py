@@ -195,10 +195,16 @@ def _split_count(first: GgufFile) -> int:
     return count
 
 
+def part_paths(first: Path, count: int) -> list[Path]:
+    """The files of a model of `count` parts, of which `first` is the first."""
+    name = PART_NAME.fullmatch(first.name)
+    if name is None:
+        return [first]
+    return [first.with_name(f"{name['prefix']}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)]
+
+
 def _later_part(first: GgufFile, number: int, count: int, budget: Budget) -> GgufFile:
-    name = PART_NAME.fullmatch(first.path.name)
-    assert name is not None
-    path = first.path.with_name(f"{name['prefix']}-{number + 1:05d}-of-{count:05d}.gguf")
+    path = part_paths(first.path, count)[number]
     if not path.exists():
         raise _refuse(
             first, "split-part-missing", "split.count", f"{count} parts", f"no file {printable(path.name)} beside it"

@@ -41,7 +41,7 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{named(p)}: {' '.join(w)}" for p, w in COMMANDS])
 def test_commands_are_those_that_there_are(page: Path, words: list[str]) -> None:
     if words[0] == "make":
-        for target in words[1:]:
+        for target in [word for word in words[1:] if not re.fullmatch(r"[A-Z]+=.*", word)]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif words[0] == "pytest":
         plugin = (ROOT / "harness" / "gguf_verify" / "pytest_plugin.py").read_text()

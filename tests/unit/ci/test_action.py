@@ -185,9 +185,21 @@ print("noise")
     done = run_step("Install gguf-verify", tmp_path, PYTHON=program(tmp_path, record), PACKAGES=packages)
     assert done.code == 0, done.err
     environment, cache = tmp_path / "runner" / "gguf-verify", tmp_path / ".cache" / "gguf-verify-action"
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        f"-m venv {environment} {cache}", f"-m pip install --quiet {ROOT}[llama] torch -r requirements.txt {cache}",
-    ]  # fmt: skip
+    calls = (tmp_path / "calls").read_text().splitlines()
+    wanted = "torch -r requirements.txt"
+    installs = [line for line in calls if line.startswith("-m pip install")]
+    assert calls[0] == f"-m venv {environment} {cache}"
+    assert all(line.endswith(str(cache)) for line in calls if line.startswith("-m "))
+    for line, name in zip(installs, ("build", "llama"), strict=False):
+        assert "--require-hashes" in line
+        assert f" -r {ROOT}/requirements/{name}.txt " in line
+    assert installs[2:] == [
+        f"-m pip install --quiet --no-deps --no-build-isolation {ROOT} {cache}",
+        f"-m pip install --quiet --constraint {tmp_path}/runner/gguf-verify-locked.txt {wanted} {cache}",
+    ]
+    locked = (tmp_path / "runner" / "gguf-verify-locked.txt").read_text()
+    assert "--hash" not in locked
+    assert re.search(r"^llama-cpp-python==[0-9.]+$", locked, re.MULTILINE)
     assert done.outputs == {"program": f"{environment}/bin/gguf-verify"}
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +25,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def jobs() -> Iterator[tuple[str, dict[str, Any], dict[object, Any]]]:
-    assert {path.name for path in WORKFLOWS} >= {"ci.yml", "fuzz.yml", "nightly.yml"}
+    assert {path.name for path in WORKFLOWS} >= {"ci.yml", "fuzz.yml", "nightly.yml", "release.yml"}
     for path in WORKFLOWS:
         workflow = yaml.safe_load(path.read_text())
         for name, job in workflow["jobs"].items():
@@ -36,7 +39,11 @@ JOBS = pytest.mark.parametrize(("job", "workflow"), [pytest.param(job, flow, id=
 def test_least_privilege(job: dict[str, Any], workflow: dict[object, Any]) -> None:
     assert workflow["permissions"] == {}
     writes = {name for name, right in job["permissions"].items() if right != "read"}
-    assert writes <= {"issues"}
+    assert writes <= {"issues", "id-token", "attestations"}
+    if "id-token" in writes:
+        assert job["permissions"] == {"id-token": "write", "attestations": "write"}
+        assert not any("run" in step for step in job["steps"]), "who signs runs nothing but pinned actions"
+        assert "attest-build-provenance" in job["steps"][-1]["uses"]
     if writes:
         uses = [step.get("uses", "") for step in job["steps"]]
         assert not any("checkout" in name for name in uses), "who may write runs no code of the repository"
@@ -72,6 +79,89 @@ def test_actions_are_pinned() -> None:
         for used in found:
             own = used.startswith("./ #")
             assert own or re.fullmatch(r"actions/[a-z/-]+@[0-9a-f]{40} # v[0-9]+\.[0-9]+\.[0-9]+", used)
+
+
+def test_what_is_installed_has_its_digest() -> None:
+    for path in WORKFLOWS:
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["env"]["LOCKED"] == "1"
+        for job in workflow["jobs"].values():
+            for step in job["steps"]:
+                assert "pip install" not in step.get("run", ""), "requirements/install NAME"
+
+
+def test_a_release_takes_nothing_from_a_cache() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    assert [*workflow["jobs"]] == ["build", "attest"]
+    assert not any("cache" in step.get("uses", "") for job in workflow["jobs"].values() for step in job["steps"])
+    assert workflow["jobs"]["attest"]["needs"] == "build"
+
+
+def test_the_history_of_nights_is_attested_and_verified_before_it_is_read() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
+    jobs = workflow["jobs"]
+    for job in jobs.values():  # what other runs can write holds wheels alone
+        for step in job["steps"]:
+            assert "cache" not in step.get("uses", "") or step["with"]["path"] == "~/.cache/pip"
+    verify = jobs["history"]["steps"][0]["run"]
+    for flag in ("--source-ref", "--signer-workflow", "--deny-self-hosted-runners", "--repo"):
+        assert flag in verify.partition("gh attestation verify")[2]
+    assert set(jobs["history"]["permissions"].values()) == {"read"}
+    assert jobs["matrix"]["needs"] == "history"
+    names = {step["with"]["name"] for step in jobs["matrix"]["steps"] if "download-artifact" in step.get("uses", "")}
+    assert names == {"nightly-history-verified"}
+    kept = [step["with"] for step in jobs["matrix"]["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert ("nightly-history", "history.tar") in {(w["name"], w["path"]) for w in kept}
+    assert jobs["attest"]["steps"][-1]["with"]["subject-path"] == "history.tar"
+
+
+def _history_step(folder: Path, attested: tuple[str, ...], runs: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """The step that fetches the history, with a stand-in for gh."""
+    step = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())["jobs"]["history"]["steps"][0]
+    gh = folder / "gh"
+    gh.write_text(
+        f"""#!{sys.executable}
+import os, sys
+words = sys.argv[1:]
+if words[0] == "api":
+    print("\\n".join({runs!r}))
+elif words[:2] == ["run", "download"]:
+    os.makedirs("candidate")
+    open("candidate/history.tar", "w").write(words[2])
+else:
+    assert words[:2] == ["attestation", "verify"], words
+    sys.exit(0 if open(words[2]).read() in {attested!r} else 1)
+"""
+    )
+    gh.chmod(0o755)
+    environment = {
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "GITHUB_OUTPUT": str(folder / "output"),
+        "GH_REPO": "a/b", "GITHUB_REF": "refs/heads/main", "GITHUB_REF_NAME": "main",
+    }  # fmt: skip
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-e", "-c", step["run"]], env=environment, cwd=folder, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_only_an_attested_history_is_taken(tmp_path: Path) -> None:
+    done = _history_step(tmp_path, attested=("2", "1"), runs=("3", "2", "1"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "candidate" / "history.tar").read_text() == "2", "the newest that is attested"
+    assert (tmp_path / "output").read_text() == "found=true\n"
+    assert "::warning::the history of run 3" in done.stdout
+
+
+def test_histories_without_any_attestation_end_the_night(tmp_path: Path) -> None:
+    done = _history_step(tmp_path, attested=(), runs=("3", "2"))
+    assert done.returncode == 1
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_first_night_has_no_history(tmp_path: Path) -> None:
+    done = _history_step(tmp_path, attested=(), runs=())
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "output").exists()
 
 
 def test_every_supported_python() -> None:

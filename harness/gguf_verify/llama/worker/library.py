@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import bindings, ggml
 from .calls import Call, CallFailed, Libraries, Reply, text
+
+
+def loaded_libraries() -> list[str]:
+    """Paths of the shared libraries of llama.cpp that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    mapped = {line.split(maxsplit=5)[5] for line in lines if "/" in line}  # proc_pid_maps(5)
+    return sorted(path for path in mapped if re.match(r"lib(llama|ggml|mtmd)[^/]*\.so", os.path.basename(path)))
 
 
 class Library:
@@ -43,6 +52,7 @@ class Library:
             "ggml": ggml.version(),
             "system": " ".join(text(api.llama_print_system_info()).split()),
             "types": types,
+            "libraries": loaded_libraries(),
         }, ()
 
     def to_float(self, type: int, n: int, raw: npt.NDArray[np.uint8]) -> Reply:

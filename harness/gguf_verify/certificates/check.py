@@ -1,0 +1,196 @@
+"""Compares a certificate with files, with this installation, and with a signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from ..gguf.model import part_paths
+from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, EnvironmentFault, UsageError
+from ..support.paths import kernel_root
+from ..support.sources import file_digest
+from . import materials, signing
+from .records import Project, Statement
+
+#: What became of a comparison.
+Outcome = Literal["matches", "differs", "not checked"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison: what, its outcome, and a remark."""
+
+    what: str
+    outcome: Outcome
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was compared with a certificate."""
+
+    statement: Statement
+    lines: tuple[Line, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 where something differs or the certified verdict is a mismatch; else 0 where everything matches and a whole
+        run is verified without waivers; else 5."""
+        said = self.statement.predicate
+        outcomes = {line.outcome for line in self.lines}
+        if "differs" in outcomes or said.exit_code == EXIT_MISMATCH:
+            return EXIT_MISMATCH
+        whole = said.verdict == "verified" and not said.asked.left_out
+        return EXIT_VERIFIED if whole and outcomes == {"matches"} else EXIT_UNVERIFIED
+
+
+@dataclass(frozen=True)
+class Installed:
+    """This installation: the project's digest, and those of llama.cpp's libraries or why they are not known."""
+
+    project: Project
+    libraries: dict[str, str] | str
+
+
+def installed() -> Installed:
+    """Of this process. Raises EnvironmentFault where the project's own files cannot be read."""
+    try:
+        libraries: dict[str, str] | str = materials.llama_libraries()
+    except EnvironmentFault as fault:
+        libraries = str(fault)
+    return Installed(materials.project(), libraries)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a signature is to be checked: the file, who may sign, and the name that must have signed ("" for any)."""
+
+    file: Path
+    allowed: Path
+    signer: str = ""
+
+
+def compare(
+    statement: Statement, content: bytes, folder: Path, model: Sequence[Path] = (), kernel: Sequence[Path] = (),
+    signature: Signature | None = None, unsigned: bool = False, here: Installed | None = None,
+) -> Checked:  # fmt: skip
+    """Compare a certificate with everything that it names.
+
+    Args:
+        content: its bytes.
+        folder: that the recorded names are looked up in, where no file is given.
+        model: the model's files, or the first part; empty to look them up.
+        kernel: files of the kernel; others of its files are looked up beside them.
+        signature: None where there is none to check.
+        unsigned: that there is none is no reason for doubt.
+        here: this installation; None to look.
+
+    Raises UsageError where a file that is given cannot be read, EnvironmentFault without ssh-keygen.
+    """
+    said = statement.predicate
+    digests = {subject.name: subject.digest.sha256 for subject in statement.subject}
+    parts = [p for path in model for p in (part_paths(path, len(said.model.files)) if len(model) == 1 else [path])]
+    of_model = {name: digests[name] for name in said.model.files}
+    of_kernel = {name: digests[name] for name in said.kernel.files}
+    lines = [
+        *_files("model", of_model, parts, _beside(folder)),
+        *_files("kernel", of_kernel, kernel, _kernel_places(said.kernel.shipped, folder)),
+    ]
+    for name, why in said.kernel.unknown.items():
+        lines.append(Line(f"kernel: {name}", "not checked", f"the certificate does not know it: {why}"))
+    here = here or installed()
+    lines += [_project(said.project, here.project), _llama(said.reference.libraries, here.libraries)]
+    if signature is not None:
+        found = signing.verify(content, signature.file, signature.allowed, signature.signer)
+        words = f"good, by {found.signer}" if found.good else found.why
+        lines.append(Line("signature", "matches" if found.good else "differs", words))
+    elif not unsigned:
+        why = "anybody could have written this; give --allowed-signers, or --unsigned if you trust where it came from"
+        lines.append(Line("signature", "not checked", why))
+    return Checked(statement, tuple(lines))
+
+
+_Places = Callable[[str], list[Path]]
+
+
+def _beside(folder: Path) -> _Places:
+    return lambda name: [folder / name] if _safe(name) else []
+
+
+def _kernel_places(shipped: bool, folder: Path) -> _Places:
+    """Where a file of the kernel may lie: below the folder, and those of shipped kernels in this installation."""
+
+    def places(name: str) -> list[Path]:
+        found = _beside(folder)(name)
+        if shipped and _safe(name) and name.startswith("kernels/"):
+            found.append(kernel_root() / name.removeprefix("kernels/"))
+        return found
+
+    return places
+
+
+def _safe(name: str) -> bool:
+    """Whether a name from a certificate stays below a folder."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def _files(what: str, wanted: dict[str, str], given: Sequence[Path], places: _Places) -> list[Line]:
+    """Every file that the certificate names, and every file that was given, which must be one of them."""
+    by_digest = {digest: name for name, digest in wanted.items()}
+    found: dict[str, Line] = {}
+    lines, roots = [], []
+    for path in given:
+        digest = file_digest(path)
+        if digest is None:
+            raise UsageError(f"cannot read {materials.shown_name(path)}")
+        name = by_digest.get(digest)
+        if name is None:
+            lines.append(Line(f"{what}: {materials.shown_name(path)}", "differs", "no certified file has its digest"))
+            for same in [n for n in wanted if PurePosixPath(n).name == path.name]:
+                found[same] = Line(f"{what}: {same}", "differs", f"{digest[:16]}… is not {wanted[same][:16]}…")
+            continue
+        roots.append((PurePosixPath(name).parent, path.parent))
+        for same in [n for n, d in wanted.items() if d == digest]:
+            found[same] = Line(f"{what}: {same}", "matches")
+    for name, digest in wanted.items():
+        if name in found:
+            continue
+        beside = [there / PurePosixPath(name).relative_to(top) for top, there in roots if _within(name, top)]
+        tried = [(path, file_digest(path)) for path in (beside or places(name))]
+        digests = [d for _, d in tried if d is not None]
+        if not digests:
+            found[name] = Line(f"{what}: {name}", "not checked", "there is no such file; give its path")
+        elif digest in digests:
+            found[name] = Line(f"{what}: {name}", "matches")
+        else:
+            found[name] = Line(f"{what}: {name}", "differs", f"{digests[0][:16]}… is not {digest[:16]}…")
+    told = {line.what for line in found.values() if line.outcome == "differs"}  # so that nothing is said twice
+    return [*found.values(), *(line for line in lines if line.what not in told)]
+
+
+def _within(name: str, top: PurePosixPath) -> bool:
+    return _safe(name) and PurePosixPath(name).is_relative_to(top)
+
+
+def _project(certified: Project, here: Project) -> Line:
+    if certified.sha256 == here.sha256:
+        return Line("gguf-verify", "matches", here.version)
+    other = f"certified by {certified.version}, this is {here.version}"
+    if certified.version == here.version:
+        other += " with other files"
+    return Line("gguf-verify", "not checked", f"{other}: run the command again, or check with that version")
+
+
+def _llama(certified: dict[str, str], here: dict[str, str] | str) -> Line:
+    if isinstance(here, str):
+        return Line("llama.cpp", "not checked", here)
+    if certified == here:
+        return Line("llama.cpp", "matches", f"{len(here)} libraries")
+    other = sorted(name for name in {*certified, *here} if certified.get(name) != here.get(name))
+    return Line("llama.cpp", "not checked", f"another build is installed here: {', '.join(other)} differ")
+
+
+__all__ = ["Checked", "Installed", "Line", "Signature", "compare", "installed"]

@@ -1,0 +1,124 @@
+"""Makes a certificate of a report, and of what was collected before and after its run."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..gguf.model import part_paths
+from ..results import Report
+from ..support.command_line import quoted
+from ..support.errors import EXIT_INTERRUPTED, EnvironmentFault
+from ..support.plain import plain
+from .materials import Materials, shown_name
+from .records import PREDICATE_TYPE, STATEMENT_TYPE, Statement, System
+
+#: The rungs of a whole verification.
+WHOLE = ("bytes", "blocks", "layers", "tokens")
+
+
+def certify(
+    report: Report, before: Materials, after: Materials, rungs: tuple[str, ...], given: str = "",
+    finished: datetime | None = None,
+) -> Statement:  # fmt: skip
+    """The certificate of a run.
+
+    Args:
+        before, after: collected before and after the run.
+        rungs: that were asked for.
+        given: the kernel as it was typed.
+        finished: when the run ended; None for now.
+
+    Raises EnvironmentFault where there is nothing to certify: the run was interrupted, a file changed meanwhile, or one
+    call was made alone.
+    """
+    if report.ended_by in EXIT_INTERRUPTED:
+        raise EnvironmentFault("no certificate is written of a run that was interrupted")
+    changed = report.fault or before.difference(after)
+    if changed:
+        raise EnvironmentFault(f"no certificate is written: {changed}")
+    if report.environment.options.only_call:
+        raise EnvironmentFault("no certificate is written of one call")
+    e = report.environment
+    model, sha256 = _model_names(e.file.path, len(e.file.sha256), before), e.file.sha256
+    subjects = [*zip(model, sha256, strict=True), *before.kernel.items()]
+    made: dict[str, Any] = {
+        "_type": STATEMENT_TYPE, "predicateType": PREDICATE_TYPE,
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects],
+        "predicate": {
+            "verdict": report.verdict, "words": report.words, "exit_code": report.exit_code,
+            "culprits": report.culprits,
+            "finished": (finished or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "command": _command(report.command, {e.file.path: model[0], given: before.kernel_name}),
+            "project": before.project,
+            "model": {
+                "files": model, "size": e.file.size, "architecture": e.file.architecture,
+                "tensor_types": e.file.tensor_types,
+            },
+            "kernel": {
+                "name": before.kernel_name, "shipped": before.shipped, "files": [*before.kernel],
+                "packages": before.packages, "unknown": before.unknown, "definition": e.kernel.definition,
+                "judged_by": e.kernel.judged_by, "order": e.kernel.order, "covers": e.kernel.covers,
+                "beside": e.kernel.element_kernels,
+            },
+            "host": e.host,
+            "reference": {
+                "llama_cpp_python": e.versions.llama_cpp_python, "llama_cpp": e.versions.llama_cpp,
+                "ggml": e.versions.ggml, "build": e.versions.llama_build, "where": e.reference.where,
+                "libraries": before.libraries,
+            },
+            "system": {
+                "machine": e.kernel.element_host.device,
+                **{name: getattr(e.versions, name) for name in System.__struct_fields__ if name != "machine"},
+            },
+            "asked": _asked(report, rungs),
+            "rungs": [
+                {
+                    "name": rung.name, "verdict": rung.verdict, "checked": rung.checked,
+                    "not_checked": rung.not_checked, "unverified": len(rung.unverified) + (rung.fault is not None),
+                    "failures": rung.n_failures, "waived": rung.n_waived,
+                    "worst": {who: worst.utilisation for who, worst in rung.worst.items()},
+                }
+                for rung in report.rungs
+            ],
+            "not_climbed": report.not_climbed,
+            "envelope": [envelope for rung in report.rungs for envelope in rung.envelopes],
+            "waivers": report.waivers,
+        },
+    }  # fmt: skip
+    return msgspec.convert(plain(made), Statement)
+
+
+def _model_names(path: str, parts: int, materials: Materials) -> list[str]:
+    """Names of the model's files that no file of the kernel has."""
+    found = [shown_name(part) for part in part_paths(Path(path), parts)]
+    return [name if name not in materials.kernel else f"model/{name}" for name in found]
+
+
+def _command(command: str, names: dict[str, str]) -> str:
+    """The command line with the names of files as the certificate has them."""
+    for given, name in names.items():
+        if given and given != name:
+            command = command.replace(quoted(given), quoted(name))
+    return command
+
+
+def _asked(report: Report, rungs: tuple[str, ...]) -> dict[str, Any]:
+    o = report.environment.options
+    missing = [name for name in WHOLE if name not in rungs]
+    left_out = [f"rungs that were not asked for: {', '.join(missing)}"] if missing else []
+    left_out += [f"tensors whose names do not match {o.tensor}"] if o.tensor is not None else []
+    return {
+        "rungs": rungs, "prompt_sha256": hashlib.sha256(o.prompt.encode("utf-8", "surrogateescape")).hexdigest(),
+        "left_out": left_out,
+        **{name: getattr(o, name) for name in (
+            "n_predict", "threads", "ctx_size", "seed", "tensor", "repack", "reference", "probes", "sanitize",
+        )},
+    }  # fmt: skip
+
+
+__all__ = ["WHOLE", "certify"]

@@ -1,0 +1,155 @@
+"""What a verdict depends on, by digest: the kernel's sources, this project's files, llama.cpp's libraries.
+
+They are collected before a run and again after it. A file that was touched in between is not certified, also where it
+holds the same bytes again: what ran may have been something else.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+from ..kernels import DEFAULT_KERNEL
+from ..kernels.foreign import names_foreign
+from ..kernels.foreign.dependencies import dependencies
+from ..llama import Llama
+from ..support.errors import EnvironmentFault
+from ..support.paths import PACKAGE, kernel_root
+from ..support.sources import combined, file_digest
+from ..support.version import project_version
+from .records import Project
+
+#: Folders of the package that hold no source of it; kernels are counted apart.
+_SKIPPED = {"__pycache__", "_kernels"}
+
+
+@dataclass(frozen=True)
+class Materials:
+    """Digests, and what tells whether a file was touched.
+
+    Args:
+        kernel: file of the kernel → digest; names are relative, the one that was named is first.
+        packages: installed packages that the kernel imports → version.
+        unknown: what the kernel is made of and is not known → why.
+        shipped: the kernel is one of the project's.
+        kernel_name: as `--kernel` takes it, without folders that others do not have.
+        project: of this installation.
+        libraries: shared library of llama.cpp → digest.
+        touched: file → what changes when it is written to.
+    """
+
+    kernel: dict[str, str]
+    packages: dict[str, str]
+    unknown: dict[str, str]
+    shipped: bool
+    kernel_name: str
+    project: Project
+    libraries: dict[str, str]
+    touched: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def difference(self, later: Materials) -> str:
+        """What was touched between this and a later collection, in words; "" for nothing."""
+        for path in sorted({*self.touched, *later.touched}):
+            if self.touched.get(path) != later.touched.get(path):
+                return f"{Path(path).name} was changed while the run went on"
+        return "" if self == later else "the kernel's packages, or what is known of them, changed while the run went on"
+
+
+def shown_name(path: Path | str) -> str:
+    """A file's name for others: relative to the current folder where it lies in it, else the last part alone."""
+    absolute = Path(os.path.abspath(path))
+    try:
+        return absolute.relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return absolute.name
+
+
+def collect(kernel: str = DEFAULT_KERNEL) -> Materials:
+    """The materials of a run with this kernel, as `--kernel` takes it.
+
+    Raises EnvironmentFault where llama.cpp or a source of the project cannot be read.
+    """
+    touched: dict[str, tuple[int, ...]] = {}
+    project = _project(touched)
+    libraries = llama_libraries(touched)
+    if not names_foreign(kernel):
+        root = kernel_root()
+        files = {f"kernels/{name}": _digest(root / name, touched) for name in _below(root)}
+        return Materials(files, {}, {}, True, kernel, project, libraries, touched)
+    given, _, entry = kernel.rpartition(":")
+    path = Path(os.path.abspath(given))
+    made_of = dependencies(path, entry)
+    files, packages, unknown = {}, {}, {}
+    for name, value in sorted(made_of.items(), key=lambda item: (item[0] != path.name, item[0])):
+        if name.startswith("package "):
+            packages[name.removeprefix("package ")] = value
+        elif file_digest(path.parent / name) == value:
+            files[_placed(shown_name(path), name, files)] = _digest(path.parent / name, touched)
+        else:
+            unknown[PurePosixPath(name).name] = value
+    return Materials(files, packages, unknown, False, f"{shown_name(path)}:{entry}", project, libraries, touched)
+
+
+def _placed(main: str, name: str, taken: dict[str, str]) -> str:
+    """The name of a kernel's file from its place beside the kernel's main file. What lies outside of the main file's
+    folder keeps its last part alone: the folders above are this machine's."""
+    if ".." not in PurePosixPath(name).parts and not os.path.isabs(name):
+        return str(PurePosixPath(main).parent / name)
+    base = PurePosixPath(name).name
+    found, number = f"outside/{base}", 2
+    while found in taken:
+        found, number = f"outside/{number}/{base}", number + 1
+    return found
+
+
+def project() -> Project:
+    """This installation: one digest of pairs of name and sha256 of every file of the package and of `kernels/`, sorted,
+    as JSON (`support.sources.combined`). Caches of Python are left out. Raises EnvironmentFault."""
+    return _project({})
+
+
+def _project(touched: dict[str, tuple[int, ...]]) -> Project:
+    roots = (("gguf_verify", PACKAGE), ("kernels", kernel_root()))
+    files = [(f"{top}/{name}", _digest(root / name, touched)) for top, root in roots for name in _below(root)]
+    return Project(version=project_version(), sha256=combined(files), files=len(files))
+
+
+def _below(root: Path) -> list[str]:
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED)
+        found += [Path(folder, name).relative_to(root).as_posix() for name in names if not name.endswith(".pyc")]
+    return sorted(found)
+
+
+def llama_libraries(touched: dict[str, tuple[int, ...]] | None = None) -> dict[str, str]:
+    """Name → digest of each shared library of llama.cpp that its process loads. Raises EnvironmentFault where it is not
+    installed or does not start."""
+    with Llama() as llama:
+        paths = llama.versions()["libraries"]
+    found = {Path(path).name: _digest(Path(path), {} if touched is None else touched) for path in paths}
+    if not found:
+        raise EnvironmentFault("llama.cpp's process does not tell which libraries it has loaded")
+    return found
+
+
+def llama_version() -> str:
+    """The installed version of llama-cpp-python; "" where there is none."""
+    try:
+        return metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _digest(path: Path, touched: dict[str, tuple[int, ...]]) -> str:
+    digest = file_digest(path)
+    if digest is None:
+        raise EnvironmentFault(f"cannot read {path.name}, which a certificate needs the digest of")
+    now = path.stat()
+    touched[os.path.abspath(path)] = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+    return digest
+
+
+__all__ = ["Materials", "collect", "llama_libraries", "llama_version", "project", "shown_name"]

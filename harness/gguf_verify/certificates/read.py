@@ -1,0 +1,116 @@
+"""A certificate as bytes: the one form that it is written in, and the reader, which trusts nothing that it reads.
+
+The form is JSON in UTF-8 with sorted keys, an indent of one blank and a newline at the end. Any other spelling of the
+same statement is refused, so that no key can stand there twice and the signed bytes are the only ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..results import CULPRITS
+from ..support.errors import EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, HarnessError, UsageError
+from ..support.text import printable
+from .records import PREDICATE_TYPE, STATEMENT_TYPE, Statement
+
+#: Bytes of a certificate, and of a signature, that are read at most.
+MOST_BYTES = 4 << 20
+#: Verdict → its exit code.
+_CODES = {
+    "verified": EXIT_VERIFIED, "waived": EXIT_VERIFIED, "mismatch": EXIT_MISMATCH, "broken off": 3,
+    "not everything verified": EXIT_UNVERIFIED,
+}  # fmt: skip
+
+
+class NotACertificate(HarnessError):
+    """A file is no certificate, or contradicts itself."""
+
+    exit_code = EXIT_MALFORMED
+
+
+def canonical(statement: Statement) -> bytes:
+    """The bytes of a certificate, which are signed."""
+    made: Any = msgspec.to_builtins(statement)
+    return (json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_bytes(path: Path, what: str, most: int = MOST_BYTES) -> bytes:
+    """A regular file's bytes. Raises UsageError where it cannot be read, NotACertificate where it has more than
+    `most`."""
+    shown = printable(path.name, 100)
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UsageError(f"the {what} {shown} is no regular file")
+            raw = file.read(most + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read the {what} {shown}: {error.strerror}") from None
+    except ValueError:  # a NUL in the path
+        raise UsageError(f"cannot read the {what} {shown}") from None
+    if len(raw) > most:
+        raise NotACertificate(f"{shown}: a {what} has at most {most:,} bytes")
+    return raw
+
+
+def read_certificate(path: Path) -> tuple[Statement, bytes]:
+    """A certificate and its bytes. Raises UsageError where there is no such file, NotACertificate where it is none."""
+    raw = read_bytes(path, "certificate")
+    return parse(raw, printable(path.name, 100)), raw
+
+
+def parse(raw: bytes, shown: str = "this") -> Statement:
+    """The statement of these bytes. Raises NotACertificate, naming the flaw."""
+    try:
+        statement = msgspec.json.decode(raw, type=Statement)
+        same = canonical(statement) == raw
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise NotACertificate(f"{shown} is no certificate: {printable(str(error), 200)}") from None
+    if not same:
+        raise NotACertificate(
+            f"{shown} is no certificate: it is not in the form that certificates are written in, so its keys may be "
+            "unknown or stand there twice"
+        )
+    flaw = _contradiction(statement)
+    if flaw:
+        raise NotACertificate(f"{shown} is no certificate: {flaw}")
+    return statement
+
+
+def _contradiction(statement: Statement) -> str:
+    """What in a statement cannot be true together; "" for nothing."""
+    said = statement.predicate
+    if statement.type != STATEMENT_TYPE or statement.predicate_type != PREDICATE_TYPE:
+        return f"its predicate is {printable(statement.predicate_type, 100)}, and this program knows {PREDICATE_TYPE}"
+    names = [subject.name for subject in statement.subject]
+    parts = [*said.model.files, *said.kernel.files]
+    if len({*names}) != len(names) or sorted(parts) != sorted(names):
+        return "its subjects are not the files of its model and kernel, each once"
+    if not said.model.files or not (said.kernel.files or said.kernel.unknown):
+        return "it names no file of its model, or none of its kernel"
+    if _CODES.get(said.verdict) != said.exit_code:
+        return f"the verdict {printable(said.verdict, 40)} does not have the exit code {said.exit_code}"
+    if not {*said.culprits} <= {*CULPRITS}:
+        return "it blames somebody who is not known"
+    verdicts = [rung.verdict for rung in said.rungs]
+    if said.exit_code == EXIT_VERIFIED:
+        if said.not_climbed or not verdicts or not {*verdicts} <= {"passed", "waived"} or said.culprits:
+            return "it is verified, and one of its rungs is not"
+        if tuple(rung.name for rung in said.rungs) != said.asked.rungs:
+            return "it is verified, and not all of its rungs were climbed"
+        if (said.verdict == "waived") != ("waived" in verdicts):
+            return "its verdict says otherwise about waivers than its rungs"
+    if said.exit_code == EXIT_MISMATCH and "failed" not in verdicts:
+        return "it is a mismatch, and none of its rungs failed"
+    for rung in said.rungs:
+        if rung.verdict == "passed" and (rung.failures or rung.unverified or not any(rung.checked.values())):
+            return f"the rung {printable(rung.name, 40)} passed, and its counts say otherwise"
+    return ""
+
+
+__all__ = ["MOST_BYTES", "NotACertificate", "canonical", "parse", "read_bytes", "read_certificate"]

@@ -1,0 +1,53 @@
+"""The JSON schema of a certificate, made from its records.
+
+python -m gguf_verify.certificates.schema     # writes schemas/certificate.schema.json; a test says if it is old
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .records import PREDICATE_TYPE, STATEMENT_TYPE, VERSION, Statement
+
+PATH = Path(__file__).parent / "schemas" / "certificate.schema.json"
+
+
+def certificate_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12."""
+    (_, components) = msgspec.json.schema_components([Statement], ref_template="#/$defs/{name}")
+    defs: dict[str, Any] = {name: _closed(component) for name, component in components.items()}
+    statement = defs.pop("Statement")
+    statement["properties"]["_type"] = {"const": STATEMENT_TYPE}
+    statement["properties"]["predicateType"] = {"const": PREDICATE_TYPE}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": PREDICATE_TYPE, **statement,
+        "title": f"A certificate of gguf-verify, version {VERSION}: the records of gguf_verify.certificates.records",
+        "$defs": defs,
+    }  # fmt: skip
+
+
+def _closed(schema: Any) -> Any:
+    """Every field is there and no other."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _closed(value) for key, value in schema.items() if key != "default"}
+    if isinstance(made.get("description"), str):
+        made["description"] = " ".join(made["description"].split("\n\n")[0].split())
+    if "properties" in schema:
+        made |= {"required": sorted(made["properties"]), "additionalProperties": False}
+    return made
+
+
+def text() -> str:
+    """What the file holds."""
+    return json.dumps(certificate_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), encoding="utf-8")

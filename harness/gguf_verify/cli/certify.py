@@ -1,0 +1,73 @@
+"""`--certificate FILE` and `--sign-with KEY` of `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..certificates import Materials, canonical, certify, collect
+from ..certificates.signing import check_signing, sign, signature_path
+from ..results import Report
+from ..support.errors import EXIT_ENVIRONMENT, HarnessError, UsageError, say
+from ..support.text import printable
+from .common import Files, check_output, write_whole
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """The certificate that a run was asked for, and what was collected before the run.
+
+    Args:
+        path: of the certificate.
+        key: to sign it with; None not to sign.
+        kernel: as it was typed.
+        rungs: that were asked for.
+        before: digests of everything that the verdict depends on.
+    """
+
+    path: Path
+    key: Path | None
+    kernel: str
+    rungs: tuple[str, ...]
+    before: Materials
+
+    @classmethod
+    def asked_for(
+        cls, path: Path | None, key: Path | None, kernel: str, rungs: Sequence[str], inputs: Sequence[Path],
+        files: Files,
+    ) -> Certificates | None:  # fmt: skip
+        """None where none was asked for. Raises UsageError where it cannot be written or signed, EnvironmentFault where
+        llama.cpp or the project's files cannot be read."""
+        if path is None:
+            if key is not None:
+                raise UsageError("--sign-with signs a certificate: name its file by --certificate")
+            return None
+        made = [path] if key is None else [path, signature_path(path)]
+        for file in made:
+            check_output(file, *inputs, flag="--certificate")
+            if any(file.resolve() == other.resolve() for other in files.values()):
+                raise UsageError("--certificate and another report name the same file")
+        if key is not None:
+            check_signing(key)
+        return cls(path, key, kernel, tuple(rungs), collect(kernel))
+
+    def write(self, report: Report, exit_code: int) -> int:
+        """Write it, and its signature. Returns the exit code: `exit_code`, but 3 in place of 0 where it was not
+        written, which is said. A certificate or signature of an earlier run does not stay in its place."""
+        signature = signature_path(self.path)
+        try:
+            for old in (signature, self.path):
+                if not old.is_symlink() and old.is_file():
+                    old.unlink()
+            content = canonical(certify(report, self.before, collect(self.kernel), self.rungs, self.kernel))
+            write_whole(self.path, content)
+            if self.key is not None:
+                write_whole(signature, sign(content, self.key))
+        except HarnessError as error:
+            say(str(error))
+            return exit_code or EXIT_ENVIRONMENT
+        except OSError as error:
+            say(f"cannot write {printable(str(self.path))}: {error.strerror}")
+            return exit_code or EXIT_ENVIRONMENT
+        return exit_code
