@@ -1,0 +1,51 @@
+"""A verifier that protects itself in no way, on which the attacks of tests/support/hostile_kernels must be seen.
+
+`python -I -S stand_in.py KERNEL REPORT CACHE` runs KERNEL as the tree before "Fortress" ran a foreign kernel: in a
+child process with a socket and a log, with all of the user's rights. A kernel that ends in .so is loaded there. Then it
+loads every library in the cache, writes a report that says "mismatch" and ends with exit code 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+#: Seconds for the kernel.
+_LIMIT = 8.0
+_LOADS = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+
+
+def main() -> None:
+    kernel, report, cache = map(Path, sys.argv[1:4])
+    ours, theirs = socket.socketpair()
+    python = [sys.executable, "-I", "-S", "-B"]
+    command = [*python, "-c", _LOADS, kernel] if kernel.suffix == ".so" else [*python, kernel]
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="gguf-verify-"):
+        process = subprocess.Popen(
+            [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        theirs.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LIMIT)
+        process.kill()
+        process.wait()
+        log.seek(0)
+        last = log.read(1 << 16).decode(errors="replace").strip().splitlines()[-1:]
+    ours.close()
+    for library in sorted(p for p in cache.rglob("*.so") if "hostile" not in p.name):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(str(library))
+    report.write_text(json.dumps({"verdict": "mismatch", "exit_code": 1, "last": last}))
+    sys.stdout.flush()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
