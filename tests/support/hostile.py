@@ -46,6 +46,8 @@ SECRETS = {
     "SSH_AUTH_SOCK": "/run/secret",
 }  # fmt: skip
 _EXIT_USAGE = 2
+#: No file of a test is larger.
+_MOST_FILE = 32 << 20
 _INTERNAL = re.compile(r"Traceback|[Ii]nternal error")
 
 Snapshot = dict[str, tuple[int, str]]
@@ -92,8 +94,7 @@ class Outcome:
     @property
     def told(self) -> str:
         """All that was seen, as the attacks' patterns expect it."""
-        faults = json.dumps(self.report or {})
-        return "\n".join([*self.breaches, *re.findall(r"told: [^\";]*", faults)])
+        return "\n".join(self.breaches)
 
     def described(self) -> str:
         """For a test that fails."""
@@ -300,8 +301,8 @@ class Arena:
 
     @property
     def root_file(self) -> Path:
-        """Gets the number of the verifier's process."""
-        return self.folder / "outside" / "root"
+        """Gets the number of the verifier's process, when it starts."""
+        return self.work / "root.pid"
 
     def _write_forger(self) -> None:
         content = self.ground.forger.read_bytes()
@@ -323,6 +324,7 @@ class Arena:
             "tcp4": self._listeners.port("tcp4"), "tcp6": self._listeners.port("tcp6"),
             "udp": self._listeners.port("udp"), "unix": self._listeners.unix, "abstract": self._listeners.abstract,
             "pid_namespace": os.stat("/proc/self/ns/pid").st_ino, "lock": str(self.home / "deceived"),
+            "outside": str(self.folder / "outside"),
         }  # fmt: skip
 
     def _write_header(self) -> None:
@@ -369,7 +371,7 @@ class Arena:
     def unprotected(self, attacks: Iterable[Attack]) -> Outcome:
         """The same attacks on a verifier that protects itself in no way: they must be seen."""
         run = [sys.executable, "-I", "-S", "-B", str(STAND_IN), str(self.work / "kernel.py"), str(self.report), str(self.cache)]
-        return self._watched(run, list(attacks), "call")
+        return self._watched(run, list(attacks), "call", grace=0.1)
 
     def unprotected_source(self, name: str) -> Outcome:
         """The same for a kernel in CUDA C++: the stand-in loads its library."""
@@ -379,9 +381,9 @@ class Arena:
         library = self.work / f"{name}.so"
         subprocess.run([compiler(), *words, "-shared", "-fPIC", self.work / f"{name}.cpp", "-o", library], check=True)
         run = [sys.executable, "-I", "-S", "-B", str(STAND_IN), str(library), str(self.report), str(self.cache)]
-        return self._watched(run, [of_source(name)], "never")
+        return self._watched(run, [of_source(name)], "never", grace=0.1)
 
-    def _watched(self, run: list[str], attacks: Sequence[Attack], moment: str) -> Outcome:
+    def _watched(self, run: list[str], attacks: Sequence[Attack], moment: str, grace: float = 5.0) -> Outcome:
         for name in (*VICTIMS, *(a.name for a in attacks)):
             (self.home / "victims" / name).write_text("of the user\n")
         (self.work / "targets.json").write_text(json.dumps(self._targets([a.name for a in attacks], moment)))
@@ -389,7 +391,7 @@ class Arena:
         asked = {
             "command": run, "environment": self._environment(), "folder": str(self.work), "stdout": str(self._said("out")),
             "stderr": str(self._said("err")), "pid": str(self.root_file),
-            "seconds": max((a.seconds for a in attacks), default=60), "processes": MOST_PROCESSES, "memory": MOST_MEMORY,
+            "seconds": max((a.seconds for a in attacks), default=60), "grace": grace, "processes": MOST_PROCESSES, "memory": MOST_MEMORY,
         }  # fmt: skip
         self._said("asked").write_text(json.dumps(asked))
         before = self._snapshot()
@@ -400,7 +402,9 @@ class Arena:
         stdout, stderr = (self._said(name).read_text(errors="replace") for name in ("out", "err"))
         report = self._read_report()
         exits = {code for a in attacks for code in a.exits}
+        told = re.findall(r"told: [^\";]*", json.dumps(report or {}))
         breaches = [
+            *(f"{a.name}: {t}" for a in attacks for t in told if a.seen.startswith("told") and re.search(a.seen, t)),
             *self._of_verdict(watched, report, stderr, exits), *self._of_processes(watched),
             *self._of_files(before, self._snapshot()), *self._outside(),
             *(f"bystander: {harm}" for harm in self._bystander.harm()),
@@ -459,9 +463,10 @@ class Arena:
         # what the kernel does to processes of its own is its own affair
         ours = [told for told in watched.stopped if "gguf_verify" in told or "stand_in" in told]
         found = [f"stopped: {told}" for told in ours if ".foreign" not in told]
-        found += [f"left: {told}" for told in watched.left]
         if watched.over:
             found.append(f"over: {watched.over}")
+        elif watched.left:
+            found.append(f"left: {len(watched.left)} processes, among them {watched.left[0]}")
         if watched.most_unnamed > MOST_LOG:
             found.append(f"log: {watched.most_unnamed:,} bytes in files without a name")
         if watched.terminal:
@@ -472,7 +477,7 @@ class Arena:
         found: Snapshot = {}
         for top in (self.home, self.cache, self.tmp, self.work, self.project):
             for path in (top, *sorted(top.rglob("*"))):
-                if path != self.report:
+                if path not in (self.report, self.root_file):
                     found[path.relative_to(self.folder).as_posix()] = _state(path)
         return found
 
@@ -507,7 +512,10 @@ VICTIMS = ("removes_home", "renames_home", "opens_home", "native")
 def _state(path: Path) -> tuple[int, str]:
     """What must not change of a file: its rights and its content. Of a folder only the rights."""
     try:
-        mode = path.lstat().st_mode
+        about = path.lstat()
+        mode = about.st_mode
+        if stat.S_ISREG(mode) and about.st_size > _MOST_FILE:
+            return mode, str(about.st_size)
         if stat.S_ISREG(mode):
             return mode, hashlib.sha256(path.read_bytes()).hexdigest()
         return mode, os.readlink(path) if stat.S_ISLNK(mode) else ""
@@ -535,6 +543,11 @@ def shown_by_stand_in(name: str) -> bool:
 def shared() -> list[Attack]:
     """The attacks that one run makes together: none ends the process or hides what others do."""
     return [a for a in hostile_kernels.attacks().values() if not a.alone and not a.slow]
+
+
+def together() -> list[Attack]:
+    """These, and those that do nothing to a verifier that holds: it is attacked by all of them in one run."""
+    return [*shared(), *(a for a in hostile_kernels.attacks().values() if a.harmless_if_stopped)]
 
 
 def single() -> list[Attack]:

@@ -19,12 +19,17 @@ from pathlib import Path
 
 #: Seconds for the kernel.
 _LIMIT = 8.0
+#: In the place of llama.cpp's process: it ends when its link does, or says anything.
+_WORKER = "import os, sys; os.read(0, 1)"
 _LOADS = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 
 
 def main() -> None:
     kernel, report, cache = map(Path, sys.argv[1:4])
     ours, theirs = socket.socketpair()
+    link, workers = socket.socketpair()
+    worker = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WORKER, "stand_in"], stdin=workers)
+    workers.close()
     python = [sys.executable, "-I", "-S", "-B"]
     command = [*python, "-c", _LOADS, kernel] if kernel.suffix == ".so" else [*python, kernel]
     with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="gguf-verify-"):
@@ -42,7 +47,11 @@ def main() -> None:
     for library in sorted(p for p in cache.rglob("*.so") if "hostile" not in p.name):
         with contextlib.suppress(OSError):
             ctypes.CDLL(str(library))
-    report.write_text(json.dumps({"verdict": "mismatch", "exit_code": 1, "last": last}))
+    said = "" if worker.poll() is None else "llama.cpp died"
+    worker.kill()
+    worker.wait()
+    link.close()
+    report.write_text(json.dumps({"verdict": "mismatch", "exit_code": 1, "last": last, "said": said}))
     sys.stdout.flush()
     os._exit(1)
 

@@ -1,7 +1,8 @@
 """Runs a command, and tells what became of it and of every process that it started: `python -I -S warden.py SAID ASKED`.
 
 ASKED is a JSON file: "command", "environment", "folder", "stdout" and "stderr" (files), "pid" (a file that gets the
-command's number before it runs), and the limits "seconds", "processes" and "memory" (bytes). SAID gets the answer, the
+command's number before it runs), the limits "seconds", "processes" and "memory" (bytes), and "grace", the seconds that
+processes which were killed at the end of the run may take to go. SAID gets the answer, the
 fields of `tests.support.hostile.Watched`.
 
 The command leads a session with a terminal of its own. Its orphans become children of this process
@@ -25,8 +26,6 @@ import time
 _PR_SET_CHILD_SUBREAPER = 36
 #: Seconds between two looks at the processes.
 _LOOK = 0.05
-#: Processes that were killed at the end of the run may take so many seconds to go.
-_GRACE = 3.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -66,7 +65,7 @@ def descendants() -> dict[int, str]:
 
 
 def memory(pids: dict[int, str]) -> int:
-    """Bytes of memory that processes hold and share with no file."""
+    """Bytes of memory that processes hold and share with no file; pages that a fork shares count each time."""
     total = 0
     for pid in pids:
         fields = read(f"/proc/{pid}/statm").split()
@@ -74,39 +73,49 @@ def memory(pids: dict[int, str]) -> int:
     return total
 
 
-def unnamed(pids: dict[int, str]) -> int:
-    """Bytes on disk of files that processes hold open and that have no name: logs."""
-    sizes = {}
+def exact_memory(pids: dict[int, str]) -> int:
+    """The same, each page once."""
+    total = 0
+    for pid in pids:
+        lines = dict(line.split(b":", 1) for line in read(f"/proc/{pid}/smaps_rollup").splitlines() if b":" in line)
+        total += int(lines.get(b"Pss_Anon", b"0 kB").split()[0]) << 10
+    return total
+
+
+def unnamed(pids: dict[int, str]) -> tuple[int, int]:
+    """Bytes of files that processes hold open and that have no name: on disk (logs), and in memory."""
+    disk, held = {}, {}
     for pid in pids:
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     path = f"/proc/{pid}/fd/{fd}"
                     target = os.readlink(path)
-                    if target.endswith(" (deleted)") and not target.startswith(("/memfd:", "/dev/")):
+                    if target.endswith(" (deleted)") and not target.startswith("/dev/"):
                         found = os.stat(path)
-                        sizes[found.st_dev, found.st_ino] = 512 * found.st_blocks
-    return sum(sizes.values())
+                        kind = held if target.startswith("/memfd:") else disk
+                        kind[found.st_dev, found.st_ino] = 512 * found.st_blocks
+    return sum(disk.values()), sum(held.values())
 
 
 def kill_all() -> None:
     """Kill whatever is below this process, also what is being started meanwhile."""
     end = time.monotonic() + 20.0
-    while time.monotonic() < end:
+    while reap() and time.monotonic() < end:
         for pid in descendants():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        reap()
-        if not descendants():
-            return
-        time.sleep(0.002)
 
 
-def reap() -> None:
-    """Wait for every child that has ended."""
-    with contextlib.suppress(ChildProcessError):
+def reap() -> bool:
+    """Wait for every child that has ended; whether there are others. Only this is sure: a chain of processes, each of
+    which starts the next one and ends, can pass by whoever reads /proc, but each link becomes a child of this one."""
+    try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def start(asked: dict, terminal: int) -> int:  # type: ignore[type-arg]
@@ -164,8 +173,12 @@ class Watch:
                 if told not in said["stopped"]:
                     said["stopped"].append(told)
         said["most_processes"] = max(said["most_processes"], len(found))
-        said["most_memory"] = max(said["most_memory"], memory(found))
-        said["most_unnamed"] = max(said["most_unnamed"], unnamed(found))
+        disk, in_memory = unnamed(found)
+        held = memory(found) + in_memory
+        if held > self._asked["memory"]:
+            held = exact_memory(found) + in_memory
+        said["most_memory"] = max(said["most_memory"], held)
+        said["most_unnamed"] = max(said["most_unnamed"], disk)
         with contextlib.suppress(OSError):
             while said_there := os.read(self._terminal, 4096):
                 said["terminal"] = (said["terminal"] + said_there.decode(errors="replace"))[:10000]
@@ -196,13 +209,14 @@ def main() -> None:
             break
     if status is not None:
         watch.said["exit_code"] = os.waitstatus_to_exitcode(status)
-        end = time.monotonic() + _GRACE
-        while watch.look() and time.monotonic() < end:
-            reap()
-            time.sleep(0.01)
-    for left in descendants():
-        command = read(f"/proc/{left}/cmdline").replace(b"\0", b" ").decode(errors="replace")[:200]
-        watch.said["left"].append(f"{left}: {command}")
+        end = time.monotonic() + asked["grace"]
+        while (there := reap()) and time.monotonic() < end:
+            watch.look()
+            time.sleep(0.005)
+        if there:
+            for left in descendants() or [0]:
+                command = read(f"/proc/{left}/cmdline").replace(b"\0", b" ").decode(errors="replace")[:200]
+                watch.said["left"].append(f"{left}: {command}")
     kill_all()
     with open(said_file, "w") as f:
         json.dump(watch.said, f)

@@ -9,7 +9,7 @@ import platform
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 class Told(Exception):
     """What an attack tells the report by a message: the names of what worked."""
+
+
+def tell(what: str, worked: Sequence[str]) -> str:
+    """The words of such a message. They say "none" where nothing worked."""
+    return f"told: {what} {', '.join(worked) or 'none'}"
 
 
 class Targets:
@@ -47,6 +52,8 @@ class Targets:
     #: A shared library that forges a pass when a verifier loads it.
     forger: str
     root_file: str
+    #: Where the run's output goes.
+    outside: str
     bystander: dict[str, int]
     tcp4: int
     tcp6: int
@@ -169,10 +176,10 @@ class Attack:
         each: it is made in each call.
         exits: the exit codes that a run may end with.
         slow: it is left to `make test-all`.
-        oracle: it is made by the kernel's oracle when it is alone.
+        moments: when it is made in runs of its own: "call", "pack", "import" or "oracle".
+        harmless_if_stopped: where it is stopped, other attacks can follow in the same run.
         limit: seconds for a call.
         seconds: for the whole run, at most.
-        log: bytes of log and other files without a name that the run may hold.
     """
 
     name: str
@@ -187,6 +194,7 @@ class Attack:
     moments: tuple[str, ...]
     limit: float
     seconds: float
+    harmless_if_stopped: bool = False
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -195,6 +203,7 @@ ATTACKS: dict[str, Attack] = {}
 def attack(
     layer: str, seen: str, alone: bool = False, each: bool = False, exits: tuple[int, ...] = (1,), slow: bool = False,
     moments: tuple[str, ...] = ("call",), limit: float = 5.0, seconds: float = 90.0,
+    harmless_if_stopped: bool = False,
 ) -> Callable[[Callable[[Targets], object]], Callable[[Targets], object]]:  # fmt: skip
     """Register a function as an attack. The arguments are those of `Attack`."""
 
@@ -203,7 +212,7 @@ def attack(
         assert name not in ATTACKS, name
         tries = (function.__doc__ or "").strip().partition("\n")[0]
         ATTACKS[name] = Attack(
-            name, tries, function, layer, seen, alone, each, exits, slow, moments, limit, seconds
+            name, tries, function, layer, seen, alone, each, exits, slow, moments, limit, seconds, harmless_if_stopped
         )
         return function
 

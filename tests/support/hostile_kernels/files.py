@@ -109,7 +109,7 @@ def forges_by_headers(t: Targets) -> None:
         every([str(folder / f"hostile-{t.token}.so")], lambda p: Path(p).write_bytes(_forger(t)))
 
 
-@attack(_READ_ONLY, r"the report", alone=True, exits=(1, 3))
+@attack(_READ_ONLY, r"the report", alone=True, harmless_if_stopped=True, exits=(1, 3))
 def report_is_a_folder(t: Targets) -> None:
     """It makes a folder where the report is to be written, so that there is none."""
     with contextlib.suppress(OSError):
@@ -117,11 +117,13 @@ def report_is_a_folder(t: Targets) -> None:
     os.makedirs(f"{t.report}/full")
 
 
-@attack(_READ_ONLY, r"changed: home/victims/report_is_a_link", alone=True, exits=(1, 3))
+@attack(_READ_ONLY, r"changed: home/victims/report_is_a_link", alone=True, harmless_if_stopped=True, exits=(1, 3))
 def report_is_a_link(t: Targets) -> None:
     """It puts a link where the report is to be written, so that the verifier overwrites another file."""
     with contextlib.suppress(OSError):
         os.unlink(t.report)
+    with contextlib.suppress(OSError):
+        os.rmdir(t.report)
     os.symlink(t.victim("report_is_a_link"), t.report)
 
 
@@ -137,7 +139,7 @@ def forges_the_report_later(t: Targets) -> None:
     orphan(lambda: lasting(wait))
 
 
-@attack(_READ_ONLY, r"the report", alone=True, exits=(1, 3))
+@attack(_READ_ONLY, r"the report", alone=True, harmless_if_stopped=True, exits=(1, 3))
 def forges_the_report_now(t: Targets) -> None:
     """It writes a report that says "verified" and then holds up, so that whoever reads it early is deceived."""
     _overwrite(t.report, Path(t.honest).read_bytes())
@@ -145,7 +147,7 @@ def forges_the_report_now(t: Targets) -> None:
         f.write("the report says verified")
 
 
-@attack(_READ_ONLY, r"changed: work/model", alone=True, exits=(1, 3))
+@attack(_READ_ONLY, r"changed: work/model", alone=True, harmless_if_stopped=True, exits=(1, 3))
 def changes_the_model(t: Targets) -> None:
     """It writes into the model's file after it was read."""
     with open(t.model, "r+b") as f:

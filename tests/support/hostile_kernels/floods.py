@@ -21,7 +21,7 @@ def fills_memory(t: Targets) -> None:
     held = []
     with contextlib.suppress(MemoryError, OSError):
         for _ in range(_MEMORY >> 26):
-            part = mmap.mmap(-1, 1 << 26)
+            part = mmap.mmap(-1, 1 << 26, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             for at in range(0, 1 << 26, 4096):
                 part[at] = 1
             held.append(part)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import resource
@@ -12,7 +11,7 @@ import socket
 import stat
 from pathlib import Path
 
-from ._attack import Targets, Told, attack, call
+from ._attack import Targets, Told, attack, call, tell
 
 _FILTERED = "seccomp: calls that a kernel does not need fail with EPERM"
 _REFUSED = {errno.EPERM, errno.ENOSYS, errno.EACCES}
@@ -36,7 +35,7 @@ _FAMILIES = {"netlink": (16, 3, 0), "packet": (17, 3, 0), "vsock": (40, 1, 0), "
              "raw": (2, 3, 1), "bluetooth": (31, 3, 1)}  # fmt: skip
 
 
-@attack(_FILTERED, r"told: .*mount", alone=True)
+@attack(_FILTERED, r"told: .*mount", alone=True, slow=True)
 def calls_the_kernel(t: Targets) -> None:
     """It tries the calls of the operating system that sandboxes were broken by."""
     worked = []
@@ -51,23 +50,27 @@ def calls_the_kernel(t: Targets) -> None:
         with contextlib.suppress(OSError):
             socket.socket(*arguments).close()
             worked.append(f"socket {name}")
-    raise Told(f"told: calls {', '.join(worked) or 'none'}")
+    raise Told(tell("calls", worked))
 
 
-@attack("a launcher that passes three descriptors and the link", r"told: descriptors .*\bsecret", alone=True)
+@attack("a launcher that passes three descriptors and the link", r"told: descriptors (?!none)", alone=True, slow=True)
 def lists_descriptors(t: Targets) -> None:
     """It lists the descriptors that it inherited."""
-    found = []
+    found, sockets = [], 0
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             where = os.readlink(f"/proc/self/fd/{fd}")
-            if int(fd) > 2 and not where.startswith("/proc/") and fd not in __import__("sys").argv:
-                kind = "secret" if stat.S_ISREG(os.fstat(int(fd)).st_mode) else ""
-                found.append(f"{fd} {where} {kind}".strip())
-    raise Told(f"told: descriptors {', '.join(found) or 'none'}")
+            mode = os.fstat(int(fd)).st_mode
+            # the link is a socket, what it shares with the judge is memory
+            if int(fd) > 2 and not where.startswith(("/proc/", "/memfd:", "socket:")):
+                found.append(f"{fd} {where} {stat.filemode(mode)}")
+            sockets += stat.S_ISSOCK(mode)
+    if sockets > 1:
+        found.append(f"{sockets} sockets")
+    raise Told(tell("descriptors", found))
 
 
-@attack("an allow-list of variables for processes that are not ours", r"told: variables .*GITHUB_TOKEN", alone=True)
+@attack("an allow-list of variables for processes that are not ours", r"told: variables (?!none)", alone=True, slow=True)
 def lists_variables(t: Targets) -> None:
     """It looks for secrets among the variables of its own process and of the verifier."""
     found = set(os.environ)
@@ -76,10 +79,10 @@ def lists_variables(t: Targets) -> None:
             held = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             found |= {f"verifier's {v.partition(b'=')[0].decode()}" for v in held if v}
     secret = sorted(name for name in found if name.endswith(("TOKEN", "SECRET", "KEY", "PASSWORD", "_SOCK")))
-    raise Told(f"told: variables {', '.join(secret) or 'none'}")
+    raise Told(tell("variables", secret))
 
 
-@attack("hard limits, which only root can raise, and no capabilities", r"told: limits .*raised", alone=True)
+@attack("hard limits, which only root can raise, and no capabilities", r"told: limits (?!none)", alone=True, slow=True)
 def raises_its_limits(t: Targets) -> None:
     """It takes back the limits that it was given, and uses the rights of root."""
     worked = []
@@ -87,7 +90,6 @@ def raises_its_limits(t: Targets) -> None:
         number = getattr(resource, name)
         _, hard = resource.getrlimit(number)
         if hard == resource.RLIM_INFINITY:
-            worked.append(f"{name} is unlimited")
             continue
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(number, (hard, hard + 1))
@@ -97,10 +99,10 @@ def raises_its_limits(t: Targets) -> None:
         worked.append(f"raised: capabilities {status['CapEff']}")
     if status.get("NoNewPrivs") != "1":
         worked.append("new privileges")
-    raise Told(f"told: limits {', '.join(worked) or 'none'}")
+    raise Told(tell("limits", worked))
 
 
-@attack("a read-only view of the file system", r"told: devices .*raised|told: devices .*\w", alone=True, slow=True)
+@attack("a read-only view of the file system", r"told: devices (?!none)", alone=True, slow=True)
 def opens_devices(t: Targets) -> None:
     """It opens what the operating system's kernel shows as files, to write."""
     worked = []
@@ -109,5 +111,17 @@ def opens_devices(t: Targets) -> None:
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_WRONLY))  # opened, and nothing is written
             worked.append(path)
-    ctypes.set_errno(0)
-    raise Told(f"told: devices {', '.join(worked) or 'none'}")
+    raise Told(tell("devices", worked))
+
+
+@attack("the layers of each", r"told: (?!nothing)", alone=True)
+def tells_what_it_may(t: Targets) -> None:
+    """It tells which of these gave it something."""
+    worked = []
+    for tries in (lists_descriptors, lists_variables, raises_its_limits, calls_the_kernel):
+        try:
+            tries(t)
+        except Told as told:
+            if not str(told).endswith("none"):
+                worked.append(str(told).removeprefix("told: ")[:70])
+    raise Told("told: nothing" if not worked else tell("of", worked))

@@ -87,13 +87,13 @@ def _redirects(t: Targets, write: object) -> None:
                         at = held.find(name, at + 1)
 
 
-@attack(_NO_SIGHT, r"the report|appeared: work/forged.json", alone=True)
+@attack(_NO_SIGHT, r"the report|appeared: work/forged.json", alone=True, harmless_if_stopped=True)
 def redirects_the_report(t: Targets) -> None:
     """It overwrites the report's name in the verifier's memory by /proc/PID/mem, so that another file is written."""
     _redirects(t, _by_file)
 
 
-@attack(_NO_SIGHT, r"the report|appeared: work/forged.json", alone=True, slow=True)
+@attack(_NO_SIGHT, r"the report|appeared: work/forged.json", alone=True, harmless_if_stopped=True, slow=True)
 def redirects_the_report_by_call(t: Targets) -> None:
     """It overwrites the report's name in the verifier's memory by process_vm_writev."""
     _redirects(t, _by_call)
@@ -115,7 +115,7 @@ def changes_limits_of_others(t: Targets) -> None:
     every([t.bystander["pid"]], lambda pid: resource.prlimit(pid, resource.RLIMIT_FSIZE, (7, 7)))
 
 
-@attack(f"{_NO_SIGHT}; seccomp (prlimit64 of another process)", r"the report", alone=True)
+@attack(f"{_NO_SIGHT}; seccomp (prlimit64 of another process)", r"the report", alone=True, harmless_if_stopped=True)
 def forbids_the_report(t: Targets) -> None:
     """It limits the size of the verifier's files to nothing, so that it cannot write the report."""
     import resource
@@ -145,7 +145,7 @@ def steals_descriptors(t: Targets) -> None:
     os.write(handle, b"stolen")
 
 
-@attack(_NO_SIGHT, r"forged words", alone=True)
+@attack(_NO_SIGHT, r"forged words", alone=True, harmless_if_stopped=True)
 def forges_output(t: Targets) -> None:
     """It writes a verdict into every file and pipe that the verifier holds, its standard output too."""
 
@@ -156,18 +156,17 @@ def forges_output(t: Targets) -> None:
         finally:
             os.close(handle)
 
-    own = [t.cache, t.tmp, t.home, t.work, "pipe:", "socket:"]
     for pid in t.ancestors():
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     where = os.readlink(f"/proc/{pid}/fd/{fd}")
-                    # nothing but what the test made, or what has no name
-                    if "(deleted)" in where or any(where.startswith(o) for o in own) or t.token in where:
+                    # what the test made, or what has no name
+                    if "(deleted)" in where or where.startswith(("pipe:", f"{t.outside}/")):
                         write(f"/proc/{pid}/fd/{fd}")
 
 
-@attack(_NO_SIGHT, r"the report|stopped", alone=True, exits=(1, 3), slow=True)
+@attack(_NO_SIGHT, r"llama.cpp died", alone=True, exits=(1, 3), slow=True)
 def breaks_the_links_of_others(t: Targets) -> None:
     """It takes every socket of the verifier by pidfd_getfd, and sends garbage to llama.cpp's process as if it were the
     verifier."""

@@ -58,7 +58,7 @@ def respawns(t: Targets) -> None:
     orphan(again)
 
 
-@attack(f"{_ENDS}; a deadline for the answer, not for its next byte", r"left:|over", alone=True, exits=(1,))
+@attack(f"{_ENDS}; a deadline for the answer, not for its next byte", r"left:|over", alone=True, limit=1.0)
 def holds_the_link_open(t: Targets) -> None:
     """It ends, and a child of its keeps every descriptor open, so that nobody sees the end."""
     if os.fork() == 0:

@@ -56,26 +56,26 @@ def _verifier(t: Targets, number: int) -> None:
     every(t.ancestors(), lambda pid: os.kill(pid, number))
 
 
-@attack(_SCOPED, r"the report", alone=True)
+@attack(_SCOPED, r"the report", alone=True, harmless_if_stopped=True)
 def kills_the_verifier(t: Targets) -> None:
     """It kills the processes above it."""
     _verifier(t, signal.SIGKILL)
 
 
-@attack(_SCOPED, r"stopped", alone=True)
+@attack(_SCOPED, r"stopped", alone=True, harmless_if_stopped=True)
 def stops_the_verifier(t: Targets) -> None:
     """It stops the processes above it."""
     _verifier(t, signal.SIGSTOP)
 
 
-@attack(_SCOPED, r"the report|exit code", alone=True)
+@attack(_SCOPED, r"the report|exit code", alone=True, harmless_if_stopped=True)
 def ends_the_verifier(t: Targets) -> None:
     """It sends the processes above it the signals that end programs, one after the other."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM, signal.SIGXCPU):
         _verifier(t, number)
 
 
-@attack(_SCOPED, r"exit code|the report", alone=True)
+@attack(_SCOPED, r"exit code|the report", alone=True, harmless_if_stopped=True)
 def interrupts_the_verifier(t: Targets) -> None:
     """It sends the processes above it what Ctrl-C sends."""
     _verifier(t, signal.SIGINT)
@@ -89,13 +89,13 @@ def kills_its_group(t: Targets) -> None:
         os.kill(0, signal.SIGKILL)
 
 
-@attack(f"{_SCOPED}; a session of its own", r"stopped", alone=True, slow=True)
+@attack(f"{_SCOPED}; a session of its own", r"stopped", alone=True, harmless_if_stopped=True, slow=True)
 def stops_its_group(t: Targets) -> None:
     """It stops the verifier's process group."""
     every([t.root], lambda group: os.killpg(group, signal.SIGSTOP))
 
 
-@attack("a PID namespace; else Landlock's scope of signals", r"nothing: it is not made elsewhere", alone=True, slow=True)
+@attack("a PID namespace; else Landlock's scope of signals", r"", alone=True, slow=True)
 def kills_everybody(t: Targets) -> None:
     """It kills every process that it may, where a PID namespace proves that these are its own."""
     if t.contained:
