@@ -1,7 +1,7 @@
 """Fixtures that several tiers share, the tiers' markers, and the line that says what was skipped.
 
 The tiers are folders: `unit` starts no llama.cpp and takes less than a minute; `reference` compares results with
-llama.cpp, with exact arithmetic or with NumPy; `rungs` verifies whole models; `gpu` needs a CUDA device; `meta` tests
+llama.cpp, with exact arithmetic or with NumPy; `rungs` verifies whole models; `fortress` attacks the verifier; `gpu` needs a CUDA device; `meta` tests
 the measures of the verifier itself. Within each tier tests lie as the package does.
 """
 
@@ -19,7 +19,7 @@ from tests.support import corpus, needs
 from tests.support.blocks_by_hand import Make
 
 #: In the order in which they run: files of many short tests last, so that parallel runs end together.
-TIERS = ("rungs", "meta", "reference", "gpu", "unit")
+TIERS = ("rungs", "fortress", "meta", "reference", "gpu", "unit")
 
 #: Tests that only `make test-all` runs, because they are long and a shorter one proves the same mechanism: ids, or the
 #: parts of ids before their parameters.

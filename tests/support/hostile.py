@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
+
 from gguf_verify.hosts.compiler import compiler
 
 from . import hostile_kernels
@@ -34,7 +36,6 @@ from .project_copy import ProjectCopy
 from .tools import FIXTURES, ROOT
 
 WARDEN, BYSTANDER, STAND_IN = (ROOT / "tests" / "support" / f"{name}.py" for name in ("warden", "bystander", "stand_in"))
-MODEL = FIXTURES / "tiny-Q4_0.gguf"
 #: What a run may hold in logs and in other files without a name.
 MOST_LOG = 64 << 20
 #: What a run may hold in memory before it is ended: far more than an honest one takes.
@@ -48,6 +49,8 @@ SECRETS = {
 _EXIT_USAGE = 2
 #: No file of a test is larger.
 _MOST_FILE = 32 << 20
+#: The options that confine what is not ours.
+SANDBOX: tuple[str, ...] = ()
 _INTERNAL = re.compile(r"Traceback|[Ii]nternal error")
 
 Snapshot = dict[str, tuple[int, str]]
@@ -121,11 +124,6 @@ class Ground:
         return self.folder / "project"
 
     @property
-    def possessed(self) -> Path:
-        """A copy of the project whose process of llama.cpp is taken over."""
-        return self.folder / "possessed"
-
-    @property
     def cache(self) -> Path:
         return self.folder / "cache"
 
@@ -138,36 +136,49 @@ class Ground:
     def forger(self) -> Path:
         return self.folder / "forger.so"
 
+    @property
+    def model(self) -> Path:
+        """Most of its matrices are of a foreign kernel's type, and one is of floats, for which the verifier loads a
+        library of its own."""
+        return self.folder / "model.gguf"
+
     def _make(self) -> None:
         ProjectCopy(self.project)
-        ProjectCopy(self.possessed)
-        worker = self.possessed / "harness" / "gguf_verify" / "llama" / "worker" / "__main__.py"
-        text = worker.read_text()
-        assert 'if __name__ == "__main__":' in text
-        worker.write_text(
-            text.replace('if __name__ == "__main__":', f'{_POSSESSION}\n\nif __name__ == "__main__":\n    possessed()')
-        )
+        _write_mixed(self.model)
         source = HERE / "forger.cpp"
         subprocess.run([compiler(), "-O1", "-shared", "-fPIC", "-o", self.forger, source], check=True)
-        for example in ("numpy_q4_0.py", "cuda_q4_0.cu"):
-            report = self.folder / "first.json"
-            done = subprocess.run(
-                command(MODEL, f"{ROOT / 'examples' / example}:gemm", report), check=False, capture_output=True, text=True,
-                env={**os.environ, "PYTHONPATH": str(self.project / "harness"), "XDG_CACHE_HOME": str(self.cache)},
-            )  # fmt: skip
-            assert done.returncode == 0, done.stdout + done.stderr
-        for project in (self.project, self.possessed):  # the bytecode of all, so that no run writes any
-            subprocess.run([sys.executable, "-m", "compileall", "-q", project / "harness"], check=True)
+        # the bytecode of all, so that no run writes any
+        subprocess.run([sys.executable, "-m", "compileall", "-q", self.project / "harness"], check=True)
+        report = self.folder / "first.json"
+        self._verify(ROOT / "examples" / "numpy_q4_0.py", report, 0)
         report.rename(self.honest)
 
+    def warm(self) -> None:
+        """Compile what each run compiles that judges a wrong kernel in CUDA C++, too."""
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            report = self.folder / "warm.json"
+            if not report.exists():
+                self._verify(HERE / "peaceful.cu", report, 1)
 
-#: What a taken-over worker does first. Attacks are beside targets.json, which lies where the run works.
+    def _verify(self, kernel: Path, report: Path, code: int) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(self.project / "harness"), "XDG_CACHE_HOME": str(self.cache)}
+        run = command(self.model, f"{kernel}:gemm", report)
+        done = subprocess.run(run, check=False, capture_output=True, text=True, env=environment)
+        assert done.returncode == code, done.stdout + done.stderr
+
+
+#: What a process that is taken over does first.
 _POSSESSION = """
 def possessed() -> None:
-    import os
-    sys.path.insert(0, os.getcwd())
+    import sys
+    sys.path.insert(0, {work!r})
     from hostile_kernels._attack import Attacker
-    Attacker(os.path.join(os.getcwd(), "kernel.py")).make("worker")
+    Attacker({work!r} + "/kernel.py").make("worker")
+
+
+if __name__ == "__main__":
+    possessed()
 """
 
 _KERNEL = """\
@@ -186,10 +197,28 @@ else:
 
 def command(model: Path, kernel: str, report: Path, *more: str) -> list[str]:
     """The command line of a short verification. Options that come again take the place of those before."""
-    short = ["--host", "cpu", "--rungs", "blocks", "--probes", "brief", "--tensor", "blk.0.attn_q"]
+    short = ["--host", "cpu", "--rungs", "blocks", "--probes", "brief", "--tensor", "blk.0.attn_[qk]"]
     limits = ["-t", "1", "--time-limit", "30", "--kernel-time-limit", "5"]
     run = [sys.executable, "-P", "-m", "gguf_verify", str(model), "--kernel", kernel, *short, *limits]
     return [*run, "--json", str(report), *more]
+
+
+def _write_mixed(path: Path) -> None:
+    """The fixture of Q4_0, with blk.0.attn_k.weight in F16."""
+    quantized, floats = (gguf.GGUFReader(FIXTURES / f"tiny-{name}.gguf") for name in ("Q4_0", "F16"))
+    writer = gguf.GGUFWriter(path, "llama")
+    for field in quantized.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            element = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], element)
+    for tensor in quantized.tensors:
+        if tensor.name == "blk.0.attn_k.weight":
+            tensor = next(other for other in floats.tensors if other.name == tensor.name)
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 class Bystander:
@@ -271,23 +300,29 @@ class Arena:
 
     Args:
         folder: where it is made; it must not exist.
-        project: the copy of the project of which the run gets another one; the ground's by default.
+        possessed: a module of the package that is taken over, as llama.cpp's process might be by a file: it makes the
+            attacks whose moment is "worker" before it does its work.
     """
 
-    def __init__(self, ground: Ground, folder: Path, project: Path | None = None) -> None:
+    def __init__(self, ground: Ground, folder: Path, possessed: str = "") -> None:
         self.ground, self.folder, self.token = ground, folder, secrets.token_hex(6)
         self.project = folder / "project"
-        shutil.copytree(project or ground.project, self.project, symlinks=True)
+        shutil.copytree(ground.project, self.project, symlinks=True)
         for name in ("home/victims", "home/.ssh", "tmp", "work", "outside"):
             (folder / name).mkdir(parents=True)
         self.home, self.cache, self.tmp, self.work = (folder / n for n in ("home", "cache", "tmp", "work"))
         shutil.copytree(ground.cache, self.cache)
         self.model, self.report = self.work / "model.gguf", self.work / "report.json"
-        shutil.copyfile(MODEL, self.model)
+        shutil.copyfile(ground.model, self.model)
         (self.tmp / "somebody.txt").write_text("of another program\n")
         (self.home / ".ssh" / "authorized_keys").write_text("of the user\n")
-        shutil.copytree(HERE, self.work / "hostile_kernels", ignore=shutil.ignore_patterns("__pycache__", "*.cu", "*.cpp"))
+        shutil.copytree(HERE, self.work / "hostile_kernels", ignore=shutil.ignore_patterns("__pycache__", "*.c*", "*.hpp"))
         (self.work / "kernel.py").write_text(_KERNEL)
+        if possessed:
+            module = self.project / "harness" / "gguf_verify" / possessed
+            head, main, tail = module.read_text().rpartition('if __name__ == "__main__":\n')
+            assert main
+            module.write_text(head + _POSSESSION.format(work=str(self.work)).lstrip("\n") + tail)
         self._bystander, self._listeners = Bystander(), Listeners(self.home, self.token)
         self._forger = folder / "outside" / "forger.so"
         self._write_forger()
@@ -348,30 +383,42 @@ class Arena:
 
     # ---- a run -------------------------------------------------------------------------------------------------------
 
-    def run(self, attacks: Iterable[Attack], moment: str = "call", *more: str, kernel: str = "") -> Outcome:
+    def run(
+        self, attacks: Iterable[Attack], moment: str = "call", *more: str, kernel: str = "",
+        exits: Iterable[int] | None = None,
+    ) -> Outcome:  # fmt: skip
         """Verify a kernel that makes these attacks at a moment.
 
         Args:
             more: further options.
             kernel: the kernel, where it is none in Python that makes the attacks.
+            exits: the exit codes that are right; by default those of the attacks.
         """
         made = list(attacks)
         limits = ["--kernel-time-limit", f"{min((a.limit for a in made), default=5.0):g}"]
-        run = command(self.model, kernel or f"{self.work / 'kernel.py'}:gemm", self.report, *limits, *more)
-        return self._watched(run, made, moment)
+        run = command(self.model, kernel or f"{self.work / 'kernel.py'}:gemm", self.report, *limits, *SANDBOX, *more)
+        return self.watch(run, made, moment, exits)
 
     def run_source(self, name: str, *more: str) -> Outcome:
         """Verify a kernel in CUDA C++ that attacks."""
+        self.ground.warm()
+        shutil.rmtree(self.cache)
+        shutil.copytree(self.ground.cache, self.cache)
         about = of_source(name)
         shutil.copyfile(sources()[name], self.work / f"{name}.cu")
         limits = ["--kernel-time-limit", f"{about.limit:g}", *more]
-        run = command(self.model, f"{self.work / name}.cu:gemm", self.report, *limits)
-        return self._watched(run, [about], "never")
+        run = command(self.model, f"{self.work / name}.cu:gemm", self.report, *limits, *SANDBOX)
+        return self.watch(run, [about], "never")
+
+    def audit(self, attacks: Iterable[Attack], *more: str) -> Outcome:
+        """Audit the model, whose readers may be taken over."""
+        run = [sys.executable, "-P", "-m", "gguf_verify", "audit", str(self.model), "--json", str(self.report)]
+        return self.watch([*run, *SANDBOX, *more], list(attacks), "worker", (0, 1, 3, 5))
 
     def unprotected(self, attacks: Iterable[Attack]) -> Outcome:
         """The same attacks on a verifier that protects itself in no way: they must be seen."""
         run = [sys.executable, "-I", "-S", "-B", str(STAND_IN), str(self.work / "kernel.py"), str(self.report), str(self.cache)]
-        return self._watched(run, list(attacks), "call", grace=0.1)
+        return self.watch(run, list(attacks), "call", grace=0.1)
 
     def unprotected_source(self, name: str) -> Outcome:
         """The same for a kernel in CUDA C++: the stand-in loads its library."""
@@ -381,9 +428,19 @@ class Arena:
         library = self.work / f"{name}.so"
         subprocess.run([compiler(), *words, "-shared", "-fPIC", self.work / f"{name}.cpp", "-o", library], check=True)
         run = [sys.executable, "-I", "-S", "-B", str(STAND_IN), str(library), str(self.report), str(self.cache)]
-        return self._watched(run, [of_source(name)], "never", grace=0.1)
+        return self.watch(run, [of_source(name)], "never", grace=0.1)
 
-    def _watched(self, run: list[str], attacks: Sequence[Attack], moment: str, grace: float = 5.0) -> Outcome:
+    def watch(
+        self, run: list[str], attacks: Sequence[Attack], moment: str, exits: Iterable[int] | None = None,
+        grace: float = 5.0, seconds: float | None = None,
+    ) -> Outcome:  # fmt: skip
+        """Run a command line and say what is seen of it.
+
+        Args:
+            exits: as `run` has them.
+            grace: seconds that killed processes may take to go after the run's end.
+            seconds: for the whole run; by default what the attacks say.
+        """
         for name in (*VICTIMS, *(a.name for a in attacks)):
             (self.home / "victims" / name).write_text("of the user\n")
         (self.work / "targets.json").write_text(json.dumps(self._targets([a.name for a in attacks], moment)))
@@ -391,7 +448,7 @@ class Arena:
         asked = {
             "command": run, "environment": self._environment(), "folder": str(self.work), "stdout": str(self._said("out")),
             "stderr": str(self._said("err")), "pid": str(self.root_file),
-            "seconds": max((a.seconds for a in attacks), default=60), "grace": grace, "processes": MOST_PROCESSES, "memory": MOST_MEMORY,
+            "seconds": seconds or max((a.seconds for a in attacks), default=60.0), "grace": grace, "processes": MOST_PROCESSES, "memory": MOST_MEMORY,
         }  # fmt: skip
         self._said("asked").write_text(json.dumps(asked))
         before = self._snapshot()
@@ -399,13 +456,14 @@ class Arena:
         with subprocess.Popen(warden, stdin=subprocess.PIPE) as process:  # its input ends with this process
             process.wait()
         watched = Watched(**json.loads(self._said("watched").read_text()))
+        assert watched.exit_code != 127, self._said("err").read_text()
         stdout, stderr = (self._said(name).read_text(errors="replace") for name in ("out", "err"))
         report = self._read_report()
-        exits = {code for a in attacks for code in a.exits}
+        right = set(exits) if exits is not None else {code for a in attacks for code in a.exits}
         told = re.findall(r"told: [^\";]*", json.dumps(report or {}))
         breaches = [
             *(f"{a.name}: {t}" for a in attacks for t in told if a.seen.startswith("told") and re.search(a.seen, t)),
-            *self._of_verdict(watched, report, stderr, exits), *self._of_processes(watched),
+            *self._of_verdict(watched, report, stderr, right), *self._of_processes(watched),
             *self._of_files(before, self._snapshot()), *self._outside(),
             *(f"bystander: {harm}" for harm in self._bystander.harm()),
             *(f"reached: {name}" for name in self._listeners.reached()),
@@ -442,7 +500,7 @@ class Arena:
     def _of_verdict(watched: Watched, report: dict[str, Any] | None, stderr: str, exits: set[int]) -> list[str]:
         found = []
         code = watched.exit_code
-        if code == 0:
+        if code == 0 and 0 not in exits:
             found.append("forged: exit code 0")
         elif code not in exits:
             found.append(f"exit code {code}")
@@ -450,7 +508,7 @@ class Arena:
             # a kernel that cannot be started is an error of usage: one line, and no report
             if code != _EXIT_USAGE or len(re.findall(r"^gguf-verify: ", stderr, re.M)) != 1:
                 found.append("the report is missing")
-        elif report.get("verdict") in ("verified", None) or report.get("exit_code") != code:
+        elif (report.get("verdict") in ("verified", None) and 0 not in exits) or report.get("exit_code") != code:
             found.append(f"the report says {report.get('verdict')!r} and exit code {report.get('exit_code')}")
         if match := _INTERNAL.search(stderr):
             found.append(f"an internal error: {stderr[match.start() :][:300]!r}")
@@ -551,5 +609,5 @@ def together() -> list[Attack]:
 
 
 def single() -> list[Attack]:
-    """The attacks that get runs of their own."""
+    """The attacks that get runs of their own, too."""
     return [a for a in hostile_kernels.attacks().values() if a.alone or a.slow]

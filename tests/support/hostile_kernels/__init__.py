@@ -25,7 +25,8 @@ def attacks() -> dict[str, Attack]:
 
 def sources() -> dict[str, Path]:
     """Every attack in CUDA C++ by its name."""
-    return {path.stem: path for path in sorted(HERE.glob("*.cu"))}
+    found = {path.stem: path for path in sorted(HERE.glob("*.cu"))}
+    return {name: path for name, path in found.items() if "// [attack]" in path.read_text()}
 
 
 __all__ = ["HERE", "Attack", "attacks", "sources"]
