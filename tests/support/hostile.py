@@ -153,17 +153,23 @@ class Ground:
         self._verify(ROOT / "examples" / "numpy_q4_0.py", report, 0)
         report.rename(self.honest)
 
-    def warm(self) -> None:
-        """Compile what each run compiles that judges a wrong kernel in CUDA C++, too."""
+    def warm(self, what: str) -> None:
+        """Compile what runs on wrong kernels in CUDA C++ ("cuda"), or audits ("audit"), compile beside the rest, too."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            report = self.folder / "warm.json"
-            if not report.exists():
+            report = self.folder / f"{what}.json"
+            if report.exists():
+                return
+            if what == "cuda":
                 self._verify(HERE / "peaceful.cu", report, 1)
+            else:
+                self._run(audit_command(self.model, report), 0)
 
     def _verify(self, kernel: Path, report: Path, code: int) -> None:
+        self._run(command(self.model, f"{kernel}:gemm", report), code)
+
+    def _run(self, run: list[str], code: int) -> None:
         environment = {**os.environ, "PYTHONPATH": str(self.project / "harness"), "XDG_CACHE_HOME": str(self.cache)}
-        run = command(self.model, f"{kernel}:gemm", report)
         done = subprocess.run(run, check=False, capture_output=True, text=True, env=environment)
         assert done.returncode == code, done.stdout + done.stderr
 
@@ -181,11 +187,12 @@ if __name__ == "__main__":
     possessed()
 """
 
-_KERNEL = """\
+KERNEL = """\
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = here, os.path.dirname(here)
 from hostile_kernels._attack import Attacker, declared
 
 if __name__ == "__main__":
@@ -201,6 +208,11 @@ def command(model: Path, kernel: str, report: Path, *more: str) -> list[str]:
     limits = ["-t", "1", "--time-limit", "30", "--kernel-time-limit", "5"]
     run = [sys.executable, "-P", "-m", "gguf_verify", str(model), "--kernel", kernel, *short, *limits]
     return [*run, "--json", str(report), *more]
+
+
+def audit_command(model: Path, report: Path) -> list[str]:
+    """The command line of an audit."""
+    return [sys.executable, "-P", "-m", "gguf_verify", "audit", str(model), "--json", str(report)]
 
 
 def _write_mixed(path: Path) -> None:
@@ -317,7 +329,7 @@ class Arena:
         (self.tmp / "somebody.txt").write_text("of another program\n")
         (self.home / ".ssh" / "authorized_keys").write_text("of the user\n")
         shutil.copytree(HERE, self.work / "hostile_kernels", ignore=shutil.ignore_patterns("__pycache__", "*.c*", "*.hpp"))
-        (self.work / "kernel.py").write_text(_KERNEL)
+        (self.work / "kernel.py").write_text(KERNEL)
         if possessed:
             module = self.project / "harness" / "gguf_verify" / possessed
             head, main, tail = module.read_text().rpartition('if __name__ == "__main__":\n')
@@ -351,7 +363,7 @@ class Arena:
             content = content[:at] + text.ljust(512, b"\0") + content[at + 512 :]
         self._forger.write_bytes(content)
 
-    def _targets(self, attacks: Sequence[str], moment: str) -> dict[str, Any]:
+    def targets(self, attacks: Sequence[str], moment: str) -> dict[str, Any]:
         paths = {name: str(getattr(self, name)) for name in ("home", "cache", "tmp", "work", "project", "model", "report")}
         return {
             **paths, "token": self.token, "attacks": list(attacks), "moment": moment, "honest": str(self.ground.honest),
@@ -401,9 +413,7 @@ class Arena:
 
     def run_source(self, name: str, *more: str) -> Outcome:
         """Verify a kernel in CUDA C++ that attacks."""
-        self.ground.warm()
-        shutil.rmtree(self.cache)
-        shutil.copytree(self.ground.cache, self.cache)
+        self._warm("cuda")
         about = of_source(name)
         shutil.copyfile(sources()[name], self.work / f"{name}.cu")
         limits = ["--kernel-time-limit", f"{about.limit:g}", *more]
@@ -412,8 +422,14 @@ class Arena:
 
     def audit(self, attacks: Iterable[Attack], *more: str) -> Outcome:
         """Audit the model, whose readers may be taken over."""
-        run = [sys.executable, "-P", "-m", "gguf_verify", "audit", str(self.model), "--json", str(self.report)]
+        self._warm("audit")
+        run = audit_command(self.model, self.report)
         return self.watch([*run, *SANDBOX, *more], list(attacks), "worker", (0, 1, 3, 5))
+
+    def _warm(self, what: str) -> None:
+        self.ground.warm(what)
+        shutil.rmtree(self.cache)
+        shutil.copytree(self.ground.cache, self.cache)
 
     def unprotected(self, attacks: Iterable[Attack]) -> Outcome:
         """The same attacks on a verifier that protects itself in no way: they must be seen."""
@@ -443,21 +459,21 @@ class Arena:
         """
         for name in (*VICTIMS, *(a.name for a in attacks)):
             (self.home / "victims" / name).write_text("of the user\n")
-        (self.work / "targets.json").write_text(json.dumps(self._targets([a.name for a in attacks], moment)))
+        (self.work / "targets.json").write_text(json.dumps(self.targets([a.name for a in attacks], moment)))
         self._write_header()
         asked = {
-            "command": run, "environment": self._environment(), "folder": str(self.work), "stdout": str(self._said("out")),
-            "stderr": str(self._said("err")), "pid": str(self.root_file),
+            "command": run, "environment": self._environment(), "folder": str(self.work), "stdout": str(self.said("out")),
+            "stderr": str(self.said("err")), "pid": str(self.root_file),
             "seconds": seconds or max((a.seconds for a in attacks), default=60.0), "grace": grace, "processes": MOST_PROCESSES, "memory": MOST_MEMORY,
         }  # fmt: skip
-        self._said("asked").write_text(json.dumps(asked))
+        self.said("asked").write_text(json.dumps(asked))
         before = self._snapshot()
-        warden = [sys.executable, "-I", "-S", str(WARDEN), str(self._said("watched")), str(self._said("asked"))]
+        warden = [sys.executable, "-I", "-S", str(WARDEN), str(self.said("watched")), str(self.said("asked"))]
         with subprocess.Popen(warden, stdin=subprocess.PIPE) as process:  # its input ends with this process
             process.wait()
-        watched = Watched(**json.loads(self._said("watched").read_text()))
-        assert watched.exit_code != 127, self._said("err").read_text()
-        stdout, stderr = (self._said(name).read_text(errors="replace") for name in ("out", "err"))
+        watched = Watched(**json.loads(self.said("watched").read_text()))
+        assert watched.exit_code != 127, self.said("err").read_text()
+        stdout, stderr = (self.said(name).read_text(errors="replace") for name in ("out", "err"))
         report = self._read_report()
         right = set(exits) if exits is not None else {code for a in attacks for code in a.exits}
         told = re.findall(r"told: [^\";]*", json.dumps(report or {}))
@@ -472,7 +488,7 @@ class Arena:
             breaches.append("forged words in the verifier's output")
         return Outcome(watched, breaches, report, stdout, stderr)
 
-    def _said(self, name: str) -> Path:
+    def said(self, name: str) -> Path:
         return self.folder / "outside" / name
 
     def _environment(self) -> dict[str, str]:
