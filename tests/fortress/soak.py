@@ -2,9 +2,9 @@
 
     python -m tests.fortress.soak --count 200 --seconds 600
 
-runs so many in one process through the Python API, then so many through the command line, each kind for at most so long,
-and prints what is left, and the memory and open descriptors of the verifier's process at the start, in the middle and at
-the end. The exit code is 1 where anything is left or grows, or where the time does not suffice.
+runs so many in one process through the Python API, then so many through the command line, each kind for at most so
+long, and prints what is left, and the memory and open descriptors of the verifier's process at the start, in the middle
+and at the end. The exit code is 1 where anything is left or grows, or where the time does not suffice.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.hostile import SANDBOX, Arena, Attack, Ground, shared, single
 from tests.support.hostile import KERNEL as TEXT
+from tests.support.hostile import SANDBOX, Arena, Attack, Ground, shared, single
 from tests.support.hostile_kernels import attacks
 
 #: Runs before the first look: what is loaded and compiled once is there then.
@@ -33,7 +33,8 @@ _LEFT_OUT = frozenset({"fills_memory", "fills_shared_memory", "fills_the_disk", 
 #: Of each kind one, for a short soak.
 SHORT = (
     "leaves_silently", "leaves_orphans", "respawns", "holds_the_link_open", "sends_garbage_5", "sends_garbage_2",
-    "writes_everywhere", "forges_by_last_words", "sends_descriptors", "closes_everything", "litters", "kills_the_others",
+    "writes_everywhere", "forges_by_last_words", "sends_descriptors", "closes_everything", "litters",
+    "kills_the_others",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""The process of a soak: `python soak_process.py ASKED SAID` verifies one kernel after the other through the Python API.
+"""The process of a soak: `python soak_process.py ASKED SAID` verifies one kernel after the other through Python.
 
-ASKED and SAID are JSON files; `soak.py` writes and reads them. Like the command line it ends with a report and exit code
-1, so that what is seen of any run is seen of this one.
+ASKED and SAID are JSON files; `soak.py` writes and reads them. Like the command line it ends with a report and exit
+code 1, so that what is seen of any run is seen of this one.
 """
 
 from __future__ import annotations

@@ -16,10 +16,14 @@ def _each() -> list[object]:
     return [
         pytest.param(
             attack, moment, id=f"{attack.name}-{moment}",
-            marks=[pytest.mark.slow] if attack.slow or attack.harmless_if_stopped or moment != attack.moments[0] else [],
+            marks=[pytest.mark.slow] if _is_slow(attack, moment) else [],
         )
         for attack in single() for moment in attack.moments
     ]  # fmt: skip
+
+
+def _is_slow(attack: Attack, moment: str) -> bool:
+    return attack.slow or attack.harmless_if_stopped or moment != attack.moments[0]
 
 
 def test_a_wrong_kernel_that_attacks_nobody(arena: Arena) -> None:

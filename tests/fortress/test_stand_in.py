@@ -11,8 +11,8 @@ from tests.support.hostile_kernels import sources
 
 #: Of each kind one: `make test-all` runs the others.
 _QUICK = {
-    "forges_by_the_cache", "redirects_the_report", "kills_the_verifier", "stops_the_verifier", "floods_the_log", "respawns",
-    "tells_what_it_may", "changes_the_model",
+    "forges_by_the_cache", "redirects_the_report", "kills_the_verifier", "stops_the_verifier", "floods_the_log",
+    "respawns", "tells_what_it_may", "changes_the_model",
 }  # fmt: skip
 
 
@@ -36,11 +36,14 @@ def test_an_attack_is_seen(arena: Arena, attack: Attack) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == "native" else [pytest.mark.slow]) for n in sources() if shown_by_stand_in(n)]
+    "name",
+    [pytest.param(n, marks=[] if n == "native" else [pytest.mark.slow]) for n in sources() if shown_by_stand_in(n)],
 )
 def test_an_attack_in_cuda_is_seen(arena: Arena, name: str) -> None:
     outcome = arena.unprotected_source(name)
-    assert re.search("bystander: signal: 10" if name == "native" else "changed: home", outcome.told), outcome.described()
+    assert re.search("bystander: signal: 10" if name == "native" else "changed: home", outcome.told), (
+        outcome.described()
+    )
 
 
 def test_peace_is_seen(arena: Arena) -> None:

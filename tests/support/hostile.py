@@ -35,7 +35,9 @@ from .hostile_kernels import HERE, Attack, sources
 from .project_copy import ProjectCopy
 from .tools import FIXTURES, ROOT
 
-WARDEN, BYSTANDER, STAND_IN = (ROOT / "tests" / "support" / f"{name}.py" for name in ("warden", "bystander", "stand_in"))
+WARDEN, BYSTANDER, STAND_IN = (
+    ROOT / "tests" / "support" / f"{name}.py" for name in ("warden", "bystander", "stand_in")
+)
 #: What a run may hold in logs and in other files without a name.
 MOST_LOG = 64 << 20
 #: What a run may hold in memory before it is ended: far more than an honest one takes.
@@ -101,7 +103,9 @@ class Outcome:
 
     def described(self) -> str:
         """For a test that fails."""
-        return "\n".join([*self.breaches, f"exit code {self.watched.exit_code}", self.stdout[-1500:], self.stderr[-1500:]])
+        return "\n".join(
+            [*self.breaches, f"exit code {self.watched.exit_code}", self.stdout[-1500:], self.stderr[-1500:]]
+        )
 
 
 class Ground:
@@ -154,7 +158,7 @@ class Ground:
         report.rename(self.honest)
 
     def warm(self, what: str) -> None:
-        """Compile what runs on wrong kernels in CUDA C++ ("cuda"), or audits ("audit"), compile beside the rest, too."""
+        """Compile what runs on wrong kernels in CUDA C++ ("cuda"), or audits ("audit"), compile beside."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             report = self.folder / f"{what}.json"
@@ -328,7 +332,9 @@ class Arena:
         shutil.copyfile(ground.model, self.model)
         (self.tmp / "somebody.txt").write_text("of another program\n")
         (self.home / ".ssh" / "authorized_keys").write_text("of the user\n")
-        shutil.copytree(HERE, self.work / "hostile_kernels", ignore=shutil.ignore_patterns("__pycache__", "*.c*", "*.hpp"))
+        shutil.copytree(
+            HERE, self.work / "hostile_kernels", ignore=shutil.ignore_patterns("__pycache__", "*.c*", "*.hpp")
+        )
         (self.work / "kernel.py").write_text(KERNEL)
         if possessed:
             module = self.project / "harness" / "gguf_verify" / possessed
@@ -354,17 +360,21 @@ class Arena:
     def _write_forger(self) -> None:
         content = self.ground.forger.read_bytes()
         paths = {
-            "root": self.root_file, "honest": self.ground.honest, "report": self.report, "ran": self.home / "ran-by-forger",
+            "root": self.root_file, "honest": self.ground.honest, "report": self.report,
+            "ran": self.home / "ran-by-forger",
         }  # fmt: skip
         for name, path in paths.items():
             mark, text = f"@{name}@".encode(), os.fsencode(path)
-            assert content.count(mark) == 1 and len(text) < 512
+            assert content.count(mark) == 1
+            assert len(text) < 512
             at = content.index(mark)
             content = content[:at] + text.ljust(512, b"\0") + content[at + 512 :]
         self._forger.write_bytes(content)
 
     def targets(self, attacks: Sequence[str], moment: str) -> dict[str, Any]:
-        paths = {name: str(getattr(self, name)) for name in ("home", "cache", "tmp", "work", "project", "model", "report")}
+        paths = {
+            name: str(getattr(self, name)) for name in ("home", "cache", "tmp", "work", "project", "model", "report")
+        }
         return {
             **paths, "token": self.token, "attacks": list(attacks), "moment": moment, "honest": str(self.ground.honest),
             "forger": str(self._forger), "root_file": str(self.root_file), "bystander": self._bystander.about,
@@ -377,14 +387,17 @@ class Arena:
     def _write_header(self) -> None:
         """targets.h, for kernels in CUDA C++."""
         texts = {
-            "VICTIM": self.home / "victims" / "native", "UNIX": self._listeners.unix, "ABSTRACT": self._listeners.abstract,
-            "HONEST": self.ground.honest, "REPORT": self.report,
+            "VICTIM": self.home / "victims" / "native", "UNIX": self._listeners.unix,
+            "ABSTRACT": self._listeners.abstract, "HONEST": self.ground.honest, "REPORT": self.report,
         }  # fmt: skip
         about = self._bystander.about
         numbers = {
             "TCP4": self._listeners.port("tcp4"), "BYSTANDER": about["pid"], "MEMORY": f"{about['address']}UL",
         }  # fmt: skip
-        lines = [*(f'#define T_{k} "{v}"' for k, v in texts.items()), *(f"#define T_{k} {v}" for k, v in numbers.items())]
+        lines = [
+            *(f'#define T_{k} "{v}"' for k, v in texts.items()),
+            *(f"#define T_{k} {v}" for k, v in numbers.items()),
+        ]
         lines += [
             'extern "C" int open(const char*, int, ...);', 'extern "C" long read(int, void*, unsigned long);',
             "static int T_ROOT() {", "    char digits[16] = {};",
@@ -433,16 +446,26 @@ class Arena:
 
     def unprotected(self, attacks: Iterable[Attack]) -> Outcome:
         """The same attacks on a verifier that protects itself in no way: they must be seen."""
-        run = [sys.executable, "-I", "-S", "-B", str(STAND_IN), str(self.work / "kernel.py"), str(self.report), str(self.cache)]
+        run = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            str(STAND_IN),
+            str(self.work / "kernel.py"),
+            str(self.report),
+            str(self.cache),
+        ]
         return self.watch(run, list(attacks), "call", grace=0.1)
 
     def unprotected_source(self, name: str) -> Outcome:
         """The same for a kernel in CUDA C++: the stand-in loads its library."""
         self._write_header()
         shutil.copyfile(sources()[name], self.work / f"{name}.cpp")
-        words = ["-D__device__=", "-D__global__=", "-Wno-attributes", "-w", "-include", HERE / "stand_in.hpp"]
+        words = ["-D__device__=", "-D__global__=", "-w", "-include", str(HERE / "stand_in.hpp")]
         library = self.work / f"{name}.so"
-        subprocess.run([compiler(), *words, "-shared", "-fPIC", self.work / f"{name}.cpp", "-o", library], check=True)
+        source = str(self.work / f"{name}.cpp")
+        subprocess.run([compiler(), *words, "-shared", "-fPIC", source, "-o", str(library)], check=True)
         run = [sys.executable, "-I", "-S", "-B", str(STAND_IN), str(library), str(self.report), str(self.cache)]
         return self.watch(run, [of_source(name)], "never", grace=0.1)
 
@@ -462,9 +485,11 @@ class Arena:
         (self.work / "targets.json").write_text(json.dumps(self.targets([a.name for a in attacks], moment)))
         self._write_header()
         asked = {
-            "command": run, "environment": self._environment(), "folder": str(self.work), "stdout": str(self.said("out")),
+            "command": run, "environment": self._environment(), "folder": str(self.work),
+            "stdout": str(self.said("out")),
             "stderr": str(self.said("err")), "pid": str(self.root_file),
-            "seconds": seconds or max((a.seconds for a in attacks), default=60.0), "grace": grace, "processes": MOST_PROCESSES, "memory": MOST_MEMORY,
+            "seconds": seconds or max((a.seconds for a in attacks), default=60.0), "grace": grace,
+            "processes": MOST_PROCESSES, "memory": MOST_MEMORY,
         }  # fmt: skip
         self.said("asked").write_text(json.dumps(asked))
         before = self._snapshot()

@@ -28,13 +28,17 @@ def main() -> None:
     kernel, report, cache = map(Path, sys.argv[1:4])
     ours, theirs = socket.socketpair()
     link, workers = socket.socketpair()
-    worker = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WORKER, "stand_in"], stdin=workers)
+    worker = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WORKER, "stand_in"], stdin=workers.fileno())
     workers.close()
     python = [sys.executable, "-I", "-S", "-B"]
-    command = [*python, "-c", _LOADS, kernel] if kernel.suffix == ".so" else [*python, kernel]
+    command = [*python, "-c", _LOADS, str(kernel)] if kernel.suffix == ".so" else [*python, str(kernel)]
     with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="gguf-verify-"):
         process = subprocess.Popen(
-            [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            [*command, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
         theirs.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
-"""Runs a command, and tells what became of it and of every process that it started: `python -I -S warden.py SAID ASKED`.
+"""Runs a command, and tells what became of it and of every process that it started.
 
-ASKED is a JSON file: "command", "environment", "folder", "stdout" and "stderr" (files), "pid" (a file that gets the
+`python -I -S warden.py SAID ASKED`: ASKED is a JSON file: "command", "environment", "folder", "stdout" and "stderr" (files), "pid" (a file that gets the
 command's number before it runs), the limits "seconds", "processes" and "memory" (bytes), and "grace", the seconds that
 processes which were killed at the end of the run may take to go. SAID gets the answer, the
 fields of `tests.support.hostile.Watched`.
@@ -22,6 +22,7 @@ import signal
 import sys
 import termios
 import time
+from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: Seconds between two looks at the processes.
@@ -84,7 +85,8 @@ def exact_memory(pids: dict[int, str]) -> int:
 
 def unnamed(pids: dict[int, str]) -> tuple[int, int]:
     """Bytes of files that processes hold open and that have no name: on disk (logs), and in memory."""
-    disk, held = {}, {}
+    disk: dict[tuple[int, int], int] = {}
+    held: dict[tuple[int, int], int] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -118,7 +120,7 @@ def reap() -> bool:
     return True
 
 
-def start(asked: dict, terminal: int) -> int:  # type: ignore[type-arg]
+def start(asked: dict[str, Any], terminal: int) -> int:
     """Start the command; returns its process."""
     pid = os.fork()
     if pid:
@@ -146,11 +148,13 @@ def start(asked: dict, terminal: int) -> int:  # type: ignore[type-arg]
 class Watch:
     """What is seen of a run."""
 
-    def __init__(self, asked: dict, terminal: int) -> None:  # type: ignore[type-arg]
+    def __init__(self, asked: dict[str, Any], terminal: int) -> None:
         self._asked, self._terminal = asked, terminal
         self._end = time.monotonic() + asked["seconds"]
-        self.said = {"exit_code": None, "over": "", "stopped": [], "left": [], "terminal": "",
-                     "most_processes": 0, "most_memory": 0, "most_unnamed": 0}  # fmt: skip
+        self.said: dict[str, Any] = {
+            "exit_code": None, "over": "", "stopped": [], "left": [], "terminal": "", "most_processes": 0,
+            "most_memory": 0, "most_unnamed": 0,
+        }  # fmt: skip
 
     def over(self) -> str:
         """Which limit is exceeded."""

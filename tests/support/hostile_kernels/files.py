@@ -28,6 +28,12 @@ def _overwrite(path: str, content: bytes) -> None:
         os.replace(other, path)
 
 
+def _program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 @attack(_READ_ONLY, r"changed: home/victims/overwrites_home")
 def overwrites_home(t: Targets) -> None:
     """It writes into the user's files, removes, renames and opens them to all."""
@@ -47,27 +53,21 @@ def appears_in_home(t: Targets) -> None:
     """It makes files that the user's programs read: start-up files, keys, links and programs on the path."""
     every(
         [".ssh/authorized_keys2", ".bashrc", ".local/bin/c++", ".config/systemd/user/a.service"],
-        lambda name: (
-            os.makedirs(os.path.dirname(f"{t.home}/{name}"), exist_ok=True),
-            Path(f"{t.home}/{name}").write_text("#!/bin/sh\ntrue\n"),
-            os.chmod(f"{t.home}/{name}", 0o755),
-        ),
+        lambda name: _program(Path(t.home, name), "#!/bin/sh\ntrue\n"),
     )
 
 
 @attack(_READ_ONLY, r"appeared: home/\.local/lib")
 def preloads(t: Targets) -> None:
     """It leaves what later processes of Python run before their own code: .pth files, usercustomize, sitecustomize."""
-    import site
     import sysconfig
 
     user = sysconfig.get_path("purelib", "posix_user", {"userbase": f"{t.home}/.local"})
-    del site
     code = f"import ctypes; ctypes.CDLL({t.forger!r})\n"
     every(
         [f"{user}/a.pth", f"{user}/usercustomize.py", f"{t.project}/harness/sitecustomize.py",
          f"{t.work}/sitecustomize.py", f"{t.work}/numpy.py"],
-        lambda name: (os.makedirs(os.path.dirname(name), exist_ok=True), Path(name).write_text(code)),
+        lambda name: _program(Path(name), code),
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def forges_by_the_cache(t: Targets) -> None:
 @attack(f"{_READ_ONLY}; the cache out of sight", r"changed: cache")
 def forges_by_headers(t: Targets) -> None:
     """It replaces precompiled headers and lists in the cache, and adds entries."""
-    constructor = f'\n__attribute__((constructor)) static void f() {{ __builtin_trap(); }} // {t.token}\n'
+    constructor = f"\n__attribute__((constructor)) static void f() {{ __builtin_trap(); }} // {t.token}\n"
     found = [p for p in Path(t.cache).rglob("*") if p.is_file()]
     every([str(p) for p in found if p.suffix == ".hpp"], lambda p: _append(p, constructor.encode()))
     every([str(p) for p in found if p.suffix == ".gch"], os.unlink)
@@ -168,7 +168,8 @@ def litters(t: Targets) -> None:
           lambda folder: Path(f"{folder}/gguf-verify-hostile-{t.token}").write_text("left"))  # fmt: skip
     every([f"{t.tmp}/somebody.txt"], os.unlink)
     for path in Path(t.tmp).glob("gguf-verify-*/**/*"):
-        every([str(path)], lambda p: os.path.isfile(p) and _append(p, b"\n"))
+        if path.is_file():
+            every([str(path)], lambda p: _append(p, b"\n"))
 
 
 @attack("seccomp (shmget, mq_open) or an IPC namespace", r"System V shared memory")

@@ -28,8 +28,8 @@ def fills_memory(t: Targets) -> None:
     time.sleep(0.3)  # so long it can be seen
 
 
-@attack("memory of shared files counted too: a cgroup, or a limit of file size", r"over: .*memory", alone=True, slow=True,
-        limit=30.0)  # fmt: skip
+@attack("memory of shared files counted too: a cgroup, or a limit of file size", r"over: .*memory", alone=True,
+        slow=True, limit=30.0)  # fmt: skip
 def fills_shared_memory(t: Targets) -> None:
     """It writes files that lie in memory, up to 3 GB, without mapping them."""
     handles = []

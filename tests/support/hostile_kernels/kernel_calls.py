@@ -1,5 +1,5 @@
-"""What a kernel's process may do at all. Its own message tells: each call is made with arguments that do nothing, so that
-"not permitted" is told from "not valid"."""
+"""What a kernel's process may do at all. Its own message tells: each call is made with arguments that do nothing, so
+that "not permitted" is told from "not valid"."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ CALLS: dict[str, tuple[object, ...]] = {
     "init_module": (175, None, 0, None), "finit_module": (313, -1, None, 0), "open_by_handle_at": (304, -1, None, 0),
     "acct": (163, 1), "swapon": (167, None, 0x7FFFFFFF), "quotactl": (179, 0, None, 0, None),
     "fanotify_init": (300, 0x7FFFFFFF, 0), "move_mount": (429, -1, None, -1, None, 0x7FFFFFFF),
-    "fsopen": (430, None, 0x7FFFFFFF), "pidfd_getfd": (438, -1, -1, 0x7FFF), "process_madvise": (440, -1, None, 0, 0, 0x7F),
+    "fsopen": (430, None, 0x7FFFFFFF), "pidfd_getfd": (438, -1, -1, 0x7FFF),
+    "process_madvise": (440, -1, None, 0, 0, 0x7F),
     "syslog": (103, 9999, None, 0), "settimeofday": (164, 1, None), "sethostname": (170, None, 1 << 20),
     "ioperm": (173, 1 << 40, 1, 1), "iopl": (172, 99),
 }  # fmt: skip
@@ -46,9 +47,9 @@ def calls_the_kernel(t: Targets) -> None:
         except OSError as error:
             if error.errno not in _REFUSED:
                 worked.append(name)
-    for name, arguments in _FAMILIES.items():
+    for name, (family, kind, protocol) in _FAMILIES.items():
         with contextlib.suppress(OSError):
-            socket.socket(*arguments).close()
+            socket.socket(family, kind, protocol).close()
             worked.append(f"socket {name}")
     raise Told(tell("calls", worked))
 
@@ -70,7 +71,9 @@ def lists_descriptors(t: Targets) -> None:
     raise Told(tell("descriptors", found))
 
 
-@attack("an allow-list of variables for processes that are not ours", r"told: variables (?!none)", alone=True, slow=True)
+@attack(
+    "an allow-list of variables for processes that are not ours", r"told: variables (?!none)", alone=True, slow=True
+)
 def lists_variables(t: Targets) -> None:
     """It looks for secrets among the variables of its own process and of the verifier."""
     found = set(os.environ)
@@ -86,7 +89,15 @@ def lists_variables(t: Targets) -> None:
 def raises_its_limits(t: Targets) -> None:
     """It takes back the limits that it was given, and uses the rights of root."""
     worked = []
-    for name in ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_CPU", "RLIMIT_CORE", "RLIMIT_NOFILE"):
+    for name in (
+        "RLIMIT_AS",
+        "RLIMIT_DATA",
+        "RLIMIT_NPROC",
+        "RLIMIT_FSIZE",
+        "RLIMIT_CPU",
+        "RLIMIT_CORE",
+        "RLIMIT_NOFILE",
+    ):
         number = getattr(resource, name)
         _, hard = resource.getrlimit(number)
         if hard == resource.RLIM_INFINITY:
@@ -106,8 +117,8 @@ def raises_its_limits(t: Targets) -> None:
 def opens_devices(t: Targets) -> None:
     """It opens what the operating system's kernel shows as files, to write."""
     worked = []
-    for path in ("/dev/mem", "/dev/kmsg", "/dev/fuse", "/dev/kvm", "/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern",
-                 "/proc/self/oom_score_adj", "/sys/fs/cgroup/cgroup.procs", "/dev/tty", "/dev/ptmx"):  # fmt: skip
+    for path in ("/dev/mem", "/dev/kmsg", "/dev/fuse", "/dev/kvm", "/proc/sysrq-trigger",
+                 "/proc/sys/kernel/core_pattern", "/proc/self/oom_score_adj", "/sys/fs/cgroup/cgroup.procs", "/dev/tty", "/dev/ptmx"):  # fmt: skip
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_WRONLY))  # opened, and nothing is written
             worked.append(path)

@@ -28,7 +28,9 @@ GARBAGE = (
     _framed(b"\xff\xfe"),
     _framed(b'{"ok": NaN, "adds_floats": 1e999, "unset": "a"}'),
     _framed(b'{"ok": true, "unset": [[[]]], "adds_floats": {}}'),
-    _framed(json.dumps({"fault": "a\x1b[2J\nb", "cause": ["x"], "finding": {"kind": {}, "lines": [None] * 9}}).encode()),
+    _framed(
+        json.dumps({"fault": "a\x1b[2J\nb", "cause": ["x"], "finding": {"kind": {}, "lines": [None] * 9}}).encode()
+    ),
     _framed(b'{"environment": {"a": 1}}'),
     _framed(b'{"usage": ["a"]}'),
     _framed(b'{"mapped": 99999999999999, "ok": true, "written": -1}'),
@@ -54,7 +56,9 @@ def _garbage(number: int) -> None:
 
     send.__name__ = f"sends_garbage_{number}"
     send.__doc__ = f"It sends garbage of kind {number} before its answer, and goes on."
-    attack(_CHECKED, r"", alone=True, each=True, exits=(1, 2, 3), slow=number not in _QUICK, moments=("call", "import"))(send)
+    attack(
+        _CHECKED, r"", alone=True, each=True, exits=(1, 2, 3), slow=number not in _QUICK, moments=("call", "import")
+    )(send)
 
 
 for _number in range(len(GARBAGE)):
