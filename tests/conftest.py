@@ -1,8 +1,9 @@
 """Fixtures that several tiers share, the tiers' markers, and the line that says what was skipped.
 
 The tiers are folders: `unit` starts no llama.cpp and takes less than a minute; `reference` compares results with
-llama.cpp, with exact arithmetic or with NumPy; `rungs` verifies whole models; `fortress` attacks the verifier by hostile
-kernels; `gpu` needs a CUDA device; `meta` tests the measures of the verifier itself. Within each tier tests lie as the package does.
+llama.cpp, with exact arithmetic or with NumPy; `rungs` verifies whole models; `fortress` attacks the verifier by
+hostile kernels; `gpu` needs a CUDA device; `meta` tests the measures of the verifier itself. Within each tier tests lie
+as the package does.
 """
 
 from __future__ import annotations

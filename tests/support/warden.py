@@ -1,9 +1,9 @@
 """Runs a command, and tells what became of it and of every process that it started.
 
-`python -I -S warden.py SAID ASKED`: ASKED is a JSON file: "command", "environment", "folder", "stdout" and "stderr" (files), "pid" (a file that gets the
-command's number before it runs), the limits "seconds", "processes" and "memory" (bytes), and "grace", the seconds that
-processes which were killed at the end of the run may take to go. SAID gets the answer, the
-fields of `tests.support.hostile.Watched`.
+`python -I -S warden.py SAID ASKED`: ASKED is a JSON file: "command", "environment", "folder", "stdout" and "stderr"
+(files), "pid" (a file that gets the command's number before it runs), the limits "seconds", "processes" and "memory"
+(bytes), and "grace", the seconds that processes which were killed at the end of the run may take to go. SAID gets the
+answer, the fields of `tests.support.hostile.Watched`.
 
 The command leads a session with a terminal of its own. Its orphans become children of this process
 (PR_SET_CHILD_SUBREAPER), so none is missed, however it hides. What is left in the end is counted, then killed, and so

@@ -113,12 +113,17 @@ def raises_its_limits(t: Targets) -> None:
     raise Told(tell("limits", worked))
 
 
+_DEVICES = (
+    "/dev/mem", "/dev/kmsg", "/dev/fuse", "/dev/kvm", "/dev/tty", "/dev/ptmx", "/proc/sysrq-trigger",
+    "/proc/sys/kernel/core_pattern", "/proc/self/oom_score_adj", "/sys/fs/cgroup/cgroup.procs",
+)  # fmt: skip
+
+
 @attack("a read-only view of the file system", r"told: devices (?!none)", alone=True, slow=True)
 def opens_devices(t: Targets) -> None:
     """It opens what the operating system's kernel shows as files, to write."""
     worked = []
-    for path in ("/dev/mem", "/dev/kmsg", "/dev/fuse", "/dev/kvm", "/proc/sysrq-trigger",
-                 "/proc/sys/kernel/core_pattern", "/proc/self/oom_score_adj", "/sys/fs/cgroup/cgroup.procs", "/dev/tty", "/dev/ptmx"):  # fmt: skip
+    for path in _DEVICES:
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_WRONLY))  # opened, and nothing is written
             worked.append(path)
