@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.hostile import Arena, Ground, together
 from tests.support.tools import ROOT
 
@@ -17,6 +19,7 @@ def test_the_worker_of_llama_is_taken_over(ground: Ground, tmp_path: Path) -> No
         assert not outcome.breaches, outcome.described()
 
 
+@pytest.mark.slow
 def test_readers_are_taken_over(ground: Ground, tmp_path: Path) -> None:
     with Arena(ground, tmp_path / "arena", possessed="llama/reader_process.py") as arena:
         outcome = arena.audit(together())

@@ -157,16 +157,12 @@ class Ground:
         self._verify(ROOT / "examples" / "numpy_q4_0.py", report, 0)
         report.rename(self.honest)
 
-    def warm(self, what: str) -> None:
-        """Compile what runs on wrong kernels in CUDA C++ ("cuda"), or audits ("audit"), compile beside."""
+    def warm(self) -> None:
+        """Compile what audits compile, too."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            report = self.folder / f"{what}.json"
-            if report.exists():
-                return
-            if what == "cuda":
-                self._verify(HERE / "peaceful.cu", report, 1)
-            else:
+            report = self.folder / "audit.json"
+            if not report.exists():
                 self._run(audit_command(self.model, report), 0)
 
     def _verify(self, kernel: Path, report: Path, code: int) -> None:
@@ -426,7 +422,6 @@ class Arena:
 
     def run_source(self, name: str, *more: str) -> Outcome:
         """Verify a kernel in CUDA C++ that attacks."""
-        self._warm("cuda")
         about = of_source(name)
         shutil.copyfile(sources()[name], self.work / f"{name}.cu")
         limits = ["--kernel-time-limit", f"{about.limit:g}", *more]
@@ -435,14 +430,11 @@ class Arena:
 
     def audit(self, attacks: Iterable[Attack], *more: str) -> Outcome:
         """Audit the model, whose readers may be taken over."""
-        self._warm("audit")
-        run = audit_command(self.model, self.report)
-        return self.watch([*run, *SANDBOX, *more], list(attacks), "worker", (0, 1, 3, 5))
-
-    def _warm(self, what: str) -> None:
-        self.ground.warm(what)
+        self.ground.warm()
         shutil.rmtree(self.cache)
         shutil.copytree(self.ground.cache, self.cache)
+        run = audit_command(self.model, self.report)
+        return self.watch([*run, *SANDBOX, *more], list(attacks), "worker", (0, 1, 3, 5))
 
     def unprotected(self, attacks: Iterable[Attack]) -> Outcome:
         """The same attacks on a verifier that protects itself in no way: they must be seen."""
@@ -631,6 +623,17 @@ def of_source(name: str) -> Attack:
         name, lines[0].removeprefix("// "), lambda _: None, said["layer"], said["seen"], True, False,
         tuple(said["exits"]), said.get("slow", False), (), said.get("limit", 5.0), said.get("seconds", 90.0),
     )  # fmt: skip
+
+
+def possible(attack: Attack) -> bool:
+    """Whether this machine lets anybody do that: some forbid ordinary users to type at terminals."""
+    types = Path("/proc/sys/dev/tty/legacy_tiocsti")
+    forbidden = os.geteuid() != 0 and types.exists() and types.read_text().strip() == "0"
+    ring = Path("/proc/sys/kernel/io_uring_disabled")
+    no_ring = ring.exists() and ring.read_text().strip() != "0"
+    return not (forbidden and attack.function.__module__.endswith(".terminal")) and not (
+        no_ring and attack.name == "connects_by_io_uring"
+    )
 
 
 def shown_by_stand_in(name: str) -> bool:

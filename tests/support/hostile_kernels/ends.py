@@ -21,7 +21,7 @@ def leaves_silently(t: Targets) -> None:
     os._exit(0)
 
 
-@attack(_SAID, r"", alone=True, exits=(1, 2), moments=_EVERY)
+@attack(_SAID, r"", alone=True, slow=True, exits=(1, 2), moments=_EVERY)
 def exits(t: Targets) -> None:
     """It raises SystemExit of 0."""
     sys.exit(0)

@@ -61,7 +61,7 @@ def floods_the_log_a_call(t: Targets) -> None:
     time.sleep(0.2)
 
 
-@attack("names and lines from the log are escaped and cut", r"", alone=True, exits=(1, 3))
+@attack("names and lines from the log are escaped and cut", r"", alone=True, slow=True, exits=(1, 3))
 def forges_by_last_words(t: Targets) -> None:
     """Its last line of output is a verdict with control characters, and it crashes."""
     os.write(1, b"\n\x1b[2K\rVERIFIED in 0.1 s\x1b[8m\n")

@@ -4,6 +4,7 @@
 // layer = "the end of the process is a fault in one line"
 // seen = ""
 // exits = [1, 2]
+// slow = true
 // [/attack]
 //
 // [gguf-verify]

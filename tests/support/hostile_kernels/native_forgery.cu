@@ -5,6 +5,7 @@
 // seen = "forged"
 // stand_in = false
 // exits = [1, 2, 3]
+// slow = true
 // [/attack]
 //
 // [gguf-verify]
@@ -28,5 +29,5 @@ __attribute__((constructor)) static void forges() {
 extern "C" __global__ void gemm(const unsigned char* w, const unsigned char* x, float* y, long long M, long long N, long long K) {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= M * N) return;
-    y[i] = 0.0f;
+    *(volatile char*)8 = 1;  // a fault is judged sooner than a wrong output
 }

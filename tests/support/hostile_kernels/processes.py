@@ -25,14 +25,14 @@ def leaves_orphans(t: Targets) -> None:
     orphan(other)
 
 
-@attack(_ENDS, r"left:", each=True, alone=True)
+@attack(_ENDS, r"left:", each=True, alone=True, slow=True)
 def leaves_a_child_a_call(t: Targets) -> None:
     """Each call leaves a child that outlives the run."""
     if os.fork() == 0:
         lasting()
 
 
-@attack(f"{_ENDS}; a limit of processes (a pids cgroup, RLIMIT_NPROC where it binds)", r"left:", alone=True)
+@attack(f"{_ENDS}; a limit of processes (a pids cgroup, RLIMIT_NPROC where it binds)", r"left:", alone=True, slow=True)
 def bombs(t: Targets) -> None:
     """Its processes double until there are some hundreds, in sessions of their own."""
     for _ in range(_MOST.bit_length() - 1):

@@ -65,7 +65,7 @@ for _number in range(len(GARBAGE)):
     _garbage(_number)
 
 
-@attack(_CHECKED, r"", alone=True, exits=(1, 3))
+@attack(_CHECKED, r"", alone=True, slow=True, exits=(1, 3))
 def writes_everywhere(t: Targets) -> None:
     """It writes forged answers into every descriptor that it has, but its log."""
     for fd in range(3, 256):
@@ -74,7 +74,7 @@ def writes_everywhere(t: Targets) -> None:
             os.write(fd, _framed(b'{"ok": true}') * 2)
 
 
-@attack("a deadline for the whole answer, not for its next byte", r"", alone=True, limit=1.0, seconds=25.0)
+@attack("a deadline for the whole answer, not for its next byte", r"", alone=True, limit=1.0, seconds=45.0)
 def drips(t: Targets) -> None:
     """It answers by one byte every half a second."""
     link = link_of()
@@ -87,14 +87,14 @@ def drips(t: Targets) -> None:
             os._exit(0)
 
 
-@attack("a deadline for the whole answer, not for its next byte", r"", alone=True, limit=1.0, seconds=25.0, slow=True)
+@attack("a deadline for the whole answer, not for its next byte", r"", alone=True, limit=1.0, seconds=45.0, slow=True)
 def never_reads(t: Targets) -> None:
     """It answers once, and never takes the next question from the link."""
     _send(t, _framed(b'{"ok": true}'))
     lasting()
 
 
-@attack(_CHECKED, r"", alone=True, exits=(1, 3))
+@attack(_CHECKED, r"", alone=True, slow=True, exits=(1, 3))
 def closes_everything(t: Targets) -> None:
     """It closes each of its descriptors, the link and the log too, and goes on."""
     os.closerange(0, 256)
