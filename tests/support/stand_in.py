@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="gguf-verify-"):
         process = subprocess.Popen(
             [*command, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), link.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

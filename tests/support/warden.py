@@ -165,6 +165,8 @@ class Watch:
             return f"it had more than {asked['processes']} processes"
         if said["most_memory"] > asked["memory"]:
             return f"it held more than {asked['memory']:,} bytes of memory"
+        if said["most_unnamed"] > asked["memory"]:
+            return f"it held more than {asked['memory']:,} bytes of files without a name"
         return ""
 
     def look(self) -> dict[int, str]:

@@ -139,7 +139,7 @@ def forges_the_report_later(t: Targets) -> None:
     orphan(lambda: lasting(wait))
 
 
-@attack(_READ_ONLY, r"the report", alone=True, harmless_if_stopped=True, exits=(1, 3))
+@attack(_READ_ONLY, r"appeared: home/deceived", alone=True, harmless_if_stopped=True, exits=(1, 3))
 def forges_the_report_now(t: Targets) -> None:
     """It writes a report that says "verified" and then holds up, so that whoever reads it early is deceived."""
     _overwrite(t.report, Path(t.honest).read_bytes())

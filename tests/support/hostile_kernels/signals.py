@@ -113,6 +113,7 @@ def kills_the_others(t: Targets) -> None:
 def stops_the_others(t: Targets) -> None:
     """It stops the other processes of the run."""
     every([pid for pid in t.family() if pid != t.root], lambda pid: os.kill(pid, signal.SIGSTOP))
+    time.sleep(0.5)  # so long it can be seen
 
 
 @attack("a keeper that kills a process whatever it does with signals", r"left:", alone=True)
