@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hostile import Arena, Ground
+from tests.support.hostile import Arena
+from tests.support.hostile_ground import Ground
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

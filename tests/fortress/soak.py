@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.hostile import KERNEL as TEXT
-from tests.support.hostile import SANDBOX, Arena, Attack, Ground, shared, single
+from tests.support.hostile import SANDBOX, Arena, Attack, shared, single
+from tests.support.hostile_ground import Ground
 from tests.support.hostile_kernels import attacks
 
 #: Runs before the first look: what is loaded and compiled once is there then.

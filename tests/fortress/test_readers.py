@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hostile import Arena, Ground, together
+from tests.support.hostile import Arena, together
+from tests.support.hostile_ground import Ground
 from tests.support.tools import ROOT
 
 HONEST = f"{ROOT / 'examples' / 'numpy_q4_0.py'}:gemm"

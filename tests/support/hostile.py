@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -26,18 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from gguf_verify.hosts.compiler import compiler
 
 from . import hostile_kernels
+from .hostile_ground import Ground, audit_command, command
 from .hostile_kernels import HERE, Attack, sources
-from .project_copy import ProjectCopy
-from .tools import FIXTURES, ROOT
+from .hostile_witnesses import Bystander, Listeners
+from .tools import ROOT
 
-WARDEN, BYSTANDER, STAND_IN = (
-    ROOT / "tests" / "support" / f"{name}.py" for name in ("warden", "bystander", "stand_in")
-)
+WARDEN, STAND_IN = (ROOT / "tests" / "support" / f"{name}.py" for name in ("warden", "stand_in"))
 #: What a run may hold in logs and in other files without a name.
 MOST_LOG = 64 << 20
 #: What a run may hold in memory before it is ended: far more than an honest one takes.
@@ -108,72 +103,6 @@ class Outcome:
         )
 
 
-class Ground:
-    """What all runs share.
-
-    Args:
-        folder: where it is made, unless another process has made it there.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not self.honest.exists():
-                self._make()
-
-    @property
-    def project(self) -> Path:
-        return self.folder / "project"
-
-    @property
-    def cache(self) -> Path:
-        return self.folder / "cache"
-
-    @property
-    def honest(self) -> Path:
-        """The report of an honest run."""
-        return self.folder / "honest.json"
-
-    @property
-    def forger(self) -> Path:
-        return self.folder / "forger.so"
-
-    @property
-    def model(self) -> Path:
-        """Most of its matrices are of a foreign kernel's type, and one is of floats, for which the verifier loads a
-        library of its own."""
-        return self.folder / "model.gguf"
-
-    def _make(self) -> None:
-        ProjectCopy(self.project)
-        _write_mixed(self.model)
-        source = HERE / "forger.cpp"
-        subprocess.run([compiler(), "-O1", "-shared", "-fPIC", "-o", self.forger, source], check=True)
-        # the bytecode of all, so that no run writes any
-        subprocess.run([sys.executable, "-m", "compileall", "-q", self.project / "harness"], check=True)
-        report = self.folder / "first.json"
-        self._verify(ROOT / "examples" / "numpy_q4_0.py", report, 0)
-        report.rename(self.honest)
-
-    def warm(self) -> None:
-        """Compile what audits compile, too."""
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            report = self.folder / "audit.json"
-            if not report.exists():
-                self._run(audit_command(self.model, report), 0)
-
-    def _verify(self, kernel: Path, report: Path, code: int) -> None:
-        self._run(command(self.model, f"{kernel}:gemm", report), code)
-
-    def _run(self, run: list[str], code: int) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(self.project / "harness"), "XDG_CACHE_HOME": str(self.cache)}
-        done = subprocess.run(run, check=False, capture_output=True, text=True, env=environment)
-        assert done.returncode == code, done.stdout + done.stderr
-
-
 #: What a process that is taken over does first.
 _POSSESSION = """
 def possessed() -> None:
@@ -200,111 +129,6 @@ if __name__ == "__main__":
 else:
     gemm = declared(__file__)
 """
-
-
-def command(model: Path, kernel: str, report: Path, *more: str) -> list[str]:
-    """The command line of a short verification. Options that come again take the place of those before."""
-    short = ["--host", "cpu", "--rungs", "blocks", "--probes", "brief", "--tensor", "blk.0.attn_[qk]"]
-    limits = ["-t", "1", "--time-limit", "30", "--kernel-time-limit", "5"]
-    run = [sys.executable, "-P", "-m", "gguf_verify", str(model), "--kernel", kernel, *short, *limits]
-    return [*run, "--json", str(report), *more]
-
-
-def audit_command(model: Path, report: Path) -> list[str]:
-    """The command line of an audit."""
-    return [sys.executable, "-P", "-m", "gguf_verify", "audit", str(model), "--json", str(report)]
-
-
-def _write_mixed(path: Path) -> None:
-    """The fixture of Q4_0, with blk.0.attn_k.weight in F16."""
-    quantized, floats = (gguf.GGUFReader(FIXTURES / f"tiny-{name}.gguf") for name in ("Q4_0", "F16"))
-    writer = gguf.GGUFWriter(path, "llama")
-    for field in quantized.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            element = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], element)
-    for tensor in quantized.tensors:
-        if tensor.name == "blk.0.attn_k.weight":
-            tensor = next(other for other in floats.tensors if other.name == tensor.name)
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-class Bystander:
-    """A process of the same user."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", BYSTANDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        self.about: dict[str, int] = json.loads(self._process.stdout.readline())
-
-    def harm(self) -> list[str]:
-        """What was done to it, in words."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-            said = self._process.stdout.readline()
-        except OSError:
-            said = ""
-        return json.loads(said) if said else [f"died: {self._process.wait(10)}"]
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
-class Listeners:
-    """Sockets that nobody should reach.
-
-    Args:
-        folder: where one of them lies as a file.
-    """
-
-    def __init__(self, folder: Path, token: str) -> None:
-        self.unix, self.abstract = f"{folder}/agent", f"gguf-verify-hostile-{token}"
-        self._sockets = {"tcp4": self._listen(socket.AF_INET, ("127.0.0.1", 0))}
-        with contextlib.suppress(OSError):
-            self._sockets["tcp6"] = self._listen(socket.AF_INET6, ("::1", 0))
-        here = os.getcwd()
-        os.chdir(folder)  # the path of a socket has few characters
-        try:
-            self._sockets["unix"] = self._listen(socket.AF_UNIX, "agent")
-        finally:
-            os.chdir(here)
-        self._sockets["abstract"] = self._listen(socket.AF_UNIX, f"\0{self.abstract}")
-        self._sockets["udp"] = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._sockets["udp"].bind(("127.0.0.1", 0))
-
-    @staticmethod
-    def _listen(family: int, name: Any) -> socket.socket:
-        listening = socket.socket(family)
-        listening.bind(name)
-        listening.listen(64)
-        return listening
-
-    def port(self, name: str) -> int:
-        return int(self._sockets[name].getsockname()[1]) if name in self._sockets else 0
-
-    def reached(self) -> list[str]:
-        """The names of those that somebody reached."""
-        found = [] if "tcp6" in self._sockets else ["tcp6: none"]
-        for name, listening in self._sockets.items():
-            listening.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                listening.recv(100) if name == "udp" else listening.accept()[0].close()
-                found.append(name)
-        return found
-
-    def close(self) -> None:
-        for each in self._sockets.values():
-            each.close()
 
 
 class Arena:
