@@ -1,4 +1,4 @@
-// Its library has an array of 64 GB that is not zero.
+// Its library has an array of 8 GB that is not zero.
 //
 // [attack]
 // layer = "limits of memory and file size for compilers and what they start"
@@ -17,7 +17,7 @@
 // grid = "ceil(M * N, 128)"
 // [/gguf-verify]
 
-__asm__(".data\n.fill 68719476736, 1, 7\n.text\n");
+__asm__(".data\n.fill 8589934592, 1, 7\n.text\n");
 
 extern "C" __global__ void gemm(const unsigned char* w, const unsigned char* x, float* y, long long M, long long N, long long K) {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
