@@ -2,8 +2,8 @@
 
 The tiers are folders: `unit` starts no llama.cpp and takes less than a minute; `reference` compares results with
 llama.cpp, with exact arithmetic or with NumPy; `rungs` verifies whole models; `gpu` needs a CUDA device; `meta` tests
-the measures of the verifier itself; `fuzz` runs what reads foreign bytes on bytes that nobody would write. Within each
-tier tests lie as the package does.
+the measures of the verifier itself; `fuzz` runs what reads foreign bytes on bytes that nobody would write; `fortress`
+attacks the verifier by hostile kernels. Within each tier tests lie as the package does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support import corpus, needs
 from tests.support.blocks_by_hand import Make
 
 #: In the order in which they run: files of many short tests last, so that parallel runs end together.
-TIERS = ("rungs", "fuzz", "meta", "reference", "gpu", "unit")
+TIERS = ("rungs", "fortress", "fuzz", "meta", "reference", "gpu", "unit")
 
 #: Tests that only `make test-all` runs, because they are long and a shorter one proves the same mechanism: ids, or the
 #: parts of ids before their parameters.

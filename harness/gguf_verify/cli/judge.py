@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ..captured import AUTO, judge_captured, judge_case
+from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..support.errors import UsageError
 from .command import Command
@@ -58,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(argv: list[str]) -> int:
     """`gguf-verify judge …`; returns the exit code. Raises HarnessError."""
     args = build_parser().parse_args(argv)
-    with internal_errors(args.verbose):
+    with internal_errors(args.verbose), sandboxed(args.sandbox):
         check_ranges(("-t", args.threads, 0, MOST_THREADS))
         files = asked_for(args, Kind.JUDGEMENT, *(p for p in (args.model, args.x, args.y) if p is not None))
         if args.model.is_dir():

@@ -1,0 +1,26 @@
+// It includes a file without an end.
+//
+// [attack]
+// layer = "limits of memory, time and file size for compilers, whose processes end with them"
+// seen = "over: "
+// exits = [2, 3]
+// stand_in = false
+// slow = true
+// seconds = 60
+// [/attack]
+//
+// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "q8_1"
+// parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
+// block = 128
+// grid = "ceil(M * N, 128)"
+// [/gguf-verify]
+
+#include "/dev/zero"
+
+extern "C" __global__ void gemm(const unsigned char* w, const unsigned char* x, float* y, long long M, long long N, long long K) {
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= M * N) return;
+    y[i] = 0.0f;
+}
