@@ -75,6 +75,7 @@ def certify(
                 "machine": e.kernel.element_host.device,
                 **{name: getattr(e.versions, name) for name in System.__struct_fields__ if name != "machine"},
             },
+            "sandbox": e.sandbox,
             "asked": _asked(report, rungs),
             "rungs": [
                 {

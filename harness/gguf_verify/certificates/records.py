@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..results import HostInfo, ReportVerdict, RungVerdict, TypeEnvelope, WaiverUse
+from ..results import HostInfo, ReportVerdict, RungVerdict, SandboxInfo, TypeEnvelope, WaiverUse
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 VERSION = 1
@@ -168,6 +168,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True):
     host: HostInfo
     reference: Reference
     system: System
+    sandbox: SandboxInfo
     asked: Asked
     rungs: tuple[CertifiedRung, ...]
     not_climbed: tuple[str, ...]

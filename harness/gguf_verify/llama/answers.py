@@ -34,6 +34,7 @@ class Hello(Struct):
     ggml: Name
     system: Name
     types: dict[int, dict[str, int | float | str | bool | None]]
+    libraries: Annotated[list[Name], Meta(max_length=1000)]
 
 
 class Progress(Struct):

@@ -229,7 +229,8 @@ def bubblewrap(confined: Confinement, folder: Path, seccomp: int | None) -> list
     out += ["--size", str(confined.limits.folder_size), "--tmpfs", "/dev/shm"]
     for device in devices_of(confined):
         out += ["--dev-bind-try", device, device]
-    hidden = [str(path.resolve()) for path in confined.hidden if path.is_dir()]
+    away = {path.resolve() for path in confined.hidden if path.is_dir()}
+    hidden = sorted(str(path) for path in away if away.isdisjoint(path.parents))
     for path in hidden:
         out += ["--size", "65536", "--tmpfs", path]
     for path in map(str, confined.shown):
