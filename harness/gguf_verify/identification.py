@@ -118,7 +118,7 @@ def identify_model(
     if options.reference not in BACKENDS:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     with (
-        sandboxed(options.sandbox),
+        sandboxed(options.sandbox, options.kernel_memory),
         open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
         open_model(path) as model,
     ):

@@ -75,6 +75,7 @@ class Options:
         reference: the backend of llama.cpp that the kernel is compared with.
         time_limit: seconds that llama.cpp may take for one answer.
         kernel_time_limit: seconds that one call of a foreign kernel may take.
+        kernel_memory: GiB of memory that a foreign kernel's processes may take together.
         probes: "full": the whole probe plan, and launches under other schedules; "brief": a small part of the plan.
         sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
@@ -95,6 +96,7 @@ class Options:
     reference: str = "cpu"
     time_limit: float = 900.0
     kernel_time_limit: float = 60.0
+    kernel_memory: float = 16.0
     probes: Literal["full", "brief"] = "full"
     sanitize: bool = False
     verbose: bool = False

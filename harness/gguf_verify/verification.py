@@ -139,7 +139,7 @@ def verify(
     climb: _Climb | None = None
     try:
         with (
-            sandboxed(options.sandbox),
+            sandboxed(options.sandbox, options.kernel_memory),
             open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
             open_model(path) as model,
         ):

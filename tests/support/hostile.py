@@ -46,8 +46,10 @@ SECRETS = {
 _EXIT_USAGE = 2
 #: No file of a test is larger.
 _MOST_FILE = 32 << 20
-#: The options that confine what is not ours.
+#: The options that confine what is not ours: none, since it is confined by default.
 SANDBOX: tuple[str, ...] = ()
+#: The machine that tests run on is small.
+LESS_MEMORY = ("--kernel-memory", "2")
 _INTERNAL = re.compile(r"Traceback|[Ii]nternal error")
 
 Snapshot = dict[str, tuple[int, str]]
@@ -240,7 +242,7 @@ class Arena:
             exits: the exit codes that are right; by default those of the attacks.
         """
         made = list(attacks)
-        limits = ["--kernel-time-limit", f"{min((a.limit for a in made), default=5.0):g}"]
+        limits = ["--kernel-time-limit", f"{min((a.limit for a in made), default=5.0):g}", *LESS_MEMORY]
         run = command(self.model, kernel or f"{self.work / 'kernel.py'}:gemm", self.report, *limits, *SANDBOX, *more)
         return self.watch(run, made, moment, exits)
 
@@ -248,7 +250,7 @@ class Arena:
         """Verify a kernel in CUDA C++ that attacks."""
         about = of_source(name)
         shutil.copyfile(sources()[name], self.work / f"{name}.cu")
-        limits = ["--kernel-time-limit", f"{about.limit:g}", *more]
+        limits = ["--kernel-time-limit", f"{about.limit:g}", *LESS_MEMORY, *more]
         run = command(self.model, f"{self.work / name}.cu:gemm", self.report, *limits, *SANDBOX)
         return self.watch(run, [about], "never")
 

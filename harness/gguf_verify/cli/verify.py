@@ -10,7 +10,7 @@ from ..identification import identify_model
 from ..invocation import command_of
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
 from ..llama.backends import BACKENDS, help_of_backends
-from ..processes.sandbox import sandboxed
+from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
 from ..rungs import RUNGS
@@ -67,6 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="a kernel or family, or your own as FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)")  # fmt: skip
     add("--kernel-time-limit", type=float, default=60.0, metavar="S",
         help="seconds that one call of your own kernel may take (default: %(default)g)")  # fmt: skip
+    add("--kernel-memory", type=float, default=KERNEL_MEMORY, metavar="GIB",
+        help="memory that your own kernel's processes may take together (default: %(default)g)")  # fmt: skip
     add("--probes", choices=("full", "brief"), default="full",
         help="shapes, values and schedules beside the model's: all, or few (default: %(default)s)")  # fmt: skip
     add("--sanitize", action="store_true",
@@ -116,7 +118,7 @@ def run(argv: list[str]) -> int:
     """`gguf-verify [verify] …`; returns the exit code. Raises HarnessError."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    with internal_errors(args.verbose), sandboxed(args.sandbox):
+    with internal_errors(args.verbose), sandboxed(args.sandbox, args.kernel_memory):
         return _run(args)
 
 
@@ -132,8 +134,8 @@ def _run(args: argparse.Namespace) -> int:
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
         ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
         verbose=args.verbose, progress=args.progress != "never" and on_terminal(), reference=args.reference,
-        kernel_time_limit=args.kernel_time_limit, probes=args.probes, sanitize=args.sanitize,
-        exit_first=args.exitfirst, only_call=args.only_call,
+        kernel_time_limit=args.kernel_time_limit, kernel_memory=args.kernel_memory, probes=args.probes,
+        sanitize=args.sanitize, exit_first=args.exitfirst, only_call=args.only_call,
         save_case="" if args.save_case is None else str(args.save_case), sandbox=args.sandbox,
     )  # fmt: skip
     if args.identify and (args.only_call or args.save_case):
@@ -173,6 +175,7 @@ def _check(args: argparse.Namespace) -> None:
         ("-n", args.n_predict, 1, _MOST_TOKENS), ("-c", args.ctx_size, 0, _MOST_TOKENS),
         ("-t", args.threads, 0, MOST_THREADS), ("-s", args.seed, 0, 2**63 - 1),
         ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
+        ("--kernel-memory", args.kernel_memory, 0.25, 10**6),
     )  # fmt: skip
     check_regex(args.tensor)
     if args.identify and (args.source is not None or args.source_text is not None):

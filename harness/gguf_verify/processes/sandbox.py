@@ -24,6 +24,9 @@ from . import confine
 #: What `--sandbox` takes: the best that there is; one of two ways, or an error; none.
 MODES = ("auto", "bwrap", "landlock", "off")
 _mode = "auto"
+#: GiB of memory that a foreign kernel's processes may take together.
+KERNEL_MEMORY = 16.0
+_kernel_memory = KERNEL_MEMORY
 
 #: Variables that a process that is not trusted gets, and how the names of further ones begin. Others may hold secrets.
 _PASSED = frozenset({
@@ -116,16 +119,28 @@ class Sandbox:
 
 
 @contextmanager
-def sandboxed(mode: str) -> Iterator[Sandbox]:
-    """How processes that start meanwhile are confined, in any thread. Raises EnvironmentFault where `mode` asks for
-    what this machine does not have, UsageError for what is no mode."""
-    global _mode
-    before, found = _mode, _sandbox(mode)
-    _mode = mode
+def sandboxed(mode: str, kernel_memory: float | None = None) -> Iterator[Sandbox]:
+    """How processes that start meanwhile are confined, in any thread.
+
+    Args:
+        mode: one of `MODES`.
+        kernel_memory: GiB that a foreign kernel's processes may take together; None: as before.
+
+    Raises EnvironmentFault where `mode` asks for what this machine does not have, UsageError for what is no mode.
+    """
+    global _mode, _kernel_memory
+    before, found = (_mode, _kernel_memory), _sandbox(mode)
+    _mode, _kernel_memory = mode, _kernel_memory if kernel_memory is None else kernel_memory
     try:
         yield found
     finally:
-        _mode = before
+        _mode, _kernel_memory = before
+
+
+def of_kernel(shown: tuple[Path, ...] = ()) -> Confinement:
+    """What a process of a foreign kernel may do that starts now. `shown` as of `Confinement`."""
+    memory = min(int(_kernel_memory * GIB), machine_memory() * 3 // 4)
+    return Confinement(Limits(memory=memory), devices=True, shown=shown)
 
 
 def current() -> Sandbox:
@@ -303,6 +318,6 @@ def _ancestors() -> list[int]:
 
 
 __all__ = [
-    "GIB", "MODES", "Confinement", "Limits", "Sandbox", "bubblewrap", "bubblewrap_fault", "by_landlock", "current",
-    "devices_of", "environment", "machine_memory", "sandboxed", "spec_of",
+    "GIB", "KERNEL_MEMORY", "MODES", "Confinement", "Limits", "Sandbox", "bubblewrap", "bubblewrap_fault",
+    "by_landlock", "current", "devices_of", "environment", "machine_memory", "of_kernel", "sandboxed", "spec_of",
 ]  # fmt: skip

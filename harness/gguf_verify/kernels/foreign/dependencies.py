@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ...processes.child import Spawned
+from ...processes.sandbox import of_kernel
 from ...support.errors import HarnessError
 from ...support.paths import PACKAGE
 from ...support.sources import file_digest
@@ -29,7 +30,7 @@ from ...support.text import printable
 from .channel import Channel, Garbled, Late
 from .child import end_with_parent, import_kernel
 from .cuda import CudaSource, included_files
-from .sources import CONFINED, START_LIMIT
+from .sources import START_LIMIT
 
 _MOST_FILES, _MOST_BYTES = 10_000, 1 << 24
 
@@ -57,7 +58,7 @@ def _digests(files: set[Path], folder: Path) -> dict[str, str]:
 
 def _of_python(path: Path, name: str) -> dict[str, str]:
     """Ask a process that imports it."""
-    process = Spawned("gguf_verify.kernels.foreign", stall=START_LIMIT, confined=CONFINED)
+    process = Spawned("gguf_verify.kernels.foreign", stall=START_LIMIT, confined=of_kernel())
     try:
         process.link.send_bytes(json.dumps({"path": str(path), "name": name, "dependencies": True}).encode())
         channel = Channel(process.link.fileno(), _MOST_BYTES)

@@ -6,20 +6,17 @@ import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from ...gguf import printable
 from ...processes.child import ChildProcess, Forked, Spawned
-from ...processes.sandbox import Confinement, Sandbox, by_landlock, current
+from ...processes.sandbox import Sandbox, by_landlock, current, of_kernel
 from .child import OracleRunner, PythonRunner, serve, serve_oracle
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
 START_LIMIT = 60.0
-#: What a kernel's process may do.
-CONFINED = Confinement(devices=True)
 
 
 class Source(ABC):
@@ -66,7 +63,7 @@ class File(Source):
         on_host: bool = False,
         shown: tuple[Path, ...] = (),
     ) -> None:
-        self._confined = replace(CONFINED, shown=shown)
+        self._shown = shown
         self.name, self._asked, self._oracle, self._close, self.on_host = name, asked, oracle, close, on_host
         self.start_limit = START_LIMIT if start_limit is None else start_limit
 
@@ -74,7 +71,7 @@ class File(Source):
         self._close()
 
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
-        process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall, confined=self._confined)
+        process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall, confined=of_kernel(self._shown))
         with contextlib.suppress(OSError):
             process.link.send_bytes(json.dumps(self._oracle if oracle else self._asked).encode())
         return process
@@ -99,4 +96,4 @@ class Object(Source):
             else:
                 serve(link, lambda: PythonRunner(self._kernel))
 
-        return Forked(run, verbose, stall, CONFINED)
+        return Forked(run, verbose, stall, of_kernel())
