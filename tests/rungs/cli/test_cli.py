@@ -97,11 +97,11 @@ def test_not_finite_numbers_are_strings_in_json(tmp_path: Path) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    assert_one_line(cli(tmp_path / "no.gguf"), 4, "No such file")
+    assert_one_line(cli(tmp_path / "no.gguf"), 2, "No such file")
 
 
 def test_directory(tmp_path: Path) -> None:
-    assert_one_line(cli(tmp_path), 4, "a directory")
+    assert_one_line(cli(tmp_path), 2, "a directory")
 
 
 @pytest.mark.parametrize(

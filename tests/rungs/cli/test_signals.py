@@ -19,10 +19,9 @@ SCRIPT = ROOT / "scripts" / "verify_model.py"
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
 ENDS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 WAITS = """
-import os
 from gguf_verify import kernel
 
-open(os.environ["TEST_PIPE"]).read()
+open(PIPE).read()
 
 
 @kernel(formats=["Q4_0"], semantics="q8_1")
@@ -118,9 +117,9 @@ def check_report(command: Command, number: signal.Signals) -> None:
 def test_before_the_first_rung(start: Callable[..., Command], tmp_path: Path, number: signal.Signals) -> None:
     """The kernel's author waits in its file. Nothing is known, and the reports say so."""
     kernel, pipe = tmp_path / "waits.py", tmp_path / "pipe"
-    kernel.write_text(WAITS)
+    kernel.write_text(WAITS.replace("PIPE", repr(str(pipe))))
     os.mkfifo(pipe)
-    command = start(SCRIPT, Q4_0, "--kernel", f"{kernel}:gemm", TEST_PIPE=str(pipe))
+    command = start(SCRIPT, Q4_0, "--kernel", f"{kernel}:gemm")
 
     held: list[int] = []
 
