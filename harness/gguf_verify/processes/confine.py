@@ -197,8 +197,11 @@ def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[
         allow(path, _READS)
     for path in map(os.path.realpath, writable):
         allow(path, rights & ~_IOCTL_DEVICE)
-    for path in map(os.path.realpath, devices):
+    used = [os.path.realpath(path) for path in devices]
+    for path in used:
         allow(path, _READ_FILE | _WRITE_FILE | _IOCTL_DEVICE | _READ_DIR)
+    if used:  # CUDA names its threads there, and does not start without
+        allow(os.path.realpath("/proc/self"), _READS | _WRITE_FILE)
     _called("landlock", libc.syscall(_RESTRICT_SELF, rules, 0))
     os.close(rules)
 

@@ -242,8 +242,14 @@ def bubblewrap(confined: Confinement, folder: Path, seccomp: int | None) -> list
     out += ["--cap-drop", "ALL", "--cap-add", "CAP_DAC_READ_SEARCH"] if root else ["--unshare-user"]
     out += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
     out += ["--size", str(confined.limits.folder_size), "--tmpfs", "/dev/shm"]
-    for device in devices_of(confined):
+    used = devices_of(confined)
+    for device in used:
         out += ["--dev-bind-try", device, device]
+    # root's settings of the system are files there; CUDA names its threads in the rest, and does not start without
+    for path in map("/proc/{}".format, ("sys", "sysrq-trigger", "irq", "bus", "fs")) if used else ():
+        out += ["--ro-bind-try", path, path]
+    if not used:
+        out += ["--remount-ro", "/proc"]
     away = {path.resolve() for path in confined.hidden if path.is_dir()}
     hidden = sorted(str(path) for path in away if away.isdisjoint(path.parents))
     for path in hidden:

@@ -151,6 +151,8 @@ def test_privileges(attempts: Attempts) -> None:
     for call in ("unshare(0x10000000)", "mount(b'none', b'/tmp', b'tmpfs', 0, 0)", "syscall(425, 1, 0)",
                  "syscall(321, 0, 0, 0)", "chroot(b'/')", "ioctl(0, 0x5412, b'x')"):  # fmt: skip
         assert attempts.says(f"{libc}.{call}") == "-1", call
+    for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/self/../1/oom_score_adj"):
+        assert attempts.says(f"open({path!r}, 'w')") in PERMISSION | {"FileNotFoundError"}, path
     most = "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))"
     assert attempts.says(most) == "ValueError"
     found = eval(attempts.says("dict(line.split(':') for line in open('/proc/self/status') if ':' in line)"))
