@@ -201,7 +201,7 @@ def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[
     for path in used:
         allow(path, _READ_FILE | _WRITE_FILE | _IOCTL_DEVICE | _READ_DIR)
     if used:  # CUDA names its threads there, and does not start without
-        allow(os.path.realpath("/proc/self"), _READS | _WRITE_FILE)
+        allow(os.path.realpath("/proc/self"), _READS | _WRITE_FILE | _TRUNCATE)
     _called("landlock", libc.syscall(_RESTRICT_SELF, rules, 0))
     os.close(rules)
 
