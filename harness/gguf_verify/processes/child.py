@@ -6,7 +6,9 @@ imported before NumPy is, so that a child can start early.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -14,7 +16,9 @@ import socket
 import struct
 import subprocess
 import sys
+import termios
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Seconds for a keeper to end what it keeps, which takes it some milliseconds. After them it is killed, too.
 _PATIENCE = 20.0
+#: Seconds that the last lines of a process are waited for.
+_SETTLES = 2.0
 
 
 class Kept(ABC):
@@ -49,25 +55,30 @@ class Kept(ABC):
         self._verbose, self._confined = verbose, confined
         self._lifeline: int | None = None
         self._log: Log | None = None
+        #: Our copy of the end of the pipe that the keeper reads: it says whether something waits there.
+        self._printed: int | None = None
         #: Its own folder, where it has one.
         self.folder: Path | None = None
         handle = os.memfd_create("gguf-verify-log", os.MFD_CLOEXEC)
-        lifeline = None
+        lifeline, theirs = None, None
         try:
+            self._printed, theirs = os.pipe()
             os.ftruncate(handle, Log.SIZE)
             self._log = Log(handle)
             if confined is not None:
                 self._confined = confined.hiding(cache_dir(), scratch.top())
                 self.folder = confined.folder or scratch.folder("own")
             lifeline, self._lifeline = os.pipe()
+            self._pipe = self._printed, theirs
             self._start(lifeline, handle)
         except BaseException:
             self._release()
             raise
         finally:
             os.close(handle)
-            if lifeline is not None:
-                os.close(lifeline)
+            for each in (lifeline, theirs):
+                if each is not None:
+                    os.close(each)
 
     @abstractmethod
     def _start(self, lifeline: int, log: int) -> None:
@@ -87,7 +98,7 @@ class Kept(ABC):
 
     def _spec(self, lifeline: int, log: int, kind: str) -> dict[str, Any]:
         """What the keeper is told. `kind` is that of the sandbox."""
-        spec: dict[str, Any] = {"lifeline": lifeline, "log": log, "echo": self._verbose}
+        spec: dict[str, Any] = {"lifeline": lifeline, "log": log, "echo": self._verbose, "printed": self._pipe}
         if self._confined is not None and self.folder is not None:
             spec |= sandbox.spec_of(self._confined, self.folder, kind)
         return spec
@@ -126,6 +137,9 @@ class Kept(ABC):
             log, self._log = self._log, None
             if log is not None:
                 log.close()
+            printed, self._printed = self._printed, None
+            if printed is not None:
+                os.close(printed)
         if self.folder is not None and (self._confined is None or self._confined.folder is None):
             scratch.remove_folder(self.folder)
 
@@ -138,10 +152,20 @@ class Kept(ABC):
         with self._closing:
             return 0 if self._log is None else self._log.total
 
+    def _settle(self) -> None:
+        """Wait until the keeper has read what the process has printed before, but not for long. The caller has the
+        lock."""
+        end, empty, held = time.monotonic() + _SETTLES, 0, array.array("i", [0])
+        while self._printed is not None and empty < 2 and time.monotonic() < end:
+            fcntl.ioctl(self._printed, termios.FIONREAD, held)
+            empty = 0 if held[0] else empty + 1
+            time.sleep(0.002)
+
     def last_lines(self, nbytes: int, since: int = 0) -> list[str]:
         """The lines that are not blank in the last bytes that the process printed, without its first `since` bytes;
         none after `close`."""
         with self._closing:
+            self._settle()
             return [] if self._log is None else _lines(self._log.last(nbytes, since))
 
     def first_lines(self) -> list[str]:
@@ -215,7 +239,7 @@ class _Program(Kept):
     ) -> None:  # fmt: skip
         """Start a command that gets these descriptors and, beside others, these variables."""
         kind, variables = "off", {**os.environ, **scratch.environment()}
-        passed, program = [*handles, lifeline, log], None
+        passed, program = [*handles, lifeline, log, *self._pipe], None
         if self._confined is not None and self.folder is not None:
             kind = sandbox.current().kind
             if kind != "off":
@@ -310,7 +334,7 @@ class Forked(ChildProcess):
 
         def keep() -> None:
             os.setsid()
-            _blank_all_but({self._theirs.fileno(), lifeline, log})
+            _blank_all_but({self._theirs.fileno(), lifeline, log, *self._pipe})
             keeper.prepare()
             keeper.end_as(keeper.keep(run, spec))
 

@@ -52,6 +52,14 @@ _DENIED = {
     "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300, "memfd_secret": 447, "shmget": 29,
     "msgget": 68, "semget": 64, "mq_open": 240, "vhangup": 153, "connect": 42, "migrate_pages": 256, "move_pages": 279,
 }  # fmt: skip
+#: What changes files that cannot be opened for writing, which Landlock lets pass: modes, owners, times, attributes.
+_OF_METADATA = {
+    "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": 452, "chown": 92, "fchown": 93, "lchown": 94,
+    "fchownat": 260, "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "setxattrat": 463, "removexattr": 197,
+    "lremovexattr": 198, "fremovexattr": 199, "removexattrat": 466, "utime": 132, "utimes": 235, "futimesat": 261,
+    "utimensat": 280, "file_setattr": 469,
+}  # fmt: skip
+_FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR = 0x40086602, 0x401C5820
 #: glibc makes do without: it then calls clone, whose flags can be looked at.
 _CLONE3, _CLONE = 435, 56
 _NAMESPACES = 0x7E020080
@@ -67,6 +75,8 @@ _ON_PROCESS = {
 _ON_SECOND = {"setpriority": 141, "ioprio_set": 251}
 
 _CAP_DAC_READ_SEARCH = 2
+#: Settings of the system, which root may write without any capability.
+SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 38, 22, 24, 47
 
 
@@ -95,13 +105,15 @@ def _called(what: str, result: int) -> int:
     return result
 
 
-def filter_program(protected: Sequence[int] = (), devices: bool = False) -> bytes:
+def filter_program(protected: Sequence[int] = (), devices: bool = False, metadata: bool = True) -> bytes:
     """A seccomp filter for x86-64, as an array of `struct sock_filter`.
 
     Args:
         protected: processes that must not be signalled or changed, by numbers that mean the same to the confined
             process; -1 and their groups with them.
         devices: whether CUDA is used, which opens sockets of its own (and cannot connect them).
+        metadata: whether it may change modes, owners, times and attributes of files, as far as its view of them lets
+            it.
     """
     out: list[tuple[int, int, int, int]] = []
 
@@ -128,7 +140,7 @@ def filter_program(protected: Sequence[int] = (), devices: bool = False) -> byte
     load(0)
     out.append((0x35, 0, 1, _X32))
     answer(deny)
-    for number in _DENIED.values():
+    for number in (*_DENIED.values(), *(() if metadata else _OF_METADATA.values())):
         when_equal(number, deny)
     when_equal(_CLONE3, no_such)
     if not devices:
@@ -137,7 +149,7 @@ def filter_program(protected: Sequence[int] = (), devices: bool = False) -> byte
     else:
         of_call(_SOCKET, (0x20, 0, 0, 16), (0x15, 1, 0, _AF_UNIX), (0x06, 0, 0, _ERRNO | _EACCES))
     of_call(_CLONE, (0x20, 0, 0, 16), (0x45, 0, 1, _NAMESPACES), (0x06, 0, 0, deny))
-    for request in (_TIOCSTI, _TIOCLINUX):
+    for request in (_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR):
         of_call(_IOCTL, (0x20, 0, 0, 24), (0x15, 0, 1, request), (0x06, 0, 0, deny))
     if protected:
         values = sorted({sign * pid & 0xFFFFFFFF for pid in protected for sign in (1, -1)} | {0xFFFFFFFF})
@@ -172,6 +184,18 @@ def _without_privileges() -> None:
     _called("no_new_privs", libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
+def _protect_settings() -> None:
+    """In this process's view of the file system, root can no longer write the system's settings below /proc. Where that
+    cannot be done, `_landlock` sees it."""
+    libc, bind, read_only, remount = _libc(), 4096, 1, 32
+    private = 1 << 18 | 16384
+    if libc.unshare(0x20000) or libc.mount(None, b"/", None, private, None):
+        return
+    for path in map(os.fsencode, SETTINGS):
+        if libc.mount(path, path, None, bind, None) == 0:
+            libc.mount(None, path, None, remount | bind | read_only, None)
+
+
 def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[str], shown: Iterable[str]) -> None:
     """Only `writable` can be written, and what is `hidden` can be neither read nor listed, but for what is `shown`."""
     abi, libc = landlock_abi(), _libc()
@@ -201,7 +225,8 @@ def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[
     for path in used:
         allow(path, _READ_FILE | _WRITE_FILE | _IOCTL_DEVICE | _READ_DIR)
     if used:  # CUDA names its threads there, and does not start without
-        allow(os.path.realpath("/proc/self"), _READS | _WRITE_FILE | _TRUNCATE)
+        safe = not any(os.access(path, os.W_OK) for path in SETTINGS)
+        allow("/proc" if safe else os.path.realpath("/proc/self"), _READS | _WRITE_FILE | _TRUNCATE)
     _called("landlock", libc.syscall(_RESTRICT_SELF, rules, 0))
     os.close(rules)
 
@@ -245,9 +270,11 @@ def apply(spec: Mapping[str, Any]) -> None:
     limit(spec["limits"])
     if not spec["landlock"] and not spec["seccomp"]:
         return
+    if spec["devices"] and os.geteuid() == 0:
+        _protect_settings()
     _without_privileges()
     if spec["landlock"]:
         _landlock(spec["writable"], spec["devices"], spec["hidden"], spec["shown"])
     if spec["seccomp"]:
         protected = (*spec["protected"], os.getppid())  # the last is what keeps this process
-        _filter(filter_program(protected, bool(spec["devices"])))
+        _filter(filter_program(protected, bool(spec["devices"]), metadata=False))

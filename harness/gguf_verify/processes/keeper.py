@@ -6,6 +6,7 @@ SPEC is JSON:
                 it too), the command is killed.
     log         a file that keeps the last of what the command prints, as `Log` writes it; without one, the command
                 prints where this process does.
+    printed     the two ends of the pipe that it prints into.
     echo        whether that is also printed on standard error, without control characters.
     confine     what the command may do, for `confine.apply`; without it, all that we may.
     watch       limits of the command and all that it started, together: "memory" (bytes), "processes" (and threads),
@@ -283,7 +284,9 @@ def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
     if "log" in spec:
         os.set_inheritable(spec["log"], False)
         log = Log(spec["log"])
-        ours, theirs = os.pipe()
+        ours, theirs = spec["printed"]
+        for each in (ours, theirs):
+            os.set_inheritable(each, False)
         output = _Output(ours, log, spec.get("echo", False))
     ended, note = os.pipe()
     os.set_blocking(note, False)

@@ -192,6 +192,7 @@ def _landlock(why_no_bubblewrap: str) -> Sandbox:
         missing.append("signal your other processes, but not this one" if seccomp else "signal your processes")
     if not seccomp:
         missing.append("use the network" if abi < 4 else "use the network, but not by TCP")
+        missing.append("change modes and times of your files")
     kind = "landlock" if abi or seccomp else "off"
     said = " and ".join(by) or "nothing that this system has"
     return Sandbox(kind, f"{said}, without bubblewrap ({why_no_bubblewrap})", tuple(missing))
@@ -246,7 +247,7 @@ def bubblewrap(confined: Confinement, folder: Path, seccomp: int | None) -> list
     for device in used:
         out += ["--dev-bind-try", device, device]
     # root's settings of the system are files there; CUDA names its threads in the rest, and does not start without
-    for path in map("/proc/{}".format, ("sys", "sysrq-trigger", "irq", "bus", "fs")) if used else ():
+    for path in confine.SETTINGS if used else ():
         out += ["--ro-bind-try", path, path]
     if not used:
         out += ["--remount-ro", "/proc"]

@@ -21,9 +21,10 @@ from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign import ForeignKernel, launcher, open_foreign, process, sources
 from gguf_verify.kernels.foreign.child import serve
 from gguf_verify.processes.child import ChildProcess, Forked, Spawned
+from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.support.errors import EnvironmentFault, KernelFault, OracleFault, UsageError
 from tests.support.foreign_runs import EXAMPLES, M, N, altered, multiplied, operands, verified
-from tests.support.processes import children, gone
+from tests.support.processes import children, gone, kept
 from tests.support.tools import ROOT
 
 LYING = ROOT / "tests" / "support" / "lying_kernels.py"
@@ -159,9 +160,10 @@ def test_a_process_without_compiler_and_cache(tmp_path: Path, monkeypatch: pytes
     at = text.index("struct Q4_0")
     told = tmp_path / "told"
     (tmp_path / "k.cu").write_text(text[:at] + "#include <cstdio>\n" + TELLS % told + text[at:])
-    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+    with sandboxed("off"):  # it tells by a file
+        kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
     expected = product(kernel)
-    pid = kernel._conversation.process.pid
+    pid = kept(kernel._conversation.process.pid)
     for schedule in (Schedule("descending"), Schedule("seeded", 1), Schedule(checked=True)):
         under = kernel.under(schedule)
         if under is not None:  # checks need GCC

@@ -73,8 +73,12 @@ def test_files(attempts: Attempts, tmp_path: Path) -> None:
     assert attempts.says(f"Path({str(tmp_path / 'there')!r}).read_text()") == "'x'"
     for path in (tmp_path / "new", tmp_path / "there", CHECKOUT / "pyproject.toml", Path.home() / ".gguf-verify-test"):
         assert attempts.says(f"open({str(path)!r}, 'a')") in PERMISSION
-        assert attempts.says(f"os.chmod({str(path.parent)!r}, 0o777)") in PERMISSION | {"FileNotFoundError"} or True
     assert (tmp_path / "there").read_text() == "x"
+    there = str(tmp_path / "there")
+    for call in (f"os.chmod({there!r}, 0o777)", f"os.utime({there!r}, (0, 0))", f"os.chown({there!r}, 1, 1)",
+                 f"os.setxattr({there!r}, 'user.x', b'')", f"os.link({there!r}, {there + '2'!r})",
+                 f"os.symlink('a', {there + '2'!r})", f"os.truncate({there!r}, 0)"):  # fmt: skip
+        assert attempts.says(call) in PERMISSION, call
     assert attempts.says(f"os.unlink({str(tmp_path / 'there')!r})") in PERMISSION
     assert attempts.says(f"os.rename({str(tmp_path / 'there')!r}, {str(tmp_path / 'b')!r})") in PERMISSION
     own = attempts.child.folder
@@ -316,9 +320,11 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of systems that have less."""
     for abi, seccomp, missing in (
         (7, True, {"see the names of other processes"}),
-        (3, False, {"see the names of other processes", "signal your processes", "use the network"}),
+        (3, False, {"see the names of other processes", "signal your processes", "use the network",
+                    "change modes and times of your files"}),
         (0, False, {"see the names of other processes", "signal your processes", "use the network",
-                    "write every file that you may write", "read and change the memory of your processes"}),
+                    "change modes and times of your files", "write every file that you may write",
+                    "read and change the memory of your processes"}),
     ):  # fmt: skip
         monkeypatch.setattr(confine, "landlock_abi", lambda abi=abi: abi)
         monkeypatch.setattr(confine, "has_seccomp", lambda seccomp=seccomp: seccomp)
@@ -351,3 +357,20 @@ def test_dead_verifier(kind: str) -> None:
         verifier.kill()
     assert gone(map(int, pids))
     Path(folder).rmdir()
+
+
+def test_with_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CUDA needs is there, also for processes that it starts; the system's settings stay as they are."""
+    monkeypatch.setattr(sandbox, "_DEVICES", ("/dev/full",))
+    made = Attempts(Confinement(LIMITS, devices=True))
+    try:
+        assert made.says("open('/dev/full', 'w') and 1") == "1"
+        assert made.says("open('/proc/self/comm', 'w').write('x')") == "1"
+        line = 'subprocess.run([sys.executable, \'-c\', \'open("/proc/self/comm", "w").write("x")\']).returncode'
+        assert made.says(line) == "0"
+        for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", f"/proc/{os.getpid()}/mem"):
+            assert made.says(f"open({path!r}, 'w')") in PERMISSION | {"FileNotFoundError"}, path
+        assert made.says("socket.socket()") in PERMISSION
+        assert made.says("connects(1, '/nothing')") in PERMISSION
+    finally:
+        made.child.close()
