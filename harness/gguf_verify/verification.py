@@ -143,7 +143,7 @@ def verify(
             open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
             open_model(path) as model,
         ):
-            if options.sanitize and (fault := multiplier.host.check_fault()) is not None:
+            if options.sanitize and (fault := multiplier.check_fault()) is not None:
                 raise EnvironmentFault(f"--sanitize: {fault}")
             if not any(map(may_be_matrix, model.tensors.values())):
                 n = len(model.tensors)

@@ -4,6 +4,7 @@ no compute-sanitizer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from gguf_verify.kernels.foreign.process import open_foreign
 from gguf_verify.kernels.interface import Kernel
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.results import Options
 from gguf_verify.support.errors import KernelFault, KernelFinding
 from gguf_verify.verification import verify
@@ -49,6 +51,13 @@ UNSET = """    __shared__ unsigned unset[128];
 #: That does not depend on it, and that does.
 UNUSED, USED = "M < 0 ? __uint_as_float(other) : acc", "__uint_as_float(__float_as_uint(acc) ^ other)"
 PAST, BEFORE = "((const unsigned char*)w)[N * blocks * 18 + 16]", "((const signed char*)x)[-16]"
+
+
+@pytest.fixture(autouse=True)
+def trusted() -> Iterator[None]:
+    """compute-sanitizer needs sockets, which the sandbox takes away."""
+    with sandboxed("off"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +220,15 @@ def test_the_command_line(tmp_path: Path) -> None:
     source = WRONG["past the end"][0]
     (tmp_path / "kernel.cu").write_text(source)
     arguments = ("--host", "gpu", "--tensor", r"blk\.0\.attn_q\.", "--rungs", "layers", "--probes", "brief")
-    done = cli(FIXTURES / "tiny-Q4_0.gguf", "--kernel", f"{tmp_path / 'kernel.cu'}:gemm", *arguments, "--sanitize")
+    done = cli(
+        FIXTURES / "tiny-Q4_0.gguf",
+        "--kernel",
+        f"{tmp_path / 'kernel.cu'}:gemm",
+        *arguments,
+        "--sanitize",
+        "--sandbox",
+        "off",
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"outside its buffers at {line_of(source, '    y[i]')}" in done.stdout
     assert "past the end of its weights" in done.stdout
@@ -221,10 +238,21 @@ def test_a_verification(tmp_path: Path, gpu: Host) -> None:
     """It reads memory that nothing has written and does not use it: verified, and the report has a note of it."""
     source = reads_unset("global", UNUSED)
     (tmp_path / "kernel.cu").write_text(source)
-    options = Options(probes="brief", sanitize=True, n_predict=1, tensor=r"blk\.0\.attn_q\.", progress=False)
+    options = Options(
+        probes="brief", sanitize=True, n_predict=1, tensor=r"blk\.0\.attn_q\.", progress=False, sandbox="off"
+    )
     report = verify(FIXTURES / "tiny-Q4_0.gguf", f"{tmp_path / 'kernel.cu'}:gemm", gpu, ["layers"], options)
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
     assert report.rungs[0].checked["products under other schedules"] == 3
     place = line_of(source, "    const unsigned other")
     noted = f"it reads what nothing has written, and its outputs do not depend on it: global memory at {place}"
     assert [n.endswith(noted) for n in report.rungs[0].notes].count(True) == 1, report.rungs[0].notes
+
+
+def test_not_in_a_sandbox(tmp_path: Path) -> None:
+    """A launch that cannot be checked is no fault of the kernel's."""
+    (tmp_path / "kernel.cu").write_text(EXAMPLE)
+    arguments = ("--host", "gpu", "--tensor", r"blk\.0\.attn_q\.", "--rungs", "layers", "--probes", "brief")
+    done = cli(FIXTURES / "tiny-Q4_0.gguf", "--kernel", f"{tmp_path / 'kernel.cu'}:gemm", *arguments, "--sanitize")
+    assert done.returncode == 3
+    assert "add --sandbox off" in done.stderr

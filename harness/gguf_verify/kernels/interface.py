@@ -84,6 +84,10 @@ class Candidate(ABC):
         """How its own process is confined; None for a kernel of this project."""
         return None
 
+    def check_fault(self) -> str | None:
+        """Why its launches cannot be checked for races and bad accesses here, or None."""
+        return self.host.check_fault()
+
     def runs_on(self) -> HostInfo:
         """Where it runs."""
         return self.host.info()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.cpu_host import Buffer
 from gguf_verify.hosts.foreign_sources import foreign_source
 from gguf_verify.hosts.schedule import Schedule
@@ -265,3 +267,16 @@ def test_nvrtc_reads_foreign_sources_in_a_process_of_its_own(tmp_path: Path, mon
         assert nvrtc.cubin_key(tmp_path, "endless.cu", "90", {}) is None
     with foreign_source(tmp_path, 2.0), pytest.raises(EnvironmentFault, match="did not compile within 2 s"):
         nvrtc.compile_cubin(tmp_path, "endless.cu", "90", {})
+
+
+def test_checks_of_a_card_and_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """compute-sanitizer needs sockets, which a confined kernel has not; that is said, and not a fault of the kernel's."""
+    monkeypatch.setitem(process.HOSTS, "cpu", replace(process.HOSTS["cpu"], emulated=False))
+    checked = Schedule(checked=True)
+    kernel = open_foreign(f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", CpuHost(1))
+    assert "add --sandbox off" in kernel.check_fault()
+    assert kernel.under(checked) is None
+    assert kernel.under(Schedule("descending")) is not None
+    with sandboxed("off"):
+        assert kernel.check_fault() == checks_fault()
+    kernel.close()

@@ -112,6 +112,14 @@ class ForeignKernel(Kernel):
     def sandbox(self) -> Sandbox:
         return self._source.sandbox
 
+    def check_fault(self) -> str | None:
+        if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "off":
+            return (
+                "compute-sanitizer speaks with what it checks by sockets, which the sandbox takes away from your kernel; "
+                "if you trust the kernel, add --sandbox off"
+            )
+        return super().check_fault()
+
     @property
     def semantics(self) -> str:
         return self.declaration.semantics
@@ -161,6 +169,8 @@ class ForeignKernel(Kernel):
 
     def under(self, schedule: Schedule) -> ForeignKernel | None:
         if not self._source.on_host or not self.host.offers(schedule):
+            return None
+        if schedule.checked and self.check_fault() is not None:
             return None
         scheduled = copy.copy(self)  # which shares the process
         scheduled._schedule = schedule
