@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts import HOSTS, CpuHost, nvrtc
 from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.cpu_host import Buffer
 from gguf_verify.hosts.foreign_sources import foreign_source
@@ -270,8 +270,8 @@ def test_nvrtc_reads_foreign_sources_in_a_process_of_its_own(tmp_path: Path, mon
 
 
 def test_checks_of_a_card_and_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """compute-sanitizer needs sockets, which a confined kernel has not; that is said, and not a fault of the kernel's."""
-    monkeypatch.setitem(process.HOSTS, "cpu", replace(process.HOSTS["cpu"], emulated=False))
+    """compute-sanitizer needs sockets, which a confined kernel has not: that is no fault of the kernel's."""
+    monkeypatch.setitem(HOSTS, "cpu", replace(HOSTS["cpu"], emulated=False))
     checked = Schedule(checked=True)
     kernel = open_foreign(f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", CpuHost(1))
     assert "add --sandbox off" in kernel.check_fault()

@@ -115,8 +115,8 @@ class ForeignKernel(Kernel):
     def check_fault(self) -> str | None:
         if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "off":
             return (
-                "compute-sanitizer speaks with what it checks by sockets, which the sandbox takes away from your kernel; "
-                "if you trust the kernel, add --sandbox off"
+                "compute-sanitizer speaks with what it checks by sockets, which the sandbox takes away from your "
+                "kernel; if you trust the kernel, add --sandbox off"
             )
         return super().check_fault()
 
