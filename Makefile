@@ -102,7 +102,11 @@ endif
 	@touch $@
 
 $(INSTALLED)-fuzz: $(INSTALLED)
+ifdef LOCKED
+	requirements/install $(BIN)/python fuzz
+else
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+endif
 	@touch $@
 
 $(INSTALLED)-docs: $(INSTALLED)

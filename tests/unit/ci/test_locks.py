@@ -20,7 +20,13 @@ LOCKS = sorted(FOLDER.glob("*.txt"))
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 _DIGEST = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 #: Lock → the extras of pyproject.toml that it holds beside the dependencies.
-EXTRAS = {"llama": ["llama"], "cuda": ["llama", "cuda13"], "test": ["llama", "test"], "docs": ["docs"]}
+EXTRAS = {
+    "llama": ["llama"],
+    "cuda": ["llama", "cuda13"],
+    "test": ["llama", "test"],
+    "docs": ["docs"],
+    "fuzz": ["fuzz"],
+}
 
 
 @cache
