@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -69,3 +70,11 @@ def kept(keeper: int) -> int:
             return False
 
     return found[0] if wait_until(innermost) else keeper
+
+
+def end_kept(keeper: int, number: int) -> None:
+    """Send a deadly signal to the process that a keeper keeps, and wait until it has ended."""
+    pid = kept(keeper)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+    assert gone([pid])

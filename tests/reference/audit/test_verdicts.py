@@ -26,7 +26,7 @@ from gguf_verify.support.errors import MalformedFile, UsageError
 from gguf_verify.support.paths import kernel_root
 from tests.support import corpus
 from tests.support.audits import TINY, at_scan, bytes_rung, dies_at_scan, ids, one_tensor, rule, run
-from tests.support.processes import kept
+from tests.support.processes import end_kept
 from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES, patched, patched_block, split_model, write_model
 
@@ -119,7 +119,7 @@ def test_selected_tensors(tmp_path: Path) -> None:
 
 def test_llama_dies_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     def die(self: FilePasses, *_: object, **__: object) -> None:
-        os.kill(self._process.pid, 9)
+        end_kept(self._process.pid, 9)
         self._process.ask("validate", {"raw": np.zeros(18, np.uint8)}, type=2)
 
     monkeypatch.setattr(FilePasses, "scans", die)
@@ -136,7 +136,7 @@ def dies_at(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> list[i
     def call(self: FilePasses, *arguments: object, **named: object) -> object:
         calls.append(self._process.pid)
         if len(calls) == number:
-            os.kill(kept(self._process.pid), 9)
+            end_kept(self._process.pid, 9)
         return whole(self, *arguments, **named)
 
     monkeypatch.setattr(FilePasses, method, call)

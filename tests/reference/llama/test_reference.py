@@ -19,7 +19,7 @@ from gguf_verify.llama import Evaluation, Gemm, Llama, LlamaRefused
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.paths import PACKAGE
-from tests.support.processes import kept
+from tests.support.processes import end_kept, kept
 from tests.support.tools import FIXTURES
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -114,7 +114,7 @@ def test_a_file_it_does_not_load(tmp_path: Path) -> None:
 
 def test_crash() -> None:
     with Llama() as process:
-        os.kill(process.pid, signal.SIGSEGV)
+        end_kept(process.pid, signal.SIGSEGV)
         with pytest.raises(EnvironmentFault, match=r"llama.cpp died in \w+ \(SIGSEGV\)"):
             process.versions()
 

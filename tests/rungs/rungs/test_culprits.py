@@ -3,6 +3,7 @@ once. What the diagnosis says follows it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -94,7 +95,8 @@ def killing(after: int) -> Candidate:
         calls[0] += 1
         if calls[0] == after:
             for pid in _llamas() - before:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # what keeps it has ended it
+                    os.kill(pid, signal.SIGKILL)
         return y
 
     return Wrong(kill)
