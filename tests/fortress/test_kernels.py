@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gguf_verify.processes.sandbox import bubblewrap_fault
 from tests.support.hostile import Arena, Attack, of_source, single, together
 from tests.support.hostile_kernels import sources
 
@@ -32,7 +31,6 @@ def test_a_wrong_kernel_that_attacks_nobody(arena: Arena) -> None:
     assert not outcome.breaches, outcome.described()
 
 
-@pytest.mark.skipif(bubblewrap_fault() is not None, reason="no bubblewrap, which alone confines all of these")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_all_at_once(arena: Arena, moment: str) -> None:
     outcome = arena.run(together(), moment, exits=[1])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.processes.sandbox import bubblewrap_fault
 from tests.support.hostile import Arena, together
 from tests.support.hostile_ground import Ground
 from tests.support.tools import ROOT
@@ -14,7 +13,6 @@ from tests.support.tools import ROOT
 HONEST = f"{ROOT / 'examples' / 'numpy_q4_0.py'}:gemm"
 
 
-@pytest.mark.skipif(bubblewrap_fault() is not None, reason="no bubblewrap, which alone confines all of these")
 def test_the_worker_of_llama_is_taken_over(ground: Ground, tmp_path: Path) -> None:
     """It attacks, then works as it should: so the kernel is verified, and nothing else happened."""
     with Arena(ground, tmp_path / "arena", possessed="llama/worker/__main__.py") as arena:

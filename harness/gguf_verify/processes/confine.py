@@ -68,11 +68,14 @@ _IOCTL, _TIOCSTI, _TIOCLINUX = 16, 0x5412, 0x541C
 _MEMFD_CREATE = 319
 #: System calls whose first argument is a process that they act on, or a group of processes by its negative number.
 _ON_PROCESS = {
-    "kill": 62, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "prlimit64": 302,
-    "sched_setaffinity": 203, "sched_setscheduler": 144, "sched_setparam": 142, "sched_setattr": 314, "setpgid": 109,
+    "kill": 62, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "sched_setaffinity": 203,
+    "setpgid": 109,
 }  # fmt: skip
-#: Those whose second argument is one.
-_ON_SECOND = {"setpriority": 141, "ioprio_set": 251}
+#: Which argument must be 0, this process, because Landlock lets any process of the same user be changed so.
+_OWN_ALONE = (
+    (302, 16), (144, 16), (142, 16), (314, 16),  # prlimit64, sched_setscheduler, sched_setparam, sched_setattr
+    (141, 16), (141, 24), (251, 24),  # setpriority of a process, not of a user; ioprio_set
+)  # fmt: skip
 
 _CAP_DAC_READ_SEARCH = 2
 #: Settings of the system, which root may write without any capability.
@@ -153,10 +156,11 @@ def filter_program(protected: Sequence[int] = (), devices: bool = False, metadat
         of_call(_IOCTL, (0x20, 0, 0, 24), (0x15, 0, 1, request), (0x06, 0, 0, deny))
     if protected:
         values = sorted({sign * pid & 0xFFFFFFFF for pid in protected for sign in (1, -1)} | {0xFFFFFFFF})
-        for table, at in ((_ON_PROCESS, 16), (_ON_SECOND, 24)):
-            for number in table.values():
-                tests = [i for value in values for i in ((0x15, 0, 1, value), (0x06, 0, 0, deny))]
-                of_call(number, (0x20, 0, 0, at), *tests)
+        for number in _ON_PROCESS.values():
+            tests = [i for value in values for i in ((0x15, 0, 1, value), (0x06, 0, 0, deny))]
+            of_call(number, (0x20, 0, 0, 16), *tests)
+        for number, at in _OWN_ALONE:
+            of_call(number, (0x20, 0, 0, at), (0x15, 1, 0, 0), (0x06, 0, 0, deny))
     answer(_ALLOW)
     return b"".join(struct.pack("HBBI", *instruction) for instruction in out)
 

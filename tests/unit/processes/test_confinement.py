@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +37,8 @@ PERMISSION = {"PermissionError", "OSError"}
 class Attempts:
     """A process that tries expressions."""
 
+    kind = ""
+
     def __init__(self, confined: Confinement | None, **environment: str) -> None:
         variables = {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "harness")]), **environment}
         self.child = Spawned("tests.support.attempts", environment=variables, confined=confined)
@@ -63,6 +66,7 @@ def attempts(kind: str, tmp_path: Path) -> Iterator[Attempts]:
     (hidden / "secret").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path)
     made = Attempts(Confinement(LIMITS, hidden=(hidden,)))
+    made.kind = kind
     yield made
     made.child.close()
 
@@ -135,6 +139,15 @@ def connected(family: int, address: Any) -> bool:
 
 def test_other_processes(attempts: Attempts) -> None:
     """No signal, no memory, no limit of the verifier or of what keeps the process."""
+    assert attempts.says("resource.prlimit(0, resource.RLIMIT_CORE) and 1") == "1"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        for call in (
+            f"resource.prlimit({stranger.pid}, resource.RLIMIT_CORE, (0, 0))",
+            f"os.setpriority(os.PRIO_PROCESS, {stranger.pid}, 19)", "os.setpriority(os.PRIO_USER, 0, 19)",
+        ):  # fmt: skip
+            if "USER" not in call or attempts.kind == "landlock":
+                assert attempts.says(call) in PERMISSION | {"ProcessLookupError"}, call
+        stranger.communicate(b"\n")
     for pid in (os.getpid(), attempts.child.pid):
         for call in (
             f"os.kill({pid}, 0)", f"os.killpg({pid}, 0)", f"open('/proc/{pid}/mem', 'r+b')",
@@ -336,8 +349,6 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_dead_verifier(kind: str) -> None:
     """When the process that started one is killed, all of it ends."""
-    import subprocess
-
     program = (
         "import sys, time\n"
         "from gguf_verify.processes import sandbox\n"
