@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gguf_verify.kernels.domain import domain_of
 from gguf_verify.kernels.foreign.child import Fault
-from gguf_verify.kernels.foreign.cuda import CudaDeclaration, parse
+from gguf_verify.kernels.foreign.declared import CudaDeclaration, parse
 from gguf_verify.support.errors import KernelFault, UsageError
 from tests.fuzz import mutations
 from tests.fuzz.target import Target

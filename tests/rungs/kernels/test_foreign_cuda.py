@@ -9,7 +9,9 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.kernels.foreign import open_foreign
-from gguf_verify.kernels.foreign.cuda import CudaSource, Expression, parse
+from gguf_verify.kernels.foreign.cuda import CudaSource
+from gguf_verify.kernels.foreign.declared import parse
+from gguf_verify.kernels.foreign.expressions import Expression
 from gguf_verify.support.errors import KernelFault, UsageError
 from tests.support.foreign_runs import EXAMPLES, K, M, N, altered, multiplied, operands
 

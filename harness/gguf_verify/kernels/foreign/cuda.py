@@ -1,220 +1,31 @@
-r"""A foreign kernel in CUDA C++: FILE.cu:SYMBOL. A block of comments in the file, or FILE.toml, declares what it is:
-
-    // [gguf-verify]
-    // formats = ["Q4_0"]                       types of weights
-    // semantics = "q8_1"                       as in api.py; add `ordered = true` if it keeps the definition's order
-    // oracle = "file.py:NAME"                  an Oracle, in a file beside this one; it replaces semantics
-    // takes = "float32"                        if it quantizes its activations itself, as in api.py
-    // parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
-    // block = 128                              threads: a number, an expression, or up to three of them
-    // grid = "ceil(M * N, 128)"                blocks, likewise
-    // shared = "4 * K"                         bytes of dynamic shared memory, if it uses any
-    // domain = { M = 1 }                       where it works, if not everywhere: see gguf_verify.kernels.domain
-    // macros = { TILE = 16 }                   optional; macros of one type: macros.Q4_0 = { BLOCK = "block_q4_0" }
-    // [/gguf-verify]
-
-SYMBOL is an `extern "C" __global__ void` function. Its parameters are the three pointers (weights and activations to
-bytes as in api.py, output to float[M][N]) and integers, in the declared order. Expressions consist of integers, M, N,
-K, + - *, / (which rounds down), parentheses, min, max and ceil(a, b), which is the quotient rounded up.
-
-The file is compiled by the C++ compiler for the CPU and by NVRTC for a GPU. So it cannot include headers of CUDA (but
-<cuda_pipeline.h>, for asynchronous copies) or of the C++ library, and a half is its 16 bits. Atomic operations and
-fences work on both; inline PTX does not on the CPU. It may include other files by `#include "…"`. The macro
-DYNAMIC_SHARED(name) declares dynamic shared memory, aligned to 1024 bytes. On the CPU all shared memory starts as 0xFF,
-and a byte that is written outside the dynamic part makes the kernel fail.
-"""
+"""The sources of a kernel in CUDA C++, FILE.cu:SYMBOL: they are copied, and compiled for a host. What the file declares
+stands in `declared`."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import os
 import re
-import tomllib
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ...hosts import HOSTS
 from ...hosts.base import Host, Placed
 from ...hosts.foreign_sources import foreign_source
 from ...hosts.schedule import Schedule
-from ...semantics import OWN
 from ...support import scratch
-from ...support.errors import EnvironmentFault, KernelFault, UsageError
+from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import kernel_root
-from ..domain import domain_of
-from ..launches import Launched
-from .api import Declaration, strings
+from .declared import INTEGERS, CudaDeclaration, parse
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
 _PTX = re.compile(r"\basm\b\s*(?:volatile\b\s*)?\(")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEYS = {"formats", "semantics", "oracle", "takes", "ordered", "parameters", "block", "grid", "shared", "macros",
-         "domain"}  # fmt: skip
-_POINTERS = ("weights", "activations", "output")
-_INTEGERS: dict[str, Any] = {"int32": np.int32, "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64}
-_MOST_TEXT, _MOST_FILES, _MOST_EXPRESSION = 1 << 22, 64, 200
+_MOST_TEXT, _MOST_FILES = 1 << 22, 64
 #: CUDA's headers that a kernel may include.
 _OF_CUDA = ("cuda_pipeline.h", "cuda_pipeline_primitives.h")
 _UNIT = "foreign.cu"  # NVRTC's own is unit.cu
-
-
-class Expression:
-    """Integer arithmetic of M, N and K. Raises UsageError for anything else."""
-
-    def __init__(self, source: object) -> None:
-        self.source = str(source)
-        try:
-            if isinstance(source, bool) or not isinstance(source, int | str) or len(self.source) > _MOST_EXPRESSION:
-                raise ValueError
-            self._root = ast.parse(self.source.strip(), mode="eval").body
-            _value(self._root, {"M": 1, "N": 1, "K": 1})
-        except ZeroDivisionError:
-            pass
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            raise UsageError(f"{ascii(self.source)[:80]} is not an expression of M, N and K") from None
-
-    def value(self, m: int, n: int, k: int) -> int:
-        """Raises KernelFault where it divides by zero."""
-        try:
-            return _value(self._root, {"M": m, "N": n, "K": k})
-        except ZeroDivisionError:
-            raise KernelFault(f"{self.source} divides by zero at M={m}, N={n}, K={k}") from None
-
-
-def _value(node: ast.AST, names: dict[str, int]) -> int:
-    """The value of a syntax tree. Raises ValueError for anything but such arithmetic; ZeroDivisionError."""
-    match node:
-        case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            return value
-        case ast.Name(id=name) if name in names:
-            return names[name]
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _value(left, names), _value(right, names)
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.Div():
-                    return a // b
-        case ast.Call(func=ast.Name(id="min" | "max" | "ceil" as name), args=[first, second], keywords=[]):
-            a, b = _value(first, names), _value(second, names)
-            return -(-a // b) if name == "ceil" else min(a, b) if name == "min" else max(a, b)
-    raise ValueError
-
-
-@dataclass(frozen=True)
-class CudaDeclaration:
-    """What the comment or FILE.toml declares. `parameters` are pairs of type and name; the type of pointers is ""."""
-
-    of: Declaration
-    parameters: tuple[tuple[str, str], ...]
-    block: tuple[Expression, Expression, Expression]
-    grid: tuple[Expression, Expression, Expression]
-    shared: Expression
-    macros: dict[str, str]
-    macros_of: dict[str, dict[str, str]]
-    #: FILE.py and NAME of its oracle, if it has one.
-    oracle: tuple[str, str] | None = None
-
-    def defines(self, fmt: str) -> dict[str, str]:
-        """The macros for such weights."""
-        return {**self.macros, **self.macros_of.get(fmt, {})}
-
-    def launched(self, m: int, n: int, k: int) -> Launched:
-        """What a call launches. Raises KernelFault."""
-        grid, block = ((x.value(m, n, k), y.value(m, n, k), z.value(m, n, k)) for x, y, z in (self.grid, self.block))
-        return Launched(grid, block, self.shared.value(m, n, k))
-
-    def launch(self, fmt: str, m: int, n: int, k: int) -> dict[str, Any]:
-        """The same for a message, of the kernel of a type. Raises KernelFault where CUDA would not launch it."""
-        launched = self.launched(m, n, k)
-        if launched.refused:
-            raise KernelFault(f"at M={m}, N={n}, K={k} {launched.refused}")
-        numbers = {"M": m, "N": n, "K": k}
-        args = [[_INTEGERS[kind]().dtype.name, numbers[name]] if kind else name for kind, name in self.parameters]
-        return {"kernel": fmt, "grid": launched.grid, "block": launched.block, "shared": launched.shared, "args": args}
-
-
-def parse(text: str) -> CudaDeclaration:
-    """TOML to a declaration. Raises UsageError."""
-    try:
-        said = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"its declaration is not valid TOML: {str(error).splitlines()[0][:120]}") from None
-    for key in ("formats", "semantics", "parameters", "block", "grid"):
-        if key not in said and not (key == "semantics" and "oracle" in said):
-            raise UsageError(f"it declares no {key} (see harness/gguf_verify/kernels/foreign/cuda.py)")
-    if unknown := said.keys() - _KEYS:
-        raise UsageError(f"it declares {ascii(min(unknown))[:60]}, which is not a known key")
-    oracle = _oracle(said) if "oracle" in said else None
-    semantics = OWN if oracle else str(said["semantics"])
-    if semantics == OWN and oracle is None:
-        raise UsageError(f"semantics {OWN!r} needs an oracle, which is declared in its place")
-    declared = Declaration(
-        strings(said["formats"], "formats"), semantics, said.get("ordered", False), takes=str(said.get("takes", "")),
-        domain=domain_of(said.get("domain", {})),
-    )  # fmt: skip
-    macros, macros_of = _macros(said.get("macros", {}), declared.formats)
-    return CudaDeclaration(
-        declared, _parameters(strings(said["parameters"], "parameters")), _three(said["block"]), _three(said["grid"]),
-        Expression(said.get("shared", 0)), macros, macros_of, oracle,
-    )  # fmt: skip
-
-
-def _oracle(said: dict[str, Any]) -> tuple[str, str]:
-    found = re.fullmatch(r"([^:]+\.py):([^:/]+)", str(said["oracle"]))
-    if found is None or "semantics" in said:
-        raise UsageError('oracle is "FILE.py:NAME", in place of semantics')
-    return found[1], found[2]
-
-
-def _three(value: object) -> tuple[Expression, Expression, Expression]:
-    values = value if isinstance(value, list) else [value]
-    if not 1 <= len(values) <= 3:
-        raise UsageError("block and grid must have one to three dimensions")
-    x, y, z = (Expression(v) for v in [*values, 1, 1][:3])
-    return x, y, z
-
-
-def _parameters(declared: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    out = []
-    for parameter in declared:
-        words = parameter.split()
-        if len(words) == 1 and words[0] in _POINTERS:
-            out.append(("", words[0]))
-        elif len(words) == 2 and words[0] in _INTEGERS and words[1] in ("M", "N", "K"):
-            out.append((words[0], words[1]))
-        else:
-            raise UsageError(
-                f"parameter {ascii(parameter)[:60]} is not one of {', '.join(_POINTERS)}, nor M, N or K after one of "
-                f"{', '.join(_INTEGERS)}"
-            )
-    if missing := [name for name in _POINTERS if [p for _, p in out].count(name) != 1]:
-        raise UsageError(f"parameters must name {missing[0]} once")
-    return tuple(out)
-
-
-def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    if not isinstance(said, dict):
-        raise UsageError("macros is not a table")
-    common = {k: v for k, v in said.items() if not isinstance(v, dict)}
-    of = {k: v for k, v in said.items() if isinstance(v, dict)}
-    for table in (common, *of.values()):
-        for name, value in table.items():
-            if not _NAME.fullmatch(name) or not isinstance(value, str | int) or "\n" in str(value):
-                raise UsageError(f"macro {ascii(name)[:60]} is not a name with a text or number")
-    if unknown := of.keys() - set(formats):
-        raise UsageError(f"macros are given for {ascii(min(unknown))[:60]}, which is not among its formats")
-    return {k: str(v) for k, v in common.items()}, {f: {k: str(v) for k, v in t.items()} for f, t in of.items()}
 
 
 class CudaSource:
@@ -322,7 +133,7 @@ def _read(path: Path) -> str:
 
 def _unit(file: str, symbol: str, declaration: CudaDeclaration, digest: str) -> str:
     """The source that is compiled: the emulator's header, if needed, then the author's file, whose names stay free."""
-    sizes = ", ".join("0" if not kind else str(_INTEGERS[kind]().itemsize) for kind, _ in declaration.parameters)
+    sizes = ", ".join("0" if not kind else str(INTEGERS[kind]().itemsize) for kind, _ in declaration.parameters)
     return f"""// {digest}
 #ifdef __CUDACC__
 #define DYNAMIC_SHARED(NAME) extern __shared__ __align__(1024) unsigned char NAME[]

@@ -39,7 +39,8 @@ from .api import FLOAT32, Declaration, strings
 from .blocks import ThreadBlocks
 from .child import MOST_UNSET
 from .conversation import Conversation
-from .cuda import CudaDeclaration, CudaKernels, CudaSource
+from .cuda import CudaKernels, CudaSource
+from .declared import CudaDeclaration
 from .operands import Wall
 from .oracle import ForeignOracle
 from .products import Products
