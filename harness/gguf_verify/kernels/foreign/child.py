@@ -62,7 +62,7 @@ from ...formats.q8_1 import Q8_1
 from ...hosts.base import POISON
 from ...support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
 from ...support.paths import PACKAGE
-from .api import Oracle, Shape, declaration_of
+from .api import Oracle, Shape, declaration_of, table_of
 from .operands import Mapped, Operand
 
 Bytes = npt.NDArray[np.uint8]
@@ -196,12 +196,11 @@ class PythonRunner:
 
     def __init__(self, kernel: Any) -> None:
         self.declaration = declaration_of(kernel)
+        self._table = table_of(kernel)
         self._kernel, self._pack = kernel, getattr(kernel, "pack", None)
 
     def declared(self) -> dict[str, Any]:
-        d = self.declaration
-        return {"formats": d.formats, "semantics": d.semantics, "ordered": d.ordered, "takes": d.takes,
-                "domain": d.domain.plain()}  # fmt: skip
+        return {"declared": self._table}
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         self._fmt = question["format"]
