@@ -1,0 +1,32 @@
+"""tinygrad's decoding of GGUF (tinygrad.llm.gguf.ggml_data_to_tensor) on its default device: alone, and times float32."""
+
+import gguf
+import numpy as np
+from tinygrad import Tensor
+from tinygrad.llm.gguf import ggml_data_to_tensor
+
+from gguf_verify import kernel
+
+TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "MXFP4",
+         "Q1_0"]  # fmt: skip
+
+
+def _decoded(rows, kind, n, k):
+    """float32[n, k] on the device."""
+    kind = gguf.GGMLQuantizationType[kind]
+    return ggml_data_to_tensor(Tensor(np.ascontiguousarray(rows).reshape(-1)), n * k, int(kind)).reshape(n, k)
+
+
+@kernel(TYPES, computes="dequantize", output="float32", arithmetic="float32")
+def dequantize(weights, shape):
+    return _decoded(weights, shape.format, shape.n, shape.k).numpy()
+
+
+def pack(rows, fmt):
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[fmt]]
+    return _decoded(rows, fmt, len(rows), rows.shape[1] // size * block).realize()
+
+
+@kernel(TYPES, semantics="f32", pack=pack)
+def linear(weights, activations, shape):
+    return Tensor(activations).linear(weights.T).numpy()
