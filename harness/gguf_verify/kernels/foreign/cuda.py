@@ -19,7 +19,7 @@ from ...hosts.schedule import Schedule
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import kernel_root
-from .declared import Step, parse
+from .declared import CallDeclaration, Step, parse
 from .layouts import Number
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
@@ -38,18 +38,17 @@ class CudaSource:
     Raises UsageError where there is no such file or its declaration is not valid.
     """
 
-    def __init__(self, path: Path, symbol: str) -> None:
-        if not _NAME.fullmatch(symbol):
+    def __init__(
+        self, path: Path, symbol: str, declared: CallDeclaration | None = None, declared_in: Path | None = None
+    ) -> None:  # fmt: skip
+        if symbol and not _NAME.fullmatch(symbol):
             raise UsageError(f"{ascii(symbol)[:60]} is not the name of a function")
-        text = _read(path)
-        found, sidecar = _BLOCK.search(text), path.with_suffix(".toml")
-        if found is None and not sidecar.is_file():
-            raise UsageError(f"{path} has no // [gguf-verify] block, and there is no {sidecar.name}")
-        lines = found[1].splitlines() if found is not None else []
-        self.declared = "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else _read(sidecar)
-        self.declaration = declaration = parse(self.declared)
+        if declared is None:
+            declared = parse(_declared_in(path))
+        self.declaration = declaration = declared
+        beside = (declared_in or path).parent
         #: Path and name of its oracle, if it has one.
-        self.oracle = (path.parent / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
+        self.oracle = (beside / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
         self.symbol = symbol
         folder = scratch.folder("foreign")
         self._removed = weakref.finalize(self, scratch.remove_folder, folder)
@@ -120,7 +119,7 @@ def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:
             continue
         if len(found) == _MOST_FILES:
             raise UsageError(f"{path} includes more than {_MOST_FILES - 1} files")
-        found[name] = _read(Path(name))
+        found[name] = read_text(Path(name))
         for included in _INCLUDE.findall(found[name]):
             other = os.path.join(os.path.dirname(name), included)
             if (everywhere or not os.path.isabs(included)) and os.path.isfile(other):
@@ -128,7 +127,17 @@ def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:
     return found
 
 
-def _read(path: Path) -> str:
+def _declared_in(path: Path) -> str:
+    """The declaration of FILE.cu. Raises UsageError."""
+    found, sidecar = _BLOCK.search(read_text(path)), path.with_suffix(".toml")
+    if found is None and not sidecar.is_file():
+        raise UsageError(f"{path} has no // [gguf-verify] block, and there is no {sidecar.name}")
+    lines = found[1].splitlines() if found is not None else []
+    return "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else read_text(sidecar)
+
+
+def read_text(path: Path) -> str:
+    """A text of an author. Raises UsageError."""
     try:
         with path.open("rb") as f:
             raw = f.read(_MOST_TEXT + 1)

@@ -152,11 +152,12 @@ class CallDeclaration:
         return out
 
 
-def parse(text: str, named: bool = True) -> CallDeclaration:
+def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
     """TOML to a declaration.
 
     Args:
         named: the command line names a symbol, which launches without one have.
+        kind: of the code ("cu", "so", "torch"), where the declaration does not name it.
 
     Raises UsageError.
     """
@@ -178,7 +179,7 @@ def parse(text: str, named: bool = True) -> CallDeclaration:
         raise UsageError(f"semantics {OWN!r} needs an oracle, which is declared in its place")
     table = {key: said[key] for key in KEYS if key in said} | ({"semantics": OWN} if oracle else {})
     declared = declaration_of_table(table)
-    code = str(said.get("code", ""))
+    code = str(said.get("code", "")) or {"so": "library.so", "torch": TORCH}.get(kind, "")
     steps = _steps(said, declared, code, named)
     macros, macros_of = _macros(said.get("macros", {}), declared.formats)
     texts = {key: strings(said.get(key, []), key) for key in ("flags", "include", "import", "load")}

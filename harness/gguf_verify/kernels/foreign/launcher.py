@@ -14,7 +14,8 @@ from ...hosts import make_host
 from ...hosts.base import Host, Placed, Sparse
 from ...hosts.schedule import Schedule
 from ...support.errors import EnvironmentFault, HarnessError, KernelFault
-from .child import MOST_UNSET, Fault
+from .child import MOST_UNSET
+from .faults import Fault
 from .operands import Mapped
 
 

@@ -8,13 +8,10 @@ judged by its author's oracle, the oracle runs in a second process.
 from __future__ import annotations
 
 import copy
-import os
 import platform
-import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,13 +20,13 @@ import numpy.typing as npt
 
 from ...formats import BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
-from ...hosts import HOSTS, Host, make_host
+from ...hosts import HOSTS, Host
 from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results import HostInfo
 from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle
-from ...support.errors import EnvironmentFault, KernelFault, UsageError
+from ...support.errors import KernelFault, UsageError
 from ..domain import Domain, Extent
 from ..interface import Kernel, Weights
 from ..launches import Launched, SparseProduct
@@ -45,18 +42,10 @@ from .declared import CallDeclaration
 from .operands import Wall
 from .oracle import ForeignOracle
 from .products import Products
-from .sources import File, Object, Source
+from .sources import Source
 
 #: Seconds for a call, by default.
 TIME_LIMIT = 60.0
-_FILE = re.compile(r"(?s)(.*\.(py|cu)):([^:/]+)")
-#: Seconds for the C++ compiler or NVRTC to compile a kernel for all of its types.
-_COMPILE_LIMIT = 600.0
-
-
-def names_foreign(kernel: str) -> bool:
-    """Whether this means FILE.py:NAME or FILE.cu:SYMBOL, not a shipped kernel."""
-    return re.search(r"\.(py|cu)(:|$)", kernel) is not None
 
 
 class ForeignKernel(Kernel):
@@ -68,7 +57,8 @@ class ForeignKernel(Kernel):
         time_limit: seconds for a call (which runs the kernel twice), and for loading a matrix.
         verbose: what the kernel prints goes to standard error.
         cuda: a kernel in CUDA C++, and what compiles it.
-        plan: what is declared of code that is not compiled here, and of which calls.
+        plan: what is declared of code that is not compiled here.
+        symbol: the function of the launches that name none.
 
     Raises UsageError where there is no such kernel or it does not declare what it must; EnvironmentFault.
     """
@@ -76,14 +66,14 @@ class ForeignKernel(Kernel):
     def __init__(
         self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False,
         cuda: tuple[CudaSource, CudaKernels] | None = None, plan: CallDeclaration | None = None,
+        symbol: str = "",
     ) -> None:  # fmt: skip
         self.host = host
         self._source, self._time_limit = source, time_limit
         #: What a file in CUDA C++ declares, and what compiles it.
         self._cuda = plan
         self._compiled: CudaKernels | None = None
-        #: The function of the launches that name none.
-        self._symbol = ""
+        self._symbol = symbol
         if cuda is not None:
             self._cuda, self._compiled, self._symbol = cuda[0].declaration, cuda[1], cuda[0].symbol
         #: Whether a source in CUDA C++ adds floats by atomic operations, in an order that nobody chooses. Its process
@@ -306,44 +296,3 @@ def _declared(conversation: Conversation, said: dict[str, Any]) -> Declaration:
         return declaration_of_table(said["declared"])
     except (KeyError, AttributeError):
         conversation.garbage()
-
-
-def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> ForeignKernel:
-    """A foreign kernel: FILE.py:NAME, FILE.cu:SYMBOL, or a function or callable object that declares what it is.
-
-    Args:
-        host: where CUDA C++ runs, and the shipped kernels of types that are not quantized.
-        time_limit, verbose: as `ForeignKernel`.
-
-    Raises UsageError where there is no such kernel, its declaration is not valid, or it does not compile;
-    EnvironmentFault.
-    """
-    if not isinstance(kernel, str):
-        return ForeignKernel(Object(kernel), host, time_limit, verbose)
-    found = _FILE.fullmatch(kernel)
-    if found is None:
-        raise UsageError(f"kernel {printable(kernel, 200)} is neither FILE.py:NAME nor FILE.cu:SYMBOL")
-    path, name = Path(found[1]), found[3]
-    shown = printable(f"{path.name}:{name}", 100)
-    if not path.is_file():
-        raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
-    if found[2] == "py":
-        where = {"path": os.path.abspath(path), "name": name}
-        return ForeignKernel(File(shown, where, {**where, "oracle": True}), host, time_limit, verbose)
-    try:
-        cuda = CudaSource(path, name)
-    except UsageError as error:
-        raise UsageError(f"kernel {shown}: {printable(str(error), 600)}") from None
-    try:
-        builder = make_host(host.name, host.threads or 0)  # not one in a process: it loads nothing
-        kernels = CudaKernels(cuda, builder, _COMPILE_LIMIT)
-        placed = {key: asdict(kernel) for key, kernel in kernels.all().items()}
-        asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
-        by = {"path": os.path.abspath(cuda.oracle[0]), "name": cuda.oracle[1], "oracle": True} if cuda.oracle else {}
-        source = File(shown, asked, by, close=cuda.close, on_host=True, shown=(cuda.built,))
-        return ForeignKernel(source, host, time_limit, verbose, (cuda, kernels))
-    except BaseException as error:
-        cuda.close()
-        if isinstance(error, UsageError | EnvironmentFault) and not str(error).startswith("kernel "):
-            raise type(error)(f"kernel {shown}: {printable(str(error), 600)}") from None
-        raise
