@@ -1,8 +1,8 @@
-"""Write the pages that are made from the code: command line, findings, known faults, messages, formats, museum; and the
-registry of docs/certificates.
+"""Write the pages that are made from the code: command line, findings, known faults, messages, formats, museum; the page of
+engines; and the registry of docs/certificates.
 
 python docs/generate.py            # writes command-line.md, findings.md, faults.md, messages.md, formats.md, museum.md,
-                                   # verified.md and verified.json
+                                   # verified.md, verified.json and engines.md
 python docs/generate.py --check    # exit code 1 where a page is not what the code gives now
 """
 
@@ -26,6 +26,8 @@ from gguf_verify.formats.diagram import bit_diagram  # noqa: E402
 from gguf_verify.gguf.rules import RULES, Rule  # noqa: E402
 from gguf_verify.kernels.ladder import KERNELS  # noqa: E402
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS  # noqa: E402
+from gguf_verify.measure.engines import page as engines_page  # noqa: E402
+from gguf_verify.measure.engines.catalogue import read as engines_catalogue  # noqa: E402
 from gguf_verify.semantics import SEMANTICS  # noqa: E402
 from tests.meta.museum.collection import EXHIBITS, Exhibit, Finding  # noqa: E402
 from tests.meta.museum.collection import findings as museum_findings  # noqa: E402
@@ -348,11 +350,19 @@ def verified_feed() -> str:
     return registry.feed(registry.entries(CERTIFICATES))
 
 
+# ---- engines ---------------------------------------------------------------------------------------------------------
+
+
+def engines() -> str:
+    """docs/engines.md."""
+    return engines_page.render(engines_page.load(), engines_catalogue())
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "verified.md": verified, "verified.json": verified_feed,
     "command-line.md": command_line, "findings.md": findings, "faults.md": faults,
     "messages.md": messages,
-    "formats.md": formats, "museum.md": museum,
+    "formats.md": formats, "museum.md": museum, "engines.md": engines,
 }  # fmt: skip
 
 

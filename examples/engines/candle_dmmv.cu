@@ -13,5 +13,7 @@
 // macros.Q5_0 = { dequantize_mul_mat_vec_q5_0_cuda = "product" }
 // macros.Q5_1 = { dequantize_mul_mat_vec_q5_1_cuda = "product" }
 // macros.Q8_0 = { dequantize_mul_mat_vec_q8_0_cuda = "product" }
+// [operands.weights]
+// tail = "512 / BLOCK * BYTES"
 // [/gguf-verify]
 #include "built/candle/quantized.cu"

@@ -5,7 +5,7 @@
 // formats = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 // semantics = "q8_1"
 // domain = { M = 1 }
-// parameters = ["weights", "activations", "output", "int32 K", "int32 N", "int32 ceil(K, 512) * 512 / 32", "int32 N"]
+// parameters = ["weights", "activations", "output", "int32 K", "int32 N", "int32 ceil(K, 512) * 16", "int32 N"]
 // block = [32, 4]
 // grid = "N"
 // macros.Q4_0 = { mmvq_gguf_q4_0_f32_plain_cuda1 = "product" }
@@ -20,5 +20,7 @@
 // macros.Q6_K = { mmvq_gguf_q6_k_f32_plain_cuda1 = "product" }
 // [operands.activations]
 // columns = "ceil(K, 512) * 512"
+// [operands.weights]
+// tail = "512 / BLOCK * BYTES"
 // [/gguf-verify]
 #include "built/candle/mmvq_gguf.cu"

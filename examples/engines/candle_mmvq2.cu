@@ -6,7 +6,7 @@
 // output = "float16"
 // semantics = "q8_1"
 // domain = { M = { least = 2, most = 2 } }
-// parameters = ["weights", "activations", "output", "int32 K", "int32 N", "int32 ceil(K, 512) * 512 / 32", "int32 N"]
+// parameters = ["weights", "activations", "output", "int32 K", "int32 N", "int32 ceil(K, 512) * 16", "int32 N"]
 // block = [32, 4]
 // grid = "ceil(N, 2)"
 // macros.Q4_0 = { mmvq_gguf_q4_0_f16_plain_cuda2 = "product" }
@@ -22,6 +22,6 @@
 // [operands.activations]
 // columns = "ceil(K, 512) * 512"
 // [operands.weights]
-// tail = 544
+// tail = "512 / BLOCK * BYTES"
 // [/gguf-verify]
 #include "built/candle/mmvq_gguf.cu"

@@ -20,5 +20,7 @@
 // macros.Q6_K = { mul_mat_vec_q6_K_q8_1_cuda1 = "product" }
 // [operands.activations]
 // columns = "ceil(K, 512) * 512"
+// [operands.weights]
+// tail = "512 / BLOCK * BYTES"
 // [/gguf-verify]
 #include "built/candle/quantized.cu"

@@ -21,6 +21,6 @@
 // [operands.activations]
 // columns = "ceil(K, 512) * 512"
 // [operands.weights]
-// tail = 544
+// tail = "512 / BLOCK * BYTES"
 // [/gguf-verify]
 #include "built/candle/quantized.cu"

@@ -17,9 +17,9 @@ IN_FLOATS = ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M",
 for dtype in ("float32", "float16", "bfloat16"):
     for name, formats, arithmetic in (("halves", IN_HALVES, "float16"), ("floats", IN_FLOATS, "float32")):
 
-        def values(weights, shape, dtype=getattr(torch, dtype)):
+        def values(weights, shape, dtype=dtype):
             kind = gguf.GGMLQuantizationType[shape.format]
-            return torch.ops._C_gguf.ggml_dequantize(weights, kind, shape.n, shape.k, dtype)
+            return torch.ops._C_gguf.ggml_dequantize(weights, kind, shape.n, shape.k, getattr(torch, dtype))
 
         given = {"output": dtype, "arithmetic": arithmetic, "arrays": "torch", "device": "cuda"}
         globals()[f"{name}_{dtype}"] = kernel(formats, computes="dequantize", **given)(values)

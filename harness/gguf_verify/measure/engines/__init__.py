@@ -14,10 +14,13 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import metadata
 from pathlib import Path
+
+from msgspec import structs
 
 from ...hosts import make_host
 from ...support.command_line import cores
@@ -25,9 +28,11 @@ from ...support.errors import EnvironmentFault
 from ...support.version import project_version
 from ..measure import Measure
 from . import page
-from .catalogue import Catalogue, Device, read
-from .runs import NOT_RUN, Measured, Row, repeat, run_kernel, today
+from .catalogue import Catalogue, Device, Engine, Finding, Kernel, read
+from .runs import NOT_RUN, Measured, Output, Row, repeat, run_kernel, today
 
+#: Types of weights that one process verifies.
+TOGETHER = 5
 _PACKAGES = ("torch", "triton", "tinygrad", "gguf", "numpy", "cupy-cuda13x", "cupy-cuda12x")
 
 
@@ -37,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", choices=tuple(page.NAMES), help="measure the kernels that run there (default: none)")
     add("--only", default="", metavar="TEXT", help="only kernels whose engine, name or adapter contains this text")
     add("--jobs", type=int, default=max(1, cores() // 2), metavar="N", help="kernels at a time (default: %(default)s)")
-    add("--options", default="", metavar="WORDS", help="further options of `gguf-verify kernel`, such as '--probes brief'")
+    add("--seconds", type=int, default=1 << 20, metavar="N", help="begin nothing after so many seconds")
+    add(
+        "--options",
+        default="",
+        metavar="WORDS",
+        help="further options of `gguf-verify kernel`, such as '--probes brief'",
+    )
     add("--results", type=Path, default=page.RESULTS, metavar="FILE", help="the results (default: docs/engines.json)")
     add("--from", dest="other", type=Path, metavar="FILE", help="take over the devices of another file of results")
     add("--no-page", action="store_true", help="write the results alone")
@@ -50,8 +61,14 @@ def run(options: argparse.Namespace) -> int:
     if options.other is not None:
         results |= page.load(options.other)
     if options.device:
-        measured = measure(catalogue, options.device, options.only, options.jobs, options.options.split())
-        results[options.device] = _merged(results.get(options.device), measured)
+        before = results.get(options.device)
+
+        def keep(measured: Measured) -> None:
+            results[options.device] = _merged(before, measured, catalogue)
+            page.save(results, options.results)
+
+        more = options.options.split()
+        measure(catalogue, options.device, options.only, options.jobs, options.seconds, more, keep)
     page.save(results, options.results)
     if not options.no_page:
         page.PAGE.write_text(page.render(results, catalogue))
@@ -61,39 +78,67 @@ def run(options: argparse.Namespace) -> int:
     return 1 if left else 0
 
 
-def measure(catalogue: Catalogue, device: Device, only: str, jobs: int, more: list[str]) -> Measured:
-    """Run the kernels and the repetitions of one device."""
+def measure(
+    catalogue: Catalogue, device: Device, only: str, jobs: int, seconds: int, more: list[str],
+    keep: Callable[[Measured], None],
+) -> None:  # fmt: skip
+    """Run the kernels and the repetitions of one device.
+
+    Args:
+        only: part of the name of a kernel, its adapter, its engine or a finding.
+        seconds: after which nothing more is begun.
+        more: options of `gguf-verify kernel`.
+        keep: takes what was measured so far, after each process.
+    """
+
     def wanted(*names: str) -> bool:
         return any(only.lower() in name.lower() for name in names)
 
-    pairs = [(e, k) for e in catalogue.engines for k in e.kernels if device in k.hosts and wanted(e.name, k.name, k.adapter)]
+    end, rows, repetitions = time.monotonic() + seconds, list[Row](), dict[str, Output]()
+
+    def work(task: tuple[Engine, Kernel] | Finding) -> list[Row] | tuple[str, Output] | None:
+        if time.monotonic() > end:
+            return None
+        return (task.id, repeat(task)) if isinstance(task, Finding) else run_kernel(*task, device, more)
+
+    tasks: list[tuple[Engine, Kernel] | Finding] = [
+        f for f in catalogue.findings if f.repetition and device in f.hosts and wanted(f.engine, f.id)
+    ]
+    tasks += [
+        (engine, structs.replace(kernel, types=kernel.types[at : at + TOGETHER]))
+        for engine in catalogue.engines for kernel in engine.kernels
+        if device in kernel.hosts and wanted(engine.name, kernel.name, kernel.adapter)
+        for at in range(0, len(kernel.types), TOGETHER)
+    ]  # fmt: skip
+    where, versions = _device(device), _versions()
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run_kernel, engine, kernel, device, more) for engine, kernel in pairs]
-        said = {f.id: pool.submit(repeat, f, 120) for f in catalogue.findings
-                if f.repetition and device in f.hosts and wanted(f.engine, f.id)}  # fmt: skip
-        rows = []
-        for future in futures:
-            rows += future.result()
-            for row in rows[-len(future.result()) :]:
-                print(f"{row.engine}, {row.adapter}, {row.type}: {row.verdict} {row.says[:150]}", file=sys.stderr, flush=True)
-        repetitions = {name: future.result() for name, future in said.items()}
-    return Measured(
-        device=_device(device), date=today(), versions=_versions(), rows=tuple(rows), repetitions=repetitions,
-    )  # fmt: skip
+        for future in as_completed([pool.submit(work, task) for task in tasks]):
+            made = future.result()
+            if isinstance(made, tuple):
+                repetitions[made[0]] = made[1]
+                print(f"{made[0]}: {made[1].text}", file=sys.stderr, flush=True)
+            for row in made if isinstance(made, list) else ():
+                rows.append(row)
+                print(f"{row.adapter} {row.type}: {row.verdict} {row.says[:150]}", file=sys.stderr, flush=True)
+            keep(Measured(
+                device=where, date=today(), versions=versions, rows=tuple(rows), repetitions=dict(repetitions),
+            ))  # fmt: skip
 
 
-def _merged(before: Measured | None, now: Measured) -> Measured:
-    """What was measured now, with the rows and repetitions that were not tried now, or could not be."""
-    if before is None:
-        return now
-    rows: dict[tuple[str, str], Row] = {(row.adapter, row.type): row for row in before.rows}
+def _merged(before: Measured | None, now: Measured, catalogue: Catalogue) -> Measured:
+    """What was measured now, with the rows and repetitions that were not tried now, or could not be, in the
+    catalogue's order."""
+    rows: dict[tuple[str, str], Row] = {(row.adapter, row.type): row for row in before.rows} if before else {}
     for row in now.rows:
         if row.verdict != NOT_RUN or (row.adapter, row.type) not in rows:
             rows[row.adapter, row.type] = row
-    repetitions = {**before.repetitions, **now.repetitions}
-    return Measured(
-        device=now.device, date=now.date, versions=now.versions, rows=tuple(rows.values()), repetitions=repetitions,
-    )  # fmt: skip
+    order = [
+        (kernel.adapter, kind) for engine in catalogue.engines for kernel in engine.kernels for kind in kernel.types
+    ]
+    repetitions = {**(before.repetitions if before else {}), **now.repetitions}
+    return structs.replace(
+        now, rows=tuple(rows[key] for key in order if key in rows), repetitions=dict(sorted(repetitions.items()))
+    )
 
 
 def _device(device: Device) -> str:
@@ -104,7 +149,7 @@ def _device(device: Device) -> str:
     return info.words
 
 
-def _versions() -> Mapping[str, str]:
+def _versions() -> dict[str, str]:
     found = {"gguf-verify": project_version(), "Python": platform.python_version()}
     for name in _PACKAGES:
         try:

@@ -111,7 +111,9 @@ class Catalogue:
 def read(folder: Path = FOLDER) -> Catalogue:
     """The catalogue of a folder. Raises UsageError."""
     try:
-        engines = msgspec.convert(read_toml(folder / "engines.toml", "catalogue").get("engines", []), tuple[Engine, ...])
+        engines = msgspec.convert(
+            read_toml(folder / "engines.toml", "catalogue").get("engines", []), tuple[Engine, ...]
+        )
         said = read_toml(folder / "findings.toml", "list of findings").get("findings", [])
         findings = msgspec.convert(said, tuple[Finding, ...])
     except msgspec.ValidationError as error:

@@ -137,7 +137,14 @@ def _of_finding(finding: Finding, results: Results) -> Iterator[str]:
     for device, measured in results.items():
         output: Output | None = measured.repetitions.get(finding.id)
         if output is not None:
-            yield from (f"On the {NAMES.get(device, device)} it prints:", "", "```", output.text or "nothing", "```", "")
+            yield from (
+                f"On the {NAMES.get(device, device)} it prints:",
+                "",
+                "```",
+                output.text or "nothing",
+                "```",
+                "",
+            )
 
 
 def _flat(text: str) -> str:

@@ -81,7 +81,7 @@ def missing(kernel: Kernel, folder: Path = FOLDER) -> str:
 
 def run_kernel(engine: Engine, kernel: Kernel, device: Device, more: Sequence[str], folder: Path = FOLDER) -> list[Row]:
     """A row for each of the kernel's types, from one process for all, of at most `seconds`."""
-    base = {"engine": engine.name, "kernel": kernel.name, "adapter": kernel.adapter}
+    base: dict[str, Any] = {"engine": engine.name, "kernel": kernel.name, "adapter": kernel.adapter}
     if lack := missing(kernel, folder):
         return [Row(**base, type=kind, verdict=NOT_RUN, says=lack) for kind in kernel.types]
     host = ["--host", "gpu" if device == "cuda" else "cpu"] if kernel.adapter.split(":")[0].endswith(".cu") else []
@@ -120,7 +120,9 @@ def row_of(report: Mapping[str, Any], kind: str) -> dict[str, Any]:
         verdict, says = VERDICTS[5], _line([u["why"] for u in unverified[:1]])
     else:
         verdict, says = VERDICTS[0], ""
-    worst = [d[name] for d in details for name in ("own", "shared", "other_m", "other_shapes") if d.get(name) is not None]
+    worst = [
+        d[name] for d in details for name in ("own", "shared", "other_m", "other_shapes") if d.get(name) is not None
+    ]
     return {
         "type": kind, "verdict": verdict, "says": says, "definition": report["environment"]["kernel"]["definition"],
         "domain": envelopes[0]["domain"] if envelopes else "", "utilisation": max(worst, default=None),
@@ -128,7 +130,7 @@ def row_of(report: Mapping[str, Any], kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def repeat(finding: Finding, seconds: int, folder: Path = FOLDER) -> Output:
+def repeat(finding: Finding, seconds: int = 120, folder: Path = FOLDER) -> Output:
     """Run a finding's program in the folder of the catalogue."""
     command = [sys.executable, "-c", finding.repetition]
     try:

@@ -1,0 +1,77 @@
+"""Lay what was fetched into `built`, where the adapters look for it, and compile it by nvcc for this machine's GPU.
+
+pip download --no-deps vllm-gguf-plugin==0.0.5
+git clone https://github.com/huggingface/candle && git -C candle checkout 2a13b0f3ff62f7e67013597f2996f764c5735e21
+python build.py --vllm vllm_gguf_plugin-0.0.5-cp310-abi3-manylinux_2_28_x86_64.whl --candle candle
+python build.py --vllm … --candle … --no-compile     # sources alone: enough for the CPU host
+"""
+
+import argparse
+import shutil
+import subprocess
+import sysconfig
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+BUILT = Path(__file__).with_name("built")
+#: nvcc's options that both projects' builds have in common; neither asks for fast math.
+FLAGS = ["-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC"]
+TYPES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
+
+
+def compiled(arch, out, sources, *more):
+    """A library of sources, each compiled by an nvcc of its own."""
+    objects = [f"{source}.o" for source in sources]
+    with ThreadPoolExecutor(8) as pool:
+        pairs = zip(sources, objects, strict=True)
+        commands = [["nvcc", f"-arch={arch}", *FLAGS, *more, "-c", source, "-o", made] for source, made in pairs]
+        for done in pool.map(subprocess.run, commands):
+            done.check_returncode()
+    subprocess.run(["nvcc", f"-arch={arch}", "-shared", *objects, "-o", BUILT / out], check=True)
+
+
+def vllm(arch):
+    import torch
+
+    source, headers = BUILT / "vllm_gguf_plugin" / "csrc", Path(torch.__file__).with_name("include")
+    includes = [f"-I{path}" for path in (headers, headers / "torch/csrc/api/include", sysconfig.get_path("include"))]
+    compiled(
+        arch, "_C_gguf.so", [source / "gguf/gguf_kernel.cu", source / "torch_bindings.cpp"], "-DUSE_CUDA", *includes
+    )
+
+
+def candle(arch):
+    source = BUILT / "candle"
+    compiled(arch, "candle_mmvq.so", [source / "mmvq_gguf.cu"])
+    compiled(arch, "candle_moe.so", [source / "moe/moe_gguf.cu"])
+    tiles = [source / f"mmq_gguf/mmq_{name}.cu" for name in ["quantize", *(f"instance_{t}" for t in TYPES)]]
+    compiled(arch, "candle_mmq.so", tiles)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, metavar="WHEEL", help="vllm-gguf-plugin's wheel, or its folder")
+    parser.add_argument("--candle", type=Path, metavar="FOLDER", help="a checkout of candle, or candle-kernels/src")
+    parser.add_argument("--arch", default="native", help="of nvcc, such as sm_90 (default: this machine's)")
+    parser.add_argument("--no-compile", action="store_true", help="lay out the sources alone")
+    options = parser.parse_args()
+    if options.vllm:
+        if options.vllm.is_file():
+            with zipfile.ZipFile(options.vllm) as wheel:
+                wheel.extractall(BUILT, [name for name in wheel.namelist() if not name.endswith(".so")])
+        elif options.vllm.resolve() != BUILT / "vllm_gguf_plugin":
+            shutil.copytree(options.vllm, BUILT / "vllm_gguf_plugin", dirs_exist_ok=True)
+        if not options.no_compile:
+            vllm(options.arch)
+    if options.candle:
+        found = options.candle / "candle-kernels" / "src"
+        source = found if found.is_dir() else options.candle
+        if source.resolve() != BUILT / "candle":
+            shutil.copytree(source, BUILT / "candle", dirs_exist_ok=True)
+        if not options.no_compile:
+            candle(options.arch)
+
+
+if __name__ == "__main__":
+    main()

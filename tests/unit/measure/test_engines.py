@@ -1,0 +1,232 @@
+"""The catalogue of engines: its adapters are short and their own, its page is made of its results, and no verdict that
+is not a pass goes unexplained."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.kernels.foreign.declared import parse
+from gguf_verify.measure.engines import _merged, page, runs
+from gguf_verify.measure.engines.catalogue import FOLDER, Catalogue, Engine, Finding, Kernel, explaining, read
+from gguf_verify.support.errors import UsageError
+
+ADAPTERS = sorted(p for p in FOLDER.iterdir() if p.suffix in (".py", ".cu") and p.name != "build.py")
+MOST_LINES = 60
+BLOCK = re.compile(r"// \[gguf-verify\]\n(.*?)// \[/gguf-verify\]", re.S)
+
+
+def row(verdict: str = "verified", kind: str = "Q4_0", adapter: str = "a.py:f", **more: Any) -> runs.Row:
+    return runs.Row(engine="Engine", kernel="multiply", adapter=adapter, type=kind, verdict=verdict, **more)
+
+
+def measured(*rows: runs.Row, **repetitions: runs.Output) -> runs.Measured:
+    return runs.Measured(
+        device="a card", date="2026-01-01", versions={"torch": "2"}, rows=rows, repetitions=repetitions
+    )
+
+
+FINDING = Finding(
+    id="off-by-one", engine="Engine", title="It is off by one", shows="Wrong.", cause="One.", fix="None.",
+    kernels=("a.py:*",), types=("Q5_0",), repetition="print(1)", hosts=("cuda",),
+)  # fmt: skip
+CATALOGUE = Catalogue(
+    (Engine(name="Engine", version="1", source="https://engine", built="By hand.", kernels=(
+        Kernel(name="multiply", adapter="a.py:f", types=("Q4_0", "Q5_0", "Q8_0"), hosts=("cpu", "cuda")),
+    )),), (FINDING,),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda p: p.name)
+def test_adapters_are_short(adapter: Path) -> None:
+    lines = adapter.read_text().splitlines()
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("adapter", [p for p in ADAPTERS if p.suffix == ".py"], ids=lambda p: p.name)
+def test_adapters_in_python_say_what_they_call(adapter: Path) -> None:
+    assert ast.get_docstring(ast.parse(adapter.read_text()))
+
+
+@pytest.mark.parametrize("adapter", [p for p in ADAPTERS if p.suffix == ".cu"], ids=lambda p: p.name)
+def test_adapters_in_cuda_declare_what_exists(adapter: Path) -> None:
+    found = BLOCK.search(adapter.read_text())
+    assert found is not None
+    declared = parse("\n".join(line.removeprefix("//") for line in found[1].splitlines()))
+    assert set(declared.of.formats) <= set(FORMATS)
+
+
+def test_the_catalogue_names_adapters_and_types_that_exist() -> None:
+    catalogue = read()
+    for engine in catalogue.engines:
+        for kernel in engine.kernels:
+            name, _, of = kernel.adapter.partition(":")
+            assert (FOLDER / name).is_file()
+            assert of
+            assert kernel.types
+            assert set(kernel.types) <= set(FORMATS)
+    used = {k.adapter.partition(":")[0] for e in catalogue.engines for k in e.kernels}
+    assert used == {p.name for p in ADAPTERS}
+
+
+def test_findings_have_what_a_maintainer_needs() -> None:
+    catalogue = read()
+    assert len({f.id for f in catalogue.findings}) == len(catalogue.findings)
+    for finding in catalogue.findings:
+        assert all((finding.shows.strip(), finding.cause.strip(), finding.fix.strip(), finding.title))
+        assert bool(finding.repetition) == bool(finding.hosts)
+        compile(finding.repetition, finding.id, "exec")
+        if finding.kernels:
+            adapters = [(e.name, k.adapter, t) for e in catalogue.engines for k in e.kernels for t in k.types]
+            assert any(finding.concerns(*one) for one in adapters), finding.id
+
+
+def test_a_finding_concerns_its_kernels_and_types() -> None:
+    assert explaining(CATALOGUE.findings, "Engine", "a.py:f", "Q5_0") == [FINDING]
+    for other in (("Other", "a.py:f", "Q5_0"), ("Engine", "b.py:f", "Q5_0"), ("Engine", "a.py:f", "Q4_0")):
+        assert not explaining(CATALOGUE.findings, *other)
+
+
+def test_what_is_not_verified_needs_a_finding() -> None:
+    known, unknown, absent = row("mismatch", "Q5_0"), row("mismatch", "Q8_0"), row(runs.NOT_RUN, "Q4_0")
+    assert page.unexplained({"cuda": measured(known, unknown, absent)}, CATALOGUE) == [unknown]
+    assert page.unexplained({"cuda": measured(row("not all verified"))}, CATALOGUE)
+
+
+def test_the_results_have_no_verdict_without_an_explanation() -> None:
+    left = page.unexplained(page.load(), read())
+    assert not left, [(r.adapter, r.type, r.verdict) for r in left]
+
+
+def test_the_page_groups_types_with_one_verdict() -> None:
+    rows = row(utilisation=0.1), row("mismatch", "Q5_0", utilisation=7.0), row(kind="Q8_0", utilisation=0.25)
+    text = page.render({"cuda": measured(*rows, **{"off-by-one": runs.Output(text="1", exit_code=0)})}, CATALOGUE)
+    assert "| Q4_0, Q8_0 |" in text
+    assert "**verified**, 0.25" in text
+    assert "| Q5_0 |" in text
+    assert "mismatch, 7 " in text
+    assert "[off-by-one](#off-by-one)" in text
+    assert "3 pairs of a kernel and a type of weights of 1 engines were tried, and 2 are verified" in text
+    assert "On the GPU it prints:\n\n```\n1\n```" in text
+
+
+def test_results_are_read_back(tmp_path: Path) -> None:
+    results = {"cpu": measured(row(utilisation=0.5, says='a "word"'), row("mismatch", utilisation=None))}
+    page.save(results, tmp_path / "engines.json")
+    assert page.load(tmp_path / "engines.json") == results
+    assert page.load(tmp_path / "none.json") == {}
+    (tmp_path / "bad.json").write_text('{"cpu": 3}')
+    with pytest.raises(UsageError, match=r"bad\.json holds no results"):
+        page.load(tmp_path / "bad.json")
+
+
+def test_a_later_measurement_replaces_rows_that_it_could_run() -> None:
+    before = measured(row(kind="Q8_0"), row(kind="Q4_0"), x=runs.Output(text="old", exit_code=0))
+    now = measured(row("mismatch", "Q4_0"), row(runs.NOT_RUN, "Q8_0"), row("mismatch", "Q5_0"))
+    merged = _merged(before, now, CATALOGUE)
+    assert [(r.type, r.verdict) for r in merged.rows] == [
+        ("Q4_0", "mismatch"),
+        ("Q5_0", "mismatch"),
+        ("Q8_0", "verified"),
+    ]
+    assert merged.repetitions["x"].text == "old"
+
+
+# ---- what a report says of one type ----------------------------------------------------------------------------------
+
+
+def report(**more: Any) -> dict[str, Any]:
+    details = [
+        {"record": "gemm", "type": kind, "failures": 0, "own": own, "other_shapes": 0.5}
+        for kind, own in (("Q4_0", 0.1), ("Q8_0", 0.2))
+    ]
+    envelopes = [{"type": kind, "under_test": True, "calls": 9, "domain": "M = 1"} for kind in ("Q4_0", "Q8_0")]
+    rung = {"failures": [], "unverified": [], "details": details, "envelopes": envelopes, "fault": None, **more}
+    return {"rungs": [rung], "exit_code": 1, "environment": {"kernel": {"definition": "q8_1"}}}
+
+
+def test_each_type_has_a_verdict_of_its_own() -> None:
+    failure = {"tensor": "drawn.Q8_0.64x1024", "block_type": "Q8_0", "what": "wrote outside"}
+    both = report(failures=[failure])
+    assert runs.row_of(both, "Q4_0") == {
+        "type": "Q4_0", "verdict": "verified", "says": "", "definition": "q8_1", "domain": "M = 1", "utilisation": 0.5,
+        "calls": 9,
+    }  # fmt: skip
+    assert (runs.row_of(both, "Q8_0")["verdict"], runs.row_of(both, "Q8_0")["says"]) == ("mismatch", "wrote outside")
+
+
+def test_what_is_wrong_beyond_the_listed_failures_counts() -> None:
+    listed = report()
+    listed["rungs"][0]["details"][0]["failures"] = 3
+    assert runs.row_of(listed, "Q4_0")["verdict"] == "mismatch"
+    assert (
+        runs.row_of(report(failures=[{"tensor": "", "block_type": "", "what": "all"}]), "Q4_0")["verdict"] == "mismatch"
+    )
+
+
+def test_nothing_computed_is_no_verdict() -> None:
+    assert runs.row_of(report(), "Q5_0")["verdict"] == runs.NOT_RUN
+    assert runs.row_of(report(fault="out of memory"), "Q4_0")["verdict"] == runs.NOT_RUN
+    unverified = [{"name": "drawn.Q4_0.1x1", "why": "outside", "tensor": "drawn.Q4_0.1x1"}]
+    assert runs.row_of(report(unverified=unverified), "Q4_0")["verdict"] == "not all verified"
+    assert runs.row_of(report(unverified=unverified), "Q8_0")["verdict"] == "verified"
+
+
+def test_a_kernel_whose_engine_is_not_there_is_not_run(tmp_path: Path) -> None:
+    kernel = msgspec.structs.replace(CATALOGUE.engines[0].kernels[0], needs=("library.so",))
+    (made, *_) = runs.run_kernel(CATALOGUE.engines[0], kernel, "cpu", [], tmp_path)
+    assert made.verdict == runs.NOT_RUN
+    assert "built/library.so is not there" in made.says
+
+
+def test_a_repetition_runs_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "here").touch()
+    prints = msgspec.structs.replace(FINDING, repetition="import os; print(os.listdir())")
+    assert runs.repeat(prints, 30, tmp_path) == runs.Output(text="['here']", exit_code=0)
+    raises = msgspec.structs.replace(FINDING, repetition="raise ValueError('no')")
+    assert runs.repeat(raises, 30, tmp_path) == runs.Output(text="ValueError: no", exit_code=1)
+
+
+# ---- adapters on small matrices --------------------------------------------------------------------------------------
+
+
+def adapter(name: str) -> Iterator[Any]:
+    spec = importlib.util.spec_from_file_location(f"engines_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    except (ImportError, OSError) as error:
+        pytest.skip(f"{name} needs its engine: {error}")
+    finally:
+        del sys.modules[spec.name]
+
+
+@pytest.fixture(params=["gguf_values", "torch_matmul", "tinygrad_weights"])
+def of_values(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield from adapter(request.param)
+
+
+def test_values_are_those_of_the_file(of_values: Any) -> None:
+    made = next(
+        getattr(of_values, name) for name in ("product", "linear_float32", "linear") if hasattr(of_values, name)
+    )
+    fmt = FORMATS["Q4_0"]
+    rows = np.random.default_rng(0).integers(0, 256, (3, 2 * fmt.block_bytes), np.uint8)
+    rows.reshape(3, 2, -1)[..., 1] = 0x2C
+    weights = np.asarray(made.pack(rows, "Q4_0"))
+    np.testing.assert_array_equal(weights, fmt.decode(rows.reshape(3, 2, -1)).reshape(3, -1))
