@@ -17,7 +17,7 @@ TYPES = [
 
 def _offer(dtype, **declared):
     def pack(rows, fmt):
-        values = gguf.dequantize(rows, gguf.GGMLQuantizationType[fmt])
+        values = gguf.dequantize(rows.cpu().numpy(), gguf.GGMLQuantizationType[fmt])
         return torch.from_numpy(values).to(DEVICE, getattr(torch, dtype))
 
     def product(weights, activations, shape):
