@@ -17,7 +17,7 @@ from .gguf import Tensor, open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
-from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
+from .kernels import DEFAULT_KERNEL, Candidate, further, open_kernel
 from .llama.backends import BACKENDS
 from .processes.sandbox import sandboxed
 from .results import Options
@@ -119,7 +119,9 @@ def identify_model(
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     with (
         sandboxed(options.sandbox, options.kernel_memory),
-        open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
+        open_kernel(
+            kernel, host, options.threads, options.kernel_time_limit, options.verbose, further(options)
+        ) as multiplier,
         open_model(path) as model,
     ):
         run = Run(model, multiplier, options)

@@ -20,7 +20,7 @@ from .gguf import open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
-from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
+from .kernels import DEFAULT_KERNEL, Candidate, further, open_kernel
 from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
 from .processes import sandbox
@@ -140,7 +140,9 @@ def verify(
     try:
         with (
             sandboxed(options.sandbox, options.kernel_memory),
-            open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
+            open_kernel(
+                kernel, host, options.threads, options.kernel_time_limit, options.verbose, further(options)
+            ) as multiplier,
             open_model(path) as model,
         ):
             if options.sanitize and (fault := multiplier.check_fault()) is not None:

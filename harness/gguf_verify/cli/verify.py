@@ -64,7 +64,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--reference", choices=list(BACKENDS), default="cpu",
         help=f"where llama.cpp runs; {help_of_backends()} (default: %(default)s)")  # fmt: skip
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME",
-        help="a kernel or family, or your own as FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)")  # fmt: skip
+        help="a kernel or family, or your own: FILE.py:NAME, FILE.cu:SYMBOL, FILE.so:FUNCTION, FILE.ptx:SYMBOL, "
+        "FILE.cubin:SYMBOL, FILE.toml or torch.ops.NAMESPACE.OPERATOR (default: %(default)s)")  # fmt: skip
+    add("--declare", type=Path, metavar="FILE.toml",
+        help="the declaration of your own kernel, where it is neither in its file nor beside it")  # fmt: skip
+    add("--import", dest="imports", action="append", default=[], metavar="MODULE",
+        help="import this module before operators of PyTorch are looked up")  # fmt: skip
+    add("--load", dest="loads", action="append", default=[], metavar="LIB.so",
+        help="load this library before operators of PyTorch are looked up")  # fmt: skip
     add("--kernel-time-limit", type=float, default=60.0, metavar="S",
         help="seconds that one call of your own kernel may take (default: %(default)g)")  # fmt: skip
     add("--kernel-memory", type=float, default=KERNEL_MEMORY, metavar="GIB",
@@ -137,6 +144,7 @@ def _run(args: argparse.Namespace) -> int:
         kernel_time_limit=args.kernel_time_limit, kernel_memory=args.kernel_memory, probes=args.probes,
         sanitize=args.sanitize, exit_first=args.exitfirst, only_call=args.only_call,
         save_case="" if args.save_case is None else str(args.save_case), sandbox=args.sandbox,
+        declare="" if args.declare is None else str(args.declare), imports=tuple(args.imports), loads=tuple(args.loads),
     )  # fmt: skip
     if args.identify and (args.only_call or args.save_case):
         raise UsageError("--only-call and --save-case belong to rungs, not to --identify")

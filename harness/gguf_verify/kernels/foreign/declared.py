@@ -180,6 +180,8 @@ def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
     table = {key: said[key] for key in KEYS if key in said} | ({"semantics": OWN} if oracle else {})
     declared = declaration_of_table(table)
     code = str(said.get("code", "")) or {"so": "library.so", "torch": TORCH}.get(kind, "")
+    if not code and not named:
+        raise UsageError('it names no code: code = "FILE.cu", "FILE.so", "FILE.ptx", "FILE.cubin" or "torch.ops"')
     steps = _steps(said, declared, code, named)
     macros, macros_of = _macros(said.get("macros", {}), declared.formats)
     texts = {key: strings(said.get(key, []), key) for key in ("flags", "include", "import", "load")}
