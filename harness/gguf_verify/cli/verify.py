@@ -68,10 +68,10 @@ def build_parser() -> argparse.ArgumentParser:
         "FILE.cubin:SYMBOL, FILE.toml or torch.ops.NAMESPACE.OPERATOR (default: %(default)s)")  # fmt: skip
     add("--declare", type=Path, metavar="FILE.toml",
         help="the declaration of your own kernel, where it is neither in its file nor beside it")  # fmt: skip
-    add("--import", dest="imports", action="append", default=[], metavar="MODULE",
-        help="import this module before operators of PyTorch are looked up")  # fmt: skip
-    add("--load", dest="loads", action="append", default=[], metavar="LIB.so",
-        help="load this library before operators of PyTorch are looked up")  # fmt: skip
+    add("--import", dest="imports", type=_listed, default=(), metavar="MODULES",
+        help="import these modules, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
+    add("--load", dest="loads", type=_listed, default=(), metavar="LIBS",
+        help="load these libraries, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
     add("--kernel-time-limit", type=float, default=60.0, metavar="S",
         help="seconds that one call of your own kernel may take (default: %(default)g)")  # fmt: skip
     add("--kernel-memory", type=float, default=KERNEL_MEMORY, metavar="GIB",
@@ -113,6 +113,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
 def _epilog() -> str:
     listed: list[Family | KernelSpec] = [*FAMILIES.values(), *KERNELS.values()]
     kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
@@ -144,7 +148,7 @@ def _run(args: argparse.Namespace) -> int:
         kernel_time_limit=args.kernel_time_limit, kernel_memory=args.kernel_memory, probes=args.probes,
         sanitize=args.sanitize, exit_first=args.exitfirst, only_call=args.only_call,
         save_case="" if args.save_case is None else str(args.save_case), sandbox=args.sandbox,
-        declare="" if args.declare is None else str(args.declare), imports=tuple(args.imports), loads=tuple(args.loads),
+        declare="" if args.declare is None else str(args.declare), imports=args.imports, loads=args.loads,
     )  # fmt: skip
     if args.identify and (args.only_call or args.save_case):
         raise UsageError("--only-call and --save-case belong to rungs, not to --identify")
