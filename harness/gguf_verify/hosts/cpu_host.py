@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from ..support.text import printable
 from . import findings
 from .base import GUARD_BYTES, MOST_ALONE, POISON, Artefact, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
 from .compiler import (
@@ -31,7 +32,7 @@ from .memory import addresses, between_walls
 from .schedule import Schedule
 
 #: How a launch ended, `cuda_on_cpu::Outcome`.
-_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH = 1, 2, 3, 4, 5
+_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH, _TRAPPED = 1, 2, 3, 4, 5, 6
 _ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
 _WRITES, _OF_STACK = 1, 2
 #: Shared memory of a function template would else be that of the first library that has such a function.
@@ -78,7 +79,7 @@ class LaunchReport(ctypes.Structure):
     _fields_ = [
         ("signal", ctypes.c_int32), ("access", ctypes.c_uint32), ("n_findings", ctypes.c_uint32),
         ("n_made", ctypes.c_uint32), ("address", ctypes.c_uint64), ("findings", FoundHere * 16),
-        ("adds_floats", ctypes.c_uint32), ("_", ctypes.c_uint32),
+        ("adds_floats", ctypes.c_uint32), ("_", ctypes.c_uint32), ("why", ctypes.c_char * 200),
     ]  # fmt: skip
 
 
@@ -306,6 +307,8 @@ class CpuHost(Host):
             raise KernelFinding("divergent", "threads of a block wait at a barrier that the others never reach")
         if outcome == _OUTSIDE_SHARED:
             self._outside_shared(f"the kernel wrote outside its {shared} bytes of dynamic shared memory")
+        if outcome == _TRAPPED:
+            raise KernelFault(printable(report.why.decode("utf-8", "replace"), 200))
         if outcome == _CRASHED:
             words = crash_in_words(report, buffers)
             raise KernelFinding("outside", words) if "outside its buffers" in words else KernelFault(words)
