@@ -74,6 +74,8 @@ IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask = ~0u);
 [[noreturn]] IN_RUNNER void trap(const char* why);
 IN_RUNNER uint64_t clock_now();
 IN_RUNNER uint8_t* dynamic_shared();
+// Shared memory is within 2^31 bytes of where it begins, so an address in it is known by its lower half.
+IN_RUNNER void* of_shared_address(uint32_t address);
 
 // Copies of this thread, in groups.
 IN_RUNNER void copy_later(void* to, const void* from, int bytes);

@@ -462,7 +462,15 @@ class BlockRunner {
     uint8_t* dynamic_shared() {
         if (!shared_) {
             // further away than the guards lies memory that nobody may touch
-            void* p = mmap(nullptr, SHARED_WALL + SHARED_ROOM + SHARED_WALL, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            const auto room = [] {
+                return mmap(nullptr, SHARED_WALL + SHARED_ROOM + SHARED_WALL, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            };
+            void* p = room();
+            if (p != MAP_FAILED && near_variables((uint32_t)(uintptr_t)p)) {
+                void* const taken = p;
+                p = room();
+                munmap(taken, SHARED_WALL + SHARED_ROOM + SHARED_WALL);
+            }
             if (p == MAP_FAILED || mprotect((uint8_t*)p + SHARED_WALL, SHARED_ROOM, PROT_READ | PROT_WRITE) != 0) {
                 fputs("cuda_on_cpu: no memory for shared memory\n", stderr);
                 abort();
@@ -472,6 +480,16 @@ class BlockRunner {
         }
         return shared_.get() + SHARED_GUARD;
     }
+    void* of_shared_address(uint32_t address) {
+        if (shared_) {
+            const uint8_t* const dynamic = shared_.get() + SHARED_GUARD;
+            const int64_t from = (int32_t)(address - (uint32_t)(uintptr_t)dynamic);
+            if (from >= -(int64_t)SHARED_WALL && from < (int64_t)(SHARED_ROOM + SHARED_WALL)) return (void*)(dynamic + from);
+        }
+        return variables.begin + (int32_t)(address - (uint32_t)(uintptr_t)variables.begin);
+    }
+    Bytes variables;  // in shared memory
+
     // What the block before has left is not what this one finds.
     void unset_dynamic_shared(size_t shared) {
         if (shared_) memset(shared_.get() + SHARED_GUARD, (int)request_.fill, std::min(shared, MOST_SHARED));
@@ -488,6 +506,11 @@ class BlockRunner {
   private:
     static constexpr size_t SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
     static constexpr size_t SHARED_WALL = 8 << 20;  // a multiple of any page's size
+    // Whether the lower halves of such addresses could be taken for those of variables in shared memory.
+    bool near_variables(uint32_t begin) const {
+        return (uint32_t)(uintptr_t)variables.begin + (uint32_t)variables.size - begin <
+               SHARED_WALL + SHARED_ROOM + SHARED_WALL + (uint32_t)variables.size;
+    }
     struct Unmap {
         void operator()(uint8_t* p) const { munmap(p - SHARED_WALL, SHARED_WALL + SHARED_ROOM + SHARED_WALL); }
     };
@@ -676,6 +699,7 @@ IN_RUNNER uint64_t clock_now() {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 IN_RUNNER uint8_t* dynamic_shared() { return runner->dynamic_shared(); }
+IN_RUNNER void* of_shared_address(uint32_t address) { return runner->of_shared_address(address); }
 
 IN_RUNNER void copy_later(void* to, const void* from, int bytes) {
     CHECKED(AsyncWrite write = checks.begin_copy(to, from, bytes, KERNELS_LINE);)
@@ -862,6 +886,7 @@ inline Outcome run_blocks(Dim3 grid, Dim3 block, size_t shared, void (*body)(con
     BlockRunner own(request, body, argument);
     runner = &own;  // now this thread has the variables
     const Library library = library_of(here);
+    own.variables = library.shared;
     const auto unset = [&] {
         if (library.shared.size) memset(library.shared.begin, (int)request.fill, library.shared.size);
         runner = &own, crash_report = &report, gridDim = grid, blockDim = block;
