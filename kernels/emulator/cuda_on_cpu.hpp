@@ -233,49 +233,8 @@ extern PER_THREAD __attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 thread
 TO_RUNNER void __syncthreads() { cuda_on_cpu::sync_block(); }
 #include "warp.hpp"
 
-inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-
-inline float __uint_as_float(uint32_t u) {
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
-inline uint32_t __float_as_uint(float f) {
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    return u;
-}
-
-inline float __int_as_float(int i) { return __uint_as_float((uint32_t)i); }
-inline int __float_as_int(float f) { return (int)__float_as_uint(f); }
-
-struct alignas(8) uint2 { uint32_t x, y; };
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-
-// Bytes of a (0…3) and b (4…7) that the nibbles of `selector` name, the lowest first.
-inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
-    const uint64_t both = a | (uint64_t)b << 32;
-    uint32_t d = 0;
-    for (int i = 0; i < 4; ++i) d |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
-    return d;
-}
-
-// Sum of four products of signed bytes, added to c.
-inline int __dp4a(int a, int b, int c) {
-#if defined(__SSE4_1__)
-    const __m128i pairs = _mm_madd_epi16(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(a)), _mm_cvtepi8_epi16(_mm_cvtsi32_si128(b)));
-    const int64_t two = _mm_cvtsi128_si64(pairs);
-    return c + (int)two + (int)(two >> 32);
-#endif
-    for (int shift = 0; shift < 32; shift += 8) c += (int)(int8_t)(a >> shift) * (int)(int8_t)(b >> shift);
-    return c;
-}
+#include "cuda_math.hpp"
+#include "cuda_simd.hpp"
 
 namespace cuda_on_cpu {
 

@@ -347,8 +347,8 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         source, compiled, listed = (folder / f"unit.{suffix}" for suffix in ("cpp", "o", "d"))
         source.write_text(unit)
         write_headers(folder)
-        command = [compiler(), *FLAGS, f"-I{root}", f"-I{folder}", *options, "-c", str(source), "-o", str(compiled)]
-        command += _listing(listed)
+        folders = [f"-I{root}", f"-I{root / 'emulator' / 'include'}", f"-I{folder}"]
+        command = [compiler(), *FLAGS, *folders, *options, "-c", str(source), "-o", str(compiled), *_listing(listed)]
         plain = _plain(options)
         header = precompiled(plain)
         if header and _run([*command, "-include", str(header)], root, folder).returncode == 0:

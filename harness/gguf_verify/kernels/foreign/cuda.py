@@ -55,9 +55,10 @@ class CudaSource:
         try:
             self.root.mkdir()
             self.built.mkdir()
-            (self.root / "emulator").mkdir()
-            for header in (kernel_root() / "emulator").iterdir():
-                (self.root / "emulator" / header.name).write_bytes(header.read_bytes())
+            for header in (kernel_root() / "emulator").rglob("*.h*"):
+                copy = self.root / header.relative_to(kernel_root())
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(header.read_bytes())
             for name in _OF_CUDA:
                 (self.root / name).write_text('#include "emulator/cuda_pipeline.h"\n')
             digest = self._copy(path)
