@@ -1,10 +1,13 @@
 // What stands before a kernel that is not this project's: the language, CUDA's headers, and no other name but those of
 // `cuda_on_cpu` and those that begin with GGUF_VERIFY_.
 #pragma once
+#if !defined(GGUF_VERIFY_FOREIGN)  // else it is precompiled
+#define GGUF_VERIFY_FOREIGN
 #include "cuda_on_cpu.hpp"
 
 #include "cooperative_groups.hpp"
 #include "cuda_pipeline.h"
+#include "ptx.hpp"
 #include "runtime.hpp"
 
 // The kernel's entry point NAME_launch. All that stands after the kernel's source: its macros may have any name.
@@ -45,6 +48,7 @@ constexpr bool gguf_verify_fits(void (*)(A...)) {
 #undef OF_INTEGERS
 #undef ADD_FLOATS
 
+#define GGUF_VERIFY_ON_CPU 1
 #define __CUDACC__ 1
 #define __NVCC__ 1
 #define __CUDACC_VER_MAJOR__ 13
@@ -53,3 +57,4 @@ constexpr bool gguf_verify_fits(void (*)(A...)) {
 #define CUDA_VERSION 13000
 #define CUDART_VERSION 13000
 #define __CUDA_API_VERSION 13000
+#endif

@@ -33,8 +33,6 @@ class ForCpu:
     #: Inline PTX that the CPU does not have: its instruction, file and line. The number is that of its symbol,
     #: `ptx.SYMBOL`.
     missing: list[tuple[str, str, int]] = field(default_factory=list)
-    #: Whether any inline PTX was rewritten.
-    has_ptx: bool = False
 
     def rewritten(self, text: str, file: str) -> str:
         """The text of a file as the C++ compiler takes it. `file` names it in `missing`."""
@@ -200,7 +198,6 @@ class _Text:
             parts[0], [[self._operand(o) for o in split(part, ",") if o] for part in parts[1:3]],
             lambda instruction: self.into.symbol(instruction, self.file, line),
         )  # fmt: skip
-        self.into.has_ptx = True
         self.edits.append(Edit(self.tokens[at].start, self.tokens[end].end, code))
         return end + 1
 
