@@ -1,5 +1,5 @@
-"""CUDA's functions on a card, of NVIDIA's headers, against those of the CPU host: every word. Run with -s, it shows what
-differs where it may. Skipped by name where no GPU can be used."""
+"""CUDA's functions on a card, of NVIDIA's headers, against those of the CPU host: every word. Run with -s, it shows
+what differs where it may. Skipped by name where no GPU can be used."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _narrow(scalar: str, pair: str, name: str) -> list[Case]:
     for sign in ("++", "--"):
         cases += [Case(f"[=] {{ auto x = a; x{sign}; return {sign}x; }}()", kind) for kind in (scalar, pair)]
     cases += [Case("-a", scalar), Case("-a", pair), Case("(bool)a", scalar)]
-    cases += [Case(f"__float_as_uint(__{name}2float(a))", scalar)] + _called(f"__{name}2float", scalar)
+    cases += [Case(f"__float_as_uint(__{name}2float(a))", scalar), *_called(f"__{name}2float", scalar)]
     cases += _called("__low2float __high2float", pair)
     cases += _called(" ".join(f"__float2{name}{r}" for r in ("", "_rn", "_rz", "_ru", "_rd")), "f")
     cases += _called(f"__double2{name}", "d") + _called(f"__float2{name}2_rn", "f")
