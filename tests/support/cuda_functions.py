@@ -116,6 +116,22 @@ def _narrow(scalar: str, pair: str, name: str) -> list[Case]:
     return cases
 
 
+def _fp8() -> list[Case]:
+    cases = []
+    for as_ in ("__NV_E4M3", "__NV_E5M2"):
+        for saturation in ("__NV_SATFINITE", "__NV_NOSAT"):
+            for name, kind in (("float", "f"), ("double", "d"), ("halfraw", "h"), ("bfloat16raw", "b")):
+                cases.append(Case(f"__nv_cvt_{name}_to_fp8(a, {saturation}, {as_})", kind))
+            text = f"__nv_cvt_float2_to_fp8x2(make_float2(a, b), {saturation}, {as_})"
+            cases += [Case(text, "ff"), Case(f"__nv_cvt_halfraw2_to_fp8x2(a, {saturation}, {as_})", "H")]
+        cases.append(Case(f"__half(__nv_cvt_fp8_to_halfraw((unsigned char)a, {as_}))", "t"))
+        cases.append(Case(f"__half2(__nv_cvt_fp8x2_to_halfraw2(a, {as_}))", "t"))
+    for format_ in ("e4m3", "e5m2"):
+        cases += [Case(f"__nv_fp8_{format_}(a).__x", kind) for kind in "fdhb"]
+        cases.append(Case(f"(float)__nv_fp8_{format_}(a)", "h"))
+    return cases
+
+
 def _simd() -> list[Case]:
     cases = []
     for lanes in (2, 4):
@@ -166,14 +182,19 @@ def _floats() -> list[Case]:
 
 
 CASES: tuple[Case, ...] = tuple(
-    _narrow("h", "H", "half") + _narrow("b", "B", "bfloat16") + _simd() + _integers() + _floats()
+    _narrow("h", "H", "half") + _narrow("b", "B", "bfloat16") + _fp8() + _simd() + _integers() + _floats()
 )
 
 
 def source(cases: Sequence[Case] = CASES) -> str:
     """A kernel `compute` that writes word(cases[which](a[i], b[i], c[i])) to y[i]. Results are words whose upper bits
     are 0, but for signed integers, which are extended; all NaN of float are one, and so are those of double."""
-    lines = ["#include <cuda_fp16.h>", "#include <cuda_bf16.h>", "typedef unsigned long long Word;"]
+    lines = [
+        "#include <cuda_fp16.h>",
+        "#include <cuda_bf16.h>",
+        "#include <cuda_fp8.h>",
+        "typedef unsigned long long Word;",
+    ]
     for letter, (name, _, made) in TYPES.items():
         lines.append(f"__device__ __forceinline__ {name} as_{letter}(Word w) {{ return {made}; }}")
     for name in ("char4", "uchar4"):

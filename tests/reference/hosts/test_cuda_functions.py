@@ -556,3 +556,36 @@ def test_approximate_functions(cpu: OnCpu) -> None:
     huge = np.array([0x7E800001, 0x7E800000, 0xFF000000], np.uint64)
     ones = np.full(3, 0x3F800000, np.uint64)
     assert cpu("__fdividef(a, b)", "ff", ones, huge).tolist() == [0, 0x00800000, 0x80000000]
+
+
+@pytest.mark.parametrize(
+    ("as_", "mantissa", "bias", "infinite"), [("__NV_E4M3", 3, 7, False), ("__NV_E5M2", 2, 15, True)]
+)
+def test_bytes(cpu: OnCpu, as_: str, mantissa: int, bias: int, infinite: bool) -> None:
+    """e4m3 and e5m2: all 256 to halves; of all halves and of floats, the nearest of all 256, ties to even."""
+    codes = np.arange(0x7F if not infinite else 0x7C)  # of finite numbers without sign
+    exponent, rest = codes >> mantissa, codes & ((1 << mantissa) - 1)
+    numbers = np.ldexp(rest + np.where(exponent > 0, 1 << mantissa, 0), np.maximum(exponent, 1) - bias - mantissa)
+    all_ = np.arange(256, dtype=np.uint64)
+    size = (all_ & np.uint64(0x7F)).astype(np.int64)
+    x = np.where(size < len(codes), numbers[np.minimum(size, len(codes) - 1)], np.inf if infinite else np.nan)
+    x = np.where(infinite & (size > len(codes)), np.nan, np.where(all_ >> np.uint64(7), -x, x))
+    text = f"__half(__nv_cvt_fp8_to_halfraw((unsigned char)a, {as_}))"
+    assert_same(cpu(text, "t", all_), HALF.nearest(x), text, all_)
+    beyond = 2 * numbers[-1] - numbers[-2]  # the next one, were there any
+    midpoints = (np.append(numbers, beyond)[1:] + numbers) / 2
+    midpoints[-1] = numbers[-1] + (numbers[-1] - numbers[-2]) / 2
+    halves, floats = operands("h", 0)[0], operands("f", 8000)[0]
+    exact = np.concatenate([midpoints, np.nextafter(midpoints, 0, dtype=np.float32), numbers]).astype(np.float32)
+    floats = np.concatenate([floats, exact.view(np.uint32).astype(np.uint64)])
+    for name, kind, words in (("halfraw", "h", halves), ("float", "f", floats)):
+        x = HALF.values(words) if kind == "h" else values(words, "f")
+        below = np.searchsorted(midpoints, abs(x), side="left")
+        tie = midpoints[np.minimum(below, len(codes) - 1)] == abs(x)
+        code = below + (tie & (below % 2 == 1))
+        too_large = code >= len(codes)
+        for saturation, largest in (("__NV_SATFINITE", len(codes) - 1), ("__NV_NOSAT", len(codes))):
+            expected = np.where(too_large, largest, code) | np.signbit(x) << 7
+            expected = np.where(np.isnan(x), 0x7F, expected)
+            text = f"__nv_cvt_{name}_to_fp8(a, {saturation}, {as_})"
+            assert_same(cpu(text, kind, words), expected, text, words)
