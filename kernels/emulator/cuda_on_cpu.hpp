@@ -237,6 +237,8 @@ T __shfl_down_sync(unsigned, T v, unsigned delta, int width = 32) {
 #include "cuda_math.hpp"
 #include "cuda_simd.hpp"
 
+namespace cuda_on_cpu {
+
 inline float half_to_float(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7FFF;
     float f;
@@ -272,5 +274,7 @@ inline uint16_t float_to_half(float f) {
     const uint32_t odd = magnitude >> 13 & 1;                         // ties go to even
     return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xFFF + odd) >> 13));
 }
+
+}  // namespace cuda_on_cpu
 
 #include "atomics.hpp"
