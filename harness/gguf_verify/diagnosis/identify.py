@@ -27,7 +27,7 @@ def called(semantics: Semantics, fmt: WeightFormat) -> str:
     """What kernel authors call a definition: MMQ's Q4_0, for example, or the CPU's Q4_0."""
     if semantics is F32:
         return f"{fmt.name} with float32 activations"
-    if semantics.minima_apart:
+    if semantics.term.minima_apart:
         return f"{fmt.name} with float32 activations and the offset or minimum multiplied by their sum"
     llama = fmt.llama
     known = (("MMVQ's", llama.mmvq), ("MMQ's", llama.mmq), ("the CPU's", llama.cpu))
@@ -68,7 +68,7 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
     """
     if isinstance(fmt, ElementFormat):
         return list(dict.fromkeys((F32, llama_cpu_semantics(fmt))))
-    found = [s for s in SEMANTICS.values() if s.any_format and not s.minima_apart]
+    found = [s for s in SEMANTICS.values() if s.any_format and not s.term.minima_apart]
     for m in (1, MMVQ_TOKENS + 1):
         try:
             found.append(llama_cuda_semantics(fmt, m))
@@ -79,7 +79,7 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
 
 def wider(fmt: WeightFormat) -> list[Semantics]:
     """Definitions of the exact product of `f32` with a wider bound."""
-    return [] if isinstance(fmt, ElementFormat) else [s for s in SEMANTICS.values() if s.minima_apart]
+    return [] if isinstance(fmt, ElementFormat) else [s for s in SEMANTICS.values() if s.term.minima_apart]
 
 
 def expected(
@@ -209,7 +209,7 @@ def identify(
     looked_at = {s.name: s for s in [*definitions(fmt), *wider(fmt), *([] if own is None else [own])]}
     for semantics in looked_at.values():
         fits_f32 = any(c.within for c, _ in found if c.name == F32.name)
-        if semantics.minima_apart and semantics is not own and fits_f32:
+        if semantics.term.minima_apart and semantics is not own and fits_f32:
             continue  # the same product, and what is within the narrow bound is within the wide one
         p = expected(semantics, fmt, rows, x, threads, (taken or {}).get(semantics.name))
         with np.errstate(all="ignore"):

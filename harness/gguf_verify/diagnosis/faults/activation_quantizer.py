@@ -18,9 +18,9 @@ def _ratios(case: Case) -> tuple[Floats, Floats]:
     assert case.values is not None
     assert case.semantics.activations is not None
     size = case.semantics.activations.block_size
-    assert case.semantics.ratios is not None
+    assert case.semantics.encoding.ratios is not None
     with np.errstate(all="ignore"):
-        return case.semantics.ratios(case.values.reshape(len(case.values), -1, size))
+        return case.semantics.encoding.ratios(case.values.reshape(len(case.values), -1, size))
 
 
 def _codes(case: Case, q: npt.NDArray[np.floating]) -> Parts:
