@@ -7,7 +7,10 @@ import hashlib
 import os
 import re
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from ...hosts import HOSTS
 from ...hosts.base import Host, Placed
@@ -16,7 +19,8 @@ from ...hosts.schedule import Schedule
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import kernel_root
-from .declared import INTEGERS, CudaDeclaration, parse
+from .declared import CallDeclaration, Step, parse
+from .layouts import Number
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
@@ -25,7 +29,6 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_TEXT, _MOST_FILES = 1 << 22, 64
 #: CUDA's headers that a kernel may include.
 _OF_CUDA = ("cuda_pipeline.h", "cuda_pipeline_primitives.h")
-_UNIT = "foreign.cu"  # NVRTC's own is unit.cu
 
 
 class CudaSource:
@@ -35,18 +38,17 @@ class CudaSource:
     Raises UsageError where there is no such file or its declaration is not valid.
     """
 
-    def __init__(self, path: Path, symbol: str) -> None:
-        if not _NAME.fullmatch(symbol):
+    def __init__(
+        self, path: Path, symbol: str, declared: CallDeclaration | None = None, declared_in: Path | None = None
+    ) -> None:  # fmt: skip
+        if symbol and not _NAME.fullmatch(symbol):
             raise UsageError(f"{ascii(symbol)[:60]} is not the name of a function")
-        text = _read(path)
-        found, sidecar = _BLOCK.search(text), path.with_suffix(".toml")
-        if found is None and not sidecar.is_file():
-            raise UsageError(f"{path} has no // [gguf-verify] block, and there is no {sidecar.name}")
-        lines = found[1].splitlines() if found is not None else []
-        self.declared = "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else _read(sidecar)
-        self.declaration = declaration = parse(self.declared)
+        if declared is None:
+            declared = parse(_declared_in(path))
+        self.declaration = declaration = declared
+        beside = (declared_in or path).parent
         #: Path and name of its oracle, if it has one.
-        self.oracle = (path.parent / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
+        self.oracle = (beside / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
         self.symbol = symbol
         folder = scratch.folder("foreign")
         self._removed = weakref.finalize(self, scratch.remove_folder, folder)
@@ -60,8 +62,7 @@ class CudaSource:
                 (self.root / "emulator" / header.name).write_bytes(header.read_bytes())
             for name in _OF_CUDA:
                 (self.root / name).write_text('#include "emulator/cuda_pipeline.h"\n')
-            digest = self._copy(path)
-            (self.root / _UNIT).write_text(_unit(self._file, symbol, declaration, digest))
+            self._digest = self._copy(path)
         except BaseException:
             self.close()
             raise
@@ -84,6 +85,14 @@ class CudaSource:
             copy.write_text(text)
         self._file = os.path.relpath(os.path.abspath(path), top)
         return digest.hexdigest()
+
+    def unit(self, symbol: str, steps: Sequence[Step]) -> str:
+        """The name of the source that is compiled for a function, which these launches call."""
+        name = f"foreign-{hashlib.sha256(symbol.encode()).hexdigest()[:16]}.cu"
+        path = self.root / name
+        if not path.exists():
+            path.write_text(_unit(self._file, symbol, steps[0].parameters, self._digest))
+        return name
 
     @property
     def adds_floats(self) -> bool:
@@ -110,7 +119,7 @@ def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:
             continue
         if len(found) == _MOST_FILES:
             raise UsageError(f"{path} includes more than {_MOST_FILES - 1} files")
-        found[name] = _read(Path(name))
+        found[name] = read_text(Path(name))
         for included in _INCLUDE.findall(found[name]):
             other = os.path.join(os.path.dirname(name), included)
             if (everywhere or not os.path.isabs(included)) and os.path.isfile(other):
@@ -118,7 +127,17 @@ def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:
     return found
 
 
-def _read(path: Path) -> str:
+def _declared_in(path: Path) -> str:
+    """The declaration of FILE.cu. Raises UsageError."""
+    found, sidecar = _BLOCK.search(read_text(path)), path.with_suffix(".toml")
+    if found is None and not sidecar.is_file():
+        raise UsageError(f"{path} has no // [gguf-verify] block, and there is no {sidecar.name}")
+    lines = found[1].splitlines() if found is not None else []
+    return "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else read_text(sidecar)
+
+
+def read_text(path: Path) -> str:
+    """A text of an author. Raises UsageError."""
     try:
         with path.open("rb") as f:
             raw = f.read(_MOST_TEXT + 1)
@@ -131,9 +150,9 @@ def _read(path: Path) -> str:
         raise UsageError(f"{path} is not UTF-8") from None
 
 
-def _unit(file: str, symbol: str, declaration: CudaDeclaration, digest: str) -> str:
+def _unit(file: str, symbol: str, parameters: Sequence[str | Number], digest: str) -> str:
     """The source that is compiled: the emulator's header, if needed, then the author's file, whose names stay free."""
-    sizes = ", ".join("0" if not kind else str(INTEGERS[kind]().itemsize) for kind, _ in declaration.parameters)
+    sizes = ", ".join("0" if isinstance(p, str) else str(np.dtype(p.kind).itemsize) for p in parameters)
     return f"""// {digest}
 #ifdef __CUDACC__
 #define DYNAMIC_SHARED(NAME) extern __shared__ __align__(1024) unsigned char NAME[]
@@ -159,7 +178,8 @@ static_assert(gguf_verify_fits({symbol}), "the parameters of {symbol} are not th
 
 
 class CudaKernels:
-    """The kernels of a source, compiled here and loaded nowhere: files in a folder of the source, for its process.
+    """The kernels of a source, compiled here and loaded nowhere: files in a folder of the source, for its process. They
+    are found by keys: "TYPE/SYMBOL".
 
     Args:
         host: compiles.
@@ -168,15 +188,19 @@ class CudaKernels:
 
     def __init__(self, source: CudaSource, host: Host, seconds: float) -> None:
         self._source, self.host, self._seconds = source, host, seconds
-        self._placed: dict[tuple[str, bool], Placed] = {}
+        self._placed: dict[tuple[str, bool], dict[str, Placed]] = {}
 
     def all(self) -> dict[str, Placed]:
         """For each type that it declares. Raises UsageError where one does not compile, EnvironmentFault where what
         compiles is missing."""
+        return {key: one for fmt in self._source.declaration.of.formats for key, one in self.of(fmt).items()}
+
+    def of(self, fmt: str) -> dict[str, Placed]:
+        """For one type. Raises as `all` does."""
         self.host.check()
         try:
             with foreign_source(self._source.root, self._seconds):
-                return {fmt: self._of(fmt, None) for fmt in self._source.declaration.of.formats}
+                return self._of(fmt, None)
         except EnvironmentFault as error:
             if HOSTS[self.host.name].emulated and any(_PTX.search(text) for text in self._source.texts):
                 raise UsageError(
@@ -186,16 +210,23 @@ class CudaKernels:
             root = self._source.root
             raise UsageError(str(error).replace(f"{root}/author/", "").replace(f"{root}/", "")) from None
 
-    def under(self, fmt: str, schedule: Schedule) -> Placed:
+    def under(self, fmt: str, schedule: Schedule) -> dict[str, Placed]:
         """For launches under a schedule. Raises EnvironmentFault."""
         with foreign_source(self._source.root, self._seconds):
             return self._of(fmt, schedule)
 
-    def _of(self, fmt: str, schedule: Schedule | None) -> Placed:
+    def _of(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
         checked = schedule is not None and schedule.checked
         if (fmt, checked) not in self._placed:
-            source = self._source
-            defines = source.declaration.defines(fmt)
-            built = self.host.build(source.root, _UNIT, source.symbol, defines, schedule if checked else None)
-            self._placed[fmt, checked] = built.placed(source.built, f"{fmt}-checked" if checked else fmt)
+            source, made = self._source, {}
+            declaration = source.declaration
+            for number, symbol in enumerate(declaration.symbols(fmt)):
+                name = symbol or source.symbol
+                unit = source.unit(name, [step for step in declaration.steps if step.symbol(fmt) == symbol])
+                built = self.host.build(
+                    source.root, unit, name, declaration.defines(fmt), schedule if checked else None
+                )
+                file = f"{fmt}-{number}{'-checked' if checked else ''}"
+                made[f"{fmt}/{name}"] = built.placed(source.built, file)
+            self._placed[fmt, checked] = made
         return self._placed[fmt, checked]
