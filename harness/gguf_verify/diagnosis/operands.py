@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..semantics import Semantics, gamma
+from ..semantics import Semantics
 from ..semantics.exact import term_values
-from ..semantics.sums import EXTRA_ROUNDINGS
+from ..semantics.narrow import NARROW
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -87,7 +87,11 @@ class Parts:
                 exact = self._dot(self.q, self.d, self.a, self.e) + self.s @ self.m.T
                 size = self._magnitude()
         added = terms * (values if self.semantics.activations is None else 2 if self.m.any() else 1)
-        return Predicted(exact, gamma(added + EXTRA_ROUNDINGS) * size)
+        share = self.semantics.accumulation.growth(added)
+        narrow = NARROW.get(self.semantics.term.weights)  # these operands are of weights that are not rounded
+        if narrow is not None:
+            share += 4 * narrow.unit * (1 + share)
+        return Predicted(exact, share * size)
 
     def limited(
         self, rows: npt.NDArray[np.bool_] | None = None, tokens: npt.NDArray[np.bool_] | None = None

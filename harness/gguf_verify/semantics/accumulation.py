@@ -80,7 +80,9 @@ IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0)
 def in_tensor_cores(products: int = 4, fraction: int = 23) -> Accumulation:
     """Of a card with this L and F. Raises ValueError for numbers that no card can have."""
     if not (1 <= products <= 1024 and 8 <= fraction <= 60):
-        raise ValueError(f"tensor cores add L = 1 to 1024 products with F = 8 to 60 bits, not {products} and {fraction}")
+        raise ValueError(
+            f"tensor cores add L = 1 to 1024 products with F = 8 to 60 bits, not {products} and {fraction}"
+        )
     unit = (products + 1) * 2.0 ** (1 - fraction) + 2.0**-23
     return Accumulation("tensor", unit, 2.0**-149, 2.0**-126, math.inf, products, fraction)
 
@@ -93,7 +95,7 @@ def accumulation_of(said: str | Mapping[str, Any]) -> Accumulation:
     if isinstance(said, Mapping):
         numbers = {key: said[key] for key in said if key in ("L", "F")}
         if len(numbers) != len(said) or not all(type(v) is int for v in numbers.values()):
-            raise ValueError('accumulates, as a table, has the integers L and F of tensor cores: { L = 16, F = 25 }')
+            raise ValueError("accumulates, as a table, has the integers L and F of tensor cores: { L = 16, F = 25 }")
         return in_tensor_cores(numbers.get("L", 4), numbers.get("F", 23))
     if said == "tensor":
         return in_tensor_cores()

@@ -40,8 +40,14 @@ class Oracle(Protocol):
 class Epilogue(Protocol):
     """Operations that a kernel fuses behind its product."""
 
-    def applied(self, exact: Product, fmt: BlockFormat, w: Bytes, x: Bytes) -> Product:
-        """What they make of the product of weights uint8[N, row bytes] and activations uint8[M, row bytes]."""
+    def applied(
+        self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Callable[[Bytes], Product]
+    ) -> Product:  # fmt: skip
+        """What they make of the product of weights uint8[N, row bytes] and activations uint8[M, row bytes].
+
+        Args:
+            multiply: gives the product of other weights and the same activations.
+        """
 
 
 @dataclass(frozen=True)

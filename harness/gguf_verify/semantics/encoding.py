@@ -61,6 +61,7 @@ class Encoding:
             the field s is the sum of all.
         cuda_path: the path of llama.cpp's CUDA backend, "MMVQ" or "MMQ", whose quantizer makes these bytes and reveals
             them; empty where there is none.
+        rearranges: the encoding whose bytes these are in another order, and what makes them of those.
     """
 
     name: str
@@ -75,11 +76,18 @@ class Encoding:
     raw_sum: bool = False
     read_sums: Callable[[Structs], Floats] | None = None
     cuda_path: str = ""
+    rearranges: tuple[Encoding, Callable[[Bytes], Bytes]] | None = None
 
     @property
     def quantizes(self) -> bool:
         """Whether activations become codes."""
         return self.format is not None
+
+    def row_bytes(self, k: int) -> int:
+        """Bytes of a token's k activations: of whole blocks, the last one filled up with zeros."""
+        if self.format is None:
+            return k * (4 if self.dtype == "float32" else 2)
+        return -(-k // self.format.block_size) * self.format.block_bytes
 
     def values(self, x: Bytes) -> Floats:
         """The values that bytes uint8[M, row bytes] stand for, float32[M, K]: of blocks d·q."""

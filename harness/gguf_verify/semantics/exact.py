@@ -91,7 +91,8 @@ def product(
         return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), order, threads)
     made = _unstored(semantics, fmt, w, x, order, threads)
     if semantics.epilogue is not None:
-        made = semantics.epilogue.applied(made, fmt, w, x)
+        of_gate = lambda other: _unstored(semantics, fmt, other, x, None, threads)  # noqa: E731
+        made = semantics.epilogue.applied(made, fmt, w, x, of_gate)
     return stored(made, semantics.output)
 
 
@@ -113,7 +114,7 @@ def _unstored(
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
     step = max(1, min(_TILE // max(1, m * nb), -(-n // threads)))
-    prepared = _prepare(semantics, x, term_values(fmt))
+    prepared = _prepare(semantics, x, term_values(fmt), nb)
     spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
     def one(span: slice) -> Product:
@@ -128,13 +129,15 @@ def _unstored(
     return concatenated(parts)
 
 
-def _prepare(semantics: Semantics, x: Bytes, values: int) -> Activations:
+def _prepare(semantics: Semantics, x: Bytes, values: int, nb: int) -> Activations:
+    """Of rows of nb terms; what fills up a last block of activations is left out."""
     if not semantics.encoding.quantizes:
         floats = semantics.values_of(x)
         nothing = np.zeros(0)
         return Activations(floats, np.abs(floats), nothing, nothing, nothing)
     a = semantics.encoding.operands(x, values)
-    return Activations(a.q, np.abs(a.q), a.d, a.s, a.s_size)
+    q = a.q[:nb]
+    return Activations(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb])
 
 
 def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
@@ -306,11 +309,11 @@ def _exact(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: 
         assert encoding.format is not None
         d = encoding.scales(x).astype(np.float64)
         q = encoding.format.codes(x.reshape(len(x), -1, encoding.format.block_bytes)).reshape(*d.shape, -1)
-        a = (q * d[..., None]).reshape(len(x), k)
+        a = (q * d[..., None]).reshape(len(x), -1)[:, :k]
         if uses_sum:
             stored_sums = encoding.sums(x)
             assert stored_sums is not None
-            s = stored_sums.astype(np.float64)
+            s = stored_sums.astype(np.float64)[:, : k // encoding.values_per_sum]
 
     def one(span: slice) -> Doubles:
         blocks = w[span].reshape(len(w[span]), -1, fmt.block_bytes)

@@ -83,7 +83,9 @@ def weights_of(term: Term, fmt: BlockFormat, w: Bytes) -> tuple[Doubles, Doubles
         once, twice = narrow.rounded(exact), narrow.rounded(decoded)
         off = np.abs(once - twice)
         return once, off if off.any() else None
-    d, m = (np.repeat(np.abs(v).astype(np.float64), fmt.group, axis=-1) for v in (fmt.scales(blocks), fmt.minima(blocks)))
+    d, m = (
+        np.repeat(np.abs(v).astype(np.float64), fmt.group, axis=-1) for v in (fmt.scales(blocks), fmt.minima(blocks))
+    )
     q = np.abs(fmt.codes(blocks).astype(np.float64))
     u = (1 + narrow.unit) ** 4 - 1
     return exact, (u * (d * q + m) + 2 * narrow.underflow * (q + 2)).reshape(n, -1)

@@ -26,11 +26,11 @@ from gguf_verify.semantics import SEMANTICS, Semantics, cuda, judge, product
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definitions.mmq import MMQ
 from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4
-from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.definitions.q8_1_half import Q8_1_HALF
 from gguf_verify.semantics.encodings.mmq_d4 import encode_mmq_d4
 from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
+from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.semantics.fast_math import ambiguous_codes, as_q8_1, compare_activations
 from gguf_verify.support.errors import EnvironmentFault

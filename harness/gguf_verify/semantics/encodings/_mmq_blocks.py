@@ -21,6 +21,7 @@ from ...formats.layout import Bits, each
 #: Values of a block.
 SIZE = 128
 Structs = npt.NDArray[np.void]
+Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 
@@ -28,14 +29,22 @@ def _codes(structs: Structs) -> npt.NDArray[np.int8]:
     return np.asarray(structs["qs"])
 
 
-def _scales(structs: Structs, first: int, step: int, repeat: int) -> Floats:
-    d = np.asarray(structs["d" if step == 1 and repeat == 1 else "ds"]).astype(np.float32)
-    return np.repeat(d[..., first : first + 4 * step // repeat : step], repeat, axis=-1)
+def _ds4(structs: Structs) -> Floats:
+    return np.asarray(structs["ds"])[..., ::2].astype(np.float32)
+
+
+def _d4(structs: Structs) -> Floats:
+    return np.asarray(structs["d"]).astype(np.float32)
+
+
+def _d2s6(structs: Structs) -> Floats:
+    return np.repeat(np.asarray(structs["ds"])[..., :2].astype(np.float32), 2, axis=-1)
 
 
 def _slow(raw: bytes, scales: str, per_scale: int, step: int) -> list[float]:
     d = struct.unpack_from(scales, raw, 0)[::step]
-    return [float(np.float32(d[i // per_scale]) * np.float32(q)) for i, q in enumerate(struct.unpack_from("<128b", raw, 16))]
+    codes = struct.unpack_from("<128b", raw, 16)
+    return [float(np.float32(d[i // per_scale]) * np.float32(q)) for i, q in enumerate(codes)]
 
 
 def _format(name: str, scales: Field, read: object, slow: object) -> BlockFormat:
@@ -47,16 +56,24 @@ def _format(name: str, scales: Field, read: object, slow: object) -> BlockFormat
     )  # fmt: skip
 
 
+def packed(blocks: Bytes) -> Bytes:
+    """Blocks of 32 values, uint8[M, K/32·36] with 4 bytes before their codes, by fours: uint8[M, ceil(K/128)·144]. What
+    fills up the last four is zeros."""
+    fours = np.pad(blocks, ((0, 0), (0, -blocks.shape[1] % 144))).reshape(len(blocks), -1, 4, 36)
+    head = fours[..., :4].reshape(*fours.shape[:2], 16)
+    return np.concatenate([head, fours[..., 4:].reshape(*fours.shape[:2], SIZE)], axis=-1).reshape(len(blocks), -1)
+
+
 _HALVES = each(8, Bits(16, "scale or sum", 0))
 DS4_BLOCK = _format(
     "MMQ_DS4", Field("ds", "<f2", 8, "scale and sum of 32 values, four times", _HALVES),
-    partial(_scales, first=0, step=2, repeat=1), partial(_slow, scales="<8e", per_scale=32, step=2),
+    _ds4, partial(_slow, scales="<8e", per_scale=32, step=2),
 )  # fmt: skip
 D4_BLOCK = _format(
     "MMQ_D4", Field("d", "<f4", 4, "scale of 32 values, four times", each(4, Bits(32, "scale", 0))),
-    partial(_scales, first=0, step=1, repeat=1), partial(_slow, scales="<4f", per_scale=32, step=1),
+    _d4, partial(_slow, scales="<4f", per_scale=32, step=1),
 )  # fmt: skip
 D2S6_BLOCK = _format(
     "MMQ_D2S6", Field("ds", "<f2", 8, "two scales of 64 values, six sums of 16", _HALVES),
-    partial(_scales, first=0, step=1, repeat=2), partial(_slow, scales="<2e", per_scale=64, step=1),
+    _d2s6, partial(_slow, scales="<2e", per_scale=64, step=1),
 )  # fmt: skip

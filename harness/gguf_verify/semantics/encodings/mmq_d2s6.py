@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats.c_arithmetic import to_half
-from ..activations import Bytes, Floats, blocks_of, mmq_codes, mmq_ratios, pairwise_sum
+from ..activations import Bytes, Floats, blocks_of, mmq_codes, mmq_ratios, padded, pairwise_sum
 from ..encoding import Encoding
 from ._mmq_blocks import D2S6_BLOCK, SIZE
 
@@ -18,10 +18,9 @@ from ._mmq_blocks import D2S6_BLOCK, SIZE
 def encode_mmq_d2s6(x: Floats) -> Bytes:
     """d = half(1/(127/max)) of 64 values, s = half(Σx) of 16, by fours and then over lanes at distance 2 and 1.
 
-    quantize_mmq_q8_1 (ggml-cuda/quantize.cu). Returns uint8[M, K/128·144]. Raises ValueError where K is not a whole
-    number of blocks of 128.
+    quantize_mmq_q8_1 (ggml-cuda/quantize.cu). Returns uint8[M, ceil(K/128)·144]; values past K are zeros.
     """
-    whole = blocks_of(x, SIZE)
+    whole = blocks_of(padded(x, SIZE), SIZE)
     d, q = mmq_codes(whole.reshape(*whole.shape[:-1], 2, 64))
     fours = whole.reshape(*whole.shape[:-1], 8, 4, 4)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..activations import Bytes, Floats
 from ..encoding import Encoding
-from ._mmq_blocks import D4_BLOCK, SIZE
+from ._mmq_blocks import D4_BLOCK, packed
 from .mmq_d4 import D4
 
 
 def encode_mmq_d4_bytes(x: Floats) -> Bytes:
-    """uint8[M, K/128·144]. Raises ValueError where K is not a whole number of blocks of 128."""
-    if x.shape[1] % SIZE:
-        raise ValueError(f"a row of {x.shape[1]} activations is not a whole number of blocks of {SIZE}")
-    blocks = D4.encode(x).reshape(len(x), -1, 4, 36)
-    head = blocks[..., :4].reshape(*blocks.shape[:2], 16)
-    return np.concatenate([head, blocks[..., 4:].reshape(*blocks.shape[:2], SIZE)], axis=-1).reshape(len(x), -1)
+    """uint8[M, ceil(K/128)·144]; values past K are zeros."""
+    return packed(D4.encode(x))
 
 
 D4_BYTES = Encoding(
@@ -26,4 +20,5 @@ D4_BYTES = Encoding(
     encode=encode_mmq_d4_bytes,
     format=D4_BLOCK,
     ratios=D4.ratios,
+    rearranges=(D4, packed),
 )

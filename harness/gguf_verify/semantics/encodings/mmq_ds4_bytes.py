@@ -7,17 +7,13 @@ import numpy.typing as npt
 
 from ..activations import Bytes, Floats
 from ..encoding import Encoding
-from ._mmq_blocks import DS4_BLOCK, SIZE
+from ._mmq_blocks import DS4_BLOCK, packed
 from .mmq_ds4 import DS4
 
 
 def encode_mmq_ds4_bytes(x: Floats) -> Bytes:
-    """uint8[M, K/128·144]. Raises ValueError where K is not a whole number of blocks of 128."""
-    if x.shape[1] % SIZE:
-        raise ValueError(f"a row of {x.shape[1]} activations is not a whole number of blocks of {SIZE}")
-    blocks = DS4.encode(x).reshape(len(x), -1, 4, 36)
-    head = blocks[..., :4].reshape(*blocks.shape[:2], 16)
-    return np.concatenate([head, blocks[..., 4:].reshape(*blocks.shape[:2], SIZE)], axis=-1).reshape(len(x), -1)
+    """uint8[M, ceil(K/128)·144]; values past K are zeros."""
+    return packed(DS4.encode(x))
 
 
 def _sums(structs: npt.NDArray[np.void]) -> Floats:
@@ -31,6 +27,7 @@ DS4_BYTES = Encoding(
     encode=encode_mmq_ds4_bytes,
     format=DS4_BLOCK,
     ratios=DS4.ratios,
+    rearranges=(DS4, packed),
     values_per_sum=32,
     raw_sum=True,
     read_sums=_sums,

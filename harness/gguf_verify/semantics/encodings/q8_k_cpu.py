@@ -6,7 +6,7 @@ import numpy as np
 
 from ...formats.c_arithmetic import signed_max
 from ...formats.q8_k import Q8_K
-from ..activations import Bytes, Floats, blocks_of
+from ..activations import Bytes, Floats, blocks_of, padded
 from ..encoding import Encoding
 
 
@@ -23,9 +23,9 @@ def encode_q8_k(x: Floats) -> Bytes:
     Source: llama.cpp v0.5.0, ggml-quants.c, quantize_row_q8_K_ref. NaN is not counted beside a number.
 
     Returns:
-        uint8[M, K/256·292].
+        uint8[M, ceil(K/256)·292]; values past K are zeros.
     """
-    blocks = blocks_of(x, Q8_K.block_size)
+    blocks = blocks_of(padded(x, Q8_K.block_size), Q8_K.block_size)
     zero = signed_max(np.where(np.isnan(blocks), np.float32(0), blocks)) == 0
     ratio, d = ratios(blocks)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...formats import BlockFormat
 from ..term import Term
 
+
 def _stores_one_minimum(fmt: BlockFormat) -> bool:
     return fmt.has_min and fmt.min_times_sum
 

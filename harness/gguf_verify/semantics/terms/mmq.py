@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...formats import BlockFormat
 from ..term import Term, has_offset, minima_of_superblocks
 
+
 def _any_minimum(fmt: BlockFormat) -> bool:
     return fmt.has_min or fmt.offset != 0
 

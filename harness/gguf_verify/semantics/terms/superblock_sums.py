@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ...formats import BlockFormat
+from ...formats import QK, BlockFormat
 from ..term import Term
 
+
 def _any_minimum(fmt: BlockFormat) -> bool:
-    return fmt.has_min or fmt.offset != 0
+    return (fmt.has_min or fmt.offset != 0) and fmt.group >= QK
 
 
 SUPERBLOCK_SUMS = Term(
     name="superblock_sums",
-    title="d_w·d_a·Σ q_w·q_a + m_w·s, also of superblocks, with scales in full precision; with an offset as `sums`",
+    title="d_w·d_a·Σ q_w·q_a + m_w·s, also of superblocks with parts of 32, with scales in full precision; with an offset as `sums`",
     meets_sum=_any_minimum,
 )
