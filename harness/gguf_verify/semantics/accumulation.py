@@ -13,12 +13,14 @@ terms are aligned to the largest exponent and truncated to F fraction bits: the 
 2^-23 of it. No term, and no partial sum, is larger than the sum A of the magnitudes of all products times what the
 steps before have added. With e = (L + 1)·2^(1-F) + 2^-23 and n = K/L + 8 steps (the eight are float32 additions of
 parts, whose u is smaller than e) the error is at most n·e/(1 - n·e)·A, in any order of the products. Cards differ in L
-and F; `tensor_cores` measures them. The default is that of the V100, L = 4 and F = 23, of which a row's bound, K/L·e, is
-the largest of all cards whose L and F are known: (8, 24) of the A100 and (16, 25) of the H100 are within it.
+and F; `tensor_cores` measures them. The default is that of the V100, L = 4 and F = 23: a row's bound, K/L·e, of it is
+the largest of the cards whose L and F are known: (8, 24) of the A100 and (16, 25) of the H100 are within it.
 
 The score needs roundings that are independent. Those of a half that is added to a much larger sum are not: they all go
 one way, and truncation always does. Their spread is therefore never below 1/32 (SCORE_LIMIT) of the running-error bound
 of a sum in ascending k, e·Σ_b r·(|S[b]| + 2·√L[b]) for r roundings a block: the gate then admits what that bound does.
+With that in place the 32 standard deviations, which leave room for such roundings, are 8 of sums in half: a half is so
+coarse that 32 of them would hide a wrong code even in one block. (Simulated right sums reach 2.)
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class Accumulation:
         overflows: from where on a sum is infinite.
         products: L, products of one instruction; 1 where each is added by itself.
         fraction: F, of `tensor`; 0 for others.
+        deviations: the most standard deviations of independent roundings that an output may be off by.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Accumulation:
     overflows: float
     products: int = 1
     fraction: int = 0
+    deviations: float = SCORE_LIMIT
 
     @property
     def independent(self) -> bool:
@@ -74,7 +78,7 @@ class Accumulation:
 
 
 IN_FLOAT32 = Accumulation("float32", 2.0**-24, 2.0**-150, 2.0**-126, math.inf)
-IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0)
+IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0, deviations=8.0)
 
 
 def in_tensor_cores(products: int = 4, fraction: int = 23) -> Accumulation:

@@ -87,6 +87,7 @@ def spread_of(
     if accumulation.independent:
         return spread
     running = (partial_sums(term) if partial is None else partial) + 2 * np.sqrt(lanes).sum(axis=0)
+    spread *= accumulation.deviations / SCORE_LIMIT
     return np.asarray(np.maximum(spread, accumulation.unit * steps / SCORE_LIMIT * running))
 
 

@@ -124,7 +124,7 @@ def of_values(
     if accumulation.name == "float16":  # `half2` holds the sums of even and of odd k apart
         even = np.matmul(by_block[:, :, ::2], w_by_block[:, ::2])
         partial = partial_sums(even) + partial_sums(term - even)
-        carried = carried + walk(even)[1] + walk(term - even)[1]
+        carried = np.maximum(carried, walk(even)[1] + walk(term - even)[1])
     lanes = np.matmul(by_block**2, w_by_block**2)
     spread = spread_of(term, carried, lanes, size, accumulation, partial)
     magnitude = np.abs(a) @ np.abs(w).T
@@ -134,14 +134,15 @@ def of_values(
 
 
 def held(p: Product, size: Doubles, accumulation: Accumulation) -> Product:
-    """The product; not finite where the accumulator may overflow in some order.
+    """The product; not finite where the accumulator of a right kernel, which passes both gates, may overflow in some
+    order.
 
     Args:
         size: the sum of the magnitudes of all terms.
     """
     if np.isinf(accumulation.overflows):
         return p
-    reach = size + p.bound
+    reach = size + np.minimum(p.bound, SCORE_LIMIT * p.spread)
     return replace(p, exact=np.where(reach < accumulation.overflows, p.exact, np.copysign(np.inf, p.exact)))
 
 

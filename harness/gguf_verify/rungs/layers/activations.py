@@ -34,8 +34,8 @@ def llama_activations(semantics: Semantics, fmt: WeightFormat, gemm: Gemm, llama
     """llama.cpp's own activation bytes, uint8[M, row bytes], in the layout that a kernel of this definition takes.
 
     A kernel that quantizes its activations itself gets the values of the blocks that a kernel of blocks gets: as
-    float32, quantized again, they have the same codes and scale, since the largest code of a block is 127. A kernel of a
-    layout that llama.cpp does not make for this product gets this project's blocks of it.
+    float32, quantized again, they have the same codes and scale, since the largest code of a block is 127. A kernel of
+    a layout that llama.cpp does not make for this product gets this project's blocks of it.
     """
     if isinstance(fmt, ElementFormat):
         return llama_bytes(fmt, gemm, llama)

@@ -1,6 +1,6 @@
-"""`q8_1`: blocks of 32 with s, the sum of the raw values: llama.cpp's CUDA quantizer for few tokens, and this project's.
+"""`q8_1`: blocks of 32 with s, the sum of the raw values.
 
-MMQ of before August 2024, and the engines that took it over, quantize so for any number of tokens.
+This project's kernels and llama.cpp's CUDA kernels for few tokens have it. MMQ of before August 2024, and the engines that took it over, quantize so for any number of tokens.
 """
 
 from __future__ import annotations

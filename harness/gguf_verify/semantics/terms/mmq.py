@@ -12,7 +12,7 @@ def _any_minimum(fmt: BlockFormat) -> bool:
 
 MMQ_TERM = Term(
     name="mmq",
-    title="d_w·d_a·Σ (q_w - offset)·q_a; with a minimum + m_w·s; d_w and m_w of superblocks with minima are rounded to half",
+    title="d_w·d_a·Σ (q_w - offset)·q_a; with a minimum + m_w·s; d_w and m_w of superblocks are rounded to half",
     integer_offset=has_offset,
     meets_sum=_any_minimum,
     half_scales=minima_of_superblocks,

@@ -6,6 +6,7 @@ from ..term import Term
 
 SUMS = Term(
     name="sums",
-    title="d_w·d_a·Σ q_w·q_a + m_w·s; with an offset, d_w·(d_a·Σ q_w·q_a - offset·s); minima of superblocks: m_w·d_a·Σ q_a",
+    title="d_w·d_a·Σ q_w·q_a + m_w·s; with an offset, d_w·(d_a·Σ q_w·q_a - offset·s); minima of superblocks: "
+    "m_w·d_a·Σ q_a",
     order_known=True,
 )

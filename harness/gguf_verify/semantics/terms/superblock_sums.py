@@ -12,6 +12,7 @@ def _any_minimum(fmt: BlockFormat) -> bool:
 
 SUPERBLOCK_SUMS = Term(
     name="superblock_sums",
-    title="d_w·d_a·Σ q_w·q_a + m_w·s, also of superblocks with parts of 32, with scales in full precision; with an offset as `sums`",
+    title="d_w·d_a·Σ q_w·q_a + m_w·s, also of superblocks with parts of 32, with scales in full precision; "
+    "with an offset as `sums`",
     meets_sum=_any_minimum,
 )
