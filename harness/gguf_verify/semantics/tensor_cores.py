@@ -1,19 +1,13 @@
-"""L and F of a card's tensor cores, from planted values: how many products an instruction adds at a time, and to how many
-fraction bits it aligns them. `accumulation` says what the bound makes of them; Khattak and Mikaitis (arXiv 2512.07004)
-and Fasi et al. (PeerJ Comput. Sci. 7:e330) describe such tests.
+"""L and F of a card's tensor cores, from planted values: how many products are added at a time, to how many bits.
 
-F. The accumulator holds 1 and one product is 2^-j, which is cut off where j > F. Float32 shows no bits below 2^-23, so
-the product comes twice: an instruction that keeps 2^-j adds 2^(1-j). With j = 24, 25, … 2^(j-23) copies of it, all in one
-group of L, give 1 + 2^-23·(…) while they are kept, and 1 when they are not. As a group holds few copies, larger j are
-seen by cancellation instead: products 1 and -1 beside 2^-j leave 2^-j where it was kept, exactly, and 0 where it was not.
+`accumulation` says what the bound makes of them. Tests of this kind are described by Fasi et al. (PeerJ Comput. Sci.
+7:e330) and by Khattak and Mikaitis (arXiv 2512.07004).
 
-L. Products 1 at place 0, -1 at place i and 2^-(F+1) at place 1 (2 where i is 1): added in one group, the small one is cut
-off, and the result is 0. Where place i is of a later group, the small one was added to 1 in the first one and cut off
-there, too; so the small one is put beside -1, at place i + 1 or i - 1 of its group, and 1 at place 0: in one group it is
-cut off; in a later group the accumulator of 1 is aligned with it, and it is cut off again. What differs is a small value
-alone in its group: 1 and -1 at places 0 and 1, and 2^-(F+1) at place i, is cut off where i is in their group, and kept
-where 1 and -1 have cancelled before. L is the first i where it is kept. Were parts of an instruction added in another
-order, L is the first place that is not added with place 0.
+F: products 1, -1 and 2^-j at the first three places. Aligned to the largest exponent, 2^-j is cut off where j > F, and
+kept where not; 1 and -1 cancel, so the result shows it exactly. F is the largest j that is kept.
+
+L: products 1 and -1 at the first two places and 2^-(F+1) at place i. Where i is added together with them, the small one
+is cut off. Where it is added later, they have cancelled before, and it is kept. L is the first place where it is.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-#: a[M, K] and w[N, K], values that the operands' type holds, and c[M, N] → a·wᵀ + c by one instruction: float32[M, N].
+#: a[M, K] and w[N, K], values that the operands' type holds, and c[M, N] → a·wᵀ + c of one instruction, float32[M, N].
 Multiply = Callable[[Floats, Floats, Floats], Floats]
 _MOST_FRACTION = 40
 
