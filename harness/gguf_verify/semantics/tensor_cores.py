@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-#: a[M, K] and w[N, K], values that the operands' type holds, and c[M, N] → a·wᵀ + c of one instruction, float32[M, N].
+#: a[M, K] and w[N, K], of values that the operands' type holds, and c[M, N] → float32[M, N], a·wᵀ + c of one
+#: instruction.
 Multiply = Callable[[Floats, Floats, Floats], Floats]
 _MOST_FRACTION = 40
 
@@ -27,13 +28,13 @@ def probed(multiply: Multiply, m: int = 16, n: int = 8, k: int = 16) -> tuple[in
     """L and F of tensor cores that multiply values of 16 bits.
 
     Args:
-        multiply: one instruction of m tokens, n rows and k columns (mma.sync.m16n8k16), every product of which is exact.
+        multiply: one instruction of m tokens, n rows and k columns (mma.sync.m16n8k16); its products are exact.
 
     L is at most k: more cannot be seen in one instruction. Raises ValueError where the outputs are those of no such
     unit: not the same at every output, or never cut off.
     """
 
-    def result(row: Floats, accumulator: float = 0.0) -> float:
+    def result(row: npt.NDArray[np.float64], accumulator: float = 0.0) -> float:
         a, w = np.tile(_halves(row)[0], (m, 1)), np.tile(_halves(row)[1], (n, 1))
         y = np.asarray(multiply(a, w, np.full((m, n), accumulator, np.float32)), np.float32)
         if y.shape != (m, n) or not (y == y[0, 0]).all():

@@ -1,6 +1,6 @@
-"""`q8_1`: blocks of 32 with s, the sum of the raw values.
+"""`q8_1`: blocks of 32 with s, the sum of the raw values, as this project and llama.cpp's CUDA kernels quantize.
 
-This project's kernels and llama.cpp's CUDA kernels for few tokens have it. MMQ of before August 2024, and the engines that took it over, quantize so for any number of tokens.
+The latter do so for few tokens. MMQ of before August 2024, and the engines that took it over, do so for any number.
 """
 
 from __future__ import annotations
