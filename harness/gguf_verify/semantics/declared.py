@@ -68,7 +68,9 @@ def declared(
         made = composed(_of("activations", activations, ENCODINGS), _of("term", term, TERMS))
     if output not in get_args(Output):
         raise ValueError(f"output {ascii(output)[:60]} is not one of {', '.join(get_args(Output))}")
-    made = replace(made, accumulation=accumulation_of(accumulates), output=cast(Output, output))
+    sums = accumulation_of(accumulates)
+    if sums is not IN_FLOAT32 or output != "float32":
+        made = replace(made, accumulation=sums, output=cast(Output, output))
     if epilogue:
         from . import epilogue as module
 
