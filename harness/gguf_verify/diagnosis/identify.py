@@ -77,7 +77,11 @@ def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
     known = [definition_named(name) for name in names]
     which = " or ".join(f"{called(s, fmt)} ({s.name})" for s in known)
     first = known[0]
-    said = first.name if first.name in SEMANTICS and declared.plain else declaration(_rounded_as(declared, first))
+    said = (
+        first.name
+        if first.name in SEMANTICS and first.plain and declared.plain
+        else declaration(_rounded_as(declared, first))
+    )
     source = first.source.split(" (")[0]
     compared = "" if source == "a declaration" else f", or compare it with {source}"
     return (
@@ -89,7 +93,7 @@ def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
 def definition_named(name: str) -> Semantics:
     """The definition that an `Identification` names. Raises KeyError."""
     whole, _, sums = name.partition(_IN)
-    known = SEMANTICS.get(whole) or DECLARABLE.get(whole)
+    known = DECLARABLE.get(whole) or SEMANTICS.get(whole)
     if known is None:
         encoding, _, term = whole.partition(" × ")
         known = composed(ENCODINGS[encoding], TERMS[term])
@@ -137,11 +141,24 @@ def _rounded_as(declared: Semantics | None, semantics: Semantics) -> Semantics:
     return replace(semantics, accumulation=sums, output=declared.output, epilogue=declared.epilogue)
 
 
-def _has_16_bits(semantics: Semantics) -> bool:
-    """Whether a kernel declares anything of 16 bits, but for Q8_1's."""
-    declared = semantics.inside or semantics
-    types = (semantics.encoding.dtype, declared.encoding.dtype, declared.term.weights, semantics.output)
-    return not {"float16", "bfloat16"}.isdisjoint(types) or declared.accumulation is not IN_FLOAT32
+def _of_16_bit_kernels(
+    own: Semantics, plain: Sequence[Semantics], pairs: Sequence[Semantics]
+) -> list[list[Semantics]]:  # fmt: skip
+    """What only kernels that declare something of 16 bits, beside Q8_1's halves, may compute, by how wide its bound is:
+    sums in tensor cores, in half, and weights decoded in steps of a declared type."""
+    inner = own.inside or own
+    types = {own.encoding.dtype, inner.encoding.dtype, inner.term.weights, own.output} & {"float16", "bfloat16"}
+    if not types and inner.accumulation is IN_FLOAT32:
+        return []
+    found = []
+    if inner.accumulation is IN_FLOAT32:
+        for sums in ("tensor", "float16"):
+            may = [s for s in plain if s.inside is None and (sums != "tensor" or _of_16_bits(s))]
+            found.append(
+                [replace(s, name=f"{s.name}{_IN}{sums}", accumulation=accumulation_of(sums)) for s in may]
+            )  # fmt: skip
+    found.append([s for s in pairs if s.term.steps and s.term.weights in types and s.encoding is inner.encoding])
+    return found
 
 
 def _of_16_bits(semantics: Semantics) -> bool:
@@ -325,21 +342,13 @@ def identify(
             found.append((Candidate(name, judgement.utilisation, judgement.score, judgement.nmse, said), p))
 
     look(known.values())
-    narrow = own is not None and _has_16_bits(own)  # slack of 16 bits would fit what is wrong by less
-    more = [s for s in composed_definitions(fmt) if s.name not in known and (narrow or not s.term.steps)]
-    if not any(c.within for c, _ in found):
-        look(more, screened=True)
-    if own is not None and narrow and own.oracle is None and own.accumulation is IN_FLOAT32:
-        for sums in ("tensor", "float16"):
-            if not any(c.within for c, _ in found):
-                every = [s for s in [*known.values(), *more] if isinstance(fmt, BlockFormat) and s.inside is None]
-                look(
-                    [
-                        replace(s, name=f"{s.name}{_IN}{sums}", accumulation=accumulation_of(sums))
-                        for s in every if sums != "tensor" or _of_16_bits(s)
-                    ],
-                    screened=True,
-                )  # fmt: skip
+    pairs = [s for s in composed_definitions(fmt) if s.name not in known]
+    later = [[s for s in pairs if not s.term.steps]]
+    if own is not None and own.oracle is None and isinstance(fmt, BlockFormat):
+        later += _of_16_bit_kernels(own, [*known.values(), *later[0]], pairs)
+    for tried in later:
+        if not any(c.within for c, _ in found):
+            look(tried, screened=True)
     found.sort(key=lambda pair: (not pair[0].within, pair[0].nmse if np.isfinite(pair[0].nmse) else np.inf))
     within = [p for c, p in found if c.within]
     coincide = all(nmse(p.exact, within[0].exact) < COINCIDE for p in within[1:])

@@ -136,6 +136,12 @@ class Semantics:
         """Sums and outputs are float32, and nothing is fused behind them."""
         return self.accumulation is IN_FLOAT32 and self.output == "float32" and self.epilogue is None
 
+    @property
+    def rounded_words(self) -> str:
+        """How sums and outputs are rounded, where that is not float32, in words that follow its name."""
+        sums = "" if self.accumulation is IN_FLOAT32 else f", added in {self.accumulation}"
+        return sums + ("" if self.output == "float32" else f", with outputs of {self.output}")
+
     def bytes_of(self, x: Floats) -> Bytes:
         """Activations float32[M, K] as a kernel is given them, uint8[M, row bytes]."""
         return self.encoding.encode(x)

@@ -119,7 +119,7 @@ class ForeignKernel(Kernel):
 
     @property
     def semantics(self) -> str:
-        return self.declaration.semantics
+        return self.declaration.semantics or self.definition.name
 
     @property
     def _takes(self) -> Semantics:
@@ -134,10 +134,13 @@ class ForeignKernel(Kernel):
 
     @property
     def judged_by(self) -> str | None:
-        if self.definition.inside is not None:
-            return f"{self.semantics} of the float32 activations that it takes, quantized by IEEE arithmetic"
+        definition = self.definition
+        rounded = "" if definition.plain else definition.rounded_words
+        if definition.inside is not None:
+            dtype = definition.encoding.dtype
+            return f"{self.semantics} of the {dtype} activations that it takes, quantized by IEEE arithmetic{rounded}"
         if self._oracle is None:
-            return None
+            return f"{self.semantics}{rounded}" if rounded else None
         own = ", ".join(self._oracle.gives) or "nothing: the exact product"
         return f"an oracle of its author (its own: {own})"
 
