@@ -563,7 +563,7 @@ class OutOfRange(msgspec.Struct, frozen=True, kw_only=True):
     """A number that the file or the definition cannot represent, so that a product has no finite exact value.
 
     Args:
-        what: "weight", "weight scale", "activation", "d", "s" or "product" (of scales).
+        what: "weight", "weight scale", "activation", "d", "s", "product" (of scales), "sum" (in half) or "output".
         row, token: of the first output without a finite exact value.
         block: the block that the number belongs to; of weights and activations that are not quantized, the value.
         value: what the number is, or would be in a type without limits; not finite where that is not known.

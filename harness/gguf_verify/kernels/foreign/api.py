@@ -221,7 +221,7 @@ class Declaration:
             return self.takes or FLOAT32
         if self.takes in HALVES:
             return self.takes
-        return FLOAT32 if self.definition.activations is None else self.definition.name
+        return self.definition.encoding.dtype if self.definition.activations is None else self.definition.name
 
     @property
     def _accumulates(self) -> Any:

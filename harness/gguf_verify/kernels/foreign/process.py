@@ -8,6 +8,7 @@ judged by its author's oracle, the oracle runs in a second process.
 from __future__ import annotations
 
 import copy
+import math
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -118,7 +119,7 @@ class ForeignKernel(Kernel):
 
     @property
     def semantics(self) -> str:
-        return self.declaration.semantics
+        return self.declaration.semantics or self.definition.name
 
     @property
     def _takes(self) -> Semantics:
@@ -133,10 +134,13 @@ class ForeignKernel(Kernel):
 
     @property
     def judged_by(self) -> str | None:
-        if self.definition.inside is not None:
-            return f"{self.semantics} of the float32 activations that it takes, quantized by IEEE arithmetic"
+        definition = self.definition
+        rounded = "" if definition.plain else definition.rounded_words
+        if definition.inside is not None:
+            dtype = definition.encoding.dtype
+            return f"{self.semantics} of the {dtype} activations that it takes, quantized by IEEE arithmetic{rounded}"
         if self._oracle is None:
-            return None
+            return f"{self.semantics}{rounded}" if rounded else None
         own = ", ".join(self._oracle.gives) or "nothing: the exact product"
         return f"an oracle of its author (its own: {own})"
 
@@ -209,7 +213,7 @@ class ForeignKernel(Kernel):
         weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
         activations of zero."""
         unit = self._operands.activations
-        if x.ndim != 2 or x.shape[1] * unit.values != weights.k * unit.nbytes:
+        if x.ndim != 2 or x.shape[1] != -(-weights.k // unit.values) * unit.nbytes:
             raise UsageError(f"{x.shape[-1]} bytes of activations a token are not {weights.k} columns")
         n, k = self._called_with(weights)
         wall: Wall = "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
@@ -225,7 +229,7 @@ class ForeignKernel(Kernel):
         for wanted, given_tokens in self.domain.m.parts(len(x)) if len(x) else ((0, 0),):
             part = x[at + np.arange(given_tokens) % max(1, wanted)]
             if k != weights.k:
-                part = np.pad(part, ((0, 0), (0, x.shape[1] * k // weights.k - x.shape[1])))
+                part = np.pad(part, ((0, 0), (0, k // unit.values * unit.nbytes - x.shape[1])))
             made = self._made(weights.fmt, np.ascontiguousarray(part), n, k)
             y[at : at + wanted] = made[:wanted, : weights.n]
             at += wanted
@@ -266,7 +270,7 @@ class ForeignKernel(Kernel):
 
     def _called_with(self, weights: Weights) -> tuple[int, int]:
         """Rows and columns of a call for such weights: their own, or the next ones that its domain holds."""
-        unit = Extent(multiple=weights.fmt.unit)
+        unit = Extent(multiple=math.lcm(weights.fmt.unit, self._operands.activations.values))
         k = next((k for k in _multiples(self.domain.k, weights.k) if k in unit), None)
         n = self.domain.n.up(weights.n)
         if k is None or n is None:
