@@ -8,6 +8,7 @@ from .definition import OWN, Oracle, Semantics, by_oracle, quantized_inside
 from .definitions import SEMANTICS, llama_cpu_semantics
 from .definitions.f32 import F32
 from .definitions.q8_1 import Q8_1_RAW
+from .epilogue import Epilogue
 from .exact import UNIT_ROUNDOFF, Product, exact_result, gamma, product
 from .gates import SCORE_LIMIT, Judgement, judge
 from .order import ASCENDING, Order
@@ -20,6 +21,7 @@ __all__ = [
     "SCORE_LIMIT",
     "SEMANTICS",
     "UNIT_ROUNDOFF",
+    "Epilogue",
     "Judgement",
     "Oracle",
     "Order",
