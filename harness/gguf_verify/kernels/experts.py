@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from ..semantics import Product
-from .routing import ROUTINGS, Routing
+from ..support.errors import UsageError
+from .domain import Extent, extent_of
+from .routing import LISTS, ROUTINGS, Routing
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -32,6 +34,54 @@ Index = npt.NDArray[np.intp]
 EXPERTS, TOP_K = 4, 2
 #: Bytes of all experts that are enough; fewer experts where a matrix is large, but not fewer than slots.
 _ENOUGH = 1 << 30
+_MOST_BLOCK = 1024
+_KEYS = ("count", "top_k", "block_m", "activations", "lists")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a kernel for experts takes.
+
+    Args:
+        count, top_k: numbers of experts, and of experts of a token.
+        block_m: slots of a block of `sorted_token_ids`.
+        own_activations: each slot has activations of its own; else a token's slots share them.
+        lists: of a routing (`Routing.operands`), which a kernel in Python gets by these names. Of other kernels the
+            parameters say it.
+    """
+
+    count: Extent = field(default_factory=Extent)
+    top_k: Extent = field(default_factory=Extent)
+    block_m: int = 1
+    own_activations: bool = False
+    lists: tuple[str, ...] = ("ids",)
+
+    def usual(self) -> tuple[int, int]:
+        """Experts, and experts of a token, in the call that stands for a plain product."""
+        count, top_k = (
+            extent.up(usual) or extent.down(usual) or extent.least
+            for extent, usual in ((self.count, EXPERTS), (self.top_k, TOP_K))
+        )
+        return count, top_k
+
+
+def taken_of(said: object) -> Taken:
+    """The table `experts` of a declaration: `count` and `top_k`, each a number or a table of `least`, `most` and
+    `multiple`; `block_m`, a number; `activations`, "token" or "slot"; `lists`, names of LISTS. Raises UsageError."""
+    if not isinstance(said, dict):
+        raise UsageError("experts is a table such as { top_k = 2, block_m = 16 }")
+    if unknown := said.keys() - set(_KEYS):
+        raise UsageError(f"experts has {', '.join(_KEYS)}, not {ascii(min(map(str, unknown)))[:40]}")
+    block_m, whose = said.get("block_m", 1), said.get("activations", "token")
+    if isinstance(block_m, bool) or not isinstance(block_m, int) or not 1 <= block_m <= _MOST_BLOCK:
+        raise UsageError(f"block_m of experts is not a number from 1 to {_MOST_BLOCK}")
+    if whose not in ("token", "slot"):
+        raise UsageError('activations of experts are those of a "token" or of a "slot"')
+    lists = said.get("lists", ["ids"])
+    if not isinstance(lists, list | tuple) or not all(name in LISTS for name in lists):
+        raise UsageError(f"lists of experts are names of {', '.join(LISTS)}")
+    count, top_k = (extent_of(name, said.get(name, {})) for name in ("count", "top_k"))
+    return Taken(count, top_k, block_m, whose == "slot", tuple(lists))
 
 
 @dataclass(frozen=True)
@@ -56,14 +106,15 @@ class Experts:
         return np.ascontiguousarray(rows[order.reshape(-1)])
 
 
-def experts_of(rows: Bytes, count: int = EXPERTS) -> Experts:
-    """A matrix uint8[N, row bytes] as this many experts at most, whose rotations depend on its bytes.
+def experts_of(rows: Bytes, count: int = EXPERTS, least: int = TOP_K) -> Experts:
+    """A matrix uint8[N, row bytes] as this many experts, or fewer of a large one, but not less than `least`. Their
+    rotations depend on its bytes.
 
     No two have the same, as far as there are as many rows: they are multiples of a step that has no divisor in common
     with N.
     """
-    n, seed = len(rows), zlib.crc32(np.ascontiguousarray(rows))
-    count = max(min(count, TOP_K), min(count, _ENOUGH // max(1, rows.nbytes)))
+    n, seed = len(rows), zlib.crc32(np.ascontiguousarray(rows).data)
+    count = max(min(count, least), min(count, _ENOUGH // max(1, rows.nbytes)))
     step = 1 + seed % max(1, n)
     while np.gcd(step, max(1, n)) > 1:
         step += 1
@@ -92,7 +143,7 @@ class Embedded:
 
     def slots(self, y: Floats) -> Floats:
         """The answers float32[M, top_k, N] as answers to the product, float32[top_k, M, N]."""
-        found = np.empty((self.routing.top_k, len(y), self.experts.n), y.dtype)
+        found = np.empty((self.routing.top_k, len(y), self.experts.n), np.float32)
         for t in range(self.routing.top_k):
             shift = self.experts.shifts[self.routing.ids[:, t]]
             at = (np.arange(self.experts.n) - shift[:, None]) % max(1, self.experts.n)
@@ -106,7 +157,7 @@ class Embedded:
             expected: (tokens, rows) → the exact product of these, of the kernel's definition and order.
         """
         slots = self.slots(y)
-        made = slots[0].copy()
+        made: Floats = slots[0].copy()
         differs = (slots.view(np.uint32) != slots[:1].view(np.uint32)).any(axis=0)
         if not differs.any():
             return made
@@ -131,11 +182,11 @@ def embedded(experts: Experts, x: Bytes, top_k: int = TOP_K, own_activations: bo
         own_activations: each slot has activations of its own, as the second product of a feed-forward layer has.
     """
     m = len(x)
-    rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(x)))
+    rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(x).data))
     ids = ROUTINGS["different experts in a token"](rng, m, top_k, experts.count)
     apart = int(rng.integers(1, max(2, m))) if own_activations else 0
     tokens = (np.arange(m)[:, None] + apart * np.arange(top_k)) % max(1, m)
     return Embedded(experts, Routing(ids, experts.count), np.asarray(tokens, np.intp), own_activations)
 
 
-__all__ = ["EXPERTS", "TOP_K", "Embedded", "Experts", "embedded", "experts_of"]
+__all__ = ["EXPERTS", "TOP_K", "Embedded", "Experts", "Taken", "embedded", "experts_of", "taken_of"]

@@ -85,18 +85,16 @@ class Routing:
         return slots, blocks, np.array([at], np.int32)
 
     def operands(self, block_m: int = 1) -> dict[str, Ids]:
-        """Every list by the name that a declaration has for it."""
-        slots, blocks, used = self.aligned(block_m)
-        return {
-            "ids": self.ids,
-            "sorted_token_ids": slots,
-            "expert_ids": blocks,
-            "num_tokens_post_padded": used,
-            "sorted_slots": self.sorted_slots(),
-            "expert_offsets": self.offsets(),
-            "expert_counts": self.counts.astype(np.int32),
-        }
+        """Every list by the name that a declaration has for it.
 
+        With block_m = 1 `sorted_token_ids` has no padding, and `expert_offsets` says where each expert begins in it.
+        """
+        slots, blocks, used = self.aligned(block_m)
+        return dict(zip(LISTS, (self.ids, slots, blocks, used, self.offsets()), strict=True))
+
+
+#: The names of what `Routing.operands` makes.
+LISTS = ("ids", "sorted_token_ids", "expert_ids", "num_tokens_post_padded", "expert_offsets")
 
 Drawn = Callable[[np.random.Generator, int, int, int], Ids]
 
@@ -149,4 +147,4 @@ def routed(how: str, m: int, top_k: int, experts: int, seed: int) -> Routing:
     return Routing(ROUTINGS[how](np.random.default_rng(seed), m, top_k, experts), experts)
 
 
-__all__ = ["NO_EXPERT", "ROUTINGS", "Routing", "padded_slots", "routed"]
+__all__ = ["LISTS", "NO_EXPERT", "ROUTINGS", "Routing", "padded_slots", "routed"]
