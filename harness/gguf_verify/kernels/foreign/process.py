@@ -261,7 +261,7 @@ class ForeignKernel(Kernel):
         def expected(tokens: npt.NDArray[np.intp], some: npt.NDArray[np.intp]) -> Product:
             return product(self.definition, fmt, rows[some], np.ascontiguousarray(x[tokens]), self.order)
 
-        return call.plain(y.reshape(len(x), -1, len(rows)), expected)
+        return call.plain(y.reshape(len(x), call.routing.top_k, len(rows)), expected)
 
     def routed(
         self, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
