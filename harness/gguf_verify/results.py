@@ -247,7 +247,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 #: Kinds of calls: see `Call`.
 CallKind = Literal[
     "block", "own", "shared", "other-m", "reference", "cut", "quantizer", "every-size", "probe", "schedule", "grid",
-    "index", "graft",
+    "index", "graft", "routing",
 ]  # fmt: skip
 
 
@@ -259,7 +259,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             the kernel quantizes itself, and on llama.cpp's activation bytes. "other-m": with other numbers of tokens.
             "reference": llama.cpp's own. "cut": with a row and a block fewer. "quantizer", "every-size": of the
             kernel's quantizer, the second with values of every size. "probe": of the probe plan. "schedule": under
-            another schedule. "grid", "index": of what no host can run whole. "graft": of the tokens rung.
+            another schedule. "grid", "index": of what no host can run whole. "graft": of the tokens rung. "routing": of
+            experts, by ids.
         number: of the block, the trial, the probe or the schedule; of a quantizer's call, one more than its trial's,
             and 0 on the graph's tokens; of a graft, its pass: 0 for (a), 1 for (b).
         given: activations are handed over as bytes, where a kind knows both.
