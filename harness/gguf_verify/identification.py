@@ -114,7 +114,7 @@ def identify_model(
     Raises MalformedFile, NothingToVerify, EnvironmentFault and UsageError, as that.
     """
     options = options or Options()
-    command = command or command_of(path, kernel, host, None, options)
+    command = command or command_of(path, kernel, host, None, options, identify=True)
     if options.reference not in BACKENDS:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     with (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +44,6 @@ def known_task(said: object) -> str:
 
 class Task(Candidate):
     """A kernel that computes no product."""
-
-    computes: Literal["dequantize", "quantize", "repack"]
 
     @property
     def order_in_words(self) -> str:
@@ -137,9 +135,4 @@ class Repacker(Task):
         a process that never had the rows. Raises KernelFault; EnvironmentFault under a schedule."""
 
 
-def task_of(kernel: Any) -> str:
-    """What a candidate computes."""
-    return str(getattr(kernel, "computes", "gemm"))
-
-
-__all__ = ["COMPUTES", "PAGE", "Dequantizer", "Packed", "Quantizer", "Repacker", "Task", "known_task", "task_of"]
+__all__ = ["COMPUTES", "PAGE", "Dequantizer", "Packed", "Quantizer", "Repacker", "Task", "known_task"]

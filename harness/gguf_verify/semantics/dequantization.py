@@ -255,8 +255,8 @@ def _bounded(p: _Parts, output: str, kind: str, shape: tuple[int, ...]) -> Expec
         largest = np.maximum(np.maximum(terms, np.abs(p.d)), np.maximum(np.abs(p.d * p.s), np.abs(p.s) * codes))
         free = ~(largest * (1 + gamma) <= most)
     flat = (*shape[:-1], -1)
-    exact, bound, free = (a.reshape(flat) for a in (exact, bound, np.broadcast_to(free, exact.shape)))
-    return Expected(rounded(exact, output), bound, exact, free)
+    exact, bound = exact.reshape(flat), bound.reshape(flat)
+    return Expected(rounded(exact, output), bound, exact, np.broadcast_to(free, codes.shape).reshape(flat))
 
 
 def fitting(fmt: BlockFormat, blocks: Bytes, got: Floats, output: str) -> tuple[str, ...]:

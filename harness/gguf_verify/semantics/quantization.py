@@ -103,7 +103,7 @@ def check_bytes(
     blocks = np.ascontiguousarray(x, np.float32).reshape(len(x), -1, fmt.block_size)
     if theirs.dtype != np.uint8 or theirs.shape != (len(x), blocks.shape[1] * fmt.block_bytes):
         raise ValueError(f"{theirs.dtype}{list(theirs.shape)} are not {len(x)} rows of {x.shape[1]} values")
-    finite = np.isfinite(blocks).all(axis=-1)
+    finite = np.asarray(np.isfinite(blocks).all(axis=-1))
     expected = semantics.encode(x).reshape(*blocks.shape[:2], fmt.block_bytes)
     got = theirs.reshape(expected.shape)
     check = QuantizerCheck(blocks=int(finite.sum()), unjudged=int((~finite).sum()))
