@@ -158,9 +158,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.identify:
         found = identify_model(args.model, args.kernel, args.host, options, _command(args, options))
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
-    certificate = Certificates.asked_for(
-        args.certificate, args.sign_with, args.kernel, _rungs(args) or list(rungs_for()), inputs, files
-    )
+    certificate = Certificates.asked_for(args.certificate, args.sign_with, args.kernel, _rungs(args), inputs, files)
     watcher = Live(error_form()) if args.progress == "always" or options.progress else None
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,

@@ -20,27 +20,6 @@ from .interface import Candidate
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-#: What a kernel may compute → in words.
-COMPUTES = {
-    "gemm": "products of quantized weights and activations",
-    "experts": "products with several matrices, of which each token chooses some (MoE)",
-    "dequantize": "values of quantized weights",
-    "quantize": "bytes of quantized activations",
-    "repack": "weights in another layout",
-}
-#: Where it stands.
-PAGE = "docs/kernels-of-your-own.md"
-
-
-def known_task(said: object) -> str:
-    """What a kernel declares that it computes. Raises UsageError, which says in one line what is in scope."""
-    if isinstance(said, str) and said in COMPUTES:
-        return said
-    raise UsageError(
-        f"computes = {ascii(said)[:40]} is out of scope: gguf-verify verifies {', '.join(COMPUTES)}, and fused "
-        f"epilogues of products (bias, silu_gate, residual, scale); see {PAGE}"
-    )
-
 
 class Task(Candidate):
     """A kernel that computes no product."""
@@ -50,7 +29,7 @@ class Task(Candidate):
         return "none"
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> NoReturn:
-        raise UsageError(f"kernel {self.name} computes {COMPUTES[self.computes]}, and no products")
+        raise UsageError(f"kernel {self.name} computes no products")
 
     def under(self, schedule: Schedule) -> Task | None:
         """This kernel, its launches under a schedule; None where its host cannot choose one (or cannot check)."""
@@ -135,4 +114,4 @@ class Repacker(Task):
         a process that never had the rows. Raises KernelFault; EnvironmentFault under a schedule."""
 
 
-__all__ = ["COMPUTES", "PAGE", "Dequantizer", "Packed", "Quantizer", "Repacker", "Task", "known_task"]
+__all__ = ["Dequantizer", "Packed", "Quantizer", "Repacker", "Task"]

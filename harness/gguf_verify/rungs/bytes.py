@@ -14,7 +14,7 @@ from ..audit.readers import TIME_LIMIT, not_compared
 from ..gguf import Finding, check_consistency
 from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import capped
-from ..kernels.tasks import COMPUTES
+from ..kernels.foreign.api import COMPUTES
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBytes
 from ..support.errors import Culprit
 from .interface import Rung

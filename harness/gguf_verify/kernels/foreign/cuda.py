@@ -193,7 +193,7 @@ class CudaKernels:
     def all(self) -> dict[str, Placed]:
         """For each type that it declares. Raises UsageError where one does not compile, EnvironmentFault where what
         compiles is missing."""
-        return {key: one for fmt in self._source.declaration.of.formats for key, one in self.of(fmt).items()}
+        return {key: one for fmt in self._source.declaration.of.formats or ("",) for key, one in self.of(fmt).items()}
 
     def of(self, fmt: str) -> dict[str, Placed]:
         """For one type. Raises as `all` does."""
@@ -222,7 +222,7 @@ class CudaKernels:
             declaration = source.declaration
             for number, symbol in enumerate(declaration.symbols(fmt)):
                 name = symbol or source.symbol
-                unit = source.unit(name, [step for step in declaration.steps if step.symbol(fmt) == symbol])
+                unit = source.unit(name, [step for step in declaration.all_steps if step.symbol(fmt) == symbol])
                 built = self.host.build(
                     source.root, unit, name, declaration.defines(fmt), schedule if checked else None
                 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,7 @@ from ..interface import Kernel, Weights
 from ..launches import Launched, SparseProduct
 from ..operands import fitting, whole_blocks, whole_rows
 from ..shipped import element_kernel
-from .api import FLOAT32, Declaration, declaration_of_table
+from .api import FLOAT32, TASKS, Declaration, declaration_of_table
 from .blocks import ThreadBlocks
 from .calls import Operands, sparse_fault
 from .child import MOST_UNSET
@@ -41,7 +41,7 @@ from .cuda import CudaKernels, CudaSource
 from .declared import CallDeclaration
 from .operands import Wall
 from .oracle import ForeignOracle
-from .products import Products
+from .products import Arrays, Given, Products
 from .sources import Source
 
 #: Seconds for a call, by default.
@@ -69,7 +69,7 @@ class ForeignKernel(Kernel):
         symbol: str = "",
     ) -> None:  # fmt: skip
         self.host = host
-        self._source, self._time_limit = source, time_limit
+        self._source, self._time_limit, self._verbose = source, time_limit, verbose
         #: What a file in CUDA C++ declares, and what compiles it.
         self._cuda = plan
         self._compiled: CudaKernels | None = None
@@ -92,7 +92,10 @@ class ForeignKernel(Kernel):
             self.declaration = _declared(self._conversation, said) if self._cuda is None else self._cuda.of
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self._takes, time_limit, verbose)
-            self._operands = Operands(self.declaration, self.definition)
+            #: Whether a repacking brings what takes its weights apart again.
+            self.unpacks = said.get("unpacks") is True if self._cuda is None else self._cuda.unpack is not None
+            if self.declaration.computes not in TASKS:
+                self._operands = Operands(self.declaration, self.definition)
         except KernelFault as error:
             self.close()
             raise UsageError(f"kernel {source.name} cannot be started: {error}") from None
@@ -212,14 +215,13 @@ class ForeignKernel(Kernel):
         if x.ndim != 2 or x.shape[1] * unit.values != weights.k * unit.nbytes:
             raise UsageError(f"{x.shape[-1]} bytes of activations a token are not {weights.k} columns")
         n, k = self._called_with(weights)
-        wall: Wall = "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
-        if not self._products.holds(weights, wall):
+        if not self._products.holds(weights, self.wall):
             rows = weights.buffer
             if (n, k) != (weights.n, weights.k):
                 width = rows.shape[1] * k // weights.k
                 rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
             given = self._operands.weights(weights.fmt, np.ascontiguousarray(rows), k)
-            self._products.load(weights, wall, [given], {"format": weights.fmt.name, "n": n, "k": k})
+            self._products.load(weights, self.wall, [given], {"format": weights.fmt.name, "n": n, "k": k})
         y = np.empty((len(x), weights.n), np.float32)
         at = 0
         for wanted, given_tokens in self.domain.m.parts(len(x)) if len(x) else ((0, 0),):
@@ -236,24 +238,63 @@ class ForeignKernel(Kernel):
         shape = len(x), n, k
         if self._cuda is not None and not len(x):  # as engines do: a launch without thread blocks is an error
             return np.empty((0, n), np.float32)
-        operands, more = self._operands.of_call(fmt, x, n, k), dict[str, Any](shape=shape)
+        names = self._operands.names(fmt, *shape)
+        return self.called(self._products, fmt.name, self._operands.of_call(fmt, x, n, k), names)[0]["output"]
+
+    def called(
+        self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False
+    ) -> tuple[Arrays, dict[str, Any]]:  # fmt: skip
+        """The outputs of a call, and what the process said.
+
+        Args:
+            products: what its process holds.
+            fmt: the weights' type; "" where there are none.
+            operands: beside those that were loaded.
+            names: what names of expressions stand for.
+            unpacks: the call takes packed weights apart.
+
+        Raises KernelFault; EnvironmentFault under a schedule.
+        """
+        more: dict[str, Any] = {"shape": [names[name] for name in "MNK"], "unpacks": unpacks}
         if self._cuda is not None:
-            names = self._operands.names(fmt, *shape)
-            more["launches"] = self._cuda.messages(fmt.name, names, self._symbol)
+            more["launches"] = self._cuda.messages(fmt, names, self._symbol, unpacks)
         if self._schedule is None or self._compiled is None:
-            return self._products.call(operands, more, False, not self._any_bits)[0]["output"]
-        placed = self._compiled.under(fmt.name, self._schedule)
+            return products.call(operands, more, False, not self._any_bits)
+        placed = self._compiled.under(fmt, self._schedule)
         more |= {
             "schedule": asdict(self._schedule), "placed": {key: asdict(one) for key, one in placed.items()},
             "adds_floats": self._any_bits,
         }  # fmt: skip
-        made, said = self._products.call(operands, more, True, False)
+        made, said = products.call(operands, more, True, False)
         added = said.get("adds_floats") is True and self._may_add_floats
         self.adds_floats = self.adds_floats or added or not self.declaration.deterministic
         unset = said.get("unset")
         told = [printable(str(place), 100) for place in unset[:MOST_UNSET]] if isinstance(unset, list) else []
         self.unset = tuple(dict.fromkeys((*self.unset, *told)))
-        return made["output"]
+        return made, said
+
+    @property
+    def wall(self) -> Wall:
+        """Where its inputs lie in their pages."""
+        return "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
+
+    @property
+    def loaded(self) -> Products:
+        """What its process holds."""
+        return self._products
+
+    @property
+    def declares(self) -> CallDeclaration | None:
+        """What is declared of its launches, where it is no function of Python."""
+        return self._cuda
+
+    def beside(self, who: str) -> Products:
+        """A further process of it. Its `close` is the caller's."""
+        conversation = Conversation(
+            who, self._source.name, lambda: self._source.start(self._verbose, max(self._time_limit, 1.0)),
+            self._time_limit, self._source.start_limit,
+        )  # fmt: skip
+        return Products(conversation)
 
     @property
     def _any_bits(self) -> bool:
