@@ -20,7 +20,7 @@ from ..kernels.tasks import Quantizer
 from ..llama import Evaluation, LlamaRefused
 from ..results import MAX_HEX_BYTES, Call, Failure, RungResult
 from ..semantics.dequantization import rounded_float32
-from ..semantics.quantization import QuantizerCheck, check_bytes, encoding
+from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings
 from .calls import begin_alone, end_alone
 from .generated_inputs import drawn, every_size, special, ties_of_codes
 from .interface import Rung
@@ -67,7 +67,7 @@ class _Codes:
         blocks = self._semantics.activations
         assert blocks is not None
         self._size, self._name = blocks.block_size, calls.kernel.encoding
-        self._found = Found(self._name)
+        self._found, self._explained = Found(self._name), False
         if self._calls.only is None and self._kernel.fast_math:
             for name in ("ambiguous codes", "codes off by one step", "scales off"):
                 self._result.figures[name] = 0
@@ -88,7 +88,7 @@ class _Codes:
             use = uses[gemm.tensor] = uses.get(gemm.tensor, -1) + 1
             digest = hashlib.sha256(gemm.x.tobytes() + bytes(str(gemm.x.shape), "ascii")).digest()
             call = Call(kind="tensor", number=use, m=len(gemm.x), k=gemm.x.shape[1])
-            if digest in seen or not self._calls.wants(call):
+            if digest in seen or not self._calls.wants(call) or self._calls.broken:
                 continue
             seen.add(digest)
             if gemm.x.shape[1] % self._size:
@@ -118,7 +118,7 @@ class _Codes:
             call = Call(kind="probe", number=number, m=len(x), k=x.shape[1])
             if not self._calls.wants(call):
                 continue
-            if found.wrong >= MOST_WRONG:
+            if found.wrong >= MOST_WRONG or self._calls.broken:
                 found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
                 break
             if self._judge(call, tensor, x, values):
@@ -171,17 +171,37 @@ class _Codes:
             return False
         checked = check_bytes(self._semantics, x, got, self._kernel.ordered, self._kernel.fast_math, _PER_CALL)
         self._count(checked, words.startswith("the model's"))
-        for wrong in checked.wrong:
+        hint = self._explain(x, got) if checked.n_wrong else ""
+        for i, wrong in enumerate(checked.wrong):
             row = x[wrong.m, wrong.block * self._size : (wrong.block + 1) * self._size]
             self._result.fail(
                 Failure(
-                    f"{printable(tensor.name, 64)}: {what}: token {wrong.m} block {wrong.block}: {wrong.what}",
+                    f"{printable(tensor.name, 64)}: {what}: token {wrong.m} block {wrong.block}: {wrong.what}"
+                    f"{'' if i else hint}",
                     tensor.name, None, None, wrong.m, got=wrong.got, expected=wrong.expected, call=call,
                     activation_type="F32", activation_hex=row.tobytes()[:MAX_HEX_BYTES].hex(),
                 )
             )  # fmt: skip
         self._result.fail_more("kernel", checked.n_wrong - len(checked.wrong), tensor.name)
         return not checked.n_wrong
+
+    def _explain(self, x: Floats, got: Bytes) -> str:
+        """Which other encodings have these bytes, or what else explains them; once."""
+        if self._explained:
+            return ""
+        self._explained = True
+        for name in encodings():
+            other = encoding(name)
+            assert other.activations is not None
+            row = x.shape[1] / other.activations.block_size * other.activations.block_bytes
+            if name != self._name and row == got.shape[1] and not check_bytes(other, x, got).n_wrong:
+                return f'. They are the bytes of activations = "{name}": declare that, or mend the kernel'
+        if not self._kernel.fast_math and not check_bytes(self._semantics, x, got, self._kernel.ordered, True).n_wrong:
+            return (
+                ". All that is wrong lies within a few units in the last place of a rounding boundary: ties are rounded "
+                "in another way, or the division is approximate (if it is built so: fast_math = true)"
+            )
+        return ""
 
     def _count(self, checked: QuantizerCheck, of_model: bool) -> None:
         result = self._result

@@ -26,7 +26,7 @@ from .calls import begin_alone, end_alone
 from .interface import Rung
 from .run import Run
 from .scale_blocks import any_bits
-from .task_calls import MOST_WRONG, Found, TaskCalls, laid_out, quantized_matrices, shapes_of, small_shapes
+from .task_calls import BROKEN, MOST_WRONG, Found, TaskCalls, laid_out, quantized_matrices, shapes_of, small_shapes
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -43,6 +43,9 @@ def check(run: Run, result: RungResult) -> None:
     first: dict[str, Tensor] = {}
     for tensor in run.progress("packing", list(quantized_matrices(run, result)), unit="tensor"):
         first.setdefault(tensor.type.name, tensor)
+        if rung.broken:
+            result.leave(tensor.name, BROKEN, culprit="kernel")
+            continue
         rung.tensor(tensor)
     for tensor in run.progress("packing, probes", list(first.values()), unit="type"):
         rung.probes(tensor)
@@ -65,6 +68,11 @@ class _Packing:
         self._calls, self._result, self._kernel = calls, calls.result, calls.kernel
         #: Type → bytes of the file's rows, and of what they were packed into.
         self._sizes: dict[str, tuple[int, int]] = {}
+
+    @property
+    def broken(self) -> bool:
+        """`TaskCalls.broken`."""
+        return self._calls.broken
 
     def tensor(self, tensor: Tensor) -> None:
         """A tensor, matrix by matrix."""
@@ -90,7 +98,7 @@ class _Packing:
             call = Call(kind="probe", number=number, n=n, k=k)
             if not self._calls.wants(call):
                 continue
-            if found.wrong >= MOST_WRONG:
+            if found.wrong >= MOST_WRONG or self.broken:
                 found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
                 break
             right = self._judge(call, tensor, fmt, make(), f" of {n} rows and K = {k} ({values})")

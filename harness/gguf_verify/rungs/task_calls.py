@@ -64,6 +64,12 @@ class TaskCalls:
         self.run, self.result, self.only = run, result, only
         assert isinstance(run.kernel, Task)
         self.kernel: Task = run.kernel
+        self._faults = 0
+
+    @property
+    def broken(self) -> bool:
+        """Whether the kernel broke its contract so often that it is not called any more."""
+        return self._faults >= MOST_WRONG
 
     def wants(self, call: Call) -> bool:
         """Whether the run makes this call."""
@@ -78,6 +84,7 @@ class TaskCalls:
             with calling(call):
                 return do()
         except KernelFault as error:
+            self._faults += 1
             said = f"{printable(tensor.name, 64)}: {words}: {error}"
             self.result.fail(
                 Failure(said, tensor.name, culprit=error.culprit, cause=error.cause, call=error.call or call)
@@ -112,6 +119,8 @@ class TaskCalls:
         Raises EnvironmentFault where checks were asked for and cannot be done.
         """
         run, result, failed = self.run, self.result, set[str]()
+        if self.broken:
+            return
         every = schedules(run.options)
         for i, (call, words, make) in enumerate(inputs):
             ordinary: Bytes | None = None
@@ -164,6 +173,10 @@ def _same(got: Bytes, ordinary: Bytes, words: str) -> None:
     )
 
 
+#: Why a tensor is not looked at.
+BROKEN = f"the kernel is not called any more: it broke its contract {MOST_WRONG} times"
+
+
 def quantized_matrices(run: Run, result: RungResult) -> Iterator[Tensor]:
     """The selected matrices that such a kernel is about. Others are counted, or recorded as not covered."""
     for tensor in run.selected():
@@ -205,5 +218,6 @@ def laid_out(fmt: BlockFormat, blocks: Bytes, n: int, k: int) -> Bytes:
 
 
 __all__ = [
-    "LAUNCHES", "MOST_WRONG", "Found", "TaskCalls", "laid_out", "quantized_matrices", "shapes_of", "small_shapes",
+    "BROKEN", "LAUNCHES", "MOST_WRONG", "Found", "TaskCalls", "laid_out", "quantized_matrices", "shapes_of",
+    "small_shapes",
 ]  # fmt: skip

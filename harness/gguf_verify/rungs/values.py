@@ -27,6 +27,7 @@ from .judging import KERNEL
 from .run import Run
 from .scale_blocks import any_bits, every_scale
 from .task_calls import (
+    BROKEN,
     MOST_WRONG,
     Found,
     TaskCalls,
@@ -55,6 +56,9 @@ def check(run: Run, result: RungResult) -> None:
     first: dict[str, Tensor] = {}
     for tensor in run.progress("values", list(quantized_matrices(run, result)), unit="tensor"):
         first.setdefault(tensor.type.name, tensor)
+        if rung.broken:
+            result.leave(tensor.name, BROKEN, culprit="kernel")
+            continue
         rung.tensor(tensor)
     for tensor in run.progress("values, probes", list(first.values()), unit="type"):
         rung.probes(tensor)
@@ -77,6 +81,11 @@ class _Values:
         self._seed, self._brief = calls.run.options.seed, calls.run.options.probes == "brief"
         #: Types whose wrong values were explained.
         self._explained: set[str] = set()
+
+    @property
+    def broken(self) -> bool:
+        """`TaskCalls.broken`."""
+        return self._calls.broken
 
     def tensor(self, tensor: Tensor) -> None:
         """All blocks of a tensor, in calls of one of its matrices, or of some of its rows where it is large."""
@@ -104,7 +113,7 @@ class _Values:
             call = Call(kind="probe", number=number, n=n, k=k)
             if not self._calls.wants(call):
                 continue
-            if found.wrong >= MOST_WRONG:
+            if found.wrong >= MOST_WRONG or self.broken:
                 found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
                 break
             words = f" of {n} rows and K = {k} (blocks of {values})"

@@ -14,13 +14,15 @@ float64 with the roundings that it names, to nearest even.
     T_int_mul_add       T(T(T(d)·T(s·q)) + M): the integers are multiplied first; so too T_int_fma, T_int_min_fma
     T_offset_mul_add    T(T(S·c) - T(offset·S)), of a code before its offset is subtracted; so too T_offset_fma; T may
                         be float32 here, which gives another sign of zero than `float32`
-    float16, bfloat16   any of these: values are judged by a bound
+    float16, bfloat16   any of those without `offset`: values are judged by a bound
 
-The bound of the last: on a way to the result lie at most seven roundings: of d, s·q or d·s, the product, m, the sum,
-the output. So |y - w| ≤ γ_7·(|d·s|·(|q| + 2·offset) + |m|) + η·(|q| + 2·offset + 5). γ_7 is that of the unit roundoff
-u of T or of the output, whichever is larger, 2^-11 or 2^-8; η, 2^-25 or 2^-134, is what a subnormal result loses, and
-what was lost in S is multiplied by a code (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §2.2 and
-§3.1). Where a magnitude may pass the largest number of T, nothing is known.
+The bound of the last. On the way of the product d·s·q to the result lie a roundings to T: of d where T may not hold it,
+of d·s or s·q in superblocks, of the product, of the sum where there is an m. On that of m lie b: of the factor of m
+where T may not hold it, of m, of the sum. One more, to the output, is of another type than T. With the unit roundoffs u
+of T and v of the output (0 where it is T or wider), e(n) = (1 + u)^n·(1 + v) - 1, and η what a subnormal result of
+either type loses, |y - w| ≤ e(a)·|d·s·q| + e(b)·|m| + η·(|q| + 4), since what was lost in S is multiplied by q
+(Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §2.2 and §3.1). Where a magnitude may pass the
+largest number of a type, nothing is known.
 
 All NaN are alike: their bits are not judged. Zeros have signs.
 """
@@ -49,8 +51,6 @@ _TYPES = {
     "float16": (2.0**-11, 2.0**-25, 65504.0),
     "bfloat16": (2.0**-8, 2.0**-134, (2 - 2.0**-7) * 2.0**127),
 }
-#: Roundings on one way from the stored numbers to the result.
-_ROUNDINGS = 7
 _SMALLEST_NORMAL = 2.0**-126
 
 
@@ -206,7 +206,7 @@ def expected_values(
         flushes: built with fast math: subnormal float32 scales and values may be taken for zero.
     """
     if arithmetic in BOUNDED:
-        return _bounded(_Parts.of(fmt, blocks), output, arithmetic, blocks.shape)
+        return _bounded(fmt, blocks, output, arithmetic)
     with np.errstate(all="ignore"):
         values = _exact_bits(fmt, blocks, output, arithmetic)
     free = None
@@ -242,21 +242,25 @@ def rounded_float32(values: Floats, kind: str) -> Floats:
         return values if kind == "float32" else ELEMENTS["BF16"].round(values)
 
 
-def _bounded(p: _Parts, output: str, kind: str, shape: tuple[int, ...]) -> Expected:
-    u = max(_TYPES[kind][0], _TYPES[output][0])
-    eta = max(_TYPES[kind][1], _TYPES[output][1])
-    most = min(_TYPES[kind][2], _TYPES[output][2])
-    gamma = _ROUNDINGS * u / (1 - _ROUNDINGS * u)
+def _bounded(fmt: BlockFormat, blocks: Bytes, output: str, kind: str) -> Expected:
+    p = _Parts.of(fmt, blocks)
+    (u, eta, most), (v, eta_out, most_out) = _TYPES[kind], _TYPES[output]
+    if output in (kind, "float32"):
+        v, eta_out = 0.0, 0.0
+    inexact = int(kind == "bfloat16" or not any(f.name == "d" and f.dtype == "<f2" for f in fmt.fields))
+    of_product = inexact + int(fmt.read_scales is not None) + 1 + int(fmt.has_min)
+    of_minimum = inexact + 2
     with np.errstate(all="ignore"):
+        product = np.abs(p.d * p.s * p.q)
         exact = p.d * p.s * p.q + p.m
-        codes = np.abs(p.q) + 2 * p.offset
-        terms = np.abs(p.d * p.s) * codes + np.abs(p.m)
-        bound = gamma * terms + eta * (codes + 5)
-        largest = np.maximum(np.maximum(terms, np.abs(p.d)), np.maximum(np.abs(p.d * p.s), np.abs(p.s) * codes))
-        free = ~(largest * (1 + gamma) <= most)
-    flat = (*shape[:-1], -1)
+        bound = ((1 + u) ** of_product * (1 + v) - 1) * product + ((1 + u) ** of_minimum * (1 + v) - 1) * np.abs(p.m)
+        bound = bound + max(eta, eta_out) * (np.abs(p.q) + 4)
+        sizes = (product + np.abs(p.m), np.abs(p.d * p.s), np.abs(p.d), np.abs(p.s * p.q))
+        largest = np.maximum.reduce(np.broadcast_arrays(*sizes))
+        free = ~(largest * (1 + u) ** 5 <= min(most, most_out))
+    flat = (*blocks.shape[:-1], -1)
     exact, bound = exact.reshape(flat), bound.reshape(flat)
-    return Expected(rounded(exact, output), bound, exact, np.broadcast_to(free, codes.shape).reshape(flat))
+    return Expected(rounded(exact, output), bound, exact, free.reshape(flat))
 
 
 def fitting(fmt: BlockFormat, blocks: Bytes, got: Floats, output: str) -> tuple[str, ...]:
