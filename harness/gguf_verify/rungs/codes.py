@@ -198,8 +198,8 @@ class _Codes:
                 return f'. They are the bytes of activations = "{name}": declare that, or mend the kernel'
         if not self._kernel.fast_math and not check_bytes(self._semantics, x, got, self._kernel.ordered, True).n_wrong:
             return (
-                ". All that is wrong lies within a few units in the last place of a rounding boundary: ties are rounded "
-                "in another way, or the division is approximate (if it is built so: fast_math = true)"
+                ". All that is wrong lies within a few units in the last place of a rounding boundary: ties are "
+                "rounded in another way, or the division is approximate (if it is built so: fast_math = true)"
             )
         return ""
 

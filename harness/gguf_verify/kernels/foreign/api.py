@@ -214,6 +214,11 @@ class Declaration:
             raise UsageError(str(error)) from None
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Types of weights that it has code for; "" where it takes none."""
+        return self.formats or ("",)
+
+    @property
     def others(self) -> tuple[str, ...]:
         """Operands of a call beside the matrices and its own: of what is fused, and of experts."""
         fused = tuple("up" if name.endswith("_gate") else name for name in self.epilogue)

@@ -193,7 +193,7 @@ class CudaKernels:
     def all(self) -> dict[str, Placed]:
         """For each type that it declares. Raises UsageError where one does not compile, EnvironmentFault where what
         compiles is missing."""
-        return {key: one for fmt in self._source.declaration.of.formats or ("",) for key, one in self.of(fmt).items()}
+        return {key: one for fmt in self._source.declaration.of.kinds for key, one in self.of(fmt).items()}
 
     def of(self, fmt: str) -> dict[str, Placed]:
         """For one type. Raises as `all` does."""
