@@ -13,7 +13,7 @@ from ..llama.backends import BACKENDS, help_of_backends
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
-from ..rungs import RUNGS
+from ..rungs import rungs_for
 from ..support.command_line import cores
 from ..support.errors import EXIT_INTERRUPTED, UsageError, say
 from ..verification import verify
@@ -81,7 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sanitize", action="store_true",
         help="check launches for races and bad accesses, with few probes too; on a GPU by compute-sanitizer and guard "
         "pages")  # fmt: skip
-    add("--rungs", default=",".join(RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
+    add("--rungs", metavar="LIST",
+        help=f"the rungs to run (default: all that there are for what the kernel computes; of products "
+        f"{','.join(rungs_for())})")  # fmt: skip
     add("--identify", action="store_true",
         help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
     add("--tensor", metavar="REGEX", help="verify only tensors whose name matches")
@@ -138,8 +140,9 @@ def _run(args: argparse.Namespace) -> int:
     _check(args)
     inputs = [path for path in (args.model, args.source, args.source_text, args.waivers) if path is not None]
     files = asked_for(args, kind, *inputs)
-    if any(writer.rung not in (None, *_rungs(args)) for writer in files):
-        wrong = next(w for w in files if w.rung not in (None, *_rungs(args)))
+    shown = (None, *(_rungs(args) or rungs_for()))
+    if any(writer.rung not in shown for writer in files):
+        wrong = next(w for w in files if w.rung not in shown)
         raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, and --rungs leaves it out")
     options = Options(
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
@@ -173,13 +176,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _command(args: argparse.Namespace, options: Options) -> str:
     return command_of(
-        args.model, args.kernel, args.host, None if args.identify else _rungs(args), options, args.file,
+        args.model, args.kernel, args.host, _rungs(args), options, args.file, identify=args.identify,
         source=args.source, source_text=args.source_text, waivers=args.waivers,
     )  # fmt: skip
 
 
-def _rungs(args: argparse.Namespace) -> list[str]:
-    return [r.strip() for r in args.rungs.split(",") if r.strip()]
+def _rungs(args: argparse.Namespace) -> list[str] | None:
+    """Those that were asked for; None where none were named."""
+    return None if args.rungs is None else [r.strip() for r in args.rungs.split(",") if r.strip()]
 
 
 def _check(args: argparse.Namespace) -> None:

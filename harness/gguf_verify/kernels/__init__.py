@@ -17,6 +17,7 @@ from ..support.near import nearest
 from .families import DEFAULT_KERNEL, FAMILIES
 from .family import Family, FamilyOnHost
 from .foreign import TIME_LIMIT, Further, names_foreign, open_foreign
+from .foreign.tasks import as_task
 from .interface import Candidate, Kernel, Weights
 from .ladder import KERNELS
 from .shipped import ShippedKernel
@@ -71,7 +72,7 @@ def open_kernel(
         if found is not None:
             yield on_host(found, where)
             return
-        foreign = open_foreign(kernel, where, time_limit, verbose, further)
+        foreign = as_task(open_foreign(kernel, where, time_limit, verbose, further))
         try:
             yield foreign
         finally:

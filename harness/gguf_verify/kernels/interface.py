@@ -45,6 +45,8 @@ class Candidate(ABC):
     """
 
     host: Host
+    #: What it computes: a key of `kernels.tasks.COMPUTES`.
+    computes: str = "gemm"
 
     @property
     @abstractmethod

@@ -45,6 +45,7 @@ from ...support.near import nearest
 from ..domain import EVERYTHING, Domain, domain_of
 from ..routing import LISTS
 from .layouts import Layouts, layouts_of
+from .task_declaration import check_task
 
 #: Definitions of which `gguf_verify.semantics.exact` states an order.
 _ORDERS = tuple(name for name, s in SEMANTICS.items() if s.order_known)
@@ -102,6 +103,8 @@ COMPUTES = {
     "quantize": "quantized activations",
     "repack": "the same weights in another layout",
 }
+#: Those that multiply nothing.
+TASKS = ("dequantize", "quantize", "repack")
 #: Operands of experts: the experts of each token, and what engines make of that.
 OF_EXPERTS = LISTS
 #: What a kernel in Python may get its arrays as, and where these lie.
@@ -177,7 +180,9 @@ class Declaration:
         ):  # fmt: skip
             if value not in known:
                 raise UsageError(f"{what} {_short(value)}: {nearest(str(value), known)}it is one of {', '.join(known)}")
-        if self.computes in ("gemm", "experts"):
+        if self.computes in TASKS:
+            check_task(self)
+        else:
             self._check_definition()
 
     def _check_definition(self) -> None:
@@ -209,6 +214,11 @@ class Declaration:
             )  # fmt: skip
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Types of weights that it has code for; "" where it takes none."""
+        return self.formats or ("",)
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -251,10 +261,10 @@ def _named(semantics: object) -> str:
 #: What a declaration may say, in TOML and as arguments of `kernel`: the same names.
 KEYS = (
     "formats", "semantics", "ordered", "takes", "domain", "activations", "term", "accumulates", "output", "epilogue",
-    "computes", "operands", "arrays", "device", "deterministic", "unpack", "rounding", "arithmetic", "fast_math",
+    "computes", "operands", "arrays", "device", "deterministic", "unpack", "packed", "arithmetic", "fast_math",
     "experts",
 )  # fmt: skip
-_OF_OTHERS = ("rounding", "arithmetic", "fast_math", "experts")
+_OF_OTHERS = ("arithmetic", "fast_math", "experts")
 
 
 def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declaration:
@@ -280,7 +290,7 @@ def table_of(kernel: Any) -> dict[str, Any]:
     if not callable(kernel):
         raise UsageError(f"it is of type {type(kernel).__name__}, which is not callable")
     computes = getattr(kernel, "computes", "gemm")
-    for needed in ("formats", "semantics") if computes in ("gemm", "experts") else ():
+    for needed in () if computes in TASKS else ("formats", "semantics"):
         if not hasattr(kernel, needed) and not (needed == "semantics" and hasattr(kernel, "term")):
             raise UsageError(f"it declares no {needed} (see harness/gguf_verify/kernels/foreign/api.py)")
     pack = getattr(kernel, "pack", None)

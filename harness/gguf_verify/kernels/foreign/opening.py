@@ -199,7 +199,7 @@ def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further:
         raise UsageError(f"it is larger than {_MOST_CODE:,} bytes")
     placed = {
         f"{fmt}/{name or found.symbol}": asdict(Placed(name or found.symbol, {"code": path}))
-        for fmt in declared.of.formats for name in declared.symbols(fmt)
+        for fmt in declared.of.kinds for name in declared.symbols(fmt)
     }  # fmt: skip
     asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
     source = File(found.shown, asked, _oracle_of(found, declared), on_host=True)
@@ -209,7 +209,7 @@ def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further:
 def _functions(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
     """Functions of a shared library, or operators of PyTorch."""
     declared = found.call_declaration(further)
-    calls = {name or found.symbol for fmt in declared.of.formats for name in declared.symbols(fmt)}
+    calls = {name or found.symbol for fmt in declared.of.kinds for name in declared.symbols(fmt)}
     arrays = "torch" if found.kind == "torch" else declared.of.arrays
     if arrays == "numpy" and declared.of.device == "cuda":
         arrays = "cupy"

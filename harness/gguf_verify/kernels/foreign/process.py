@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -35,7 +35,7 @@ from ..launches import Launched, SparseProduct
 from ..operands import fitting, whole_blocks, whole_rows
 from ..routing import Routing
 from ..shipped import element_kernel
-from .api import FLOAT32, Declaration, declaration_of_table
+from .api import FLOAT32, TASKS, Declaration, declaration_of_table
 from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, routed_beside
 from .blocks import ThreadBlocks
 from .calls import Operands, sparse_fault
@@ -45,7 +45,7 @@ from .cuda import CudaKernels, CudaSource
 from .declared import CallDeclaration
 from .operands import Wall
 from .oracle import ForeignOracle
-from .products import Products
+from .products import Arrays, Given, Products
 from .sources import Source
 
 #: Seconds for a call, by default.
@@ -73,7 +73,7 @@ class ForeignKernel(Kernel):
         symbol: str = "",
     ) -> None:  # fmt: skip
         self.host = host
-        self._source, self._time_limit = source, time_limit
+        self._source, self._time_limit, self._verbose = source, time_limit, verbose
         #: What a file in CUDA C++ declares, and what compiles it.
         self._cuda = plan
         self._compiled: CudaKernels | None = None
@@ -98,7 +98,10 @@ class ForeignKernel(Kernel):
             self.declaration = _declared(self._conversation, said) if self._cuda is None else self._cuda.of
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self._takes, time_limit, verbose)
-            self._operands = Operands(self.declaration, self.definition)
+            #: Whether a repacking brings what takes its weights apart again.
+            self.unpacks = said.get("unpacks") is True if self._cuda is None else self._cuda.unpack is not None
+            if self.declaration.computes not in TASKS:
+                self._operands = Operands(self.declaration, self.definition)
             self._epilogue, self.takes_experts = epilogue_of(self.declaration), experts_taken(self.declaration)
         except KernelFault as error:
             self.close()
@@ -222,14 +225,13 @@ class ForeignKernel(Kernel):
         if x.ndim != 2 or x.shape[1] != -(-weights.k // unit.values) * unit.nbytes:
             raise UsageError(f"{x.shape[-1]} bytes of activations a token are not {weights.k} columns")
         n, k = self._called_with(weights)
-        wall: Wall = "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
         rows, width = weights.buffer, weights.buffer.shape[1] * k // max(1, weights.k)
-        held = self._products.holds(weights, wall)
+        held = self._products.holds(weights, self.wall)
         if (n, k) != (weights.n, weights.k) and not (held and self.takes_experts is None):
             rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
         experts = None if self.takes_experts is None else experts_of(rows, *self.takes_experts.usual())
         if not held:
-            self._load(weights, wall, rows if experts is None else experts.stacked(rows), n, k)
+            self._load(weights, self.wall, rows if experts is None else experts.stacked(rows), n, k)
         fmt, y, at = weights.fmt, np.empty((len(x), weights.n), np.float32), 0
         fused = Fused.of(self._epilogue, fmt, weights.buffer, x, self.declaration.output, self._neutral)
         for wanted, given_tokens in self.domain.m.parts(len(x)) if len(x) else ((0, 0),):
@@ -291,26 +293,66 @@ class ForeignKernel(Kernel):
         """One call. Raises KernelFault; EnvironmentFault under a schedule."""
         if self._cuda is not None and not len(x):  # as engines do: a launch without thread blocks is an error
             return np.empty((0, shape[1]), np.float32)
-        operands, more = self._operands.of_call(fmt, x, shape, beside), dict[str, Any](shape=shape)
-        if beside.routing is not None:
-            more["top_k"] = beside.slots
+        names, operands = self._operands.names(fmt, *shape, beside), self._operands.of_call(fmt, x, shape, beside)
+        more = {} if beside.routing is None else {"top_k": beside.slots}
+        return self.called(self._products, fmt.name, operands, names, more=more)[0]["output"]
+
+    def called(
+        self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> tuple[Arrays, dict[str, Any]]:  # fmt: skip
+        """The outputs of a call, and what the process said.
+
+        Args:
+            products: what its process holds.
+            fmt: the weights' type; "" where there are none.
+            operands: beside those that were loaded.
+            names: what names of expressions stand for.
+            unpacks: the call takes packed weights apart.
+            more: of the question.
+
+        Raises KernelFault; EnvironmentFault under a schedule.
+        """
+        asked: dict[str, Any] = {"shape": [names[name] for name in "MNK"], "unpacks": unpacks, **(more or {})}
         if self._cuda is not None:
-            names = self._operands.names(fmt, *shape, beside)
-            more["launches"] = self._cuda.messages(fmt.name, names, self._symbol)
+            asked["launches"] = self._cuda.messages(fmt, names, self._symbol, unpacks)
         if self._schedule is None or self._compiled is None:
-            return self._products.call(operands, more, False, not self._any_bits)[0]["output"]
-        placed = self._compiled.under(fmt.name, self._schedule)
-        more |= {
+            return products.call(operands, asked, False, not self._any_bits)
+        placed = self._compiled.under(fmt, self._schedule)
+        asked |= {
             "schedule": asdict(self._schedule), "placed": {key: asdict(one) for key, one in placed.items()},
             "adds_floats": self._any_bits,
         }  # fmt: skip
-        made, said = self._products.call(operands, more, True, False)
+        made, said = products.call(operands, asked, True, False)
         added = said.get("adds_floats") is True and self._may_add_floats
         self.adds_floats = self.adds_floats or added or not self.declaration.deterministic
         unset = said.get("unset")
         told = [printable(str(place), 100) for place in unset[:MOST_UNSET]] if isinstance(unset, list) else []
         self.unset = tuple(dict.fromkeys((*self.unset, *told)))
-        return made["output"]
+        return made, said
+
+    @property
+    def wall(self) -> Wall:
+        """Where its inputs lie in their pages."""
+        return "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
+
+    @property
+    def loaded(self) -> Products:
+        """What its process holds."""
+        return self._products
+
+    @property
+    def declares(self) -> CallDeclaration | None:
+        """What is declared of its launches, where it is no function of Python."""
+        return self._cuda
+
+    def beside(self, who: str) -> Products:
+        """A further process of it. Its `close` is the caller's."""
+        conversation = Conversation(
+            who, self._source.name, lambda: self._source.start(self._verbose, max(self._time_limit, 1.0)),
+            self._time_limit, self._source.start_limit,
+        )  # fmt: skip
+        return Products(conversation)
 
     @property
     def _any_bits(self) -> bool:
