@@ -14,7 +14,7 @@ from ...gguf import printable
 from ...processes.child import ChildProcess, Forked, Spawned
 from ...processes.sandbox import Sandbox, by_landlock, current, of_kernel
 from .child import OracleRunner, serve, serve_oracle
-from .python_kernel import PythonRunner
+from .task_runner import runner_of
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
 START_LIMIT = 60.0
@@ -95,6 +95,6 @@ class Object(Source):
             if oracle:
                 serve_oracle(link, lambda: OracleRunner(self._kernel))
             else:
-                serve(link, lambda: PythonRunner(self._kernel))
+                serve(link, lambda: runner_of(self._kernel))
 
         return Forked(run, verbose, stall, of_kernel())

@@ -163,7 +163,7 @@ def _numbers(f: Failure, form: Form) -> Iterator[str]:
         yield line + ("" if f.utilisation is None else f", utilisation {f.utilisation:.3g}")
     if f.block_hex is not None:
         part = f" of part {f.part + 1}" if f.part else ""
-        start = f"block at byte {f.byte_offset}{part}: "
+        start = "block: " if f.byte_offset is None else f"block at byte {f.byte_offset}{part}: "
         room = _HEX_DIGITS if form.width is None else min(_HEX_DIGITS, max(32, form.width - len(start) - 16) // 2 * 2)
         yield start + _shortened(f.block_hex, room)
 
