@@ -1,22 +1,17 @@
 // candle's mmvq_gguf_*_f32_plain_cuda1 (candle-kernels/src/mmvq_gguf.cu): one token.
 // `build.py` beside this file lays candle's source into `built`; a macro gives the kernel of each type one name.
+// On a GPU take candle_products.py, which has all types.
 //
 // [gguf-verify]
-// formats = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+// formats = ["Q4_0", "Q5_1", "Q4_K", "Q6_K"]
 // semantics = "q8_1"
 // domain = { M = 1 }
 // parameters = ["weights", "activations", "output", "int32 K", "int32 N", "int32 ceil(K, 512) * 16", "int32 N"]
 // block = [32, 4]
 // grid = "N"
 // macros.Q4_0 = { mmvq_gguf_q4_0_f32_plain_cuda1 = "product" }
-// macros.Q4_1 = { mmvq_gguf_q4_1_f32_plain_cuda1 = "product" }
-// macros.Q5_0 = { mmvq_gguf_q5_0_f32_plain_cuda1 = "product" }
 // macros.Q5_1 = { mmvq_gguf_q5_1_f32_plain_cuda1 = "product" }
-// macros.Q8_0 = { mmvq_gguf_q8_0_f32_plain_cuda1 = "product" }
-// macros.Q2_K = { mmvq_gguf_q2_k_f32_plain_cuda1 = "product" }
-// macros.Q3_K = { mmvq_gguf_q3_k_f32_plain_cuda1 = "product" }
 // macros.Q4_K = { mmvq_gguf_q4_k_f32_plain_cuda1 = "product" }
-// macros.Q5_K = { mmvq_gguf_q5_k_f32_plain_cuda1 = "product" }
 // macros.Q6_K = { mmvq_gguf_q6_k_f32_plain_cuda1 = "product" }
 // [operands.activations]
 // columns = "ceil(K, 512) * 512"

@@ -1,8 +1,9 @@
 // candle's mmvq_gguf_*_f16_plain_cuda2 (candle-kernels/src/mmvq_gguf.cu): two tokens, outputs in float16.
 // `build.py` beside this file lays candle's source into `built`; a macro gives the kernel of each type one name.
+// On a GPU take candle_products.py, which has all types.
 //
 // [gguf-verify]
-// formats = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+// formats = ["Q4_0", "Q5_1", "Q4_K", "Q6_K"]
 // output = "float16"
 // semantics = "q8_1"
 // domain = { M = { least = 2, most = 2 } }
@@ -10,14 +11,8 @@
 // block = [32, 4]
 // grid = "ceil(N, 2)"
 // macros.Q4_0 = { mmvq_gguf_q4_0_f16_plain_cuda2 = "product" }
-// macros.Q4_1 = { mmvq_gguf_q4_1_f16_plain_cuda2 = "product" }
-// macros.Q5_0 = { mmvq_gguf_q5_0_f16_plain_cuda2 = "product" }
 // macros.Q5_1 = { mmvq_gguf_q5_1_f16_plain_cuda2 = "product" }
-// macros.Q8_0 = { mmvq_gguf_q8_0_f16_plain_cuda2 = "product" }
-// macros.Q2_K = { mmvq_gguf_q2_k_f16_plain_cuda2 = "product" }
-// macros.Q3_K = { mmvq_gguf_q3_k_f16_plain_cuda2 = "product" }
 // macros.Q4_K = { mmvq_gguf_q4_k_f16_plain_cuda2 = "product" }
-// macros.Q5_K = { mmvq_gguf_q5_k_f16_plain_cuda2 = "product" }
 // macros.Q6_K = { mmvq_gguf_q6_k_f16_plain_cuda2 = "product" }
 // [operands.activations]
 // columns = "ceil(K, 512) * 512"
