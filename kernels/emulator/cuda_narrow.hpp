@@ -304,11 +304,11 @@ uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
     inline float __low2float(const P a) { return F::widened(a.x.__x); }                                              \
     inline float __high2float(const P a) { return F::widened(a.y.__x); }                                             \
     inline P __lowhigh2highlow(const P a) { return {a.y, a.x}; }                                                     \
-    TO_RUNNER S atomicAdd(S* at, const S b) {                                                                        \
+    inline __attribute__((always_inline)) S atomicAdd(S* at, const S b) {                                                                        \
         (void)&cuda_on_cpu::Adds<S>::floats;                                                                         \
         return cuda_on_cpu::atomically(at, [b](S a) -> S { return __hadd(a, b); });                                  \
     }                                                                                                                \
-    TO_RUNNER P atomicAdd(P* at, const P b) {                                                                        \
+    inline __attribute__((always_inline)) P atomicAdd(P* at, const P b) {                                                                        \
         (void)&cuda_on_cpu::Adds<P>::floats;                                                                         \
         return cuda_on_cpu::atomically(at, [b](P a) -> P { return __hadd2(a, b); });                                 \
     }
