@@ -17,8 +17,9 @@ if not Path("/dev/nvidiactl").exists():
 from tinygrad import Tensor
 from tinygrad.llm.gguf import ggml_data_to_tensor
 
-TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "MXFP4",
-         "Q1_0"]  # fmt: skip
+TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "MXFP4"]
+#: It computes q·d - 16·d, which only for scales that are not finite is not (q - 16)·d.
+ARITHMETIC = dict.fromkeys(TYPES, "float32") | {"Q5_0": "float32_offset_mul_add"}
 
 
 def _decoded(rows, kind, n, k):
@@ -27,7 +28,7 @@ def _decoded(rows, kind, n, k):
     return ggml_data_to_tensor(Tensor(np.ascontiguousarray(rows).reshape(-1)), n * k, int(kind)).reshape(n, k)
 
 
-@kernel(TYPES, computes="dequantize", output="float32", arithmetic="float32")
+@kernel(TYPES, computes="dequantize", output="float32", arithmetic=ARITHMETIC)
 def dequantize(weights, shape):
     return _decoded(weights, shape.format, shape.n, shape.k).numpy()
 
