@@ -11,6 +11,7 @@
 // ]
 // block = [32, 4]
 // grid = ["N", "M", "TOP_K"]
+// domain = { M = { most = 65535 } }
 // macros.Q8_0 = { indexed_moe_forward_q8_0_q8_1 = "product" }
 // macros.Q2_K = { indexed_moe_forward_q2k_q8_1 = "product" }
 // macros.Q3_K = { indexed_moe_forward_q3k_q8_1 = "product" }

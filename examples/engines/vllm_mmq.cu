@@ -9,6 +9,7 @@
 // ]
 // block = [32, 4]
 // grid = ["ceil(N, 32)", "ceil(M, 4)"]
+// domain = { M = { most = 262140 } }
 // macros.Q4_0 = { OF = "mul_mat_q4_0" }
 // macros.Q8_0 = { OF = "mul_mat_q8_0" }
 // macros.Q2_K = { OF = "mul_mat_q2_K" }

@@ -9,6 +9,7 @@
 // ]
 // block = [32, 4]
 // grid = ["ceil(N, 32)", "ceil(M, 4)"]
+// domain = { M = { most = 262140 } }
 // macros.Q4_1 = { OF = "mul_mat_q4_1" }
 // macros.Q5_1 = { OF = "mul_mat_q5_1" }
 // [operands.activations]

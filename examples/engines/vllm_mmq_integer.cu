@@ -10,6 +10,7 @@
 // ]
 // block = [32, 4]
 // grid = ["ceil(N, 32)", "ceil(M, 4)"]
+// domain = { M = { most = 262140 } }
 // macros.Q5_0 = { OF = "mul_mat_q5_0" }
 // [operands.activations]
 // columns = "ceil(K, 512) * 512"

@@ -10,6 +10,7 @@
 // ]
 // block = [32, 4]
 // grid = ["ceil(N, 32)", "ceil(M, 4)"]
+// domain = { M = { most = 262140 } }
 // macros.Q4_K = { OF = "mul_mat_q4_K" }
 // macros.Q5_K = { OF = "mul_mat_q5_K" }
 // [operands.activations]

@@ -46,11 +46,12 @@ def _offer(name, op, formats, **declared):
         globals()[f"{name}_{dtype}"] = kernel(formats, **given)(product)
 
 
-VEC, MAT, FEW = "ggml_mul_mat_vec_a8", "ggml_mul_mat_a8", {"M": {"most": 65535}}
+VEC, MAT = "ggml_mul_mat_vec_a8", "ggml_mul_mat_a8"
+FEW, MANY = ({"M": {"most": most}} for most in (65535, 262140))  # a grid has 65,535 blocks in y, and 4 tokens each
 _offer("vec", VEC, ["Q4_0", "Q5_0", "Q8_0", *SUPERBLOCKS, *GRIDS], semantics="q8_1", domain=FEW)
 _offer("vec_half", VEC, ["Q4_1", "Q5_1"], semantics="q8_1_half", domain=FEW)
 _offer("vec_iq1_s", VEC, ["IQ1_S"], semantics=Oracle(iq1_s_weights, codes_and_sums), domain=FEW)
-_offer("mat", MAT, ["Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q6_K"], semantics="q8_1")
-_offer("mat_integer", MAT, ["Q5_0"], activations="q8_1", term="integers")
-_offer("mat_half", MAT, ["Q4_1", "Q5_1"], semantics="q8_1_half")
-_offer("mat_minima", MAT, ["Q4_K", "Q5_K"], activations="q8_1", term="superblock_sums")
+_offer("mat", MAT, ["Q4_0", "Q8_0", "Q2_K", "Q3_K", "Q6_K"], semantics="q8_1", domain=MANY)
+_offer("mat_integer", MAT, ["Q5_0"], activations="q8_1", term="integers", domain=MANY)
+_offer("mat_half", MAT, ["Q4_1", "Q5_1"], semantics="q8_1_half", domain=MANY)
+_offer("mat_minima", MAT, ["Q4_K", "Q5_K"], activations="q8_1", term="superblock_sums", domain=MANY)
