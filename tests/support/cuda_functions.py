@@ -175,7 +175,7 @@ def _floats() -> list[Case]:
     cases += _called("min max", "fd") + _called("min max", "df") + _called("fmaf", "fff") + _called("fma", "ddd")
     cases += [Case(f"({n}(a) != 0)", "f") for n in ["isnan", "isinf", "isfinite", "signbit"]]
     cases += _called("__double2hiint __double2loint", "d") + _called("__hiloint2double", "ii") + _called("abs", "i")
-    cases += _called("rsqrtf", "f", 2) + _called("__fdividef", "ff", 2)
+    cases += _called("rsqrtf", "f", 2) + _called("__fdividef", "ff", -1)
     cases += _called("__expf __exp10f __logf __log2f __log10f __sinf __cosf __tanf expf exp2f logf tanhf erff", "f", -1)
     cases += _called("__powf powf", "ff", -1)
     return cases
