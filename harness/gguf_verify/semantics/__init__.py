@@ -11,6 +11,7 @@ from .definitions.f32 import F32
 from .definitions.q8_1 import Q8_1_RAW
 from .encoding import Encoding
 from .encodings import ENCODINGS
+from .epilogue import Epilogue
 from .exact import UNIT_ROUNDOFF, Product, exact_result, gamma, product
 from .gates import SCORE_LIMIT, Judgement, judge
 from .order import ASCENDING, Order
@@ -29,6 +30,7 @@ __all__ = [
     "TERMS",
     "UNIT_ROUNDOFF",
     "Encoding",
+    "Epilogue",
     "Judgement",
     "Oracle",
     "Order",
