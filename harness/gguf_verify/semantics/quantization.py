@@ -121,9 +121,9 @@ def check_bytes(
 
 def _codes_known(semantics: Semantics, blocks: Floats, fast_math: bool) -> tuple[Bools, Bools]:
     """Which values have a code, and which may have either of two with fast math, bool like the blocks."""
-    assert semantics.ratios is not None
+    assert semantics.encoding.ratios is not None
     with np.errstate(all="ignore"):
-        ratio, _ = semantics.ratios(blocks)
+        ratio, _ = semantics.encoding.ratios(blocks)
         size = np.abs(ratio).astype(np.float64)
         known = size < 127.5
         largest = np.abs(blocks).max(axis=-1, keepdims=True)
@@ -199,9 +199,9 @@ def _of_codes(semantics: Semantics, x: Floats, theirs: Structs, got: npt.NDArray
     codes = np.asarray(theirs["qs"]).astype(np.int64).reshape(len(x), got.shape[1], -1).sum(axis=-1)
     if np.issubdtype(got.dtype, np.integer):
         return np.asarray(got == codes)
-    assert semantics.ratios is not None
+    assert semantics.encoding.ratios is not None
     with np.errstate(all="ignore"):
-        _, d = semantics.ratios(x)
+        _, d = semantics.encoding.ratios(x)
         product = d.astype(np.float64)[:, None] * codes
         ends = [to_half((product * (1 + sign * 2 * WINDOW)).astype(np.float32)).astype(np.float64) for sign in (-1, 1)]
         s = got.astype(np.float64)
