@@ -9,7 +9,7 @@ import pytest
 
 from gguf_verify.diagnosis.diagnose import diagnose
 from gguf_verify.formats import FORMATS
-from gguf_verify.semantics import Semantics, declared, judge, product
+from gguf_verify.semantics import Epilogue, Semantics, declared, judge, product
 from tests.support.fused import multiplied, weights
 from tests.unit.semantics.test_epilogue import K, M, N, activations, gelu, silu
 
@@ -18,7 +18,7 @@ FMT = FORMATS["Q4_0"]
 
 def operands(*names: str) -> tuple[Semantics, Any, Any, dict[str, Any]]:
     semantics = declared("f32", epilogue=names)
-    assert semantics.epilogue is not None
+    assert isinstance(semantics.epilogue, Epilogue)
     w, x = weights(FMT, N, K), activations()
     return semantics, w, x, semantics.epilogue.operands(FMT, w, x.view(np.uint8))
 
