@@ -139,7 +139,17 @@ class ForeignKernel(Kernel):
     def definition(self) -> Semantics:
         if self._oracle is not None:
             return by_oracle(self._oracle, self._takes)
-        return self.declaration.definition
+        return self.declaration.plain_definition if self._neutral else self.declaration.definition
+
+    def neutral(self) -> ForeignKernel | None:
+        if self._epilogue is None or self._neutral:
+            return self
+        if not self._epilogue.has_neutral:
+            return None
+        plain = copy.copy(self)  # which shares the process
+        plain._neutral = True
+        plain.__dict__.pop("definition", None)
+        return plain
 
     @property
     def judged_by(self) -> str | None:
