@@ -38,11 +38,7 @@ extern "C" __global__ void dequantize(const unsigned char* weights, float* out, 
     if (!inside) return;
     const Block* b = (const Block*)weights + i / 32;
     const int j = i % 32;
-#ifdef HIGH_FIRST
-    const int code = j < 16 ? b->qs[j] >> 4 : b->qs[j - 16] & 15;
-#else
     const int code = j < 16 ? b->qs[j] & 15 : b->qs[j - 16] >> 4;
-#endif
     out[i] = (float)(code - 8) * scale_of(b->d);
 }
 
