@@ -30,6 +30,8 @@ __device__ __forceinline__ uint16_t float_to_half(float f) {  // round to neares
 }
 #else
 #include "emulator/cuda_on_cpu.hpp"
+using cuda_on_cpu::float_to_half;
+using cuda_on_cpu::half_to_float;
 #endif
 
 constexpr int QK = 32;  // activations in a block of Q8_1, and weights in a slice: a block of weights is one or more slices

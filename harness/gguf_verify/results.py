@@ -249,7 +249,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 #: Kinds of calls: see `Call`.
 CallKind = Literal[
     "block", "own", "shared", "other-m", "reference", "cut", "quantizer", "every-size", "probe", "schedule", "grid",
-    "index", "graft", "tensor",
+    "index", "graft", "routing", "tensor",
 ]  # fmt: skip
 
 
@@ -261,8 +261,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             the kernel quantizes itself, and on llama.cpp's activation bytes. "other-m": with other numbers of tokens.
             "reference": llama.cpp's own. "cut": with a row and a block fewer. "quantizer", "every-size": of the
             kernel's quantizer, the second with values of every size. "probe": of the probe plan. "schedule": under
-            another schedule. "grid", "index": of what no host can run whole. "graft": of the tokens rung. "tensor":
-            of a kernel that multiplies nothing, on what the model holds.
+            another schedule. "grid", "index": of what no host can run whole. "graft": of the tokens rung. "routing": of
+            experts, by ids. "tensor": of a kernel that multiplies nothing, on what the model holds.
         number: of the block, the trial, the probe or the schedule; of a quantizer's call, one more than its trial's,
             and 0 on the graph's tokens; of a graft, its pass: 0 for (a), 1 for (b).
         given: activations are handed over as bytes, where a kind knows both.
@@ -575,7 +575,7 @@ class OutOfRange(msgspec.Struct, frozen=True, kw_only=True):
     """A number that the file or the definition cannot represent, so that a product has no finite exact value.
 
     Args:
-        what: "weight", "weight scale", "activation", "d", "s" or "product" (of scales).
+        what: "weight", "weight scale", "activation", "d", "s", "product" (of scales), "sum" (in half) or "output".
         row, token: of the first output without a finite exact value.
         block: the block that the number belongs to; of weights and activations that are not quantized, the value.
         value: what the number is, or would be in a type without limits; not finite where that is not known.

@@ -15,7 +15,15 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __restrict__ __restrict
+#define __maxnreg__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
+#define __managed__
+#define __constant__
+#define __align__(...) __attribute__((aligned(__VA_ARGS__)))
+#define __builtin_align__(...) __attribute__((aligned(__VA_ARGS__)))
+#define __builtin_assume(...) ((void)0)
+#define __nv_pure__
 // One block at a time runs on an operating-system thread, so its shared memory is that thread's. A launch begins with
 // a byte of the schedule's choice in all of it: what no thread has written is as good as what a GPU has there.
 #define __shared__ static thread_local
@@ -44,19 +52,30 @@ struct Dim3 {
     unsigned x = 1, y = 1, z = 1;
     uint64_t count() const { return (uint64_t)x * y * z; }
     Dim3 at(uint64_t i) const { return {(unsigned)(i % x), (unsigned)(i / x % y), (unsigned)(i / x / y)}; }
+    template <class T, class = decltype(T{1u, 1u, 1u}.z)>
+    operator T() const { return T{x, y, z}; }  // uint3, dim3
 };
 
 // ---- what the runner does for a kernel -------------------------------------------------------------------------------
 
 IN_RUNNER void sync_block();
-IN_RUNNER void sync_warp();
+IN_RUNNER void sync_warp(uint32_t mask);
+// Those of the block's threads that give true, once all that have not exited have given theirs.
+IN_RUNNER uint32_t sync_block_count(bool value);
 IN_RUNNER void sync_named(int id, int threads);
 IN_RUNNER void arrive_named(int id, int threads);
 IN_RUNNER int lane();
-IN_RUNNER uint64_t exchange(uint64_t value, int source_lane);
-// What all lanes of the warp have given; valid until the lane's exchange after the next.
-IN_RUNNER const uint64_t* gather(uint64_t value);
+IN_RUNNER uint32_t lanes();  // those of the warp that have not exited, a bit each
+// Among the lanes of a mask, which those of them that have not exited must all give.
+IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask = ~0u);
+// What all those lanes have given, and in [32] which they are; valid until the lane's exchange after the next.
+IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask = ~0u);
+// The kernel ends its launch, for a reason in words.
+[[noreturn]] IN_RUNNER void trap(const char* why);
+IN_RUNNER uint64_t clock_now();
 IN_RUNNER uint8_t* dynamic_shared();
+// Shared memory is within 2^31 bytes of where it begins, so an address in it is known by its lower half.
+IN_RUNNER void* of_shared_address(uint32_t address);
 
 // Copies of this thread, in groups.
 IN_RUNNER void copy_later(void* to, const void* from, int bytes);
@@ -132,9 +151,10 @@ struct Report {
     uint64_t address;
     Finding findings[16];
     uint32_t adds_floats, unused;  // the kernel may add floats by atomic operations, in an order that nobody chooses
+    char why[200];                 // of TRAPPED
 };
 
-enum Outcome { DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4, TOO_MUCH = 5 };
+enum Outcome { DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4, TOO_MUCH = 5, TRAPPED = 6 };
 
 // A thread of the kernel: body(argument).
 IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),
@@ -209,74 +229,14 @@ extern PER_THREAD __attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 thread
     }
 
 // ---- the built-in functions ----------------------------------------------------------------------------------------
-// Warp functions take part with every lane that has not exited; the mask is the caller's promise of just that.
 
 TO_RUNNER void __syncthreads() { cuda_on_cpu::sync_block(); }
-TO_RUNNER void __syncwarp(unsigned = 0xFFFFFFFF) { cuda_on_cpu::sync_warp(); }
+#include "warp.hpp"
 
-template <class T>
-T __shfl_sync(unsigned, T v, int lane, int width = 32) {
-    const int self = cuda_on_cpu::lane();
-    return cuda_on_cpu::from_slot<T>(
-        cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), (self & ~(width - 1)) | (lane & (width - 1))));
-}
+#include "cuda_math.hpp"
+#include "cuda_simd.hpp"
 
-template <class T>
-T __shfl_xor_sync(unsigned, T v, int mask) {
-    const int self = cuda_on_cpu::lane();
-    return cuda_on_cpu::from_slot<T>(cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), self ^ mask));
-}
-
-template <class T>
-T __shfl_down_sync(unsigned, T v, unsigned delta, int width = 32) {
-    const int self = cuda_on_cpu::lane();
-    const int source = (self & (width - 1)) + (int)delta < width ? self + (int)delta : self;
-    return cuda_on_cpu::from_slot<T>(cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), source));
-}
-
-inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-
-inline float __uint_as_float(uint32_t u) {
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
-inline uint32_t __float_as_uint(float f) {
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    return u;
-}
-
-inline float __int_as_float(int i) { return __uint_as_float((uint32_t)i); }
-inline int __float_as_int(float f) { return (int)__float_as_uint(f); }
-
-struct alignas(8) uint2 { uint32_t x, y; };
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-
-// Bytes of a (0…3) and b (4…7) that the nibbles of `selector` name, the lowest first.
-inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
-    const uint64_t both = a | (uint64_t)b << 32;
-    uint32_t d = 0;
-    for (int i = 0; i < 4; ++i) d |= (uint32_t)(both >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
-    return d;
-}
-
-// Sum of four products of signed bytes, added to c.
-inline int __dp4a(int a, int b, int c) {
-#if defined(__SSE4_1__)
-    const __m128i pairs = _mm_madd_epi16(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(a)), _mm_cvtepi8_epi16(_mm_cvtsi32_si128(b)));
-    const int64_t two = _mm_cvtsi128_si64(pairs);
-    return c + (int)two + (int)(two >> 32);
-#endif
-    for (int shift = 0; shift < 32; shift += 8) c += (int)(int8_t)(a >> shift) * (int)(int8_t)(b >> shift);
-    return c;
-}
+namespace cuda_on_cpu {
 
 inline float half_to_float(uint16_t h) {
     const uint32_t sign = (uint32_t)(h & 0x8000) << 16, magnitude = h & 0x7FFF;
@@ -313,5 +273,7 @@ inline uint16_t float_to_half(float f) {
     const uint32_t odd = magnitude >> 13 & 1;                         // ties go to even
     return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xFFF + odd) >> 13));
 }
+
+}  // namespace cuda_on_cpu
 
 #include "atomics.hpp"

@@ -217,9 +217,14 @@ struct Phases : Barrier {
     }
 };
 
-struct Warp : Barrier {
-    // Two sets of slots: a lane may already write its next value while others still read this one's.
-    uint64_t slots[2][32];
+// Lanes that exchange values.
+struct Group : Barrier {
+    // Two sets of slots: a lane may already write its next value while others still read this one's. The last slot says
+    // which lanes have given one.
+    uint64_t slots[2][33];
+};
+struct Warp : Group {
+    uint32_t lanes = 0, exited = 0;  // that it began with, and of these; a bit each
 };
 
 // A copy that is not done yet.
@@ -320,7 +325,11 @@ class BlockRunner {
         block_.alive = (int)threads_;
         for (Barrier& b : named_) b = Barrier{};
         warps_.assign((threads_ + 31) / 32, Warp{});
-        for (uint64_t w = 0; w < warps_.size(); ++w) warps_[w].alive = (int)std::min<uint64_t>(32, threads_ - 32 * w);
+        for (uint64_t w = 0; w < warps_.size(); ++w) {
+            warps_[w].alive = (int)std::min<uint64_t>(32, threads_ - 32 * w);
+            warps_[w].lanes = ~0u >> (32 - warps_[w].alive);
+        }
+        parts_.clear();
         used_ = 0;
         if (later_) copies_.clear(), products_.assign(warps_.size(), {});
         stopped_ = DONE;
@@ -345,15 +354,36 @@ class BlockRunner {
         f->context.switch_to(main_);
     }
 
-    uint64_t exchange(uint64_t value, int source_lane) { return gather(value)[source_lane & 31]; }
+    uint64_t exchange(uint64_t value, int source_lane, uint32_t mask) { return gather(value, mask)[source_lane & 31]; }
 
     // Of those that have given a value, any may go on first.
-    const uint64_t* gather(uint64_t value) {
-        Warp& warp = this->warp();
-        uint64_t* slots = warp.slots[warp.generation & 1];
+    const uint64_t* gather(uint64_t value, uint32_t mask) {
+        Group& group = this->group(mask);
+        uint64_t* slots = group.slots[group.generation & 1];
+        if (!group.arrived) slots[32] = 0;
         slots[current_->thread % 32] = value;
-        wait(warp);
+        slots[32] |= 1ull << current_->thread % 32;
+        wait(group);
         return slots;
+    }
+
+    // The running thread's warp, or the lanes of it in a mask that leaves some out.
+    Group& group(uint32_t mask) {
+        Warp& warp = this->warp();
+        if (__builtin_expect((mask & warp.lanes) == warp.lanes, 1)) return warp;
+        mask &= warp.lanes;
+        const auto [found, fresh] = parts_.try_emplace(current_->thread / 32 << 32 | mask);
+        if (fresh) found->second.alive = __builtin_popcount(mask & ~warp.exited);
+        return found->second;
+    }
+    uint32_t lanes() { return warp().lanes & ~warp().exited; }
+
+    uint32_t count(bool value) {
+        unsigned& count = counts_[block_.generation & 1];
+        if (!block_.arrived) count = 0;
+        count += value;
+        wait(block_);
+        return count;
     }
 
     // What loops over atomic operations may wait for another thread of the block, so now and then the others go on.
@@ -422,6 +452,8 @@ class BlockRunner {
     bool in_a_stack(uint64_t at) const {
         if (at - (uint64_t)current_->stack < STACK_BYTES) return true;
         if (at - (uint64_t)warps_.data() < warps_.size() * sizeof(Warp)) return true;
+        for (const auto& [_, part] : parts_)
+            if (at - (uint64_t)&part < sizeof part) return true;
         for (size_t i = 0; i < used_; ++i)
             if (at - (uint64_t)fibers_[i]->stack < STACK_BYTES) return true;
         return false;
@@ -430,7 +462,15 @@ class BlockRunner {
     uint8_t* dynamic_shared() {
         if (!shared_) {
             // further away than the guards lies memory that nobody may touch
-            void* p = mmap(nullptr, SHARED_WALL + SHARED_ROOM + SHARED_WALL, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            const auto room = [] {
+                return mmap(nullptr, SHARED_WALL + SHARED_ROOM + SHARED_WALL, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            };
+            void* p = room();
+            if (p != MAP_FAILED && near_variables((uint32_t)(uintptr_t)p)) {
+                void* const taken = p;
+                p = room();
+                munmap(taken, SHARED_WALL + SHARED_ROOM + SHARED_WALL);
+            }
             if (p == MAP_FAILED || mprotect((uint8_t*)p + SHARED_WALL, SHARED_ROOM, PROT_READ | PROT_WRITE) != 0) {
                 fputs("cuda_on_cpu: no memory for shared memory\n", stderr);
                 abort();
@@ -440,6 +480,16 @@ class BlockRunner {
         }
         return shared_.get() + SHARED_GUARD;
     }
+    void* of_shared_address(uint32_t address) {
+        if (shared_) {
+            const uint8_t* const dynamic = shared_.get() + SHARED_GUARD;
+            const int64_t from = (int32_t)(address - (uint32_t)(uintptr_t)dynamic);
+            if (from >= -(int64_t)SHARED_WALL && from < (int64_t)(SHARED_ROOM + SHARED_WALL)) return (void*)(dynamic + from);
+        }
+        return variables.begin + (int32_t)(address - (uint32_t)(uintptr_t)variables.begin);
+    }
+    Bytes variables;  // in shared memory
+
     // What the block before has left is not what this one finds.
     void unset_dynamic_shared(size_t shared) {
         if (shared_) memset(shared_.get() + SHARED_GUARD, (int)request_.fill, std::min(shared, MOST_SHARED));
@@ -456,6 +506,11 @@ class BlockRunner {
   private:
     static constexpr size_t SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
     static constexpr size_t SHARED_WALL = 8 << 20;  // a multiple of any page's size
+    // Whether the lower halves of such addresses could be taken for those of variables in shared memory.
+    bool near_variables(uint32_t begin) const {
+        return (uint32_t)(uintptr_t)variables.begin + (uint32_t)variables.size - begin <
+               SHARED_WALL + SHARED_ROOM + SHARED_WALL + (uint32_t)variables.size;
+    }
     struct Unmap {
         void operator()(uint8_t* p) const { munmap(p - SHARED_WALL, SHARED_WALL + SHARED_ROOM + SHARED_WALL); }
     };
@@ -546,6 +601,13 @@ class BlockRunner {
         f->copies.clear();
     }
 
+    void leave_warp(uint64_t thread) {
+        warps_[thread / 32].leave();
+        warps_[thread / 32].exited |= 1u << thread % 32;
+        for (auto& [which, part] : parts_)
+            if (which >> 32 == thread / 32 && which >> thread % 32 & 1) part.leave();
+    }
+
     static void fiber_main() {
         BlockRunner* self = runner;
         Fiber* f = self->current_;
@@ -560,7 +622,7 @@ class BlockRunner {
 #endif
             ++self->finished_;
             self->block_.leave();
-            self->warps_[f->thread / 32].leave();
+            self->leave_warp(f->thread);
         } while (self->next_ < self->threads_ && !self->seeded_);
         f->idle = true;
         f->context.switch_to(self->main_);
@@ -579,6 +641,8 @@ class BlockRunner {
     bool inside_ = false;
     Barrier block_, named_[16];
     std::vector<Warp> warps_;
+    std::map<uint64_t, Group> parts_;  // of warps, by the warp's number and their lanes
+    unsigned counts_[2];
     std::vector<Fiber*> fibers_;
     size_t used_ = 0;
     Fiber* current_ = nullptr;
@@ -594,11 +658,16 @@ IN_RUNNER void sync_block() {
     CHECKED(checks.arrive_at_block(runner->thread(), KERNELS_LINE);)
     runner->wait(runner->block());
 }
-IN_RUNNER void sync_warp() {
-    Warp& warp = runner->warp();
-    CHECKED(checks.release(warp.gathered);)
-    runner->wait(warp);
-    CHECKED(checks.acquire(warp.gathered);)
+IN_RUNNER uint32_t sync_block_count(bool value) {
+    CHECKED(checks.arrive_at_block(runner->thread(), KERNELS_LINE);)
+    const uint32_t count = runner->count(value);
+    return count;
+}
+IN_RUNNER void sync_warp(uint32_t mask) {
+    Group& group = runner->group(mask);
+    CHECKED(checks.release(group.gathered);)
+    runner->wait(group);
+    CHECKED(checks.acquire(group.gathered);)
 }
 IN_RUNNER void sync_named(int id, int threads) {
     Barrier& barrier = runner->named(id, threads);
@@ -612,17 +681,25 @@ IN_RUNNER void arrive_named(int id, int threads) {
     barrier.arrive();
 }
 IN_RUNNER int lane() { return runner->lane(); }
-IN_RUNNER uint64_t exchange(uint64_t value, int source_lane) {
+IN_RUNNER uint32_t lanes() { return runner->lanes(); }
+IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask) {
     CHECKED(checks.pause();)
-    const uint64_t got = runner->exchange(value, source_lane);
+    const uint64_t got = runner->exchange(value, source_lane, mask);
     return got;
 }
-IN_RUNNER const uint64_t* gather(uint64_t value) {
+IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask) {
     CHECKED(checks.pause();)
-    const uint64_t* got = runner->gather(value);
+    const uint64_t* got = runner->gather(value, mask);
     return got;
+}
+IN_RUNNER uint64_t clock_now() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    runner->after_atomic();  // what waits for a time to pass lets others go on
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 IN_RUNNER uint8_t* dynamic_shared() { return runner->dynamic_shared(); }
+IN_RUNNER void* of_shared_address(uint32_t address) { return runner->of_shared_address(address); }
 
 IN_RUNNER void copy_later(void* to, const void* from, int bytes) {
     CHECKED(AsyncWrite write = checks.begin_copy(to, from, bytes, KERNELS_LINE);)
@@ -752,6 +829,12 @@ inline void on_fault(int signal, siginfo_t* info, void* context) {
     runner->stop(CRASHED);
 }
 
+[[noreturn]] IN_RUNNER void trap(const char* why) {
+    snprintf(crash_report->why, sizeof crash_report->why, "%s", why);
+    runner->stop(TRAPPED);
+    abort();
+}
+
 class FaultHandlers {
   public:
     FaultHandlers() {
@@ -803,6 +886,7 @@ inline Outcome run_blocks(Dim3 grid, Dim3 block, size_t shared, void (*body)(con
     BlockRunner own(request, body, argument);
     runner = &own;  // now this thread has the variables
     const Library library = library_of(here);
+    own.variables = library.shared;
     const auto unset = [&] {
         if (library.shared.size) memset(library.shared.begin, (int)request.fill, library.shared.size);
         runner = &own, crash_report = &report, gridDim = grid, blockDim = block;
@@ -855,7 +939,7 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     for (auto& t : pool) t.join();
     *report = reports[0];
     for (const Report& other : reports)
-        if (other.signal) *report = other, worst = CRASHED;
+        if (other.signal || other.why[0]) *report = other, worst = other.signal ? CRASHED : TRAPPED;
     return worst == DONE && report->n_findings ? FOUND : (int)worst;
 }
 

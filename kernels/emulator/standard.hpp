@@ -3,18 +3,28 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <cassert>
+#include <cfenv>
+#include <cfloat>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+// with the names of <cmath> and <cstdlib> in the global namespace
+#include <math.h>
+#include <stdlib.h>
 
 #if defined(__linux__)
 #include <link.h>

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFinding
+from .compilation import Author, Compilation
 from .schedule import Schedule
 
 #: A NaN that no arithmetic produces: an output element that still holds it was never written.
@@ -166,6 +167,15 @@ class Host(ABC):
         self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
     ) -> Artefact:
         """Compile as `load` does, for launches under a schedule if there is one, and load nothing. Raises
+        EnvironmentFault."""
+        raise NotImplementedError
+
+    def build_all(
+        self, root: Path, file: str, entries: Sequence[str], defines: dict[str, str], schedule: Schedule | None = None,
+        author: Author | None = None,
+    ) -> tuple[dict[str, Artefact], Compilation]:  # fmt: skip
+        """Compile kernels of one source that is not this project's, at once, as its author has it compiled; load
+        nothing. An entry is a function's name, in a namespace perhaps, and with a template's arguments. Raises
         EnvironmentFault."""
         raise NotImplementedError
 

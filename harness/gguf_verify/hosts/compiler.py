@@ -33,6 +33,7 @@ from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.sealed import load_library, run_on
 from ..support.sources import combined, file_digest, of_makefile
+from .compilation import failed
 from .foreign_sources import as_foreign, read_limited
 from .tables import tables_hash, write_headers
 
@@ -220,19 +221,26 @@ def _unchanged(path: str, before: dict[str, str | None], start: int) -> bool:
     return False
 
 
-def precompiled(flags: Sequence[str] = ()) -> Path | None:
-    """A copy of `emulator/standard.hpp` in the run's scratch folder, with GCC's precompiled form beside it; None if the
-    compiler is not GCC or could not precompile it.
+#: What a unit of a foreign source begins with.
+PRELUDE = "emulator/foreign.hpp"
+_WITH_PRELUDE = f'#include "{PRELUDE}"\n'
+_CHECKED = "-DCUDA_ON_CPU_CHECKS"
+
+
+def precompiled(flags: Sequence[str] = (), foreign: bool = False) -> Path | None:
+    """A copy of `emulator/standard.hpp`, or a header that includes `PRELUDE`, in the run's scratch folder, with GCC's
+    precompiled form beside it; None if the compiler is not GCC or could not precompile it.
 
     GCC uses the precompiled form if the header is the first that it is told to include. If flags, macros or its own
     version have changed, it reads the text instead.
 
     Args:
-        flags: further flags, after `FLAGS`; macros must not be among them.
+        flags: further flags, after `FLAGS`; of macros, `_CHECKED` alone may be among them.
+        foreign: it is the prelude of foreign sources.
     """
     if "Free Software Foundation" not in _said_of_version(compiler()):
         return None
-    text = (kernel_root() / "emulator" / "standard.hpp").read_text()
+    text = _WITH_PRELUDE if foreign else (kernel_root() / "emulator" / "standard.hpp").read_text()
     key = _precompiled_key(text, flags)
     files = _listed(key)
     entry = None if files is None else _entry(key, files, kernel_root())
@@ -263,7 +271,7 @@ def _precompile(text: str, key: Sequence[str], flags: Sequence[str]) -> tuple[tu
     with scratch.temporary("compile") as folder:
         source, built, listed = (folder / f"standard.{suffix}" for suffix in ("hpp", "hpp.gch", "d"))
         source.write_text(text)
-        command = [compiler(), *FLAGS, *flags, "-x", "c++-header", str(source), "-o", str(built), *_listing(listed)]
+        command = [compiler(), *FLAGS, *flags, f"-I{kernel_root()}", "-x", "c++-header", str(source), "-o", str(built), *_listing(listed)]
         start = time.time_ns()
         if _run(command).returncode:
             return None
@@ -307,13 +315,14 @@ def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
 
 def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
     """The unit, with the runner of blocks, which is compiled once for all units."""
-    plain = _plain(options)
-    return _linked(root, unit, options, _RUNNER, plain, plain)
+    plain = [option for option in _plain(options) if not option.startswith("-std=")]
+    return _linked(root, unit, options, _RUNNER, plain, [*plain, *_of_linker(options)])
 
 
 def _compile_checked(root: Path, unit: str, options: Sequence[str]) -> Built:
     """The unit with instrumentation, and the runner without."""
-    return _linked(root, unit, [*CHECKS, *options], _CHECKED_RUNNER, (), LINK_CHECKED)
+    link = [*LINK_CHECKED, *_of_linker(options)]
+    return _linked(root, unit, [*CHECKS, *options], _CHECKED_RUNNER, (), link)
 
 
 def runner_object(root: Path, checked: bool) -> bytes:
@@ -347,10 +356,13 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         source, compiled, listed = (folder / f"unit.{suffix}" for suffix in ("cpp", "o", "d"))
         source.write_text(unit)
         write_headers(folder)
-        command = [compiler(), *FLAGS, f"-I{root}", f"-I{folder}", *options, "-c", str(source), "-o", str(compiled)]
-        command += _listing(listed)
-        plain = _plain(options)
-        header = precompiled(plain)
+        folders = [f"-I{root}", f"-I{root / 'emulator' / 'include'}", f"-I{folder}"]
+        command = [compiler(), *FLAGS, *folders, *options, "-c", str(source), "-o", str(compiled)]
+        command += ["-fno-diagnostics-show-caret", *_listing(listed)]
+        plain, foreign = _plain(options), _WITH_PRELUDE in unit
+        if foreign and _CHECKED in options:
+            plain = [*plain, _CHECKED]
+        header = precompiled(plain, foreign)
         if header and _run([*command, "-include", str(header)], root, folder).returncode == 0:
             # GCC does not list what a precompiled header was made of
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
@@ -364,16 +376,26 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
 
 
 def _plain(options: Sequence[str]) -> list[str]:
-    """Those that are no macro and no folder: a precompiled header and the runner must be compiled with the same."""
-    return [option for option in options if not option.startswith(("-D", "-I"))]
+    """Those that are no macro, no folder, no warning and not the linker's: a precompiled header and the runner must be
+    compiled with the same."""
+    return [option for option in options if not option.startswith(("-D", "-I", "-W", _SECTIONS))]
+
+
+#: Each function in a section of its own, so that the linker can leave out those that nothing calls.
+_SECTIONS = "-ffunction-sections"
+#: With these, the linker asks for what is called, and for nothing else.
+ONLY_CALLED = (_SECTIONS, "-Wl,--gc-sections", "-Wl,-z,defs")
+
+
+def _of_linker(options: Sequence[str]) -> list[str]:
+    return [option for option in options if option.startswith("-Wl,")]
 
 
 def _failed(done: subprocess.CompletedProcess[str], command: Sequence[str], unit: str) -> EnvironmentFault:
-    """With the compiler's first error."""
-    errors = [line for line in done.stderr.splitlines() if "error:" in line] or done.stderr.splitlines()
-    what = unit.partition("\n")[0].removeprefix("#include ").strip('"')
-    said = errors[0].strip() if errors else f"exit code {done.returncode}"
-    return EnvironmentFault(f"{command[0]} could not compile {what}: {said}")
+    """With the compiler's errors."""
+    what = unit.partition("\n")[0].removeprefix("#include ").removeprefix("// ").strip('"')
+    said = done.stderr.splitlines() or [f"exit code {done.returncode}"]
+    return failed(f"{command[0]} could not compile {what}", said)
 
 
 def sound_library(root: Path, unit: str, options: Sequence[str] = (), how: Compile | None = None) -> bytes:
@@ -398,7 +420,7 @@ def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) 
 
 #: What a checked build adds: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
 CHECKS = [
-    "-O1", "-g1", "-DCUDA_ON_CPU_CHECKS", "-fsanitize=thread,alignment,signed-integer-overflow",
+    "-O1", "-g1", _CHECKED, "-fsanitize=thread,alignment,signed-integer-overflow",
     "--param=tsan-distinguish-volatile=1",
 ]  # fmt: skip
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import numpy.typing as npt
 
 from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from ..support.text import printable
 from . import findings
 from .base import GUARD_BYTES, MOST_ALONE, POISON, Artefact, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
 from .compiler import (
+    ONLY_CALLED,
+    PRELUDE,
     build,
     build_checked,
     checked_library,
@@ -27,11 +31,12 @@ from .compiler import (
     cpu_name,
     shared_library,
 )  # fmt: skip
+from .compilation import ARCH_ON_CPU, Author, Compilation, split_flags
 from .memory import addresses, between_walls
 from .schedule import Schedule
 
 #: How a launch ended, `cuda_on_cpu::Outcome`.
-_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH = 1, 2, 3, 4, 5
+_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH, _TRAPPED = 1, 2, 3, 4, 5, 6
 _ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
 _WRITES, _OF_STACK = 1, 2
 #: Shared memory of a function template would else be that of the first library that has such a function.
@@ -78,7 +83,7 @@ class LaunchReport(ctypes.Structure):
     _fields_ = [
         ("signal", ctypes.c_int32), ("access", ctypes.c_uint32), ("n_findings", ctypes.c_uint32),
         ("n_made", ctypes.c_uint32), ("address", ctypes.c_uint64), ("findings", FoundHere * 16),
-        ("adds_floats", ctypes.c_uint32), ("_", ctypes.c_uint32),
+        ("adds_floats", ctypes.c_uint32), ("_", ctypes.c_uint32), ("why", ctypes.c_char * 200),
     ]  # fmt: skip
 
 
@@ -149,6 +154,29 @@ def _unit(file: str, entry: str) -> str:
     return f'#include "{file}"\nCPU_KERNEL({entry})\n'
 
 
+def _foreign_unit(file: str, entries: Sequence[str], defines: Mapping[str, str], author: Author) -> str:
+    """The translation unit of a source that is not this project's. What the author defines stands behind all headers."""
+    lines = [f"// {Path(file).name}", f'#include "{PRELUDE}"', f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
+    for flag in split_flags(author.flags, ("-D", "-U"))[0]:
+        name, _, value = flag[2:].partition("=")
+        lines.append(f"#define {name} {value if '=' in flag else 1}" if flag.startswith("-D") else f"#undef {name}")
+    lines += [f"#define {name} {value}" for name, value in defines.items()]
+    lines.append(f'#include "{file}"')
+    for i, entry in enumerate(entries):
+        if entry in author.sizes:
+            sizes = ", ".join(map(str, author.sizes[entry]))
+            said = f"the parameters of {entry} are not those that are declared"
+            lines.append(f'static_assert(gguf_verify_fits<{sizes}>({entry}), "{said}");')
+        lines.append(f"GGUF_VERIFY_ENTRY({_ENTRY}{i}_launch, {entry})")
+    return "\n".join([*lines, ""])
+
+
+#: Begins what kernels of a foreign source are called in a library.
+_ENTRY = "gguf_verify_entry_"
+#: What nvcc warns of at most.
+_LENIENT = ("-Wno-narrowing",)
+
+
 def _entry(library: ctypes.CDLL, entry: str, name: str | Path = "") -> Any:
     """What launches a kernel of a library, which `source_lines` knows by that name."""
     function = getattr(library, f"{entry}_launch")
@@ -213,6 +241,28 @@ class CpuHost(Host):
         options = [_OWN, *(() if checked else self._flags), *(f"-D{k}={v}" for k, v in defines.items())]
         unit = _unit(file, entry)
         return Artefact(entry, {"code": (build_checked if checked else build)(root, unit, options)})
+
+    def build_all(
+        self, root: Path, file: str, entries: Sequence[str], defines: dict[str, str], schedule: Schedule | None = None,
+        author: Author | None = None,
+    ) -> tuple[dict[str, Artefact], Compilation]:  # fmt: skip
+        author = author or Author()
+        checked = schedule is not None and schedule.checked
+        used, left = split_flags(author.flags, ("-D", "-U", "-std="))
+        options = [_OWN, *(() if checked else self._flags), *_LENIENT, *(f for f in used if f.startswith("-std="))]
+        options += [f"-I{root / folder}" for folder in author.include]
+        options += ONLY_CALLED if author.not_here else ()
+        unit = _foreign_unit(file, entries, defines, author)
+        try:
+            code = (build_checked if checked else build)(root, unit, options)
+        except EnvironmentFault as error:
+            said = "\n".join([str(error), *error.details])
+            if words := [w for symbol, w in author.not_here.items() if re.search(rf"\b{symbol}\b", said)]:
+                raise EnvironmentFault(words[0], details=words if len(words) > 1 else ()) from None
+            raise
+        made = {entry: Artefact(f"{_ENTRY}{i}", {"code": code}) for i, entry in enumerate(entries)}
+        by = compiler_version()
+        return made, Compilation(by, "the CPU", ARCH_ON_CPU, tuple(entries), (*used, "-ffp-contract=off"), tuple(left))
 
     def load_placed(self, placed: Placed) -> Any:
         try:
@@ -306,6 +356,8 @@ class CpuHost(Host):
             raise KernelFinding("divergent", "threads of a block wait at a barrier that the others never reach")
         if outcome == _OUTSIDE_SHARED:
             self._outside_shared(f"the kernel wrote outside its {shared} bytes of dynamic shared memory")
+        if outcome == _TRAPPED:
+            raise KernelFault(printable(report.why.decode("utf-8", "replace"), 200))
         if outcome == _CRASHED:
             words = crash_in_words(report, buffers)
             raise KernelFinding("outside", words) if "outside its buffers" in words else KernelFault(words)

@@ -17,7 +17,9 @@ from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault, KernelFault
 from ..support.sealed import sealed_path
 from . import compute_sanitizer, nvrtc
+from .author_cubin import author_cubin
 from .base import GUARD_BYTES, Artefact, Grid, Host, HostKind, Placed, poisoned
+from .compilation import Author, Compilation
 from .compute_sanitizer import UNCHECKED
 from .driver import Walled, resident_blocks, start_overlapping
 from .sanitized_host import SanitizedHost
@@ -110,6 +112,17 @@ class CupyHost(Host):
         if checked:
             parts["filler"] = self._cubin(_FILLER.parent, _FILLER.name, self.sm, {}, True)
         return Artefact(entry, parts)
+
+    def build_all(
+        self, root: Path, file: str, entries: Sequence[str], defines: dict[str, str], schedule: Schedule | None = None,
+        author: Author | None = None,
+    ) -> tuple[dict[str, Artefact], Compilation]:  # fmt: skip
+        author, checked = author or Author(), schedule is not None
+        cubin, names, compilation = author_cubin(root, file, self.sm, defines, entries, author, checked)
+        parts = {"code": cubin}
+        if checked:
+            parts["filler"] = self._cubin(_FILLER.parent, _FILLER.name, self.sm, {}, True)
+        return {entry: Artefact(names[entry], parts) for entry in entries}, compilation
 
     def load_placed(self, placed: Placed) -> Any:
         if "filler" in placed.parts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 #: Files and bytes of one that are scanned.
@@ -25,12 +25,15 @@ _NAMES_ONE = re.compile(
 _CONTINUED = re.compile(r"(?:\\|\?\?/)[ \t]*\r?\n")
 
 
-def included(root: Path, file: str, given: Collection[str], macros: Mapping[str, str]) -> list[str] | None:
+def included(
+    root: Path, file: str, given: Collection[str], macros: Mapping[str, str], folders: Sequence[str] = ()
+) -> list[str] | None:
     """Every file that a compilation of `root/file` with `-I root` may read, sorted. None where that is not
     known.
 
     Args:
         given: names whose text the compiler is given.
+        folders: below the root, where it looks for further files.
         macros: that it is given; one of them may be what an #include names, if no source defines it.
     """
     of_macros: set[str] = set()
@@ -49,8 +52,8 @@ def included(root: Path, file: str, given: Collection[str], macros: Mapping[str,
             return None
         for name in names:
             if name not in given:
-                folders = dict.fromkeys((os.path.dirname(path), str(root)))
-                left += [found for folder in folders if os.path.exists(found := os.path.join(folder, name))]
+                where = dict.fromkeys((os.path.dirname(path), str(root), *(os.path.join(root, f) for f in folders)))
+                left += [found for folder in where if os.path.exists(found := os.path.join(folder, name))]
     return None if of_macros & defined else sorted(seen)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as c
 import json
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -16,11 +17,13 @@ from pathlib import Path
 from ..support import scratch
 from ..support.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from ..support.sources import combined, file_digest
+from . import nvcc
+from .compilation import Author, failed, split_flags
 from .foreign_sources import as_foreign, read_limited
 from .includes import included
 from .tables import headers, tables_hash
 
-_SUCCESS, _COMPILATION = 0, 6
+_SUCCESS, _COMPILATION, _NO_NAME = 0, 6, 8
 _FLAGS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true")
 _LINES = ("-lineinfo",)
 #: What NVRTC calls the program that includes a file. It finds a file of this name nowhere else, so no file has it.
@@ -61,13 +64,63 @@ def architectures() -> list[int]:
 def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False) -> bytes:
     """Compile `root/file` for `sm` (such as "90"), with `lines` of its source for debuggers. Raises EnvironmentFault
     with the compiler's first error."""
-    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN", _LINES if lines else ())
+    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN", _LINES if lines else ())[0]
 
 
-def cubin_key(root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False) -> tuple[str, ...] | None:
+#: Flags of nvcc's that NVRTC knows, too.
+_KNOWN = (
+    "-D", "-U", "-std", "--std", "-use_fast_math", "--use_fast_math", "-fmad", "--fmad", "-ftz", "--ftz", "-prec-",
+    "--prec-", "-maxrregcount", "--maxrregcount", "-lineinfo", "--lineinfo", "-restrict", "--restrict", "-w",
+    "--disable-warnings", "-extra-device-vectorization", "--extra-device-vectorization",
+)  # fmt: skip
+#: Headers of C and C++ that sources include, which NVRTC has no use for, or has what is in them.
+_STANDARD = (
+    "algorithm", "array", "cassert", "assert.h", "cfloat", "float.h", "climits", "limits.h", "cmath", "math.h", "cstddef",
+    "stddef.h", "cstdio", "stdio.h", "cstdlib", "stdlib.h", "cstring", "string.h", "functional", "iostream", "map", "memory",
+    "numeric", "optional", "sstream", "stdexcept", "string", "tuple", "unordered_map", "vector", "mutex", "chrono",
+)  # fmt: skip
+_INTEGERS = "".join(
+    f"typedef {signed} int{bits}_t; typedef unsigned {word} uint{bits}_t;\n"
+    for bits, signed, word in ((8, "signed char", "char"), (16, "short", "short"), (32, "int", "int"), (64, "long", "long"))
+) + "typedef long intptr_t; typedef unsigned long uintptr_t;\n"
+_OF_CUDA_STD = ("type_traits", "limits", "utility")
+
+
+def used_flags(author: Author) -> tuple[list[str], list[str]]:
+    """The flags that NVRTC is given, and those of the author's that are not used."""
+    kept, left = split_flags(author.flags, _KNOWN)
+    exact = _FLAGS[1:] if author.ordered else ()
+    return [*([] if any("std=" in flag for flag in kept) else ["-std=c++17"]), *kept, *exact], left
+
+
+def compile_kernels(
+    root: Path, file: str, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author, lines: bool = False
+) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+    """Compile a source that is not this project's, with its author's flags, and what each of its kernels is called in
+    the cubin. Raises EnvironmentFault with the compiler's errors."""
+    more = [*used_flags(author)[0], *(_LINES if lines else ()), *(f"-I{root / name}" for name in author.include)]
+    if (folder := nvcc.include_folder()) is not None:
+        more += [f"-I{folder}", f"-I{folder / 'cccl'}"]
+    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN", more, entries)
+
+
+def foreign_headers() -> dict[str, str]:
+    """Headers of C++ in the form that NVRTC takes: name → text."""
+    std = nvcc.include_folder()
+    has = std is not None and any((std / sub / "cuda" / "std" / "limits").is_file() for sub in ("", "cccl"))
+    of_cuda = {
+        name: f"#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n" if has else ""
+        for name in _OF_CUDA_STD
+    }
+    return {**dict.fromkeys(_STANDARD, "\n"), **of_cuda, "cstdint": _INTEGERS, "stdint.h": _INTEGERS}
+
+
+def cubin_key(
+    root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False, folders: Sequence[str] = ()
+) -> tuple[str, ...] | None:
     """All that `compile_cubin` depends on: its arguments, NVRTC's version and flags, and the content of every file that
-    it may read. None where not all of these files are known."""
-    files = included(root, file, headers(), defines)
+    it may read. None where not all of these files are known. `folders`: where else headers are looked for."""
+    files = included(root, file, headers(), defines, folders)
     if files is None:
         return None
     digests = [(path.removeprefix(f"{root}/"), file_digest(path)) for path in files]
@@ -80,57 +133,82 @@ def cubin_key(root: Path, file: str, sm: str, defines: dict[str, str], lines: bo
 
 def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
     """Compile to PTX, the optimised code before a card's assembler. Raises EnvironmentFault as `compile_cubin` does."""
-    return _compiled(root, file, f"compute_{sm}", defines, "PTX")
+    return _compiled(root, file, f"compute_{sm}", defines, "PTX")[0]
 
 
 def _compiled(
-    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = ()
-) -> bytes:
+    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = (),
+    entries: Sequence[str] | None = None,
+) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+    """What is made, and the names in it of the entries, of a source whose author's flags are `more`. Without entries,
+    it has this project's flags."""
     foreign = as_foreign(root)
     if foreign is None:
-        return compiled_here(root, file, architecture, defines, what, more)
+        return compiled_here(root, file, architecture, defines, what, more, entries)
     with scratch.temporary("nvrtc") as folder:
         request, made = folder / "request.json", folder / "made"
         asked = {"root": str(root), "file": file, "architecture": architecture, "defines": defines, "what": what,
-                 "options": list(more)}  # fmt: skip
+                 "options": list(more), "entries": None if entries is None else list(entries)}  # fmt: skip
         request.write_text(json.dumps(asked))
         command = [sys.executable, "-P", "-m", "gguf_verify.hosts.nvrtc_child", str(request), str(made)]
         done = foreign.run(command, folder)
         if done.returncode == EXIT_ENVIRONMENT:
-            raise EnvironmentFault((read_limited(made).decode("utf-8", "replace").splitlines() or ["NVRTC failed"])[0])
+            first, *details = read_limited(made).decode("utf-8", "replace").splitlines() or ["NVRTC failed"]
+            raise EnvironmentFault(first, details=details)
         if done.returncode:
             why = f"it ended with exit code {done.returncode}" if done.returncode > 0 else "it crashed"
             raise EnvironmentFault(f"NVRTC could not compile {file}: {why}")
-        return read_limited(made)
+        return read_limited(made), {} if entries is None else _names(read_limited(made.with_suffix(".names")), entries)
+
+
+def _names(said: bytes, entries: Sequence[str]) -> dict[str, str]:
+    """What the other process says that kernels are called. Raises EnvironmentFault."""
+    try:
+        names = json.loads(said)
+        if isinstance(names, dict) and all(re.fullmatch(r"[\w$.]+", str(names[entry])) for entry in entries):
+            return {entry: str(names[entry]) for entry in entries}
+    except (ValueError, RecursionError, KeyError):
+        pass
+    raise EnvironmentFault("NVRTC's process did not say what kernels are called")
 
 
 def compiled_here(
-    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = ()
-) -> bytes:
-    """Compile in this process to `what`: "CUBIN" or "PTX". Raises EnvironmentFault with the compiler's first error."""
+    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = (),
+    entries: Sequence[str] | None = None,
+) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+    """Compile in this process to `what`: "CUBIN" or "PTX". The rest as of `_compiled`. Raises EnvironmentFault with the
+    compiler's errors."""
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()
     source = f"#include <{file}>\n".encode()  # in quotes, it would be looked for in the current folder first
-    tables = headers()
+    tables = headers() if entries is None else {**headers(), **foreign_headers()}
     names, texts = ((c.c_char_p * len(tables))(*(s.encode() for s in strings)) for strings in (tables, tables.values()))
     created = lib.nvrtcCreateProgram(c.byref(program), source, _PROGRAM, len(tables), texts, names)
     _check(created, "nvrtcCreateProgram")
     try:
-        options = [f"-arch={architecture}", *_FLAGS, *more, f"-I{root}"]
+        for entry in entries or ():
+            _check(lib.nvrtcAddNameExpression(program, entry.encode()), "nvrtcAddNameExpression")
+        options = [f"-arch={architecture}", *(_FLAGS if entries is None else ()), *more, f"-I{root}"]
         options += [f"-D{k}={v}" for k, v in defines.items()]
         encoded = (c.c_char_p * len(options))(*(o.encode() for o in options))
         result = lib.nvrtcCompileProgram(program, len(options), encoded)
         if result == _COMPILATION:
             log = _string(lib, program, "ProgramLog")
-            errors = [line for line in log.splitlines() if "error:" in line] or log.splitlines()
-            raise EnvironmentFault(f"NVRTC could not compile {file} for {architecture}: {errors[0] if errors else '?'}")
+            raise failed(f"NVRTC could not compile {file} for {architecture}", log.splitlines())
+        if result == _NO_NAME:
+            raise failed(f"NVRTC could not compile {file} for {architecture}", [f"error: no kernel {entries[0] if entries else ''}"])
         _check(result, "nvrtcCompileProgram")
         size = c.c_size_t()
         _check(getattr(lib, f"nvrtcGet{what}Size")(program, c.byref(size)), f"nvrtcGet{what}Size")
         made = c.create_string_buffer(size.value)
         _check(getattr(lib, f"nvrtcGet{what}")(program, made), f"nvrtcGet{what}")
-        return made.raw
+        called = {}
+        for entry in entries or ():
+            lowered = c.c_char_p()
+            _check(lib.nvrtcGetLoweredName(program, entry.encode(), c.byref(lowered)), "nvrtcGetLoweredName")
+            called[entry] = (lowered.value or b"").decode()
+        return made.raw, called
     finally:
         lib.nvrtcDestroyProgram(c.byref(program))
 

@@ -26,6 +26,7 @@ from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from ..support.text import printable
 from .base import Artefact, Grid, Host, Placed, Sparse, Written
+from .compilation import Author, Compilation
 from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
 from .schedule import Schedule
 
@@ -127,6 +128,12 @@ class ProcessHost(Host):
     ) -> Artefact:
         """In this process: nothing is loaded."""
         return self._inner.build(root, file, entry, defines, schedule)
+
+    def build_all(
+        self, root: Path, file: str, entries: Sequence[str], defines: dict[str, str], schedule: Schedule | None = None,
+        author: Author | None = None,
+    ) -> tuple[dict[str, Artefact], Compilation]:  # fmt: skip
+        return self._inner.build_all(root, file, entries, defines, schedule, author)
 
     def load_placed(self, placed: Placed) -> _Held:
         request = {"ask": "load_placed", "entry": placed.entry, "parts": placed.parts}

@@ -8,6 +8,7 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts.author_cubin import OF_NVRTC
 from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.foreign.cuda import CudaSource
 from gguf_verify.kernels.foreign.declared import parse
@@ -198,7 +199,7 @@ def test_an_edited_header_outside_of_the_kernels_folder_is_seen(how: str, tmp_pa
         assert multiplied(kernel) == (step == 1)
         kernel.close()
         source = CudaSource(path, "gemm")
-        keys.append(nvrtc.cubin_key(source.root, source.unit("gemm", source.declaration.steps), "90", {}))
+        keys.append(nvrtc.cubin_key(source.root, OF_NVRTC, "90", {}))
         source.close()
     assert None not in keys
     assert keys[0] == keys[2] != keys[1]
@@ -230,5 +231,5 @@ def test_the_cuda_example_compiles_for_gpus() -> None:
     """By NVRTC, which needs no GPU; it has not run on one here."""
     source = CudaSource(EXAMPLES / "cuda_q4_0.cu", "gemm")
     for sm in ("75", "90"):
-        assert nvrtc.compile_cubin(source.root, source.unit("gemm", source.declaration.steps), sm, {})[:4] == b"\x7fELF"
+        assert nvrtc.compile_cubin(source.root, OF_NVRTC, sm, {})[:4] == b"\x7fELF"
     source.close()

@@ -39,9 +39,11 @@ from typing import Any, NamedTuple
 
 from ...formats import FORMATS
 from ...semantics import OWN, SEMANTICS, Semantics, declared
+from ...semantics.epilogues import OPERATIONS
 from ...support.errors import UsageError
 from ...support.near import nearest
 from ..domain import EVERYTHING, Domain, domain_of
+from ..routing import LISTS
 from .layouts import Layouts, layouts_of
 from .task_declaration import check_task
 
@@ -104,7 +106,7 @@ COMPUTES = {
 #: Those that multiply nothing.
 TASKS = ("dequantize", "quantize", "repack")
 #: Operands of experts: the experts of each token, and what engines make of that.
-OF_EXPERTS = ("ids", "sorted_token_ids", "expert_ids", "num_tokens_post_padded", "expert_offsets")
+OF_EXPERTS = LISTS
 #: What a kernel in Python may get its arrays as, and where these lie.
 ARRAYS = ("numpy", "torch", "cupy", "jax")
 DEVICES = ("cpu", "cuda")
@@ -221,7 +223,7 @@ class Declaration:
     @property
     def others(self) -> tuple[str, ...]:
         """Operands of a call beside the matrices and its own: of what is fused, and of experts."""
-        fused = tuple("up" if name.endswith("_gate") else name for name in self.epilogue)
+        fused = tuple(OPERATIONS[name].operand if name in OPERATIONS else name for name in self.epilogue)
         return fused + (OF_EXPERTS if self.computes == "experts" else ())
 
     @property
@@ -231,7 +233,7 @@ class Declaration:
             return self.takes or FLOAT32
         if self.takes in HALVES:
             return self.takes
-        return FLOAT32 if self.definition.activations is None else self.definition.name
+        return self.definition.encoding.dtype if self.definition.activations is None else self.definition.name
 
     @property
     def _accumulates(self) -> Any:

@@ -3,37 +3,42 @@ stands in `declared`."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from ...hosts import HOSTS
+from ...hosts.author_cubin import OF_NVCC, OF_NVRTC
 from ...hosts.base import Host, Placed
+from ...hosts.branches import not_compiled
+from ...hosts.compilation import Author, Compilation, split_flags
+from ...hosts.for_cpu import ForCpu, for_nvrtc
 from ...hosts.foreign_sources import foreign_source
+from ...hosts.ptx import SYMBOL
 from ...hosts.schedule import Schedule
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import kernel_root
-from .declared import CallDeclaration, Step, parse
-from .layouts import Number
+from .declared import CallDeclaration, parse, put_in
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
-_PTX = re.compile(r"\basm\b\s*(?:volatile\b\s*)?\(")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.M)
+_NAME = re.compile(r"[A-Za-z_][\w:]*(?:<[\w:<>, *&()+-]*>)?")
 _MOST_TEXT, _MOST_FILES = 1 << 22, 64
-#: CUDA's headers that a kernel may include.
-_OF_CUDA = ("cuda_pipeline.h", "cuda_pipeline_primitives.h")
+#: Of a compiler's line: a header that is not there.
+_NO_HEADER = re.compile(r"fatal error: (\S+): No such file|(?:could not|cannot) open source file \"([^\"]+)\"")
+#: For the GPU's compilers: what a kernel may use that CUDA does not have.
+_SUPPLIED = "#define DYNAMIC_SHARED(NAME) extern __shared__ __align__(1024) unsigned char NAME[]"
 
 
 class CudaSource:
-    """FILE.cu:SYMBOL, its declaration, and a folder with all that compiling it needs. `texts` are those of the file and
-    of what it includes.
+    """FILE.cu:SYMBOL, its declaration, and a folder with all that compiling it needs.
 
     Raises UsageError where there is no such file or its declaration is not valid.
     """
@@ -50,6 +55,9 @@ class CudaSource:
         #: Path and name of its oracle, if it has one.
         self.oracle = (beside / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
         self.symbol = symbol
+        self._folders, self._flags = _folders(declaration, beside)
+        #: The author's files: absolute path → text.
+        self.files = included_files(path, self._folders)
         folder = scratch.folder("foreign")
         self._removed = weakref.finalize(self, scratch.remove_folder, folder)
         #: What compilers read, and what its process loads.
@@ -57,56 +65,141 @@ class CudaSource:
         try:
             self.root.mkdir()
             self.built.mkdir()
-            (self.root / "emulator").mkdir()
-            for header in (kernel_root() / "emulator").iterdir():
-                (self.root / "emulator" / header.name).write_bytes(header.read_bytes())
-            for name in _OF_CUDA:
-                (self.root / name).write_text('#include "emulator/cuda_pipeline.h"\n')
-            self._digest = self._copy(path)
+            for header in (kernel_root() / "emulator").rglob("*.h*"):
+                copy = self.root / header.relative_to(kernel_root())
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(header.read_bytes())
+            self._copy(path)
         except BaseException:
             self.close()
             raise
 
-    def _copy(self, path: Path) -> str:
-        """Copy the file and what it includes, so that all runs of one session compile the same; returns their digest.
+    def _copy(self, path: Path) -> None:
+        """Copy the file and what it includes, so that all runs of one session compile the same.
 
-        What is included otherwise (by an absolute path, by `<…>`) is read where it is, and the hosts' caches know of
-        it. The copies lie to each other as the originals do.
+        What is included otherwise (by an absolute path, or from a folder of the compiler's) is read where it is, and the
+        hosts' caches know of it. The copies lie to each other as the originals do.
         """
-        files = included_files(path)
-        self.texts = tuple(included_files(path, everywhere=True).values())
-        top = os.path.commonpath([os.path.dirname(name) for name in files])
-        digest = hashlib.sha256()
+        self.main = os.path.abspath(path)
+        self._top = os.path.commonpath([os.path.dirname(name) for name in self.files])
+        self._write("author", self.files)
+        below = self._below(self.main)
+        supplied = f"{_SUPPLIED}\n"
+        (self.root / OF_NVCC).write_text(f'{supplied}#include "author/{below}"\n')
+        (self.root / OF_NVRTC).write_text(f'{supplied}#include "rtc/author/{below}"\n')
+        self._write("rtc/author", {name: for_nvrtc(text) for name, text in self.files.items()})
+
+    def _write(self, folder: str, files: Mapping[str, str]) -> None:
         for name, text in files.items():
-            below = os.path.relpath(name, top)
-            digest.update(below.encode() + b"\0" + text.encode() + b"\0")
-            copy = self.root / "author" / below
+            copy = self.root / folder / self._below(name)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(text)
-        self._file = os.path.relpath(os.path.abspath(path), top)
-        return digest.hexdigest()
 
-    def unit(self, symbol: str, steps: Sequence[Step]) -> str:
-        """The name of the source that is compiled for a function, which these launches call."""
-        name = f"foreign-{hashlib.sha256(symbol.encode()).hexdigest()[:16]}.cu"
-        path = self.root / name
-        if not path.exists():
-            path.write_text(_unit(self._file, symbol, steps[0].parameters, self._digest))
-        return name
+    def _below(self, name: str) -> str:
+        return os.path.relpath(name, self._top)
+
+    def shown(self, name: str) -> str:
+        """The name of one of the author's files, as it lies to the kernel's."""
+        return os.path.relpath(name, os.path.dirname(self.main))
+
+    @cached_property
+    def _for_cpu(self) -> ForCpu:
+        """The files as the C++ compiler takes them, written below "cpu"."""
+        made = ForCpu()
+        self._write("cpu/author", {name: made.rewritten(text, self.shown(name)) for name, text in self.files.items()})
+        return made
+
+    def compiled_by(self, host: Host) -> tuple[str, Author]:
+        """The file below `root` that a host compiles, and how the author has it compiled."""
+        emulated = HOSTS[host.name].emulated
+        author = Author(self._flags, ordered=self.declaration.of.ordered)
+        if not emulated:
+            folders = [f"author/{self._below(folder)}" for folder in self._seen_folders()]
+            return OF_NVCC, replace(author, include=tuple(folders))
+        made = self._for_cpu
+        not_here = {
+            f"{SYMBOL}{i}": f"inline PTX `{instruction}` is not available on a CPU: {file}:{line}; verify with --host gpu"
+            for i, (instruction, file, line) in enumerate(made.missing)
+        }
+        folders = [f"cpu/author/{self._below(folder)}" for folder in self._seen_folders()]
+        file = f"cpu/author/{self._below(self.main)}"
+        return file, replace(author, include=tuple(folders), not_here=not_here)
+
+    def _seen_folders(self) -> list[str]:
+        """Those of the author's folders of headers from which a file was copied."""
+        return [folder for folder in self._folders if any(name.startswith(f"{folder}{os.sep}") for name in self.files)]
+
+    def not_run(self, compilation: Compilation, defines: Mapping[str, str]) -> list[str]:
+        """Branches of the files that were not compiled because of what they were compiled for."""
+        version = "".join(c for c in compilation.by.rpartition(" ")[2] if c.isdigit() or c == ".").split(".")
+        major, minor = (version[0], version[1]) if "NV" in compilation.by.upper()[:5] and len(version) > 1 else ("13", "0")
+        known = {
+            "__CUDA_ARCH__": str(compilation.arch), "__CUDACC__": "1", "__CUDACC_VER_MAJOR__": major,
+            "__CUDACC_VER_MINOR__": minor, "CUDART_VERSION": f"{major}0{minor}0", "CUDA_VERSION": f"{major}0{minor}0",
+            **defines,
+        }  # fmt: skip
+        known["__CUDACC_RTC__" if compilation.by.startswith("NVRTC") else "__NVCC__"] = "1"
+        if compilation.target == "the CPU":
+            known["GGUF_VERIFY_ON_CPU"] = "1"
+        for flag in split_flags(self._flags, ("-D",))[0]:
+            name, _, value = flag[2:].partition("=")
+            known[name] = value if "=" in flag else "1"
+        return not_compiled(
+            self.files, self.main, known, lambda of, name: _found(of, name, self._folders, self.files), self.shown
+        )
+
+    def plain(self, error: EnvironmentFault) -> UsageError:
+        """What a compiler says, of the author's files by their own names."""
+        lines = [self._plain(line) for line in (str(error), *error.details)]
+        return UsageError(lines[0], details=lines[1:])
+
+    def _plain(self, line: str) -> str:
+        def shown(found: re.Match[str]) -> str:
+            return self.shown(os.path.normpath(os.path.join(self._top, found[1])))
+
+        root = re.escape(f"{self.root}/")
+        line = re.sub(rf"(?:{root})?(?:cpu/|rtc/)?author/([^\s:()]+)", shown, line)
+        line = re.sub(r"/\S*/(unit\.(?:cpp|cu))", r"\1", line.replace(f"{self.root}/", ""))
+        if missing := _NO_HEADER.search(line):
+            name = missing[1] or missing[2]
+            line += (
+                f": <{name}> is not here; name its folder by include = [\"…\"], or have the kernel in a file that "
+                "does without it"
+            )
+        return line
 
     @property
     def adds_floats(self) -> bool:
         """Whether it may add floats by atomic operations, in an order that nobody chooses."""
-        return any("atomicAdd" in text for text in self.texts)
+        return any(word in text for text in self.files.values() for word in ("atomicAdd", "red.", "atom."))
 
     def close(self) -> None:
         self._removed()
 
 
-def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:
+def _folders(declaration: CallDeclaration, beside: Path) -> tuple[list[str], tuple[str, ...]]:
+    """The folders of headers that an author declares, by themselves or as -I, and the other flags. Raises UsageError."""
+    named, flags = split_flags(declaration.flags, ("-I", "-isystem"))
+    folders = [re.sub(r"^(-I|-isystem=?)", "", flag) for flag in named]
+    return [os.path.abspath(put_in(folder, beside)) for folder in (*declaration.include, *folders)], tuple(flags)
+
+
+def _found(of: str, name: str, folders: Sequence[str], files: Collection[str] | None = None) -> str | None:
+    """The file that one includes by a relative name."""
+    if os.path.isabs(name):
+        return None
+    for folder in (os.path.dirname(of), *folders):
+        other = os.path.normpath(os.path.join(folder, name))
+        if (other in files) if files is not None else os.path.isfile(other):
+            return other
+    return None
+
+
+def included_files(path: Path, folders: Sequence[str] = (), everywhere: bool = False) -> dict[str, str]:
     """A file and all that it includes by a relative path, directly or not: absolute path → text.
 
     Args:
+        folders: where else the compiler looks for headers.
         everywhere: by an absolute path, too.
 
     Raises UsageError.
@@ -120,10 +213,12 @@ def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:
         if len(found) == _MOST_FILES:
             raise UsageError(f"{path} includes more than {_MOST_FILES - 1} files")
         found[name] = read_text(Path(name))
-        for included in _INCLUDE.findall(found[name]):
-            other = os.path.join(os.path.dirname(name), included)
-            if (everywhere or not os.path.isabs(included)) and os.path.isfile(other):
-                left.append(os.path.normpath(other))
+        for quoted, angled in _INCLUDE.findall(found[name]):
+            wanted = quoted or angled
+            if everywhere and os.path.isabs(wanted) and os.path.isfile(wanted):
+                left.append(os.path.normpath(wanted))
+            elif (quoted or folders) and (other := _found(name if quoted else "", wanted, folders)) is not None:
+                left.append(other)
     return found
 
 
@@ -150,36 +245,9 @@ def read_text(path: Path) -> str:
         raise UsageError(f"{path} is not UTF-8") from None
 
 
-def _unit(file: str, symbol: str, parameters: Sequence[str | Number], digest: str) -> str:
-    """The source that is compiled: the emulator's header, if needed, then the author's file, whose names stay free."""
-    sizes = ", ".join("0" if isinstance(p, str) else str(np.dtype(p.kind).itemsize) for p in parameters)
-    return f"""// {digest}
-#ifdef __CUDACC__
-#define DYNAMIC_SHARED(NAME) extern __shared__ __align__(1024) unsigned char NAME[]
-#else
-#define half_to_float gguf_verify_half_to_float
-#define float_to_half gguf_verify_float_to_half
-#include "emulator/cuda_on_cpu.hpp"
-#undef half_to_float
-#undef float_to_half
-#endif
-#include "author/{file}"
-#ifndef __CUDACC__
-template <class... A> constexpr bool gguf_verify_fits(void (*)(A...)) {{
-    constexpr size_t is[] = {{(std::is_pointer<A>::value ? 0 : sizeof(A))...}}, declared[] = {{{sizes}}};
-    if (sizeof is != sizeof declared) return false;
-    for (size_t i = 0; i < sizeof is / sizeof *is; ++i)
-        if (is[i] != declared[i]) return false;
-    return true;
-}}
-static_assert(gguf_verify_fits({symbol}), "the parameters of {symbol} are not those that are declared");
-#endif
-"""
-
-
 class CudaKernels:
     """The kernels of a source, compiled here and loaded nowhere: files in a folder of the source, for its process. They
-    are found by keys: "TYPE/SYMBOL".
+    are found by keys: "TYPE/SYMBOL". Each type is compiled when it is first asked for.
 
     Args:
         host: compiles.
@@ -189,11 +257,24 @@ class CudaKernels:
     def __init__(self, source: CudaSource, host: Host, seconds: float) -> None:
         self._source, self.host, self._seconds = source, host, seconds
         self._placed: dict[tuple[str, bool], dict[str, Placed]] = {}
+        #: Which code is run, for each type that was compiled.
+        self.compilations: dict[str, Compilation] = {}
 
-    def all(self) -> dict[str, Placed]:
-        """For each type that it declares. Raises UsageError where one does not compile, EnvironmentFault where what
-        compiles is missing."""
-        return {key: one for fmt in self._source.declaration.of.kinds for key, one in self.of(fmt).items()}
+    def all(
+        self, wanted: Collection[str] | None = None, progress: Callable[[str], None] | None = None
+    ) -> dict[str, Placed]:
+        """For each wanted type that it declares; None: for all. `progress` is told of each.
+
+        Raises UsageError where one does not compile, EnvironmentFault where what compiles is missing.
+        """
+        needed = [fmt for fmt in self._source.declaration.of.kinds if wanted is None or not fmt or fmt in wanted]
+        where = "the CPU" if HOSTS[self.host.name].emulated else "the GPU"
+        made: dict[str, Placed] = {}
+        for i, fmt in enumerate(needed, 1):
+            if progress is not None:
+                progress(f"compiling {fmt} for {where} ({i} of {len(needed)})")
+            made |= self.of(fmt)
+        return made
 
     def of(self, fmt: str) -> dict[str, Placed]:
         """For one type. Raises as `all` does."""
@@ -202,13 +283,7 @@ class CudaKernels:
             with foreign_source(self._source.root, self._seconds):
                 return self._of(fmt, None)
         except EnvironmentFault as error:
-            if HOSTS[self.host.name].emulated and any(_PTX.search(text) for text in self._source.texts):
-                raise UsageError(
-                    "it does not compile for the CPU, which cannot run inline PTX (asm): verify it with --host "
-                    "gpu, or give it another way where __CUDACC__ is not defined"
-                ) from None
-            root = self._source.root
-            raise UsageError(str(error).replace(f"{root}/author/", "").replace(f"{root}/", "")) from None
+            raise self._source.plain(error) from None
 
     def under(self, fmt: str, schedule: Schedule) -> dict[str, Placed]:
         """For launches under a schedule. Raises EnvironmentFault."""
@@ -218,15 +293,24 @@ class CudaKernels:
     def _of(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
         checked = schedule is not None and schedule.checked
         if (fmt, checked) not in self._placed:
-            source, made = self._source, {}
-            declaration = source.declaration
-            for number, symbol in enumerate(declaration.symbols(fmt)):
-                name = symbol or source.symbol
-                unit = source.unit(name, [step for step in declaration.all_steps if step.symbol(fmt) == symbol])
-                built = self.host.build(
-                    source.root, unit, name, declaration.defines(fmt), schedule if checked else None
-                )
-                file = f"{fmt}-{number}{'-checked' if checked else ''}"
-                made[f"{fmt}/{name}"] = built.placed(source.built, file)
-            self._placed[fmt, checked] = made
+            source, declaration = self._source, self._source.declaration
+            defines = declaration.defines(fmt)
+            file, author = source.compiled_by(self.host)
+            author = replace(author, sizes=self._sizes(fmt))
+            built, compilation = self.host.build_all(
+                source.root, file, list(author.sizes), defines, schedule if checked else None, author
+            )
+            if not checked:
+                not_run = source.not_run(compilation, defines)
+                self.compilations[fmt] = compilation.of_source(source.shown(source.main), not_run)
+            first = next(iter(built.values())).placed(source.built, f"{fmt}-checked" if checked else fmt)
+            self._placed[fmt, checked] = {f"{fmt}/{name}": Placed(a.entry, first.parts) for name, a in built.items()}
         return self._placed[fmt, checked]
+
+    def _sizes(self, fmt: str) -> dict[str, tuple[int, ...]]:
+        """The functions that calls with such weights launch, and the bytes of their parameters."""
+        out: dict[str, tuple[int, ...]] = {}
+        for step in self._source.declaration.all_steps:
+            kinds = ("" if isinstance(p, str) else p.kind for p in step.parameters)
+            out.setdefault(step.symbol(fmt) or self._source.symbol, tuple(np.dtype(k).itemsize if k else 0 for k in kinds))
+        return out

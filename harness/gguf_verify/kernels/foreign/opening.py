@@ -159,7 +159,9 @@ def open_foreign(
     except (UsageError, EnvironmentFault) as error:
         if str(error).startswith("kernel "):
             raise
-        raise type(error)(f"kernel {found.shown}: {printable(str(error), 600)}") from None
+        raise type(error)(
+            f"kernel {found.shown}: {printable(str(error), 600)}", details=[printable(d, 400) for d in error.details]
+        ) from None
 
 
 def _source(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:

@@ -1,0 +1,115 @@
+"""What is said of the compilation of a kernel that is not this project's: how its author has it compiled, what compiled it
+here, and what a compiler that fails says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..support.errors import EnvironmentFault
+
+#: Errors of one source that are shown.
+MOST_ERRORS = 20
+#: What `__CUDA_ARCH__` is on the CPU: a card that has all but what Blackwell's tensor cores need.
+ARCH_ON_CPU = 900
+
+
+@dataclass(frozen=True)
+class Author:
+    """How the author of a kernel has it compiled.
+
+    Args:
+        flags: as nvcc takes them.
+        include: folders, below that of the sources.
+        sizes: a kernel → the bytes of each of its declared parameters, 0 for a pointer.
+        ordered: products and sums stay apart, and quotients are rounded correctly, so that bits can be judged.
+        not_here: inline PTX which the CPU does not have: the symbol of a function that nobody defines → in words.
+    """
+
+    flags: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ordered: bool = False
+    not_here: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Which code was run.
+
+    Args:
+        by: the compiler and its version.
+        target: "the CPU", or a card's architecture such as "sm_90".
+        arch: `__CUDA_ARCH__`.
+        entries: the kernels.
+        flags: those that the compiler was given: the author's, and what was added.
+        left_out: flags of the author's that were not used.
+        file: of the kernels' source, as its author names it.
+        not_run: parts of the source that were not compiled: the condition, and where it is.
+    """
+
+    by: str
+    target: str
+    arch: int
+    entries: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    file: str = ""
+    not_run: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        of = f"{self.file} by {self.by} for {self.target}, __CUDA_ARCH__ {self.arch}"
+        parts = [of, f"flags {' '.join(self.flags)}" if self.flags else "no flags of its author"]
+        if self.left_out:
+            parts.append(f"not used: {' '.join(self.left_out)}")
+        if self.not_run:
+            n, shown = len(self.not_run), ", ".join(self.not_run[:3])
+            parts.append(f"not run: {n} branch{'es' * (n > 1)} ({shown}{', …' if n > 3 else ''})")
+        return "; ".join(parts)
+
+    def of_source(self, file: str, not_run: Iterable[str]) -> Compilation:
+        """The same, of a source."""
+        return replace(self, file=file, not_run=tuple(not_run))
+
+
+_ERROR = re.compile(r"\berror\b|\bundefined reference\b|catastrophic")
+_SUMMARY = re.compile(r"\d+ errors? detected in the compilation|compilation terminated|ld returned \d+ exit status")
+
+
+def failed(what: str, said: Sequence[str]) -> EnvironmentFault:
+    """That something did not compile: the first error in the line, all of them in the details.
+
+    Args:
+        what: begins the line: "g++ could not compile kernel.cu".
+        said: the compiler's lines.
+    """
+    lines = [line.strip() for line in said if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line) and not _SUMMARY.search(line)] or lines
+    errors = list(dict.fromkeys(errors))
+    shown = errors[:MOST_ERRORS]
+    if len(errors) > MOST_ERRORS:
+        shown.append(f"… and {len(errors) - MOST_ERRORS} more")
+    return EnvironmentFault(f"{what}: {errors[0] if errors else 'it says nothing'}", details=shown if len(shown) > 1 else ())
+
+
+def split_flags(
+    flags: Sequence[str], taken: Sequence[str], with_value: Sequence[str] = ("-D", "-U", "-I", "-include", "-std", "-Xptxas", "-Xcompiler", "-gencode", "-arch", "-code", "-O", "-maxrregcount", "--maxrregcount", "-ccbin", "-diag-suppress", "-Xcudafe", "-isystem", "-o", "-x", "--threads", "-t"),
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """Those of an author's flags that begin with one of `taken`, each as one argument, and the others."""
+    used, left = [], []
+    i = 0
+    while i < len(flags):
+        flag = flags[i]
+        if flag in with_value and i + 1 < len(flags):
+            i += 1
+            joined = "" if flag in ("-D", "-U", "-I", "-O") else "="
+            flag = f"{flag}{joined}{flags[i]}"
+        (used if flag.startswith(tuple(taken)) else left).append(flag)
+        i += 1
+    return used, left
+
+
+__all__ = ["ARCH_ON_CPU", "MOST_ERRORS", "Author", "Compilation", "failed", "split_flags"]

@@ -1,0 +1,73 @@
+"""The names of the functions in a cubin, an ELF file of 64 bits (System V ABI, chapter 4) that somebody else's source made."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+
+from ..support.errors import EnvironmentFault
+
+_SYMBOLS, _FUNCTION = 2, 2
+_MOST_SECTIONS, _MOST_SYMBOLS, _MOST_NAME = 1 << 16, 1 << 18, 1 << 14
+#: Begins the name of a kernel that is there for the sake of its name.
+MARK = "gguf_verify_mark"
+_SUBSTITUTION = re.compile(r"S[0-9A-Z]*_")
+
+
+def functions(cubin: bytes) -> list[str]:
+    """The names of its functions. Raises EnvironmentFault where it is no such file."""
+    try:
+        if cubin[:5] != b"\x7fELF\x02":
+            raise ValueError
+        (at,) = struct.unpack_from("<Q", cubin, 40)
+        size, count = struct.unpack_from("<HH", cubin, 58)
+        headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, at + i * size) for i in range(min(count, _MOST_SECTIONS))]
+        found = []
+        for _, kind, _, _, offset, length, link, _, _, each in headers:
+            if kind != _SYMBOLS or each < 24:
+                continue
+            names = headers[link]
+            strings = cubin[names[4] : names[4] + names[5]]
+            for i in range(min(length // each, _MOST_SYMBOLS)):
+                name, info = struct.unpack_from("<IB", cubin, offset + i * each)
+                if info & 15 == _FUNCTION:
+                    found.append(strings[name : name + _MOST_NAME].split(b"\0", 1)[0].decode("ascii", "replace"))
+        return found
+    except (struct.error, IndexError, ValueError):
+        raise EnvironmentFault("a compiler made no cubin that can be read") from None
+
+
+def marks(entries: Sequence[str]) -> str:
+    """CUDA C++ that stands after a source: it has each of its kernels compiled, and makes a function whose name holds
+    that of the kernel."""
+    head = f"template <auto GGUF_VERIFY_KERNEL, int GGUF_VERIFY_NUMBER> __global__ void {MARK}() {{}}"
+    return "\n".join([head, *(f"template __global__ void {MARK}<&{entry}, {i}>();" for i, entry in enumerate(entries)), ""])
+
+
+def lowered(found: Sequence[str], entries: Sequence[str]) -> dict[str, str]:
+    """Kernels → their names in a cubin that was made of a source with `marks`. Raises EnvironmentFault.
+
+    A mark's mangled name (Itanium C++ ABI, 5.1) holds the kernel's, `XadL_Z…E`, but counts the substitutions in it from
+    the mark's own name on. So the two are compared without their numbers.
+    """
+    out = {}
+    kernels = {_plain(name): name for name in found if not name.startswith(f"_Z{len(MARK)}{MARK}")}
+    for i, entry in enumerate(entries):
+        if entry in found:
+            out[entry] = entry  # extern "C"
+            continue
+        mark = re.compile(rf"_Z{len(MARK)}{MARK}IXadL(_Z\w+)ELi{i}EEvv")
+        held = [match[1] for name in found if (match := mark.fullmatch(name))]
+        names = [kernels[_plain(name)] for name in held[:1] if _plain(name) in kernels]
+        if not names:
+            raise EnvironmentFault(f"the compiler made no kernel {entry[:80]}")
+        out[entry] = names[0]
+    return out
+
+
+def _plain(name: str) -> str:
+    return _SUBSTITUTION.sub("S_", name)
+
+
+__all__ = ["MARK", "functions", "lowered", "marks"]

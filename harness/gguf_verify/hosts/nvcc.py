@@ -1,0 +1,118 @@
+"""nvcc, where it is: it compiles a kernel that is not this project's with its author's own flags, to a cubin for one card.
+
+CUDA's headers, which NVRTC needs as well, are found beside it or among installed Python packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from ..support import scratch
+from ..support.errors import EnvironmentFault
+from .compilation import Author, failed, split_flags
+from .cubin import functions, lowered, marks
+from .foreign_sources import as_foreign, read_limited
+from .tables import write_headers
+
+#: Flags that say what is compiled for, or to what: that is asked for here.
+_OURS = (
+    "-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code", "-o", "--output-file", "-c",
+    "-dc", "-dw", "-dlink", "-lib", "-link", "-ptx", "--ptx", "-cubin", "--cubin", "-fatbin", "-run", "--run", "-E", "-M",
+    "--shared", "-shared", "-l", "-L", "-odir", "--output-directory", "-keep", "--keep", "-rdc", "--relocatable",
+    "-ccbin", "--compiler-bindir", "--threads", "-t", "-optf", "--options-file", "@", "-x", "-fPIC", "-time", "--time",
+    "-cudart", "--cudart", "-std=c++11",
+)  # fmt: skip
+_EXACT = ("-fmad=false", "-prec-div=true", "-ftz=false")
+
+
+def path() -> str | None:
+    """Where nvcc is, if it is."""
+    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
+        if home and (found := shutil.which(os.path.join(home, "bin", "nvcc"))):
+            return found
+    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+@cache
+def version() -> str | None:
+    """nvcc's version, such as "13.0"; None where it is not, or does not run."""
+    if (nvcc := path()) is None:
+        return None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        if found := re.search(r"release (\d+\.\d+)", done.stdout):
+            return found[1]
+    return None
+
+
+@cache
+def include_folder() -> Path | None:
+    """The folder of CUDA's headers: of the toolkit, of the packages nvidia-cuda-runtime, or of CuPy."""
+    for folder in _folders():
+        if (folder / "cuda_fp16.h").is_file():
+            return folder
+    return None
+
+
+def _folders() -> Iterator[Path]:
+    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if home:
+            yield Path(home) / "include"
+    if nvcc := path():
+        yield Path(os.path.realpath(nvcc)).parent.parent / "include"
+    with contextlib.suppress(Exception):  # an older cuda-pathfinder does not look for headers
+        from cuda.pathfinder import find_nvidia_header_directory
+
+        if found := find_nvidia_header_directory("cudart"):
+            yield Path(found)
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("nvidia")
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            yield from sorted(Path(folder).glob("*/include"))
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec("cupy")
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            yield from sorted(Path(folder).glob("_core/include/cupy/_cuda/cuda-*"), reverse=True)
+
+
+def used_flags(author: Author) -> tuple[list[str], list[str]]:
+    """The flags that nvcc is given, and those of the author's that are not used."""
+    ours, kept = split_flags(author.flags, _OURS)
+    return [*kept, *(_EXACT if author.ordered else ())], ours
+
+
+def compile_cubin(
+    root: Path, file: str, sm: str, defines: Mapping[str, str], entries: Sequence[str], author: Author, lines: bool = False
+) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+    """Compile `root/file` for `sm` (such as "90"), and what each of its kernels is called in that. Raises
+    EnvironmentFault with the compiler's errors."""
+    nvcc = path()
+    if nvcc is None:
+        raise EnvironmentFault("nvcc was not found")
+    foreign = as_foreign(root)
+    with scratch.temporary("nvcc") as folder:
+        unit, made = folder / "unit.cu", folder / "unit.cubin"
+        write_headers(folder)
+        unit.write_text(f'#include "{file}"\n{marks(entries)}')
+        command = [nvcc, "-cubin", f"-arch=sm_{sm}", *used_flags(author)[0], *(["-lineinfo"] if lines else [])]
+        command += [f"-I{root}", f"-I{folder}", *(f"-I{root / name}" for name in author.include)]
+        command += [*(f"-D{name}={value}" for name, value in defines.items()), "-o", str(made), str(unit)]
+        if foreign is not None:
+            done = foreign.run(command, folder)
+        else:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder, check=False)
+        if done.returncode:
+            raise failed(f"nvcc could not compile {file} for sm_{sm}", [*done.stderr.splitlines(), *done.stdout.splitlines()])
+        cubin = read_limited(made)
+    return cubin, lowered(functions(cubin), entries)
+
+
+__all__ = ["compile_cubin", "include_folder", "path", "used_flags", "version"]

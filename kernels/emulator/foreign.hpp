@@ -1,0 +1,60 @@
+// What stands before a kernel that is not this project's: the language, CUDA's headers, and no other name but those of
+// `cuda_on_cpu` and those that begin with GGUF_VERIFY_.
+#pragma once
+#if !defined(GGUF_VERIFY_FOREIGN)  // else it is precompiled
+#define GGUF_VERIFY_FOREIGN
+#include "cuda_on_cpu.hpp"
+
+#include "cooperative_groups.hpp"
+#include "cuda_pipeline.h"
+#include "ptx.hpp"
+#include "runtime.hpp"
+
+// The kernel's entry point NAME_launch. All that stands after the kernel's source: its macros may have any name.
+#define GGUF_VERIFY_ENTRY(gguf_verify_name, ...)                                                                     \
+    extern "C" __attribute__((__visibility__("default"))) int gguf_verify_name(                                      \
+        const unsigned* gguf_verify_1, const unsigned* gguf_verify_2, void** gguf_verify_3, unsigned gguf_verify_4,  \
+        int gguf_verify_5, const gguf_verify_asked* gguf_verify_6, gguf_verify_said* gguf_verify_7) {                \
+        return gguf_verify_start(__VA_ARGS__, gguf_verify_1, gguf_verify_2, gguf_verify_3, gguf_verify_4,            \
+                                 gguf_verify_5, gguf_verify_6, gguf_verify_7);                                       \
+    }
+typedef cuda_on_cpu::Request gguf_verify_asked;
+typedef cuda_on_cpu::Report gguf_verify_said;
+
+template <class... A>
+int gguf_verify_start(void (*kernel)(A...), const unsigned* grid, const unsigned* block, void** args, unsigned shared,
+                      int threads, const cuda_on_cpu::Request* request, cuda_on_cpu::Report* report) {
+    return cuda_on_cpu::launch(kernel, grid, block, args, shared, threads, request, report);
+}
+
+// Whether a kernel's parameters have these sizes in bytes; 0: it is a pointer.
+template <size_t... SIZES, class... A>
+constexpr bool gguf_verify_fits(void (*)(A...)) {
+    constexpr size_t is[] = {1, (std::is_pointer<A>::value ? 0 : sizeof(A))...}, declared[] = {1, SIZES...};
+    if (sizeof is != sizeof declared) return false;
+    for (size_t i = 0; i < sizeof is / sizeof *is; ++i)
+        if (is[i] != declared[i]) return false;
+    return true;
+}
+
+#undef CPU_KERNEL
+#undef IN_RUNNER
+#undef TO_RUNNER
+#undef PER_THREAD
+#undef ATOMIC_OF
+#undef ATOMIC
+#undef COMPARE_AND_SWAP_OF
+#undef COMPARE_AND_SWAP
+#undef OF_INTEGERS
+#undef ADD_FLOATS
+
+#define GGUF_VERIFY_ON_CPU 1
+#define __CUDACC__ 1
+#define __NVCC__ 1
+#define __CUDACC_VER_MAJOR__ 13
+#define __CUDACC_VER_MINOR__ 0
+#define __CUDACC_VER_BUILD__ 0
+#define CUDA_VERSION 13000
+#define CUDART_VERSION 13000
+#define __CUDA_API_VERSION 13000
+#endif

@@ -1,0 +1,3 @@
+// CUDA's <cooperative_groups.h>.
+#pragma once
+#include "../cooperative_groups.hpp"

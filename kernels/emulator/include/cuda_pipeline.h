@@ -1,0 +1,3 @@
+// CUDA's <cuda_pipeline.h>.
+#pragma once
+#include "../cuda_pipeline.h"

@@ -1,0 +1,126 @@
+// Warp functions of CUDA C++ (Programming Guide, "Warp Vote", "Warp Match", "Warp Reduce" and "Warp Shuffle Functions";
+// which lane a shuffle reads: PTX ISA, shfl.sync). A mask that names every lane of the warp stands for those that have
+// not exited; another one for the lanes that it names.
+#pragma once
+#include "cuda_on_cpu.hpp"
+
+static constexpr int warpSize = 32;
+
+TO_RUNNER void __syncwarp(unsigned mask = ~0u) { cuda_on_cpu::sync_warp(mask); }
+TO_RUNNER int __syncthreads_count(int value) { return (int)cuda_on_cpu::sync_block_count(value != 0); }
+TO_RUNNER int __syncthreads_or(int value) { return cuda_on_cpu::sync_block_count(value != 0) != 0; }
+TO_RUNNER int __syncthreads_and(int value) { return cuda_on_cpu::sync_block_count(value == 0) == 0; }
+inline unsigned __activemask() { return cuda_on_cpu::lanes(); }
+
+template <class T>
+T __shfl_sync(unsigned mask, T v, int lane, int width = 32) {
+    const int self = cuda_on_cpu::lane();
+    return cuda_on_cpu::from_slot<T>(
+        cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), (self & ~(width - 1)) | (lane & (width - 1)), mask));
+}
+
+// A lane of an earlier part of the warp can be read, one of a later part cannot.
+template <class T>
+T __shfl_xor_sync(unsigned mask, T v, int lanes, int width = 32) {
+    const int self = cuda_on_cpu::lane(), source = self ^ (lanes & 31);
+    return cuda_on_cpu::from_slot<T>(
+        cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), source <= (self | (width - 1)) ? source : self, mask));
+}
+
+template <class T>
+T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32) {
+    const int self = cuda_on_cpu::lane(), source = self + (int)(delta & 31);
+    return cuda_on_cpu::from_slot<T>(
+        cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), source <= (self | (width - 1)) ? source : self, mask));
+}
+
+template <class T>
+T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32) {
+    const int self = cuda_on_cpu::lane(), source = self - (int)(delta & 31);
+    return cuda_on_cpu::from_slot<T>(
+        cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), source >= (self & ~(width - 1)) ? source : self, mask));
+}
+
+// Forms before CUDA 9, for all lanes.
+template <class T>
+T __shfl(T v, int lane, int width = 32) {
+    return __shfl_sync(~0u, v, lane, width);
+}
+template <class T>
+T __shfl_xor(T v, int lanes, int width = 32) {
+    return __shfl_xor_sync(~0u, v, lanes, width);
+}
+template <class T>
+T __shfl_down(T v, unsigned delta, int width = 32) {
+    return __shfl_down_sync(~0u, v, delta, width);
+}
+template <class T>
+T __shfl_up(T v, unsigned delta, int width = 32) {
+    return __shfl_up_sync(~0u, v, delta, width);
+}
+
+namespace cuda_on_cpu {
+
+// start, combined with the values of the lanes of a mask that have not exited, in ascending order.
+template <class Combine>
+TO_RUNNER unsigned of_lanes(unsigned mask, uint64_t value, unsigned start, Combine combine) {
+    const uint64_t* given = gather(value, mask);
+    const unsigned among = (unsigned)given[32];
+    for (unsigned l = 0; l < 32; ++l)
+        if (among >> l & 1) start = combine(start, given[l], l);
+    return start;
+}
+
+}  // namespace cuda_on_cpu
+
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    return cuda_on_cpu::of_lanes(mask, predicate != 0, 0, [](unsigned a, uint64_t b, unsigned l) { return a | (unsigned)b << l; });
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+inline unsigned __ballot(int predicate) { return __ballot_sync(~0u, predicate); }
+inline int __any(int predicate) { return __any_sync(~0u, predicate); }
+inline int __all(int predicate) { return __all_sync(~0u, predicate); }
+template <class T>
+unsigned __match_any_sync(unsigned mask, T value) {
+    const uint64_t own = cuda_on_cpu::to_slot(value);
+    return cuda_on_cpu::of_lanes(mask, own, 0, [own](unsigned a, uint64_t b, unsigned l) { return a | (unsigned)(b == own) << l; });
+}
+template <class T>
+unsigned __match_all_sync(unsigned mask, T value, int* all) {
+    const unsigned same = __match_any_sync(mask, value);
+    *all = same == mask;
+    return *all ? same : 0;
+}
+
+#define CUDA_ON_CPU_REDUCE(NAME, T, START, ...)                                                                      \
+    inline T NAME(unsigned mask, T value) {                                                                          \
+        return (T)cuda_on_cpu::of_lanes(mask, (uint64_t)(unsigned)value, (unsigned)(START), [](unsigned x, uint64_t y, unsigned) { \
+            const T a = (T)x, b = (T)(unsigned)y;                                                                    \
+            return (unsigned)(__VA_ARGS__);                                                                          \
+        });                                                                                                          \
+    }
+CUDA_ON_CPU_REDUCE(__reduce_add_sync, int, 0, (unsigned)a + (unsigned)b)
+CUDA_ON_CPU_REDUCE(__reduce_add_sync, unsigned, 0, a + b)
+CUDA_ON_CPU_REDUCE(__reduce_min_sync, int, 0x7FFFFFFF, a < b ? a : b)
+CUDA_ON_CPU_REDUCE(__reduce_min_sync, unsigned, ~0u, a < b ? a : b)
+CUDA_ON_CPU_REDUCE(__reduce_max_sync, int, 0x80000000, a > b ? a : b)
+CUDA_ON_CPU_REDUCE(__reduce_max_sync, unsigned, 0, a > b ? a : b)
+CUDA_ON_CPU_REDUCE(__reduce_and_sync, unsigned, ~0u, a & b)
+CUDA_ON_CPU_REDUCE(__reduce_or_sync, unsigned, 0, a | b)
+CUDA_ON_CPU_REDUCE(__reduce_xor_sync, unsigned, 0, a ^ b)
+#undef CUDA_ON_CPU_REDUCE
+
+// ---- time and ends ---------------------------------------------------------------------------------------------------
+
+inline long long clock64() { return (long long)cuda_on_cpu::clock_now(); }
+inline void __nanosleep(unsigned) { cuda_on_cpu::clock_now(); }
+[[noreturn]] inline void __trap() { cuda_on_cpu::trap("the kernel calls __trap()"); }
+inline void __brkpt() {}
+
+// ---- addresses -------------------------------------------------------------------------------------------------------
+
+inline size_t __cvta_generic_to_shared(const void* p) { return (uint32_t)(uintptr_t)p; }
+inline void* __cvta_shared_to_generic(size_t address) { return cuda_on_cpu::of_shared_address((uint32_t)address); }
+inline size_t __cvta_generic_to_global(const void* p) { return (size_t)(uintptr_t)p; }
+inline void* __cvta_global_to_generic(size_t address) { return (void*)(uintptr_t)address; }
