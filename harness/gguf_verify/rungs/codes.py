@@ -21,7 +21,7 @@ from ..kernels.tasks import Quantizer
 from ..llama import Evaluation, LlamaRefused
 from ..results import MAX_HEX_BYTES, Call, Failure, RungResult
 from ..semantics.dequantization import rounded_float32
-from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings
+from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, unit_of
 from ..support.errors import KernelFault
 from .calls import begin_alone, end_alone
 from .generated_inputs import drawn, every_size, special, ties_of_codes
@@ -65,10 +65,11 @@ class _Codes:
     def __init__(self, calls: TaskCalls) -> None:
         assert isinstance(calls.kernel, Quantizer)
         self._calls, self._result, self._kernel = calls, calls.result, calls.kernel
-        self._semantics = encoding(calls.kernel.encoding)
-        blocks = self._semantics.activations
-        assert blocks is not None
-        self._size, self._name = blocks.block_size, calls.kernel.encoding
+        self._encoding = encoding(calls.kernel.encoding)
+        fmt = self._encoding.format
+        assert fmt is not None
+        #: Values that rows are multiples of, and those of a block.
+        self._size, self._block, self._name = unit_of(self._encoding), fmt.block_size, calls.kernel.encoding
         self._found, self._explained = Found(self._name), False
         if self._calls.only is None and self._kernel.fast_math:
             for name in ("ambiguous codes", "codes off by one step", "scales off"):
@@ -171,11 +172,11 @@ class _Codes:
         got = self._calls.make(call, tensor, what, lambda: self._kernel.quantize(x))
         if got is None:
             return False
-        checked = check_bytes(self._semantics, x, got, self._kernel.ordered, self._kernel.fast_math, _PER_CALL)
+        checked = check_bytes(self._encoding, x, got, self._kernel.ordered, self._kernel.fast_math, _PER_CALL)
         self._count(checked, words.startswith("the model's"))
         hint = self._explain() if checked.n_wrong else ""
         for i, wrong in enumerate(checked.wrong):
-            row = x[wrong.m, wrong.block * self._size : (wrong.block + 1) * self._size]
+            row = x[wrong.m, wrong.block * self._block : (wrong.block + 1) * self._block]
             self._result.fail(
                 Failure(
                     f"{printable(tensor.name, 64)}: {what}: token {wrong.m} block {wrong.block}: {wrong.what}"
@@ -201,12 +202,12 @@ class _Codes:
         except KernelFault:
             return ""
         for name in encodings():
-            blocks = encoding(name).activations
-            if name == self._name or blocks is None or k % blocks.block_size or blocks.row_bytes(k) != got.shape[1]:
+            other = encoding(name)
+            if name == self._name or k % unit_of(other) or other.row_bytes(k) != got.shape[1]:
                 continue
             if not check_bytes(encoding(name), x, got).n_wrong:
                 return f'. It gives the bytes of activations = "{name}": declare that, or mend the kernel'
-        if not self._kernel.fast_math and not check_bytes(self._semantics, x, got, self._kernel.ordered, True).n_wrong:
+        if not self._kernel.fast_math and not check_bytes(self._encoding, x, got, self._kernel.ordered, True).n_wrong:
             return (
                 ". Codes that are wrong lie within a few units in the last place of a rounding boundary: ties are "
                 "rounded in another way, or the division is approximate (if it is built so: fast_math = true)"

@@ -139,7 +139,7 @@ def test_wrong_quantizer(model: Model, name: str, words: str) -> None:
 
 @pytest.mark.usefixtures("drawn")
 def test_another_encoding_is_named(model: Model) -> None:
-    as_mmq = kernel(computes="quantize", activations="mmq")(lambda x, s: foreign_tasks.codes(x, s))
+    as_mmq = kernel(computes="quantize", activations="mmq_ds4")(lambda x, s: foreign_tasks.codes(x, s))
     result = climbed(model, as_mmq)
     assert result.verdict == "failed"
     assert 'It gives the bytes of activations = "q8_1"' in " ".join(f.what for f in result.failures)

@@ -120,7 +120,7 @@ def test_names_the_arithmetic() -> None:
 
 
 def test_by_hand() -> None:
-    """Q4_0, code 6 under a d with a last bit: (6 - 8)·d, and the half products of an engine that multiplies the offset."""
+    """Q4_0, code 6 under a d with a last bit: (6 - 8)·d, and an engine that multiplies the offset."""
     d = -np.array([0x2C01], np.uint16).view(np.float16)[0]
     block = np.zeros((1, 18), np.uint8)
     block[0, :2] = np.array([d]).view(np.uint8)

@@ -26,7 +26,7 @@ def test_each_byte_counts(name: str, fast_math: bool) -> None:
     """Every bit of a block that is flipped is seen, unless fast math may do that."""
     semantics = encoding(name)
     made = semantics.encode(X)
-    size = semantics.activations.block_bytes
+    size = semantics.format.block_bytes
     rng = np.random.default_rng(1)
     for byte in range(0, size, 1 if size < 64 else 7):
         wrong = made.copy()
@@ -34,14 +34,14 @@ def test_each_byte_counts(name: str, fast_math: bool) -> None:
         wrong[token, block * size + byte] ^= 0x10
         checked = check_bytes(semantics, X, wrong, ordered=True, fast_math=fast_math)
         assert checked.n_wrong == 1, byte
-        assert (checked.wrong[0].m, checked.wrong[0].block) == (token, block)
+        assert [checked.wrong[0].m, checked.wrong[0].block] == [token, block]
 
 
 def test_ambiguous_codes() -> None:
     """With fast math a code may move by one step at a rounding boundary, not by two, and nowhere else."""
     semantics = encoding("q8_1")
     x = np.repeat(ties_of_codes(512), 4, axis=0)
-    blocks = semantics.activations.view(semantics.encode(x).reshape(4, 16, 36)).copy()
+    blocks = semantics.format.view(semantics.encode(x).reshape(4, 16, 36)).copy()
     x_blocks = x.reshape(4, 16, 32)
     ratio = np.abs(x_blocks / (np.abs(x_blocks).max(axis=-1, keepdims=True) / np.float32(127)))
     ties = np.abs(ratio % 1 - 0.5) < 1e-5
@@ -60,7 +60,7 @@ def test_sums_of_any_order() -> None:
     semantics = encoding("q8_1")
     x = np.random.default_rng(3).standard_normal((4096, 96)).astype(np.float32)
     made = semantics.encode(x)
-    blocks = semantics.activations.view(made.reshape(4096, 3, 36)).copy()
+    blocks = semantics.format.view(made.reshape(4096, 3, 36)).copy()
     blocks["s"] = np.cumsum(x.reshape(4096, 3, 32), axis=-1, dtype=np.float32)[..., -1]
     raw = blocks.view(np.uint8).reshape(4096, -1)
     assert (raw != made).any()
