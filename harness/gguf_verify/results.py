@@ -182,6 +182,8 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
         covers: names of the quantized types that it multiplies.
         element_kernels: type → the kernel that multiplies matrices of that type which are not quantized.
         element_host: where those kernels run.
+        code: which code of a foreign kernel was run: what compiled it, with which flags, and which parts of it were not
+            compiled; or the digest of a binary.
     """
 
     name: str
@@ -193,6 +195,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     element_kernels: dict[str, str]
     element_host: HostInfo
     computes: str = "gemm"
+    code: tuple[str, ...] = ()
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -299,7 +299,7 @@ def _environment(run: Run) -> Environment:
         kernel=KernelInfo(
             name=kernel.name, definition=kernel.semantics, judged_by=kernel.judged_by,
             verified_means=VERIFIED_BY_ITS_ORACLE if kernel.definition.oracle is not None else None,
-            computes=kernel.computes, order=kernel.order_in_words,
+            computes=kernel.computes, order=kernel.order_in_words, code=kernel.code,
             covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),
             element_kernels=_element_kernels(run), element_host=kernel.host.info(),
         ),

@@ -74,6 +74,11 @@ class Candidate(ABC):
         """The order in which it declares that terms are added, for reports."""
 
     @property
+    def code(self) -> tuple[str, ...]:
+        """Which code is run, in words, one for each kind of code; none for a kernel of this project."""
+        return ()
+
+    @property
     def domain(self) -> Domain:
         """The products that it promises to compute."""
         return EVERYTHING

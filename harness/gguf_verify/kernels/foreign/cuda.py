@@ -132,7 +132,9 @@ class CudaSource:
     def not_run(self, compilation: Compilation, defines: Mapping[str, str]) -> list[str]:
         """Branches of the files that were not compiled because of what they were compiled for."""
         version = "".join(c for c in compilation.by.rpartition(" ")[2] if c.isdigit() or c == ".").split(".")
-        major, minor = (version[0], version[1]) if "NV" in compilation.by.upper()[:5] and len(version) > 1 else ("13", "0")
+        major, minor = (
+            (version[0], version[1]) if "NV" in compilation.by.upper()[:5] and len(version) > 1 else ("13", "0")
+        )
         known = {
             "__CUDA_ARCH__": str(compilation.arch), "__CUDACC__": "1", "__CUDACC_VER_MAJOR__": major,
             "__CUDACC_VER_MINOR__": minor, "CUDART_VERSION": f"{major}0{minor}0", "CUDA_VERSION": f"{major}0{minor}0",
@@ -163,7 +165,7 @@ class CudaSource:
         if missing := _NO_HEADER.search(line):
             name = missing[1] or missing[2]
             line += (
-                f": <{name}> is not here; name its folder by include = [\"…\"], or have the kernel in a file that "
+                f': <{name}> is not here; name its folder by include = ["…"], or have the kernel in a file that '
                 "does without it"
             )
         return line
@@ -312,5 +314,7 @@ class CudaKernels:
         out: dict[str, tuple[int, ...]] = {}
         for step in self._source.declaration.all_steps:
             kinds = ("" if isinstance(p, str) else p.kind for p in step.parameters)
-            out.setdefault(step.symbol(fmt) or self._source.symbol, tuple(np.dtype(k).itemsize if k else 0 for k in kinds))
+            out.setdefault(
+                step.symbol(fmt) or self._source.symbol, tuple(np.dtype(k).itemsize if k else 0 for k in kinds)
+            )
         return out

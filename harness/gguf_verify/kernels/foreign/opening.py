@@ -13,6 +13,7 @@ from ...gguf import printable
 from ...hosts import HOSTS, Host, make_host
 from ...hosts.base import Placed
 from ...support.errors import EnvironmentFault, UsageError
+from ...support.sources import file_digest
 from .cuda import CudaKernels, CudaSource, included_files, read_text
 from .declared import TORCH, CallDeclaration, parse, put_in
 from .process import TIME_LIMIT, ForeignKernel
@@ -202,8 +203,15 @@ def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further:
         for fmt in declared.of.kinds for name in declared.symbols(fmt)
     }  # fmt: skip
     asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
-    source = File(found.shown, asked, _oracle_of(found, declared), on_host=True)
+    source = File(found.shown, asked, _oracle_of(found, declared), on_host=True, code=_binaries(found.path))
     return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
+
+
+def _binaries(*paths: Path) -> tuple[str, ...]:
+    """Binaries as they are run, in words."""
+    return tuple(
+        f"{printable(path.name, 100)} as it is, sha256 {(file_digest(str(path)) or 'unknown')[:16]}" for path in paths
+    )
 
 
 def _functions(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
@@ -217,7 +225,8 @@ def _functions(found: Named, host: Host, time_limit: float, verbose: bool, furth
         "calls": sorted(calls), "library": os.path.abspath(found.path) if found.kind == "so" else "",
         "import": declared.modules, "load": declared.libraries, "device": declared.of.device, "arrays": arrays,
     }  # fmt: skip
-    source = File(found.shown, asked, _oracle_of(found, declared))
+    binaries = (*([found.path] if found.kind == "so" else []), *map(Path, declared.libraries))
+    source = File(found.shown, asked, _oracle_of(found, declared), code=_binaries(*binaries))
     return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
 
 

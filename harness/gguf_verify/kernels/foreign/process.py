@@ -154,6 +154,15 @@ class ForeignKernel(Kernel):
         return f"an oracle of its author (its own: {own})"
 
     @property
+    def code(self) -> tuple[str, ...]:
+        if self._compiled is None:
+            return self._source.code
+        found: dict[str, list[str]] = {}
+        for fmt, compilation in self._compiled.compilations.items():
+            found.setdefault(compilation.words, []).append(fmt)
+        return tuple(words if len(found) == 1 else f"{', '.join(of)}: {words}" for words, of in found.items())
+
+    @property
     def domain(self) -> Domain:
         return self.declaration.domain
 

@@ -29,6 +29,9 @@ class Source(ABC):
     #: Seconds for its first message, or the time limit of a call where that is longer.
     start_limit: float = START_LIMIT
 
+    #: Which code it is, where nothing compiles it here, in words.
+    code: tuple[str, ...] = ()
+
     @property
     def sandbox(self) -> Sandbox:
         """How its process is confined."""
@@ -52,6 +55,7 @@ class File(Source):
         close: called when it is not started again.
         on_host: see `Source`.
         shown: folders of the run that its process reads.
+        code: see `Source`.
     """
 
     def __init__(
@@ -63,8 +67,9 @@ class File(Source):
         close: Callable[[], None] = lambda: None,
         on_host: bool = False,
         shown: tuple[Path, ...] = (),
+        code: tuple[str, ...] = (),
     ) -> None:
-        self._shown = shown
+        self._shown, self.code = shown, code
         self.name, self._asked, self._oracle, self._close, self.on_host = name, asked, oracle, close, on_host
         self.start_limit = START_LIMIT if start_limit is None else start_limit
 
