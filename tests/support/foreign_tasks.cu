@@ -70,9 +70,6 @@ extern "C" __global__ void pack(const unsigned char* weights, unsigned char* out
     out[2 * i] = weights[18 * i];
     out[2 * i + 1] = weights[18 * i + 1];
     for (int j = 0; j < 16; ++j) out[2 * blocks + 16 * i + j] = weights[18 * i + 2 + j];
-#ifdef LOSES_A_BIT
-    out[2 * blocks + 16 * i + 15] &= 0x7F;
-#endif
 }
 
 extern "C" __global__ void unpack(const unsigned char* weights, unsigned char* out, int blocks) {

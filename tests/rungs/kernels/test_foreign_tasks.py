@@ -281,7 +281,6 @@ unpack = { symbol = "unpack", parameters = ["weights", "output", "int32 N * K / 
         (QUANTIZE, "", ""),
         (QUANTIZE, "WITHOUT_BARRIER", "race|code [0-9]+ of x = |leaves outputs as they were"),
         (PACK, "", ""),
-        (PACK, "LOSES_A_BIT", "byte 17 of the block comes back as"),
     ],
 )
 def test_in_cuda(model: Model, tmp_path: Path, declared: str, macro: str, words: str) -> None:
