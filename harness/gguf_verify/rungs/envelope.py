@@ -28,6 +28,7 @@ from .generated_inputs import any_blocks, drawn, special, ties_of_codes
 from .huge import HugeFound, HugeProbes
 from .judging import judge_output
 from .plan import PLAN, Probe, in_words, plan
+from .ranges import representable
 from .run import Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -157,7 +158,7 @@ class TypeProbes:
             return
         rows = self._weights(probe)
         try:
-            x = self._activations(probe, rows)
+            x = representable(self._semantics, self._fmt, rows, self._activations(probe, rows))
         except KernelFault as error:  # of its author's oracle, which need not know values of every size
             self.found.not_covered.append(("activations of every size", str(error)))
             return
