@@ -109,6 +109,11 @@ class Candidate(ABC):
     def covers(self, fmt: WeightFormat) -> bool:
         """Whether `of` has a kernel for weights of this type."""
 
+    def neutral(self) -> Candidate | None:
+        """This, where what it fuses behind its products gets operands that change nothing, so that they are plain; None
+        where there are no such operands."""
+        return self
+
     def close(self) -> None:  # noqa: B027 - most have nothing to end
         """End the processes that it started."""
 

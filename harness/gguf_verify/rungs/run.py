@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -79,6 +80,15 @@ class Run:
         """End the process that holds the model, if it was started."""
         if "session" in self.__dict__:
             self.__dict__.pop("session").close()
+
+    @contextmanager
+    def by(self, kernel: Candidate) -> Iterator[None]:
+        """In this block another form of the kernel multiplies."""
+        own, self.kernel = self.kernel, kernel
+        try:
+            yield
+        finally:
+            self.kernel = own
 
     def semantics(self, fmt: WeightFormat) -> Semantics:
         """The declared semantics of what multiplies such weights: the run's kernel, or, where they are not quantized,

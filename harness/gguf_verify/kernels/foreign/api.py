@@ -206,11 +206,24 @@ class Declaration:
     @property
     def definition(self) -> Semantics:
         """The definition that it declares, which is not that of an oracle. Raises UsageError."""
+        return self._defined(self.fused)
+
+    @property
+    def plain_definition(self) -> Semantics:
+        """The same of its product alone, without what is fused behind it. Raises UsageError."""
+        return self._defined(())
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """The operations behind its product; accumulation into the output is the last."""
+        return (*self.epilogue, *(["accumulate"] if self.layouts.of("output").accumulate else []))
+
+    def _defined(self, fused: tuple[str, ...]) -> Semantics:
         inside = self.takes if self.takes != self.semantics else ""
         try:
             return declared(
                 self.semantics, activations=self.activations, term=self.term, takes=inside,
-                accumulates=self._accumulates, output=self.output, epilogue=self.epilogue,
+                accumulates=self._accumulates, output=self.output, epilogue=fused,
             )  # fmt: skip
         except ValueError as error:
             raise UsageError(str(error)) from None

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat, ElementFormat, WeightFormat
+from ...formats import QK, BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
 from ...hosts import HOSTS, Host
 from ...hosts.base import Written
@@ -139,7 +139,17 @@ class ForeignKernel(Kernel):
     def definition(self) -> Semantics:
         if self._oracle is not None:
             return by_oracle(self._oracle, self._takes)
-        return self.declaration.definition
+        return self.declaration.plain_definition if self._neutral else self.declaration.definition
+
+    def neutral(self) -> ForeignKernel | None:
+        if self._epilogue is None or self._neutral:
+            return self
+        if not self._epilogue.has_neutral:
+            return None
+        plain = copy.copy(self)  # which shares the process
+        plain._neutral = True
+        plain.__dict__.pop("definition", None)
+        return plain
 
     @property
     def judged_by(self) -> str | None:
@@ -231,8 +241,12 @@ class ForeignKernel(Kernel):
         weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
         activations of zero."""
         unit = self._operands.activations
-        if x.ndim != 2 or x.shape[1] != -(-weights.k // unit.values) * unit.nbytes:
-            raise UsageError(f"{x.shape[-1]} bytes of activations a token are not {weights.k} columns")
+        if unit.values > 1 and weights.k % QK:
+            raise UsageError(f"a row of {weights.k} activations is not a whole number of blocks of {QK}")
+        expected = -(-weights.k // unit.values) * unit.nbytes
+        if x.ndim != 2 or x.shape[1] != expected:
+            took = f"weights of {weights.k} columns take {expected}"
+            raise UsageError(f"{x.shape[-1]} bytes of activations a token, but {took}")
         n, k = self._called_with(weights)
         rows, width = weights.buffer, weights.buffer.shape[1] * k // max(1, weights.k)
         held = self._products.holds(weights, self.wall)

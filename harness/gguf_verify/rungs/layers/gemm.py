@@ -25,6 +25,7 @@ from ..exact import ExactProducts
 from ..explain import WrongBytes, WrongCall
 from ..generated_inputs import every_size
 from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
+from ..ranges import representable
 from ..run import Matrix, Run
 from .activations import llama_activations, llama_bytes
 from .outputs import Activations, KernelCalls, Outputs, check_quantizer, run_kernel
@@ -179,6 +180,7 @@ class GemmJudge:
             number: of the trial.
             only: make this call alone.
         """
+        trial = replace(trial, x=representable(self.semantics, self.matrix.fmt, trial.rows, trial.x))
         taken = Activations.of(self.semantics, trial.x)
         m, n = len(trial.x), len(trial.rows)
         fmt = self.matrix.fmt
