@@ -5,7 +5,6 @@
 // formats = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 // computes = "dequantize"
 // output = "float16"
-// arithmetic = { Q4_0 = "float32_offset_mul_add", Q4_1 = "float32", Q5_0 = "float32", Q5_1 = "float32", Q8_0 = "float32" }
 // parameters = ["weights", "output", "int32 N * K if TYPE == 6 or TYPE == 7 else N * K / 32"]
 // block = "256 if TYPE == 6 or TYPE == 7 else 32"
 // grid = "ceil(N * K, 512 if TYPE == 6 or TYPE == 7 else 256)"
@@ -14,5 +13,11 @@
 // macros.Q5_0 = { dequantize_block_q5_0_f16 = "product" }
 // macros.Q5_1 = { dequantize_block_q5_1_f16 = "product" }
 // macros.Q8_0 = { dequantize_block_q8_0_f16 = "product" }
+// [arithmetic]
+// Q4_0 = "float32_offset_mul_add"
+// Q4_1 = "float32"
+// Q5_0 = "float32"
+// Q5_1 = "float32"
+// Q8_0 = "float32"
 // [/gguf-verify]
 #include "built/candle/quantized.cu"
