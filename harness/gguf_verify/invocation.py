@@ -17,11 +17,12 @@ from .hosts.base import Host
 from .kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Candidate
 from .results import Options
 from .rungs import RUNGS
+from .rungs.drawn import DRAWN_RUNGS, Drawn
 from .support.command_line import command_line
 
 
 def command_of(
-    path: Path | str, kernel: Candidate | str | Callable[..., Any], host: Host | str, rungs: Sequence[str] | None,
+    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, rungs: Sequence[str] | None,
     options: Options, prompt_file: Path | None = None, *, source: Path | str | None = None,
     source_text: Path | str | None = None, waivers: Path | str | None = None,
 ) -> str:  # fmt: skip
@@ -36,13 +37,18 @@ def command_of(
     if name is None:
         return ""
     usual, flags = Options(), dict[str, str | None]()
-    if name != DEFAULT_KERNEL:
+    drawn = isinstance(path, Drawn)
+    if isinstance(path, Drawn):
+        sizes = {"-M": path.m, "-N": path.n, "-K": path.k}
+        flags |= {"--type": ",".join(path.types)} if path.types else {}
+        flags |= {flag: ",".join(map(str, of)) for flag, of in sizes.items() if of}
+    elif name != DEFAULT_KERNEL:
         flags["--kernel"] = name
     if (of_host := host if isinstance(host, str) else host.info().name) in HOST_CHOICES and of_host != "auto":
         flags["--host"] = of_host
     if rungs is None:
         flags["--identify"] = None
-    elif list(rungs) != list(RUNGS):
+    elif list(rungs) != (list(DRAWN_RUNGS) if drawn else list(RUNGS)):
         flags["--rungs"] = ",".join(rungs)
     if prompt_file is not None:
         flags["-f"] = str(prompt_file)
@@ -61,7 +67,7 @@ def command_of(
     flags |= {flag: None for flag, asked in switches.items() if asked}
     files = {"--source": source, "--source-text": source_text, "--waivers": waivers}
     flags |= {flag: str(file) for flag, file in files.items() if file is not None}
-    return command_line(str(path), flags)
+    return command_line(name, flags, "kernel") if drawn else command_line(str(path), flags)
 
 
 def _name_of(kernel: Candidate | str | Callable[..., Any]) -> str | None:

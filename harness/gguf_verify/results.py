@@ -40,7 +40,9 @@ DEFAULT_N_PREDICT = 32
 
 RungVerdict = Literal["passed", "waived", "failed", "unverified"]
 RungOutcome = Literal["passed", "waived", "failed", "unverified", "broken off"]
-ReportVerdict = Literal["verified", "waived", "mismatch", "interrupted", "broken off", "not everything verified"]
+ReportVerdict = Literal[
+    "verified", "verified on drawn data", "waived", "mismatch", "interrupted", "broken off", "not everything verified",
+]  # fmt: skip
 WaiverState = Literal["applied", "expired", "unused"]
 #: What ended a run before its last rung: nothing, `Options.exit_first`, or a signal.
 EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM", "SIGHUP"]
@@ -196,6 +198,41 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
     sha256: tuple[str, ...]
     architecture: str
     tensor_types: dict[str, int]
+
+
+class DrawnProduct(msgspec.Struct, frozen=True, kw_only=True):
+    """A product of drawn data: the weights' type, tokens, rows and columns."""
+
+    type: str
+    m: int
+    n: int
+    k: int
+
+
+class DrawnData(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kernel was verified on where no model was at hand.
+
+    Args:
+        seed: of all that was drawn.
+        products: that took the place of a model's graph.
+        weights, activations: how they were drawn, in words.
+        compared: llama.cpp computed the same products, and its outputs and the kernel's were compared.
+    """
+
+    seed: int
+    products: tuple[DrawnProduct, ...] = ()
+    weights: str = ""
+    activations: str = ""
+    compared: bool = False
+
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        sizes = dict[str, list[str]]()
+        for p in self.products:
+            sizes.setdefault(f"{p.m}×{p.n}×{p.k}", []).append(p.type)
+        listed = "; ".join(f"{', '.join(types)}: M×N×K = {size}" for size, types in sizes.items())
+        return f"{listed or 'nothing'}; weights: {self.weights}; activations: {self.activations}; seed {self.seed}"
 
 
 class ReferenceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -412,7 +449,7 @@ class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
         shared: the kernel on llama.cpp's own activation bytes.
         other_m: the kernel with other numbers of tokens.
         other_shapes: the kernel at other N and K; None where it was not run there.
-        llama: llama.cpp's own output against its own definition.
+        llama: llama.cpp's own output against its own definition; None where llama.cpp was not asked.
         gap_nmse: NMSE between the two definitions' exact results.
         failures: how many outputs were wrong.
         under_test: the kernel is the one that the run verifies, not one that stands beside it.
@@ -431,7 +468,7 @@ class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     shared: float
     other_m: float
     other_shapes: float | None
-    llama: float
+    llama: float | None
     gap_nmse: float
     failures: int
     under_test: bool = True
@@ -953,6 +990,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         waivers: what became of the waivers that are about this model and kernel.
         ended_by: what ended the run before its last rung.
         not_climbed: rungs that were asked for and not begun, because the run was ended before.
+        drawn: what was multiplied, where that is no model's: "verified" is then said of these data alone.
     """
 
     environment: Environment
@@ -964,6 +1002,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     waivers: list[WaiverUse] = []
     ended_by: EndedBy = ""
     not_climbed: tuple[str, ...] = ()
+    drawn: DrawnData | None = None
 
     @property
     def exit_code(self) -> int:
@@ -1007,11 +1046,15 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         }
         if not self.changed and self.exit_code != EXIT_MISMATCH and self.ended_by in EXIT_INTERRUPTED:
             return "interrupted"
+        if self.drawn is not None and not self.exit_code:
+            return "verified on drawn data"
         return "waived" if not self.exit_code and self.n_waived else words[self.exit_code]
 
     @property
     def words(self) -> str:
-        """The verdict as reports say it: only what passed without a waiver is "verified"."""
+        """The verdict as reports say it: only what passed without a waiver, on a model, is "verified"."""
+        if self.drawn is not None and not self.drawn.compared and self.verdict == "verified on drawn data":
+            return f"{self.verdict}, not compared with llama.cpp"
         if self.verdict != "waived":
             return self.verdict
         return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}"

@@ -16,16 +16,16 @@ import numpy as np
 from .cases import Keeper
 from .costs import measure, open_source, read_text
 from .formats import ELEMENTS, FORMATS, WeightFormat
-from .gguf import open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
-from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
+from .kernels import DEFAULT_KERNEL, Candidate
 from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
 from .processes import sandbox
 from .processes.sandbox import sandboxed
 from .results import (
+    DrawnData,
     EndedBy,
     Environment,
     Failure,
@@ -40,6 +40,9 @@ from .results import (
     Versions,
 )
 from .rungs import RUNGS, Run, Rung
+from .rungs.drawn import NAME as DRAWN_NAME
+from .rungs.drawn import DRAWN_RUNGS, NONE, Drawn, DrawnRun
+from .rungs.opening import open_run
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError, signal_of
 from .support.near import nearest
 from .support.supported import check_machine
@@ -69,10 +72,10 @@ class Watcher:
 
 
 def verify(
-    path: Path | str,
+    path: Path | str | Drawn,
     kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL,
     host: Host | str = "auto",
-    rungs: Sequence[str] = tuple(RUNGS),
+    rungs: Sequence[str] | None = None,
     options: Options | None = None,
     command: str = "",
     on_rung: Callable[[Report, RungResult], None] | None = None,
@@ -86,11 +89,12 @@ def verify(
     """Verify a GGUF model with a kernel.
 
     Args:
-        path: the file, or the first part of a split one.
+        path: the file, or the first part of a split one; or `Drawn` data, where no model is at hand. Such a report says
+            "verified on drawn data".
         kernel: the name of a shipped kernel or family; a foreign kernel, as FILE.py:NAME, as FILE.cu:SYMBOL, or as a
             function or object that declares itself (see `gguf_verify.kernels.foreign`); or a Candidate.
         host: where the kernel runs, unless it is a Candidate: the name of a host, or a Host.
-        rungs: the rungs to climb.
+        rungs: the rungs to climb; None for all, on drawn data "blocks" and "layers".
         options: prompt, threads and further choices.
         command: the command line that repeats the run, for the report; where it is "", it is made of the other
             arguments, if it can be (a kernel that is a function of another function cannot be named).
@@ -116,6 +120,8 @@ def verify(
     check_machine()
     start = time.perf_counter()
     options = options or Options()
+    if rungs is None:
+        rungs = DRAWN_RUNGS if isinstance(path, Drawn) else tuple(RUNGS)
     command = command or command_of(
         path, kernel, host, rungs, options, source=source, source_text=source_text, waivers=waivers
     )
@@ -126,8 +132,13 @@ def verify(
         raise UsageError(
             f"no rung is called {', '.join(map(printable, unknown)) or '(none given)'}; {near}{there}", "unknown-rung"
         )
-    if options.reference not in BACKENDS:
-        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
+    if isinstance(path, Drawn) and (left := [name for name in rungs if name not in DRAWN_RUNGS]):
+        raise UsageError(f"the {left[0]} rung needs a model; on drawn data there are: {', '.join(DRAWN_RUNGS)}")
+    references = [*BACKENDS, NONE] if isinstance(path, Drawn) else [*BACKENDS]
+    if options.reference not in references:
+        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(references)}")
+    if isinstance(path, Drawn) and (source, waivers, options.save_case) != (None, None, ""):
+        raise UsageError("a source, waivers and a saved case belong to a model, not to drawn data")
     if source_text is not None and source is None:
         raise UsageError("a text for costs (--source-text) needs the model's source (--source)")
     if options.only_call and len(rungs) != 1:
@@ -140,21 +151,22 @@ def verify(
     try:
         with (
             sandboxed(options.sandbox, options.kernel_memory),
-            open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
-            open_model(path) as model,
+            open_run(path, kernel, host, options, None if keeper is None else keeper.keep) as run,
         ):
-            if options.sanitize and (fault := multiplier.check_fault()) is not None:
+            model = run.model
+            if options.sanitize and (fault := run.kernel.check_fault()) is not None:
                 raise EnvironmentFault(f"--sanitize: {fault}")
             if not any(map(may_be_matrix, model.tensors.values())):
                 n = len(model.tensors)
                 held = f"none of its {n} tensors is a matrix" if n else "it holds no tensor"
-                raise NothingToVerify(f"nothing to verify in {printable(Path(path).name)}: {held}", "nothing-to-verify")
-            run = Run(model, multiplier, options, keep=None if keeper is None else keeper.keep)
+                name = printable(model.path.name)
+                raise NothingToVerify(f"nothing to verify in {name}: {held}", "nothing-to-verify")
             before = None
             try:
                 run.selected()
                 before = None if source is None else open_source(source, model)
-                report = Report(environment=_environment(run), command=command)
+                drawn = run.data if isinstance(run, DrawnRun) else None
+                report = Report(environment=_environment(run), command=command, drawn=drawn)
                 if keeper is not None:
                     keeper.environment = report.environment
                 climb = _Climb(run, report, asked, lambda: apply(report, known, day), on_rung, watcher or Watcher())
@@ -176,6 +188,7 @@ def verify(
             raise
         if climb is None:
             report = Report(environment=_unknown(path, kernel, host, options), command=command)
+            report.drawn = DrawnData(seed=options.seed) if isinstance(path, Drawn) else None
             report.ended_by, report.not_climbed = signal_of(error), tuple(rung.name for rung in asked)
     if keeper is not None and report.rungs:
         report.rungs[-1].note(keeper.words)
@@ -263,22 +276,23 @@ UNKNOWN = "unknown"
 
 
 def _unknown(
-    path: Path | str, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
+    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
 ) -> Environment:  # fmt: skip
     """The environment of a run that a signal ended before it was known: what was asked for, and no more."""
     where = HostInfo(name=host if isinstance(host, str) else host.name, device=UNKNOWN)
     name = kernel if isinstance(kernel, str) else getattr(kernel, "name", getattr(kernel, "__name__", UNKNOWN))
     try:
-        size = Path(path).stat().st_size
+        size = 0 if isinstance(path, Drawn) else Path(path).stat().st_size
     except (OSError, ValueError):
         size = 0
+    shown = DRAWN_NAME if isinstance(path, Drawn) else str(path)
     return Environment(
         versions=_versions(dict.fromkeys(("llama_cpp_python", "llama_cpp", "ggml", "system"), UNKNOWN)), host=where,
         kernel=KernelInfo(
             name=str(name), definition=UNKNOWN, judged_by=None, verified_means=None, order=UNKNOWN, covers=(),
             element_kernels={}, element_host=where,
         ),
-        file=FileInfo(path=str(path), size=size, sha256=(), architecture=UNKNOWN, tensor_types={}),
+        file=FileInfo(path=shown, size=size, sha256=(), architecture=UNKNOWN, tensor_types={}),
         reference=ReferenceInfo(where=UNKNOWN, definitions={}), sandbox=SandboxInfo(kind="off", by=UNKNOWN),
         options=options,
     )  # fmt: skip
@@ -304,7 +318,7 @@ def _environment(run: Run) -> Environment:
             order=kernel.order_in_words, covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),
             element_kernels=_element_kernels(run), element_host=kernel.host.info(),
         ),
-        file=model.info(),
+        file=run.file_info(),
         reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
         sandbox=_sandbox(run),
         options=run.options,

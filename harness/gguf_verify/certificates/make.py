@@ -33,8 +33,8 @@ def certify(
         given: the kernel as it was typed.
         finished: when the run ended; None for now.
 
-    Raises EnvironmentFault where there is nothing to certify: the run was interrupted, a file changed meanwhile, or one
-    call was made alone.
+    Raises EnvironmentFault where there is nothing to certify: the run was interrupted, a file changed meanwhile, one call
+    was made alone, or data were drawn.
     """
     if report.ended_by in EXIT_INTERRUPTED:
         raise EnvironmentFault("no certificate is written of a run that was interrupted")
@@ -43,6 +43,8 @@ def certify(
         raise EnvironmentFault(f"no certificate is written: {changed}")
     if report.environment.options.only_call:
         raise EnvironmentFault("no certificate is written of one call")
+    if report.drawn is not None:
+        raise EnvironmentFault("no certificate is written of drawn data: it would be of no model")
     e = report.environment
     model, sha256 = _model_names(e.file.path, len(e.file.sha256), before), e.file.sha256
     subjects = [*zip(model, sha256, strict=True), *before.kernel.items()]

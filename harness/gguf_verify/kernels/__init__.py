@@ -40,7 +40,7 @@ def on_host(found: KernelSpec | Family, host: Host) -> ShippedKernel | FamilyOnH
 @contextmanager
 def open_kernel(
     kernel: Candidate | str | Callable[..., Any], host: Host | str, threads: int = 0, time_limit: float = TIME_LIMIT,
-    verbose: bool = False,
+    verbose: bool = False, wanted: frozenset[str] | None = None, progress: Callable[[str], None] | None = None,
 ) -> Iterator[Candidate]:  # fmt: skip
     """What a run verifies, for as long as the run takes.
 
@@ -51,6 +51,8 @@ def open_kernel(
         threads: of a host that is made from its name; 0: all.
         time_limit: seconds for one call of a foreign kernel, or one launch of a shipped one.
         verbose: let what a foreign kernel prints through to standard error.
+        wanted: names of the types of weights that it is opened for; None for all. Others need not be compiled.
+        progress: told what a foreign kernel's opening does, in words, at each step.
 
     Raises UsageError where there is no such kernel, EnvironmentFault where there is no such host.
     """
@@ -64,7 +66,7 @@ def open_kernel(
         if found is not None:
             yield on_host(found, where)
             return
-        foreign = open_foreign(kernel, where, time_limit, verbose)
+        foreign = open_foreign(kernel, where, time_limit, verbose, wanted, progress)
         try:
             yield foreign
         finally:

@@ -166,7 +166,8 @@ class TypeProbes:
             encoded = with_least_codes(encoded)
         uploaded: dict[str, Weights] = {}
         products: dict[Order | None, list[tuple[slice, Product]]] = {}
-        self.found.values |= {probe.values, probe.blocks}
+        blocks = self._run.blocks_are if probe.blocks == "the model's" else probe.blocks
+        self.found.values |= {probe.values, blocks}
         for m in probe.tokens:
             if self._only is not None and self._only.m != m:
                 continue

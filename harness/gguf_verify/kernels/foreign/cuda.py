@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from ...hosts import HOSTS
@@ -170,13 +171,23 @@ class CudaKernels:
         self._source, self.host, self._seconds = source, host, seconds
         self._placed: dict[tuple[str, bool], Placed] = {}
 
-    def all(self) -> dict[str, Placed]:
-        """For each type that it declares. Raises UsageError where one does not compile, EnvironmentFault where what
+    def all(
+        self, wanted: frozenset[str] | None = None, progress: Callable[[str], None] | None = None
+    ) -> dict[str, Placed]:
+        """For each wanted type that it declares; None: for all. `progress` is told of each. Raises UsageError where one does not compile, EnvironmentFault where what
         compiles is missing."""
         self.host.check()
+        declared = self._source.declaration.of.formats
+        needed = [fmt for fmt in declared if wanted is None or fmt in wanted]
+        where = "the CPU" if HOSTS[self.host.name].emulated else "the GPU"
+        made: dict[str, Placed] = {}
         try:
             with foreign_source(self._source.root, self._seconds):
-                return {fmt: self._of(fmt, None) for fmt in self._source.declaration.of.formats}
+                for i, fmt in enumerate(needed, 1):
+                    if progress is not None:
+                        progress(f"compiling {fmt} for {where} ({i} of {len(needed)})")
+                    made[fmt] = self._of(fmt, None)
+                return made
         except EnvironmentFault as error:
             if HOSTS[self.host.name].emulated and any(_PTX.search(text) for text in self._source.texts):
                 raise UsageError(

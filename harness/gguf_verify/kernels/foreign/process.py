@@ -11,7 +11,7 @@ import copy
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -303,12 +303,18 @@ def _declared(conversation: Conversation, said: dict[str, Any]) -> Declaration:
         conversation.garbage()
 
 
-def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False) -> ForeignKernel:
+def open_foreign(
+    kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False,
+    wanted: frozenset[str] | None = None, progress: Callable[[str], None] | None = None,
+) -> ForeignKernel:  # fmt: skip
     """A foreign kernel: FILE.py:NAME, FILE.cu:SYMBOL, or a function or callable object that declares what it is.
 
     Args:
         host: where CUDA C++ runs, and the shipped kernels of types that are not quantized.
         time_limit, verbose: as `ForeignKernel`.
+        wanted: names of the types that it is opened for, of which a kernel in CUDA C++ is compiled for those that it
+            declares; None for all that it declares.
+        progress: told what is being done, in words, at each step.
 
     Raises UsageError where there is no such kernel, its declaration is not valid, or it does not compile;
     EnvironmentFault.
@@ -323,6 +329,8 @@ def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbos
     if not path.is_file():
         raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
     if found[2] == "py":
+        if progress is not None:
+            progress(f"importing {shown}")
         where = {"path": os.path.abspath(path), "name": name}
         return ForeignKernel(File(shown, where, {**where, "oracle": True}), host, time_limit, verbose)
     try:
@@ -332,7 +340,7 @@ def open_foreign(kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbos
     try:
         builder = make_host(host.name, host.threads or 0)  # not one in a process: it loads nothing
         kernels = CudaKernels(cuda, builder, _COMPILE_LIMIT)
-        placed = {fmt: asdict(kernel) for fmt, kernel in kernels.all().items()}
+        placed = {fmt: asdict(kernel) for fmt, kernel in kernels.all(wanted, progress).items()}
         asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
         by = {"path": os.path.abspath(cuda.oracle[0]), "name": cuda.oracle[1], "oracle": True} if cuda.oracle else {}
         source = File(shown, asked, by, close=cuda.close, on_host=True, shown=(cuda.built,))

@@ -33,7 +33,7 @@ MOST_ROWS = 5000
 #: Cells of a map that say where they are when they are pointed at; all are drawn.
 MOST_TITLES = 100
 
-LEVELS = {"passed": "good", "verified": "good", "failed": "bad", "mismatch": "bad"}
+LEVELS = {"passed": "good", "verified": "good", "verified on drawn data": "good", "failed": "bad", "mismatch": "bad"}
 
 
 class Rung(NamedTuple):
@@ -312,7 +312,7 @@ def _facts(failure: Failure) -> Iterator[tuple[str, str]]:
 
 
 def _histograms(gemms: Sequence[GemmRecord]) -> list[tuple[str, Markup]]:
-    values = {"The kernel": [g.own for g in gemms], "llama.cpp": [g.llama for g in gemms]}
+    values = {"The kernel": [g.own for g in gemms], "llama.cpp": [g.llama for g in gemms if g.llama is not None]}
     drawn = [(name, charts.histogram(of, f"{name}: GEMMs by largest utilisation")) for name, of in values.items()]
     return [(name, made) for name, made in drawn if made is not None]
 

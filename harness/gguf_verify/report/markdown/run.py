@@ -8,7 +8,7 @@ from ...results import Report, RungResult
 from .costs import add as add_costs
 from .page import LIMIT, MARKS, Page, escaped
 
-LEVELS = {"verified": "good", "mismatch": "bad", "passed": "good", "failed": "bad"}
+LEVELS = {"verified": "good", "verified on drawn data": "good", "mismatch": "bad", "passed": "good", "failed": "bad"}
 MOST_FAILURES = 5
 
 

@@ -34,6 +34,8 @@ MOST_NOTES, MOST_UNVERIFIED, MOST_TENSORS, MOST_ENVELOPES = 3, 10, 6, 2
 MOST_FAILURES = 20
 _HEX_DIGITS = 128
 _INDENT = "  "
+#: What a report of drawn data begins with.
+DRAWN_MEANS = "on drawn data, which are no model's"
 #: The diagnosis that says most comes first.
 _TELLING = ("known fault", "another definition", "out of range", "another order", "unknown")
 
@@ -70,6 +72,8 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
     verdict = (report.words.upper(), STYLES[report.verdict])
     asked = len(report.rungs) + len(report.not_climbed)
     yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {asked} rungs passed")
+    if report.drawn is not None:
+        yield from wrapped(Text(f"{DRAWN_MEANS}: {report.drawn.words}"), form.width, _INDENT)
     if report.culprits:
         yield from wrapped(Text(f"at fault: {report.at_fault}"), form.width)
     if means := report.environment.kernel.verified_means:

@@ -302,7 +302,7 @@ class _Gemms:
                 tensor=matrix.tensor.name, matrix=number, node=gemm.node, type=matrix.fmt.name, m=len(gemm.x),
                 n=len(matrix.rows), k=matrix.tensor.k, kernel=kernel.name, llama_definition=judged.llama.name,
                 own=worst[KERNEL], shared=worst[SHARED], other_m=worst[OTHER_M], other_shapes=worst.get(OTHER_SHAPES),
-                llama=worst[judged.llama_side], gap_nmse=judged.gap, failures=result.n_failures - failed,
+                llama=worst.get(judged.llama_side), gap_nmse=judged.gap, failures=result.n_failures - failed,
                 under_test=tested,
             )
         )  # fmt: skip
