@@ -130,8 +130,8 @@ def identify_model(
             if not matrices:
                 raise NothingToVerify(f"nothing to identify in {model.path.name}: it holds no matrix")
             header = IdentifyHeader(
-                project_version(), run.versions["llama_cpp"], run.file_info().path, multiplier.name, multiplier.semantics,
-                multiplier.runs_on().words, run.backend.describe(), multiplier.judged_by,
+                project_version(), run.versions["llama_cpp"], run.file_info().path, multiplier.name,
+                multiplier.semantics, multiplier.runs_on().words, run.backend.describe(), multiplier.judged_by,
             )  # fmt: skip
             report = IdentifyReport(header, command=command)
             for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):

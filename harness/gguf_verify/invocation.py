@@ -22,8 +22,8 @@ from .support.command_line import command_line
 
 
 def command_of(
-    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, rungs: Sequence[str] | None,
-    options: Options, prompt_file: Path | None = None, *, source: Path | str | None = None,
+    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str,
+    rungs: Sequence[str] | None, options: Options, prompt_file: Path | None = None, *, source: Path | str | None = None,
     source_text: Path | str | None = None, waivers: Path | str | None = None,
 ) -> str:  # fmt: skip
     """The command line that asks for a run; "" where none can: the kernel has no name that another process knows.

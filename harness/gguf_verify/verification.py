@@ -40,8 +40,8 @@ from .results import (
     Versions,
 )
 from .rungs import RUNGS, Run, Rung
-from .rungs.drawn import NAME as DRAWN_NAME
 from .rungs.drawn import DRAWN_RUNGS, NONE, Drawn, DrawnRun
+from .rungs.drawn import NAME as DRAWN_NAME
 from .rungs.opening import open_run
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError, signal_of
 from .support.near import nearest
@@ -308,7 +308,7 @@ def _versions(of_llama: Mapping[str, str]) -> Versions:
 
 
 def _environment(run: Run) -> Environment:
-    model, kernel = run.model, run.kernel
+    kernel = run.kernel
     return Environment(
         versions=_versions(run.versions),
         host=kernel.runs_on(),

@@ -33,8 +33,8 @@ def certify(
         given: the kernel as it was typed.
         finished: when the run ended; None for now.
 
-    Raises EnvironmentFault where there is nothing to certify: the run was interrupted, a file changed meanwhile, one call
-    was made alone, or data were drawn.
+    Raises EnvironmentFault where there is nothing to certify: the run was interrupted, a file changed meanwhile, data
+    were drawn, or one call was made alone.
     """
     if report.ended_by in EXIT_INTERRUPTED:
         raise EnvironmentFault("no certificate is written of a run that was interrupted")

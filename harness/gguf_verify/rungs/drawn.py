@@ -27,7 +27,6 @@ from ..kernels.domain import Extent
 from ..kernels.interface import Candidate
 from ..llama import Evaluation, Gemm, Llama, LlamaRefused
 from ..llama.backends import Backend
-from ..llama.installed import why_missing
 from ..results import DrawnData, DrawnProduct, FileInfo, Options
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
 from ..support import scratch
@@ -93,8 +92,8 @@ class Drawn:
         return frozenset(self.types) or None
 
     def matrices(self, kernel: Candidate) -> list[tuple[BlockFormat, int, int]]:
-        """Type, rows and columns of each matrix. Raises UsageError where the kernel takes no type, and where a number of
-        columns is no whole number of blocks."""
+        """Type, rows and columns of each matrix. Raises UsageError where the kernel takes no type, and where K is no
+        whole number of blocks."""
         formats = [FORMATS[t] for t in dict.fromkeys(self.types)] or [f for f in FORMATS.values() if kernel.covers(f)]
         if not formats:
             raise UsageError(f"kernel {kernel.name} takes no type of quantized weights")
@@ -181,7 +180,7 @@ class NoReference(Backend):
         self.name, self.title, self.properties = NONE, "no llama.cpp", {}
 
     def describe(self) -> str:
-        return "nothing: llama.cpp was not asked"
+        return "llama.cpp was not asked"
 
     def definition(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
         return llama_cpu_semantics(fmt)
@@ -280,13 +279,6 @@ class DrawnRun(Run):
         return replace(super().file_info(), path=NAME)
 
 
-def reference_of(options: Options) -> Options:
-    """The options with `--reference none` where llama.cpp is not installed."""
-    from dataclasses import replace as with_fields
-
-    return options if why_missing() is None else with_fields(options, reference=NONE)
-
-
 @contextmanager
 def drawn_run(
     drawn: Drawn, kernel: Candidate, options: Options, keep: Callable[[Any], None] | None = None
@@ -334,4 +326,4 @@ def _run(
     return run
 
 
-__all__ = ["DRAWN_RUNGS", "NONE", "Drawn", "DrawnRun", "drawn_run", "reference_of"]
+__all__ = ["DRAWN_RUNGS", "NONE", "Drawn", "DrawnRun", "drawn_run"]

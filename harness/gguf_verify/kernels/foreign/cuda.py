@@ -174,8 +174,10 @@ class CudaKernels:
     def all(
         self, wanted: frozenset[str] | None = None, progress: Callable[[str], None] | None = None
     ) -> dict[str, Placed]:
-        """For each wanted type that it declares; None: for all. `progress` is told of each. Raises UsageError where one does not compile, EnvironmentFault where what
-        compiles is missing."""
+        """For each wanted type that it declares; None: for all. `progress` is told of each.
+
+        Raises UsageError where one does not compile, EnvironmentFault where what compiles is missing.
+        """
         self.host.check()
         declared = self._source.declaration.of.formats
         needed = [fmt for fmt in declared if wanted is None or fmt in wanted]

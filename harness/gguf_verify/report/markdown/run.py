@@ -21,6 +21,8 @@ def render(report: Report, limit: int = LIMIT) -> str:
     kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.definition)}"
     llama = f"llama.cpp {escaped(environment.versions.llama_cpp, 40)}"
     page.add(f"{escaped(name, 100)}: {kernel}, against {llama}.", "")
+    if report.drawn is not None:
+        page.add(f"On drawn data, which are no model's: {escaped(report.drawn.words)}.", "")
     if report.culprits:
         page.add(f"At fault: {escaped(report.at_fault)}.", "")
     if means := environment.kernel.verified_means:

@@ -440,13 +440,15 @@ def _about(report: Report) -> Iterator[_Fact]:
     yield _Fact("file", f"{name}; {about}")
     more = "" if len(file.sha256) < 2 else f" and {len(file.sha256) - 1} more (-v)"
     yield _Fact("sha256", file.sha256[0] if file.sha256 else "none", 1, more)
-    where = f"llama.cpp {v.llama_cpp} on {printable(e.reference.where, 200)}; gguf-verify {v.gguf_verify}"
+    asked = report.drawn is None or report.drawn.compared
+    where = f"llama.cpp {v.llama_cpp} on {printable(e.reference.where, 200)}" if asked else e.reference.where
+    where = f"{where}; gguf-verify {v.gguf_verify}"
     confined = not e.sandbox.missing and e.sandbox.kind == "bwrap"
     yield _Fact("reference", f"{where}; in {e.sandbox.kind}" if confined else where)
     if not confined:
         yield _Fact("sandbox", printable(e.sandbox.words, 400))
-    tokens = f'{o.n_predict} tokens after "{printable(o.prompt, 60)}"'
-    yield _Fact("run", f"seed {o.seed}, {o.threads} threads, {tokens}", spare=5)
+    tokens = "" if report.drawn is not None else f', {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
+    yield _Fact("run", f"seed {o.seed}, {o.threads} threads{tokens}", spare=5)
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
@@ -455,7 +457,7 @@ def _about(report: Report) -> Iterator[_Fact]:
 def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
     """Everything else that was found."""
     yield ""
-    yield facts(_environment(report.environment))
+    yield facts(_environment(report.environment, report.drawn is not None))
     if any(rung.worst for rung in report.rungs):
         yield ""
         yield _worst(report)
@@ -479,7 +481,7 @@ def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
     yield from _details(report)
 
 
-def _environment(e: Environment) -> Iterator[tuple[str, str]]:
+def _environment(e: Environment, drawn: bool) -> Iterator[tuple[str, str]]:
     v, file, kernel = e.versions, e.file, e.kernel
     yield "versions", f"gguf-verify {v.gguf_verify} · llama.cpp {v.llama_cpp} (llama-cpp-python {v.llama_cpp_python})"
     yield "", f"ggml {v.ggml} · python {v.python} · numpy {v.numpy} · gguf {v.gguf} · {v.platform}"
@@ -500,7 +502,8 @@ def _environment(e: Environment) -> Iterator[tuple[str, str]]:
     yield "reference", f"llama.cpp on {e.reference.where} · {definitions}"
     yield "sandbox", printable(e.sandbox.words, 400)
     o = e.options
-    yield "run", f'seed {o.seed} · {o.threads} threads · {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
+    tokens = "" if drawn else f' · {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
+    yield "run", f"seed {o.seed} · {o.threads} threads{tokens}"
 
 
 def _worst(report: Report) -> Table:
