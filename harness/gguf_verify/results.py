@@ -26,6 +26,7 @@ from .support.errors import (
     EXIT_UNVERIFIED,
     EXIT_VERIFIED,
     Culprit,
+    KernelFault,
     UsageError,
 )
 from .support.shown import Shown
@@ -340,6 +341,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--only-call: no kind of call is {kind[:40]!a}; copy it from a report") from None
 
 
+class Frame(msgspec.Struct, frozen=True):
+    """A frame of a kernel's traceback: "FILE:LINE in FUNCTION", its source, and whether it is of its author's code."""
+
+    place: str
+    code: str
+    own: bool
+
+
 class Failure(msgspec.Struct, frozen=True):
     """One thing that is wrong, with all that is needed to look at it.
 
@@ -360,6 +369,7 @@ class Failure(msgspec.Struct, frozen=True):
         cause: what further failures of the same cause have in common, of which a rung records the first only; "" for
             a failure that stands for itself.
         call: the call of the kernel that it is of, where it is of one.
+        trace: the frames of the exception that the kernel raised, outermost first.
     """
 
     what: str
@@ -381,6 +391,15 @@ class Failure(msgspec.Struct, frozen=True):
     cause: str = ""
     call: Call | None = None
     block_type: str = ""
+    trace: tuple[Frame, ...] = ()
+
+    @classmethod
+    def of(cls, error: KernelFault, what: str, tensor: str = "", matrix: int | None = None) -> Failure:
+        """What a kernel did in place of giving an output."""
+        return cls(
+            what, tensor, matrix=matrix, culprit=error.culprit, cause=error.cause, call=error.call,
+            trace=tuple(Frame(*frame) for frame in error.trace),
+        )  # fmt: skip
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -692,6 +711,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         blamed: who is at fault → for how many of the failures.
         failing: tensor → how many of the failures are of it; "" for those of none.
         waived: tensor → how many of its failures a waiver covers.
+        same: cause → how many failures have it.
         worst: whose output → its worst.
         figures: measured numbers that are not judged, by name.
         notes: what a reader should know, a line each.
@@ -717,6 +737,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     blamed: dict[Culprit, int] = {}
     failing: dict[str, int] = {}
     waived: dict[str, int] = {}
+    same: dict[str, int] = {}
     worst: dict[str, Worst] = {}
     figures: dict[str, float] = {}
     notes: list[str] = []
@@ -785,6 +806,8 @@ class RungResult(msgspec.Struct, kw_only=True):
     def fail(self, failure: Failure, n: int = 1) -> None:
         """Record a failure that stands for n of them; one of a cause that is recorded is only counted."""
         self.fail_more(failure.culprit, n, failure.tensor)
+        if failure.cause in self.same or (failure.cause and len(self.same) < MAX_FAILURES):
+            self.same[failure.cause] = self.same.get(failure.cause, 0) + n
         if failure.cause and any(f.cause == failure.cause for f in self.failures):
             return
         if len(self.failures) < MAX_FAILURES:

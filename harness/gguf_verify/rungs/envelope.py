@@ -180,9 +180,7 @@ class TypeProbes:
                     return
                 self.found.faults += 1
                 words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
-                self._result.fail(
-                    Failure(words, self._tensor.name, culprit=error.culprit, cause=error.cause, call=error.call)
-                )
+                self._result.fail(Failure.of(error, words, self._tensor.name))
                 kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
                 tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
                 who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name

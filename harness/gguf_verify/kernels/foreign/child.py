@@ -16,7 +16,8 @@ there is none. Each question then has
     operands a list of `operands.Operand`: name, role (input, output, scratch), dtype, shape, strides, file, place
 
 and is answered by {"of", "ok": true, …}, by {"of", "fault": one line, "cause"} where the kernel is to blame, with
-"finding": {"kind", "lines"} where a checked build or a card found it, or by {"of", "environment": one line} where this
+"trace": [[place, code, whether it is its author's], …] where it raised, "finding": {"kind", "lines"} where a checked
+build or a card found it, or by {"of", "environment": one line} where this
 machine cannot do it, which is taken only of runs under a schedule and of single thread blocks.
 
     load     take the weights: "format", "n", "k". They are good until the next one.
@@ -48,7 +49,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -60,7 +61,7 @@ import numpy.typing as npt
 from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
 from ...hosts.base import POISON
-from ...support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
+from ...support.errors import EnvironmentFault, HarnessError, KernelFinding, TraceFrame, UsageError
 from ...support.paths import PACKAGE
 from .api import Oracle, Shape, declaration_of
 from .operands import Mapped, Operand
@@ -70,8 +71,10 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 MOST_TEXT = 300
-#: Frames of the author's own code that a message names.
-_MOST_FRAMES = 3
+#: Where Python's own modules lie.
+STANDARD_LIBRARY = Path(os.__file__).parent
+#: Frames of a traceback that a message holds, its last ones.
+MOST_FRAMES = 16
 #: Places of one product.
 MOST_UNSET = 20
 
@@ -82,11 +85,14 @@ class Fault(Exception):
     Args:
         finding: of a `KernelFinding`, its kind and lines.
         cause: what further faults of the same cause have in common; "" where nothing does.
+        trace: frames of an exception, as `support.errors.TraceFrame`.
     """
 
-    def __init__(self, words: str, finding: dict[str, Any] | None = None, cause: str = "") -> None:
+    def __init__(
+        self, words: str, finding: dict[str, Any] | None = None, cause: str = "", trace: Sequence[TraceFrame] = ()
+    ) -> None:
         super().__init__(words)
-        self.cause = cause
+        self.cause, self.trace = cause, trace
         self.finding = finding
 
     @classmethod
@@ -120,20 +126,28 @@ def one_line(error: BaseException) -> str:
 
 
 def raised(who: str, error: BaseException, more: str = "") -> Fault:
-    """That a function of the kernel's author raised, in a line, with the frames of the traceback that are not of this
-    package or of installed ones: the innermost first, with its line of source."""
-    frames = []
+    """That a function of the kernel's author raised: a line that names the innermost place of the author's own code,
+    and the frames of the traceback that are not of this package."""
+    frames: list[TraceFrame] = []
     with contextlib.suppress(Exception):
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_of_author(f.filename)][-_MOST_FRAMES:]
-    places = [f"{Path(f.filename).name}:{f.lineno} in {f.name}: {(f.line or '')[:100]}" for f in reversed(frames)]
-    at = "".join(f"; {'called from' if i else 'at'} {place}" for i, place in enumerate(places))
-    cause = f"{type(error).__name__} at {places[0]}" if places else f"{type(error).__name__} of {who}"
-    return Fault(f"{who} raised {one_line(error)}{more}{at}", cause=cause[:MOST_TEXT])
+        frames = [_frame(f) for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+    own = [frame for frame in frames if frame.own]
+    place = f"{own[-1].place}: {own[-1].code}" if own else ""
+    cause = f"{type(error).__name__} {f'at {place}' if own else f'of {who}'}"
+    at = f"; at {place}" if own else ""
+    return Fault(f"{who} raised {one_line(error)}{more}{at}", None, cause[:MOST_TEXT], frames[-MOST_FRAMES:])
 
 
-def _is_of_author(file: str) -> bool:
-    path = Path(file)
-    return not path.is_relative_to(PACKAGE) and not {"site-packages", "dist-packages"} & set(path.parts)
+def _frame(frame: traceback.FrameSummary) -> TraceFrame:
+    path = Path(frame.filename)
+    installed = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(STANDARD_LIBRARY)
+    return TraceFrame(
+        f"{path.name}:{frame.lineno} in {frame.name}"[:MOST_TEXT], (frame.line or "")[:100], not installed
+    )
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(PACKAGE)
 
 
 def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str) -> None:
@@ -231,7 +245,10 @@ class PythonRunner:
         y = as_array(answer)
         if y.dtype != np.float32 or y.shape != out.shape:
             described = f"{y.dtype}[{', '.join(map(str, y.shape))}]"
-            raise Fault(f"the kernel returned {described}, expected float32[{shape.m}, {shape.n}]")
+            cause = f"{y.dtype} of {y.ndim} dimensions" if y.dtype != np.float32 or y.ndim != 2 else ""
+            raise Fault(
+                f"the kernel returned {described}, expected float32[{shape.m}, {shape.n}]{_hint(y, shape)}", cause=cause
+            )
         out[...] = y
         inputs = (given, self._weights) if isinstance(self._weights, np.ndarray) else (given,)
         mine = not any(np.may_share_memory(y, array) for array in (*inputs, out))
@@ -248,6 +265,19 @@ class PythonRunner:
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
+
+
+def _hint(y: npt.NDArray[Any], shape: Shape) -> str:
+    """What an author may write so that an answer is taken, where that is known."""
+    if y.shape == (shape.n, shape.m) != (shape.m, shape.n):
+        return ": it is transposed; return its .T"
+    if y.dtype.name in ("float16", "bfloat16") and y.shape == (shape.m, shape.n):
+        return f': declare output = "{y.dtype.name}"'
+    if y.dtype == np.float64 and y.shape == (shape.m, shape.n):
+        return ": return it as float32 (.astype(np.float32))"
+    if y.shape == (shape.m * shape.n,):
+        return f": return it as {shape.m} rows of {shape.n} (.reshape(shape.m, shape.n))"
+    return ""
 
 
 def poison_on_device(answer: Any) -> None:
@@ -360,7 +390,8 @@ def _serve(
                     operands[operand.name] = Mapped(operand, *memory[operand.file])
                 _say(link, of=number, ok=True, **answer(runner, question, operands))
             except Fault as error:
-                more = {} if error.finding is None else {"finding": error.finding}
+                more: dict[str, Any] = {} if error.finding is None else {"finding": error.finding}
+                more |= {"trace": [list(frame) for frame in error.trace]} if error.trace else {}
                 _say(link, of=number, fault=str(error), cause=error.cause, **more)
             except EnvironmentFault as error:
                 _say(link, of=number, environment=str(error))

@@ -107,6 +107,7 @@ def _wrong(report: Report, form: Form) -> Iterator[RenderableType]:
         rung, failure = report.failures[0]
         kind = failure.block_type or report.tensor_types.get(failure.tensor, "")
         yield from _failure(rung, failure, kind, form)
+        yield from _again(report, failure)
     yield ""
     yield _by_tensor(report)
 
@@ -155,9 +156,27 @@ def _map(rung: RungResult, form: Form) -> Iterator[Text]:
 def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Text]:
     """The first failure: what, the numbers, and the block with its fields and codes."""
     yield from failure_lines(rung, f, form)
+    yield from _trace(f, form)
     if f.block_hex is not None:
         lines = [*as_lines(kind, f.block_hex), *as_lines(f.activation_type, f.activation_hex or "", "meets")]
         yield from (cut(Text(_INDENT + line), form.width) for line in lines)
+
+
+def _trace(f: Failure, form: Form) -> Iterator[Text]:
+    """The exception's way: where it passed several lines of the author's code, or, with -v, any."""
+    frames = f.trace if form.verbose else tuple(frame for frame in f.trace if frame.own)
+    if len(frames) > 1 or (frames and form.verbose):
+        yield Text(f"{_INDENT}traceback, the last call last:")
+        for frame in frames:
+            line = f"{2 * _INDENT}{printable(frame.place, 200)}: {printable(frame.code, 100)}"
+            yield cut(Text(line, "" if frame.own else DIM), form.width)
+
+
+def _again(report: Report, f: Failure) -> Iterator[Text]:
+    """How many calls failed for the cause of a failure beside it."""
+    n = sum(rung.same.get(f.cause, 0) for rung in report.rungs) - 1 if f.cause else 0
+    if n > 0:
+        yield Text(f"{_INDENT}{ELLIPSIS} and {n:,} more {'call' if n == 1 else 'calls'} failed the same way")
 
 
 def _numbers(f: Failure, form: Form) -> Iterator[str]:
@@ -575,16 +594,24 @@ def _value(value: object) -> str:
 def _failures(report: Report, form: Form) -> Iterator[Text]:
     """The recorded failures, each output once."""
     recorded: Sequence[tuple[RungResult, Failure]] = report.failures
-    shown = 0
+    shown = same = 0
+    causes: set[object] = set()
     places: set[tuple[object, ...]] = set()
     for rung, f in recorded:
         place = (rung.name, f.tensor, f.row, f.block, f.token)
         if f.row is not None and place in places:  # the same output again, at another M or on other activations
             continue
         places.add(place)
+        if f.cause in causes:
+            same += 1
+            continue
+        causes.add(f.cause or object())
         shown += 1
         yield from failure_lines(rung, f, form)
+        if f is not report.failures[0][1]:  # whose frames stand above
+            yield from _trace(f, form)
+            yield from _again(report, f)
     if report.n_failures > shown:
-        again = len(recorded) - shown
+        again = len(recorded) - shown - same
         repeated = f"; {again} more are of the same outputs" if again else ""
         yield Text(f"… {shown} of {report.n_failures:,} failures are shown{repeated}")

@@ -200,10 +200,7 @@ class _Gemms:
             for call in judged.wrong.values():
                 self._explanations.add(call)
         except KernelFault as error:  # also of its author's oracle
-            said, who = f"{name}: {error}", error.culprit
-            result.fail(
-                Failure(said, matrix.tensor.name, matrix=number, culprit=who, cause=error.cause, call=error.call)
-            )
+            result.fail(Failure.of(error, f"{name}: {error}", matrix.tensor.name, number))
             kernel = run.kernel.of(matrix.fmt, *gemm.shape)
             tried = Experiments(kernel, matrix.fmt, judged.semantics, matrix.rows, gemm.x, run.options.threads)
             self._explanations.add_fault(error, tried, KERNEL.name, matrix.tensor.name, name)
