@@ -28,8 +28,8 @@ _COMMON = "../common.cuh"
 _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.M)
 #: The names that a paragraph of a header defines at its outermost level.
 _DEFINED = re.compile(
-    r"^(?:__device__ |__forceinline__ |static |const |constexpr |inline |typedef )*(?:struct|enum class|[\w:]+[ \w]*?[ *&]) ?"
-    r"(\w+)(?=[;({ \[=])", re.M,
+    r"^(?:__device__ |__forceinline__ |static |const |constexpr |inline |typedef )*"
+    r"(?:struct|enum class|[\w:]+[ \w]*?[ *&]) ?(\w+)(?=[;({ \[=])", re.M,
 )  # fmt: skip
 
 
@@ -108,8 +108,8 @@ class Template:
 //     gguf-verify kernel {path.name}:gemm                   is it right, on drawn data?
 //     gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it right on a model, compared with llama.cpp?
 //
-// What the verifier must know stands here, in TOML. `gguf-verify kernel {path.name}:gemm --identify` says which definition
-// (semantics) a kernel computes. Other keys: takes, output, ordered, shared, macros, domain = {{ K = {{ multiple = 256 }} }}.
+// What the verifier must know stands here, in TOML. `semantics` names what the kernel computes: if you do not know,
+// --identify finds it from the outputs. Some other keys: takes, output, domain = {{ M = 1, K = {{ multiple = 256 }} }}.
 //
 // [gguf-verify]
 {lines}
