@@ -179,6 +179,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
         covers: names of the quantized types that it multiplies.
         element_kernels: type → the kernel that multiplies matrices of that type which are not quantized.
         element_host: where those kernels run.
+        hints: what its declaration may have wrong, by its source, each in a line.
     """
 
     name: str
@@ -189,6 +190,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     covers: tuple[str, ...]
     element_kernels: dict[str, str]
     element_host: HostInfo
+    hints: tuple[str, ...] = ()
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -317,6 +317,7 @@ def _environment(run: Run) -> Environment:
             verified_means=VERIFIED_BY_ITS_ORACLE if kernel.definition.oracle is not None else None,
             order=kernel.order_in_words, covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),
             element_kernels=_element_kernels(run), element_host=kernel.host.info(),
+            hints=kernel.hints,
         ),
         file=run.file_info(),
         reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),

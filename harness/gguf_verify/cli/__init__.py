@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(argv)
     except HarnessError as error:
         say(f"{error} [{error.id}]" if error.id else str(error))
+        for line in error.more:
+            print(line, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt as error:
         say(f"interrupted by {signal_of(error)}: there is no result")

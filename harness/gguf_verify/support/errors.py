@@ -34,13 +34,14 @@ class HarnessError(Exception):
     Args:
         line: what is wrong, where, why, and how to fix it.
         id: of the message, which `gguf-verify explain` knows; "" for a message that explains itself.
+        more: lines that are printed below it, to be copied.
     """
 
     exit_code = EXIT_ENVIRONMENT
 
-    def __init__(self, line: str, id: str = "") -> None:
+    def __init__(self, line: str, id: str = "", more: tuple[str, ...] = ()) -> None:
         super().__init__(line)
-        self.id = id
+        self.id, self.more = id, more
 
 
 class Interrupted(KeyboardInterrupt):

@@ -33,6 +33,7 @@ Public names are imported from the package: `from gguf_verify import Oracle, Sha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from typing import Any, NamedTuple
 from ...formats import FORMATS
 from ...semantics import OWN, SEMANTICS
 from ...support.errors import UsageError
+from ...support.near import meant, nearest
 from ..domain import EVERYTHING, Domain, domain_of
 
 #: Definitions of which `gguf_verify.semantics.exact` states an order.
@@ -118,14 +120,14 @@ class Declaration:
         own = self.semantics == OWN
         if self.semantics not in known and not own:
             raise UsageError(
-                f"semantics {_short(self.semantics)} is not one of {', '.join(known)}, nor an Oracle (see "
-                "harness/gguf_verify/kernels/foreign/api.py)"
+                f"semantics {_short(self.semantics)} is not one of {', '.join(known)}, nor an Oracle; "
+                f"{nearest(self.semantics, known)}--identify finds which definition a kernel computes"
             )
         if not self.formats:
-            raise UsageError("it declares no formats")
+            raise UsageError('it declares no formats: write, for example, formats = ["Q4_0"]')
         for name in self.formats:
             if name not in FORMATS:
-                raise UsageError(f"format {_short(name)} is not one of {', '.join(FORMATS)}")
+                raise UsageError(f"format {_short(name)} is not one of {', '.join(FORMATS)}{meant(name, FORMATS)}")
             try:
                 if not own:
                     SEMANTICS[self.semantics].uses_sum(FORMATS[name])
@@ -138,7 +140,7 @@ class Declaration:
             raise UsageError(f"no order of {what} is known: ordered goes with {', '.join(_ORDERS)}")
         if self.takes not in ("", FLOAT32, *(blocks if own else [self.semantics])):
             may = ", ".join((FLOAT32, *(blocks if own else [self.semantics])))
-            raise UsageError(f"takes {_short(self.takes)} is not one of {may}")
+            raise UsageError(f"takes {_short(self.takes)} is not one of {may}{meant(self.takes, may.split(', '))}")
 
     @property
     def given(self) -> str:
@@ -156,7 +158,8 @@ def _short(value: object) -> str:
 def strings(value: object, what: str) -> tuple[str, ...]:
     """A list of strings. Raises UsageError."""
     if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(v, str) for v in value):
-        raise UsageError(f"{what} is not a list of strings")
+        example = f": write {what} = [{json.dumps(value[:60])}]" if isinstance(value, str) else ""
+        raise UsageError(f"{what} is not a list of strings{example}")
     return tuple(value)
 
 
@@ -173,7 +176,10 @@ def declaration_of(kernel: Any) -> Declaration:
         raise UsageError(f"it is of type {type(kernel).__name__}, which is not callable")
     for needed in ("formats", "semantics"):
         if not hasattr(kernel, needed):
-            raise UsageError(f"it declares no {needed} (see harness/gguf_verify/kernels/foreign/api.py)")
+            raise UsageError(
+                f'it declares no {needed}: put @gguf_verify.kernel(formats=["Q4_0"], semantics="f32") above it, with '
+                "its own types and definition"
+            )
     pack = getattr(kernel, "pack", None)
     if pack is not None and not callable(pack):
         raise UsageError("its pack is not callable")

@@ -17,7 +17,9 @@ from ...hosts.schedule import Schedule
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import kernel_root
+from .api import FLOAT32
 from .declared import INTEGERS, CudaDeclaration, parse
+from .signature import kernels_in, misfit, proposed, there_is, unlike
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.M)
@@ -42,10 +44,21 @@ class CudaSource:
         text = _read(path)
         found, sidecar = _BLOCK.search(text), path.with_suffix(".toml")
         if found is None and not sidecar.is_file():
-            raise UsageError(f"{path} has no // [gguf-verify] block, and there is no {sidecar.name}")
+            raise _undeclared(path, symbol, text)
         lines = found[1].splitlines() if found is not None else []
         self.declared = "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else _read(sidecar)
         self.declaration = declaration = parse(self.declared)
+        written = kernels_in(text)
+        if written and symbol not in written and f" {symbol}(" not in text:
+            raise UsageError(f"it has no function {symbol}; {there_is(symbol, list(written))}")
+        said = [f"{kind} {name}".strip() for kind, name in declaration.parameters]
+        if symbol in written and (wrong := misfit(symbol, written[symbol], said)) is not None:
+            raise UsageError(wrong)
+        #: What the source writes otherwise than the declaration.
+        self.hints = unlike(
+            written.get(symbol, ()), said,
+            FLOAT32 if declaration.of.given == FLOAT32 else "", FLOAT32,
+        )  # fmt: skip
         #: Path and name of its oracle, if it has one.
         self.oracle = (path.parent / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
         self.symbol = symbol
@@ -93,6 +106,19 @@ class CudaSource:
 
     def close(self) -> None:
         self._removed()
+
+
+def _undeclared(path: Path, symbol: str, text: str) -> UsageError:
+    """That a file declares nothing, with a declaration to paste."""
+    written = kernels_in(text)
+    if symbol not in written and f" {symbol}(" not in text:
+        there = there_is(symbol, list(written))
+        return UsageError(f"it has no function {symbol}, and no // [gguf-verify] block; {there}")
+    return UsageError(
+        f"it has no // [gguf-verify] block, and there is no {path.with_suffix('.toml').name}: paste this block and "
+        "correct it; `gguf-verify new-kernel` writes a whole kernel",
+        "no-declaration", ("", *proposed(symbol, written.get(symbol))),
+    )  # fmt: skip
 
 
 def included_files(path: Path, everywhere: bool = False) -> dict[str, str]:

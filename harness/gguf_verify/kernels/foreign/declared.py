@@ -35,6 +35,7 @@ import numpy as np
 
 from ...semantics import OWN
 from ...support.errors import KernelFault, UsageError
+from ...support.near import meant, nearest
 from ..domain import domain_of
 from ..launches import Launched
 from .api import Declaration, strings
@@ -43,6 +44,12 @@ from .expressions import Expression
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEYS = {"formats", "semantics", "oracle", "takes", "ordered", "parameters", "block", "grid", "shared", "macros",
          "domain"}  # fmt: skip
+#: What must be declared, with an example.
+_NEEDED = {
+    "formats": 'formats = ["Q4_0"]', "semantics": 'semantics = "q8_1"',
+    "parameters": 'parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]',
+    "block": "block = 128", "grid": 'grid = "ceil(M * N, 128)"',
+}  # fmt: skip
 _POINTERS = ("weights", "activations", "output")
 #: C's integer types of parameters.
 INTEGERS: dict[str, Any] = {"int32": np.int32, "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64}
@@ -86,12 +93,17 @@ def parse(text: str) -> CudaDeclaration:
     try:
         said = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"its declaration is not valid TOML: {str(error).splitlines()[0][:120]}") from None
-    for key in ("formats", "semantics", "parameters", "block", "grid"):
-        if key not in said and not (key == "semantics" and "oracle" in said):
-            raise UsageError(f"it declares no {key} (see harness/gguf_verify/kernels/foreign/declared.py)")
+        why = str(error).splitlines()[0][:120]
+        at = re.search(r"at line (\d+)", why)
+        line = text.splitlines()[int(at[1]) - 1].strip()[:60] if at and int(at[1]) <= len(text.splitlines()) else ""
+        raise UsageError(f"its declaration is not valid TOML: {why}{f': {line!a}' if line else ''}") from None
     if unknown := said.keys() - _KEYS:
-        raise UsageError(f"it declares {ascii(min(unknown))[:60]}, which is not a known key")
+        name = min(unknown)
+        known = f"keys are {', '.join(sorted(_KEYS))}"
+        raise UsageError(f"it declares {ascii(name)[:60]}, which is no key; {nearest(name, _KEYS)}{known}")
+    for key, example in _NEEDED.items():
+        if key not in said and not (key == "semantics" and "oracle" in said):
+            raise UsageError(f"it declares no {key}: write, for example, {example}")
     oracle = _oracle(said) if "oracle" in said else None
     semantics = OWN if oracle else str(said["semantics"])
     if semantics == OWN and oracle is None:
@@ -131,12 +143,13 @@ def _parameters(declared: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         elif len(words) == 2 and words[0] in INTEGERS and words[1] in ("M", "N", "K"):
             out.append((words[0], words[1]))
         else:
+            known = [*_POINTERS, *(f"{kind} {size}" for kind in INTEGERS for size in ("M", "N", "K"))]
             raise UsageError(
                 f"parameter {ascii(parameter)[:60]} is not one of {', '.join(_POINTERS)}, nor M, N or K after one of "
-                f"{', '.join(INTEGERS)}"
+                f"{', '.join(INTEGERS)}{meant(parameter, known)}"
             )
     if missing := [name for name in _POINTERS if [p for _, p in out].count(name) != 1]:
-        raise UsageError(f"parameters must name {missing[0]} once")
+        raise UsageError(f"parameters must name {missing[0]} once: they stand in the order of the function's own")
     return tuple(out)
 
 

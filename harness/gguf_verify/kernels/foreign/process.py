@@ -80,8 +80,10 @@ class ForeignKernel(Kernel):
         #: What a file in CUDA C++ declares, and what compiles it.
         self._cuda: CudaDeclaration | None = None
         self._compiled: CudaKernels | None = None
+        self._hints: tuple[str, ...] = ()
         if cuda is not None:
             self._cuda, self._compiled = cuda[0].declaration, cuda[1]
+            self._hints = cuda[0].hints
         #: Whether a source in CUDA C++ adds floats by atomic operations, in an order that nobody chooses. Its process
         #: cannot say so of itself.
         self._may_add_floats = cuda is not None and cuda[0].adds_floats
@@ -112,6 +114,10 @@ class ForeignKernel(Kernel):
     @property
     def sandbox(self) -> Sandbox:
         return self._source.sandbox
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return self._hints
 
     def check_fault(self) -> str | None:
         if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "off":
@@ -336,7 +342,7 @@ def open_foreign(
     try:
         cuda = CudaSource(path, name)
     except UsageError as error:
-        raise UsageError(f"kernel {shown}: {printable(str(error), 600)}") from None
+        raise UsageError(f"kernel {shown}: {printable(str(error), 600)}", error.id, error.more) from None
     try:
         builder = make_host(host.name, host.threads or 0)  # not one in a process: it loads nothing
         kernels = CudaKernels(cuda, builder, _COMPILE_LIMIT)

@@ -76,6 +76,8 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
         yield from wrapped(Text(f"{DRAWN_MEANS}: {report.drawn.words}"), form.width, _INDENT)
     if report.culprits:
         yield from wrapped(Text(f"at fault: {report.at_fault}"), form.width)
+    for hint in report.environment.kernel.hints if report.n_failures else ():
+        yield from wrapped(said(("hint: ", BOLD), printable(hint, 300)), form.width, _INDENT)
     if means := report.environment.kernel.verified_means:
         yield from wrapped(Text(f"verified here means: {means}"), form.width)
     if report.unfinished:
