@@ -38,13 +38,13 @@ def certify(
     """
     if report.ended_by in EXIT_INTERRUPTED:
         raise EnvironmentFault("no certificate is written of a run that was interrupted")
+    if report.drawn is not None:
+        raise EnvironmentFault("no certificate is written of drawn data: it would be of no model")
     changed = report.fault or before.difference(after)
     if changed:
         raise EnvironmentFault(f"no certificate is written: {changed}")
     if report.environment.options.only_call:
         raise EnvironmentFault("no certificate is written of one call")
-    if report.drawn is not None:
-        raise EnvironmentFault("no certificate is written of drawn data: it would be of no model")
     e = report.environment
     model, sha256 = _model_names(e.file.path, len(e.file.sha256), before), e.file.sha256
     subjects = [*zip(model, sha256, strict=True), *before.kernel.items()]

@@ -117,7 +117,9 @@ class Template:
 
 #include "{self.header}"  // {fmt.name}: its {fmt.block_bytes} bytes, and how they are decoded
 {_Q8_1 if quantized else ""}{_QUANTIZED if inside else ""}
-// weights: N rows of K/{fmt.block_size} blocks, as in the file; activations: {each}; output: M rows of N values
+// weights: N rows of K/{fmt.block_size} blocks, as in the file
+// activations: {each}
+// output: M rows of N values
 extern "C" __global__ void gemm(const {fmt.name}* weights, const {activations}* activations, {kind}* output,
                                 long long M, long long N, long long K) {{
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;  // M·N may be more than 2^31
@@ -168,8 +170,8 @@ extern "C" __global__ void gemm(const {fmt.name}* weights, const {activations}* 
                 "}",
             ]
         if of_s:
-            why = "the minimum" if fmt.has_min else f"codes count from {fmt.offset}: the offset"
-            body.append(f"sum += row[b].minimum(s, 0) * half_to_float(x.s);  // {why} times the sum of the activations")
+            why = "the minimum of these weights" if fmt.has_min else f"a weight is d·(q - {fmt.offset})"
+            body.append(f"sum += row[b].minimum(s, 0) * half_to_float(x.s);  // {why}")
         inner = "\n".join(f"            {line}" for line in body)
         return f"""\
     {token}
