@@ -63,6 +63,11 @@ def command_of(
     for flag, field in values.items():
         if (value := getattr(options, field)) != getattr(usual, field):
             flags[flag] = f"{value:g}" if isinstance(value, float) else str(value)
+    if options.declare:
+        flags["--declare"] = options.declare
+    flags |= {
+        flag: ",".join(named) for flag, named in (("--import", options.imports), ("--load", options.loads)) if named
+    }
     switches = {"--repack": options.repack, "--sanitize": options.sanitize, "--exitfirst": options.exit_first}
     flags |= {flag: None for flag, asked in switches.items() if asked}
     files = {"--source": source, "--source-text": source_text, "--waivers": waivers}

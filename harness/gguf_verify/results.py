@@ -87,6 +87,8 @@ class Options:
         only_call: make this call of the kernel alone, the `id` of a `Call`; "" for all.
         save_case: a folder to write the first wrong product into, as files; "" for none. It must not exist or be empty.
         sandbox: how processes are confined that are not trusted: "auto", "bwrap", "landlock" or "off".
+        declare: a file that declares a foreign kernel, where its code does not; "" for none.
+        imports, loads: modules and libraries that are loaded before PyTorch's operators are looked up.
     """
 
     prompt: str = DEFAULT_PROMPT
@@ -108,6 +110,9 @@ class Options:
     only_call: str = ""
     save_case: str = ""
     sandbox: str = "auto"
+    declare: str = ""
+    imports: tuple[str, ...] = ()
+    loads: tuple[str, ...] = ()
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):

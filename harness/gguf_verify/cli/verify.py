@@ -64,7 +64,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--reference", choices=list(BACKENDS), default="cpu",
         help=f"where llama.cpp runs; {help_of_backends()} (default: %(default)s)")  # fmt: skip
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME",
-        help="a kernel or family, or your own as FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)")  # fmt: skip
+        help="a kernel or family, or your own: FILE.py:NAME, FILE.cu:SYMBOL, FILE.so:FUNCTION, FILE.ptx:SYMBOL, "
+        "FILE.cubin:SYMBOL, FILE.toml or torch.ops.NAMESPACE.OPERATOR (default: %(default)s)")  # fmt: skip
+    add("--declare", type=Path, metavar="FILE.toml",
+        help="the declaration of your own kernel, where it is neither in its file nor beside it")  # fmt: skip
+    add("--import", dest="imports", type=_listed, default=(), metavar="MODULES",
+        help="import these modules, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
+    add("--load", dest="loads", type=_listed, default=(), metavar="LIBS",
+        help="load these libraries, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
     add("--rungs", default=",".join(RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
     add("--identify", action="store_true",
         help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
@@ -130,6 +137,10 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
 def _epilog() -> str:
     listed: list[Family | KernelSpec] = [*FAMILIES.values(), *KERNELS.values()]
     kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
@@ -157,6 +168,7 @@ def _run(args: argparse.Namespace) -> int:
     options = Options(
         prompt=_prompt(args), n_predict=args.n_predict, ctx_size=args.ctx_size, repack=args.repack,
         reference=args.reference, save_case="" if args.save_case is None else str(args.save_case),
+        declare="" if args.declare is None else str(args.declare), imports=args.imports, loads=args.loads,
         **kernel_options(args),
     )  # fmt: skip
     if args.identify and (args.only_call or args.save_case):

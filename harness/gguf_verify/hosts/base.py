@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.errors import KernelFinding
+from ..support.errors import EnvironmentFault, KernelFinding
 from .schedule import Schedule
 
 #: A NaN that no arithmetic produces: an output element that still holds it was never written.
@@ -217,6 +217,11 @@ class Host(ABC):
     @abstractmethod
     def output(self, nbytes: int, what: str = "output") -> Any:
         """A poisoned buffer of `nbytes` between guards. `what` names it in faults."""
+
+    def begin(self, output: Any, content: npt.NDArray[np.uint8]) -> None:
+        """Write what a buffer that `output` made holds before a launch, uint8[nbytes]. Raises EnvironmentFault where
+        this host cannot."""
+        raise EnvironmentFault("outputs and scratch memory that hold something before a launch cannot be checked here")
 
     @abstractmethod
     def launch(

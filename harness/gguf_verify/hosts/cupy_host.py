@@ -190,6 +190,10 @@ class CupyHost(Host):
                 return _Output(self._empty(nbytes))
         return _Output(self._placed(poisoned(nbytes, self.fill)[GUARD_BYTES:-GUARD_BYTES]))
 
+    def begin(self, output: _Output, content: npt.NDArray[np.uint8]) -> None:
+        with self._faults():
+            output.memory[output.guard : output.guard + len(content)].set(content)
+
     def launch(
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:

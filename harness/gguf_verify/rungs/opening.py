@@ -11,7 +11,7 @@ from ..formats import FORMATS
 from ..gguf import Model, open_model
 from ..gguf.matrices import may_be_matrix
 from ..hosts.base import Host
-from ..kernels import Candidate, open_kernel
+from ..kernels import Candidate, further, open_kernel
 from ..results import Options
 from ..support.progress import Steps
 from .drawn import Drawn, drawn_run
@@ -30,7 +30,7 @@ def open_run(
 
     @contextmanager
     def opened(wanted: frozenset[str] | None) -> Iterator[Candidate]:
-        limits = options.threads, options.kernel_time_limit, options.verbose
+        limits = options.threads, options.kernel_time_limit, options.verbose, further(options)
         with ExitStack() as stack:
             with Steps(options.progress) as told:
                 found = stack.enter_context(open_kernel(kernel, host, *limits, wanted=wanted, progress=told))

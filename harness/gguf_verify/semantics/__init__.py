@@ -3,6 +3,7 @@
 It imports `formats` and `support`. A definition is one module of `definitions/`.
 """
 
+from .declared import declared
 from .definition import OWN, Oracle, Semantics, by_oracle, quantized_inside
 from .definitions import SEMANTICS, llama_cpu_semantics
 from .definitions.f32 import F32
@@ -25,6 +26,7 @@ __all__ = [
     "Product",
     "Semantics",
     "by_oracle",
+    "declared",
     "exact_result",
     "gamma",
     "judge",

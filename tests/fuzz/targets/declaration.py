@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.domain import domain_of
-from gguf_verify.kernels.foreign.child import Fault
-from gguf_verify.kernels.foreign.declared import CudaDeclaration, parse
+from gguf_verify.kernels.foreign.declared import CallDeclaration, parse
+from gguf_verify.kernels.foreign.expressions import names_of
+from gguf_verify.kernels.foreign.faults import Fault
 from gguf_verify.support.errors import KernelFault, UsageError
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
@@ -38,7 +40,11 @@ def seeds() -> Iterator[bytes]:
         ("min(N, 4)", "min(N)"), ("min(N, 4)", "ceil(N, M-1)"), ("int64 M", "half M"), ('"weights", ', ""),
         ("TILE", '"1x"'), ("16,", '"a\\nb",'), ("Q4_0 = {", "Q5_0 = {"), ("M = 1", "M = 0"), ("M = 1", "M = true"),
         ("least = 2", "least = 9000"), ("multiple = 256", "multiple = 8192, most = 1"), ("sm_80", "sm_8"),
-        ("K = {", "X = {"), ('"q8_1"', '"own"'), ("shared", "shred"), ("true", '"yes"'), ('["Q4_0", "Q8_0"]', '"Q4_0"'),
+        ("K = {", "X = {"), ("int64 M", "float32 1e50"), ("int64 M", "int32 M * M * M"), ("int64 M", "stream"),
+        ("macros", "operands.output = { stride = 'N + 1' }\nmacros"),
+        ("macros", "operands.x.scratch = 'M * K'\nmacros"), ("shared", "when = 'M <= 8 and K % 64 == 0'\nshared"),
+        ("128,", '"M if N > 3 else 9 // (M % 7)",'),
+        ('"q8_1"', '"own"'), ("shared", "shred"), ("true", '"yes"'), ('["Q4_0", "Q8_0"]', '"Q4_0"'),
         ("float32", "float64"), ("Q8_0", "\\u001b[31m"),
     ):  # fmt: skip
         yield WHOLE.replace(*change).encode()
@@ -58,13 +64,15 @@ def check(folder: Path, data: bytes) -> None:
         check_declared(found)
 
 
-def check_declared(found: CudaDeclaration) -> None:
+def check_declared(found: CallDeclaration) -> None:
     for m, n, k in ((1, 1, 1), (2, 4096, 256), (1 << 20, 1 << 20, 1 << 20)):
         with refused_in_one_line(Fault, KernelFault):
-            launched = found.launched(m, n, k)
-            for number in (*launched.grid, *launched.block, launched.shared):
-                assert type(number) is int
-                assert number.bit_length() < 10_000
+            names = names_of(FORMATS[found.of.formats[0]], m, n, k)
+            for launched in found.launched(names) or ():
+                numbers = (*launched.grid, *launched.block, launched.shared)
+                assert all(type(number) is int and number.bit_length() <= 200 for number in numbers)
+            for fmt in found.of.formats:
+                assert found.messages(fmt, names, "gemm")
     for fmt in found.of.formats:
         assert all(isinstance(v, str) and "\n" not in v for v in found.defines(fmt).values())
     domain = found.of.domain

@@ -134,7 +134,8 @@ def test_it_cannot_say_that_it_adds_floats(adds: bool, tmp_path: Path, monkeypat
     kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
     under = kernel.under(Schedule("descending"))
     y = np.zeros((M, N), np.float32)
-    monkeypatch.setattr(kernel._products, "product", lambda *_: (y, {"adds_floats": True, "unset": "no list"}))
+    said = {"adds_floats": True, "unset": "no list"}
+    monkeypatch.setattr(kernel._products, "call", lambda *_: ({"output": y}, said))
     assert np.array_equal(product(under), y)
     assert under.adds_floats == adds
     assert under.unset == ()

@@ -11,7 +11,7 @@ from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.foreign.cuda import CudaSource
 from gguf_verify.kernels.foreign.declared import parse
-from gguf_verify.kernels.foreign.expressions import Expression
+from gguf_verify.kernels.foreign.expressions import Expression, names_of
 from gguf_verify.support.errors import KernelFault, UsageError
 from tests.support.foreign_runs import EXAMPLES, K, M, N, altered, multiplied, operands
 
@@ -35,7 +35,7 @@ grid = "ceil(M * N, 128)"
     ],
 )
 def test_expressions(expression: str | int, value: int) -> None:
-    assert Expression(expression).value(M, N, K) == value
+    assert Expression(expression).value(names_of(FORMATS["Q4_0"], M, N, K)) == value
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,20 @@ def test_what_is_no_expression(expression: object) -> None:
     ("old", "new", "said"),
     [
         ("formats =", "formats", "is not valid TOML"),
-        ("formats =", "format =", r"'format', which is no key; did you mean 'formats'\?"),
+        ("formats =", "format =", r"which is not a known key. did you mean 'formats'\?"),
         ("formats =", "# formats =", r'declares no formats: write, for example, formats = \["Q4_0"\]'),
         ('["Q4_0"]', '"Q4_0"', r'formats is not a list of strings: write formats = \["Q4_0"\]'),
         ('"Q4_0"', '"Q40"', "'Q40' is not one of .*; did you mean 'Q4_0'"),
         ("int64 M", "int46 M", "; did you mean 'int64 M'"),
+        ("block = 128", "block =", "is not valid TOML: .*: 'block ='"),
         ("block = 128", "block = [1, 2, 3, 4]", "one to three dimensions"),
         ("block = 128", 'block = "M ** 2"', "is not an expression"),
         ("int64 M", "float M", "parameter 'float M' is not one of"),
         ('"weights", ', "", "parameters must name weights once"),
         ("block", 'macros = { "A B" = 1 }\nblock', "macro 'A B' is not a name"),
         ("block", "macros = { Q5_0 = { A = 1 } }\nblock", "'Q5_0', which is not among its formats"),
-        ("block", "blocks = 3\nblock", "declares 'blocks', which is no key; did you mean 'block'"),
-        ("q8_1", "q8_9", "semantics 'q8_9' is not one of .*; did you mean 'q8_1'"),
+        ("block", "blocks = 3\nblock", "declares 'blocks', which is not a known key"),
+        ("q8_1", "q8_9", "semantics 'q8_9' is not one of"),
     ],
 )
 def test_wrong_cuda_declarations(old: str, new: str, said: str) -> None:
@@ -110,7 +111,7 @@ def test_wrong_cuda_declarations(old: str, new: str, said: str) -> None:
             'grid = "M - 5"',
             r"at M=5, N=7, K=96 its grid is 0 × 1 × 1, which CUDA does not",
         ),
-        ("block = 128", 'block = "1024 / (M - 5)"', r"divides by zero at M=5, N=7, K=96"),
+        ("block = 128", 'block = "1024 / (M - 5)"', r"divides by zero or overflows at M=5, N=7, K=96"),
     ],
 )
 def test_faults_of_cuda(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -118,7 +119,7 @@ def test_faults_of_cuda(tmp_path: Path, old: str, new: str, said: str) -> None:
     rows, x = operands()
     with pytest.raises(KernelFault, match=said):
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
-    library = Path(kernel._source._asked["kernels"]["Q4_0"]["parts"]["code"])  # type: ignore[attr-defined]
+    library = Path(kernel._source._asked["kernels"]["Q4_0/gemm"]["parts"]["code"])  # type: ignore[attr-defined]
     assert library.is_file()
     kernel.close()
     assert not library.parent.parent.exists()
@@ -202,7 +203,7 @@ def test_an_edited_header_outside_of_the_kernels_folder_is_seen(how: str, tmp_pa
         assert multiplied(kernel) == (step == 1)
         kernel.close()
         source = CudaSource(path, "gemm")
-        keys.append(nvrtc.cubin_key(source.root, "foreign.cu", "90", {}))
+        keys.append(nvrtc.cubin_key(source.root, source.unit("gemm", source.declaration.steps), "90", {}))
         source.close()
     assert None not in keys
     assert keys[0] == keys[2] != keys[1]
@@ -234,5 +235,5 @@ def test_the_cuda_example_compiles_for_gpus() -> None:
     """By NVRTC, which needs no GPU; it has not run on one here."""
     source = CudaSource(EXAMPLES / "cuda_q4_0.cu", "gemm")
     for sm in ("75", "90"):
-        assert nvrtc.compile_cubin(source.root, "foreign.cu", sm, {})[:4] == b"\x7fELF"
+        assert nvrtc.compile_cubin(source.root, source.unit("gemm", source.declaration.steps), sm, {})[:4] == b"\x7fELF"
     source.close()

@@ -63,15 +63,16 @@ def test_neither_side_can_change_the_size_of_memory() -> None:
 def test_what_is_judged_is_a_copy() -> None:
     (output,), size = laid_out([Operand("output", "output", "float32", (2, 3))], 0)
     memory = np.zeros(size, np.uint8)
-    output.poison_in(memory)
-    made = taken(output, memory)
+    before = output.unwritten()
+    output.begin_in(memory, before)
+    made = taken(output, memory, before)
     assert (made.view(np.uint32) == POISON).all()
     output.array_in(memory)[...] = 1
     assert (made.view(np.uint32) == POISON).all()
-    assert (taken(output, memory) == 1).all()
+    assert (taken(output, memory, before) == 1).all()
     memory[output.at + output.nbytes + GUARD_BYTES - 1] ^= 1
     with pytest.raises(KernelFinding, match="0 bytes before, 1 after"):
-        taken(output, memory)
+        taken(output, memory, before)
 
 
 def test_inputs_are_compared_to_their_last_byte() -> None:

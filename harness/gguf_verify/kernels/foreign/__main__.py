@@ -8,7 +8,8 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from .child import OracleRunner, PythonRunner, Runner, import_kernel, serve, serve_oracle
+from .child import OracleRunner, Runner, import_kernel, serve, serve_oracle
+from .python_kernel import PythonRunner
 
 
 def main() -> None:
@@ -27,6 +28,10 @@ def main() -> None:
             from .launcher import Launcher
 
             return Launcher(asked)
+        if "calls" in asked:
+            from .functions import FunctionRunner
+
+            return FunctionRunner(asked)
         return PythonRunner(import_kernel(Path(asked["path"]), asked["name"]))
 
     serve(link, make)

@@ -34,20 +34,22 @@ Public names are imported from the package: `from gguf_verify import Oracle, Sha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...formats import FORMATS
-from ...semantics import OWN, SEMANTICS
+from ...semantics import OWN, SEMANTICS, Semantics, declared
 from ...support.errors import UsageError
 from ...support.near import meant, nearest
 from ..domain import EVERYTHING, Domain, domain_of
+from .layouts import Layouts, layouts_of
 
 #: Definitions of which `gguf_verify.semantics.exact` states an order.
 _ORDERS = tuple(name for name, s in SEMANTICS.items() if s.order_known)
-#: What `takes` says of activations that are not quantized.
+#: Types of values.
 FLOAT32 = "float32"
+HALVES = (FLOAT32, "float16", "bfloat16")
 
 
 class Shape(NamedTuple):
@@ -91,19 +93,46 @@ class Oracle:
                 raise UsageError(f"the oracle's {name} must be callable")
 
 
+#: What kernels may compute, and in words.
+COMPUTES = {
+    "gemm": "a product of activations and quantized weights",
+    "experts": "such products of the experts that each token names",
+    "dequantize": "the values of quantized weights",
+    "quantize": "quantized activations",
+    "repack": "the same weights in another layout",
+}
+#: Operands of experts: the experts of each token, and what engines make of that.
+OF_EXPERTS = ("ids", "sorted_token_ids", "expert_ids", "num_tokens_post_padded", "expert_offsets")
+#: What a kernel in Python may get its arrays as, and where these lie.
+ARRAYS = ("numpy", "torch", "cupy", "jax")
+DEVICES = ("cpu", "cuda")
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What a kernel declares about itself.
 
     Args:
         formats: names of the types of weights that it takes.
-        semantics: the definition that it computes: "f32", or one whose activations are Q8_1; "own": an Oracle.
+        semantics: the definition that it computes, by its name; "own": an Oracle; "": that of `activations` and `term`.
         ordered: it adds terms in the order of that definition, so its bits are judged, too.
         out: it writes into an array that it is given.
+        takes: its activations. "float32", "float16", "bfloat16": it gets values, and where its semantics quantizes
+            them it does that itself, by IEEE arithmetic (s in any order of summation; with `ordered`, in the
+            definition's). The name of a definition, with an oracle: that definition's blocks. "": as its semantics has
+            them, or float32 with an oracle.
         domain: the numbers of tokens, rows and columns that it promises to multiply, and its GPUs.
-        takes: its activations. "float32": a kernel of another semantics than f32 quantizes them itself, by that
-            definition and IEEE arithmetic (s in any order of summation; with `ordered`, in the definition's). The name
-            of a definition: that definition's blocks. "": those of its semantics, or float32 with an oracle.
+        activations, term: the encoding of the activations and the formula of a block's term, of
+            `gguf_verify.semantics.ENCODINGS` and `TERMS`, where no definition has a name for both.
+        accumulates: how it adds: "float32", "float16" or "tensor" (see `gguf_verify.semantics.declared`).
+        output: the type of its outputs: "float32", "float16" or "bfloat16".
+        epilogue: what is fused behind the product, in order.
+        computes: one of `COMPUTES`.
+        layouts: how its operands lie in memory, and memory of its own.
+        arrays, device: what a kernel in Python gets its arrays as.
+        more: what only some of `computes` declare.
+
+    Raises UsageError.
     """
 
     formats: tuple[str, ...]
@@ -112,43 +141,88 @@ class Declaration:
     out: bool = False
     takes: str = ""
     domain: Domain = EVERYTHING
+    activations: str = ""
+    term: str = ""
+    accumulates: str | tuple[tuple[str, Any], ...] = FLOAT32
+    output: str = FLOAT32
+    epilogue: tuple[str, ...] = ()
+    computes: str = "gemm"
+    layouts: Layouts = field(default_factory=Layouts)
+    arrays: str = "numpy"
+    device: str = "cpu"
+    more: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
-        known = [name for name, s in SEMANTICS.items() if s.declarable]
-        blocks = [name for name in known if SEMANTICS[name].activations is not None]
-        own = self.semantics == OWN
-        if self.semantics not in known and not own:
+        if self.computes not in COMPUTES:
+            scope = "; ".join(f"{name}: {words}" for name, words in COMPUTES.items())
             raise UsageError(
-                f"semantics {_short(self.semantics)} is not one of {', '.join(known)}, nor an Oracle; "
-                f"{nearest(self.semantics, known)}--identify finds which definition a kernel computes"
+                f"computes {_short(self.computes)} is out of scope. In scope are {scope}; each with what is fused "
+                "behind it (see docs/kernels-of-your-own.md)"
             )
-        if not self.formats:
+        if not self.formats and self.computes != "quantize":
             raise UsageError('it declares no formats: write, for example, formats = ["Q4_0"]')
         for name in self.formats:
             if name not in FORMATS:
                 raise UsageError(f"format {_short(name)} is not one of {', '.join(FORMATS)}{meant(name, FORMATS)}")
-            try:
-                if not own:
-                    SEMANTICS[self.semantics].uses_sum(FORMATS[name])
-            except ValueError as error:
-                raise UsageError(str(error)) from None
         if not isinstance(self.ordered, bool) or not isinstance(self.out, bool):
             raise UsageError("ordered and out must be True or False")
-        if self.ordered and self.semantics not in _ORDERS:
-            what = "an oracle" if own else self.semantics
-            raise UsageError(f"no order of {what} is known: ordered goes with {', '.join(_ORDERS)}")
-        if self.takes not in ("", FLOAT32, *(blocks if own else [self.semantics])):
-            may = ", ".join((FLOAT32, *(blocks if own else [self.semantics])))
-            raise UsageError(f"takes {_short(self.takes)} is not one of {may}{meant(self.takes, may.split(', '))}")
+        for what, value, known in (
+            ("output", self.output, HALVES), ("arrays", self.arrays, ARRAYS), ("device", self.device, DEVICES),
+        ):  # fmt: skip
+            if value not in known:
+                raise UsageError(f"{what} {_short(value)}: {nearest(str(value), known)}it is one of {', '.join(known)}")
+        if self.computes in ("gemm", "experts"):
+            self._check_definition()
+
+    def _check_definition(self) -> None:
+        own = self.semantics == OWN
+        blocks = [name for name, s in SEMANTICS.items() if s.declarable and s.activations is not None]
+        if own and self.takes not in ("", *HALVES, *blocks):
+            raise UsageError(f"takes {_short(self.takes)} is not one of {', '.join((*HALVES, *blocks))}")
+        if own and (self.activations or self.term):
+            raise UsageError("activations and term are of a definition of this project, and an Oracle is in its place")
+        if own:
+            return
+        definition = self.definition
+        for name in self.formats:
+            try:
+                definition.uses_sum(FORMATS[name])
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+        if self.ordered and not definition.order_known:
+            raise UsageError(f"no order of {definition.name} is known: ordered goes with {', '.join(_ORDERS)}")
+
+    @property
+    def definition(self) -> Semantics:
+        """The definition that it declares, which is not that of an oracle. Raises UsageError."""
+        inside = self.takes if self.takes != self.semantics else ""
+        try:
+            return declared(
+                self.semantics, activations=self.activations, term=self.term, takes=inside,
+                accumulates=self._accumulates, output=self.output, epilogue=self.epilogue,
+            )  # fmt: skip
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Operands of a call beside the matrices and its own: of what is fused, and of experts."""
+        fused = tuple("up" if name.endswith("_gate") else name for name in self.epilogue)
+        return fused + (OF_EXPERTS if self.computes == "experts" else ())
 
     @property
     def given(self) -> str:
-        """What its activations are: "float32", or the definition whose blocks they are."""
-        values = not self.takes if self.semantics == OWN else SEMANTICS[self.semantics].activations is None
-        if values or self.takes == FLOAT32:
-            return FLOAT32
-        return self.takes or self.semantics
+        """What its activations are: a type of values, or the definition whose blocks they are."""
+        if self.semantics == OWN:
+            return self.takes or FLOAT32
+        if self.takes in HALVES:
+            return self.takes
+        return FLOAT32 if self.definition.activations is None else self.definition.name
+
+    @property
+    def _accumulates(self) -> Any:
+        return self.accumulates if isinstance(self.accumulates, str) else dict(self.accumulates)
 
 
 def _short(value: object) -> str:
@@ -170,28 +244,56 @@ def _named(semantics: object) -> str:
     return str(semantics) if semantics != OWN else f"{OWN} without an Oracle"
 
 
-def declaration_of(kernel: Any) -> Declaration:
-    """What a kernel declares by its attributes. Raises UsageError."""
+#: What a declaration may say, in TOML and as arguments of `kernel`: the same names.
+KEYS = (
+    "formats", "semantics", "ordered", "takes", "domain", "activations", "term", "accumulates", "output", "epilogue",
+    "computes", "operands", "arrays", "device", "unpack", "rounding", "arithmetic", "fast_math", "experts",
+)  # fmt: skip
+_OF_OTHERS = ("rounding", "arithmetic", "fast_math", "experts")
+
+
+def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declaration:
+    """What a table of `KEYS` declares. Raises UsageError."""
+    accumulates = said.get("accumulates", FLOAT32)
+    if isinstance(accumulates, Mapping):
+        accumulates = tuple(sorted(accumulates.items()))
+    elif not isinstance(accumulates, str):
+        raise UsageError("accumulates is a name, or a table")
+    texts = {key: str(said[key]) for key in ("takes", "activations", "term", "output", "computes", "arrays", "device")
+             if key in said}  # fmt: skip
+    return Declaration(
+        strings(said.get("formats", []), "formats"), str(said.get("semantics", "")), said.get("ordered", False), out,
+        domain=domain_of(said.get("domain", {})), accumulates=accumulates,
+        epilogue=strings(said.get("epilogue", []), "epilogue"), layouts=layouts_of(said.get("operands", {})),
+        more=tuple((key, said[key]) for key in _OF_OTHERS if key in said), **texts,
+    )  # fmt: skip
+
+
+def table_of(kernel: Any) -> dict[str, Any]:
+    """What a kernel in Python declares by its attributes, as a table of `KEYS`. Raises UsageError."""
     if not callable(kernel):
         raise UsageError(f"it is of type {type(kernel).__name__}, which is not callable")
-    for needed in ("formats", "semantics"):
-        if not hasattr(kernel, needed):
-            raise UsageError(
-                f'it declares no {needed}: put @gguf_verify.kernel(formats=["Q4_0"], semantics="f32") above it, with '
-                "its own types and definition"
-            )
+    computes = getattr(kernel, "computes", "gemm")
+    for needed in ("formats", "semantics") if computes in ("gemm", "experts") else ():
+        if not hasattr(kernel, needed) and not (needed == "semantics" and hasattr(kernel, "term")):
+            raise UsageError(f"it declares no {needed} (see harness/gguf_verify/kernels/foreign/api.py)")
     pack = getattr(kernel, "pack", None)
     if pack is not None and not callable(pack):
         raise UsageError("its pack is not callable")
-    formats = strings(kernel.formats, "formats")
-    ordered, out = getattr(kernel, "ordered", False), getattr(kernel, "out", False)
-    domain = domain_of(getattr(kernel, "domain", {}))
-    return Declaration(formats, _named(kernel.semantics), ordered, out, str(getattr(kernel, "takes", "")), domain)
+    said = {key: getattr(kernel, key) for key in KEYS if getattr(kernel, key, None) is not None and key != "unpack"}
+    said["formats"] = strings(said.get("formats", ()), "formats")
+    said["semantics"] = _named(said.get("semantics", ""))
+    return said
+
+
+def declaration_of(kernel: Any) -> Declaration:
+    """What a kernel declares by its attributes. Raises UsageError."""
+    return declaration_of_table(table_of(kernel), getattr(kernel, "out", False))
 
 
 def kernel(
-    formats: Sequence[str], semantics: str | Oracle, ordered: bool = False, out: bool = False,
-    pack: Function | None = None, takes: str = "", domain: dict[str, Any] | None = None,
+    formats: Sequence[str] = (), semantics: str | Oracle = "", ordered: bool = False, out: bool = False,
+    pack: Function | None = None, takes: str = "", domain: dict[str, Any] | None = None, **more: Any,
 ) -> Callable[[Function], Function]:  # fmt: skip
     """Declare a function as a kernel: see this module's text and `Declaration`.
 
@@ -199,17 +301,20 @@ def kernel(
         semantics: the name of a definition, or an Oracle.
         pack: (rows uint8[N, row bytes], format) → what the function takes as its weights.
         domain: where it promises to work, if not everywhere: see `gguf_verify.kernels.domain.domain_of`.
+        more: further `KEYS`.
 
-    Raises UsageError for a format or semantics that does not exist, and a domain that is none.
+    Raises UsageError for a format or semantics that does not exist, a domain that is none, and other keys.
     """
-    declared = Declaration(tuple(formats), _named(semantics), ordered, out, takes, domain_of(domain or {}))
+    for key in more:
+        if key not in KEYS:
+            raise UsageError(f"no kernel declares {_short(key)}: {nearest(key, KEYS)}there are: {', '.join(KEYS)}")
+    given = {"formats": tuple(formats), "ordered": ordered, "takes": takes, "domain": domain or {}, **more}
+    found = declaration_of_table({**given, "semantics": _named(semantics)}, out)
+    given["domain"] = found.domain.plain()
 
     def declare(function: Function) -> Function:
-        for name in ("formats", "ordered", "out", "takes"):
-            setattr(function, name, getattr(declared, name))
-        function.domain = declared.domain.plain()  # type: ignore[attr-defined]
-        function.semantics = semantics  # type: ignore[attr-defined]
-        function.pack = pack  # type: ignore[attr-defined]
+        for name, value in {**given, "out": out, "semantics": semantics, "pack": pack}.items():
+            setattr(function, name, value)
         return function
 
     return declare

@@ -16,9 +16,9 @@ there is none. Each question then has
     operands a list of `operands.Operand`: name, role (input, output, scratch), dtype, shape, strides, file, place
 
 and is answered by {"of", "ok": true, …}, by {"of", "fault": one line, "cause"} where the kernel is to blame, with
-"trace": [[place, code, whether it is its author's], …] where it raised, "finding": {"kind", "lines"} where a checked
-build or a card found it, or by {"of", "environment": one line} where this
-machine cannot do it, which is taken only of runs under a schedule and of single thread blocks.
+"trace": [[place, code, whether it is its author's], …] where it raised, and "finding": {"kind", "lines"} where a
+checked build or a card found it; or by {"of", "environment": one line} where this machine cannot do it, which is taken
+only of runs under a schedule and of single thread blocks.
 
     load     take the weights: "format", "n", "k". They are good until the next one.
     run      a product: "shape" [M, N, K]. What the kernel returns is copied to its output's place. A kernel in CUDA C++
@@ -48,8 +48,7 @@ import os
 import signal
 import socket
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -60,47 +59,18 @@ import numpy.typing as npt
 
 from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
-from ...hosts.base import POISON
-from ...support.errors import EnvironmentFault, HarnessError, KernelFinding, TraceFrame, UsageError
-from ...support.paths import PACKAGE
-from .api import Oracle, Shape, declaration_of
+from ...support.errors import EnvironmentFault, HarnessError, UsageError
+from .api import Oracle
+from .faults import MOST_TEXT, Fault, one_line, raised, unchanged
+from .frames import as_array
 from .operands import Mapped, Operand
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-MOST_TEXT = 300
-#: Where Python's own modules lie.
-STANDARD_LIBRARY = Path(os.__file__).parent
-#: Frames of a traceback that a message holds, its last ones.
-MOST_FRAMES = 16
 #: Places of one product.
 MOST_UNSET = 20
-
-
-class Fault(Exception):
-    """The kernel is to blame; one line says for what.
-
-    Args:
-        finding: of a `KernelFinding`, its kind and lines.
-        cause: what further faults of the same cause have in common; "" where nothing does.
-        trace: frames of an exception, as `support.errors.TraceFrame`.
-    """
-
-    def __init__(
-        self, words: str, finding: dict[str, Any] | None = None, cause: str = "", trace: Sequence[TraceFrame] = ()
-    ) -> None:
-        super().__init__(words)
-        self.cause, self.trace = cause, trace
-        self.finding = finding
-
-    @classmethod
-    def of(cls, error: HarnessError) -> Fault:
-        """What the host said."""
-        if isinstance(error, KernelFinding):
-            return cls(str(error), {"kind": error.kind, "lines": list(error.lines)[:8]})
-        return cls(str(error))
 
 
 class Runner(Protocol):
@@ -115,47 +85,6 @@ class Runner(Protocol):
     def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]: ...
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]: ...
-
-
-def one_line(error: BaseException) -> str:
-    """Its type and the first line of its message."""
-    with contextlib.suppress(Exception):
-        lines = str(error).strip().splitlines()
-        return f"{type(error).__name__}: {lines[0][:MOST_TEXT]}" if lines else type(error).__name__
-    return type(error).__name__
-
-
-def raised(who: str, error: BaseException, more: str = "") -> Fault:
-    """That a function of the kernel's author raised: a line that names the innermost place of the author's own code,
-    and the frames of the traceback that are not of this package."""
-    frames: list[TraceFrame] = []
-    with contextlib.suppress(Exception):
-        frames = [_frame(f) for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
-    own = [frame for frame in frames if frame.own]
-    place = f"{own[-1].place}: {own[-1].code}" if own else ""
-    cause = f"{type(error).__name__} {f'at {place}' if own else f'of {who}'}"
-    at = f"; at {place}" if own else ""
-    return Fault(f"{who} raised {one_line(error)}{more}{at}", None, cause[:MOST_TEXT], frames[-MOST_FRAMES:])
-
-
-def _frame(frame: traceback.FrameSummary) -> TraceFrame:
-    path = Path(frame.filename)
-    installed = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(STANDARD_LIBRARY)
-    return TraceFrame(
-        f"{path.name}:{frame.lineno} in {frame.name}"[:MOST_TEXT], (frame.line or "")[:100], not installed
-    )
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(PACKAGE)
-
-
-def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str) -> None:
-    """Raises Fault where somebody wrote into an array that only this process has."""
-    a, b = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (now, before))
-    if not np.array_equal(a, b):
-        wrong = np.flatnonzero(a != b) if a.size == b.size else np.zeros(1, int)
-        raise Fault(f"{who} modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}")
 
 
 class OracleRunner:
@@ -188,7 +117,7 @@ class OracleRunner:
     def _once(self, what: str, given: npt.NDArray[Any], k: int, *more: str) -> Doubles:
         copy = given.copy()
         try:
-            answer = as_array(getattr(self._oracle, what)(copy, *more))
+            answer, _ = as_array(getattr(self._oracle, what)(copy, *more))
         except Fault:
             raise Fault(f"the kernel's oracle gives no array as its {what}") from None
         except BaseException as error:  # also SystemExit
@@ -203,109 +132,6 @@ class OracleRunner:
             row = int(np.argmin(np.isfinite(out).all(axis=1)))
             raise Fault(f"the kernel's oracle gives {what} that are not finite, the first in row {row}")
         return out
-
-
-class PythonRunner:
-    """A function or callable object. Raises UsageError where its declaration is not valid."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.declaration = declaration_of(kernel)
-        self._kernel, self._pack = kernel, getattr(kernel, "pack", None)
-
-    def declared(self) -> dict[str, Any]:
-        d = self.declaration
-        return {"formats": d.formats, "semantics": d.semantics, "ordered": d.ordered, "takes": d.takes,
-                "domain": d.domain.plain()}  # fmt: skip
-
-    def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        self._fmt = question["format"]
-        self._weights: Any = operands["weights"].array
-        #: Of packed weights, which only this process has.
-        self._kept: npt.NDArray[Any] | None = None
-        if self._pack is not None:
-            try:
-                self._weights = self._pack(self._weights.copy(), self._fmt)
-            except BaseException as error:
-                raise raised("pack", error) from None
-            self._kept = self._weights.copy() if isinstance(self._weights, np.ndarray) else None
-        return {}
-
-    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        shape = Shape(self._fmt, *question["shape"])
-        given, out = operands["activations"].array, operands["output"].array
-        try:
-            if self.declaration.out:
-                self._kernel(self._weights, given, shape, out)
-                return self._checked()
-            answer = self._kernel(self._weights, given, shape)
-        except Fault:
-            raise
-        except BaseException as error:  # also SystemExit
-            raise raised("the kernel", error) from None
-        y = as_array(answer)
-        if y.dtype != np.float32 or y.shape != out.shape:
-            described = f"{y.dtype}[{', '.join(map(str, y.shape))}]"
-            cause = f"{y.dtype} of {y.ndim} dimensions" if y.dtype != np.float32 or y.ndim != 2 else ""
-            raise Fault(
-                f"the kernel returned {described}, expected float32[{shape.m}, {shape.n}]{_hint(y, shape)}", cause=cause
-            )
-        out[...] = y
-        inputs = (given, self._weights) if isinstance(self._weights, np.ndarray) else (given,)
-        mine = not any(np.may_share_memory(y, array) for array in (*inputs, out))
-        if hasattr(answer, "__cuda_array_interface__"):
-            poison_on_device(answer)
-        elif y.flags.writeable and mine:  # an element that it does not write next time is noticed
-            y[...] = POISON.view(np.float32)
-        return self._checked()
-
-    def _checked(self) -> dict[str, Any]:
-        if self._kept is not None:
-            unchanged("weights", self._weights, self._kept, "the kernel")
-        return {}
-
-    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
-
-
-def _hint(y: npt.NDArray[Any], shape: Shape) -> str:
-    """What an author may write so that an answer is taken, where that is known."""
-    if y.shape == (shape.n, shape.m) != (shape.m, shape.n):
-        return ": it is transposed; return its .T"
-    if y.dtype.name in ("float16", "bfloat16") and y.shape == (shape.m, shape.n):
-        return f': declare output = "{y.dtype.name}"'
-    if y.dtype == np.float64 and y.shape == (shape.m, shape.n):
-        return ": return it as float32 (.astype(np.float32))"
-    if y.shape == (shape.m * shape.n,):
-        return f": return it as {shape.m} rows of {shape.n} (.reshape(shape.m, shape.n))"
-    return ""
-
-
-def poison_on_device(answer: Any) -> None:
-    """Overwrite an array of CuPy's or PyTorch's where possible, so that an element that is not written next time is
-    noticed."""
-    with contextlib.suppress(Exception):
-        if hasattr(answer, "detach"):
-            answer.detach().view(sys.modules["torch"].int32).fill_(int(POISON))
-        else:
-            answer.view(np.uint32).fill(int(POISON))
-
-
-def as_array(answer: Any) -> npt.NDArray[Any]:
-    """An answer as a NumPy array, without a copy where possible. Raises Fault."""
-    try:
-        if isinstance(answer, np.ndarray):
-            return answer
-        if hasattr(answer, "detach"):  # PyTorch: a tensor that requires a gradient
-            answer = answer.detach()
-        if hasattr(answer, "__cuda_array_interface__"):
-            answer = answer.get() if hasattr(answer, "get") else answer.cpu()
-        if hasattr(answer, "__array__"):  # before DLPack, whose arrays may be read only
-            return np.asarray(answer)
-        if hasattr(answer, "__dlpack__"):
-            return np.from_dlpack(answer)
-    except BaseException as error:
-        raise Fault(f"what the kernel returned cannot be read as an array: {one_line(error)}") from None
-    raise Fault(f"the kernel returned {type(answer).__name__}, not an array")
 
 
 def import_kernel(path: Path, name: str) -> Any:

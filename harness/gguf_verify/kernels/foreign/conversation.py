@@ -17,7 +17,7 @@ from ...processes.child import ChildProcess, signal_name
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, TraceFrame, UsageError
 from ...support.stages import counted
 from .channel import Channel, Garbled, Late
-from .child import MOST_FRAMES
+from .faults import MOST_FRAMES
 from .operands import MemoryFile
 
 #: After so many calls that ran into the time limit nothing is called again, so that a run comes to its end.

@@ -1,95 +1,172 @@
-r"""A foreign kernel in CUDA C++: FILE.cu:SYMBOL. A block of comments in the file, or FILE.toml, declares what it is:
+r"""What a kernel that is not a Python function declares, in TOML: in a block of comments of FILE.cu, in a file beside
+it with the suffix .toml, or in a FILE.toml that names its code.
 
     // [gguf-verify]
     // formats = ["Q4_0"]                       types of weights
-    // semantics = "q8_1"                       as in api.py; add `ordered = true` if it keeps the definition's order
+    // semantics = "q8_1"                       as in api.py, with all that it names: takes, output, ordered, domain, …
     // oracle = "file.py:NAME"                  an Oracle, in a file beside this one; it replaces semantics
-    // takes = "float32"                        if it quantizes its activations itself, as in api.py
     // parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
     // block = 128                              threads: a number, an expression, or up to three of them
     // grid = "ceil(M * N, 128)"                blocks, likewise
     // shared = "4 * K"                         bytes of dynamic shared memory, if it uses any
-    // domain = { M = 1 }                       where it works, if not everywhere: see gguf_verify.kernels.domain
     // macros = { TILE = 16 }                   optional; macros of one type: macros.Q4_0 = { BLOCK = "block_q4_0" }
+    // flags = ["-use_fast_math"]               the author's own flags of the compiler
+    // include = ["../common"]                  folders in which the compiler looks for headers
     // [/gguf-verify]
 
-SYMBOL is an `extern "C" __global__ void` function. Its parameters are the three pointers (weights and activations to
-bytes as in api.py, output to float[M][N]) and integers, in the declared order. Expressions consist of integers, M, N,
-K, + - *, / (which rounds down), parentheses, min, max and ceil(a, b), which is the quotient rounded up.
+A parameter is the name of an operand (weights, activations, output, what is fused, memory of the call's own), a type
+and an expression ("int32 K / 32", "float32 1.0"), or "stream". Expressions: see `expressions`; operands: see `layouts`.
 
-The file is compiled by the C++ compiler for the CPU and by NVRTC for a GPU. So it cannot include headers of CUDA (but
-<cuda_pipeline.h>, for asynchronous copies) or of the C++ library, and a half is its 16 bits. Atomic operations and
-fences work on both; inline PTX does not on the CPU. It may include other files by `#include "…"`. The macro
-DYNAMIC_SHARED(name) declares dynamic shared memory, aligned to 1024 bytes. On the CPU all shared memory starts as 0xFF,
-and a byte that is written outside the dynamic part makes the kernel fail.
+Several launches follow each other in order, each with its symbol and, perhaps, a condition:
+
+    [[launches]]
+    symbol = "quantize_q8_1"                 or symbol = { Q4_0 = "…", Q8_0 = "…" }, one for each type
+    parameters = ["activations", "workspace", "int32 K"]
+    grid = ["ceil(K, 256)", "M"]
+    block = 256
+    [[launches]]
+    when = "M <= 8"
+    …
+
+A FILE.toml says where its code is: code = "file.cu", "file.ptx", "file.cubin", "lib.so" (functions of C, which get
+pointers, numbers and the stream, and return nothing or 0), or "torch.ops" (operators of PyTorch, which may return the
+output), with import = ["module"] and load = ["lib.so"]. Variables of the environment, as $NAME, are put in. Of a
+library and of PyTorch a launch has a symbol and parameters alone; device = "cuda" gives them memory of a card.
+
+A symbol is a `__global__` function: `extern "C"`, in a namespace, or a template with its arguments ("f<32, float>").
 """
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from ...formats import FORMATS
 from ...semantics import OWN
 from ...support.errors import KernelFault, UsageError
 from ...support.near import meant, nearest
-from ..domain import domain_of
 from ..launches import Launched
-from .api import Declaration, strings
-from .expressions import Expression
+from .api import KEYS, Declaration, declaration_of_table, strings
+from .expressions import Expression, names_of
+from .layouts import MATRICES, NUMBERS, Number, number_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEYS = {"formats", "semantics", "oracle", "takes", "ordered", "parameters", "block", "grid", "shared", "macros",
-         "domain"}  # fmt: skip
+_SYMBOL = re.compile(r"[A-Za-z_][\w:<>, .*&()+-]*")
+_OF_LAUNCH = ("symbol", "parameters", "block", "grid", "shared", "when")
+_OF_CODE = ("code", "import", "load", "oracle", "macros", "flags", "include", "launches")
+_STREAM = "stream"
 #: What must be declared, with an example.
 _NEEDED = {
-    "formats": 'formats = ["Q4_0"]', "semantics": 'semantics = "q8_1"',
+    "formats": 'formats = ["Q4_0"]', "semantics": 'semantics = "q8_1" (--identify finds what a kernel computes)',
     "parameters": 'parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]',
     "block": "block = 128", "grid": 'grid = "ceil(M * N, 128)"',
 }  # fmt: skip
-_POINTERS = ("weights", "activations", "output")
-#: C's integer types of parameters.
-INTEGERS: dict[str, Any] = {"int32": np.int32, "uint32": np.uint32, "int64": np.int64, "uint64": np.uint64}
+#: Suffixes of code whose functions are launched with a grid.
+_LAUNCHED = (".cu", ".ptx", ".cubin")
+TORCH = "torch.ops"
+_MOST_LAUNCHES = 64
+
+Three = tuple[Expression, Expression, Expression]
 
 
 @dataclass(frozen=True)
-class CudaDeclaration:
-    """What the comment or FILE.toml declares. `parameters` are pairs of type and name; the type of pointers is ""."""
+class Step:
+    """One launch, or one call of a function. `grid` is None for a function."""
+
+    symbols: Mapping[str, str]
+    parameters: tuple[str | Number, ...]
+    grid: Three | None
+    block: Three
+    shared: Expression
+    when: Expression | None = None
+
+    def symbol(self, fmt: str) -> str:
+        """Its function for weights of a type; "" for that which the command line names."""
+        return self.symbols.get(fmt) or self.symbols.get("", "")
+
+    def happens(self, names: Mapping[str, int]) -> bool:
+        """Whether a call of this shape makes it. Raises KernelFault."""
+        return self.when is None or bool(self.when.value(names))
+
+    def launched(self, names: Mapping[str, int]) -> Launched:
+        """Grid, threads and shared memory. Raises KernelFault."""
+        assert self.grid is not None
+        grid, block = ((x.value(names), y.value(names), z.value(names)) for x, y, z in (self.grid, self.block))
+        return Launched(grid, block, self.shared.value(names))
+
+
+@dataclass(frozen=True)
+class CallDeclaration:
+    """What the comment or FILE.toml declares.
+
+    Args:
+        of: what the kernel is.
+        steps: the launches of a call, in order.
+        macros, macros_of: macros of all types, and of one each.
+        oracle: FILE.py and NAME of its oracle, if it has one.
+        code: what the file names as its code.
+        flags, include: the author's own flags and folders, for the compiler.
+        modules, libraries: what is imported and loaded before PyTorch's operators are looked up.
+    """
 
     of: Declaration
-    parameters: tuple[tuple[str, str], ...]
-    block: tuple[Expression, Expression, Expression]
-    grid: tuple[Expression, Expression, Expression]
-    shared: Expression
-    macros: dict[str, str]
-    macros_of: dict[str, dict[str, str]]
-    #: FILE.py and NAME of its oracle, if it has one.
+    steps: tuple[Step, ...]
+    macros: Mapping[str, str]
+    macros_of: Mapping[str, Mapping[str, str]]
     oracle: tuple[str, str] | None = None
+    code: str = ""
+    flags: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
 
     def defines(self, fmt: str) -> dict[str, str]:
         """The macros for such weights."""
         return {**self.macros, **self.macros_of.get(fmt, {})}
 
-    def launched(self, m: int, n: int, k: int) -> Launched:
-        """What a call launches. Raises KernelFault."""
-        grid, block = ((x.value(m, n, k), y.value(m, n, k), z.value(m, n, k)) for x, y, z in (self.grid, self.block))
-        return Launched(grid, block, self.shared.value(m, n, k))
+    def symbols(self, fmt: str) -> tuple[str, ...]:
+        """The functions that calls with such weights need; "" stands for the one of the command line."""
+        return tuple(dict.fromkeys(step.symbol(fmt) for step in self.steps))
 
-    def launch(self, fmt: str, m: int, n: int, k: int) -> dict[str, Any]:
-        """The same for a message, of the kernel of a type. Raises KernelFault where CUDA would not launch it."""
-        launched = self.launched(m, n, k)
-        if launched.refused:
-            raise KernelFault(f"at M={m}, N={n}, K={k} {launched.refused}")
-        numbers = {"M": m, "N": n, "K": k}
-        args = [[INTEGERS[kind]().dtype.name, numbers[name]] if kind else name for kind, name in self.parameters]
-        return {"kernel": fmt, "grid": launched.grid, "block": launched.block, "shared": launched.shared, "args": args}
+    def launched(self, names: Mapping[str, int]) -> tuple[Launched, ...] | None:
+        """What a call launches; None where that is not known. Raises KernelFault."""
+        steps = [step for step in self.steps if step.happens(names)]
+        return None if any(step.grid is None for step in steps) else tuple(step.launched(names) for step in steps)
+
+    def messages(self, fmt: str, names: Mapping[str, int], symbol: str = "") -> list[dict[str, Any]]:
+        """The launches of a call, for messages. Raises KernelFault where CUDA would not make one, or none is made."""
+        out = []
+        at = ", ".join(f"{name}={names[name]}" for name in "MNK")
+        for step in self.steps:
+            if not step.happens(names):
+                continue
+            args = [p if isinstance(p, str) else p.plain(names) for p in step.parameters]
+            said: dict[str, Any] = {"kernel": f"{fmt}/{step.symbol(fmt) or symbol}", "args": args}
+            if step.grid is not None:
+                launched = step.launched(names)
+                if launched.refused:
+                    raise KernelFault(f"at {at} {launched.refused}")
+                said |= {"grid": launched.grid, "block": launched.block, "shared": launched.shared}
+            out.append(said)
+        if not out:
+            raise KernelFault(f"at {at} no launch of the declaration happens (each has a condition: when)")
+        return out
 
 
-def parse(text: str) -> CudaDeclaration:
-    """TOML to a declaration. Raises UsageError."""
+def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
+    """TOML to a declaration.
+
+    Args:
+        named: the command line names a symbol, which launches without one have.
+        kind: of the code ("cu", "so", "torch"), where the declaration does not name it.
+
+    Raises UsageError.
+    """
     try:
         said = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -97,26 +174,105 @@ def parse(text: str) -> CudaDeclaration:
         at = re.search(r"at line (\d+)", why)
         line = text.splitlines()[int(at[1]) - 1].strip()[:60] if at and int(at[1]) <= len(text.splitlines()) else ""
         raise UsageError(f"its declaration is not valid TOML: {why}{f': {line!a}' if line else ''}") from None
-    if unknown := said.keys() - _KEYS:
-        name = min(unknown)
-        known = f"keys are {', '.join(sorted(_KEYS))}"
-        raise UsageError(f"it declares {ascii(name)[:60]}, which is no key; {nearest(name, _KEYS)}{known}")
-    for key, example in _NEEDED.items():
-        if key not in said and not (key == "semantics" and "oracle" in said):
-            raise UsageError(f"it declares no {key}: write, for example, {example}")
+    known = (*KEYS, *_OF_LAUNCH, *_OF_CODE)
+    for key in said:
+        if key not in known:
+            raise UsageError(f"it declares {ascii(key)[:60]}, which is not a known key. {nearest(key, known)}".rstrip())
+    computes = str(said.get("computes", "gemm"))
+    if computes != "quantize" and "formats" not in said:
+        _lacks("formats")
     oracle = _oracle(said) if "oracle" in said else None
-    semantics = OWN if oracle else str(said["semantics"])
-    if semantics == OWN and oracle is None:
+    if computes in ("gemm", "experts") and not {"semantics", "oracle", "term"} & said.keys():
+        _lacks("semantics")
+    if said.get("semantics") == OWN:
         raise UsageError(f"semantics {OWN!r} needs an oracle, which is declared in its place")
-    declared = Declaration(
-        strings(said["formats"], "formats"), semantics, said.get("ordered", False), takes=str(said.get("takes", "")),
-        domain=domain_of(said.get("domain", {})),
-    )  # fmt: skip
+    table = {key: said[key] for key in KEYS if key in said} | ({"semantics": OWN} if oracle else {})
+    declared = declaration_of_table(table)
+    code = str(said.get("code", "")) or {"so": "library.so", "torch": TORCH}.get(kind, "")
+    if not code and not named:
+        raise UsageError('it names no code: code = "FILE.cu", "FILE.so", "FILE.ptx", "FILE.cubin" or "torch.ops"')
+    steps = _steps(said, declared, code, named)
     macros, macros_of = _macros(said.get("macros", {}), declared.formats)
-    return CudaDeclaration(
-        declared, _parameters(strings(said["parameters"], "parameters")), _three(said["block"]), _three(said["grid"]),
-        Expression(said.get("shared", 0)), macros, macros_of, oracle,
+    texts = {key: strings(said.get(key, []), key) for key in ("flags", "include", "import", "load")}
+    return CallDeclaration(
+        declared, steps, macros, macros_of, oracle, code, texts["flags"], texts["include"], texts["import"],
+        texts["load"],
     )  # fmt: skip
+
+
+def _lacks(key: str) -> None:
+    raise UsageError(f"it declares no {key}: write, for example, {_NEEDED[key]}")
+
+
+def put_in(text: str, folder: Path) -> str:
+    """A path of a declaration, with the environment's variables and relative to the declaration's folder. Raises
+    UsageError where a variable is not set."""
+    expanded = os.path.expandvars(text)
+    if missing := re.search(r"\$\{?(\w+)", expanded):
+        raise UsageError(f"{text}: set the environment variable {missing[1]}")
+    return os.path.join(folder, expanded)
+
+
+def _steps(said: dict[str, Any], declared: Declaration, code: str, named: bool) -> tuple[Step, ...]:
+    tables = said.get("launches")
+    if tables is None:
+        tables = [{key: said[key] for key in _OF_LAUNCH if key in said}]
+    elif any(key in said for key in _OF_LAUNCH):
+        raise UsageError("it declares launches, and one more beside them: move it to [[launches]]")
+    if not isinstance(tables, list) or not 0 < len(tables) <= _MOST_LAUNCHES:
+        raise UsageError("launches are tables, [[launches]], one for each")
+    has_grid = not code or code.endswith(_LAUNCHED)
+    steps = tuple(_step(table, declared, has_grid, named) for table in tables)
+    used = [p for step in steps for p in step.parameters if isinstance(p, str)]
+    for name in _needed(declared):
+        if name not in used and not (name == "output" and code == TORCH):
+            raise UsageError(f"parameters must name {name} once")
+        if len(steps) == 1 and used.count(name) > 1:
+            raise UsageError(f"parameters must name {name} once")
+    return steps
+
+
+def _needed(declared: Declaration) -> tuple[str, ...]:
+    """Operands that the parameters must name."""
+    without = {"dequantize": "activations", "repack": "activations", "quantize": "weights"}.get(declared.computes)
+    return tuple(name for name in MATRICES if name != without)
+
+
+def _step(table: object, declared: Declaration, has_grid: bool, named: bool) -> Step:
+    if not isinstance(table, dict):
+        raise UsageError("a launch is not a table")
+    for key in table:
+        if key not in _OF_LAUNCH:
+            raise UsageError(f"a launch declares {ascii(key)[:60]}: {nearest(key, _OF_LAUNCH)}".rstrip(": "))
+    for key in ("parameters", "block", "grid") if has_grid else ("parameters",):
+        if key not in table:
+            _lacks(key)
+    symbol = table.get("symbol", "")
+    symbols = symbol if isinstance(symbol, dict) else {"": symbol}
+    for of, name in symbols.items():
+        if not isinstance(name, str) or (name and not _SYMBOL.fullmatch(name)) or of not in ("", *declared.formats):
+            raise UsageError(f"symbol {ascii(name)[:60]} is not the name of a function, or of one for each type")
+    if not named and not all(symbols.get(fmt) or symbols.get("") for fmt in declared.formats):
+        raise UsageError("each launch names its function: symbol")
+    parameters = tuple(_parameter(p, declared) for p in strings(table["parameters"], "parameters"))
+    return Step(
+        symbols, parameters, _three(table["grid"]) if has_grid else None, _three(table.get("block", 1)),
+        Expression(table.get("shared", 0)), Expression(table["when"]) if "when" in table else None,
+    )  # fmt: skip
+
+
+def _parameter(said: str, declared: Declaration) -> str | Number:
+    number = number_of(said)
+    if number is not None:
+        return number
+    operands = (*MATRICES, *declared.layouts.own, *declared.others, _STREAM)
+    if said.strip() in operands:
+        return said.strip()
+    known = [*operands, *(f"{kind} {size}" for kind in NUMBERS for size in "MNK")]
+    raise UsageError(
+        f"parameter {ascii(said)[:60]} is not one of {', '.join(operands)}, nor M, N, K or an expression of them after "
+        f"one of {', '.join(NUMBERS)}{meant(said, known)}"
+    )
 
 
 def _oracle(said: dict[str, Any]) -> tuple[str, str]:
@@ -126,31 +282,12 @@ def _oracle(said: dict[str, Any]) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def _three(value: object) -> tuple[Expression, Expression, Expression]:
+def _three(value: object) -> Three:
     values = value if isinstance(value, list) else [value]
     if not 1 <= len(values) <= 3:
         raise UsageError("block and grid must have one to three dimensions")
     x, y, z = (Expression(v) for v in [*values, 1, 1][:3])
     return x, y, z
-
-
-def _parameters(declared: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    out = []
-    for parameter in declared:
-        words = parameter.split()
-        if len(words) == 1 and words[0] in _POINTERS:
-            out.append(("", words[0]))
-        elif len(words) == 2 and words[0] in INTEGERS and words[1] in ("M", "N", "K"):
-            out.append((words[0], words[1]))
-        else:
-            known = [*_POINTERS, *(f"{kind} {size}" for kind in INTEGERS for size in ("M", "N", "K"))]
-            raise UsageError(
-                f"parameter {ascii(parameter)[:60]} is not one of {', '.join(_POINTERS)}, nor M, N or K after one of "
-                f"{', '.join(INTEGERS)}{meant(parameter, known)}"
-            )
-    if missing := [name for name in _POINTERS if [p for _, p in out].count(name) != 1]:
-        raise UsageError(f"parameters must name {missing[0]} once: they stand in the order of the function's own")
-    return tuple(out)
 
 
 def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
@@ -167,4 +304,10 @@ def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dic
     return {k: str(v) for k, v in common.items()}, {f: {k: str(v) for k, v in t.items()} for f, t in of.items()}
 
 
-__all__ = ["INTEGERS", "CudaDeclaration", "parse"]
+def shape_names(declared: Declaration, fmt: str, m: int, n: int, k: int) -> dict[str, int]:
+    """`names_of` a call."""
+    more = dict(declared.more)
+    return names_of(FORMATS[fmt], m, n, k, int(more.get("experts", 1)), int(more.get("top_k", 1)))
+
+
+__all__ = ["TORCH", "CallDeclaration", "Step", "parse", "put_in", "shape_names"]

@@ -1,16 +1,51 @@
-"""Integer arithmetic that a declaration may hold: sizes, grids, arguments, as functions of a product's shape."""
+"""Integer arithmetic that a declaration may hold: sizes, grids, arguments and conditions of a call, as functions of its
+shape.
+
+An expression consists of integers, names, `+ - * / // %` (both divisions round down), comparisons, `and`, `or`, `not`,
+`A if CONDITION else B`, parentheses, min, max and ceil(a, b), which is the quotient rounded up. A comparison is 1 or 0.
+"""
 
 from __future__ import annotations
 
 import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from ...formats import WeightFormat
 from ...support.errors import KernelFault, UsageError
 
-_MOST_EXPRESSION = 200
+#: What names stand for, in every expression.
+NAMES = {
+    "M": "tokens",
+    "N": "rows of the weights, of one expert where there are several",
+    "K": "columns",
+    "BLOCK": "values of a block of the weights",
+    "BYTES": "bytes of such a block",
+    "TYPE": "the number of the weights' type in ggml",
+    "E": "experts",
+    "TOP_K": "experts of a token",
+}
+_MOST_EXPRESSION, _MOST_BITS = 200, 200
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[[int, int], int]] = {"min": min, "max": max, "ceil": lambda a, b: -(-a // b)}
+
+
+def names_of(fmt: WeightFormat, m: int, n: int, k: int, experts: int = 1, top_k: int = 1) -> dict[str, int]:
+    """What the names stand for in a call."""
+    return {"M": m, "N": n, "K": k, "BLOCK": fmt.block_size, "BYTES": fmt.block_bytes, "TYPE": fmt.type_id,
+            "E": experts, "TOP_K": top_k}  # fmt: skip
 
 
 class Expression:
-    """Integer arithmetic of M, N and K. Raises UsageError for anything else."""
+    """Integer arithmetic of `NAMES`. Raises UsageError for anything else."""
 
     def __init__(self, source: object) -> None:
         self.source = str(source)
@@ -18,42 +53,54 @@ class Expression:
             if isinstance(source, bool) or not isinstance(source, int | str) or len(self.source) > _MOST_EXPRESSION:
                 raise ValueError
             self._root = ast.parse(self.source.strip(), mode="eval").body
-            _value(self._root, {"M": 1, "N": 1, "K": 1})
+            _value(self._root, dict.fromkeys(NAMES, 1))
         except ZeroDivisionError:
             pass
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            raise UsageError(f"{ascii(self.source)[:80]} is not an expression of M, N and K") from None
+            short = ascii(self.source)[:80]
+            raise UsageError(f"{short} is not an expression of M, N and K (names: {', '.join(NAMES)})") from None
 
-    def value(self, m: int, n: int, k: int) -> int:
-        """Raises KernelFault where it divides by zero."""
+    def value(self, names: Mapping[str, int]) -> int:
+        """Its value for what `names_of` gives. Raises KernelFault where it divides by zero or is no number."""
         try:
-            return _value(self._root, {"M": m, "N": n, "K": k})
-        except ZeroDivisionError:
-            raise KernelFault(f"{self.source} divides by zero at M={m}, N={n}, K={k}") from None
+            return _value(self._root, names)
+        except (ZeroDivisionError, ValueError):
+            m, n, k = (names[name] for name in "MNK")
+            raise KernelFault(f"{self.source} divides by zero or overflows at M={m}, N={n}, K={k}") from None
+
+    def uses(self, name: str) -> bool:
+        """Whether it depends on a name."""
+        return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(self._root))
 
 
-def _value(node: ast.AST, names: dict[str, int]) -> int:
+def _value(node: ast.AST, names: Mapping[str, int]) -> int:
     """The value of a syntax tree. Raises ValueError for anything but such arithmetic; ZeroDivisionError."""
+    made = _evaluated(node, lambda part: _value(part, names), names)
+    if made.bit_length() > _MOST_BITS:
+        raise ValueError
+    return made
+
+
+def _evaluated(node: ast.AST, value: Callable[[ast.AST], int], names: Mapping[str, int]) -> int:
     match node:
-        case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            return value
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            return number
         case ast.Name(id=name) if name in names:
             return names[name]
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _value(left, names), _value(right, names)
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.Div():
-                    return a // b
-        case ast.Call(func=ast.Name(id="min" | "max" | "ceil" as name), args=[first, second], keywords=[]):
-            a, b = _value(first, names), _value(second, names)
-            return -(-a // b) if name == "ceil" else min(a, b) if name == "min" else max(a, b)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](value(left), value(right))
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:
+            return int(_COMPARISONS[type(op)](value(left), value(right)))
+        case ast.BoolOp(op=op, values=parts):
+            decides: Any = any if isinstance(op, ast.Or) else all
+            return int(decides([bool(value(part)) for part in parts]))
+        case ast.UnaryOp(op=ast.Not(), operand=part):
+            return int(not value(part))
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return value(body) if value(test) else value(other)
+        case ast.Call(func=ast.Name(id=name), args=[first, second], keywords=[]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](value(first), value(second))
     raise ValueError
 
 
-__all__ = ["Expression"]
+__all__ = ["NAMES", "Expression", "names_of"]

@@ -5,6 +5,7 @@ It may still write while it is judged. So an output is copied first, and judged 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from ...hosts.base import POISON, outside
 from ...support.errors import KernelFinding
-from .operands import Operand
+from .operands import POISON_16, Operand
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -21,14 +22,44 @@ Floats = npt.NDArray[np.float32]
 _AT_A_TIME = 1 << 18
 
 
-def taken(output: Operand, memory: Bytes) -> npt.NDArray[Any]:
-    """A copy of what an output holds. Raises KernelFinding where its guards were written."""
+def taken(output: Operand, memory: Bytes, before: Bytes) -> npt.NDArray[Any]:
+    """A copy of what an output holds, as an array of its shape.
+
+    Args:
+        before: what it held before the call, uint8[nbytes].
+
+    Raises KernelFinding where its guards were written, or what lies between its rows.
+    """
     whole = output.whole_in(memory).copy()
     if touched := outside(whole):
         raise KernelFinding("outside", touched)
     inside = whole[output.guard : len(whole) - output.guard]
-    made: npt.NDArray[Any] = inside.view(output.dtype).reshape(output.shape)
+    at_start = replace(output, at=0)
+    made = at_start.array_in(inside)
+    if output.strides is not None or output.tail:
+        expected = before.copy()
+        at_start.array_in(expected)[...] = made
+        wrong = int((expected != inside).sum())
+        if wrong:
+            words = f"the kernel wrote outside its output: {wrong} bytes between its rows or behind them"
+            raise KernelFinding("outside", words)
     return made
+
+
+def widened(made: npt.NDArray[Any], dtype: str) -> Floats:
+    """Outputs as float32, exactly; what was never written is the poison of float32."""
+    if dtype == "float32":
+        return made
+    bits = made.view(np.uint16)
+    wide = (bits.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else made.astype(np.float32)
+    wide[bits == POISON_16] = POISON.view(np.float32)
+    return wide
+
+
+def guarded(operand: Operand, memory: Bytes) -> None:
+    """Raises KernelFinding where the guards of scratch memory were written."""
+    if touched := outside(operand.whole_in(memory)):
+        raise KernelFinding("outside", touched.replace("its output", f"its {operand.name}"))
 
 
 def unchanged(what: str, now: Bytes, before: Bytes) -> None:
@@ -45,8 +76,20 @@ def unchanged(what: str, now: Bytes, before: Bytes) -> None:
         raise KernelFinding("input", f"the kernel modified its {what}: {wrong} bytes, the first at {first}")
 
 
-def same_bits(first: Floats, second: Floats) -> None:
-    """Raises KernelFinding where two runs on the same inputs gave different outputs."""
+def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
+    """Raises KernelFinding where two runs on the same inputs gave different outputs: float32[M, N], or an array of
+    another type."""
+    if first.dtype != np.float32:
+        differ = np.argwhere(first != second) if first.shape == second.shape else np.zeros((1, first.ndim), int)
+        if len(differ):
+            at = ", ".join(map(str, differ[0]))
+            words = (
+                "the kernel is not deterministic, or leaves outputs as they were: a second run on the same inputs "
+                f"changed {len(differ)} of {first.size} of them, the first at [{at}]"
+            )
+            raise KernelFinding("changing", words)
+        return
+    first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
     if np.array_equal(first.view(np.uint32), second.view(np.uint32)):
         return
     differ = np.argwhere(first.view(np.uint32) != second.view(np.uint32))
@@ -65,4 +108,4 @@ def same_bits(first: Floats, second: Floats) -> None:
     raise KernelFinding("changing", words)
 
 
-__all__ = ["same_bits", "taken", "unchanged"]
+__all__ = ["guarded", "same_bits", "taken", "unchanged", "widened"]

@@ -14,17 +14,18 @@ from ...hosts import make_host
 from ...hosts.base import Host, Placed, Sparse
 from ...hosts.schedule import Schedule
 from ...support.errors import EnvironmentFault, HarnessError, KernelFault
-from .child import MOST_UNSET, Fault
+from .child import MOST_UNSET
+from .faults import Fault
 from .operands import Mapped
 
 
 class Launcher:
     """A `child.Runner`. `asked` is the first message to its process: the "host", its "threads", and the "kernels":
-    type → the fields of `hosts.base.Placed`. Raises EnvironmentFault."""
+    "TYPE/SYMBOL" → the fields of `hosts.base.Placed`. Raises EnvironmentFault."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._host = make_host(asked["host"], asked["threads"])
-        self._kernels = {fmt: self._host.load_placed(Placed(**placed)) for fmt, placed in asked["kernels"].items()}
+        self._kernels = {key: self._host.load_placed(Placed(**placed)) for key, placed in asked["kernels"].items()}
         self._weights: tuple[Mapped, Any] | None = None
 
     def declared(self) -> dict[str, Any]:
@@ -54,9 +55,9 @@ class Launcher:
         host = self._host.scheduled(Schedule(**question["schedule"]))
         try:
             host.adds_floats = question["adds_floats"]
-            kernel = host.load_placed(Placed(**question["placed"]))
+            kernels = {key: host.load_placed(Placed(**placed)) for key, placed in question["placed"].items()}
             held = {name: (mapped, _buffer(host, mapped, walled=True)) for name, mapped in operands.items()}
-            _launched(host, {launch["kernel"]: kernel for launch in question["launches"]}, question, held)
+            _launched(host, kernels, question, held)
             host.settle()
             unset = [place[:100] for place in host.unset[:MOST_UNSET]]
             return {"adds_floats": host.adds_floats, "unset": unset}
@@ -94,7 +95,12 @@ def _buffer(host: Host, mapped: Mapped, walled: bool = False) -> Any:
     over = host.over(mapped.whole(False), operand.name, output)
     if over is not None:
         return host.over(mapped.whole(True), operand.name, output) if walled else over
-    return host.output(operand.nbytes, operand.name) if output else host.upload(mapped.bytes, operand.name)
+    if not output:
+        return host.upload(mapped.bytes, operand.name)
+    buffer = host.output(operand.nbytes, operand.name)
+    if mapped.operand.filled:
+        host.begin(buffer, mapped.bytes)
+    return buffer
 
 
 def _launched(
@@ -116,7 +122,13 @@ def _launched(
 
 def _arguments(launch: dict[str, Any], buffers: dict[str, Any]) -> list[Any]:
     """Arguments of a launch: buffers by their names, and numbers of a type."""
-    return [buffers[a] if isinstance(a, str) else np.dtype(a[0]).type(a[1]) for a in launch["args"]]
+    return [_argument(a, buffers) for a in launch["args"]]
+
+
+def _argument(said: Any, buffers: dict[str, Any]) -> Any:
+    if not isinstance(said, str):
+        return np.dtype(said[0]).type(said[1])
+    return np.uint64(0) if said == "stream" else buffers[said]
 
 
 __all__ = ["Launcher"]

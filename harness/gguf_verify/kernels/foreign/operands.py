@@ -19,14 +19,24 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts.base import GUARD_BYTES, poison
+from ...hosts.base import GUARD_BYTES, POISON
 from ...hosts.memory import ALIGNMENT, mapped_between_walls
 from ...support.errors import EnvironmentFault
 
 Bytes = npt.NDArray[np.uint8]
 Role = Literal["input", "output", "scratch"]
+#: What guards hold, and what outputs and scratch memory hold that nothing has written: by the size of an element, a NaN
+#: that no arithmetic produces, the same in half and bfloat16; otherwise, and in a second run, something else.
+_GUARD_FILL = 0xA5
+POISON_16 = np.uint16(0x7FAD)
+_OTHER_FILLS = (0xAD, 0x52)
 #: Where in its pages an input lies, so that a page which cannot be accessed is close: behind them, else before.
 Wall = Literal["before", "behind"]
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """NumPy's dtype. It has none for bfloat16, whose bits are given."""
+    return np.dtype("uint16" if name == "bfloat16" else name)
 
 
 @dataclass(frozen=True)
@@ -37,11 +47,13 @@ class Operand:
         name: "weights", "activations", "output", or another that the call's author chose.
         role: an input is written by the verifier alone; an output and scratch memory by the kernel, between guards. An
             output is poisoned before.
-        dtype: NumPy's name: "float32".
+        dtype: NumPy's name, such as "float32"; or "bfloat16".
         shape: of the array.
         file: the number of the memory file.
         at: its first byte there.
         strides: bytes from element to element of each dimension; None: as C has them.
+        tail: bytes behind the last element that belong to it.
+        filled: whether an output or scratch memory holds something before the call that the kernel may read.
     """
 
     name: str
@@ -51,14 +63,16 @@ class Operand:
     file: int = 0
     at: int = 0
     strides: tuple[int, ...] | None = None
+    tail: int = 0
+    filled: bool = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes from its first to its last element."""
-        size = np.dtype(self.dtype).itemsize
+        """Bytes from its first element to the end of its tail."""
+        size = dtype_of(self.dtype).itemsize
         if self.strides is None or 0 in self.shape:
-            return size * math.prod(self.shape)
-        return size + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
+            return size * math.prod(self.shape) + self.tail
+        return size + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)) + self.tail
 
     @property
     def guard(self) -> int:
@@ -75,11 +89,23 @@ class Operand:
 
     def array_in(self, memory: Bytes) -> npt.NDArray[Any]:
         """The array, in the bytes of its file."""
-        return np.ndarray(self.shape, self.dtype, memory[self.at :], strides=self.strides)
+        return np.ndarray(self.shape, dtype_of(self.dtype), memory[self.at :], strides=self.strides)
 
-    def poison_in(self, memory: Bytes) -> None:
-        """Poison it, and write its guards."""
-        poison(self.whole_in(memory))
+    def unwritten(self, turn: int = 0) -> Bytes:
+        """What it holds before anything has written it, uint8[nbytes]; in two turns of a call something else where no
+        NaN shows it."""
+        nbytes, size = self.nbytes, dtype_of(self.dtype).itemsize
+        words = {4: POISON, 2: POISON_16}
+        if self.role == "output" and size in words and not nbytes % size:
+            return np.full(nbytes // size, words[size]).view(np.uint8)
+        return np.full(nbytes, _OTHER_FILLS[turn % 2], np.uint8)
+
+    def begin_in(self, memory: Bytes, content: Bytes) -> None:
+        """Write its content, uint8[nbytes], and its guards."""
+        if self.guard:
+            memory[self.at - self.guard : self.at] = _GUARD_FILL
+            memory[self.at + self.nbytes : self.at + self.nbytes + self.guard] = _GUARD_FILL
+        self.bytes_in(memory)[:] = content
 
     def plain(self) -> dict[str, Any]:
         """For a message."""
@@ -172,4 +198,4 @@ class Mapped:
         return mapped_between_walls(self._handle, self.operand.at - self.operand.guard, len(whole))
 
 
-__all__ = ["Mapped", "MemoryFile", "Operand", "Role", "Wall", "laid_out"]
+__all__ = ["POISON_16", "Mapped", "MemoryFile", "Operand", "Role", "Wall", "dtype_of", "laid_out"]

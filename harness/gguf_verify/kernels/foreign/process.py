@@ -8,13 +8,10 @@ judged by its author's oracle, the oracle runs in a second process.
 from __future__ import annotations
 
 import copy
-import os
 import platform
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,39 +20,32 @@ import numpy.typing as npt
 
 from ...formats import BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
-from ...hosts import HOSTS, Host, make_host
+from ...hosts import HOSTS, Host
 from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results import HostInfo
-from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle, quantized_inside
-from ...support.errors import EnvironmentFault, KernelFault, UsageError
-from ..domain import Domain, Extent, domain_of
+from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle
+from ...support.errors import KernelFault, UsageError
+from ..domain import Domain, Extent
 from ..interface import Kernel, Weights
 from ..launches import Launched, SparseProduct
 from ..operands import fitting, whole_blocks, whole_rows
 from ..shipped import element_kernel
-from .api import FLOAT32, Declaration, strings
+from .api import FLOAT32, Declaration, declaration_of_table
 from .blocks import ThreadBlocks
+from .calls import Operands, sparse_fault
 from .child import MOST_UNSET
 from .conversation import Conversation
 from .cuda import CudaKernels, CudaSource
-from .declared import CudaDeclaration
+from .declared import CallDeclaration
 from .operands import Wall
 from .oracle import ForeignOracle
 from .products import Products
-from .sources import File, Object, Source
+from .sources import Source
 
 #: Seconds for a call, by default.
 TIME_LIMIT = 60.0
-_FILE = re.compile(r"(?s)(.*\.(py|cu)):([^:/]+)")
-#: Seconds for the C++ compiler or NVRTC to compile a kernel for all of its types.
-_COMPILE_LIMIT = 600.0
-
-
-def names_foreign(kernel: str) -> bool:
-    """Whether this means FILE.py:NAME or FILE.cu:SYMBOL, not a shipped kernel."""
-    return re.search(r"\.(py|cu)(:|$)", kernel) is not None
 
 
 class ForeignKernel(Kernel):
@@ -67,23 +57,26 @@ class ForeignKernel(Kernel):
         time_limit: seconds for a call (which runs the kernel twice), and for loading a matrix.
         verbose: what the kernel prints goes to standard error.
         cuda: a kernel in CUDA C++, and what compiles it.
+        plan: what is declared of code that is not compiled here.
+        symbol: the function of the launches that name none.
 
     Raises UsageError where there is no such kernel or it does not declare what it must; EnvironmentFault.
     """
 
     def __init__(
         self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False,
-        cuda: tuple[CudaSource, CudaKernels] | None = None,
+        cuda: tuple[CudaSource, CudaKernels] | None = None, plan: CallDeclaration | None = None,
+        symbol: str = "",
     ) -> None:  # fmt: skip
         self.host = host
         self._source, self._time_limit = source, time_limit
         #: What a file in CUDA C++ declares, and what compiles it.
-        self._cuda: CudaDeclaration | None = None
+        self._cuda = plan
         self._compiled: CudaKernels | None = None
-        self._hints: tuple[str, ...] = ()
+        self._symbol = symbol
+        self._hints = () if cuda is None else cuda[0].hints
         if cuda is not None:
-            self._cuda, self._compiled = cuda[0].declaration, cuda[1]
-            self._hints = cuda[0].hints
+            self._cuda, self._compiled, self._symbol = cuda[0].declaration, cuda[1], cuda[0].symbol
         #: Whether a source in CUDA C++ adds floats by atomic operations, in an order that nobody chooses. Its process
         #: cannot say so of itself.
         self._may_add_floats = cuda is not None and cuda[0].adds_floats
@@ -100,6 +93,7 @@ class ForeignKernel(Kernel):
             self.declaration = _declared(self._conversation, said) if self._cuda is None else self._cuda.of
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self._takes, time_limit, verbose)
+            self._operands = Operands(self.declaration, self.definition)
         except KernelFault as error:
             self.close()
             raise UsageError(f"kernel {source.name} cannot be started: {error}") from None
@@ -140,9 +134,7 @@ class ForeignKernel(Kernel):
     def definition(self) -> Semantics:
         if self._oracle is not None:
             return by_oracle(self._oracle, self._takes)
-        declared = SEMANTICS[self.semantics]
-        as_declared = declared.activations is None or self.declaration.given == self.semantics
-        return declared if as_declared else quantized_inside(declared)
+        return self.declaration.definition
 
     @property
     def judged_by(self) -> str | None:
@@ -184,23 +176,28 @@ class ForeignKernel(Kernel):
         return scheduled
 
     def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...] | None:
-        return None if self._cuda is None else (self._cuda.launched(m, n, k),)
+        return None if self._cuda is None else self._cuda.launched(self._operands.names(fmt, m, n, k))
 
     def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
         launched = self.launches(fmt, m, n, k)
         if launched is None:
             return super().only_launch(fmt, m, n, k)
+        if len(launched) != 1:
+            return f"it makes {len(launched)} launches"
+        if fault := sparse_fault(self.declaration):
+            return fault
         return launched[0] if self.host.runs_alone else f"the {self.host.name} host cannot run single thread blocks"
 
     def alone(self, product: SparseProduct, number: int) -> Written:
         assert self._cuda is not None
-        launch = self._cuda.launch(product.fmt.name, product.m, product.n, product.k)
+        names = self._operands.names(product.fmt, product.m, product.n, product.k)
+        (launch,) = self._cuda.messages(product.fmt.name, names, self._symbol)
         return self._blocks.alone(product, number, launch)
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """By this project's encoder: the kernel is given the activations that it declares to take."""
-        whole_blocks(x, self._takes.activations)
-        return self._takes.bytes_of(x)
+        whole_blocks(x, self.definition.activations)
+        return self.definition.bytes_of(x)
 
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
         if not self.covers(fmt):
@@ -209,14 +206,16 @@ class ForeignKernel(Kernel):
         return Weights(fmt, len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)
 
     def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        fitting(x, weights, self._takes.activations, quantized=False)
+        fitting(x, weights, self.definition.activations, quantized=False)
         return self.gemm(weights, self.quantize(x))
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Inside its domain alone: tokens are given in calls of an allowed number, the last ones with repeated tokens;
         weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
         activations of zero."""
-        fitting(x, weights, self._takes.activations, quantized=True)
+        unit = self._operands.activations
+        if x.ndim != 2 or x.shape[1] * unit.values != weights.k * unit.nbytes:
+            raise UsageError(f"{x.shape[-1]} bytes of activations a token are not {weights.k} columns")
         n, k = self._called_with(weights)
         wall: Wall = "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
         if not self._products.holds(weights, wall):
@@ -224,39 +223,41 @@ class ForeignKernel(Kernel):
             if (n, k) != (weights.n, weights.k):
                 width = rows.shape[1] * k // weights.k
                 rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
-            self._products.load(weights, wall, np.ascontiguousarray(rows), (n, k))
+            given = self._operands.weights(weights.fmt, np.ascontiguousarray(rows), k)
+            self._products.load(weights, wall, [given], {"format": weights.fmt.name, "n": n, "k": k})
         y = np.empty((len(x), weights.n), np.float32)
         at = 0
-        for wanted, given in self.domain.m.parts(len(x)) if len(x) else ((0, 0),):
-            part = x[at + np.arange(given) % max(1, wanted)]
+        for wanted, given_tokens in self.domain.m.parts(len(x)) if len(x) else ((0, 0),):
+            part = x[at + np.arange(given_tokens) % max(1, wanted)]
             if k != weights.k:
                 part = np.pad(part, ((0, 0), (0, x.shape[1] * k // weights.k - x.shape[1])))
-            made = self._made(weights.fmt.name, np.ascontiguousarray(part), n, k)
+            made = self._made(weights.fmt, np.ascontiguousarray(part), n, k)
             y[at : at + wanted] = made[:wanted, : weights.n]
             at += wanted
         return y
 
-    def _made(self, fmt: str, x: npt.NDArray[np.uint8], n: int, k: int) -> npt.NDArray[np.float32]:
+    def _made(self, fmt: WeightFormat, x: npt.NDArray[np.uint8], n: int, k: int) -> npt.NDArray[np.float32]:
         """One call. Raises KernelFault; EnvironmentFault under a schedule."""
         shape = len(x), n, k
-        dtype = "float32" if self.declaration.given == FLOAT32 else "uint8"
-        if self._cuda is None or self._compiled is None:
-            return self._products.product(x, dtype, shape, {}, False, True)[0]
-        if not len(x):  # as engines do: a launch without thread blocks is an error
+        if self._cuda is not None and not len(x):  # as engines do: a launch without thread blocks is an error
             return np.empty((0, n), np.float32)
-        more: dict[str, Any] = {"launches": [self._cuda.launch(fmt, *shape)]}
-        if self._schedule is None:
-            return self._products.product(x, dtype, shape, more, False, not self._any_bits)[0]
+        operands, more = self._operands.of_call(fmt, x, n, k), dict[str, Any](shape=shape)
+        if self._cuda is not None:
+            names = self._operands.names(fmt, *shape)
+            more["launches"] = self._cuda.messages(fmt.name, names, self._symbol)
+        if self._schedule is None or self._compiled is None:
+            return self._products.call(operands, more, False, not self._any_bits)[0]["output"]
+        placed = self._compiled.under(fmt.name, self._schedule)
         more |= {
-            "schedule": asdict(self._schedule), "placed": asdict(self._compiled.under(fmt, self._schedule)),
+            "schedule": asdict(self._schedule), "placed": {key: asdict(one) for key, one in placed.items()},
             "adds_floats": self._any_bits,
         }  # fmt: skip
-        y, said = self._products.product(x, dtype, shape, more, True, False)
+        made, said = self._products.call(operands, more, True, False)
         self.adds_floats = self.adds_floats or (said.get("adds_floats") is True and self._may_add_floats)
         unset = said.get("unset")
         told = [printable(str(place), 100) for place in unset[:MOST_UNSET]] if isinstance(unset, list) else []
         self.unset = tuple(dict.fromkeys((*self.unset, *told)))
-        return y
+        return made["output"]
 
     @property
     def _any_bits(self) -> bool:
@@ -297,62 +298,6 @@ def _multiples(extent: Extent, value: int) -> Iterator[int]:
 def _declared(conversation: Conversation, said: dict[str, Any]) -> Declaration:
     """What a kernel's process said first, as its declaration. Raises UsageError, KernelFault."""
     try:
-        formats = strings(said.get("formats"), "formats")
-        return Declaration(
-            formats,
-            str(said["semantics"]),
-            said["ordered"] is True,
-            takes=str(said["takes"]),
-            domain=domain_of(said["domain"]),
-        )
-    except KeyError:
+        return declaration_of_table(said["declared"])
+    except (KeyError, AttributeError):
         conversation.garbage()
-
-
-def open_foreign(
-    kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False,
-    wanted: frozenset[str] | None = None, progress: Callable[[str], None] | None = None,
-) -> ForeignKernel:  # fmt: skip
-    """A foreign kernel: FILE.py:NAME, FILE.cu:SYMBOL, or a function or callable object that declares what it is.
-
-    Args:
-        host: where CUDA C++ runs, and the shipped kernels of types that are not quantized.
-        time_limit, verbose: as `ForeignKernel`.
-        wanted: names of the types that it is opened for, of which a kernel in CUDA C++ is compiled for those that it
-            declares; None for all that it declares.
-        progress: told what is being done, in words, at each step.
-
-    Raises UsageError where there is no such kernel, its declaration is not valid, or it does not compile;
-    EnvironmentFault.
-    """
-    if not isinstance(kernel, str):
-        return ForeignKernel(Object(kernel), host, time_limit, verbose)
-    found = _FILE.fullmatch(kernel)
-    if found is None:
-        raise UsageError(f"kernel {printable(kernel, 200)} is neither FILE.py:NAME nor FILE.cu:SYMBOL")
-    path, name = Path(found[1]), found[3]
-    shown = printable(f"{path.name}:{name}", 100)
-    if not path.is_file():
-        raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
-    if found[2] == "py":
-        if progress is not None:
-            progress(f"importing {shown}")
-        where = {"path": os.path.abspath(path), "name": name}
-        return ForeignKernel(File(shown, where, {**where, "oracle": True}), host, time_limit, verbose)
-    try:
-        cuda = CudaSource(path, name)
-    except UsageError as error:
-        raise UsageError(f"kernel {shown}: {printable(str(error), 600)}", error.id, error.more) from None
-    try:
-        builder = make_host(host.name, host.threads or 0)  # not one in a process: it loads nothing
-        kernels = CudaKernels(cuda, builder, _COMPILE_LIMIT)
-        placed = {fmt: asdict(kernel) for fmt, kernel in kernels.all(wanted, progress).items()}
-        asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
-        by = {"path": os.path.abspath(cuda.oracle[0]), "name": cuda.oracle[1], "oracle": True} if cuda.oracle else {}
-        source = File(shown, asked, by, close=cuda.close, on_host=True, shown=(cuda.built,))
-        return ForeignKernel(source, host, time_limit, verbose, (cuda, kernels))
-    except BaseException as error:
-        cuda.close()
-        if isinstance(error, UsageError | EnvironmentFault) and not str(error).startswith("kernel "):
-            raise type(error)(f"kernel {shown}: {printable(str(error), 600)}") from None
-        raise

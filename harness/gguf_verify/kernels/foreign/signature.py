@@ -156,7 +156,7 @@ def unlike(parameters: Sequence[Parameter], declared: Sequence[str], given: str,
 def misfit(symbol: str, parameters: Sequence[Parameter], declared: Sequence[str]) -> str | None:
     """Why a declaration's parameters cannot be those of a function, with what may be declared; None where they may be,
     or where the function has a type that is not known."""
-    if not all(p.pointer or p.type in _INTEGERS or p.type == "float" for p in parameters):
+    if "stream" in declared or not all(p.pointer or p.type in _INTEGERS or p.type == "float" for p in parameters):
         return None
     right, _ = _declared(parameters)
     instead = f"write parameters = {json.dumps(right)}" + (
@@ -166,8 +166,9 @@ def misfit(symbol: str, parameters: Sequence[Parameter], declared: Sequence[str]
         return f"{symbol} has {len(parameters)} parameters, and {len(declared)} are declared; {instead}"
     for p, said in zip(parameters, declared, strict=True):
         kind = said.split()[0] if " " in said else ""
-        size = _INTEGERS.get(p.type, "float32")[-2:]
-        if p.pointer != (not kind) or (kind and kind[-2:] != size):
+        wanted = _INTEGERS.get(p.type, "float32")
+        other = bool(kind) and ((kind == "float32") != (wanted == "float32") or kind[-2:] != wanted[-2:])
+        if p.pointer != (not kind) or other:
             written = f"{p.type}{'*' if p.pointer else ''} {p.name}"
             return f"{symbol} has the parameter {written}, and {json.dumps(said)} is declared; {instead}"
     return None

@@ -13,7 +13,8 @@ from typing import Any
 from ...gguf import printable
 from ...processes.child import ChildProcess, Forked, Spawned
 from ...processes.sandbox import Sandbox, by_landlock, current, of_kernel
-from .child import OracleRunner, PythonRunner, serve, serve_oracle
+from .child import OracleRunner, serve, serve_oracle
+from .python_kernel import PythonRunner
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
 START_LIMIT = 60.0

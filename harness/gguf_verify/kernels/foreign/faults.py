@@ -1,0 +1,89 @@
+"""What a kernel's process says of a fault, in one line, and where in its author's code it was."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...support.errors import HarnessError, KernelFinding, TraceFrame
+from ...support.paths import PACKAGE
+
+MOST_TEXT = 300
+#: Frames of a traceback that a message holds, its last ones.
+MOST_FRAMES = 16
+#: Where Python's own modules lie.
+_STANDARD_LIBRARY = Path(contextlib.__file__).parent
+
+
+class Fault(Exception):
+    """The kernel is to blame; one line says for what.
+
+    Args:
+        finding: of a `KernelFinding`, its kind and lines.
+        cause: what further faults of the same cause have in common; "" where nothing does.
+        trace: frames of an exception.
+    """
+
+    def __init__(
+        self, words: str, finding: dict[str, Any] | None = None, cause: str = "", trace: Sequence[TraceFrame] = ()
+    ) -> None:
+        super().__init__(words)
+        self.cause, self.trace = cause, trace
+        self.finding = finding
+
+    @classmethod
+    def of(cls, error: HarnessError) -> Fault:
+        """What the host said."""
+        if isinstance(error, KernelFinding):
+            return cls(str(error), {"kind": error.kind, "lines": list(error.lines)[:8]})
+        return cls(str(error))
+
+
+def one_line(error: BaseException) -> str:
+    """Its type and the first line of its message."""
+    with contextlib.suppress(Exception):
+        lines = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {lines[0][:MOST_TEXT]}" if lines else type(error).__name__
+    return type(error).__name__
+
+
+def raised(who: str, error: BaseException, more: str = "") -> Fault:
+    """That a function of the kernel's author raised: a line that names the innermost place of the author's own code,
+    and the frames of the traceback that are not of this package."""
+    frames: list[TraceFrame] = []
+    with contextlib.suppress(Exception):
+        frames = [_frame(f) for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+    own = [frame for frame in frames if frame.own]
+    place = f"{own[-1].place}: {own[-1].code}" if own else ""
+    cause = f"{type(error).__name__} {f'at {place}' if own else f'of {who}'}"
+    at = f"; at {place}" if own else ""
+    return Fault(f"{who} raised {one_line(error)}{more}{at}", None, cause[:MOST_TEXT], frames[-MOST_FRAMES:])
+
+
+def _frame(frame: traceback.FrameSummary) -> TraceFrame:
+    path = Path(frame.filename)
+    installed = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(_STANDARD_LIBRARY)
+    return TraceFrame(
+        f"{path.name}:{frame.lineno} in {frame.name}"[:MOST_TEXT], (frame.line or "")[:100], not installed
+    )
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(PACKAGE)
+
+
+def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str) -> None:
+    """Raises Fault where somebody wrote into an array that only this process has."""
+    a, b = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (now, before))
+    if not np.array_equal(a, b):
+        wrong = np.flatnonzero(a != b) if a.size == b.size else np.zeros(1, int)
+        raise Fault(f"{who} modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}")
+
+
+__all__ = ["MOST_FRAMES", "MOST_TEXT", "Fault", "one_line", "raised", "unchanged"]

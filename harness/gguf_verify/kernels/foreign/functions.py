@@ -1,0 +1,133 @@
+"""A kernel that is a function: of a shared library with a C interface, or an operator of PyTorch.
+
+A function of C gets, in the declared order, pointers, numbers of the declared types and the stream (void*; null on the
+CPU). It returns nothing, or an int that is 0. An operator of PyTorch gets tensors, and ints and floats; what it returns
+is the output, unless it is given the output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from ...support.errors import EnvironmentFault, UsageError
+from .faults import Fault, one_line, raised
+from .frames import as_array, frame_of, poison_answer
+from .operands import Mapped
+
+_C = {"int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64,
+      "float32": ctypes.c_float}  # fmt: skip
+STREAM = "stream"
+
+
+class FunctionRunner:
+    """A `child.Runner`. `asked` is the first message to its process: "calls", the names of the functions, "library",
+    the path of a shared library or "" for PyTorch; "import" and "load"; the "device" and the "arrays" that they take.
+
+    Raises UsageError where there is no such function; EnvironmentFault.
+    """
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self._of_torch = not asked["library"]
+        self._frame = frame_of(asked["arrays"], asked["device"])
+        self._holding = frame_of(asked["arrays"], asked["device"])
+        find = _torch_operators(asked["import"], asked["load"]) if self._of_torch else _c_functions(asked["library"])
+        self._functions = {name: find(name) for name in asked["calls"]}
+
+    def declared(self) -> dict[str, Any]:
+        """The verifier has read what it declares."""
+        return {}
+
+    def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        self._holding.settle()
+        self._held, self._operands = {n: self._holding.array(m) for n, m in operands.items()}, operands
+        return {}
+
+    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        arrays = self._held | {name: self._frame.array(mapped) for name, mapped in operands.items()}
+        for launch in question["launches"]:
+            function = self._functions[launch["kernel"].partition("/")[2]]
+            call = self._call_operator if self._of_torch else self._call_c
+            call(function, launch["args"], arrays, operands["output"])
+        self._frame.settle()
+        self._holding.settle(keep=True)
+        return {}
+
+    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        raise EnvironmentFault("a function of a library has no thread blocks that can be seen")
+
+    def _call_c(self, function: Any, args: list[Any], arrays: dict[str, Any], output: Mapped) -> None:
+        given = [ctypes.c_void_p(self._frame.stream()) if arg == STREAM
+                 else ctypes.c_void_p(_address(arrays[arg])) if isinstance(arg, str) else _C[arg[0]](arg[1])
+                 for arg in args]  # fmt: skip
+        code = function(*given)
+        self._frame.wait()
+        if code:
+            raise Fault(f"the kernel's function returned {code}, and 0 means success")
+
+    def _call_operator(self, function: Any, args: list[Any], arrays: dict[str, Any], output: Mapped) -> None:
+        given = [self._frame.stream() if arg == STREAM else arrays[arg] if isinstance(arg, str) else arg[1]
+                 for arg in args]  # fmt: skip
+        try:
+            answer = function(*given)
+            self._frame.wait()
+        except BaseException as error:  # also SystemExit
+            raise raised("the kernel", error) from None
+        if "output" in args or answer is None:
+            return
+        y, dtype = as_array(answer)
+        there, expected = output.array, output.operand.dtype
+        if dtype != expected or y.shape != there.shape:
+            sizes = ", ".join(map(str, y.shape))
+            wanted = ", ".join(map(str, there.shape))
+            raise Fault(f"the kernel returned {dtype}[{sizes}], expected {expected}[{wanted}]")
+        self._frame.write(output, y)
+        poison_answer(answer, y, [there])
+
+
+def _address(array: Any) -> int:
+    if hasattr(array, "data_ptr"):
+        return int(array.data_ptr())
+    return int(array.data.ptr) if hasattr(array.data, "ptr") else int(array.ctypes.data)
+
+
+def _c_functions(path: str) -> Callable[[str], Any]:
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise EnvironmentFault(f"the library cannot be loaded: {one_line(error)}") from None
+
+    def find(name: str) -> Any:
+        try:
+            return getattr(library, name)
+        except AttributeError:
+            raise UsageError(f"the library has no function {name}") from None
+
+    return find
+
+
+def _torch_operators(modules: list[str], libraries: list[str]) -> Callable[[str], Any]:
+    try:
+        torch = importlib.import_module("torch")
+        for module in modules:
+            importlib.import_module(module)
+        for library in libraries:
+            torch.ops.load_library(library)
+    except BaseException as error:
+        raise EnvironmentFault(f"PyTorch's operators cannot be had: {one_line(error)}") from None
+
+    def find(name: str) -> Any:
+        found = torch.ops
+        for part in name.removeprefix("torch.ops.").split("."):
+            try:
+                found = getattr(found, part)
+            except (AttributeError, RuntimeError):
+                raise UsageError(f"PyTorch has no operator {name} (see import and load)") from None
+        return found
+
+    return find
+
+
+__all__ = ["STREAM", "FunctionRunner"]

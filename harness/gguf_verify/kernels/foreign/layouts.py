@@ -1,0 +1,247 @@
+"""How the operands of a call lie in memory, where a declaration says something else than rows one behind the other.
+
+    [operands.activations]
+    columns = "ceil(K, 512) * 512"     a row is filled up with zeros to so many values
+    stride = "K + 64"                  values (tokens or rows, if transposed) from one row to the next; what is between
+                                       belongs to nothing: it is no number, and must stay as it is
+    transposed = true                  the first dimension changes fastest: blocks of activations lie as [K/32][M],
+                                       outputs as [N][M]
+    tail = 512                         bytes behind the last value that may be read; they are zero
+
+    [operands.output]
+    accumulate = true                  the product is added to what the output holds
+
+    [operands.workspace]               any other name is memory of the call's own
+    scratch = "M * K / 32 * 36"        bytes that nothing has written
+    zeroed = true                      they are zero
+    constant = ["int32 N", "int32 0"]  in place of scratch: an input that holds these numbers
+
+Columns and strides count values, not bytes: of blocks they are whole numbers of blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...support.errors import KernelFault, UsageError
+from ...support.near import nearest
+from .expressions import Expression
+from .operands import POISON_16, Operand, Role, dtype_of
+
+Bytes = npt.NDArray[np.uint8]
+
+#: The operands that every product has.
+MATRICES = ("weights", "activations", "output")
+#: Numbers that a parameter or a constant may be.
+NUMBERS = ("int32", "uint32", "int64", "uint64", "float32")
+_OF_MATRIX: dict[str, type] = {
+    "columns": Expression, "stride": Expression, "transposed": bool, "tail": Expression, "accumulate": bool,
+}  # fmt: skip
+_OF_OWN: dict[str, type] = {"scratch": Expression, "zeroed": bool, "constant": list}
+_MOST_BYTES, _MOST_NUMBERS = 1 << 40, 1 << 10
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a matrix consists of: blocks of `values` numbers in `count` elements of a dtype, or single numbers."""
+
+    dtype: str
+    values: int = 1
+    count: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        return dtype_of(self.dtype).itemsize * self.count
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a type: of a parameter, or of a constant. That of a float32 is its literal."""
+
+    kind: str
+    value: Expression | float
+
+    def plain(self, names: Mapping[str, int]) -> list[Any]:
+        """Type and value, for a message. Raises KernelFault where the type does not hold it."""
+        if isinstance(self.value, float):
+            return [self.kind, self.value]
+        value, limits = self.value.value(names), np.iinfo(self.kind)
+        if not limits.min <= value <= limits.max:
+            raise KernelFault(f"{self.value.source} is {value}, which no {self.kind} holds")
+        return [self.kind, value]
+
+
+def number_of(declared: object) -> Number | None:
+    """ "int32 EXPRESSION" or "float32 LITERAL"; None where it does not begin with a type. Raises UsageError."""
+    kind, _, source = str(declared).strip().partition(" ")
+    if kind not in NUMBERS or not source.strip():
+        return None
+    if kind != "float32":
+        return Number(kind, Expression(source.strip()))
+    try:
+        with np.errstate(over="ignore"):
+            value = float(np.float32(source))
+    except ValueError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise UsageError(f"{ascii(source)[:60]} is not a number that a float32 holds")
+    return Number(kind, value)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a matrix of the product lies in memory: see this module's text."""
+
+    columns: Expression | None = None
+    stride: Expression | None = None
+    transposed: bool = False
+    tail: Expression | None = None
+    accumulate: bool = False
+
+    def operand(
+        self, name: str, role: Role, unit: Unit, rows: int, values: int, names: Mapping[str, int]
+    ) -> Operand:  # fmt: skip
+        """The operand of a matrix of so many rows, with so many values in a row.
+
+        Raises KernelFault where the declaration says no layout of these sizes.
+        """
+        columns = self._of("columns", values, unit, values, names)
+        outer, inner = (columns // unit.values, rows) if self.transposed else (rows, columns // unit.values)
+        along = Unit(unit.dtype) if self.transposed else unit
+        step = self._of("stride", inner * along.values, along, inner * along.values, names) // along.values
+        tail = 0 if self.tail is None else self.tail.value(names)
+        if not 0 <= tail <= _MOST_BYTES or outer * step * unit.nbytes > _MOST_BYTES:
+            raise KernelFault(f"the declared layout of {name} takes more than 2^40 bytes")
+        itemsize = dtype_of(unit.dtype).itemsize
+        strides = None if step == inner else (step * unit.nbytes, itemsize)
+        return Operand(name, role, unit.dtype, (outer, inner * unit.count), strides=strides, tail=tail)
+
+    def _of(self, key: str, least: int, unit: Unit, default: int, names: Mapping[str, int]) -> int:
+        expression: Expression | None = getattr(self, key)
+        if expression is None:
+            return default
+        value = expression.value(names)
+        if value < least or value % unit.values:
+            blocks = f", or is not a whole number of blocks of {unit.values}" if unit.values > 1 else ""
+            sizes = ", ".join(f"{name}={names[name]}" for name in "MNK")
+            raise KernelFault(
+                f"at {sizes} the declared {key} {expression.source} is {value}, less than {least}{blocks}"
+            )
+        return value
+
+    def content(self, operand: Operand, unit: Unit, matrix: Bytes) -> Bytes:
+        """The bytes of an input, uint8[nbytes], from its matrix uint8[rows, row bytes]."""
+        width = matrix.shape[1] // unit.nbytes
+        units = operand.shape[0] if self.transposed else operand.shape[1] // unit.count
+        if operand.strides is None and not self.transposed and not operand.tail and units == width:
+            return np.ascontiguousarray(matrix).reshape(-1)
+        out = np.zeros(operand.nbytes, np.uint8)
+        if not matrix.size:
+            return out
+        end = operand.nbytes - operand.tail
+        if operand.strides is not None:
+            out[:end] = np.resize(np.array([POISON_16]).view(np.uint8), end)
+        shape, element = (operand.shape[0], operand.shape[1] // unit.count), np.dtype(f"V{unit.nbytes}")
+        step = element.itemsize * shape[1] if operand.strides is None else operand.strides[0]
+        there = np.ndarray(shape, element, out, strides=(step, element.itemsize))
+        there[...] = np.zeros((), element)
+        given = np.ascontiguousarray(matrix).view(element)
+        if self.transposed:
+            there[:width] = given.T
+        else:
+            there[:, :width] = given
+        return out
+
+    def matrix(self, made: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """An output's array as rows of the product."""
+        return made.T if self.transposed else made
+
+
+@dataclass(frozen=True)
+class Own:
+    """Memory of the call's own: scratch of so many bytes, or an input that holds constants of one type."""
+
+    scratch: Expression | None = None
+    zeroed: bool = False
+    constant: tuple[Number, ...] = ()
+
+    def operand(self, name: str, names: Mapping[str, int]) -> tuple[Operand, Bytes | None]:
+        """The operand, and its content where it has one. Raises KernelFault."""
+        if self.constant:
+            kind = self.constant[0].kind
+            values = np.array([number.plain(names)[1] for number in self.constant], kind)
+            return Operand(name, "input", kind, values.shape), values.view(np.uint8)
+        assert self.scratch is not None
+        nbytes = self.scratch.value(names)
+        if not 0 <= nbytes <= _MOST_BYTES:
+            raise KernelFault(f"{name} takes {nbytes:,} bytes: {self.scratch.source}")
+        content = np.zeros(nbytes, np.uint8) if self.zeroed else None
+        return Operand(name, "scratch", "uint8", (nbytes,), filled=self.zeroed), content
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The `operands` of a declaration."""
+
+    matrices: Mapping[str, Layout] = field(default_factory=dict)
+    own: Mapping[str, Own] = field(default_factory=dict)
+
+    def of(self, name: str) -> Layout:
+        """The layout of a matrix."""
+        return self.matrices.get(name, Layout())
+
+    @property
+    def plain(self) -> bool:
+        """Whether all operands lie as they do where nothing is declared."""
+        return not self.own and all(layout == Layout() for layout in self.matrices.values())
+
+
+def layouts_of(said: object) -> Layouts:
+    """The table `operands`. Raises UsageError."""
+    if not isinstance(said, dict) or not all(isinstance(v, dict) for v in said.values()):
+        raise UsageError("operands is a table of tables, one for each operand")
+    matrices = {name: Layout(**_typed(name, said[name], _OF_MATRIX)) for name in said if name in MATRICES}
+    if any(layout.accumulate for name, layout in matrices.items() if name != "output"):
+        raise UsageError("only the output can accumulate")
+    if matrices.get("output", Layout()).columns is not None:
+        raise UsageError("an output has a stride, and no columns of zeros")
+    return Layouts(matrices, {name: _own(name, said[name]) for name in said if name not in MATRICES})
+
+
+def _own(name: str, said: dict[str, Any]) -> Own:
+    if not name.isidentifier():
+        raise UsageError(f"operand {ascii(name)[:60]} is not a name")
+    typed = _typed(name, said, _OF_OWN)
+    if ("scratch" in typed) == ("constant" in typed):
+        raise UsageError(f"operand {name} has either scratch = BYTES or constant = [NUMBERS]")
+    numbers = [number_of(value) for value in typed.pop("constant", [])]
+    kinds = {None if number is None else number.kind for number in numbers}
+    if None in kinds or len(kinds) > 1 or len(numbers) > _MOST_NUMBERS:
+        raise UsageError(f'constant of operand {name} is a list of numbers of one type, such as ["int32 N"]')
+    return Own(**typed, constant=tuple(number for number in numbers if number is not None))
+
+
+def _typed(name: str, said: dict[str, Any], keys: dict[str, type]) -> dict[str, Any]:
+    """The keys of a table, its expressions read. Raises UsageError."""
+    out: dict[str, Any] = {}
+    for key, value in said.items():
+        kind = keys.get(key)
+        if kind is None:
+            near = nearest(key, keys)
+            raise UsageError(f"operand {name} declares {ascii(key)[:60]}: {near}there are: {', '.join(keys)}")
+        if kind is Expression:
+            out[key] = Expression(value)
+        elif not isinstance(value, kind):
+            raise UsageError(f"{key} of operand {name} is not {'true or false' if kind is bool else 'a list'}")
+        else:
+            out[key] = value
+    return out
+
+
+__all__ = ["MATRICES", "NUMBERS", "Layout", "Layouts", "Number", "Own", "Unit", "layouts_of", "number_of"]

@@ -1,0 +1,250 @@
+"""What `--kernel` names that is not this project's: how each kind of code is found, declared and started."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...gguf import printable
+from ...hosts import HOSTS, Host, make_host
+from ...hosts.base import Placed
+from ...support.errors import EnvironmentFault, UsageError
+from .cuda import CudaKernels, CudaSource, included_files, read_text
+from .declared import TORCH, CallDeclaration, parse, put_in
+from .process import TIME_LIMIT, ForeignKernel
+from .sources import File, Object
+
+#: Kinds of code, by suffix; their declaration is in the file or beside it.
+_FILE = re.compile(r"(?s)(.*\.(py|cu|ptx|cubin|so)):([^/]+)")
+_FOREIGN = re.compile(r"(?s)\.(py|cu|ptx|cubin|so)(:|$)|\.toml$|^torch\.ops\.")
+#: Seconds for the compilers to compile a kernel for all of its types.
+_COMPILE_LIMIT = 600.0
+#: Bytes of code that is not compiled here.
+_MOST_CODE = 1 << 30
+
+
+def names_foreign(kernel: str) -> bool:
+    """Whether this means a kernel of somebody else's, and not a shipped one."""
+    return _FOREIGN.search(kernel) is not None
+
+
+def file_of(kernel: str) -> tuple[Path, str]:
+    """The file that such a name names, and what in it: "" for a FILE.toml. Raises UsageError for what is no file."""
+    if kernel.startswith(f"{TORCH}."):
+        raise UsageError('an operator is no file: declare it in a FILE.toml with code = "torch.ops", and name that')
+    path, _, entry = kernel.rpartition(":")
+    return (Path(path), entry) if path and not kernel.endswith(".toml") else (Path(kernel), "")
+
+
+@dataclass(frozen=True)
+class Further:
+    """What the command line says of a kernel beside its name.
+
+    Args:
+        declared: a file with its declaration, where that is neither in the kernel's file nor beside it.
+        modules, libraries: what is imported and loaded before PyTorch's operators are looked up.
+    """
+
+    declared: str = ""
+    modules: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Named:
+    """A kernel that is named, as code of one kind.
+
+    Args:
+        shown: its name in reports.
+        kind: "py", "cu", "ptx", "cubin", "so", or "torch".
+        path: of the code; that of the declaration for PyTorch's operators.
+        symbol: a function of it; "" where the declaration names all.
+        declaration: the file that declares it; None where the code does.
+    """
+
+    shown: str
+    kind: str
+    path: Path
+    symbol: str = ""
+    declaration: Path | None = None
+
+    def call_declaration(self, further: Further) -> CallDeclaration:
+        """What is declared. Raises UsageError."""
+        assert self.declaration is not None
+        if not self.declaration.is_file():
+            said = printable(str(self.declaration), 200)
+            raise UsageError(f"{said}, which would declare what it takes and computes, is not a file")
+        found = parse(read_text(self.declaration), bool(self.symbol), self.kind)
+        folder = self.declaration.parent
+        loaded = [os.path.abspath(put_in(path, folder)) for path in found.libraries]
+        return replace(
+            found, modules=(*found.modules, *further.modules),
+            libraries=(*loaded, *map(os.path.abspath, further.libraries)),
+        )  # fmt: skip
+
+
+def named(kernel: str, further: Further) -> Named:
+    """What a name means. Raises UsageError."""
+    declared = Path(further.declared) if further.declared else None
+    if kernel.startswith(f"{TORCH}."):
+        if declared is None:
+            raise UsageError(
+                f"operator {printable(kernel, 100)} says nothing of its arguments: give --declare FILE.toml, with "
+                'formats, semantics and parameters such as ["weights", "activations", "int32 TYPE", "int32 N"]'
+            )
+        return Named(printable(kernel, 100), "torch", declared, kernel, declared)
+    if kernel.endswith(".toml"):
+        return _of_declaration(Path(kernel))
+    found = _FILE.fullmatch(kernel)
+    if found is None:
+        raise UsageError(
+            f"kernel {printable(kernel, 200)} is neither FILE.py:NAME nor FILE.cu:SYMBOL, FILE.so:FUNCTION, "
+            "FILE.ptx:SYMBOL, FILE.cubin:SYMBOL, FILE.toml, torch.ops.NAMESPACE.OPERATOR"
+        )
+    path, name = Path(found[1]), found[3]
+    shown = printable(f"{path.name}:{name}", 100)
+    if not path.is_file():
+        raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
+    beside = path.with_suffix(".toml")
+    needs = found[2] in ("ptx", "cubin", "so") or (found[2] == "cu" and declared is not None)
+    return Named(shown, found[2], path, name, (declared or beside) if needs else None)
+
+
+def _of_declaration(path: Path) -> Named:
+    """A FILE.toml that names its code. Raises UsageError."""
+    shown = printable(path.name, 100)
+    if not path.is_file():
+        raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
+    try:
+        code = parse(read_text(path), False).code
+        if code == TORCH:
+            return Named(shown, "torch", path, "", path)
+        file = Path(put_in(code, path.parent))
+        if not file.is_file():
+            raise UsageError(f"its code, {printable(str(file), 200)}, is not a file")
+        if file.suffix not in (".cu", ".ptx", ".cubin", ".so"):
+            raise UsageError(f"its code, {printable(file.name, 100)}, is no .cu, .ptx, .cubin or .so")
+        return Named(shown, file.suffix.removeprefix("."), file, "", path)
+    except UsageError as error:
+        raise UsageError(f"kernel {shown}: {error}") from None
+
+
+def open_foreign(
+    kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False, further: Further | None = None,
+    wanted: frozenset[str] | None = None, progress: Callable[[str], None] | None = None,
+) -> ForeignKernel:  # fmt: skip
+    """A foreign kernel, by one of the names of `named`; or a function or callable object that declares what it is.
+
+    Args:
+        host: where CUDA C++ runs, and the shipped kernels of types that are not quantized.
+        time_limit, verbose: as `ForeignKernel`.
+        further: what else is said of it.
+        wanted: names of the types that it is opened for, of which a kernel in CUDA C++ is compiled for those that it
+            declares; None for all that it declares.
+        progress: told what is being done, in words, at each step.
+
+    Raises UsageError where there is no such kernel, its declaration is not valid, or it does not compile;
+    EnvironmentFault.
+    """
+    if not isinstance(kernel, str):
+        return ForeignKernel(Object(kernel), host, time_limit, verbose)
+    further = further or Further()
+    found = named(kernel, further)
+    if progress is not None:
+        progress(f"starting {found.shown}")
+    if found.kind == "py":
+        where = {"path": os.path.abspath(found.path), "name": found.symbol}
+        return ForeignKernel(File(found.shown, where, {**where, "oracle": True}), host, time_limit, verbose)
+    opened: dict[str, Callable[..., ForeignKernel]] = {
+        "cu": partial(_source, wanted=wanted, progress=progress), "so": _functions, "torch": _functions,
+    }  # fmt: skip
+    try:
+        return opened.get(found.kind, _binary)(found, host, time_limit, verbose, further)
+    except (UsageError, EnvironmentFault) as error:
+        if str(error).startswith("kernel "):
+            raise
+        raise type(error)(f"kernel {found.shown}: {printable(str(error), 600)}", error.id, error.more) from None
+
+
+def _source(
+    found: Named, host: Host, time_limit: float, verbose: bool, further: Further, wanted: frozenset[str] | None,
+    progress: Callable[[str], None] | None,
+) -> ForeignKernel:  # fmt: skip
+    """CUDA C++, which is compiled here."""
+    given = None if found.declaration is None else found.call_declaration(further)
+    cuda = CudaSource(found.path, found.symbol, given, found.declaration)
+    try:
+        builder = make_host(host.name, host.threads or 0)  # not one in a process: it loads nothing
+        kernels = CudaKernels(cuda, builder, _COMPILE_LIMIT)
+        placed = {key: asdict(kernel) for key, kernel in kernels.all(wanted, progress).items()}
+        asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
+        source = File(found.shown, asked, _oracle(cuda.oracle), close=cuda.close, on_host=True, shown=(cuda.built,))
+        return ForeignKernel(source, host, time_limit, verbose, (cuda, kernels))
+    except BaseException:
+        cuda.close()
+        raise
+
+
+def _oracle(oracle: tuple[Path, str] | None) -> dict[str, Any]:
+    """The first message to the process of an oracle."""
+    return {"path": os.path.abspath(oracle[0]), "name": oracle[1], "oracle": True} if oracle else {}
+
+
+def _oracle_of(found: Named, declared: CallDeclaration) -> dict[str, Any]:
+    assert found.declaration is not None
+    return _oracle((found.declaration.parent / declared.oracle[0], declared.oracle[1]) if declared.oracle else None)
+
+
+def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
+    """Code that is compiled already, for a card."""
+    if HOSTS[host.name].emulated:
+        raise EnvironmentFault(f"a .{found.kind} runs on a GPU alone: --host gpu", "host-not-usable")
+    declared, path = found.call_declaration(further), os.path.abspath(found.path)
+    if os.path.getsize(path) > _MOST_CODE:
+        raise UsageError(f"it is larger than {_MOST_CODE:,} bytes")
+    placed = {
+        f"{fmt}/{name or found.symbol}": asdict(Placed(name or found.symbol, {"code": path}))
+        for fmt in declared.of.formats for name in declared.symbols(fmt)
+    }  # fmt: skip
+    asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
+    source = File(found.shown, asked, _oracle_of(found, declared), on_host=True)
+    return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
+
+
+def _functions(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
+    """Functions of a shared library, or operators of PyTorch."""
+    declared = found.call_declaration(further)
+    calls = {name or found.symbol for fmt in declared.of.formats for name in declared.symbols(fmt)}
+    arrays = "torch" if found.kind == "torch" else declared.of.arrays
+    if arrays == "numpy" and declared.of.device == "cuda":
+        arrays = "cupy"
+    asked = {
+        "calls": sorted(calls), "library": os.path.abspath(found.path) if found.kind == "so" else "",
+        "import": declared.modules, "load": declared.libraries, "device": declared.of.device, "arrays": arrays,
+    }  # fmt: skip
+    source = File(found.shown, asked, _oracle_of(found, declared))
+    return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
+
+
+def made_of_files(path: Path, entry: str) -> tuple[set[Path], tuple[Path, str] | None]:
+    """The files of a kernel that is not Python, and FILE.py and NAME of its oracle. Raises UsageError."""
+    found = named(f"{path}:{entry}" if entry else str(path), Further())
+    declared = None if found.declaration is None else found.call_declaration(Further())
+    files = {path, found.path} | {side for side in [found.path.with_suffix(".toml")] if side.is_file()}
+    if found.kind == "cu":
+        files |= {Path(file) for file in included_files(found.path, everywhere=True)}
+        source = CudaSource(found.path, found.symbol, declared, found.declaration)
+        source.close()
+        return files, source.oracle
+    assert declared is not None
+    files |= {Path(library) for library in declared.libraries}
+    beside = (found.declaration or path).parent
+    return files, None if declared.oracle is None else (beside / declared.oracle[0], declared.oracle[1])
+
+
+__all__ = ["Further", "Named", "file_of", "made_of_files", "named", "names_foreign", "open_foreign"]

@@ -1,0 +1,111 @@
+"""A kernel in Python, in its own process: a function or a callable object."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from ...support.errors import EnvironmentFault, UsageError
+from .api import HALVES, Shape, declaration_of_table, table_of
+from .faults import Fault, raised, unchanged
+from .frames import as_array, frame_of, poison_answer
+from .operands import Mapped
+
+_MATRICES = ("weights", "activations", "output")
+
+
+class PythonRunner:
+    """A `child.Runner`. Raises UsageError where its declaration is not valid; EnvironmentFault where the library whose
+    arrays it takes is missing."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._table = table_of(kernel)
+        self.declaration = declared = declaration_of_table(self._table, bool(getattr(kernel, "out", False)))
+        self._kernel, self._pack = kernel, getattr(kernel, "pack", None)
+        #: Of what was loaded, and of one call.
+        self._holding, self._calling = (frame_of(declared.arrays, declared.device) for _ in range(2))
+        try:
+            json.dumps(self._table)
+        except (TypeError, ValueError, RecursionError):
+            raise UsageError("its declaration holds more than texts, numbers, lists and tables") from None
+
+    def declared(self) -> dict[str, Any]:
+        return {"declared": self._table}
+
+    def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        self._fmt = question["format"]
+        self._held = operands
+        self._holding.settle()
+        arrays = {name: self._holding.array(mapped) for name, mapped in operands.items()}
+        self._weights: Any = arrays.pop("weights")
+        self._others = arrays
+        #: Of packed weights, which only this process has.
+        self._kept: Any = None
+        if self._pack is not None:
+            given = self._weights.copy() if isinstance(self._weights, np.ndarray) else self._weights
+            try:
+                self._weights = self._pack(given, self._fmt)
+            except BaseException as error:
+                raise raised("pack", error) from None
+            self._kept = self._weights.copy() if isinstance(self._weights, np.ndarray) else None
+        return {}
+
+    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        shape, frame = Shape(self._fmt, *question["shape"]), self._calling
+        output, out = operands["output"].operand, operands["output"].array
+        given = {name: frame.array(mapped) for name, mapped in operands.items()
+                 if name != "output" or self.declaration.out or output.filled}  # fmt: skip
+        more = self._others | {name: array for name, array in given.items() if name not in _MATRICES}
+        if output.filled and not self.declaration.out:  # what is added to
+            more["output"] = given["output"]
+        try:
+            if self.declaration.out:
+                self._kernel(self._weights, given["activations"], shape, given["output"], **more)
+            else:
+                answer = self._kernel(self._weights, given["activations"], shape, **more)
+        except Fault:
+            raise
+        except BaseException as error:  # also SystemExit
+            raise raised("the kernel", error) from None
+        frame.settle()
+        if not self.declaration.out:
+            y, dtype = as_array(answer)
+            if dtype != output.dtype or y.shape != out.shape:
+                cause = f"{dtype} for {output.dtype}" if dtype != output.dtype else ""
+                raise Fault(_unexpected(y.shape, dtype, out.shape, output.dtype), cause=cause)
+            out[...] = y
+            inputs = [mapped.array for mapped in (*operands.values(), *self._held.values())]
+            if isinstance(self._weights, np.ndarray):
+                inputs.append(self._weights)
+            poison_answer(answer, y, inputs)
+        self._holding.settle(keep=True)
+        if self._kept is not None:
+            unchanged("weights", self._weights, self._kept, "the kernel")
+        return {}
+
+    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
+
+
+def _unexpected(shape: tuple[int, ...], dtype: str, expected: tuple[int, ...], expected_dtype: str) -> str:
+    """That an answer is another array than was declared, and what to declare if it may be right."""
+    said = f"the kernel returned {_described(dtype, shape)}, expected {_described(expected_dtype, expected)}"
+    if shape == expected and dtype in HALVES:
+        return f'{said}: if that is what it means to give, declare output = "{dtype}"'
+    if shape == expected and dtype == "float64":
+        return f"{said}: return it as {expected_dtype}, such as y.astype(np.{expected_dtype})"
+    if shape == (math.prod(expected),):
+        return f"{said}: return it in {expected[0]} rows, such as y.reshape(shape.m, shape.n)"
+    if shape == expected[::-1] and shape != expected:
+        return f"{said}: if it gives [N, M], declare operands.output.transposed = true"
+    return said
+
+
+def _described(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+__all__ = ["PythonRunner"]
