@@ -130,7 +130,7 @@ def test_no_certificate_and_no_case_is_made_of_drawn_data(tmp_path: Path) -> Non
     assert report
     assert report.verdict != "verified"
     with pytest.raises(EnvironmentFault, match="no certificate is written of drawn data"):
-        certify(report, None, None, ())  # type: ignore[arg-type]
+        certify(report, None, None, ())
     with pytest.raises(UsageError, match="belong to a model, not to drawn data"):
         verify(SMALL, NUMPY, options=Options(save_case=str(tmp_path / "case"), progress=False))
     with pytest.raises(UsageError, match="no reference is called none"):
