@@ -38,7 +38,11 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG + EXIT_CODES.format(verified="verified on the drawn data", mismatch="a mismatch was found"),
     )  # fmt: skip
     add = parser.add_argument
-    add("kernel", metavar="KERNEL", help="your own as FILE.py:NAME or FILE.cu:SYMBOL, or a kernel of this project")
+    add(
+        "kernel",
+        metavar="KERNEL",
+        help="your own, as `gguf-verify --kernel` takes it, such as FILE.cu:SYMBOL; or one of this project",
+    )
     add("--type", action="append", default=[], metavar="TYPES",
         help="types of the weights, such as Q4_0 or Q4_0,Q8_0 (default: all that the kernel declares)")  # fmt: skip
     add("-M", type=_sizes, default=(), metavar="NUMBERS", help=f"tokens, such as 4 or 1,8,64 (default: {M})")

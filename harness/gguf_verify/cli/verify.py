@@ -66,12 +66,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME",
         help="a kernel or family, or your own: FILE.py:NAME, FILE.cu:SYMBOL, FILE.so:FUNCTION, FILE.ptx:SYMBOL, "
         "FILE.cubin:SYMBOL, FILE.toml or torch.ops.NAMESPACE.OPERATOR (default: %(default)s)")  # fmt: skip
-    add("--declare", type=Path, metavar="FILE.toml",
-        help="the declaration of your own kernel, where it is neither in its file nor beside it")  # fmt: skip
-    add("--import", dest="imports", type=_listed, default=(), metavar="MODULES",
-        help="import these modules, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
-    add("--load", dest="loads", type=_listed, default=(), metavar="LIBS",
-        help="load these libraries, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
     add("--rungs", default=",".join(RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
     add("--identify", action="store_true",
         help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
@@ -101,6 +95,12 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     add("-s", "--seed", type=int, default=0, metavar="N", help="seed of the generated inputs (default: %(default)s)")
     add("--host", choices=HOST_CHOICES, default="auto",
         help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has")  # fmt: skip
+    add("--declare", type=Path, metavar="FILE.toml",
+        help="the declaration of your own kernel, where it is neither in its file nor beside it")  # fmt: skip
+    add("--import", dest="imports", type=_listed, default=(), metavar="MODULES",
+        help="import these modules, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
+    add("--load", dest="loads", type=_listed, default=(), metavar="LIBS",
+        help="load these libraries, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
     add("--kernel-time-limit", type=float, default=60.0, metavar="S",
         help="seconds that one call of your own kernel may take (default: %(default)g)")  # fmt: skip
     add("--kernel-memory", type=float, default=KERNEL_MEMORY, metavar="GIB",
@@ -134,6 +134,7 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
         "verbose": args.verbose, "progress": args.progress != "never" and on_terminal(),
         "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, "probes": args.probes,
         "sanitize": args.sanitize, "exit_first": args.exitfirst, "only_call": args.only_call, "sandbox": args.sandbox,
+        "declare": "" if args.declare is None else str(args.declare), "imports": args.imports, "loads": args.loads,
     }  # fmt: skip
 
 
@@ -168,7 +169,6 @@ def _run(args: argparse.Namespace) -> int:
     options = Options(
         prompt=_prompt(args), n_predict=args.n_predict, ctx_size=args.ctx_size, repack=args.repack,
         reference=args.reference, save_case="" if args.save_case is None else str(args.save_case),
-        declare="" if args.declare is None else str(args.declare), imports=args.imports, loads=args.loads,
         **kernel_options(args),
     )  # fmt: skip
     if args.identify and (args.only_call or args.save_case):

@@ -102,7 +102,8 @@ class TypeProbes:
         domain = run.kernel.domain if tested else EVERYTHING
         if len(self._units):
             quantized, brief = isinstance(fmt, BlockFormat), run.options.probes == "brief"
-            for number, probe in enumerate(plan(domain, fmt.unit, quantized, run.options.seed, brief)):
+            probes = plan(domain, fmt.unit, quantized, run.options.seed, brief)
+            for number, probe in enumerate(run.progress(f"probes of {fmt.name}", probes, unit="probe")):
                 if only is not None and (only.kind, only.number) != ("probe", number):
                     continue
                 if found.faults + len({wrong[1:] for wrong in found.wrong}) >= _MOST_WRONG:

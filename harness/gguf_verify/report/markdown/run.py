@@ -20,6 +20,8 @@ def render(report: Report, limit: int = LIMIT) -> str:
     name = environment.file.path.rpartition("/")[2]
     kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.definition)}"
     llama = f"llama.cpp {escaped(environment.versions.llama_cpp, 40)}"
+    if report.drawn is not None and not report.drawn.compared:
+        llama = "exact products alone"
     page.add(f"{escaped(name, 100)}: {kernel}, against {llama}.", "")
     if report.drawn is not None:
         page.add(f"On drawn data, which are no model's: {escaped(report.drawn.words)}.", "")
