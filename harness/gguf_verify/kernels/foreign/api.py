@@ -130,6 +130,7 @@ class Declaration:
         computes: one of `COMPUTES`.
         layouts: how its operands lie in memory, and memory of its own.
         arrays, device: what a kernel in Python gets its arrays as.
+        deterministic: two calls give the same bits.
         more: what only some of `computes` declare.
 
     Raises UsageError.
@@ -150,6 +151,7 @@ class Declaration:
     layouts: Layouts = field(default_factory=Layouts)
     arrays: str = "numpy"
     device: str = "cpu"
+    deterministic: bool = True
     more: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
@@ -165,8 +167,10 @@ class Declaration:
         for name in self.formats:
             if name not in FORMATS:
                 raise UsageError(f"format {_short(name)} is not one of {', '.join(FORMATS)}{meant(name, FORMATS)}")
-        if not isinstance(self.ordered, bool) or not isinstance(self.out, bool):
-            raise UsageError("ordered and out must be True or False")
+        if not all(isinstance(value, bool) for value in (self.ordered, self.out, self.deterministic)):
+            raise UsageError("ordered, out and deterministic must be True or False")
+        if self.ordered and not self.deterministic:
+            raise UsageError("a kernel that adds in an order that is known is deterministic")
         for what, value, known in (
             ("output", self.output, HALVES), ("arrays", self.arrays, ARRAYS), ("device", self.device, DEVICES),
         ):  # fmt: skip
@@ -247,7 +251,8 @@ def _named(semantics: object) -> str:
 #: What a declaration may say, in TOML and as arguments of `kernel`: the same names.
 KEYS = (
     "formats", "semantics", "ordered", "takes", "domain", "activations", "term", "accumulates", "output", "epilogue",
-    "computes", "operands", "arrays", "device", "unpack", "rounding", "arithmetic", "fast_math", "experts",
+    "computes", "operands", "arrays", "device", "deterministic", "unpack", "rounding", "arithmetic", "fast_math",
+    "experts",
 )  # fmt: skip
 _OF_OTHERS = ("rounding", "arithmetic", "fast_math", "experts")
 
@@ -265,7 +270,8 @@ def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declarat
         strings(said.get("formats", []), "formats"), str(said.get("semantics", "")), said.get("ordered", False), out,
         domain=domain_of(said.get("domain", {})), accumulates=accumulates,
         epilogue=strings(said.get("epilogue", []), "epilogue"), layouts=layouts_of(said.get("operands", {})),
-        more=tuple((key, said[key]) for key in _OF_OTHERS if key in said), **texts,
+        more=tuple((key, said[key]) for key in _OF_OTHERS if key in said),
+        deterministic=said.get("deterministic", True), **texts,
     )  # fmt: skip
 
 

@@ -253,7 +253,8 @@ class ForeignKernel(Kernel):
             "adds_floats": self._any_bits,
         }  # fmt: skip
         made, said = self._products.call(operands, more, True, False)
-        self.adds_floats = self.adds_floats or (said.get("adds_floats") is True and self._may_add_floats)
+        added = said.get("adds_floats") is True and self._may_add_floats
+        self.adds_floats = self.adds_floats or added or not self.declaration.deterministic
         unset = said.get("unset")
         told = [printable(str(place), 100) for place in unset[:MOST_UNSET]] if isinstance(unset, list) else []
         self.unset = tuple(dict.fromkeys((*self.unset, *told)))
@@ -264,6 +265,8 @@ class ForeignKernel(Kernel):
         """Whether its outputs may have other bits each time, which is then no fault: it adds floats by atomic
         operations and declares no order, and a card chooses one. (An emulated card runs blocks one after the other.)
         All of its outputs are judged by the bound."""
+        if not self.declaration.deterministic:
+            return True
         return self._may_add_floats and not self.declaration.ordered and not HOSTS[self.host.name].emulated
 
     def _called_with(self, weights: Weights) -> tuple[int, int]:
