@@ -29,9 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_machine()
             return _run(argv)
     except HarnessError as error:
-        say(f"{error} [{error.id}]" if error.id else str(error))
-        for line in error.more:
-            print(line, file=sys.stderr)
+        say(f"{error} [{error.id}]" if error.id else str(error), error.details)
         return error.exit_code
     except KeyboardInterrupt as error:
         say(f"interrupted by {signal_of(error)}: there is no result")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 EXIT_VERIFIED = 0
@@ -34,14 +35,14 @@ class HarnessError(Exception):
     Args:
         line: what is wrong, where, why, and how to fix it.
         id: of the message, which `gguf-verify explain` knows; "" for a message that explains itself.
-        more: lines that are printed below it, to be copied.
+        details: further lines, such as a compiler's errors, which are printed below it.
     """
 
     exit_code = EXIT_ENVIRONMENT
 
-    def __init__(self, line: str, id: str = "", more: tuple[str, ...] = ()) -> None:
+    def __init__(self, line: str, id: str = "", details: Sequence[str] = ()) -> None:
         super().__init__(line)
-        self.id, self.more = id, more
+        self.id, self.details = id, tuple(details)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -153,7 +154,7 @@ class VerificationError(AssertionError):
         self.report = report
 
 
-def say(line: str) -> None:
-    """Print one line on standard error, if the process has one."""
+def say(line: str, details: Sequence[str] = ()) -> None:
+    """Print one line on standard error, if the process has one, and its details below it."""
     with contextlib.suppress(OSError, AttributeError):
-        print(f"gguf-verify: {line}", file=sys.stderr)
+        print("\n    ".join([f"gguf-verify: {line}", *details]), file=sys.stderr)

@@ -168,7 +168,9 @@ def open_foreign(
     except (UsageError, EnvironmentFault) as error:
         if str(error).startswith("kernel "):
             raise
-        raise type(error)(f"kernel {found.shown}: {printable(str(error), 600)}", error.id, error.more) from None
+        raise type(error)(
+            f"kernel {found.shown}: {printable(str(error), 600)}", error.id, [printable(d, 400) for d in error.details]
+        ) from None
 
 
 def _source(
