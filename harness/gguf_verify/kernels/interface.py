@@ -93,6 +93,11 @@ class Candidate(ABC):
         """How its own process is confined; None for a kernel of this project."""
         return None
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What its declaration may have wrong, by its source, each in a line: shown where it fails."""
+        return ()
+
     def check_fault(self) -> str | None:
         """Why its launches cannot be checked for races and bad accesses here, or None."""
         return self.host.check_fault()

@@ -106,7 +106,8 @@ class TypeProbes:
         domain = run.kernel.domain if tested else EVERYTHING
         if len(self._units):
             quantized, brief = isinstance(fmt, BlockFormat), run.options.probes == "brief"
-            for number, probe in enumerate(plan(domain, fmt.unit, quantized, run.options.seed, brief)):
+            probes = plan(domain, fmt.unit, quantized, run.options.seed, brief)
+            for number, probe in enumerate(run.progress(f"probes of {fmt.name}", probes, unit="probe")):
                 if only is not None and (only.kind, only.number) != ("probe", number):
                     continue
                 if found.faults + len({wrong[1:] for wrong in found.wrong}) >= _MOST_WRONG:
@@ -170,7 +171,8 @@ class TypeProbes:
             encoded = with_least_codes(encoded)
         uploaded: dict[str, Weights] = {}
         products: dict[Order | None, list[tuple[slice, Product]]] = {}
-        self.found.values |= {probe.values, probe.blocks}
+        blocks = self._run.blocks_are if probe.blocks == "the model's" else probe.blocks
+        self.found.values |= {probe.values, blocks}
         for m in probe.tokens:
             if self._only is not None and self._only.m != m:
                 continue
@@ -183,9 +185,7 @@ class TypeProbes:
                     return
                 self.found.faults += 1
                 words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
-                self._result.fail(
-                    Failure(words, self._tensor.name, culprit=error.culprit, cause=error.cause, call=error.call)
-                )
+                self._result.fail(Failure.of(error, words, self._tensor.name))
                 kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
                 tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
                 who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name

@@ -78,6 +78,7 @@ class ForeignKernel(Kernel):
         self._cuda = plan
         self._compiled: CudaKernels | None = None
         self._symbol = symbol
+        self._hints = () if cuda is None else cuda[0].hints
         if cuda is not None:
             self._cuda, self._compiled, self._symbol = cuda[0].declaration, cuda[1], cuda[0].symbol
         #: Whether a source in CUDA C++ adds floats by atomic operations, in an order that nobody chooses. Its process
@@ -117,6 +118,10 @@ class ForeignKernel(Kernel):
     @property
     def sandbox(self) -> Sandbox:
         return self._source.sandbox
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return self._hints
 
     def check_fault(self) -> str | None:
         if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "off":

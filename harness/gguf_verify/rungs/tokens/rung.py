@@ -68,7 +68,7 @@ def check(run: Run, result: RungResult) -> None:
     except LlamaRefused as error:
         result.leave_all("tokens", str(error), "llama.cpp")
     except KernelFault as error:
-        result.fail(Failure(str(error), culprit=error.culprit, cause=error.cause, call=error.call))
+        result.fail(Failure.of(error, str(error)))
     if only is not None:
         end_alone(result, only)
 
