@@ -50,7 +50,7 @@ def command_of(
         flags["--host"] = of_host
     if identify:
         flags["--identify"] = None
-    elif rungs is not None and tuple(rungs) != (tuple(DRAWN_RUNGS) if drawn else rungs_for()):
+    elif rungs is not None and tuple(rungs) != tuple(name for name in rungs_for() if not drawn or name in DRAWN_RUNGS):
         flags["--rungs"] = ",".join(rungs)
     if prompt_file is not None:
         flags["-f"] = str(prompt_file)

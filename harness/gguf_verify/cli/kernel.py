@@ -51,7 +51,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--reference", choices=[*BACKENDS, NONE], default=None,
         help=f"where llama.cpp runs; {help_of_backends()}; none: do not ask llama.cpp (default: cpu, where llama.cpp "
         "is installed)")  # fmt: skip
-    add("--rungs", default=",".join(DRAWN_RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
+    add("--rungs", metavar="LIST",
+        help=f"the rungs to run, of {','.join(DRAWN_RUNGS)} (default: those for what the kernel computes)")  # fmt: skip
     add("--identify", action="store_true",
         help="instead of running rungs, find which definition the kernel computes")  # fmt: skip
     add("--tensor", metavar="REGEX", help="verify only drawn matrices whose name matches; a report prints it")
@@ -82,9 +83,10 @@ def verified(args: argparse.Namespace) -> int:
     types = tuple(name.strip() for text in args.type for name in text.split(",") if name.strip())
     drawn = Drawn(types, args.M, args.N, args.K)
     files = asked_for(args, kind)
-    rungs = [name.strip() for name in args.rungs.split(",") if name.strip()]
-    if any(writer.rung not in (None, *rungs) for writer in files):
-        wrong = next(w for w in files if w.rung not in (None, *rungs))
+    rungs = None if args.rungs is None else [name.strip() for name in args.rungs.split(",") if name.strip()]
+    shown = (None, *(rungs or DRAWN_RUNGS))
+    if any(writer.rung not in shown for writer in files):
+        wrong = next(w for w in files if w.rung not in shown)
         raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, which is not run")
     options = Options(reference=_reference(args.reference), **kernel_options(args))
     command = command_of(drawn, args.kernel, args.host, rungs, options, identify=args.identify)

@@ -44,7 +44,7 @@ Floats = npt.NDArray[np.float32]
 #: What `--reference` calls that llama.cpp is not asked.
 NONE = "none"
 #: The rungs that need no model.
-DRAWN_RUNGS = ("blocks", "layers")
+DRAWN_RUNGS = ("blocks", "layers", "values", "codes", "packing")
 #: What the report calls the file.
 NAME = "drawn weights"
 #: The shape where none is asked for: it is small, since the probe plan has the others.
