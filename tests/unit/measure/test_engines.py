@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,11 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.measure.engines import _merged, page, runs
 from gguf_verify.measure.engines.catalogue import FOLDER, Catalogue, Engine, Finding, Kernel, explaining, read
+from gguf_verify.report.json import of_run
+from gguf_verify.results import Options
+from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.support.errors import UsageError
+from gguf_verify.verification import verify
 
 ADAPTERS = sorted(p for p in FOLDER.iterdir() if p.suffix in (".py", ".cu") and p.name != "build.py")
 MOST_LINES = 60
@@ -152,7 +157,16 @@ def report(**more: Any) -> dict[str, Any]:
         for kind, own in (("Q4_0", 0.1), ("Q8_0", 0.2))
     ]
     envelopes = [{"type": kind, "under_test": True, "calls": 9, "domain": "M = 1"} for kind in ("Q4_0", "Q8_0")]
-    rung = {"failures": [], "unverified": [], "details": details, "envelopes": envelopes, "fault": None, **more}
+    worst = {"kernel": {"utilisation": 0.3, "where": "drawn.Q2_K.64x1024", "of_kernel": True}}
+    rung = {
+        "worst": worst,
+        "failures": [],
+        "unverified": [],
+        "details": details,
+        "envelopes": envelopes,
+        "fault": None,
+        **more,
+    }
     return {"rungs": [rung], "exit_code": 1, "environment": {"kernel": {"definition": "q8_1"}}}
 
 
@@ -230,3 +244,14 @@ def test_values_are_those_of_the_file(of_values: Any) -> None:
     rows.reshape(3, 2, -1)[..., 1] = 0x2C
     weights = np.asarray(made.pack(rows, "Q4_0"))
     np.testing.assert_array_equal(weights, fmt.decode(rows.reshape(3, 2, -1)).reshape(3, -1))
+
+
+@pytest.mark.parametrize(("name", "rungs"), [("dequantize", ["values"]), ("product", ["blocks", "layers"])])
+def test_adapters_are_verified_on_drawn_data(name: str, rungs: list[str]) -> None:
+    options = Options(reference="none", probes="brief", progress=False)
+    report = verify(Drawn(("Q4_0",), k=(64,)), f"{FOLDER / 'gguf_values.py'}:{name}", "cpu", options=options)
+    assert [rung.name for rung in report.rungs] == rungs
+    assert report.exit_code == 0
+    found = runs.row_of(json.loads(json.dumps(of_run(report))), "Q4_0")
+    assert (found["verdict"], found["says"]) == ("verified", "")
+    assert found["calls"] > 0

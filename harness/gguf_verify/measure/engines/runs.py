@@ -22,6 +22,8 @@ VERDICTS = {0: "verified", 1: "mismatch", 5: "not all verified"}
 NOT_RUN = "not run"
 _MOST_TEXT = 600
 _MOST_OUTPUT = 4000
+#: Utilisations of a GEMM's record that are the kernel's.
+_WORST = ("own", "shared", "other_m", "other_shapes")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,9 +122,9 @@ def row_of(report: Mapping[str, Any], kind: str) -> dict[str, Any]:
         verdict, says = VERDICTS[5], _line([u["why"] for u in unverified[:1]])
     else:
         verdict, says = VERDICTS[0], ""
-    worst = [
-        d[name] for d in details for name in ("own", "shared", "other_m", "other_shapes") if d.get(name) is not None
-    ]
+    sides = [w for rung in rungs for w in rung["worst"].values() if w["of_kernel"] and marks in w["where"]]
+    worst = [w["utilisation"] for w in sides if w["utilisation"] is not None]
+    worst += [d[name] for d in details for name in _WORST if d.get(name) is not None]
     return {
         "type": kind, "verdict": verdict, "says": says, "definition": report["environment"]["kernel"]["definition"],
         "domain": envelopes[0]["domain"] if envelopes else "", "utilisation": max(worst, default=None),
