@@ -52,8 +52,7 @@ def for_nvrtc(text: str) -> str:
 
 
 class _Text:
-    def __init__(self, text: str, file: str, into: ForCpu, first_line: int = 1) -> None:
-        macro = first_line > 0 and text.startswith("#")
+    def __init__(self, text: str, file: str, into: ForCpu, first_line: int = 1, macro: bool = False) -> None:
         self.text, self.file, self.into, self.first_line = text, file, into, first_line
         self.tokens = tokens_of(text, not macro)
         self.lines, self.edits = Lines(text), list[Edit]()
@@ -82,7 +81,7 @@ class _Text:
                 continue
             token = self.tokens[i]
             if token.kind == "directive" and "<<<" in token.text and not self._in_macro:
-                inner = _Text(token.text, self.file, self.into, self._line(token))
+                inner = _Text(token.text, self.file, self.into, self._line(token), True)
                 inner.host_code()
                 self.edits.append(Edit(token.start, token.end, edited(token.text, inner.edits, " \\\n")))
                 taken[i] = i + 1
@@ -180,7 +179,7 @@ class _Text:
     def _directive(self, token: Token) -> None:
         if not re.match(r"#\s*define\b", token.text) or self._in_macro:
             return
-        inner = _Text(token.text, self.file, self.into, self._line(token))
+        inner = _Text(token.text, self.file, self.into, self._line(token), True)
         inner._globals = self._globals
         new = inner.rewritten()
         if new != token.text:

@@ -360,9 +360,9 @@ class _Block:
             return None
         targets = [self._target(part) for part in self._parts(o[0])]
         lines = " ".join(f"{to} = gguf_verify_m[{i}];" for i, to in enumerate(targets))
-        a, b, c = (f"(const uint64_t[]){self._vector(v)}" for v in o[1:4])
-        of = f"{_NS}mma<{m}, {k}, {', '.join(map(_tag, types))}>(gguf_verify_m, {a}, {b}, {c});"
-        return f"{{ uint32_t gguf_verify_m[4]; {of} {lines} }}"
+        given = " ".join(f"const uint64_t gguf_verify_{x}[] = {self._vector(v)};" for x, v in zip("abc", o[1:4], strict=True))
+        call = f"mma<{m}, {k}, {', '.join(map(_tag, types))}>(gguf_verify_m, gguf_verify_a, gguf_verify_b, gguf_verify_c);"
+        return f"{{ uint32_t gguf_verify_m[4]; {given} {_NS}{call} {lines} }}"
 
     # ---- threads -----------------------------------------------------------------------------------------------------
 
