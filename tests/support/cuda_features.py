@@ -148,7 +148,7 @@ FEATURES: dict[str, Feature] = {
     "shfl_xor_across_width": Feature(
         "y[t] = __shfl_xor_sync(FULL, x[t], 16, 16);", lambda x: np.where(LANE >= 16, x[T ^ 16], x)
     ),
-    "shfl_up_sync": Feature("y[t] = __shfl_up_sync(FULL, x[t], 3);", lambda x: np.where(LANE >= 3, x[T - 3], x)),
+    "shfl_up_sync": Feature("y[t] = __shfl_up_sync(FULL, x[t], 3);", lambda x: np.where(LANE >= 3, np.roll(x, 3), x)),
     "shfl_down_sync_width": Feature(
         "y[t] = __shfl_down_sync(FULL, x[t], 2, 4);", lambda x: np.where(T % 4 < 2, x[(T + 2) % 64], x)
     ),
@@ -179,6 +179,12 @@ FEATURES: dict[str, Feature] = {
         lambda x: np.repeat([3, 1], 32) if x[5] not in x[32:] else np.repeat([3, 3], 32),
     ),
     "activemask": Feature("y[t] = __activemask();", lambda x: np.full(64, 2**32 - 1)),
+    "activemask_in_a_branch": Feature(
+        "y[t] = 0; if (x[t] & 1) { const unsigned m = __activemask(); y[t] = m + __shfl_sync(m, t, __ffs(m) - 1); }",
+        lambda x: np.where(x & 1, _of_warp(x, lambda w: sum(int(v & 1) << i for i, v in enumerate(w)))
+                           + np.repeat([int(np.flatnonzero(w & 1)[0]) for w in (x[:32], x[32:])], 32).astype(np.uint32)
+                           + WARP * 32, 0),
+    ),
     "match_any_sync": Feature("y[t] = __match_any_sync(FULL, x[t] & 3);", _matched),
     "reduce_add_sync": Feature(
         "y[t] = __reduce_add_sync(FULL, x[t]);", lambda x: _of_warp(x, lambda w: int(w.sum(dtype=np.uint64)) % 2**32)
@@ -294,7 +300,7 @@ FEATURES: dict[str, Feature] = {
         "y[t] = x[t];", lambda x: x,
     ),
     "lambda_and_if_constexpr": Feature(
-        "auto f = [=] __device__ (unsigned v) { return v * 2; };\n    if constexpr (sizeof(half) == 2) y[t] = f(x[t]); else y[t] = 0;",
+        "auto f = [=](unsigned v) { return v * 2; };\n    if constexpr (sizeof(half) == 2) y[t] = f(x[t]); else y[t] = 0;",
         lambda x: x * np.uint32(2),
     ),
     "type_traits": Feature(

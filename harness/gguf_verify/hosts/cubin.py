@@ -57,7 +57,7 @@ def lowered(found: Sequence[str], entries: Sequence[str]) -> dict[str, str]:
         if entry in found:
             out[entry] = entry  # extern "C"
             continue
-        mark = re.compile(rf"_Z{len(MARK)}{MARK}IXadL(_Z\w+)ELi{i}EEvv")
+        mark = re.compile(rf"_Z{len(MARK)}{MARK}IXadL(_Z\w+)EELi{i}EEvv")
         held = [match[1] for name in found if (match := mark.fullmatch(name))]
         names = [kernels[_plain(name)] for name in held[:1] if _plain(name) in kernels]
         if not names:

@@ -46,13 +46,15 @@ class ForCpu:
 
 def for_nvrtc(text: str) -> str:
     """The text of a file as NVRTC takes it, which compiles no code of the host."""
-    found = _Text(text, "", ForCpu())
+    found = _Text(text, "", ForCpu(), emptied="{}")
     found.host_code()
     return edited(text, found.edits)
 
 
 class _Text:
-    def __init__(self, text: str, file: str, into: ForCpu, first_line: int = 1, macro: bool = False) -> None:
+    def __init__(self, text: str, file: str, into: ForCpu, first_line: int = 1, macro: bool = False,
+                 emptied: str = "{ __builtin_trap(); }") -> None:  # fmt: skip
+        self._emptied = emptied
         self.text, self.file, self.into, self.first_line = text, file, into, first_line
         self.tokens = tokens_of(text, not macro)
         self.lines, self.edits = Lines(text), list[Edit]()
@@ -127,7 +129,7 @@ class _Text:
                     if _is_function(head):
                         self._functions.append((i, end))
                         if not words & _OF_DEVICE and self._is_of_host(i, end):
-                            self.edits.append(Edit(token.start, self.tokens[end].end, "{ __builtin_trap(); }"))
+                            self.edits.append(Edit(token.start, self.tokens[end].end, self._emptied))
                             taken[i] = end + 1
                         begins = end + 1
                     i = end

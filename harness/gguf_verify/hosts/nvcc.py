@@ -26,7 +26,7 @@ from .tables import write_headers
 _OURS = (
     "-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code", "-o", "--output-file", "-c",
     "-dc", "-dw", "-dlink", "-lib", "-link", "-ptx", "--ptx", "-cubin", "--cubin", "-fatbin", "-run", "--run", "-E", "-M",
-    "--shared", "-shared", "-l", "-L", "-odir", "--output-directory", "-keep", "--keep", "-rdc", "--relocatable",
+    "--shared", "-shared", "-odir", "--output-directory", "-keep", "--keep", "-rdc", "--relocatable",
     "-ccbin", "--compiler-bindir", "--threads", "-t", "-optf", "--options-file", "@", "-x", "-fPIC", "-time", "--time",
     "-cudart", "--cudart", "-std=c++11",
 )  # fmt: skip

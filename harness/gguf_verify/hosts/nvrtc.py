@@ -81,8 +81,8 @@ _STANDARD = (
 )  # fmt: skip
 _INTEGERS = "".join(
     f"typedef {signed} int{bits}_t; typedef unsigned {word} uint{bits}_t;\n"
-    for bits, signed, word in ((8, "signed char", "char"), (16, "short", "short"), (32, "int", "int"), (64, "long", "long"))
-) + "typedef long intptr_t; typedef unsigned long uintptr_t;\n"
+    for bits, signed, word in ((8, "signed char", "char"), (16, "short", "short"), (32, "int", "int"), (64, "long long", "long long"))
+) + "typedef long long intptr_t; typedef unsigned long long uintptr_t;\n"
 _OF_CUDA_STD = ("type_traits", "limits", "utility")
 
 
@@ -90,7 +90,7 @@ def used_flags(author: Author) -> tuple[list[str], list[str]]:
     """The flags that NVRTC is given, and those of the author's that are not used."""
     kept, left = split_flags(author.flags, _KNOWN)
     exact = _FLAGS[1:] if author.ordered else ()
-    return [*([] if any("std=" in flag for flag in kept) else ["-std=c++17"]), *kept, *exact], left
+    return [*([] if any("std=" in flag for flag in kept) else ["-std=c++17"]), "-default-device", *kept, *exact], left
 
 
 def compile_kernels(
