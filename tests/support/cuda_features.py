@@ -1,13 +1,14 @@
 """What kernels of real engines use of CUDA C++, each as a tiny kernel and the outputs that NumPy computes for it.
 
-A kernel is one thread block of 64 threads: t is the thread's number, x its 64 input words, y its 64 output words. `before`
-stands before the kernel. Results are the card's bits.
+A kernel is one thread block of 64 threads: t is the thread's number, x its 64 input words, y its 64 output words.
+`before` stands before the kernel. Results are the card's bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +65,7 @@ def _small(x: Words) -> npt.NDArray[np.float32]:
     return (x & 1023).astype(np.float32)
 
 
-def _of_warp(x: Words, of: Callable[[Words], object]) -> Words:
+def _of_warp(x: npt.NDArray[Any], of: Callable[[npt.NDArray[Any]], object]) -> Words:
     """One value for each warp, in all of its lanes."""
     return np.repeat([of(x[:32]), of(x[32:])], 32).astype(np.uint64).astype(np.uint32)
 
@@ -168,11 +169,13 @@ FEATURES: dict[str, Feature] = {
         lambda x: (x[T ^ 8] & 255) + 1000 * (T ^ 8),
     ),
     "shuffle_among_half_a_warp": Feature(
-        "y[t] = 1; if (t % 32 < 16) y[t] = __shfl_xor_sync(0xffff, x[t], 3); else y[t] = __shfl_sync(0xffff0000, x[t], 17);",
+        "y[t] = 1; if (t % 32 < 16) y[t] = __shfl_xor_sync(0xffff, x[t], 3); else y[t] = __shfl_sync(0xffff0000, "
+        "x[t], 17);",
         lambda x: np.where(LANE < 16, x[T ^ 3], x[WARP * 32 + 17]),
     ),
     "ballot_sync": Feature(
-        "y[t] = __ballot_sync(FULL, x[t] & 1);", lambda x: _of_warp(x, lambda w: sum(int(v & 1) << i for i, v in enumerate(w)))
+        "y[t] = __ballot_sync(FULL, x[t] & 1);",
+        lambda x: _of_warp(x, lambda w: sum(int(v & 1) << i for i, v in enumerate(w))),
     ),
     "any_and_all_sync": Feature(
         "y[t] = __any_sync(FULL, x[t] == x[5]) * 2 + __all_sync(FULL, x[t] >= 0u);",
@@ -181,9 +184,13 @@ FEATURES: dict[str, Feature] = {
     "activemask": Feature("y[t] = __activemask();", lambda x: np.full(64, 2**32 - 1)),
     "activemask_in_a_branch": Feature(
         "y[t] = 0; if (x[t] & 1) { const unsigned m = __activemask(); y[t] = m + __shfl_sync(m, t, __ffs(m) - 1); }",
-        lambda x: np.where(x & 1, _of_warp(x, lambda w: sum(int(v & 1) << i for i, v in enumerate(w)))
-                           + np.repeat([int(np.flatnonzero(w & 1)[0]) for w in (x[:32], x[32:])], 32).astype(np.uint32)
-                           + WARP * 32, 0),
+        lambda x: np.where(
+            x & 1,
+            _of_warp(x, lambda w: sum(int(v & 1) << i for i, v in enumerate(w)))
+            + np.repeat([int(np.flatnonzero(w & 1)[0]) for w in (x[:32], x[32:])], 32).astype(np.uint32)
+            + WARP * 32,
+            0,
+        ),
     ),
     "match_any_sync": Feature("y[t] = __match_any_sync(FULL, x[t] & 3);", _matched),
     "reduce_add_sync": Feature(
@@ -209,7 +216,8 @@ FEATURES: dict[str, Feature] = {
         before=_STRUCT,
     ),
     "extern_shared": Feature(
-        "extern __shared__ unsigned room[]; room[t] = x[t]; __syncthreads(); y[t] = room[t ^ 1];", lambda x: x[T ^ 1],
+        "extern __shared__ unsigned room[]; room[t] = x[t]; __syncthreads(); y[t] = room[t ^ 1];",
+        lambda x: x[T ^ 1],
         shared=256,
     ),
     "extern_shared_aliases": Feature(
@@ -219,21 +227,28 @@ FEATURES: dict[str, Feature] = {
         shared=256,
     ),
     "extern_shared_outside_of_functions": Feature(
-        "outside[t] = x[t]; __syncthreads(); unsigned* p = outside + 1; y[t] = p[(t + 62) % 63];", lambda x: x[(T + 62) % 63 + 1],
-        before="extern __shared__ unsigned outside[];\n", shared=256,
+        "outside[t] = x[t]; __syncthreads(); unsigned* p = outside + 1; y[t] = p[(t + 62) % 63];",
+        lambda x: x[(T + 62) % 63 + 1],
+        before="extern __shared__ unsigned outside[];\n",
+        shared=256,
     ),
     "extern_shared_in_a_template": Feature(
-        "y[t] = through_shared<unsigned char>(x[t]);", lambda x: x[T ^ 2] & 255,
-        before=f"template <typename T> {_DEV} T through_shared(T v) {{\n    extern __shared__ __align__(sizeof(T)) unsigned char raw[];\n"
+        "y[t] = through_shared<unsigned char>(x[t]);",
+        lambda x: x[T ^ 2] & 255,
+        before=f"template <typename T> {_DEV} T through_shared(T v) {{\n    extern __shared__ __align__(sizeof(T)) "
+        f"unsigned char raw[];\n"
         "    T* p = reinterpret_cast<T*>(raw); p[threadIdx.x] = v; __syncthreads(); return p[threadIdx.x ^ 2];\n}\n",
         shared=256,
     ),
     "launch_bounds": Feature(
-        "y[t] = blockDim.x + gridDim.y;", lambda x: np.full(64, 65), entry="feature_launch_bounds",
+        "y[t] = blockDim.x + gridDim.y;",
+        lambda x: np.full(64, 65),
+        entry="feature_launch_bounds",
         before="",
     ),
     "dim3_and_vectors": Feature(
-        "const dim3 d(2, 3); const int2 a = make_int2(t, 4); const uint4 b = {1, 2, 3, x[t]}; const float4 c = make_float4(1, 2, 3, 4);\n"
+        "const dim3 d(2, 3); const int2 a = make_int2(t, 4); const uint4 b = {1, 2, 3, x[t]}; const float4 c = "
+        "make_float4(1, 2, 3, 4);\n"
         "    y[t] = d.x + d.y * d.z + a.x + a.y + b.w + (unsigned)c.z;",
         lambda x: 5 + T + 4 + x + 3,
     ),
@@ -244,7 +259,8 @@ FEATURES: dict[str, Feature] = {
     ),
     # ---- atomics and memory
     "atomic_add_float": Feature(
-        "__shared__ float sum; if (!t) sum = 0; __syncthreads(); atomicAdd(&sum, (float)(x[t] & 15)); __syncthreads(); y[t] = (unsigned)sum;",
+        "__shared__ float sum; if (!t) sum = 0; __syncthreads(); atomicAdd(&sum, (float)(x[t] & 15)); "
+        "__syncthreads(); y[t] = (unsigned)sum;",
         lambda x: np.full(64, int((x & 15).sum())),
     ),
     "atomic_min_max": Feature(
@@ -254,17 +270,22 @@ FEATURES: dict[str, Feature] = {
     ),
     "atomic_cas_loop": Feature(
         "__shared__ unsigned s; if (!t) s = 0; __syncthreads(); unsigned old = s, seen;\n"
-        "    do { seen = old; old = atomicCAS(&s, seen, seen + x[t]); } while (old != seen);\n    __syncthreads(); y[t] = s;",
+        "    do { seen = old; old = atomicCAS(&s, seen, seen + x[t]); } while (old != seen);\n    __syncthreads(); "
+        "y[t] = s;",
         lambda x: np.full(64, x.sum(dtype=np.uint32)),
     ),
     "atomic_bits": Feature(
         "__shared__ unsigned s[3]; if (t < 3) s[t] = t ? 0 : FULL; __syncthreads();\n"
-        "    atomicAnd(s, x[t] | 255); atomicOr(s + 1, x[t] & 0xF0); atomicXor(s + 2, x[t]); __syncthreads(); y[t] = s[t % 3];",
-        lambda x: np.array([np.bitwise_and.reduce(x | 255), np.bitwise_or.reduce(x & 0xF0), np.bitwise_xor.reduce(x)])[T % 3],
+        "    atomicAnd(s, x[t] | 255); atomicOr(s + 1, x[t] & 0xF0); atomicXor(s + 2, x[t]); __syncthreads(); y[t] "
+        "= s[t % 3];",
+        lambda x: np.array([np.bitwise_and.reduce(x | 255), np.bitwise_or.reduce(x & 0xF0), np.bitwise_xor.reduce(x)])[
+            T % 3
+        ],
     ),
     "atomic_add_half2": Feature(
         "__shared__ half2 s; if (!t) s = __float2half2_rn(0.0f); __syncthreads();\n"
-        "    atomicAdd(&s, __floats2half2_rn(x[t] & 3, 1)); __syncthreads(); y[t] = (unsigned)(__low2float(s) * 100 + __high2float(s));",
+        "    atomicAdd(&s, __floats2half2_rn(x[t] & 3, 1)); __syncthreads(); y[t] = (unsigned)(__low2float(s) * 100 "
+        "+ __high2float(s));",
         lambda x: np.full(64, int((x & 3).sum()) * 100 + 64),
     ),
     "atomic_inc_exch": Feature(
@@ -276,49 +297,66 @@ FEATURES: dict[str, Feature] = {
         "__stcs(y + t, __ldg(x + t) + __ldcg(x + (t ^ 1)) + __ldcs(x + (t ^ 2)));", lambda x: x + x[T ^ 1] + x[T ^ 2]
     ),
     "constant_memory": Feature(
-        "y[t] = table[x[t] & 7] + one;", lambda x: np.array([2, 3, 5, 7, 11, 13, 17, 19])[x & 7] + 1,
-        before="__constant__ int table[8] = {2, 3, 5, 7, 11, 13, 17, 19};\nstatic __constant__ __align__(16) unsigned char one = 1;\n",
+        "y[t] = table[x[t] & 7] + one;",
+        lambda x: np.array([2, 3, 5, 7, 11, 13, 17, 19])[x & 7] + 1,
+        before="__constant__ int table[8] = {2, 3, 5, 7, 11, 13, 17, 19};\nstatic __constant__ __align__(16) "
+        "unsigned char one = 1;\n",
     ),
     "device_globals": Feature(
-        "counter[t] = x[t] + 1; y[t] = counter[t] * scale;", lambda x: (x + 1) * np.uint32(3),
+        "counter[t] = x[t] + 1; y[t] = counter[t] * scale;",
+        lambda x: (x + 1) * np.uint32(3),
         before="__device__ unsigned counter[64];\n__device__ const unsigned scale = 3;\n",
     ),
     # ---- the language
     "template_in_a_namespace": Feature(
-        "", lambda x: x * np.uint32(4), entry="deep::inside::scaled<4, unsigned>",
-        before="namespace deep { namespace inside {\ntemplate <int W, typename T> __global__ void scaled(const T* x, T* y) { y[threadIdx.x] = x[threadIdx.x] * W; }\n} }\n",
+        "",
+        lambda x: x * np.uint32(4),
+        entry="deep::inside::scaled<4, unsigned>",
+        before="namespace deep { namespace inside {\ntemplate <int W, typename T> __global__ void scaled(const T* "
+        "x, T* y) { y[threadIdx.x] = x[threadIdx.x] * W; }\n} }\n",
     ),
     "static_kernel_that_is_mangled": Feature(
-        "", lambda x: ~x, entry="inverted",
-        before="static __global__ void __launch_bounds__(64, 1) inverted(const unsigned* __restrict__ x, unsigned* __restrict__ y) { y[threadIdx.x] = ~x[threadIdx.x]; }\n",
+        "",
+        lambda x: ~x,
+        entry="inverted",
+        before="static __global__ void __launch_bounds__(64, 1) inverted(const unsigned* __restrict__ x, unsigned* "
+        "__restrict__ y) { y[threadIdx.x] = ~x[threadIdx.x]; }\n",
     ),
     "noinline_and_align": Feature(
-        "Wide w; w.v[2] = x[t]; y[t] = apart(w) + alignof(Wide);", lambda x: x + 16,
-        before="struct __align__(16) Wide { unsigned v[4]; };\n__device__ __noinline__ unsigned apart(const Wide& w) { return w.v[2]; }\n",
+        "Wide w; w.v[2] = x[t]; y[t] = apart(w) + alignof(Wide);",
+        lambda x: x + 16,
+        before="struct __align__(16) Wide { unsigned v[4]; };\n__device__ __noinline__ unsigned apart(const Wide& "
+        "w) { return w.v[2]; }\n",
     ),
     "grid_constant": Feature(
-        "y[t] = x[t];", lambda x: x,
+        "y[t] = x[t];",
+        lambda x: x,
     ),
     "lambda_and_if_constexpr": Feature(
-        "auto f = [=](unsigned v) { return v * 2; };\n    if constexpr (sizeof(half) == 2) y[t] = f(x[t]); else y[t] = 0;",
+        "auto f = [=](unsigned v) { return v * 2; };\n    if constexpr (sizeof(half) == 2) y[t] = f(x[t]); else "
+        "y[t] = 0;",
         lambda x: x * np.uint32(2),
     ),
-    "type_traits": Feature(
-        "y[t] = std::is_same<std::remove_cv_t<const half>, half>::value ? x[t] : 0;", lambda x: x
+    "type_traits": Feature("y[t] = std::is_same<std::remove_cv_t<const half>, half>::value ? x[t] : 0;", lambda x: x),
+    "assert_and_printf": Feature(
+        'assert(blockDim.x == 64); if (t == 99) printf("%d\\n", t); y[t] = x[t];', lambda x: x
     ),
-    "assert_and_printf": Feature('assert(blockDim.x == 64); if (t == 99) printf("%d\\n", t); y[t] = x[t];', lambda x: x),
     "assume_and_unroll": Feature(
-        "__builtin_assume(t < 64); unsigned s = 0;\n#pragma unroll 4\n    for (int i = 0; i < 8; ++i) s += x[(t + i) % 64];\n    y[t] = s;",
-        lambda x: sum(x[(T + i) % 64] for i in range(8)),
+        "__builtin_assume(t < 64); unsigned s = 0;\n#pragma unroll 4\n    for (int i = 0; i < 8; ++i) s += x[(t + "
+        "i) % 64];\n    y[t] = s;",
+        lambda x: np.add.reduce([x[(T + i) % 64] for i in range(8)]),
     ),
     "user_macros": Feature(
-        "const int Range = A + B; y[t] = Range + half_to_float_(x[t]);", lambda x: 7 + (x & 1),
+        "const int Range = A + B; y[t] = Range + half_to_float_(x[t]);",
+        lambda x: 7 + (x & 1),
         before="#define A 3\n#define B 4\n#define grid 5\n#define shared 6\nstruct Finding { int Order; };\n"
-        f"{_DEV} unsigned half_to_float_(unsigned v) {{ return v & 1; }}\n{_DEV} float half_to_float(unsigned short v) {{ return v; }}\n"
+        f"{_DEV} unsigned half_to_float_(unsigned v) {{ return v & 1; }}\n{_DEV} float half_to_float(unsigned short "
+        f"v) {{ return v; }}\n"
         f"{_DEV} int launch(int v) {{ return v; }}\n#undef grid\n#undef shared\n",
     ),
     "launcher_in_the_same_file": Feature(
-        "y[t] = x[t] + 2;", lambda x: x + 2,
+        "y[t] = x[t] + 2;",
+        lambda x: x + 2,
         before="template <int N> __global__ void other(int* p) { p[threadIdx.x] = N; }\n"
         "#define CUDA_CHECK(e) do { cudaError_t err = (e); if (err != cudaSuccess) return; } while (0)\n"
         "static void run(int* p, cudaStream_t stream) {\n    const dim3 grid(1, 2), block(64);\n"
@@ -338,20 +376,26 @@ FEATURES: dict[str, Feature] = {
     ),
     "simd_bytes": Feature(
         "y[t] = __vsubss4(x[t], x[t ^ 1]) ^ __vcmpeq4(x[t], x[t ^ 1]);",
-        lambda x: np.clip(_bytes(x) - _bytes(x[T ^ 1]), -128, 127).astype(np.int8).view(np.uint32).ravel()
-        ^ np.where(_bytes(x) == _bytes(x[T ^ 1]), -1, 0).astype(np.int8).view(np.uint32).ravel(),
+        lambda x: (
+            np.clip(_bytes(x) - _bytes(x[T ^ 1]), -128, 127).astype(np.int8).view(np.uint32).ravel()
+            ^ np.where(_bytes(x) == _bytes(x[T ^ 1]), -1, 0).astype(np.int8).view(np.uint32).ravel()
+        ),
     ),
     "popc_clz_brev": Feature(
         "y[t] = __popc(x[t]) + 100 * __clz(x[t]) + (__brev(x[t]) & 1) * 10000;",
-        lambda x: _popcount(x) + 100 * np.array([32 - int(v).bit_length() for v in x]) + (x >> 31).astype(np.int64) * 10000,
+        lambda x: (
+            _popcount(x) + 100 * np.array([32 - int(v).bit_length() for v in x]) + (x >> 31).astype(np.int64) * 10000
+        ),
     ),
     "byte_perm_and_funnel": Feature(
         "y[t] = __byte_perm(x[t], x[t ^ 1], 0x5140) ^ __funnelshift_l(x[t], x[t ^ 1], 8);",
-        lambda x: (x & 255 | (x[T ^ 1] & 255) << 8 | (x >> 8 & 255) << 16 | (x[T ^ 1] >> 8 & 255) << 24)
-        ^ (x[T ^ 1] << 8 | x >> 24),
+        lambda x: (
+            (x & 255 | (x[T ^ 1] & 255) << 8 | (x >> 8 & 255) << 16 | (x[T ^ 1] >> 8 & 255) << 24)
+            ^ (x[T ^ 1] << 8 | x >> 24)
+        ),
     ),
     "mulhi": Feature(
-        "y[t] = __umulhi(x[t], x[t ^ 1]);", lambda x: (x.astype(np.uint64) * x[T ^ 1].astype(np.uint64) >> np.uint64(32))
+        "y[t] = __umulhi(x[t], x[t ^ 1]);", lambda x: x.astype(np.uint64) * x[T ^ 1].astype(np.uint64) >> np.uint64(32)
     ),
     "half_arithmetic": Feature(
         "const half a = __ushort2half_rn(x[t] & 63) / __float2half(8.0f); y[t] = __half_as_ushort(__hfma(a, a, a));",
@@ -362,7 +406,8 @@ FEATURES: dict[str, Feature] = {
         lambda x: np.stack([(x & 63) / 2, T / 2], axis=1).astype(np.float16).view(np.uint32).ravel(),
     ),
     "bfloat16": Feature(
-        "const __nv_bfloat16 b = __float2bfloat16(__uint_as_float(0x3f800000 | (x[t] & 0x7fffff))); y[t] = __bfloat16_as_ushort(b);",
+        "const __nv_bfloat16 b = __float2bfloat16(__uint_as_float(0x3f800000 | (x[t] & 0x7fffff))); y[t] = "
+        "__bfloat16_as_ushort(b);",
         lambda x: ((0x3F800000 | x & 0x7FFFFF) + 0x7FFF + ((x >> 16) & 1)) >> 16,
     ),
     "float_intrinsics": Feature(
@@ -371,19 +416,22 @@ FEATURES: dict[str, Feature] = {
     ),
     # ---- asynchronous copies, groups
     "pipeline_copies": Feature(
-        "__shared__ unsigned s[64]; __pipeline_memcpy_async(s + t, x + t, 4); __pipeline_commit(); __pipeline_wait_prior(0);\n"
+        "__shared__ unsigned s[64]; __pipeline_memcpy_async(s + t, x + t, 4); __pipeline_commit(); "
+        "__pipeline_wait_prior(0);\n"
         "    __syncthreads(); y[t] = s[63 - t];",
         lambda x: x[::-1],
     ),
     "cooperative_tiles": Feature(
         "auto tile = cg::tiled_partition<8>(cg::this_thread_block()); unsigned v = x[t] & 255;\n"
-        "    for (int i = tile.size() / 2; i > 0; i /= 2) v += tile.shfl_down(v, i);\n    v = tile.shfl(v, 0); tile.sync();\n"
+        "    for (int i = tile.size() / 2; i > 0; i /= 2) v += tile.shfl_down(v, i);\n    v = tile.shfl(v, 0); "
+        "tile.sync();\n"
         "    y[t] = v + tile.thread_rank();",
         lambda x: np.repeat((x & 255).reshape(8, 8).sum(axis=1), 8) + T % 8,
     ),
     "cooperative_reduce": Feature(
         "auto warp = cg::tiled_partition<32>(cg::this_thread_block());\n"
-        "    y[t] = cg::reduce(warp, (int)(x[t] & 255), cg::plus<int>()) + warp.ballot(t % 32 == 0) + cg::this_thread_block().thread_rank();",
+        "    y[t] = cg::reduce(warp, (int)(x[t] & 255), cg::plus<int>()) + warp.ballot(t % 32 == 0) + "
+        "cg::this_thread_block().thread_rank();",
         lambda x: _of_warp(x & 255, lambda w: int(w.sum())) + 1 + T,
     ),
     # ---- inline PTX
@@ -393,41 +441,54 @@ FEATURES: dict[str, Feature] = {
         lambda x: _lop3(x, x[T ^ 1], x[T ^ 2], 0xEA) ^ x,
     ),
     "ptx_bfe_bfi": Feature(
-        'unsigned a, b; asm("bfe.u32 %0, %1, 4, 9;" : "=r"(a) : "r"(x[t])); asm("bfi.b32 %0, %1, %2, 3, 5;" : "=r"(b) : "r"(t), "r"(x[t]));\n'
+        'unsigned a, b; asm("bfe.u32 %0, %1, 4, 9;" : "=r"(a) : "r"(x[t])); asm("bfi.b32 %0, %1, %2, 3, 5;" : '
+        '"=r"(b) : "r"(t), "r"(x[t]));\n'
         "    y[t] = a * 7 + b;",
         lambda x: (x >> 4 & 511) * np.uint32(7) + (x & ~np.uint32(0xF8) | (T & 31) << 3),
     ),
     "ptx_half2": Feature(
-        'unsigned a = 0x3c003c00u + (x[t] & 0x00ff00ff), d; asm volatile("{fma.rn.f16x2 %0, %1, %2, %3;\\n}" : "=r"(d) : "r"(a), "r"(a), "r"(a)); y[t] = d;',
+        'unsigned a = 0x3c003c00u + (x[t] & 0x00ff00ff), d; asm volatile("{fma.rn.f16x2 %0, %1, %2, %3;\\n}" : '
+        '"=r"(d) : "r"(a), "r"(a), "r"(a)); y[t] = d;',
         lambda x: (lambda a: (a * a + a).astype(np.float16))(
-            (0x3C003C00 + (x & 0x00FF00FF)).astype(np.uint32).view(np.float16).astype(np.float64)).view(np.uint32),
+            (0x3C003C00 + (x & 0x00FF00FF)).astype(np.uint32).view(np.float16).astype(np.float64)
+        ).view(np.uint32),
     ),
     "ptx_mov_vectors_cvt": Feature(
-        'unsigned short lo, hi; float f; asm("{ .reg .b16 a; mov.b32 {%0, %1}, %2; }" : "=h"(lo), "=h"(hi) : "r"(x[t]));\n'
-        '    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((unsigned short)(lo & 0x3bff))); y[t] = hi + __float_as_uint(f);',
+        'unsigned short lo, hi; float f; asm("{ .reg .b16 a; mov.b32 {%0, %1}, %2; }" : "=h"(lo), "=h"(hi) : '
+        '"r"(x[t]));\n'
+        '    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((unsigned short)(lo & 0x3bff))); y[t] = hi + '
+        "__float_as_uint(f);",
         lambda x: (x >> 16) + _bits((x & 0x3BFF).astype(np.uint16).view(np.float16).astype(np.float32)),
     ),
     "ptx_laneid_and_predicates": Feature(
         'unsigned lane, v = 9; asm("mov.u32 %0, %%laneid;" : "=r"(lane));\n'
-        '    asm volatile("{\\n .reg .pred p;\\n setp.lt.u32 p, %1, 7;\\n @p mov.u32 %0, %2;\\n}\\n" : "+r"(v) : "r"(lane), "r"(x[t])); y[t] = v;',
+        '    asm volatile("{\\n .reg .pred p;\\n setp.lt.u32 p, %1, 7;\\n @p mov.u32 %0, %2;\\n}\\n" : "+r"(v) : '
+        '"r"(lane), "r"(x[t])); y[t] = v;',
         lambda x: np.where(LANE < 7, x, 9),
     ),
     "ptx_loads_and_stores": Feature(
-        'unsigned a, b, c, d; asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(x + t / 4 * 4));\n'
+        'unsigned a, b, c, d; asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a), '
+        '"=r"(b), "=r"(c), "=r"(d) : "l"(x + t / 4 * 4));\n'
         '    asm volatile("st.global.cs.u32 [%0], %1;" :: "l"(y + t), "r"(a + 2 * b + 3 * c + 4 * d) : "memory");',
         lambda x: (x.reshape(16, 4) * np.array([1, 2, 3, 4], np.uint32)).sum(axis=1, dtype=np.uint32)[T // 4],
     ),
     "ptx_cp_async": Feature(
-        '__shared__ __align__(16) unsigned s[64]; const unsigned at = (unsigned)__cvta_generic_to_shared(s + t / 4 * 4);\n'
-        '    if (t % 4 == 0) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], %2;" :: "r"(at), "l"(x + t), "n"(16));\n'
-        '    asm volatile("cp.async.commit_group;\\n" ::); asm volatile("cp.async.wait_group %0;\\n" :: "n"(0)); __syncthreads(); y[t] = s[t ^ 5];',
+        "__shared__ __align__(16) unsigned s[64]; const unsigned at = (unsigned)__cvta_generic_to_shared(s + t / 4 "
+        "* 4);\n"
+        '    if (t % 4 == 0) asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], %2;" :: "r"(at), "l"(x + '
+        't), "n"(16));\n'
+        '    asm volatile("cp.async.commit_group;\\n" ::); asm volatile("cp.async.wait_group %0;\\n" :: "n"(0)); '
+        "__syncthreads(); y[t] = s[t ^ 5];",
         lambda x: x[T ^ 5],
     ),
     "ptx_ldmatrix": Feature(
-        "extern __shared__ __align__(16) unsigned char tile[]; ((unsigned*)tile)[t] = x[t]; __syncthreads(); unsigned a, b;\n"
+        "extern __shared__ __align__(16) unsigned char tile[]; ((unsigned*)tile)[t] = x[t]; __syncthreads(); "
+        "unsigned a, b;\n"
         "    const unsigned at = (unsigned)__cvta_generic_to_shared(tile + (t & 15) * 16);\n"
-        '    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(at)); y[t] = a + 3 * b;',
-        lambda x: np.tile(x[:32] + 3 * x[32:], 2), shared=256,
+        '    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(at)); '
+        "y[t] = a + 3 * b;",
+        lambda x: np.tile(x[:32] + 3 * x[32:], 2),
+        shared=256,
     ),
     "ptx_ldmatrix_trans": Feature(
         "__shared__ __align__(16) unsigned tile[32]; if (t < 32) tile[t] = x[t]; __syncthreads(); unsigned a;\n"
@@ -437,34 +498,45 @@ FEATURES: dict[str, Feature] = {
     ),
     "ptx_mma_s8": Feature(
         "y[t] = 0; if (t >= 32) return; int d0 = 0, d1 = 0, d2 = 0, d3 = 0; const unsigned v = x[t];\n"
-        '    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\\n"\n'
-        '        : "+r"(d0), "+r"(d1), "+r"(d2), "+r"(d3) : "r"(v), "r"(v + 1), "r"(~v), "r"(v ^ 7), "r"(v * 3), "r"(v + 5));\n'
+        '    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, '
+        '{%0,%1,%2,%3};\\n"\n'
+        '        : "+r"(d0), "+r"(d1), "+r"(d2), "+r"(d3) : "r"(v), "r"(v + 1), "r"(~v), "r"(v ^ 7), "r"(v * 3), '
+        '"r"(v + 5));\n'
         "    y[t] = d0 + 2 * d1 + 3 * d2;",
         _mma_s8,
     ),
     "ptx_mma_f16": Feature(
         "y[t] = 0; if (t >= 32) return; float d[4] = {}; const float v = x[t] & 7; unsigned a[4], b[2];\n"
-        "    for (int i = 0; i < 4; ++i) { const half2 h = __floats2half2_rn(v + i, v - i); a[i] = *(const unsigned*)&h; }\n"
-        "    for (int i = 0; i < 2; ++i) { const half2 h = __floats2half2_rn(v - 3 * i, v + 1); b[i] = *(const unsigned*)&h; }\n"
-        '    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"\n'
-        '        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]),\n'
+        "    for (int i = 0; i < 4; ++i) { const half2 h = __floats2half2_rn(v + i, v - i); a[i] = *(const "
+        "unsigned*)&h; }\n"
+        "    for (int i = 0; i < 2; ++i) { const half2 h = __floats2half2_rn(v - 3 * i, v + 1); b[i] = *(const "
+        "unsigned*)&h; }\n"
+        '    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, '
+        '{%10,%11,%12,%13};"\n'
+        '        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), '
+        '"r"(b[0]), "r"(b[1]),\n'
         '          "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));\n    y[t] = __float_as_uint(d[0] + d[3]);',
         lambda x: _bits(_mma_half(x)),
     ),
     "ptx_barriers": Feature(
-        '__shared__ unsigned s[64]; s[t] = x[t]; asm volatile("bar.sync 0;" ::: "memory"); asm volatile("membar.gl;" ::: "memory");\n'
+        '__shared__ unsigned s[64]; s[t] = x[t]; asm volatile("bar.sync 0;" ::: "memory"); asm '
+        'volatile("membar.gl;" ::: "memory");\n'
         '    asm volatile("bar.sync %0, %1;" :: "r"(1), "r"(64) : "memory"); y[t] = s[t ^ 32];',
         lambda x: x[T ^ 32],
     ),
     "ptx_mad_shf_red": Feature(
-        'unsigned a, b; __shared__ unsigned s; if (!t) s = 0; __syncthreads(); asm("mad.lo.u32 %0, %1, 3, %2;" : "=r"(a) : "r"(x[t]), "r"(t));\n'
+        'unsigned a, b; __shared__ unsigned s; if (!t) s = 0; __syncthreads(); asm("mad.lo.u32 %0, %1, 3, %2;" : '
+        '"=r"(a) : "r"(x[t]), "r"(t));\n'
         '    asm("shf.l.wrap.b32 %0, %1, %2, 4;" : "=r"(b) : "r"(x[t]), "r"(x[t ^ 1]));\n'
-        '    asm volatile("red.shared.add.u32 [%0], %1;" :: "r"((unsigned)__cvta_generic_to_shared(&s)), "r"(t) : "memory"); __syncthreads(); y[t] = a ^ b ^ s;',
+        '    asm volatile("red.shared.add.u32 [%0], %1;" :: "r"((unsigned)__cvta_generic_to_shared(&s)), "r"(t) : '
+        '"memory"); __syncthreads(); y[t] = a ^ b ^ s;',
         lambda x: (x * np.uint32(3) + T) ^ (x[T ^ 1] << 4 | x >> 28) ^ 2016,
     ),
     "ptx_in_a_macro": Feature(
-        "unsigned v; ADD_PTX(v, x[t], t); y[t] = v;", lambda x: x + T,
-        before='#define ADD_PTX(d, a, b) \\\n    asm volatile("add.u32 %0, %1, %2;\\n" \\\n        : "=r"(d) : "r"(a), "r"(b))\n',
+        "unsigned v; ADD_PTX(v, x[t], t); y[t] = v;",
+        lambda x: x + T,
+        before='#define ADD_PTX(d, a, b) \\\n    asm volatile("add.u32 %0, %1, %2;\\n" \\\n        : "=r"(d) : '
+        '"r"(a), "r"(b))\n',
     ),
 }
 
@@ -478,9 +550,9 @@ def kernel(name: str) -> str:
     """A feature as CUDA C++."""
     feature = FEATURES[name]
     bounds = "__launch_bounds__(64) " if name == "launch_bounds" else ""
-    x = "const __grid_constant__ int unused, " if False else ""
     made = (
-        f'extern "C" __global__ void {bounds}feature_{name}({x}const unsigned* __restrict__ x, unsigned* __restrict__ y) {{\n'
+        f'extern "C" __global__ void {bounds}feature_{name}(const unsigned* __restrict__ x, unsigned* '
+        f"__restrict__ y) {{\n"
         f"    const unsigned t = threadIdx.x;\n    {feature.body}\n}}\n"
     )
     return feature.before + (made if feature.body else "")
@@ -495,4 +567,10 @@ def expected(name: str, x: Words) -> Words:
     """Its outputs as words."""
     with np.errstate(over="ignore"):
         y = np.asarray(FEATURES[name].expected(x))
-    return y if y.dtype == np.uint32 else y.view(np.uint32) if y.dtype == np.int32 else y.astype(np.int64).astype(np.uint32)
+    return (
+        y
+        if y.dtype == np.uint32
+        else y.view(np.uint32)
+        if y.dtype == np.int32
+        else y.astype(np.int64).astype(np.uint32)
+    )

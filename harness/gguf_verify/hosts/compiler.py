@@ -271,7 +271,18 @@ def _precompile(text: str, key: Sequence[str], flags: Sequence[str]) -> tuple[tu
     with scratch.temporary("compile") as folder:
         source, built, listed = (folder / f"standard.{suffix}" for suffix in ("hpp", "hpp.gch", "d"))
         source.write_text(text)
-        command = [compiler(), *FLAGS, *flags, f"-I{kernel_root()}", "-x", "c++-header", str(source), "-o", str(built), *_listing(listed)]
+        command = [
+            compiler(),
+            *FLAGS,
+            *flags,
+            f"-I{kernel_root()}",
+            "-x",
+            "c++-header",
+            str(source),
+            "-o",
+            str(built),
+            *_listing(listed),
+        ]
         start = time.time_ns()
         if _run(command).returncode:
             return None

@@ -1,8 +1,8 @@
-"""CUDA C++ as a C++ compiler takes it: what the language has beyond C++ and no macro can replace is rewritten, each line
-where it was.
+"""CUDA C++ as a C++ compiler takes it: what the language has beyond C++ and no macro can replace is rewritten, each
+line where it was.
 
-Launches, and bodies of functions of the host that make them or call the runtime, are taken out; arrays in dynamic shared
-memory become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`.
+Launches, and bodies of functions of the host that make them or call the runtime, are taken out; arrays in dynamic
+shared memory become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from . import ptx
 from .cuda_text import Edit, Lines, Token, brackets, edited, split, tokens_of
 
 #: Names that only code of the host uses: CUDA's runtime and driver, and PyTorch's.
-_HOST_NAMES = re.compile(r"cuda[A-Z]\w*|cu[A-Z][a-z]+[A-Z]\w*|cublas\w*|(?:TORCH|AT|C10)_\w+|torch|at|c10|CUDA_?CHECK\w*")
+_HOST_NAMES = re.compile(
+    r"cuda[A-Z]\w*|cu[A-Z][a-z]+[A-Z]\w*|cublas\w*|(?:TORCH|AT|C10)_\w+|torch|at|c10|CUDA_?CHECK\w*"
+)
 #: Those of them that are a type, or that a kernel calls.
 _NOT_ONLY = re.compile(r"cuda\w*_t|cudaGridDependencySynchronize|cudaTriggerProgrammaticLaunchCompletion")
 _OF_DEVICE = {"__device__", "__global__"}
@@ -154,9 +156,7 @@ class _Text:
             self._directive(token)
         elif token.kind != "word":
             pass
-        elif token.text in ("asm", "__asm__", "__asm") and (end := self._asm(i)) is not None:
-            return end
-        elif token.text == "extern" and (end := self._extern_shared(i)) is not None:
+        elif (token.text in ("asm", "__asm__", "__asm") and (end := self._asm(i)) is not None) or (token.text == "extern" and (end := self._extern_shared(i)) is not None):
             return end
         elif token.text == "__noinline__" and before != "(":
             self.edits.append(Edit(token.start, token.end, "__attribute__((noinline))"))
@@ -172,7 +172,11 @@ class _Text:
         """Whether a word is among the specifiers that a token stands among."""
         for step in (-1, 1):
             i = at + step
-            while abs(i - at) < 8 and 0 <= i < len(self.tokens) and re.fullmatch(r"__\w+__|static|inline|const|volatile", self.tokens[i].text):
+            while (
+                abs(i - at) < 8
+                and 0 <= i < len(self.tokens)
+                and re.fullmatch(r"__\w+__|static|inline|const|volatile", self.tokens[i].text)
+            ):
                 if self.tokens[i].text == word:
                     return True
                 i += step
@@ -206,7 +210,9 @@ class _Text:
         name = ""
         if tokens[0].text == "[":
             name, tokens = tokens[1].text, tokens[3:]
-        constraint = "".join(ptx.content_of(t.text) for t in tokens if t.kind == "string" and t.start < tokens[-1].start)
+        constraint = "".join(
+            ptx.content_of(t.text) for t in tokens if t.kind == "string" and t.start < tokens[-1].start
+        )
         begin = next((i for i, t in enumerate(tokens) if t.text == "("), 0)
         expression = self._plain(tokens[begin + 1 : -1])
         return ptx.Operand(name, constraint, expression)
@@ -224,7 +230,10 @@ class _Text:
         left, i = list[Token](), at
         while i < end:
             text = self.tokens[i].text
-            if text in ("__align__", "alignas", "__attribute__", "__builtin_align__") and self.tokens[i + 1].text == "(":
+            if (
+                text in ("__align__", "alignas", "__attribute__", "__builtin_align__")
+                and self.tokens[i + 1].text == "("
+            ):
                 i = self._closing.get(i + 1, end)
             elif text not in ("extern", "__shared__", "static"):
                 left.append(self.tokens[i])

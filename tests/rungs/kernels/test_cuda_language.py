@@ -90,7 +90,9 @@ def test_all_features_compile_for_a_gpu(by: str, tmp_path: Path) -> None:
 
 def test_what_was_compiled_is_said(tmp_path: Path) -> None:
     """The branches that were left out, by their own file and line; those of other conditions are not of interest."""
-    (tmp_path / "arch.h").write_text("#pragma once\n#define MIN_DP4A 610\n#if MIN_DP4A > 1 && __CUDA_ARCH__ < 700\nint old;\n#endif\n")
+    (tmp_path / "arch.h").write_text(
+        "#pragma once\n#define MIN_DP4A 610\n#if MIN_DP4A > 1 && __CUDA_ARCH__ < 700\nint old;\n#endif\n"
+    )
     text = (
         '#include "arch.h"\n#if defined(SOMETHING)\nint nothing;\n#endif\n'
         "#if __CUDA_ARCH__ >= MIN_DP4A\n#define HAS 1\n#else\nint without;\n#endif\n"
@@ -107,7 +109,9 @@ def test_what_was_compiled_is_said(tmp_path: Path) -> None:
     )
     assert said.left_out == ("-O3", "-use_fast_math")
     assert "-DMINE=1" in said.flags
-    assert re.match(r"k\.cu by .+ for the CPU, __CUDA_ARCH__ 900; flags .*; not used: -O3 .*; not run: 4 branches", said.words)
+    assert re.match(
+        r"k\.cu by .+ for the CPU, __CUDA_ARCH__ 900; flags .*; not used: -O3 .*; not run: 4 branches", said.words
+    )
 
 
 def test_each_type_is_compiled_when_it_is_needed(tmp_path: Path) -> None:
@@ -163,14 +167,19 @@ def test_inline_ptx_that_the_cpu_does_not_have(tmp_path: Path) -> None:
     elsewhere = f"__device__ void unused() {{\n    {PTX}\n}}\ntemplate <int N> __device__ void other() {{ {PTX} }}\n"
     compiled(tmp_path, elsewhere + KERNEL.format(body="y[0] = 1;"))
     error = refused(tmp_path, elsewhere + KERNEL.format(body=f"y[0] = 1;\n{PTX}"))
-    assert str(error) == "inline PTX `wgmma.fence.sync.aligned` is not available on a CPU: k.cu:7; verify with --host gpu"
+    assert (
+        str(error) == "inline PTX `wgmma.fence.sync.aligned` is not available on a CPU: k.cu:7; verify with --host gpu"
+    )
 
 
 def test_folders_of_headers_flags_and_a_template(tmp_path: Path) -> None:
     (tmp_path / "common" / "sub").mkdir(parents=True)
     (tmp_path / "common" / "sub" / "scale.cuh").write_text("#pragma once\n#define SCALE (WIDTH * 2)\n")
-    text = "#include <sub/scale.cuh>\nnamespace of { template <int N> __global__ void f(const int*, const int*, float* y) { y[0] = N * SCALE; } }\n"
-    kernels = compiled(tmp_path, text, "of::f<3>", 'flags = ["-DWIDTH=4"]\ninclude = ["%s/common"]\n' % tmp_path)
+    text = (
+        "#include <sub/scale.cuh>\nnamespace of {\n"
+        "template <int N> __global__ void f(const int*, const int*, float* y) { y[0] = N * SCALE; }\n}\n"
+    )
+    kernels = compiled(tmp_path, text, "of::f<3>", f'flags = ["-DWIDTH=4"]\ninclude = ["{tmp_path}/common"]\n')
     host = CpuHost(1)
     y = host.output(4)
     x = host.upload(np.zeros(1, np.int32))

@@ -77,8 +77,8 @@ class CudaSource:
     def _copy(self, path: Path) -> None:
         """Copy the file and what it includes, so that all runs of one session compile the same.
 
-        What is included otherwise (by an absolute path, or from a folder of the compiler's) is read where it is, and the
-        hosts' caches know of it. The copies lie to each other as the originals do.
+        What is included otherwise (by an absolute path, or from a folder of the compiler's) is read where it is, and
+        the hosts' caches know of it. The copies lie to each other as the originals do.
         """
         self.main = os.path.abspath(path)
         self._top = os.path.commonpath([os.path.dirname(name) for name in self.files])
@@ -118,7 +118,8 @@ class CudaSource:
             return OF_NVCC, replace(author, include=tuple(folders))
         made = self._for_cpu
         not_here = {
-            f"{SYMBOL}{i}": f"inline PTX `{instruction}` is not available on a CPU: {file}:{line}; verify with --host gpu"
+            f"{SYMBOL}{i}": f"inline PTX `{instruction}` is not available on a CPU: {file}:{line}; "
+            "verify with --host gpu"
             for i, (instruction, file, line) in enumerate(made.missing)
         }
         folders = [f"cpu/author/{self._below(folder)}" for folder in self._seen_folders()]
@@ -132,7 +133,9 @@ class CudaSource:
     def not_run(self, compilation: Compilation, defines: Mapping[str, str]) -> list[str]:
         """Branches of the files that were not compiled because of what they were compiled for."""
         version = "".join(c for c in compilation.by.rpartition(" ")[2] if c.isdigit() or c == ".").split(".")
-        major, minor = (version[0], version[1]) if "NV" in compilation.by.upper()[:5] and len(version) > 1 else ("13", "0")
+        major, minor = (
+            (version[0], version[1]) if "NV" in compilation.by.upper()[:5] and len(version) > 1 else ("13", "0")
+        )
         known = {
             "__CUDA_ARCH__": str(compilation.arch), "__CUDACC__": "1", "__CUDACC_VER_MAJOR__": major,
             "__CUDACC_VER_MINOR__": minor, "CUDART_VERSION": f"{major}0{minor}0", "CUDA_VERSION": f"{major}0{minor}0",
@@ -163,7 +166,7 @@ class CudaSource:
         if missing := _NO_HEADER.search(line):
             name = missing[1] or missing[2]
             line += (
-                f": <{name}> is not here; name its folder by include = [\"…\"], or have the kernel in a file that "
+                f': <{name}> is not here; name its folder by include = ["…"], or have the kernel in a file that '
                 "does without it"
             )
         return line
@@ -178,7 +181,7 @@ class CudaSource:
 
 
 def _folders(declaration: CallDeclaration, beside: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The folders of headers that an author declares, by themselves or as -I, and the other flags. Raises UsageError."""
+    """The folders of headers that an author declares, or gives as -I, and the other flags. Raises UsageError."""
     named, flags = split_flags(declaration.flags, ("-I", "-isystem"))
     folders = [re.sub(r"^(-I|-isystem=?)", "", flag) for flag in named]
     return [os.path.abspath(put_in(folder, beside)) for folder in (*declaration.include, *folders)], tuple(flags)
@@ -312,5 +315,7 @@ class CudaKernels:
         out: dict[str, tuple[int, ...]] = {}
         for step in self._source.declaration.steps:
             kinds = ("" if isinstance(p, str) else p.kind for p in step.parameters)
-            out.setdefault(step.symbol(fmt) or self._source.symbol, tuple(np.dtype(k).itemsize if k else 0 for k in kinds))
+            out.setdefault(
+                step.symbol(fmt) or self._source.symbol, tuple(np.dtype(k).itemsize if k else 0 for k in kinds)
+            )
         return out
