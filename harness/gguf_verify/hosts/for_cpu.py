@@ -156,7 +156,7 @@ class _Text:
             self._directive(token)
         elif token.kind != "word":
             pass
-        elif (token.text in ("asm", "__asm__", "__asm") and (end := self._asm(i)) is not None) or (token.text == "extern" and (end := self._extern_shared(i)) is not None):
+        elif (end := self._statement(i)) is not None:
             return end
         elif token.text == "__noinline__" and before != "(":
             self.edits.append(Edit(token.start, token.end, "__attribute__((noinline))"))
@@ -167,6 +167,12 @@ class _Text:
         elif token.text in self._globals and before not in (".", "->", "::"):
             self.edits.append(Edit(token.start, token.end, self._globals[token.text]))
         return i + 1
+
+    def _statement(self, i: int) -> int | None:
+        """Rewrite an asm statement, or what declares dynamic shared memory; the place of the next token, or None."""
+        if self.tokens[i].text in ("asm", "__asm__", "__asm"):
+            return self._asm(i)
+        return self._extern_shared(i) if self.tokens[i].text == "extern" else None
 
     def _run_has(self, at: int, word: str) -> bool:
         """Whether a word is among the specifiers that a token stands among."""

@@ -76,8 +76,9 @@ _KNOWN = (
 #: Headers of C and C++ that sources include, which NVRTC has no use for, or has what is in them.
 _STANDARD = (
     "algorithm", "array", "cassert", "assert.h", "cfloat", "float.h", "climits", "limits.h", "cmath", "math.h",
-    "cstddef", "stddef.h", "cstdio", "stdio.h", "cstdlib", "stdlib.h", "cstring", "string.h", "functional", "iostream", "map",
-    "memory", "numeric", "optional", "sstream", "stdexcept", "string", "tuple", "unordered_map", "vector", "mutex", "chrono",
+    "cstddef", "stddef.h", "cstdio", "stdio.h", "cstdlib", "stdlib.h", "cstring", "string.h", "functional",
+    "iostream", "map", "memory", "numeric", "optional", "sstream", "stdexcept", "string", "tuple", "unordered_map", "vector",
+    "mutex", "chrono",
 )  # fmt: skip
 _INTEGERS = (
     "".join(
