@@ -25,13 +25,14 @@ import numpy.typing as npt
 
 from .diagnosis.diagnose import MOST_ROWS, diagnose
 from .diagnosis.diagnose import MOST_TOKENS as DIAGNOSED_TOKENS
-from .diagnosis.identify import Candidate, definitions, expected, wider
+from .diagnosis.identify import Candidate, composed_definitions, definitions, expected, wider
 from .formats import QK, BlockFormat, WeightFormat
 from .gguf import open_model
 from .gguf.matrices import may_be_matrix
 from .results import FaultMatch
 from .semantics import Semantics, judge
 from .semantics.fast_math import ambiguous_codes
+from .semantics.narrow import stored
 from .support.command_line import command_line, cores
 from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, NothingToVerify, UsageError
 from .support.shown import Shown
@@ -215,7 +216,7 @@ def judge_captured(
         taken: uint8[M, row bytes], the activations as blocks, where the engine was given those, of `definition`.
         command: the command line that repeats it.
 
-    A float16 output was rounded once more: the bound is widened by half a unit in the last place of a half.
+    A float16 output was rounded once more: see `semantics.narrow`.
 
     Raises:
         MalformedFile: the model cannot be read safely.
@@ -233,7 +234,7 @@ def judge_captured(
         start, stop = (0, found.n_rows) if rows is None else rows
         if not 0 <= start < stop <= found.n_rows:
             raise UsageError(f"rows {start}:{stop} are not among the {found.n_rows} of {quoted(tensor)}")
-        names = {s.name: s for s in [*definitions(fmt), *wider(fmt)]}
+        names = _definitions(fmt)
         if definition != AUTO and definition not in names:
             raise UsageError(f"{fmt.name} has no definition {definition[:40]!a}; it has: {', '.join([AUTO, *names])}")
         with (
@@ -304,9 +305,13 @@ def _judged(
     else:
         number = np.arange(len(finite))
     some = sample.some()
-    tried = names if claimed == AUTO else {claimed: names[claimed]}
-    candidates = []
-    for semantics in tried.values():
+    first = {s.name: s for s in [*definitions(sample.fmt), *wider(sample.fmt)]}
+    tried = first if claimed == AUTO else {claimed: names[claimed]}
+    candidates: list[Candidate] = []
+    pairs = [s for s in names.values() if not s.term.steps or sample.y.dtype.type is np.float16]
+    for semantics in [*tried.values(), *pairs] if claimed == AUTO else tried.values():
+        if semantics.name not in tried and any(c.within for c in candidates):
+            break  # every pair of an encoding and a term, where no known definition fits
         found = _by(some, semantics, threads, fast_math)
         within = not found.wrong and found.energy > 0  # all zeros are every definition's answer, and say nothing
         candidates.append(Candidate(semantics.name, found.utilisation, found.score, found.nmse, within))
@@ -338,6 +343,11 @@ def _judged(
         "score": found.score, "nmse": found.nmse, "left": tuple(left), "ambiguous": found.ambiguous, "lines": lines,
         "faults": faults, "at": None if at is None else (int(number[at[0]]), *at[1:]),
     }  # fmt: skip
+
+
+def _definitions(fmt: WeightFormat) -> dict[str, Semantics]:
+    """What may be claimed, by name: the definitions that are tried, and every other that a kernel may declare."""
+    return {s.name: s for s in [*definitions(fmt), *wider(fmt), *composed_definitions(fmt)]}
 
 
 def _use(got: float, exact: float, bound: float) -> float:
@@ -373,12 +383,12 @@ def _by(sample: _Sample, semantics: Semantics, threads: int, fast_math: bool) ->
         taken = None if sample.taken is None else np.ascontiguousarray(sample.taken[part])
         for start in range(0, n, step):
             rows = np.ascontiguousarray(sample.rows[start : start + step])
-            p = expected(semantics, fmt, rows, x, threads, taken)
             got = sample.y[part, start : start + step]
+            p = expected(semantics, fmt, rows, x, threads, taken)
+            if got.dtype.type is np.float16:
+                p = stored(p, "float16")
             with np.errstate(all="ignore"):
                 slack = np.zeros(p.exact.shape)
-                if got.dtype.type is np.float16:  # half an ulp of a half of 11 bits; subnormal ones are 2^-24 apart
-                    slack += np.maximum(np.ldexp(1.0, np.frexp(np.abs(p.exact) + p.bound)[1] - 12), 2.0**-25)
                 if fast_math and semantics.activations is not None and isinstance(fmt, BlockFormat):
                     more, codes = _ambiguous(semantics, fmt, rows, x)
                     slack += more
@@ -541,7 +551,7 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     fmt: WeightFormat | None = FORMATS.get(case.type) or ELEMENTS.get(case.type)
     if fmt is None:
         raise UsageError(f"the case is of type {printable(case.type, 40)}, which no definition multiplies")
-    names = {s.name: s for s in [*definitions(fmt), *wider(fmt)]}
+    names = _definitions(fmt)
     claimed = definition or case.definition
     if claimed != AUTO and claimed not in names:
         raise UsageError(f"{fmt.name} has no definition {claimed[:40]!a}; it has: {', '.join([AUTO, *names])}")

@@ -149,9 +149,8 @@ def _activations(call: WrongCall, taken: npt.NDArray[Any]) -> tuple[npt.NDArray[
     fmt = call.semantics.activations
     if taken.dtype == np.float32:
         return taken, None
-    if fmt is None:
-        return taken.view(np.float32), None
-    return fmt.decode(taken.reshape(len(taken), -1, fmt.block_bytes)).reshape(len(taken), -1), taken
+    k = call.rows.shape[1] // call.fmt.block_bytes * call.fmt.block_size
+    return call.semantics.values_of(taken)[:, :k], None if fmt is None else taken
 
 
 def _readme(call: WrongCall, said: dict[str, Any], p: Product, y: npt.NDArray[np.float32], judged: Judgement) -> str:

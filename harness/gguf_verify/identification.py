@@ -17,7 +17,8 @@ from .gguf import Tensor, open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
-from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
+from .kernels import DEFAULT_KERNEL, Candidate, further, open_kernel
+from .kernels.tasks import Task
 from .llama.backends import BACKENDS
 from .processes.sandbox import sandboxed
 from .results import Options
@@ -35,6 +36,7 @@ from .support.errors import (
 )
 from .support.shown import Shown
 from .support.version import project_version
+from .task_identification import identify_task
 
 #: Tokens: families of kernels and llama.cpp's backends choose by their number.
 TOKENS = (1, 8, 9, 64)
@@ -114,12 +116,14 @@ def identify_model(
     Raises MalformedFile, NothingToVerify, EnvironmentFault and UsageError, as that.
     """
     options = options or Options()
-    command = command or command_of(path, kernel, host, None, options)
+    command = command or command_of(path, kernel, host, None, options, identify=True)
     if options.reference not in BACKENDS:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     with (
         sandboxed(options.sandbox, options.kernel_memory),
-        open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
+        open_kernel(
+            kernel, host, options.threads, options.kernel_time_limit, options.verbose, further(options)
+        ) as multiplier,
         open_model(path) as model,
     ):
         run = Run(model, multiplier, options)
@@ -135,6 +139,10 @@ def identify_model(
                 multiplier.runs_on().words, run.backend.describe(), multiplier.judged_by,
             )  # fmt: skip
             report = IdentifyReport(header, command=command)
+            if isinstance(multiplier, Task):
+                first = {kind: of[0] for kind, of in matrices.items()}
+                report.products += (Identified(*found) for found in identify_task(run, multiplier, first))
+                matrices = {}
             for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
                 _one_type(run, report, kind, tensors)
             if model.changed:

@@ -16,20 +16,21 @@ from .hosts import HOST_CHOICES
 from .hosts.base import Host
 from .kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Candidate
 from .results import Options
-from .rungs import RUNGS
+from .rungs import rungs_for
 from .support.command_line import command_line
 
 
 def command_of(
     path: Path | str, kernel: Candidate | str | Callable[..., Any], host: Host | str, rungs: Sequence[str] | None,
-    options: Options, prompt_file: Path | None = None, *, source: Path | str | None = None,
+    options: Options, prompt_file: Path | None = None, *, identify: bool = False, source: Path | str | None = None,
     source_text: Path | str | None = None, waivers: Path | str | None = None,
 ) -> str:  # fmt: skip
     """The command line that asks for a run; "" where none can: the kernel has no name that another process knows.
 
     Args:
-        rungs: None to identify definitions instead.
+        rungs: None for those of what the kernel computes.
         prompt_file: where the prompt was read from.
+        identify: definitions are identified instead.
         source, source_text, waivers: as `verify` takes them.
     """
     name = _name_of(kernel)
@@ -40,9 +41,9 @@ def command_of(
         flags["--kernel"] = name
     if (of_host := host if isinstance(host, str) else host.info().name) in HOST_CHOICES and of_host != "auto":
         flags["--host"] = of_host
-    if rungs is None:
+    if identify:
         flags["--identify"] = None
-    elif list(rungs) != list(RUNGS):
+    elif rungs is not None and tuple(rungs) != rungs_for():
         flags["--rungs"] = ",".join(rungs)
     if prompt_file is not None:
         flags["-f"] = str(prompt_file)
@@ -57,6 +58,11 @@ def command_of(
     for flag, field in values.items():
         if (value := getattr(options, field)) != getattr(usual, field):
             flags[flag] = f"{value:g}" if isinstance(value, float) else str(value)
+    if options.declare:
+        flags["--declare"] = options.declare
+    flags |= {
+        flag: ",".join(named) for flag, named in (("--import", options.imports), ("--load", options.loads)) if named
+    }
     switches = {"--repack": options.repack, "--sanitize": options.sanitize, "--exitfirst": options.exit_first}
     flags |= {flag: None for flag, asked in switches.items() if asked}
     files = {"--source": source, "--source-text": source_text, "--waivers": waivers}

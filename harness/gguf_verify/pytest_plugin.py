@@ -78,15 +78,12 @@ def verify_kernel(request: pytest.FixtureRequest) -> Callable[..., Report]:
         **options: Any,
     ) -> Report:  # fmt: skip
         __tracebackhide__ = True
-        from .rungs import RUNGS
         from .verification import verify
 
         kernel = request.getfixturevalue("gguf_kernel") if kernel is None else kernel
         model = request.getfixturevalue("gguf_model") if model is None else model
         host = request.config.getoption("--gguf-host") if host is None else host
-        report = verify(
-            model, kernel, host, list(RUNGS) if rungs is None else rungs, _options(request.config, **options)
-        )
+        report = verify(model, kernel, host, rungs, _options(request.config, **options))
         report.raise_for_mismatch()
         return report
 

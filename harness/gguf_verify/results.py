@@ -84,6 +84,8 @@ class Options:
         only_call: make this call of the kernel alone, the `id` of a `Call`; "" for all.
         save_case: a folder to write the first wrong product into, as files; "" for none. It must not exist or be empty.
         sandbox: how processes are confined that are not trusted: "auto", "bwrap", "landlock" or "off".
+        declare: a file that declares a foreign kernel, where its code does not; "" for none.
+        imports, loads: modules and libraries that are loaded before PyTorch's operators are looked up.
     """
 
     prompt: str = DEFAULT_PROMPT
@@ -105,6 +107,9 @@ class Options:
     only_call: str = ""
     save_case: str = ""
     sandbox: str = "auto"
+    declare: str = ""
+    imports: tuple[str, ...] = ()
+    loads: tuple[str, ...] = ()
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,13 +174,16 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: as `--kernel` takes it.
-        definition: the definition of the product that it declares.
+        computes: what it computes: "gemm", "experts", "dequantize", "quantize" or "repack".
+        definition: the definition of the product that it declares; of another kernel, what it declares, in words.
         judged_by: what judges it, where that is no definition of this project; None elsewhere.
         verified_means: what "verified" says of such a kernel; None elsewhere.
         order: its declared order of summation, in words.
         covers: names of the quantized types that it multiplies.
         element_kernels: type → the kernel that multiplies matrices of that type which are not quantized.
         element_host: where those kernels run.
+        code: which code of a foreign kernel was run: what compiled it, with which flags, and which parts of it were not
+            compiled; or the digest of a binary.
     """
 
     name: str
@@ -186,6 +194,8 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     covers: tuple[str, ...]
     element_kernels: dict[str, str]
     element_host: HostInfo
+    computes: str = "gemm"
+    code: tuple[str, ...] = ()
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +252,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 #: Kinds of calls: see `Call`.
 CallKind = Literal[
     "block", "own", "shared", "other-m", "reference", "cut", "quantizer", "every-size", "probe", "schedule", "grid",
-    "index", "graft",
+    "index", "graft", "routing", "tensor",
 ]  # fmt: skip
 
 
@@ -254,7 +264,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             the kernel quantizes itself, and on llama.cpp's activation bytes. "other-m": with other numbers of tokens.
             "reference": llama.cpp's own. "cut": with a row and a block fewer. "quantizer", "every-size": of the
             kernel's quantizer, the second with values of every size. "probe": of the probe plan. "schedule": under
-            another schedule. "grid", "index": of what no host can run whole. "graft": of the tokens rung.
+            another schedule. "grid", "index": of what no host can run whole. "graft": of the tokens rung. "routing": of
+            experts, by ids. "tensor": of a kernel that multiplies nothing, on what the model holds.
         number: of the block, the trial, the probe or the schedule; of a quantizer's call, one more than its trial's,
             and 0 on the graph's tokens; of a graft, its pass: 0 for (a), 1 for (b).
         given: activations are handed over as bytes, where a kind knows both.
@@ -398,6 +409,15 @@ class TensorBlocks(msgspec.Struct, frozen=True, tag_field="record", tag="tensor 
     failures: int
 
 
+class TensorValues(msgspec.Struct, frozen=True, tag_field="record", tag="tensor values"):
+    """A tensor of the values or the packing rung, of which `n_blocks` blocks were dequantized, or repacked."""
+
+    tensor: str
+    type: str
+    n_blocks: int
+    failures: int
+
+
 class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="gemm"):
     """A GEMM of the layers rung, with the worst utilisation of each output that was judged.
 
@@ -498,7 +518,7 @@ class EmbeddingRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="reco
     own_difference: float
 
 
-Detail = TensorBytes | TensorBlocks | GemmRecord | TokenRecord | EmbeddingRecord
+Detail = TensorBytes | TensorBlocks | TensorValues | GemmRecord | TokenRecord | EmbeddingRecord
 
 
 class OutputMap(msgspec.Struct, frozen=True, kw_only=True):
@@ -558,7 +578,7 @@ class OutOfRange(msgspec.Struct, frozen=True, kw_only=True):
     """A number that the file or the definition cannot represent, so that a product has no finite exact value.
 
     Args:
-        what: "weight", "weight scale", "activation", "d", "s" or "product" (of scales).
+        what: "weight", "weight scale", "activation", "d", "s", "product" (of scales), "sum" (in half) or "output".
         row, token: of the first output without a finite exact value.
         block: the block that the number belongs to; of weights and activations that are not quantized, the value.
         value: what the number is, or would be in a type without limits; not finite where that is not known.
@@ -1082,7 +1102,9 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     def tensor_types(self) -> dict[str, str]:
         """Tensor → type, of the tensors that a rung looked at."""
         records = (record for rung in self.rungs for record in rung.details)
-        return {r.tensor: r.type for r in records if isinstance(r, TensorBytes | TensorBlocks | GemmRecord)}
+        return {
+            r.tensor: r.type for r in records if isinstance(r, TensorBytes | TensorBlocks | TensorValues | GemmRecord)
+        }
 
 
 # ---- as JSON ---------------------------------------------------------------------------------------------------------

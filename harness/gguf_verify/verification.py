@@ -20,7 +20,7 @@ from .gguf import open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
-from .kernels import DEFAULT_KERNEL, Candidate, open_kernel
+from .kernels import DEFAULT_KERNEL, Candidate, further, open_kernel
 from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
 from .processes import sandbox
@@ -39,9 +39,8 @@ from .results import (
     SandboxInfo,
     Versions,
 )
-from .rungs import RUNGS, Run, Rung
+from .rungs import RUNGS, Run, Rung, asked_rungs, known_rungs, rungs_for
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError, signal_of
-from .support.near import nearest
 from .support.supported import check_machine
 from .support.text import printable
 from .support.version import project_version
@@ -72,7 +71,7 @@ def verify(
     path: Path | str,
     kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL,
     host: Host | str = "auto",
-    rungs: Sequence[str] = tuple(RUNGS),
+    rungs: Sequence[str] | None = None,
     options: Options | None = None,
     command: str = "",
     on_rung: Callable[[Report, RungResult], None] | None = None,
@@ -90,7 +89,7 @@ def verify(
         kernel: the name of a shipped kernel or family; a foreign kernel, as FILE.py:NAME, as FILE.cu:SYMBOL, or as a
             function or object that declares itself (see `gguf_verify.kernels.foreign`); or a Candidate.
         host: where the kernel runs, unless it is a Candidate: the name of a host, or a Host.
-        rungs: the rungs to climb.
+        rungs: the rungs to climb; None for all that there are for what the kernel computes.
         options: prompt, threads and further choices.
         command: the command line that repeats the run, for the report; where it is "", it is made of the other
             arguments, if it can be (a kernel that is a function of another function cannot be named).
@@ -119,30 +118,29 @@ def verify(
     command = command or command_of(
         path, kernel, host, rungs, options, source=source, source_text=source_text, waivers=waivers
     )
-    unknown = [r for r in rungs if r not in RUNGS]
-    if unknown or not rungs:
-        near = nearest(unknown[0], RUNGS) if unknown else ""
-        there = f"there are: {', '.join(RUNGS)}"
-        raise UsageError(
-            f"no rung is called {', '.join(map(printable, unknown)) or '(none given)'}; {near}{there}", "unknown-rung"
-        )
+    if rungs is not None:
+        known_rungs(rungs)
     if options.reference not in BACKENDS:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
     if source_text is not None and source is None:
         raise UsageError("a text for costs (--source-text) needs the model's source (--source)")
-    if options.only_call and len(rungs) != 1:
+    if options.only_call and (rungs is None or len(rungs) != 1):
         raise UsageError("--only-call needs the rung of the call: --rungs RUNG, as a report prints it")
     text = None if source_text is None else read_text(source_text)
     known = () if waivers is None else read_waivers(waivers)
     keeper = Keeper(Path(options.save_case), str(path), command) if options.save_case else None
-    asked, day = [RUNGS[name] for name in RUNGS if name in rungs], today or current_day()
+    asked, day = [name for name in RUNGS if name in (rungs or rungs_for())], today or current_day()
     climb: _Climb | None = None
     try:
         with (
             sandboxed(options.sandbox, options.kernel_memory),
-            open_kernel(kernel, host, options.threads, options.kernel_time_limit, options.verbose) as multiplier,
+            open_kernel(
+                kernel, host, options.threads, options.kernel_time_limit, options.verbose, further(options)
+            ) as multiplier,
             open_model(path) as model,
         ):
+            chosen = asked_rungs(rungs, multiplier.computes)
+            asked = [rung.name for rung in chosen]
             if options.sanitize and (fault := multiplier.check_fault()) is not None:
                 raise EnvironmentFault(f"--sanitize: {fault}")
             if not any(map(may_be_matrix, model.tensors.values())):
@@ -157,7 +155,7 @@ def verify(
                 report = Report(environment=_environment(run), command=command)
                 if keeper is not None:
                     keeper.environment = report.environment
-                climb = _Climb(run, report, asked, lambda: apply(report, known, day), on_rung, watcher or Watcher())
+                climb = _Climb(run, report, chosen, lambda: apply(report, known, day), on_rung, watcher or Watcher())
                 climb.all()
                 if before is not None and not model.changed:
                     report.costs = measure(run, before, text)
@@ -176,7 +174,7 @@ def verify(
             raise
         if climb is None:
             report = Report(environment=_unknown(path, kernel, host, options), command=command)
-            report.ended_by, report.not_climbed = signal_of(error), tuple(rung.name for rung in asked)
+            report.ended_by, report.not_climbed = signal_of(error), tuple(asked)
     if keeper is not None and report.rungs:
         report.rungs[-1].note(keeper.words)
     apply(report, known, day)
@@ -301,7 +299,8 @@ def _environment(run: Run) -> Environment:
         kernel=KernelInfo(
             name=kernel.name, definition=kernel.semantics, judged_by=kernel.judged_by,
             verified_means=VERIFIED_BY_ITS_ORACLE if kernel.definition.oracle is not None else None,
-            order=kernel.order_in_words, covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),
+            computes=kernel.computes, order=kernel.order_in_words, code=kernel.code,
+            covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),
             element_kernels=_element_kernels(run), element_host=kernel.host.info(),
         ),
         file=model.info(),

@@ -22,8 +22,8 @@ from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.results import Options
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
-from gguf_verify.semantics.definitions.q8_1 import encode_q8_1
 from gguf_verify.semantics.elements import element_product
+from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.verification import verify

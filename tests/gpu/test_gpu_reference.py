@@ -135,8 +135,10 @@ def test_a_wrong_definition_fails(host: Host, monkeypatch: pytest.MonkeyPatch, n
 
     def wrong(fmt: WeightFormat, *what: Any) -> Semantics:
         right = llama_cuda_semantics(fmt, *what)
-        of_integers = right.integer_offset(FORMATS["Q4_0"])
-        other = replace(right, integer_offset=lambda fmt: fmt.offset != 0 and not of_integers)
+        of_integers = right.term.integer_offset(FORMATS["Q4_0"])
+        other = replace(
+            right, term=replace(right.term, integer_offset=lambda fmt: fmt.offset != 0 and not of_integers)
+        )  # fmt: skip
         return other if right.name == name else right
 
     monkeypatch.setattr(cuda, "llama_cuda_semantics", wrong)

@@ -13,18 +13,16 @@ DEFINITION = '''"""`q8_1_integers`: a definition of a test."""
 
 from __future__ import annotations
 
-from ...formats.q8_1 import Q8_1
 from ..definition import Semantics
-from .q8_1 import encode_q8_1, ratios
+from ..encodings.q8_1 import RAW_Q8_1
+from ..terms.integers import INTEGERS
 
 Q8_1_INTEGERS = Semantics(
     name="q8_1_integers",
     title="d_w·d_a·Σ (q_w - offset)·q_a",
     source="a kernel of a test",
-    activations=Q8_1,
-    encode=encode_q8_1,
-    ratios=ratios,
-    integer_offset=lambda fmt: fmt.offset != 0,
+    encoding=RAW_Q8_1,
+    term=INTEGERS,
     any_format=True,
 )
 '''

@@ -23,8 +23,8 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Tiles
 from gguf_verify.kernels.site import QUANTIZER
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
-from gguf_verify.semantics.definitions.q8_1 import encode_q8_1
 from gguf_verify.semantics.elements import element_product
+from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from tests.support.kernel_inputs import (
     ELEMENT_KERNEL,
     element_defines,

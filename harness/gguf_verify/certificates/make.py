@@ -11,25 +11,23 @@ import msgspec
 
 from ..gguf.model import part_paths
 from ..results import Report
+from ..rungs import rungs_for
 from ..support.command_line import quoted
 from ..support.errors import EXIT_INTERRUPTED, EnvironmentFault
 from ..support.plain import plain
 from .materials import Materials, shown_name
 from .records import PREDICATE_TYPE, STATEMENT_TYPE, Statement, System
 
-#: The rungs of a whole verification.
-WHOLE = ("bytes", "blocks", "layers", "tokens")
-
 
 def certify(
-    report: Report, before: Materials, after: Materials, rungs: tuple[str, ...], given: str = "",
+    report: Report, before: Materials, after: Materials, rungs: tuple[str, ...] | None = None, given: str = "",
     finished: datetime | None = None,
 ) -> Statement:  # fmt: skip
     """The certificate of a run.
 
     Args:
         before, after: collected before and after the run.
-        rungs: that were asked for.
+        rungs: that were asked for; None for all that there are for such a kernel.
         given: the kernel as it was typed.
         finished: when the run ended; None for now.
 
@@ -108,9 +106,10 @@ def _command(command: str, names: dict[str, str]) -> str:
     return command
 
 
-def _asked(report: Report, rungs: tuple[str, ...]) -> dict[str, Any]:
-    o = report.environment.options
-    missing = [name for name in WHOLE if name not in rungs]
+def _asked(report: Report, asked: tuple[str, ...] | None) -> dict[str, Any]:
+    o, whole = report.environment.options, rungs_for(report.environment.kernel.computes)
+    rungs = whole if asked is None else asked
+    missing = [name for name in whole if name not in rungs]
     left_out = [f"rungs that were not asked for: {', '.join(missing)}"] if missing else []
     left_out += [f"tensors whose names do not match {o.tensor}"] if o.tensor is not None else []
     return {
@@ -122,4 +121,4 @@ def _asked(report: Report, rungs: tuple[str, ...]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-__all__ = ["WHOLE", "certify"]
+__all__ = ["certify"]

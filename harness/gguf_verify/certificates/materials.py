@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from ..kernels import DEFAULT_KERNEL
-from ..kernels.foreign import names_foreign
+from ..kernels.foreign import file_of, names_foreign
 from ..kernels.foreign.dependencies import dependencies
 from ..llama import Llama
 from ..support.errors import EnvironmentFault
@@ -78,7 +78,7 @@ def collect(kernel: str = DEFAULT_KERNEL) -> Materials:
         root = kernel_root()
         files = {f"kernels/{name}": _digest(root / name, touched) for name in _below(root)}
         return Materials(files, {}, {}, True, kernel, project, libraries, touched)
-    given, _, entry = kernel.rpartition(":")
+    given, entry = file_of(kernel)
     path = Path(os.path.abspath(given))
     made_of = dependencies(path, entry)
     files, packages, unknown = {}, {}, {}
@@ -89,7 +89,8 @@ def collect(kernel: str = DEFAULT_KERNEL) -> Materials:
             files[_placed(shown_name(path), name, files)] = _digest(path.parent / name, touched)
         else:
             unknown[PurePosixPath(name).name] = value
-    return Materials(files, packages, unknown, False, f"{shown_name(path)}:{entry}", project, libraries, touched)
+    shown = f"{shown_name(path)}:{entry}" if entry else shown_name(path)
+    return Materials(files, packages, unknown, False, shown, project, libraries, touched)
 
 
 def _placed(main: str, name: str, taken: dict[str, str]) -> str:

@@ -22,19 +22,19 @@ class Certificates:
         path: of the certificate.
         key: to sign it with; None not to sign.
         kernel: as it was typed.
-        rungs: that were asked for.
+        rungs: that were asked for; None for all.
         before: digests of everything that the verdict depends on.
     """
 
     path: Path
     key: Path | None
     kernel: str
-    rungs: tuple[str, ...]
+    rungs: tuple[str, ...] | None
     before: Materials
 
     @classmethod
     def asked_for(
-        cls, path: Path | None, key: Path | None, kernel: str, rungs: Sequence[str], inputs: Sequence[Path],
+        cls, path: Path | None, key: Path | None, kernel: str, rungs: Sequence[str] | None, inputs: Sequence[Path],
         files: Files,
     ) -> Certificates | None:  # fmt: skip
         """None where none was asked for. Raises UsageError where it cannot be written or signed, EnvironmentFault where
@@ -50,7 +50,7 @@ class Certificates:
                 raise UsageError("--certificate and another report name the same file")
         if key is not None:
             check_signing(key)
-        return cls(path, key, kernel, tuple(rungs), collect(kernel))
+        return cls(path, key, kernel, None if rungs is None else tuple(rungs), collect(kernel))
 
     def write(self, report: Report, exit_code: int) -> int:
         """Write it, and its signature. Returns the exit code: `exit_code`, but 3 in place of 0 where it was not

@@ -13,7 +13,7 @@ from ..llama.backends import BACKENDS, help_of_backends
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
-from ..rungs import RUNGS
+from ..rungs import rungs_for
 from ..support.command_line import cores
 from ..support.errors import EXIT_INTERRUPTED, UsageError, say
 from ..verification import verify
@@ -64,7 +64,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--reference", choices=list(BACKENDS), default="cpu",
         help=f"where llama.cpp runs; {help_of_backends()} (default: %(default)s)")  # fmt: skip
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME",
-        help="a kernel or family, or your own as FILE.py:NAME or FILE.cu:SYMBOL (default: %(default)s)")  # fmt: skip
+        help="a kernel or family, or your own: FILE.py:NAME, FILE.cu:SYMBOL, FILE.so:FUNCTION, FILE.ptx:SYMBOL, "
+        "FILE.cubin:SYMBOL, FILE.toml or torch.ops.NAMESPACE.OPERATOR (default: %(default)s)")  # fmt: skip
+    add("--declare", type=Path, metavar="FILE.toml",
+        help="the declaration of your own kernel, where it is neither in its file nor beside it")  # fmt: skip
+    add("--import", dest="imports", type=_listed, default=(), metavar="MODULES",
+        help="import these modules, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
+    add("--load", dest="loads", type=_listed, default=(), metavar="LIBS",
+        help="load these libraries, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
     add("--kernel-time-limit", type=float, default=60.0, metavar="S",
         help="seconds that one call of your own kernel may take (default: %(default)g)")  # fmt: skip
     add("--kernel-memory", type=float, default=KERNEL_MEMORY, metavar="GIB",
@@ -74,7 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sanitize", action="store_true",
         help="check launches for races and bad accesses, with few probes too; on a GPU by compute-sanitizer and guard "
         "pages")  # fmt: skip
-    add("--rungs", default=",".join(RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
+    add("--rungs", metavar="LIST",
+        help=f"the rungs to run (default: all that there are for what the kernel computes; of products "
+        f"{','.join(rungs_for())})")  # fmt: skip
     add("--identify", action="store_true",
         help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
     add("--tensor", metavar="REGEX", help="verify only tensors whose name matches")
@@ -106,6 +115,10 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
 def _epilog() -> str:
     listed: list[Family | KernelSpec] = [*FAMILIES.values(), *KERNELS.values()]
     kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
@@ -127,8 +140,9 @@ def _run(args: argparse.Namespace) -> int:
     _check(args)
     inputs = [path for path in (args.model, args.source, args.source_text, args.waivers) if path is not None]
     files = asked_for(args, kind, *inputs)
-    if any(writer.rung not in (None, *_rungs(args)) for writer in files):
-        wrong = next(w for w in files if w.rung not in (None, *_rungs(args)))
+    shown = (None, *(_rungs(args) or rungs_for()))
+    if any(writer.rung not in shown for writer in files):
+        wrong = next(w for w in files if w.rung not in shown)
         raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, and --rungs leaves it out")
     options = Options(
         prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
@@ -137,6 +151,7 @@ def _run(args: argparse.Namespace) -> int:
         kernel_time_limit=args.kernel_time_limit, kernel_memory=args.kernel_memory, probes=args.probes,
         sanitize=args.sanitize, exit_first=args.exitfirst, only_call=args.only_call,
         save_case="" if args.save_case is None else str(args.save_case), sandbox=args.sandbox,
+        declare="" if args.declare is None else str(args.declare), imports=args.imports, loads=args.loads,
     )  # fmt: skip
     if args.identify and (args.only_call or args.save_case):
         raise UsageError("--only-call and --save-case belong to rungs, not to --identify")
@@ -161,13 +176,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _command(args: argparse.Namespace, options: Options) -> str:
     return command_of(
-        args.model, args.kernel, args.host, None if args.identify else _rungs(args), options, args.file,
+        args.model, args.kernel, args.host, _rungs(args), options, args.file, identify=args.identify,
         source=args.source, source_text=args.source_text, waivers=args.waivers,
     )  # fmt: skip
 
 
-def _rungs(args: argparse.Namespace) -> list[str]:
-    return [r.strip() for r in args.rungs.split(",") if r.strip()]
+def _rungs(args: argparse.Namespace) -> list[str] | None:
+    """Those that were asked for; None where none were named."""
+    return None if args.rungs is None else [r.strip() for r in args.rungs.split(",") if r.strip()]
 
 
 def _check(args: argparse.Namespace) -> None:

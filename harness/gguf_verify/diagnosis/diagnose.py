@@ -22,6 +22,7 @@ from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..hosts.base import POISON
 from ..results import FaultMatch, NearestFault
 from ..semantics import Semantics, judge, product
+from ..semantics.narrow import NARROW
 from ..semantics.sums import UNIT_ROUNDOFF
 from .fault import Case, Fault
 from .faults import FAULTS
@@ -126,7 +127,7 @@ def diagnose(
         raise ValueError(f"outputs of shape {y.shape} do not belong to {len(x)} tokens and {len(rows)} rows")
     values = x if x.dtype == np.float32 else None
     if values is None and semantics.activations is None and (semantics.inside or semantics.oracle):
-        values = x = np.ascontiguousarray(x).view(np.float32)
+        values = x = semantics.values_of(x)
     semantics = semantics.inside or semantics
     tokens, few = most(fmt, rows)
     if len(rows) > few or len(x) > tokens:
@@ -242,7 +243,7 @@ def _of(
     """The variants of a fault beside the outputs, or some of them."""
     for which, made in fault.of(case, only):
         predicted = made if isinstance(made, Predicted) else made.predicted()
-        fit = _fit(y, bad, exact, predicted)
+        fit = _fit(y, bad, exact, predicted, case.semantics.output)
         if fit is not None:
             residual, share, worst, within, everywhere = fit
             match = FaultMatch(fault.id, _words(fault, which), fault.fix, share, worst, everywhere)
@@ -268,7 +269,7 @@ def _of_many(
 
 
 def _fit(
-    y: Floats, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64], predicted: Predicted
+    y: Floats, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64], predicted: Predicted, output: str
 ) -> tuple[float, float, float, float, bool] | None:
     """Residual, share of the error, worst utilisation, share of outputs within the bound, whether right outputs agree
     too; None where the fault says too little."""
@@ -283,7 +284,9 @@ def _fit(
             return None
         difference = np.abs(y.astype(np.float64) - predicted.exact)
         # one rounding of the result, where everything else was exact
-        agrees = both_not | (difference <= predicted.bound + UNIT_ROUNDOFF * np.abs(y))
+        narrow = NARROW.get(output)
+        rounding = UNIT_ROUNDOFF * np.abs(y) if narrow is None else narrow.half_ulp(np.abs(y.astype(np.float64)))
+        agrees = both_not | (difference <= predicted.bound + rounding)
         at = looked & finite
         # zeros, and infinities everywhere, fit too much: what predicts nothing else is no evidence
         everywhere = bool(agrees[known].all())

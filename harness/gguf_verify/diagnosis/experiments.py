@@ -24,6 +24,7 @@ from .diagnose import most, shows
 from .observed import observed
 from .operands import Bytes, Floats
 from .pattern import ranges
+from .routings import routing_fault
 from .seen import name_of
 
 Bools = npt.NDArray[np.bool_]
@@ -71,7 +72,10 @@ class Experiments:
     def named(self) -> Iterator[FaultMatch]:
         """The faults that the experiments show, until one is found."""
         # first what would spoil the others
-        calls = (self.checked, self._order, self._memory, self._first_call, self._tokens, self._rows, self._columns)
+        calls = (
+            self.checked, self._order, self._memory, self._first_call, self._routings, self._tokens, self._rows,
+            self._columns,
+        )  # fmt: skip
         for experiment in calls:
             try:
                 found = experiment()
@@ -190,6 +194,9 @@ class Experiments:
 
     # ---- the number of tokens, of rows, of columns -------------------------------------------------------------------
 
+    def _routings(self) -> FaultMatch | None:
+        return routing_fault(self.kernel, self.fmt, self.semantics, self.rows, self.x)
+
     def _tokens(self) -> FaultMatch | None:
         domain, own = self.kernel.domain.m, len(self.x)
         sizes = [m for m in sorted({*SIZES, own}) if m in domain]
@@ -209,7 +216,8 @@ class Experiments:
     def _rows(self) -> FaultMatch | None:
         domain, own = self.kernel.domain.n, len(self.rows)
         sizes = [n for n in sorted({*SIZES, own}) if n in domain and n <= own]
-        if not sizes or own * self._k > _MOST_VALUES:
+        # of few rows, experts are hardly different, so that a call of them shows less
+        if not sizes or own * self._k > _MOST_VALUES or self.kernel.takes_experts is not None:
             return None
         few = self._most([*sizes, *[2 * own] * _EDGES], len(self.x))
         x = self.x[:few] if few in self.kernel.domain.m else self.x

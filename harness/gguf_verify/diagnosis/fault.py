@@ -63,7 +63,7 @@ class Case:
     @property
     def taken_off(self) -> int:
         """What the definition subtracts from each code before the integer product: the format's offset, or 0."""
-        return self.fmt.offset if self.semantics.integer_offset(self.fmt) else 0
+        return self.fmt.offset if self.semantics.term.integer_offset(self.fmt) else 0
 
     @property
     def half_scale(self) -> bool:

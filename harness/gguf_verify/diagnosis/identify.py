@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ElementFormat, WeightFormat
+from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..formats.c_arithmetic import round_half_away
-from ..formats.q8_1 import Q8_1
-from ..semantics import F32, SEMANTICS, Product, Semantics, judge, llama_cpu_semantics, product
+from ..semantics import (
+    DECLARABLE,
+    ENCODINGS,
+    F32,
+    SEMANTICS,
+    TERMS,
+    Product,
+    Semantics,
+    composed,
+    declaration,
+    judge,
+    llama_cpu_semantics,
+    product,
+)
+from ..semantics.accumulation import IN_FLOAT32, accumulation_of
 from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
 from ..semantics.elements import element_product
 
@@ -21,13 +34,17 @@ Floats = npt.NDArray[np.float32]
 #: Exact results with less than this NMSE between them are one definition on such data: rounding alone makes 1e-14.
 COINCIDE = 1e-12
 _QK, _SEED = 32, 5
+#: Tokens and rows on which composed definitions are tried first.
+_FEW = 8
+#: Between the name of a definition and how it adds.
+_IN = ", added in "
 
 
 def called(semantics: Semantics, fmt: WeightFormat) -> str:
     """What kernel authors call a definition: MMQ's Q4_0, for example, or the CPU's Q4_0."""
     if semantics is F32:
         return f"{fmt.name} with float32 activations"
-    if semantics.minima_apart:
+    if semantics.term.minima_apart and semantics.encoding is F32.encoding:
         return f"{fmt.name} with float32 activations and the offset or minimum multiplied by their sum"
     llama = fmt.llama
     known = (("MMVQ's", llama.mmvq), ("MMQ's", llama.mmq), ("the CPU's", llama.cpu))
@@ -40,24 +57,113 @@ def identify_kernel(
 ) -> Identification:  # fmt: skip
     """`identify`; where no definition fits with its own quantizer, also with the quantizer of the declared one.
 
-    A kernel may be given blocks of Q8_1 and then compute with them what another definition does.
+    A kernel may be given blocks and then compute with them what another definition does. One that is handed values of
+    16 bits computes with those.
     """
-    found = identify(fmt, rows, x, y, threads, own=own)
-    if found.names or declared.activations is not Q8_1:
+    if isinstance(fmt, BlockFormat) and not declared.encoding.quantizes:
+        x = declared.values_of(declared.bytes_of(x))
+    meant = declared if own is None and isinstance(fmt, BlockFormat) and not declared.plain else own
+    found = identify(fmt, rows, x, y, threads, own=meant)
+    if found.names or declared.activations is None or not isinstance(fmt, BlockFormat):
         return found
     taken = declared.bytes_of(x)
-    handed = identify(fmt, rows, x, y, threads, {name: taken for name, s in SEMANTICS.items() if s.activations is Q8_1})
+    fitting = [s for s in _every(fmt) if s.activations is declared.activations]
+    handed = identify(fmt, rows, x, y, threads, {s.name: taken for s in fitting}, meant)
     return handed if handed.names else found
 
 
 def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
     """What to tell the author of a kernel that is correct for other definitions (the nearest first) than declared."""
-    which = " or ".join(f"{called(SEMANTICS[name], fmt)} ({name})" for name in names)
-    source = SEMANTICS[names[0]].source.split(" (")[0]
+    known = [definition_named(name) for name in names]
+    which = " or ".join(f"{called(s, fmt)} ({s.name})" for s in known)
+    first = known[0]
+    said = (
+        first.name
+        if first.name in SEMANTICS and first.plain and declared.plain
+        else declaration(_rounded_as(declared, first))
+    )
+    source = first.source.split(" (")[0]
+    compared = "" if source == "a declaration" else f", or compare it with {source}"
     return (
         f"computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: the kernel is correct for that "
-        f"definition; declare {names[0]}, or compare it with {source}"
+        f"definition; declare {said}{compared}"
     )
+
+
+def definition_named(name: str) -> Semantics:
+    """The definition that an `Identification` names. Raises KeyError."""
+    whole, _, sums = name.partition(_IN)
+    known = DECLARABLE.get(whole) or SEMANTICS.get(whole)
+    if known is None:
+        encoding, _, term = whole.partition(" × ")
+        known = composed(ENCODINGS[encoding], TERMS[term])
+    return replace(known, name=name, accumulation=accumulation_of(sums)) if sums else known
+
+
+def composed_definitions(fmt: WeightFormat) -> list[Semantics]:
+    """Every encoding with every term that has a definition for such weights, beside `definitions` and `wider`; of those
+    with the same exact product and bound one, a named one if there is any."""
+    if isinstance(fmt, ElementFormat):
+        return []
+    found: dict[tuple[object, ...], Semantics] = {}
+    first = [*definitions(fmt), *wider(fmt)]
+    for semantics in sorted(_every(fmt), key=lambda s: (s not in first, s.name not in DECLARABLE, s.name)):
+        term, encoding = semantics.term, semantics.encoding
+        traits = (
+            term.weights, term.steps, term.minima_apart, semantics.uses_sum(fmt),
+            fmt.offset != 0 and term.integer_offset(fmt), term.half_products(fmt), term.half_scales(fmt),
+            term.zero_apart and fmt.zero,
+        )  # fmt: skip
+        plain = encoding if encoding.rearranges is None else encoding.rearranges[0]
+        found.setdefault((plain.name, *traits), semantics)
+    return [semantics for semantics in found.values() if semantics not in first]
+
+
+def _every(fmt: BlockFormat) -> Iterator[Semantics]:
+    for encoding in ENCODINGS.values():
+        for term in TERMS.values():
+            if encoding.quantizes != term.of_values:
+                semantics = composed(encoding, term)
+                try:
+                    semantics.uses_sum(fmt)
+                except ValueError:
+                    continue
+                yield semantics
+
+
+def _rounded_as(declared: Semantics | None, semantics: Semantics) -> Semantics:
+    """A definition, with sums and outputs rounded as a kernel declares, and what it declares fused behind it."""
+    if declared is None or declared.plain:
+        return semantics
+    sums = declared.accumulation
+    if semantics.accumulation is not IN_FLOAT32 or (sums.name == "tensor" and not _of_16_bits(semantics)):
+        sums = semantics.accumulation
+    return replace(semantics, accumulation=sums, output=declared.output, epilogue=declared.epilogue)
+
+
+def _of_16_bit_kernels(
+    own: Semantics, plain: Sequence[Semantics], pairs: Sequence[Semantics]
+) -> list[list[Semantics]]:  # fmt: skip
+    """What only kernels that declare something of 16 bits, beside Q8_1's halves, may compute, by how wide its bound is:
+    sums in tensor cores, in half, and weights decoded in steps of a declared type."""
+    inner = own.inside or own
+    types = {own.encoding.dtype, inner.encoding.dtype, inner.term.weights, own.output} & {"float16", "bfloat16"}
+    if not types and inner.accumulation is IN_FLOAT32:
+        return []
+    found = []
+    if inner.accumulation is IN_FLOAT32:
+        for sums in ("tensor", "float16"):
+            may = [s for s in plain if s.inside is None and (sums != "tensor" or _of_16_bits(s))]
+            found.append(
+                [replace(s, name=f"{s.name}{_IN}{sums}", accumulation=accumulation_of(sums)) for s in may]
+            )  # fmt: skip
+    found.append([s for s in pairs if s.term.steps and s.term.weights in types and s.encoding is inner.encoding])
+    return found
+
+
+def _of_16_bits(semantics: Semantics) -> bool:
+    narrow = ("float16", "bfloat16")
+    return semantics.encoding.dtype in narrow and semantics.term.weights in narrow
 
 
 def definitions(fmt: WeightFormat) -> list[Semantics]:
@@ -68,7 +174,7 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
     """
     if isinstance(fmt, ElementFormat):
         return list(dict.fromkeys((F32, llama_cpu_semantics(fmt))))
-    found = [s for s in SEMANTICS.values() if s.any_format and not s.minima_apart]
+    found = [s for s in SEMANTICS.values() if s.any_format and not s.term.minima_apart]
     for m in (1, MMVQ_TOKENS + 1):
         try:
             found.append(llama_cuda_semantics(fmt, m))
@@ -79,7 +185,7 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
 
 def wider(fmt: WeightFormat) -> list[Semantics]:
     """Definitions of the exact product of `f32` with a wider bound."""
-    return [] if isinstance(fmt, ElementFormat) else [s for s in SEMANTICS.values() if s.minima_apart]
+    return [] if isinstance(fmt, ElementFormat) else [s for s in SEMANTICS.values() if s.term.minima_apart]
 
 
 def expected(
@@ -195,7 +301,12 @@ def identify(
         y: outputs float32[M, N].
         threads: for the exact products.
         taken: definition → x as its products took it, as `expected` says.
-        own: the definition that a kernel declares, beside the known ones or in place of the one of its name.
+        own: the definition that a kernel declares, beside the known ones or in place of the one of its name. The known
+            ones are tried with its sums and outputs, and what it fuses.
+
+    Where no known definition fits, every other pair of an encoding and a term is tried. Sums in tensor cores and in
+    half, and decoding in steps, are tried for kernels that declare something of 16 bits: their bounds hold whatever is
+    wrong by less than 16 bits show.
 
     Raises ValueError for shapes that do not fit, or where there is nothing to judge; KernelFault where an author's
     oracle fails.
@@ -206,17 +317,38 @@ def identify(
         raise ValueError(f"rows of {rows.shape[1]} bytes do not hold {x.shape[1]} values of {fmt.name}")
     y = np.ascontiguousarray(y, np.float32)
     found: list[tuple[Candidate, Product]] = []
-    looked_at = {s.name: s for s in [*definitions(fmt), *wider(fmt), *([] if own is None else [own])]}
-    for semantics in looked_at.values():
-        fits_f32 = any(c.within for c, _ in found if c.name == F32.name)
-        if semantics.minima_apart and semantics is not own and fits_f32:
-            continue  # the same product, and what is within the narrow bound is within the wide one
-        p = expected(semantics, fmt, rows, x, threads, (taken or {}).get(semantics.name))
-        with np.errstate(all="ignore"):
-            judgement = judge(y, p)
-        # all zeros are every definition's answer, and say nothing
-        said = bool(np.any(p.exact)) and judgement.passed
-        found.append((Candidate(semantics.name, judgement.utilisation, judgement.score, judgement.nmse, said), p))
+    known = {s.name: s for s in [*definitions(fmt), *wider(fmt)]}
+    if own is not None:
+        known[own.name] = own
+
+    def look(tried: Iterable[Semantics], screened: bool = False) -> None:
+        for semantics in tried:
+            fits_f32 = any(c.within for c, _ in found if c.name == F32.name)
+            if semantics.term.minima_apart and semantics is not own and fits_f32:
+                continue  # the same product, and what is within the narrow bound is within the wide one
+            meant = semantics if semantics is own else _rounded_as(own, semantics)
+            bytes_of = (taken or {}).get(semantics.name)
+            if screened:
+                few = None if bytes_of is None else bytes_of[:_FEW]
+                p = expected(meant, fmt, rows[:_FEW], x[:_FEW], threads, few)
+                if not judge(np.ascontiguousarray(y[:_FEW, :_FEW]), p).passed:
+                    continue
+            p = expected(meant, fmt, rows, x, threads, bytes_of)
+            with np.errstate(all="ignore"):
+                judgement = judge(y, p)
+            # all zeros are every definition's answer, and say nothing
+            said = bool(np.any(p.exact)) and judgement.passed
+            name = semantics.name
+            found.append((Candidate(name, judgement.utilisation, judgement.score, judgement.nmse, said), p))
+
+    look(known.values())
+    pairs = [s for s in composed_definitions(fmt) if s.name not in known]
+    later = [[s for s in pairs if not s.term.steps]]
+    if own is not None and own.oracle is None and isinstance(fmt, BlockFormat):
+        later += _of_16_bit_kernels(own, [*known.values(), *later[0]], pairs)
+    for tried in later:
+        if not any(c.within for c, _ in found):
+            look(tried, screened=True)
     found.sort(key=lambda pair: (not pair[0].within, pair[0].nmse if np.isfinite(pair[0].nmse) else np.inf))
     within = [p for c, p in found if c.within]
     coincide = all(nmse(p.exact, within[0].exact) < COINCIDE for p in within[1:])

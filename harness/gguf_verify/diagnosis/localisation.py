@@ -98,6 +98,9 @@ def blame(
         order: the order whose bits are required, too.
     """
     fmt, semantics, values = weights.fmt, kernel.definition, x.dtype == np.float32
+    form = semantics.activations
+    if form is not None and not values and form.block_size > fmt.unit:
+        return None  # a block of activations meets several of weights
     nb = -(-weights.k // fmt.unit)
     width = x.shape[1] * fmt.unit // weights.k
     whole, low = rows, 0

@@ -90,6 +90,10 @@ OBSERVED = {
             "check what is chosen by K: which kernel, its stages, its grid, its shared memory", _CALLS,
         ),
         ObservedFault(
+            "window-of-routings", "only some ways to send tokens to experts are wrong",
+            "check how ids become rows of activations, experts of weights and rows of the output", _CALLS,
+        ),
+        ObservedFault(
             "partial-tile", "rows or tokens past the last whole tile are wrong",
             "round the number of tiles up, and check the bounds within the last", _CALLS,
         ),

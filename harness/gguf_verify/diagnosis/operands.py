@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..semantics import Semantics, gamma
+from ..semantics import Semantics
 from ..semantics.exact import term_values
-from ..semantics.sums import EXTRA_ROUNDINGS
+from ..semantics.narrow import NARROW
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -71,7 +71,7 @@ class Parts:
     @property
     def half_products(self) -> bool:
         """Whether products of scales and minima are rounded to half."""
-        return self.semantics.half_products(self.fmt)
+        return self.semantics.term.half_products(self.fmt)
 
     def predicted(self) -> Predicted:
         """The outputs of these operands, with the bound of `semantics.exact`."""
@@ -87,7 +87,11 @@ class Parts:
                 exact = self._dot(self.q, self.d, self.a, self.e) + self.s @ self.m.T
                 size = self._magnitude()
         added = terms * (values if self.semantics.activations is None else 2 if self.m.any() else 1)
-        return Predicted(exact, gamma(added + EXTRA_ROUNDINGS) * size)
+        share = self.semantics.accumulation.growth(added)
+        narrow = NARROW.get(self.semantics.term.weights)  # these operands are of weights that are not rounded
+        if narrow is not None:
+            share += 4 * narrow.unit * (1 + share)
+        return Predicted(exact, share * size)
 
     def limited(
         self, rows: npt.NDArray[np.bool_] | None = None, tokens: npt.NDArray[np.bool_] | None = None
@@ -104,7 +108,7 @@ class Parts:
         if self.semantics.activations is None:  # a kernel of `f32` multiplies decoded values
             values = np.abs(self.q * self.d[..., None] + self.m[..., None])
             return np.asarray(np.abs(self.a).reshape(len(self.a), -1) @ values.reshape(len(values), -1).T)
-        q = np.abs(self.q) + (2 * self.fmt.zero if self.semantics.zero_apart else 0)
+        q = np.abs(self.q) + (2 * self.fmt.zero if self.semantics.term.zero_apart else 0)
         size = self._dot(q, np.abs(self.d), np.abs(self.a), np.abs(self.e))
         s = self.s if self.semantics.uses_sum(self.fmt) else self.e * np.abs(self.a).sum(axis=-1)
         return np.asarray(size + np.abs(s) @ np.abs(self.m).T)
@@ -137,9 +141,9 @@ def weight_parts(semantics: Semantics, fmt: BlockFormat, rows: Bytes) -> tuple[D
             np.repeat(v.reshape(n, -1).astype(np.float64), fmt.group // size, axis=1)
             for v in (fmt.scales(blocks), fmt.minima(blocks))
         )
-        if semantics.half_scales(fmt):
+        if semantics.term.half_scales(fmt):
             d, m = (v.astype(np.float16).astype(np.float64) for v in (d, m))
-    if semantics.integer_offset(fmt):
+    if semantics.term.integer_offset(fmt):
         q, m = q - fmt.offset, np.zeros_like(m)
     elif not fmt.has_min and not fmt.offset:
         m = np.zeros_like(m)
@@ -148,16 +152,15 @@ def weight_parts(semantics: Semantics, fmt: BlockFormat, rows: Bytes) -> tuple[D
 
 def activation_parts(semantics: Semantics, fmt: BlockFormat, x: Bytes) -> tuple[Doubles, Doubles, Doubles]:
     """a, e and s of activations uint8[M, row bytes], as the definition has them."""
-    m, size, form = len(x), term_values(fmt), semantics.activations
-    if form is None:
-        a = np.ascontiguousarray(x).view(np.float32).astype(np.float64).reshape(m, -1, size)
+    m, size = len(x), term_values(fmt)
+    if not semantics.encoding.quantizes:
+        a = semantics.values_of(x).astype(np.float64).reshape(m, -1, size)
         return a, np.ones(a.shape[:2]), a.sum(axis=-1)
-    blocks = np.ascontiguousarray(x).reshape(m, -1, form.block_bytes)
-    a = form.codes(blocks).astype(np.float64).reshape(m, -1, size)
     with np.errstate(all="ignore"):
-        e = np.repeat(form.scale(blocks).astype(np.float64), form.block_size // size, axis=1)
-        stored = semantics.uses_sum(fmt)
-        s = form.view(blocks)["s"].astype(np.float64) if stored else e * a.sum(axis=-1)
+        given = semantics.encoding.operands(np.ascontiguousarray(x), size)
+        a = np.ascontiguousarray(given.q.transpose(1, 0, 2)).astype(np.float64)
+        e = np.ascontiguousarray(given.d[..., 0].T)
+        s = np.ascontiguousarray(given.s[..., 0].T) if semantics.uses_sum(fmt) else e * a.sum(axis=-1)
     return a, e, s
 
 

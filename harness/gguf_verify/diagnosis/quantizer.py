@@ -166,7 +166,12 @@ def diagnose_quantizer(semantics: Semantics, x: Floats, got: Bytes, expected: By
     mine, right = got.reshape(shape), expected.reshape(shape)
     bad = np.asarray((mine != right).any(axis=-1))
     found: list[tuple[str, list[_Deviation]]] = []
-    if form is not None and form.block_size == 32 and form.fields[0].dtype == "<f2" and semantics.ratios is not None:
+    if (
+        form is not None
+        and form.block_size == 32
+        and form.fields[0].dtype == "<f2"
+        and semantics.encoding.ratios is not None
+    ):
         with np.errstate(all="ignore"):
             found = _found(form, x.reshape(len(x), -1, 32), mine, right)
     lines = []

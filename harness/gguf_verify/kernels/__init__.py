@@ -11,15 +11,22 @@ from typing import Any
 
 from ..hosts import in_its_process, make_host
 from ..hosts.base import Host
+from ..results import Options
 from ..support.errors import UsageError
 from ..support.near import nearest
 from .families import DEFAULT_KERNEL, FAMILIES
 from .family import Family, FamilyOnHost
-from .foreign import TIME_LIMIT, names_foreign, open_foreign
+from .foreign import TIME_LIMIT, Further, names_foreign, open_foreign
+from .foreign.tasks import as_task
 from .interface import Candidate, Kernel, Weights
 from .ladder import KERNELS
 from .shipped import ShippedKernel
 from .spec import KernelSpec
+
+
+def further(options: Options) -> Further:
+    """What a run's options say of a foreign kernel."""
+    return Further(options.declare, options.imports, options.loads)
 
 
 def find_kernel(name: str) -> KernelSpec | Family:
@@ -27,7 +34,7 @@ def find_kernel(name: str) -> KernelSpec | Family:
     found = FAMILIES.get(name) or KERNELS.get(name)
     if found is None:
         known = [*FAMILIES, *KERNELS]
-        there = f"there are: {', '.join(known)}, and your own as FILE.py:NAME or FILE.cu:SYMBOL"
+        there = f"there are: {', '.join(known)}, and your own as FILE.py:NAME, FILE.cu:SYMBOL or FILE.toml"
         raise UsageError(f"no kernel is called {name!r}; {nearest(name, known)}{there}", "unknown-kernel")
     return found
 
@@ -40,7 +47,7 @@ def on_host(found: KernelSpec | Family, host: Host) -> ShippedKernel | FamilyOnH
 @contextmanager
 def open_kernel(
     kernel: Candidate | str | Callable[..., Any], host: Host | str, threads: int = 0, time_limit: float = TIME_LIMIT,
-    verbose: bool = False,
+    verbose: bool = False, further: Further | None = None,
 ) -> Iterator[Candidate]:  # fmt: skip
     """What a run verifies, for as long as the run takes.
 
@@ -51,6 +58,7 @@ def open_kernel(
         threads: of a host that is made from its name; 0: all.
         time_limit: seconds for one call of a foreign kernel, or one launch of a shipped one.
         verbose: let what a foreign kernel prints through to standard error.
+        further: what else is said of a foreign kernel.
 
     Raises UsageError where there is no such kernel, EnvironmentFault where there is no such host.
     """
@@ -64,7 +72,7 @@ def open_kernel(
         if found is not None:
             yield on_host(found, where)
             return
-        foreign = open_foreign(kernel, where, time_limit, verbose)
+        foreign = as_task(open_foreign(kernel, where, time_limit, verbose, further))
         try:
             yield foreign
         finally:
@@ -75,6 +83,6 @@ def open_kernel(
 
 
 __all__ = [
-    "DEFAULT_KERNEL", "FAMILIES", "KERNELS", "Candidate", "Family", "Kernel", "KernelSpec", "Weights", "find_kernel",
-    "on_host", "open_kernel",
+    "DEFAULT_KERNEL", "FAMILIES", "KERNELS", "Candidate", "Family", "Further", "Kernel", "KernelSpec", "Weights",
+    "find_kernel", "further", "on_host", "open_kernel",
 ]  # fmt: skip

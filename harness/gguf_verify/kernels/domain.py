@@ -122,11 +122,12 @@ def domain_of(said: object) -> Domain:
     cards = said.get("architectures", [])
     if not isinstance(cards, list | tuple) or not all(isinstance(c, str) and _ARCHITECTURE.fullmatch(c) for c in cards):
         raise UsageError('the architectures of a domain are a list such as ["sm_80", "sm_90"]')
-    m, n, k = (_extent(name, said.get(name, {})) for name in ("M", "N", "K"))
+    m, n, k = (extent_of(name, said.get(name, {})) for name in ("M", "N", "K"))
     return Domain(m, n, k, tuple(cards))
 
 
-def _extent(name: str, said: object) -> Extent:
+def extent_of(name: str, said: object) -> Extent:
+    """The values that a dimension is declared to have: a number or a table. Raises UsageError."""
     if isinstance(said, int) and not isinstance(said, bool):
         said = {"least": said, "most": said}
     if not isinstance(said, dict) or said.keys() - set(_KEYS):
@@ -146,4 +147,4 @@ def _extent(name: str, said: object) -> Extent:
     return extent
 
 
-__all__ = ["EVERYTHING", "Domain", "Extent", "domain_of"]
+__all__ = ["EVERYTHING", "Domain", "Extent", "domain_of", "extent_of"]

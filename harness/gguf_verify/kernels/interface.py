@@ -16,7 +16,9 @@ from ..processes.sandbox import Sandbox
 from ..results import HostInfo
 from ..semantics import SEMANTICS, Order, Semantics
 from .domain import EVERYTHING, Domain
+from .experts import Taken
 from .launches import Launched, SparseProduct
+from .routing import Routing
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Candidate(ABC):
     """
 
     host: Host
+    #: What it computes: a key of `kernels.tasks.COMPUTES`.
+    computes: str = "gemm"
 
     @property
     @abstractmethod
@@ -68,6 +72,11 @@ class Candidate(ABC):
     @abstractmethod
     def order_in_words(self) -> str:
         """The order in which it declares that terms are added, for reports."""
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Which code is run, in words, one for each kind of code; none for a kernel of this project."""
+        return ()
 
     @property
     def domain(self) -> Domain:
@@ -112,6 +121,8 @@ class Kernel(Candidate):
     adds_floats = False
     #: `Host.unset` of its products.
     unset: tuple[str, ...] = ()
+    #: What it takes where it is a kernel for mixtures of experts: see `routed`.
+    takes_experts: Taken | None = None
 
     @property
     @abstractmethod
@@ -178,6 +189,17 @@ class Kernel(Candidate):
     @abstractmethod
     def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """float32[M, N] from activations float32[M, K], which are quantized on the way. Raises KernelFault."""
+
+    def routed(
+        self, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
+    ) -> npt.NDArray[np.float32]:
+        """The products of the experts that tokens are sent to, float32[M, top_k, N]. Raises KernelFault.
+
+        Args:
+            rows: of all experts, uint8[E·N, row bytes].
+            x: as `quantize` returns them, uint8[M, row bytes], or of each slot, uint8[M·top_k, row bytes].
+        """
+        raise NotImplementedError
 
 
 __all__ = ["Candidate", "Kernel", "Weights"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..formats import BlockFormat, WeightFormat
+from ..formats import QK, BlockFormat, WeightFormat
 from ..support.errors import UsageError
 from .interface import Weights
 
@@ -14,8 +14,8 @@ from .interface import Weights
 def whole_blocks(x: npt.NDArray[Any], blocks: BlockFormat | None) -> None:
     """That activations float32[M, K] can be quantized to a type; None: they stay as they are. Raises UsageError."""
     _two_dimensions("activations", x)
-    if blocks is not None and x.shape[1] % blocks.block_size:
-        raise UsageError(f"a row of {x.shape[1]} activations is not a whole number of blocks of {blocks.block_size}")
+    if blocks is not None and x.shape[1] % QK:  # longer ones are filled up
+        raise UsageError(f"a row of {x.shape[1]} activations is not a whole number of blocks of {QK}")
 
 
 def whole_rows(rows: npt.NDArray[Any], fmt: WeightFormat) -> None:

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from ..formats import FILE_TYPES
 from ..hosts import HOST_CHOICES, HOSTS
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS
-from ..kernels.foreign import names_foreign
+from ..kernels.foreign import file_of, names_foreign
 from ..llama.backends import BACKENDS
 from ..results import DEFAULT_PROMPT
 from ..support.errors import UsageError
@@ -155,12 +155,14 @@ class Config:
 
     def kernel_path(self, kernel: str) -> Path | None:
         """The file of a kernel that the project does not ship."""
-        return self.folder / kernel.rpartition(":")[0] if names_foreign(kernel) else None
+        return self.folder / file_of(kernel)[0] if names_foreign(kernel) else None
 
     def kernel_argument(self, kernel: str) -> str:
         """The kernel's name for `--kernel`, which works in any folder."""
         path = self.kernel_path(kernel)
-        return kernel if path is None else f"{path}:{kernel.rpartition(':')[2]}"
+        if path is None:
+            return kernel
+        return f"{path}:{entry}" if (entry := file_of(kernel)[1]) else str(path)
 
     def cells(self, auto: str) -> tuple[Key, ...]:
         """The keys of the matrix in the order in which the cells run.
@@ -262,7 +264,10 @@ def _check_kernels(config: Config) -> None:
         path = config.kernel_path(kernel)
         if path is None:
             _check_known(
-                "kernels", kernel, [*FAMILIES, *KERNELS, "FILE.py:NAME", "FILE.cu:SYMBOL"], "no kernel is called"
+                "kernels",
+                kernel,
+                [*FAMILIES, *KERNELS, "FILE.py:NAME", "FILE.cu:SYMBOL", "FILE.toml"],
+                "no kernel is called",
             )
         elif not path.is_file():
             raise Mistake("kernels", f"{printable(kernel, 100)}: no such file")

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ..kernels.foreign import dependencies
+from ..kernels.foreign import dependencies, file_of
 from ..processes.commands import Processes, Stopped
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError, say
@@ -158,7 +158,7 @@ class _Runner:
         out = {f"model {m.path.name}": identity(m.path) for m in config.models}
         for kernel in config.file.kernels:
             if (path := config.kernel_path(kernel)) is not None:
-                made_of = dependencies(path, kernel.rpartition(":")[2])
+                made_of = dependencies(path, file_of(kernel)[1])
                 out |= {f"kernel {kernel}: {name}": value for name, value in made_of.items()}
         out |= {f"variant {name}": self._environments.identity(variant) for name, variant in config.variants.items()}
         out |= {f"the setting {name}": value for name, value in config.settings().items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..processes.commands import Ended, signal_name
 from ..results import GemmRecord, Report
-from ..rungs import RUNGS
+from ..rungs import rungs_for
 from ..support.errors import (
     EXIT_ENVIRONMENT,
     EXIT_INTERRUPTED,
@@ -131,7 +131,7 @@ def _with_report(code: int, report: Report, claims: Claims, last: str) -> tuple[
         outcome = _BY_VERDICT.get(claims.verdict, Outcome.UNVERIFIED)
         return outcome, f'exit code 0, but its report says "{printable(claims.verdict, 60)}"'
     passed = {rung.name for rung in claims.rungs if rung.verdict == "passed"}
-    if lacking := [name for name in RUNGS if name not in passed]:
+    if lacking := [name for name in rungs_for(report.environment.kernel.computes) if name not in passed]:
         return Outcome.UNVERIFIED, f"its report says verified, but not that these rungs passed: {', '.join(lacking)}"
     contradicted = any(
         rung.verdict != "passed" or rung.failures or rung.unverified or rung.fault for rung in report.rungs
@@ -144,7 +144,9 @@ def _with_report(code: int, report: Report, claims: Claims, last: str) -> tuple[
 def _waived(report: Report, claims: Claims) -> tuple[Outcome, str]:
     """Of a run that ended with exit code 0 and says that every failure is waived."""
     stated = {rung.name: rung.verdict for rung in claims.rungs}
-    if lacking := [name for name in RUNGS if stated.get(name) not in ("passed", "waived")]:
+    if lacking := [
+        name for name in rungs_for(report.environment.kernel.computes) if stated.get(name) not in ("passed", "waived")
+    ]:
         return Outcome.UNVERIFIED, f"its report says waived, but not that these rungs passed: {', '.join(lacking)}"
     derived = {rung.name: rung.verdict for rung in report.rungs}
     applied = [use for use in report.waivers if use.state == "applied"]

@@ -119,6 +119,8 @@ def _holds(report: Report) -> str:
 
 def _span(ranges: list[str]) -> str:
     """From the largest of the first numbers to the least of the last ones; the numbers between them are samples."""
+    if {*ranges} == {"any"}:
+        return "any"
     ends = [[int(n.replace(",", "")) for n in re.findall(r"[0-9][0-9,]*[0-9]|[0-9]", numbers)] for numbers in ranges]
     if not all(ends):
         return "none"
@@ -191,7 +193,8 @@ def _foot(report: Report) -> Iterator[Item]:
     """The rungs with their outcomes, what was left out, and what identifies file and program."""
     yield Line(MARGIN, 560, WIDTH - MARGIN, 560)
     x = float(MARGIN)
-    names = dict.fromkeys([*_RUNGS, *(r.name for r in report.rungs)])
+    whole = _RUNGS if report.environment.kernel.computes in ("gemm", "experts") else _RUNGS[:1]
+    names = dict.fromkeys([*whole, *(r.name for r in report.rungs), *report.not_climbed])
     for name in names:
         rung = report.rung(name)
         words = f"{name}: {'not run' if rung is None else rung.outcome}"

@@ -124,7 +124,8 @@ def _values(f: Failure) -> Iterator[str]:
     if f.block_hex is not None:
         part = f" of part {f.part + 1}" if f.part else ""
         digits = f.block_hex[:_HEX_DIGITS] + ("…" if len(f.block_hex) > _HEX_DIGITS else "")
-        yield f"  block {f.block} of row {f.row} at byte {f.byte_offset} ({f.byte_offset:#x}){part}: {digits}"
+        at = "" if f.byte_offset is None else f" at byte {f.byte_offset} ({f.byte_offset:#x}){part}"
+        yield f"  block {f.block} of row {f.row}{at}: {digits}"
 
 
 def line_of_rung(rung: RungResult) -> str:

@@ -80,7 +80,7 @@ class OracleDistance:
         x: npt.NDArray[np.uint8],
     ) -> None:  # fmt: skip
         """Compare the oracle's two matrices, where they have one column for each value."""
-        values = _values(semantics.activations, x)
+        values = semantics.values_of(x)
         rows = rows[: max(1, _MOST_VALUES // values.shape[1])]
         blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
         for what, theirs, given in (
@@ -99,11 +99,11 @@ class OracleDistance:
     def _known(
         self, semantics: Semantics, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8]
     ) -> Iterator[tuple[str, Product]]:
-        takes, threads = semantics.activations, self._run.options.threads
-        values = _values(takes, x)
+        takes, threads = semantics.encoding, self._run.options.threads
+        values = semantics.values_of(x)
         theirs = self._llama(fmt)
         for definition in definitions(fmt):
-            given = x if takes is not None and definition.activations is takes else definition.bytes_of(values)
+            given = x if definition.encoding.format is takes.format and takes.quantizes else definition.bytes_of(values)
             name = definition.name + (" (llama.cpp)" if definition.name in theirs else "")
             yield name, product(definition, fmt, rows, given, threads=threads)
 
@@ -161,10 +161,3 @@ class OracleDistance:
                     f"{'those of the file' if what == 'weights' else 'those that it is given'}: off by up to {off:.2g} "
                     "of their row's largest"
                 )
-
-
-def _values(takes: BlockFormat | None, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """float32[M, K] of activations in this format, or as they are."""
-    if takes is None:
-        return np.ascontiguousarray(x).view(np.float32)
-    return takes.decode(x.reshape(len(x), -1, takes.block_bytes)).reshape(len(x), -1)

@@ -28,8 +28,8 @@ from ..llama import Evaluation, LlamaRefused
 from ..results import Call, Failure, RungResult, TensorBlocks
 from ..semantics import Semantics, product
 from ..semantics.cuda import NoDefinition
-from ..semantics.definitions.q8_1 import encode_q8_1
 from ..semantics.elements import round_to
+from ..semantics.encodings.q8_1 import encode_q8_1
 from ..support.errors import KernelFault
 from .calls import ALONE, begin_alone, calling, end_alone
 from .exact import ExactProducts

@@ -14,6 +14,7 @@ from ..audit.readers import TIME_LIMIT, not_compared
 from ..gguf import Finding, check_consistency
 from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import capped
+from ..kernels.foreign.api import COMPUTES
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBytes
 from ..support.errors import Culprit
 from .interface import Rung
@@ -38,8 +39,9 @@ def check(run: Run, result: RungResult) -> None:
 
 
 RUNG = Rung(
-    "bytes", 1, "Does every byte of the file mean to us what it means to llama.cpp?", ("blocks", "values"), check
-)
+    "bytes", 1, "Does every byte of the file mean to us what it means to llama.cpp?", ("blocks", "values"), check,
+    tuple(COMPUTES),
+)  # fmt: skip
 
 
 def _container(run: Run, result: RungResult, of_content: list[Finding], readings: list[tuple[Reading, ...]]) -> None:

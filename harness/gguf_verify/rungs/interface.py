@@ -20,6 +20,7 @@ class Rung:
         substance: kinds of things that it counts as checked, of which it must have checked one to pass.
         check: does the work, and records what it finds in the result. Raises EnvironmentFault where this machine cannot
             go on (llama.cpp crashed, for example).
+        computes: the kernels that it is for, by what these compute.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Rung:
     question: str
     substance: tuple[str, ...]
     check: Callable[[Run, RungResult], None]
+    computes: tuple[str, ...] = ("gemm", "experts")
 
     def empty(self) -> RungResult:
         """A result in which nothing is checked yet."""

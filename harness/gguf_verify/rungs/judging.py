@@ -212,7 +212,8 @@ def activations_of(tensor: Tensor, semantics: Semantics, x: Bytes, block: int) -
     assert fmt is not None
     taken = semantics.activations
     if taken is None:  # also of a kernel that quantizes them itself: what it was given
-        name, values, nbytes = "F32", 1, 4
+        values = 1
+        name, nbytes = {"float16": ("F16", 2), "bfloat16": ("BF16", 2)}.get(semantics.encoding.dtype, ("F32", 4))
         if semantics.of_elements:  # rounded to the weights' type, in bytes of that
             return "", None
     else:

@@ -198,15 +198,15 @@ class _Sizes:
         whole: bool = False,
     ) -> Probe | None:  # fmt: skip
         """The nearest probe within the domain; None where there is none near."""
-        k = _near(self.domain.k, -(-slices * SLICE // self.unit) * self.unit, self.unit)
-        rows = _near(self.domain.n, n)
+        k = near(self.domain.k, -(-slices * SLICE // self.unit) * self.unit, self.unit)
+        rows = near(self.domain.n, n)
         if k is None or rows is None:
             return None
-        allowed = {_near(self.domain.m, m) for m in tokens}
+        allowed = {near(self.domain.m, m) for m in tokens}
         return Probe(tuple(sorted(m for m in allowed if m is not None)), rows, k, blocks, values, whole)
 
 
-def _near(extent: Extent, value: int, unit: int = 1) -> int | None:
+def near(extent: Extent, value: int, unit: int = 1) -> int | None:
     """The value, or the next larger or else smaller one of the extent that is a multiple of `unit`."""
     for step in (extent.up, extent.down):
         found = step(value)
@@ -230,4 +230,4 @@ def in_words(numbers: Iterable[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
 
 
-__all__ = ["PLAN", "Huge", "Probe", "huge", "in_words", "plan", "wide"]
+__all__ = ["PLAN", "Huge", "Probe", "huge", "in_words", "near", "plan", "wide"]

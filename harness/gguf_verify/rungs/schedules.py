@@ -95,9 +95,9 @@ def check_schedules(
             under = kernel.under(schedule) if may_run(run, schedule) else None
             if under is None:
                 if run.options.sanitize and schedule.checked:  # it was asked for
-                    result.leave(kernel.name, _left_out(run, schedule), matrix.tensor.name)
+                    result.leave(kernel.name, not_done(run, schedule), matrix.tensor.name)
                 else:
-                    result.note(f"kernel {kernel.name}: {_left_out(run, schedule)}", first=True)
+                    result.note(f"kernel {kernel.name}: {not_done(run, schedule)}", first=True)
                 continue
             if schedule.checked and (blind := kernel.host.blind_to()) is not None:
                 result.note(f"kernel {kernel.name}: {blind}", first=True)
@@ -154,7 +154,7 @@ def may_run(run: Run, schedule: Schedule) -> bool:
     return not schedule.checked or run.options.sanitize or HOSTS[run.kernel.host.name].emulated
 
 
-def _left_out(run: Run, schedule: Schedule) -> str:
+def not_done(run: Run, schedule: Schedule) -> str:
     """What was not done, in words."""
     if not schedule.checked:
         return "it did not run in other orders of threads: what runs it cannot do that"
@@ -188,4 +188,14 @@ def difference(y: Floats, expected: Floats, schedule: Schedule) -> KernelFault |
     )
 
 
-__all__ = ["LAUNCHES", "check_schedules", "difference", "inputs", "run_under", "schedules", "shapes"]
+__all__ = [
+    "LAUNCHES",
+    "check_schedules",
+    "difference",
+    "inputs",
+    "may_run",
+    "not_done",
+    "run_under",
+    "schedules",
+    "shapes",
+]

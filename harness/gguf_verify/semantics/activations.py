@@ -24,6 +24,13 @@ def blocks_of(x: Floats, size: int = QK) -> Floats:
     return np.ascontiguousarray(x, np.float32).reshape(m, k // size, size)
 
 
+def padded(x: Floats, size: int) -> Floats:
+    """float32[M, K] filled up with zeros to whole blocks of `size`, as llama.cpp pads K. Raises ValueError where K is
+    not a whole number of blocks of 32."""
+    blocks_of(x)
+    return np.pad(x, ((0, 0), (0, -x.shape[1] % size)))
+
+
 def largest(blocks: Floats) -> Floats:
     """The largest magnitude of each block. NaN is not counted beside a number, as in C's fmaxf."""
     return np.asarray(np.fmax.reduce(np.abs(blocks), axis=-1))
@@ -104,6 +111,7 @@ __all__ = [
     "largest",
     "mmq_codes",
     "mmq_ratios",
+    "padded",
     "pairwise_sum",
     "to_half",
 ]

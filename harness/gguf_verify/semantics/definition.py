@@ -1,24 +1,27 @@
 """What a definition of "quantized weights × activations" is: the record that each module of `definitions/` makes.
 
-A weight is w = d_w·q + m_w. A definition says how activations become codes q_a with scale d_a and sum s. It also says
-whether a format's offset is subtracted from the integer codes (then m_w is not used) or reaches the result through
-m_w·s.
+It is composed of choices that do not depend on each other: the `Encoding` of the activations, the `Term` that a block
+contributes, the `Accumulation` of the terms, the type of the output, and fused operations behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..formats.q8_1 import Q8_1
+from .accumulation import IN_FLOAT32, Accumulation
 from .activations import Bytes, Floats
+from .encoding import Encoding
+from .sums import Product
+from .term import Term
 
 Doubles = npt.NDArray[np.float64]
+Output = Literal["float32", "float16", "bfloat16"]
 
 #: The name of a definition that somebody else's oracle gives.
 OWN = "own"
@@ -34,9 +37,17 @@ class Oracle(Protocol):
         """float64[M, L] of activations uint8[M, row bytes] as the kernel takes them. Raises KernelFault."""
 
 
-def no_format(_: BlockFormat) -> bool:
-    """A trait that no format has."""
-    return False
+class Epilogue(Protocol):
+    """Operations that a kernel fuses behind its product."""
+
+    def applied(
+        self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Callable[[Bytes], Product]
+    ) -> Product:  # fmt: skip
+        """What they make of the product of weights uint8[N, row bytes] and activations uint8[M, row bytes].
+
+        Args:
+            multiply: gives the product of other weights and the same activations.
+        """
 
 
 @dataclass(frozen=True)
@@ -62,77 +73,109 @@ class Semantics:
         name: its name in reports and in a kernel's declaration.
         title: the block term in one line.
         source: who computes so. (For which types llama.cpp does stands in the formats' records.)
-        activations: the format of the quantized activations; None where they are given as float32.
-        encode: float32[M, K] → uint8[M, row bytes] in that format; None likewise.
-        ratios: blocks of activations → x/d before it is rounded to a code, and d before it is rounded to the format.
-        integer_offset: whether the offset of a format is subtracted from its codes before the integer product.
-        half_products: whether the products d_w·d_a and m_w·s of a format are rounded to half.
-        half_scales: whether the scales and minima of a superblock, multiplied out, are rounded to half, and the minima
-            are multiplied by the stored s.
-        zero_apart: the zero point of codes may be multiplied by the activations' codes apart, in lanes where the two
-            parts do not cancel, as llama.cpp's SIMD code does.
-        minima_apart: activations are float32, and offsets and minima are multiplied by their sums. It admits all that
-            `f32` admits.
-        raw_sum: s is the sum of the raw values, rounded to half.
-        cuda_path: the path of llama.cpp's CUDA backend, "MMVQ" or "MMQ", that computes it: its quantizer gives the
-            activation bytes. Empty where there is none.
+        encoding: the bytes of the activations that a kernel is given.
+        term: what a block contributes.
+        accumulation: how terms are added up.
+        output: the type that a result is rounded to, to nearest even; rungs see it widened to float32.
+        epilogue: what is fused behind the product, before that rounding; None for nothing.
         any_format: a kernel of any format may compute it, whatever llama.cpp does: `--identify` always looks for it.
-        order_known: `exact` states the order in which a kernel may declare that it adds the terms.
         elements: weights are not quantized: how their products underflow. None for quantized weights; F32's definition
             is one of both.
         of_elements: it is a definition of weights that are not quantized alone.
-        inside: the definition of a kernel that takes float32 activations and quantizes them itself; its products are
-            that one's, of what its `encode` gives.
+        inside: the definition of a kernel that takes values and quantizes them itself; its products are that one's, of
+            what its encoding makes of these values.
         oracle: what gives the exact result, where none of the above does.
     """
 
     name: str
     title: str
     source: str
-    activations: BlockFormat | None = None
-    encode: Callable[[Floats], Bytes] | None = None
-    ratios: Callable[[Floats], tuple[Floats, Floats]] | None = None
-    integer_offset: Callable[[BlockFormat], bool] = no_format
-    half_products: Callable[[BlockFormat], bool] = no_format
-    half_scales: Callable[[BlockFormat], bool] = no_format
-    zero_apart: bool = False
-    minima_apart: bool = False
-    raw_sum: bool = False
-    cuda_path: str = ""
+    encoding: Encoding
+    term: Term
+    accumulation: Accumulation = IN_FLOAT32
+    output: Output = "float32"
+    epilogue: Epilogue | None = None
     any_format: bool = False
-    order_known: bool = False
     elements: ElementRounding | None = None
     of_elements: bool = False
     inside: Semantics | None = None
     oracle: Oracle | None = None
 
     @property
+    def activations(self) -> BlockFormat | None:
+        """The format of the blocks of activations that a kernel is given; None where it is given values."""
+        return self.encoding.format
+
+    @property
+    def encode(self) -> Callable[[Floats], Bytes] | None:
+        """What makes such blocks; None likewise."""
+        return self.encoding.encode if self.encoding.quantizes else None
+
+    @property
+    def cuda_path(self) -> str:
+        """The path of llama.cpp's CUDA backend that quantizes activations so: see `Encoding`."""
+        return self.encoding.cuda_path
+
+    @property
+    def raw_sum(self) -> bool:
+        """s is the sum of the raw values, rounded to half."""
+        return self.encoding.raw_sum
+
+    @property
+    def order_known(self) -> bool:
+        """`exact` states the order in which a kernel may declare that it adds the terms."""
+        return self.any_format and self.term.order_known and self.accumulation.name == "float32"
+
+    @property
     def declarable(self) -> bool:
-        """Whether the author of a kernel may declare it: the harness has the activations to give it."""
-        return not self.of_elements and (self.activations is None or self.activations is Q8_1)
+        """Whether the author of a kernel may declare it."""
+        return not self.of_elements
+
+    @property
+    def plain(self) -> bool:
+        """Sums and outputs are float32, and nothing is fused behind them."""
+        return self.accumulation is IN_FLOAT32 and self.output == "float32" and self.epilogue is None
+
+    @property
+    def rounded_words(self) -> str:
+        """How sums and outputs are rounded, where that is not float32, in words that follow its name."""
+        sums = "" if self.accumulation is IN_FLOAT32 else f", added in {self.accumulation}"
+        return sums + ("" if self.output == "float32" else f", with outputs of {self.output}")
 
     def bytes_of(self, x: Floats) -> Bytes:
-        """Activations float32[M, K] as its products take them, uint8[M, row bytes]."""
-        return self.encode(x) if self.encode else np.ascontiguousarray(x, np.float32).view(np.uint8)
+        """Activations float32[M, K] as a kernel is given them, uint8[M, row bytes]."""
+        return self.encoding.encode(x)
+
+    def values_of(self, x: Bytes) -> Floats:
+        """The values float32[M, K] that bytes uint8[M, row bytes] of a kernel stand for."""
+        return self.encoding.values(x)
 
     def uses_sum(self, fmt: BlockFormat) -> bool:
         """Whether the product of this weight format reads the activations' s. Raises ValueError where there is none."""
-        if self.activations is None or self.integer_offset(fmt):
+        term, encoding = self.term, self.encoding
+        if not encoding.quantizes or term.integer_offset(fmt):
             return False
-        needed = (fmt.min_times_sum or self.half_scales(fmt)) and (fmt.has_min or fmt.offset != 0)
-        if needed and not any(field.name == "s" for field in self.activations.fields):
+        needed = term.meets_sum(fmt) and (fmt.has_min or fmt.offset != 0)
+        if needed and not encoding.values_per_sum:
             raise ValueError(f"{self.name} has no sum s, which {fmt.name} needs: the pair has no definition")
+        if needed and encoding.values_per_sum != min(fmt.group, 32):
+            raise ValueError(
+                f"{self.name} has sums of {encoding.values_per_sum} activations, and {fmt.name} needs those of "
+                f"{min(fmt.group, 32)}: the pair has no definition"
+            )
         return needed
 
 
-def quantized_inside(semantics: Semantics) -> Semantics:
-    """The same definition of kernels that take float32 activations."""
-    return replace(semantics, activations=None, encode=None, inside=semantics)
+def quantized_inside(semantics: Semantics, takes: Encoding | None = None) -> Semantics:
+    """The same definition of kernels that take values, float32 if nothing else is said, and quantize them."""
+    from .encodings.float32 import FLOAT32
+
+    return replace(semantics, encoding=takes or FLOAT32, inside=semantics)
 
 
 def by_oracle(oracle: Oracle, takes: Semantics) -> Semantics:
     """A definition of its own, of kernels that take activations as another definition has them."""
     return Semantics(
-        name=OWN, title="what an oracle of its author says", source="its author", activations=takes.activations,
-        encode=takes.encode, ratios=takes.ratios, raw_sum=takes.raw_sum, oracle=oracle,
+        name=OWN, title="what an oracle of its author says", source="its author", encoding=takes.encoding,
+        term=takes.term, accumulation=takes.accumulation, output=takes.output, epilogue=takes.epilogue, oracle=oracle,
     )  # fmt: skip

@@ -1,7 +1,182 @@
-"""What is fused behind a product.
+"""What a kernel fuses behind its product: bias, residual, scale, a gate, and accumulation into the output.
 
-Rungs judge a product in parts: some rows of the weights, some tokens. So an extra operand of an output element may be a
-function of its own row's bytes and its own token's bytes alone, never of the whole matrix: a bias b[n] of the bytes of
-row n, a residual r[m, n] of those of row n and token m, the `up` matrix's row n of those of row n (its blocks in
-another order along K). Then what a part expects is what the whole call was given.
+The exact result and the bound of the product pass through each operation in order, in float64; the operations and their
+derivations are in `epilogues`. The arithmetic between the product and the output is float32, and the output is rounded
+once, behind the last operation. The operands are drawn from the bytes of the call (`drawn`), so whoever has these has
+the same operands: the kernel's side hands them over, the judge's side recomputes them. Rungs judge a product in parts,
+some rows of the weights, some tokens: so what is drawn for an element depends on its own row and token alone.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from .drawn import addend, companions, factor
+from .epilogues import OPERATIONS, Operation
+from .epilogues.operation import Fused
+from .epilogues.sums import ACCUMULATE
+from .sums import UNIT_ROUNDOFF, Doubles, Product
+
+Bytes = npt.NDArray[np.uint8]
+Multiply = Callable[[Bytes], Product]
+
+#: NumPy's types of a kernel's operands. NumPy has no bfloat16: its bits stand for it.
+_STORED: dict[str, str] = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
+
+
+def stored(values: Doubles, dtype: str) -> npt.NDArray[Any]:
+    """Drawn numbers as an operand of a type: "float32", "float16", or "bfloat16" as its bits, uint16.
+
+    Raises ValueError for another type.
+    """
+    if dtype not in _STORED:
+        raise ValueError(f"an operand of an epilogue is one of {', '.join(_STORED)}, not {dtype}")
+    if dtype == "bfloat16":  # 7 significant bits: what is cut off is zero
+        return np.ascontiguousarray(values, np.float32).view(np.uint32).__rshift__(16).astype(np.uint16)
+    return np.ascontiguousarray(values, _STORED[dtype])
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Operations behind a product, in order.
+
+    Args:
+        names: of OPERATIONS, each at most once. "accumulate", which adds the result to what lies in the output before
+            the call, is the last.
+        roundoff: unit roundoff of the arithmetic of the operations: 2^-24 of float32, 2^-11 of halves.
+
+    Raises ValueError for a name that is not known or occurs twice, or where nothing is declared.
+    """
+
+    names: tuple[str, ...]
+    roundoff: float = UNIT_ROUNDOFF
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name not in OPERATIONS:
+                raise ValueError(f"epilogue {ascii(name)[:60]} is not one of {', '.join(OPERATIONS)}")
+        of = [operation.operand for operation in self.operations]
+        if len(set(of)) < len(of):
+            raise ValueError("an epilogue names each operation once, and one gate at most")
+        if not of:
+            raise ValueError("an epilogue names at least one operation")
+        if ACCUMULATE.name in self.names[:-1]:
+            raise ValueError("an epilogue accumulates into the output at its end")
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations in order."""
+        return tuple(OPERATIONS[name] for name in self.names)
+
+    @property
+    def has_neutral(self) -> bool:
+        """Whether there are operands with which the kernel computes its product alone."""
+        return all(operation.neutral is not None for operation in self.operations)
+
+    @property
+    def words(self) -> str:
+        """What is fused, in words for a report."""
+        return ", ".join(operation.title for operation in self.operations)
+
+    def operands(
+        self, fmt: BlockFormat, w: Bytes, x: Bytes, output_dtype: str = "float32", neutral: bool = False,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
+        """Operand's name → what to hand over.
+
+        Args:
+            w: weights uint8[N, row bytes] of the call, before they are filled up for a kernel's domain.
+            x: activations uint8[M, row bytes] as the kernel gets them, likewise.
+            output_dtype: of the kernel's output: "float32", "float16" or "bfloat16".
+            neutral: operands with which the kernel computes its product alone.
+            dtypes: types of operands that are not the usual ones (bias: float32, residual: the output's).
+
+        Returns: bias[N], residual[M, N], scale[1], row_scale[N], token_scale[M], up uint8[N, row bytes], and
+        output[M, N], which is what the output holds before the call. Arrays of bfloat16 are uint16.
+
+        Raises ValueError for an operation without a neutral operand, and for other types.
+        """
+        found: dict[str, npt.NDArray[Any]] = {}
+        for operation in self.operations:
+            if operation.place is None:
+                if neutral:
+                    raise ValueError(f"no operand of {operation.name} leaves the product as it is")
+                found[operation.operand] = companions(fmt, w)
+                continue
+            values = self._values(operation, fmt, w, x)
+            if neutral:
+                values = np.full_like(values, operation.neutral)
+            usual = output_dtype if operation.as_output else "float32"
+            dtype = output_dtype if operation is ACCUMULATE else (dtypes or {}).get(operation.operand, usual)
+            found[operation.operand] = stored(values, dtype)
+        return found
+
+    def applied(
+        self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Multiply | None = None
+    ) -> Product:
+        """The fused result, its bound and its spread, before the output's rounding.
+
+        Args:
+            product: of weights uint8[N, row bytes] and activations uint8[M, row bytes].
+            multiply: weights → their product with the same activations by the same definition, for a gate.
+
+        The bits of a declared order are not stated for an epilogue: `ordered` is None.
+
+        Raises ValueError for a gate without `multiply`.
+        """
+
+        def companion() -> Product:
+            if multiply is None:
+                raise ValueError("a gate needs a second product")
+            return multiply(companions(fmt, w))
+
+        fused = Fused(w.shape[1] // fmt.block_bytes * fmt.block_size, companion, self.roundoff)
+        with np.errstate(all="ignore"):
+            for operation in self.operations:
+                none = operation.place is None
+                operand = np.zeros(0) if none else self._values(operation, fmt, w, x)
+                product = operation.apply(product, operand, fused)
+        return product
+
+    @staticmethod
+    def _values(operation: Operation, fmt: BlockFormat, w: Bytes, x: Bytes) -> Doubles:
+        assert operation.place is not None
+        if operation.factor:
+            return factor(operation.place, operation.name, w, x)
+        return addend(operation.place, operation.name, fmt, w, x)
+
+
+def filled_up(
+    operands: Mapping[str, npt.NDArray[Any]], tokens: Sequence[int] | npt.NDArray[np.intp],
+    rows: Sequence[int] | npt.NDArray[np.intp], row_bytes: int,
+) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
+    """The operands of a call of other tokens and rows than those that they were drawn for.
+
+    Args:
+        operands: of `Epilogue.operands`.
+        tokens, rows: the numbers of the tokens and rows that the call has, in its order.
+        row_bytes: of a row of weights of the call, whose blocks repeat those of the row.
+    """
+    at = {operation.operand: operation.place for operation in OPERATIONS.values()}
+    found = {}
+    for name, values in operands.items():
+        if at[name] == "row":
+            values = values[np.asarray(rows)]
+        elif at[name] == "token":
+            values = values[np.asarray(tokens)]
+        elif at[name] == "output":
+            values = values[np.asarray(tokens)][:, np.asarray(rows)]
+        elif at[name] is None:
+            wide = np.tile(values, (1, -(-row_bytes // max(1, values.shape[1]))))[:, :row_bytes]
+            values = wide[np.asarray(rows)]
+        found[name] = np.ascontiguousarray(values)
+    return found
+
+
+__all__ = ["Epilogue", "filled_up", "stored"]

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,24 +36,26 @@ import numpy.typing as npt
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..support.errors import KernelFault
 from ..support.stages import counted
+from .accumulation import Accumulation
 from .definition import Oracle, Semantics
 from .elements import element_product, exact_elements
+from .narrow import stored, stored_value
 from .order import Order
-from .rounding import SMALLEST_NORMAL, add_rounded, chain_rounded, multiply_adds
-from .sums import (
-    EXTRA_ROUNDINGS,
-    UNDERFLOW,
-    UNIT_ROUNDOFF,
-    Doubles,
-    Floats,
-    Product,
-    concatenated,
-    gamma,
-    spread_of,
-    walk,
+from .rounding import add_rounded, chain_rounded
+from .sums import UNIT_ROUNDOFF, Doubles, Floats, Product, concatenated, gamma, partial_sums, spread_of, walk
+from .values import (
+    Activations,
+    apart_tile,
+    by_term,
+    exact_weights,
+    held,
+    of_values,
+    term_values,
+    value_tile,
+    weights_of,
 )
 
-__all__ = ["UNIT_ROUNDOFF", "Product", "exact_result", "gamma", "product"]
+__all__ = ["UNIT_ROUNDOFF", "Product", "exact_result", "exact_weights", "gamma", "product", "term_values"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -87,17 +89,32 @@ def product(
     """
     if isinstance(fmt, ElementFormat):
         return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), order, threads)
+    made = _unstored(semantics, fmt, w, x, order, threads)
+    if semantics.epilogue is not None:
+        of_gate = lambda other: _unstored(semantics, fmt, other, x, None, threads)  # noqa: E731
+        made = semantics.epilogue.applied(made, fmt, w, x, of_gate)
+    return stored(made, semantics.output)
+
+
+def _unstored(
+    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int
+) -> Product:  # fmt: skip
+    """The product before anything is fused behind it, and before it is rounded to the type of the output."""
+    if order is not None and semantics.accumulation.name != "float32":
+        raise ValueError(f"no definition states the order {order} of sums in {semantics.accumulation}")
     if semantics.inside is not None:
-        of_blocks = product(semantics.inside, fmt, w, _encoded(semantics, x), order, threads)
-        slack = _of_sums(semantics.inside, fmt, w, x)
+        values = semantics.values_of(x)
+        of_blocks = _unstored(semantics.inside, fmt, w, semantics.inside.bytes_of(values), order, threads)
+        slack = _of_sums(semantics.inside, fmt, w, values)
         return replace(of_blocks, bound=of_blocks.bound + slack, spread=of_blocks.spread + slack)
     if semantics.oracle is not None:
-        return _own_product(semantics.oracle, fmt, w, x, threads)
-    tile = _apart_tile if semantics.minima_apart else _f32_tile if semantics.activations is None else _block_tile
+        return _own_product(semantics, fmt, w, x, threads)
+    term = semantics.term
+    tile = apart_tile if term.minima_apart else value_tile if term.of_values else _block_tile
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
     step = max(1, min(_TILE // max(1, m * nb), -(-n // threads)))
-    prepared = _prepare(semantics, x, term_values(fmt))
+    prepared = _prepare(semantics, x, term_values(fmt), nb)
     spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
     def one(span: slice) -> Product:
@@ -112,72 +129,55 @@ def product(
     return concatenated(parts)
 
 
-@dataclass(frozen=True)
-class _Activations:
-    """Decoded once for all tiles: codes [nb, M, 32 or 16], their magnitudes, d and s [nb, M, 1]; or values [M, K]."""
-
-    q: Floats
-    q_abs: Floats
-    d: Doubles
-    s: Doubles
-
-
-def term_values(fmt: BlockFormat) -> int:
-    """Values of a term: 32, or 16 where only so many share a scale."""
-    return min(fmt.group, 32)
-
-
-def _prepare(semantics: Semantics, x: Bytes, values: int) -> _Activations:
-    fmt = semantics.activations
-    if fmt is None:
-        floats = np.ascontiguousarray(x).view(np.float32)
+def _prepare(semantics: Semantics, x: Bytes, values: int, nb: int) -> Activations:
+    """Of rows of nb terms; what fills up a last block of activations is left out."""
+    if not semantics.encoding.quantizes:
+        floats = semantics.values_of(x)
         nothing = np.zeros(0)
-        return _Activations(floats, np.abs(floats), nothing, nothing)
-    blocks = x.reshape(x.shape[0], -1, fmt.block_bytes)
-    q = fmt.codes(blocks).astype(np.float32).reshape(len(x), -1, values).transpose(1, 0, 2)
-    d = np.repeat(fmt.scale(blocks).astype(np.float64), fmt.block_size // values, axis=1).T[..., None]
-    view = fmt.view(blocks)
-    s = view["s"].astype(np.float64).T[..., None] if "s" in (view.dtype.names or ()) else np.zeros_like(d)
-    return _Activations(q, np.abs(q), d, s)
+        return Activations(floats, np.abs(floats), nothing, nothing, nothing)
+    a = semantics.encoding.operands(x, values)
+    q = a.q[:nb]
+    return Activations(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb])
 
 
-def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, order: Order | None) -> Product:
+def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
+    traits, accumulation = semantics.term, semantics.accumulation
     blocks = w.reshape(w.shape[0], -1, fmt.block_bytes)
     values = term_values(fmt)
     q = fmt.codes(blocks).astype(np.float32)
-    if semantics.integer_offset(fmt):
+    if traits.integer_offset(fmt):
         q -= np.float32(fmt.offset)
     q = q.reshape(len(w), -1, values).transpose(1, 2, 0)  # [nb, 32 or 16, n]
     nb = len(q)
-    d, least = _by_term(fmt, fmt.scales(blocks)), _by_term(fmt, fmt.minima(blocks))
-    if semantics.half_scales(fmt):
+    d, least = by_term(fmt, fmt.scales(blocks)), by_term(fmt, fmt.minima(blocks))
+    if traits.half_scales(fmt):
         d, least = (v.astype(np.float16).astype(np.float64) for v in (d, least))
     # float32 holds these integers: 32·255·128 < 2^24
     sums = np.matmul(x.q, q).astype(np.float64)  # [nb, M, n]
     scale = x.d * d
-    if semantics.half_products(fmt):
+    if traits.half_products(fmt):
         scale = scale.astype(np.float16).astype(np.float64)
     first = scale * sums
-    codes = np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if semantics.zero_apart else 0))
+    codes = np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if traits.zero_apart else 0))
     magnitude = np.abs(scale) * codes
-    lost = _lost(scale, codes, d, x.d)
+    lost = _lost(accumulation, scale, codes, d, x.d)
     second: Doubles | None = None
     factor: Doubles | None = None
     total: Doubles | None = None
     if semantics.uses_sum(fmt):
         second = x.s * least
-        if semantics.half_products(fmt):
+        if traits.half_products(fmt):
             second = second.astype(np.float16).astype(np.float64)
-        magnitude += np.abs(second)
+        magnitude += np.abs(second) if x.s_size is x.s else x.s_size * np.abs(least)
     elif fmt.has_min:
         factor, total = x.d * least, x.q.sum(axis=-1, keepdims=True).astype(np.float64)
         second = factor * total
         codes = x.q_abs.sum(axis=-1, keepdims=True)
         magnitude += np.abs(factor) * codes
-        lost = lost + _lost(factor, codes, least, x.d)
+        lost = lost + _lost(accumulation, factor, codes, least, x.d)
     result = None
     if order is not None:
-        if second is not None and fmt.offset and not semantics.half_products(fmt):
+        if second is not None and fmt.offset and not traits.half_products(fmt):
             shift = np.broadcast_to((-fmt.offset * x.s).astype(np.float32), sums.shape)
             streams = [d * add_rounded(x.d * sums, shift).astype(np.float64)]
         else:
@@ -194,106 +194,62 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: _Activation
     if second is not None:
         carried += walk(first)[1] + walk(second)[1]
     added = nb if second is None else 2 * nb
-    bound = gamma(added + EXTRA_ROUNDINGS) * magnitude.sum(axis=0) + lost
-    return Product(exact, bound, spread_of(term, carried, magnitude**2 / values, 1) + lost, result)
+    size = magnitude.sum(axis=0)
+    bound = accumulation.growth(added) * size + lost
+    partial = None if accumulation.independent or second is None else partial_sums(first) + partial_sums(second)
+    spread = spread_of(term, carried, magnitude**2 / values, 1, accumulation, partial)
+    return held(Product(exact, bound, spread + lost, result), size, accumulation)
 
 
-def _lost(scale: Doubles, codes: Floats, d_w: Doubles, d_a: Doubles) -> Doubles | float:
-    """What underflow may take from products of d_w, d_a and sums of codes, [M, n] from [nb, M, n]."""
-    tiny = (scale != 0) & (np.abs(scale) < SMALLEST_NORMAL)
-    if not tiny.any():
-        return 0.0
-    return np.asarray((tiny * UNDERFLOW * (codes + np.abs(d_w) + np.abs(d_a) + 64)).sum(axis=0))
+def _lost(
+    accumulation: Accumulation, scale: Doubles, codes: Floats, d_w: Doubles, d_a: Doubles
+) -> Doubles | float:  # fmt: skip
+    """What underflow may take from products of d_w, d_a and sums of codes, [M, n] from [nb, M, n].
 
-
-def _by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
-    """float32[n, blocks, groups] as float64[nb, 1, n]."""
-    per_group = fmt.group // term_values(fmt)
-    flat = of_groups.reshape(len(of_groups), -1)
-    return np.repeat(flat.astype(np.float64), per_group, axis=1).T[:, None, :]
+    In half a product of one scale and a sum of codes may underflow where that of both scales does not.
+    """
+    tiny = scale != 0
+    if accumulation.name != "float16":
+        tiny &= np.abs(scale) < accumulation.normal
+        if not tiny.any():
+            return 0.0
+    return np.asarray((tiny * accumulation.underflow * (codes + np.abs(d_w) + np.abs(d_a) + 64)).sum(axis=0))
 
 
 def _float32(values: Doubles) -> Doubles:
     return values.astype(np.float32).astype(np.float64)
 
 
-def _f32_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, order: Order | None) -> Product:
-    n, k = w.shape[0], x.q.shape[1]
-    values = fmt.decode(w.reshape(n, -1, fmt.block_bytes)).reshape(n, k)
-    result = None
-    if order is not None:
-        if order.part is not None:
-            raise ValueError(f"no definition states the order {order} for float32 activations")
-        result = multiply_adds(np.ascontiguousarray(x.q.T), np.ascontiguousarray(values.T))
-    return _of_values(x.q.astype(np.float64), values.astype(np.float64), term_values(fmt), result)
-
-
-def _apart_tile(_: Semantics, fmt: BlockFormat, w: Bytes, x: _Activations, order: Order | None) -> Product:
-    """Float32 activations; a block's codes and its minimum are multiplied apart, and may be added up apart."""
-    if order is not None:
-        raise ValueError(f"no definition states the order {order} where minima are multiplied apart")
-    blocks, values = w.reshape(len(w), -1, fmt.block_bytes), term_values(fmt)
-    q = fmt.codes(blocks).astype(np.float64).reshape(len(w), -1, values).transpose(1, 2, 0)  # [nb, 32 or 16, n]
-    d, least = _by_term(fmt, fmt.scales(blocks)), _by_term(fmt, fmt.minima(blocks))
-    a = x.q.astype(np.float64).reshape(len(x.q), -1, values).transpose(1, 0, 2)  # [nb, M, 32 or 16]
-    first, second = d * np.matmul(a, q), least * a.sum(axis=-1, keepdims=True)
-    exact, carried = walk(first + second)
-    carried += walk(first)[1] + walk(second)[1]
-    size = np.abs(a)
-    magnitude = (np.abs(d) * np.matmul(size, np.abs(q)) + np.abs(least) * size.sum(axis=-1, keepdims=True)).sum(axis=0)
-    lanes = d**2 * np.matmul(a**2, q**2) + least**2 * (a**2).sum(axis=-1, keepdims=True)
-    columns = x.q.shape[1]
-    lost = (magnitude > 0) * UNDERFLOW * 2 * columns * np.maximum(1, np.abs(d) + np.abs(least)).max(axis=0)
-    # of a value: its product, the sum of its block, its scale, and the sums of blocks, of either kind
-    bound = gamma(columns + 2 * len(q) + EXTRA_ROUNDINGS) * magnitude + lost
-    return Product(exact, bound, spread_of(first + second, carried, lanes, values) + lost, None)
-
-
-def _of_values(a: Doubles, w: Doubles, size: int, ordered: Floats | None = None) -> Product:
-    """The product of values float64[M, K] and float64[n, K], with `size` values in a term."""
-    by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
-    w_by_block = w.reshape(len(w), -1, size).transpose(1, 2, 0)
-    term = np.matmul(by_block, w_by_block)
-    exact, carried = walk(term)
-    spread = spread_of(term, carried, np.matmul(by_block**2, w_by_block**2), size)
-    magnitude = np.abs(a) @ np.abs(w).T
-    lost = (magnitude > 0) * UNDERFLOW * a.shape[1]
-    bound = gamma(a.shape[1] + EXTRA_ROUNDINGS) * magnitude + lost
-    return Product(exact, bound, spread + lost, ordered)
-
-
-def _encoded(semantics: Semantics, x: Bytes) -> Bytes:
-    """Float32 bytes uint8[M, 4·K] as the kernel must quantize them."""
-    assert semantics.inside is not None
-    return semantics.inside.bytes_of(np.ascontiguousarray(x).view(np.float32))
-
-
-def _of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Doubles | float:
-    """How far a kernel's own sums s may move the result, float64[M, N]; x are float32 bytes.
+def _of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -> Doubles | float:
+    """How far a kernel's own sums s may move the result, float64[M, N]; x are float32[M, K].
 
     Where Σx of a block is very near the middle of two halves, the order of its float32 additions decides between
     them.
     """
     if not semantics.raw_sum or not semantics.uses_sum(fmt):
         return 0.0
-    values = np.ascontiguousarray(x).view(np.float32).reshape(len(x), -1, 32).astype(np.float64)
-    total, error = values.sum(axis=-1), gamma(32) * np.abs(values).sum(axis=-1)
+    size = semantics.encoding.values_per_sum
+    values = x.reshape(len(x), -1, size).astype(np.float64)
+    total, error = values.sum(axis=-1), gamma(size) * np.abs(values).sum(axis=-1)
     with np.errstate(all="ignore"):
         low, high = ((total + sign * error).astype(np.float16).astype(np.float64) for sign in (-1, 1))
         apart = np.nan_to_num(high - low, posinf=0.0)  # [M, nb]; what overflows is not finite anyway
+        apart[:, semantics.encoding.no_room(apart.shape[1])] = 0.0
         if not apart.any():
             return 0.0
-        least = _by_term(fmt, fmt.minima(w.reshape(len(w), -1, fmt.block_bytes)))[:, 0]  # [nb, N]
-        if semantics.half_scales(fmt):
+        least = by_term(fmt, fmt.minima(w.reshape(len(w), -1, fmt.block_bytes)))[:, 0]  # [nb, N]
+        if semantics.term.half_scales(fmt):
             least = least.astype(np.float16).astype(np.float64)
         return np.asarray(apart @ np.abs(np.nan_to_num(least)))
 
 
-def _own_product(oracle: Oracle, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int) -> Product:
+def _own_product(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int) -> Product:
     """The product that an author's oracle gives, with the bound of `f32`, which holds for any order of L products.
 
     Raises KernelFault.
     """
+    oracle = semantics.oracle
+    assert oracle is not None
     given = oracle.activations(x)
     a = _padded(given)
     step = max(1, _TILE // max(1, len(a) * a.shape[1] // _OWN_TERM))
@@ -301,7 +257,7 @@ def _own_product(oracle: Oracle, fmt: BlockFormat, w: Bytes, x: Bytes, threads: 
     for values in map(_padded, _own_weights(oracle, fmt, w, given.shape[1])):
         tiles = [values[start : start + step] for start in range(0, len(values), step)]
         with np.errstate(all="ignore"), ThreadPoolExecutor(threads) as pool:
-            parts += pool.map(lambda tile: _of_values(a, tile, _OWN_TERM), tiles)
+            parts += pool.map(lambda tile: of_values(a, tile, _OWN_TERM, semantics.accumulation), tiles)
     return concatenated(parts)
 
 
@@ -322,43 +278,48 @@ def _padded(values: Doubles) -> Doubles:
     return np.pad(values, ((0, 0), (0, -values.shape[1] % _OWN_TERM)))
 
 
-def exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
-    """d·q + m of uint8[..., block_bytes], float64[..., block_size], not rounded as a decoded value is."""
-    q = fmt.codes(blocks).astype(np.float64)
-    q = q.reshape(*q.shape[:-1], fmt.groups, fmt.group)
-    q *= fmt.scales(blocks)[..., None]
-    q += fmt.minima(blocks)[..., None]
-    return q.reshape(*q.shape[:-2], fmt.block_size)
-
-
 def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, threads: int = 1) -> Doubles:
-    """The exact result of `product` alone, float64[M, N], by two matrix products, for passes that judge nothing."""
+    """The exact result of `product` alone, float64[M, N], as an output of the definition holds it: by two matrix
+    products where that is possible, for passes that judge nothing."""
     if isinstance(fmt, ElementFormat):
         return exact_elements(fmt.name, w, np.ascontiguousarray(x).view(np.float32), threads)
+    if semantics.epilogue is not None:
+        plain = product(replace(semantics, output="float32"), fmt, w, x, threads=threads)
+        return stored_value(plain.exact, semantics.output)
+    return stored_value(_exact(semantics, fmt, w, x, threads), semantics.output)
+
+
+def _exact(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int) -> Doubles:
     if semantics.inside is not None:
-        return exact_result(semantics.inside, fmt, w, _encoded(semantics, x), threads)
+        return _exact(semantics.inside, fmt, w, semantics.inside.bytes_of(semantics.values_of(x)), threads)
     if semantics.oracle is not None:
         own = semantics.oracle.activations(x)
         return np.concatenate([own @ v.T for v in _own_weights(semantics.oracle, fmt, w, own.shape[1])], axis=1)
-    if semantics.half_products(fmt) or semantics.half_scales(fmt):  # no matrix product rounds inside blocks
-        return product(semantics, fmt, w, x, threads=threads).exact
+    term, encoding = semantics.term, semantics.encoding
+    uses_sum = semantics.uses_sum(fmt)
+    if term.half_products(fmt) or term.half_scales(fmt) or (uses_sum and fmt.group < fmt.block_size):
+        return _unstored(semantics, fmt, w, x, None, threads).exact  # no matrix product rounds inside blocks
     n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size
     step = max(1, _TILE * 8 // k)
     spans = [slice(start, start + step) for start in range(0, n, step)]
-    if semantics.activations is None:
-        a, s = np.ascontiguousarray(x).view(np.float32).astype(np.float64), None
+    s: Doubles | None = None
+    if not encoding.quantizes:
+        a = semantics.values_of(x).astype(np.float64)
     else:
-        blocks = x.reshape(x.shape[0], -1, semantics.activations.block_bytes)
-        d = semantics.activations.scale(blocks).astype(np.float64)
-        a = (semantics.activations.codes(blocks) * d[..., None]).reshape(x.shape[0], k)
-        view = semantics.activations.view(blocks)
-        s = view["s"].astype(np.float64) if semantics.uses_sum(fmt) else None
+        assert encoding.format is not None
+        d = encoding.scales(x).astype(np.float64)
+        q = encoding.format.codes(x.reshape(len(x), -1, encoding.format.block_bytes)).reshape(*d.shape, -1)
+        a = (q * d[..., None]).reshape(len(x), -1)[:, :k]
+        if uses_sum:
+            stored_sums = encoding.sums(x)
+            assert stored_sums is not None
+            s = stored_sums.astype(np.float64)[:, : k // encoding.values_per_sum]
 
     def one(span: slice) -> Doubles:
         blocks = w[span].reshape(len(w[span]), -1, fmt.block_bytes)
         with np.errstate(all="ignore"):
-            if semantics.activations is None and not semantics.minima_apart:
-                return np.asarray(a @ fmt.decode(blocks).reshape(len(blocks), k).astype(np.float64).T)
+            if term.of_values and not term.minima_apart:
+                return np.asarray(a @ weights_of(term, fmt, w[span])[0].T)
             if s is None:
                 return np.asarray(a @ exact_weights(fmt, blocks).reshape(len(blocks), k).T)
             values = fmt.codes(blocks) * fmt.scale(blocks).astype(np.float64)[..., None]

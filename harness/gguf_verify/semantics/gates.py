@@ -7,11 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .exact import Product
-
-#: Score |y - o| / spread above which an output fails: correct outputs were seen up to 9, up to 23 where the signs
-#: of activations alternate, one wrong code at thousands.
-SCORE_LIMIT = 32.0
+from .accumulation import SCORE_LIMIT
+from .sums import Product
 
 
 @dataclass(frozen=True)
@@ -75,3 +72,6 @@ def _ratio(difference: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) 
     """difference / scale; 0 where both are 0, infinite where it is not a number."""
     ratio = np.where(difference == 0, 0.0, difference / scale)
     return np.where(np.isnan(ratio), np.inf, ratio)
+
+
+__all__ = ["SCORE_LIMIT", "Judgement", "judge"]

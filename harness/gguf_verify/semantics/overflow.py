@@ -6,16 +6,19 @@ file holds a number that is none, or the definition keeps a number in a type tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..formats import QK, BlockFormat, ElementFormat, WeightFormat
 from .activations import blocks_of, butterfly_sum, largest
 from .definition import Semantics
 from .elements import round_to
+from .encoding import Encoding
+from .exact import product
+from .narrow import NARROW, stored
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -29,7 +32,8 @@ class RangeProblem:
     """The first number of a row of weights or of activations that is out of range.
 
     Args:
-        what: which number: "weight scale" is a scale or minimum, "product" one of d_w·d_a and m_w·s.
+        what: which number: "weight scale" is a scale or minimum, "product" one of d_w·d_a and m_w·s, "sum" that of a
+            half accumulator, "output" the result.
         block: the block that it belongs to; the value, for weights and activations that are not quantized.
         value: what it is, or would be in a type without limits; not finite where that is not known.
         limit: the largest number that its type holds.
@@ -37,7 +41,7 @@ class RangeProblem:
         words: the problem in a phrase.
     """
 
-    what: Literal["weight", "weight scale", "activation", "d", "s", "product"]
+    what: Literal["weight", "weight scale", "activation", "d", "s", "product", "sum", "output"]
     block: int
     value: float
     limit: float
@@ -63,7 +67,11 @@ def range_problem(
     if isinstance(fmt, ElementFormat):
         return _of_elements(fmt, w, x.view(np.float32))
     with np.errstate(all="ignore"):
-        return _of_weights(semantics, fmt, w) or _of_activations(semantics, fmt, w, x, values)
+        return (
+            _of_weights(semantics, fmt, w)
+            or _of_activations(semantics, fmt, w, x, values)
+            or _of_result(semantics, fmt, w, x)
+        )
 
 
 def overflow_reason(
@@ -78,20 +86,19 @@ def largest_half(semantics: Semantics, x: Bytes) -> tuple[str, int, int, float] 
     """Of the halves d and s in activations uint8[M, row bytes], the largest that is finite: its name, token, block and
     value; None where the definition keeps none."""
     definition = semantics.inside or semantics
-    form = definition.activations
+    encoding, form = definition.encoding, definition.encoding.format
     if form is None:
         return None
     if semantics.inside is not None:
-        x = definition.bytes_of(x.view(np.float32))
-    members = form.view(x.reshape(len(x), -1, form.block_bytes))
+        x = definition.bytes_of(semantics.values_of(x))
+    half_scale = any(item.dtype == "<f2" for item in form.fields)
     found: tuple[str, int, int, float] | None = None
-    for item in form.fields:
-        if item.name in ("d", "s") and item.dtype == "<f2":
-            values = members[item.name].astype(np.float64)
-            sizes = np.where(np.isfinite(values), np.abs(values), -1.0)
+    for name, numbers in (("d", encoding.scales(x) if half_scale else None), ("s", encoding.sums(x))):
+        if numbers is not None:
+            sizes = np.where(np.isfinite(numbers), np.abs(numbers), -1.0)
             m, b = np.unravel_index(int(sizes.argmax()), sizes.shape)
             if sizes[m, b] >= 0 and (found is None or sizes[m, b] > abs(found[3])):
-                found = item.name, int(m), int(b), float(values[m, b])
+                found = name, int(m), int(b), float(numbers[m, b])
     return found
 
 
@@ -105,7 +112,7 @@ def _of_weights(semantics: Semantics, fmt: BlockFormat, w: Bytes) -> RangeProble
         words = f"the scale or minimum of weight block {at} is not finite"
         return RangeProblem("weight scale", at, value, LARGEST_HALF, "file", words)
     definition = semantics.inside or semantics
-    if definition.half_scales(fmt):
+    if definition.term.half_scales(fmt):
         for what, numbers in (("scale", fmt.scales(blocks)), ("minimum", fmt.minima(blocks))):
             bad = np.asarray(~np.isfinite(numbers.astype(np.float16)).all(axis=-1))
             if bad.any():
@@ -113,6 +120,15 @@ def _of_weights(semantics: Semantics, fmt: BlockFormat, w: Bytes) -> RangeProble
                 value = float(numbers[at][np.argmax(np.abs(numbers[at]))])
                 words = f"a {what} of weight block {at} overflows here: {_of_half(value)}"
                 return RangeProblem("weight scale", at, value, LARGEST_HALF, "definition", words)
+    narrow = NARROW.get(definition.term.weights)
+    if narrow is not None:
+        values = fmt.decode(blocks)
+        bad = np.asarray((np.abs(values) >= narrow.overflows).any(axis=-1))
+        if bad.any():
+            at = int(np.argmax(bad))
+            value = float(values[at][np.argmax(np.abs(values[at]))])
+            words = f"a value of weight block {at}, {value:.6g}, overflows here: it is a {narrow.title}"
+            return RangeProblem("weight", at, value, narrow.overflows, "definition", words)
     return None
 
 
@@ -121,60 +137,69 @@ def _of_activations(
 ) -> RangeProblem | None:
     inside = semantics.inside
     if inside is not None or semantics.activations is None:
-        values = x.view(np.float32)
+        values = semantics.values_of(x[None])[0]
         if not np.isfinite(values).all():
             at = int(np.argmin(np.isfinite(values)))
-            return RangeProblem(
-                "activation", at, float(values[at]), LARGEST_FLOAT, "definition", "an activation is not finite"
-            )
+            narrow = NARROW.get(semantics.encoding.dtype)
+            as_type = "" if narrow is None else f" as {narrow.title}"
+            limit = LARGEST_FLOAT if narrow is None else narrow.overflows
+            words = f"an activation is not finite{as_type}"
+            return RangeProblem("activation", at, float(values[at]), limit, "definition", words)
         if inside is None:
             return None
         semantics, x = inside, inside.bytes_of(values[None])[0]
-    form = semantics.activations
+    encoding, form = semantics.encoding, semantics.activations
     assert form is not None
-    blocks = x.reshape(-1, form.block_bytes)
-    members = form.view(blocks)
-    for item in form.fields:
-        if item.name not in ("d", "s"):
+    scales, sums = encoding.scales(x[None])[0], encoding.sums(x[None])
+    half_scale = any(item.dtype == "<f2" for item in form.fields)
+    if sums is not None:
+        missing = encoding.no_room(sums.shape[1])
+        sums = np.where(missing, np.float32(0), sums)
+    found: tuple[tuple[Literal["d", "s"], Floats | None, bool], ...] = (
+        ("d", scales, half_scale), ("s", None if sums is None else sums[0], True),
+    )  # fmt: skip
+    for what, numbers, half in found:
+        if numbers is None or np.isfinite(numbers).all():
             continue
-        bad = ~np.isfinite(np.atleast_1d(members[item.name]))
-        if not bad.any():
-            continue
-        at = int(np.argmax(bad))
-        value = _meant(semantics, form, blocks, item.name, at, values)
-        meaning = "the scale d" if item.name == "d" else "s"
-        half = item.dtype == "<f2"
+        at = int(np.argmin(np.isfinite(numbers)))
+        value = _meant(encoding, x, what, at, values)
+        meaning = "the scale d" if what == "d" else "s"
         how = _of_half(value) if half else "it is a float32"
         words = f"{meaning} of activation block {at} overflows here: {how}"
-        limit = LARGEST_HALF if half else LARGEST_FLOAT
-        return RangeProblem("d" if item.name == "d" else "s", at, value, limit, "definition", words)
-    return _of_products(semantics, fmt, w, blocks)
+        return RangeProblem(what, at, value, LARGEST_HALF if half else LARGEST_FLOAT, "definition", words)
+    return _of_products(semantics, fmt, w, x)
 
 
-def _meant(
-    semantics: Semantics, form: BlockFormat, blocks: Bytes, name: str, at: int, values: Floats | None
-) -> float:  # fmt: skip
-    """What d or s of an activation block would be, if its type had no limit."""
-    of_values = None if values is None else blocks_of(values[None], form.block_size)[0, at]
+def _meant(encoding: Encoding, x: Bytes, name: str, at: int, values: Floats | None) -> float:
+    """What d or s of activation block `at` would be, if its type had no limit."""
+    form = encoding.format
+    assert form is not None
+    size = encoding.values_per_scale if name == "d" else encoding.values_per_sum
+    of_values = None if values is None else blocks_of(values[None], size)[0, at]
     if name == "d":
         return float("inf") if of_values is None else float(largest(of_values) / np.float32(127))
-    if of_values is not None and semantics.raw_sum and form.block_size == 32:
-        return float(butterfly_sum(of_values))
-    d = float(form.scale(blocks[at])) if of_values is None else float(largest(of_values)) / 127
-    return d * float(form.codes(blocks[at]).astype(np.int64).sum())
+    if of_values is not None and encoding.raw_sum:
+        return float(butterfly_sum(of_values) if size == QK else of_values.sum())
+    codes = form.codes(x.reshape(-1, form.block_bytes)).reshape(-1, size)[at]
+    d = float(encoding.scales(x[None])[0, at * size // encoding.values_per_scale])
+    if of_values is not None:
+        d = float(largest(of_values)) / 127
+    return d * float(codes.astype(np.int64).sum())
 
 
 def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> RangeProblem | None:
     """A product of scales that the definition rounds to half."""
-    form = semantics.activations
-    if form is None or not semantics.half_products(fmt) or fmt.block_size != form.block_size:
+    encoding = semantics.encoding
+    if not semantics.term.half_products(fmt) or fmt.block_size != encoding.values_per_scale:
         return None
-    blocks, members = w.reshape(-1, fmt.block_bytes), form.view(x)
-    factors = [(fmt.scales(blocks)[..., 0], "d", "d_w·d_a")]
+    blocks = w.reshape(-1, fmt.block_bytes)
+    factors = [(fmt.scales(blocks)[..., 0], encoding.scales(x[None])[0], "d_w·d_a")]
     if semantics.uses_sum(fmt):
-        factors.append((fmt.minima(blocks)[..., 0], "s", "m_w·s"))
-    for of_weights, name, words in factors:
-        made = of_weights.astype(np.float64) * members[name].astype(np.float64)
+        sums = encoding.sums(x[None])
+        assert sums is not None
+        factors.append((fmt.minima(blocks)[..., 0], sums[0], "m_w·s"))
+    for of_weights, of_activations, words in factors:
+        made = of_weights.astype(np.float64) * of_activations.astype(np.float64)
         bad = ~np.isfinite(made.astype(np.float16))
         if bad.any():
             at = int(np.argmax(bad))
@@ -182,6 +207,23 @@ def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> 
             said = f"{words} of block {at} overflows here: {_of_half(value)}"
             return RangeProblem("product", at, value, LARGEST_HALF, "definition", said)
     return None
+
+
+def _of_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> RangeProblem | None:
+    """The result, as the type of the output, or the sum of all magnitudes, in a half accumulator."""
+    if semantics.oracle is not None or (semantics.accumulation.overflows == np.inf and semantics.output == "float32"):
+        return None
+    narrow = NARROW.get(semantics.output)
+    plain = product(replace(semantics, output="float32"), fmt, w[None], x[None])
+    if not np.isfinite(plain.exact).all():
+        value = float("inf")
+        words = "the sum overflows here: it is added up in half, and some order of its terms may pass 65504"
+        return RangeProblem("sum", 0, value, LARGEST_HALF, "definition", words)
+    if narrow is None or np.isfinite(stored(plain, semantics.output).exact).all():
+        return None
+    value = float(plain.exact[0, 0])
+    words = f"the output overflows {narrow.title} here: it would be {value:.6g}, up to rounding"
+    return RangeProblem("output", 0, value, narrow.overflows, "definition", words)
 
 
 def _of_half(value: float) -> str:

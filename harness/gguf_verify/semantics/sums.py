@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32, SCORE_LIMIT, Accumulation
+
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 UNIT_ROUNDOFF = 2.0**-24
 #: The most that a result below the normal numbers is rounded by: half their spacing.
 UNDERFLOW = 2.0**-150
-#: Roundings beside those of the terms: lanes are added, results converted.
-EXTRA_ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,37 @@ def walk(term: Doubles) -> tuple[Doubles, Doubles]:
     return total, squares
 
 
-def spread_of(term: Doubles, carried: Doubles, lanes: Doubles, roundings: int) -> Doubles:
+def spread_of(
+    term: Doubles, carried: Doubles, lanes: Doubles, roundings: int, accumulation: Accumulation = IN_FLOAT32,
+    partial: Doubles | None = None,
+) -> Doubles:  # fmt: skip
     """[M, n] from [nb, M, n].
 
     Args:
         carried: Σ_b of the squares of all partial sums, [M, n].
         lanes: each block's sum of squares.
-        roundings: how many a block makes.
+        roundings: how many a block makes, where each product is added by itself.
+        accumulation: how terms are added.
+        partial: Σ_b of the magnitudes of partial sums, [M, n]; None: those of `term`. For an accumulation whose
+            roundings are not independent.
     """
     in_lanes = np.tensordot(np.arange(len(term), 0, -1) + 2.0, lanes, axes=1)  # Σ_b (running sum of lanes + 2·lanes)
     variance = carried + 2 * np.einsum("bmn,bmn->mn", term, term) + in_lanes
-    return np.asarray(UNIT_ROUNDOFF * np.sqrt(roundings / 3 * variance))
+    steps = -(-roundings // accumulation.products)
+    spread = np.asarray(accumulation.unit * np.sqrt(steps / 3 * variance))
+    if accumulation.independent:
+        return spread
+    running = (partial_sums(term) if partial is None else partial) + 2 * np.sqrt(lanes).sum(axis=0)
+    spread *= accumulation.deviations / SCORE_LIMIT
+    return np.asarray(np.maximum(spread, accumulation.unit * steps / SCORE_LIMIT * running))
+
+
+def partial_sums(term: Doubles) -> Doubles:
+    """Σ_b |S[b]| of [nb, M, n]."""
+    return np.asarray(np.abs(np.cumsum(term, axis=0)).sum(axis=0))
+
+
+__all__ = [
+    "EXTRA_ROUNDINGS", "UNDERFLOW", "UNIT_ROUNDOFF", "Doubles", "Floats", "Product", "concatenated", "gamma",
+    "partial_sums", "spread_of", "walk",
+]  # fmt: skip

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.domain import domain_of
-from gguf_verify.kernels.foreign.faults import Fault
 from gguf_verify.kernels.foreign.declared import CallDeclaration, parse
 from gguf_verify.kernels.foreign.expressions import names_of
+from gguf_verify.kernels.foreign.faults import Fault
 from gguf_verify.support.errors import KernelFault, UsageError
 from tests.fuzz import mutations
 from tests.fuzz.target import Target

@@ -33,7 +33,7 @@ from gguf_verify.measure.claims.common import (
     written_up,
 )
 from gguf_verify.semantics import ASCENDING, SEMANTICS, exact_result, product
-from gguf_verify.semantics.definitions.q8_1 import encode_q8_1
+from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.support.errors import EnvironmentFault
 
 Array = np.ndarray[Any, Any]

@@ -24,11 +24,14 @@ from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
 from gguf_verify.semantics import SEMANTICS, Semantics, cuda, judge, product
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
-from gguf_verify.semantics.definitions.mmq import MMQ, encode_mmq
-from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4, encode_mmq_d4
-from gguf_verify.semantics.definitions.q8_0_cpu import encode_q8_0_cpu
-from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW, encode_q8_1
+from gguf_verify.semantics.definitions.mmq import MMQ
+from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4
+from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.definitions.q8_1_half import Q8_1_HALF
+from gguf_verify.semantics.encodings.mmq_d4 import encode_mmq_d4
+from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
+from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
+from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.semantics.fast_math import ambiguous_codes, as_q8_1, compare_activations
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
@@ -75,7 +78,7 @@ def test_measured_outputs(name: str, tokens: str) -> None:
     assert judgement.nmse < 1e-13
     assert semantics.activations is not None
     blocks = w[:1].reshape(-1, fmt.block_bytes)
-    codes = fmt.codes(blocks).astype(float) - (fmt.offset if semantics.integer_offset(fmt) else 0)
+    codes = fmt.codes(blocks).astype(float) - (fmt.offset if semantics.term.integer_offset(fmt) else 0)
     values = codes * np.repeat(fmt.scales(blocks), fmt.group, axis=1)
     view = semantics.activations.view(x.reshape(len(x), -1, 36)).copy()
     weighed = np.abs(values).reshape(-1, 32) * view["d"][..., None]
@@ -325,7 +328,7 @@ if any("gguf_verify.llama.worker" in a for a in sys.orig_argv):
     from gguf_verify.llama import ggml
     from gguf_verify.llama.worker import cuda_device
     from gguf_verify.semantics import cuda
-    from gguf_verify.semantics.definitions.mmq import encode_mmq
+    from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
     from gguf_verify.formats.q8_1 import Q8_1
     cuda_device.find_gpu = lambda: (ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU), "a stand-in", 90)
     cuda_device.CudaDevice.computed = lambda self, t: {on_gpu}
@@ -427,4 +430,4 @@ def test_legacy_formats_are_all_covered() -> None:
     for fmt in LEGACY.values():
         for m in (1, 9):
             llama_cuda_semantics(fmt, m)
-    assert MMQ_D4.integer_offset(Q5_0)
+    assert MMQ_D4.term.integer_offset(Q5_0)

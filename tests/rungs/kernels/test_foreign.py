@@ -177,7 +177,7 @@ def test_wrong_declarations(attributes: dict[str, Any], said: str) -> None:
         ("import sys; sys.exit(0)", "gemm", "cannot be imported: SystemExit"),
         ("import os; os.abort()", "gemm", "cannot be started: the kernel crashed: its process died of SIGABRT"),
         ("def gemm(): pass", "gemm", "it declares no formats"),
-        ("gemm = 3", "", r"is neither FILE\.py:NAME nor FILE\.cu:SYMBOL$"),
+        ("gemm = 3", "", r"is neither FILE\.py:NAME nor FILE\.cu:SYMBOL"),
     ],
 )
 def test_what_is_no_kernel(tmp_path: Path, source: str | None, name: str, said: str) -> None:

@@ -18,7 +18,7 @@ from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
 from gguf_verify.rungs.generated_inputs import any_blocks, every_size
 from gguf_verify.rungs.tokens.rung import _Tokens
-from gguf_verify.semantics.definitions.q8_1 import encode_q8_1
+from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
 from tests.support.kernel_inputs import TILED

@@ -26,7 +26,7 @@ from gguf_verify.semantics import (
     product,
 )
 from gguf_verify.semantics.definitions.q8_0_cpu import Q8_0_CPU
-from gguf_verify.semantics.definitions.q8_1 import encode_q8_1
+from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from tests.support.exact_products import (
     IDS,
     LEGACY,

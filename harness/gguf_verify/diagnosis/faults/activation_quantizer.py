@@ -16,11 +16,10 @@ from ..operands import Floats, Parts, Predicted
 def _ratios(case: Case) -> tuple[Floats, Floats]:
     """x/d before rounding, float32[M, blocks, values], and d before it is rounded to half, [M, blocks]."""
     assert case.values is not None
-    assert case.semantics.activations is not None
-    size = case.semantics.activations.block_size
-    assert case.semantics.ratios is not None
+    size = case.semantics.encoding.values_per_scale
+    assert case.semantics.encoding.ratios is not None
     with np.errstate(all="ignore"):
-        return case.semantics.ratios(case.values.reshape(len(case.values), -1, size))
+        return case.semantics.encoding.ratios(case.values.reshape(len(case.values), -1, size))
 
 
 def _codes(case: Case, q: npt.NDArray[np.floating]) -> Parts:
@@ -100,7 +99,7 @@ def _zero_block(case: Case) -> Variants:
         ways[""] = case.parts.e == 0
     if form is None or case.values is not None:
         values = case.parts.a if case.values is None else case.values
-        size = QK if form is None else form.block_size
+        size = QK if form is None else case.semantics.encoding.values_per_scale
         zero = (values.reshape(len(values), -1, size) == 0).all(axis=-1)
         ways["where all values are zero, not where d is too small"] = zero
     for which, zero in ways.items():
@@ -111,7 +110,8 @@ def _zero_block(case: Case) -> Variants:
 
 
 def _with_values(case: Case) -> bool:
-    return case.quantized and case.values is not None
+    size = case.semantics.encoding.values_per_scale
+    return case.quantized and case.values is not None and case.values.shape[1] % size == 0
 
 
 QUANTIZER_TIES = Fault(

@@ -82,7 +82,7 @@ def _neighbour(case: Case) -> Variants:
             yield f"scale and minimum of the {which} of weights", replace(p, d=d, m=m)
             yield f"minimum of the {which} of weights", replace(p, m=m)
     if case.quantized and case.semantics.activations is not None:
-        step = case.semantics.activations.block_size // p.q.shape[2]
+        step = case.semantics.encoding.values_per_scale // p.q.shape[2]
         for by, which in ((step, "next block"), (-step, "block before")):
             e, tokens = _shifted(p.e, by), within(len(p.e), by)
             yield (

@@ -5,10 +5,11 @@ This room may import the rest of `gguf_verify.kernels` and what that may import.
 
 from .api import Declaration, Oracle, Shape, kernel
 from .dependencies import dependencies
-from .opening import Further, names_foreign, open_foreign
+from .opening import Further, file_of, names_foreign, open_foreign
 from .process import TIME_LIMIT, ForeignKernel
 
 __all__ = [
-    "TIME_LIMIT", "Declaration", "ForeignKernel", "Further", "Oracle", "Shape", "dependencies", "kernel",
+    "TIME_LIMIT", "Declaration", "ForeignKernel", "Further", "Oracle", "Shape", "dependencies", "file_of",
+    "kernel",
     "names_foreign", "open_foreign",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from .child import OracleRunner, Runner, import_kernel, serve, serve_oracle
-from .python_kernel import PythonRunner
+from .task_runner import runner_of
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
             from .functions import FunctionRunner
 
             return FunctionRunner(asked)
-        return PythonRunner(import_kernel(Path(asked["path"]), asked["name"]))
+        return runner_of(import_kernel(Path(asked["path"]), asked["name"]))
 
     serve(link, make)
 

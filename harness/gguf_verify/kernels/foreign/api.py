@@ -39,10 +39,13 @@ from typing import Any, NamedTuple
 
 from ...formats import FORMATS
 from ...semantics import OWN, SEMANTICS, Semantics, declared
+from ...semantics.epilogues import OPERATIONS
 from ...support.errors import UsageError
 from ...support.near import nearest
 from ..domain import EVERYTHING, Domain, domain_of
+from ..routing import LISTS
 from .layouts import Layouts, layouts_of
+from .task_declaration import check_task
 
 #: Definitions of which `gguf_verify.semantics.exact` states an order.
 _ORDERS = tuple(name for name, s in SEMANTICS.items() if s.order_known)
@@ -100,8 +103,10 @@ COMPUTES = {
     "quantize": "quantized activations",
     "repack": "the same weights in another layout",
 }
+#: Those that multiply nothing.
+TASKS = ("dequantize", "quantize", "repack")
 #: Operands of experts: the experts of each token, and what engines make of that.
-OF_EXPERTS = ("ids", "sorted_token_ids", "expert_ids", "num_tokens_post_padded", "expert_offsets")
+OF_EXPERTS = LISTS
 #: What a kernel in Python may get its arrays as, and where these lie.
 ARRAYS = ("numpy", "torch", "cupy", "jax")
 DEVICES = ("cpu", "cuda")
@@ -129,6 +134,7 @@ class Declaration:
         computes: one of `COMPUTES`.
         layouts: how its operands lie in memory, and memory of its own.
         arrays, device: what a kernel in Python gets its arrays as.
+        deterministic: two calls give the same bits.
         more: what only some of `computes` declare.
 
     Raises UsageError.
@@ -149,6 +155,7 @@ class Declaration:
     layouts: Layouts = field(default_factory=Layouts)
     arrays: str = "numpy"
     device: str = "cpu"
+    deterministic: bool = True
     more: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
@@ -164,14 +171,18 @@ class Declaration:
         for name in self.formats:
             if name not in FORMATS:
                 raise UsageError(f"format {_short(name)} is not one of {', '.join(FORMATS)}")
-        if not isinstance(self.ordered, bool) or not isinstance(self.out, bool):
-            raise UsageError("ordered and out must be True or False")
+        if not all(isinstance(value, bool) for value in (self.ordered, self.out, self.deterministic)):
+            raise UsageError("ordered, out and deterministic must be True or False")
+        if self.ordered and not self.deterministic:
+            raise UsageError("a kernel that adds in an order that is known is deterministic")
         for what, value, known in (
             ("output", self.output, HALVES), ("arrays", self.arrays, ARRAYS), ("device", self.device, DEVICES),
         ):  # fmt: skip
             if value not in known:
                 raise UsageError(f"{what} {_short(value)}: {nearest(str(value), known)}it is one of {', '.join(known)}")
-        if self.computes in ("gemm", "experts"):
+        if self.computes in TASKS:
+            check_task(self)
+        else:
             self._check_definition()
 
     def _check_definition(self) -> None:
@@ -205,9 +216,14 @@ class Declaration:
             raise UsageError(str(error)) from None
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Types of weights that it has code for; "" where it takes none."""
+        return self.formats or ("",)
+
+    @property
     def others(self) -> tuple[str, ...]:
         """Operands of a call beside the matrices and its own: of what is fused, and of experts."""
-        fused = tuple("up" if name.endswith("_gate") else name for name in self.epilogue)
+        fused = tuple(OPERATIONS[name].operand if name in OPERATIONS else name for name in self.epilogue)
         return fused + (OF_EXPERTS if self.computes == "experts" else ())
 
     @property
@@ -217,7 +233,7 @@ class Declaration:
             return self.takes or FLOAT32
         if self.takes in HALVES:
             return self.takes
-        return FLOAT32 if self.definition.activations is None else self.definition.name
+        return self.definition.encoding.dtype if self.definition.activations is None else self.definition.name
 
     @property
     def _accumulates(self) -> Any:
@@ -245,9 +261,10 @@ def _named(semantics: object) -> str:
 #: What a declaration may say, in TOML and as arguments of `kernel`: the same names.
 KEYS = (
     "formats", "semantics", "ordered", "takes", "domain", "activations", "term", "accumulates", "output", "epilogue",
-    "computes", "operands", "arrays", "device", "unpack", "rounding", "arithmetic", "fast_math", "experts",
+    "computes", "operands", "arrays", "device", "deterministic", "unpack", "packed", "arithmetic", "fast_math",
+    "experts",
 )  # fmt: skip
-_OF_OTHERS = ("rounding", "arithmetic", "fast_math", "experts")
+_OF_OTHERS = ("arithmetic", "fast_math", "experts")
 
 
 def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declaration:
@@ -263,7 +280,8 @@ def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declarat
         strings(said.get("formats", []), "formats"), str(said.get("semantics", "")), said.get("ordered", False), out,
         domain=domain_of(said.get("domain", {})), accumulates=accumulates,
         epilogue=strings(said.get("epilogue", []), "epilogue"), layouts=layouts_of(said.get("operands", {})),
-        more=tuple((key, said[key]) for key in _OF_OTHERS if key in said), **texts,
+        more=tuple((key, said[key]) for key in _OF_OTHERS if key in said),
+        deterministic=said.get("deterministic", True), **texts,
     )  # fmt: skip
 
 
@@ -272,7 +290,7 @@ def table_of(kernel: Any) -> dict[str, Any]:
     if not callable(kernel):
         raise UsageError(f"it is of type {type(kernel).__name__}, which is not callable")
     computes = getattr(kernel, "computes", "gemm")
-    for needed in ("formats", "semantics") if computes in ("gemm", "experts") else ():
+    for needed in () if computes in TASKS else ("formats", "semantics"):
         if not hasattr(kernel, needed) and not (needed == "semantics" and hasattr(kernel, "term")):
             raise UsageError(f"it declares no {needed} (see harness/gguf_verify/kernels/foreign/api.py)")
     pack = getattr(kernel, "pack", None)

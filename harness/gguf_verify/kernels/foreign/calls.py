@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from ...formats import WeightFormat
 from ...semantics import Semantics
 from .api import HALVES, Declaration
+from .beside import NOTHING, Beside
 from .expressions import names_of
 from .judge import widened
 from .layouts import Unit
@@ -33,21 +35,28 @@ class Operands:
             Unit(declared.given) if blocks is None else Unit("uint8", blocks.block_size, blocks.block_bytes)
         )
 
-    def names(self, fmt: WeightFormat, m: int, n: int, k: int) -> dict[str, int]:
+    def names(self, fmt: WeightFormat, m: int, n: int, k: int, beside: Beside = NOTHING) -> dict[str, int]:
         """What names of expressions stand for."""
-        more = dict(self._declared.more)
-        return names_of(fmt, m, n, k, int(more.get("experts", 1)), int(more.get("top_k", 1)))
+        return names_of(fmt, m, n, k, beside.experts, beside.slots)
 
-    def weights(self, fmt: WeightFormat, rows: Bytes, k: int) -> Given:
-        """The weights uint8[N, row bytes], of which a process takes many products."""
+    def weights(self, fmt: WeightFormat, rows: Bytes, k: int, experts: int = 1) -> Given:
+        """The weights uint8[E·N, row bytes], of which a process takes many products."""
         unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
-        return self._matrix("weights", unit, rows, k, self.names(fmt, 1, len(rows), k))
+        names = names_of(fmt, 1, len(rows) // experts, k, experts)
+        return self._matrix("weights", unit, rows, k, names)
 
-    def of_call(self, fmt: WeightFormat, x: Bytes, n: int, k: int) -> list[Given]:
-        """What a product of loaded weights with activations uint8[M, row bytes] needs beside them."""
-        m = len(x)
-        names = self.names(fmt, m, n, k)
-        given = [self._matrix("activations", self.activations, x, k, names), self._output(m, n, names)]
+    def of_call(
+        self, fmt: WeightFormat, x: Bytes, shape: tuple[int, int, int], beside: Beside = NOTHING
+    ) -> list[Given]:  # fmt: skip
+        """What a product of loaded weights with activations uint8[M, row bytes] needs beside them.
+
+        Args:
+            shape: [M, N, K]; of experts there are M·top_k rows of output, and M or M·top_k of activations.
+        """
+        m, n, k = shape
+        names = self.names(fmt, *shape, beside)
+        given = [self._matrix("activations", self.activations, x, k, names)]
+        given += [self._output(m * beside.slots, n, names, beside), *beside.given()]
         for name, own in self._declared.layouts.own.items():
             given.append(Given(*own.operand(name, names)))
         return given
@@ -57,10 +66,14 @@ class Operands:
         operand = layout.operand(name, "input", unit, len(matrix), k, names)
         return Given(operand, layout.content(operand, unit, matrix))
 
-    def _output(self, m: int, n: int, names: Mapping[str, int]) -> Given:
+    def _output(self, m: int, n: int, names: Mapping[str, int], beside: Beside) -> Given:
         layout, dtype = self._declared.layouts.of("output"), self._declared.output
-        operand = layout.operand("output", "output", Unit(dtype), m, n, names)
-        return Given(operand, read=lambda made: widened(layout.matrix(made), dtype))
+        operand, before = layout.operand("output", "output", Unit(dtype), m, n, names), None
+        if beside.before is not None:
+            operand = replace(operand, filled=True)
+            matrix = np.ascontiguousarray(beside.before).view(np.uint8)
+            before = layout.content(operand, Unit(dtype), matrix)
+        return Given(operand, before, lambda made: widened(layout.matrix(made), dtype))
 
 
 def sparse_fault(declared: Declaration) -> str | None:

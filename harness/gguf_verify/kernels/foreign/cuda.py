@@ -270,7 +270,7 @@ class CudaKernels:
 
         Raises UsageError where one does not compile, EnvironmentFault where what compiles is missing.
         """
-        needed = [fmt for fmt in self._source.declaration.of.formats if wanted is None or fmt in wanted]
+        needed = [fmt for fmt in self._source.declaration.of.kinds if wanted is None or not fmt or fmt in wanted]
         where = "the CPU" if HOSTS[self.host.name].emulated else "the GPU"
         made: dict[str, Placed] = {}
         for i, fmt in enumerate(needed, 1):
@@ -313,7 +313,7 @@ class CudaKernels:
     def _sizes(self, fmt: str) -> dict[str, tuple[int, ...]]:
         """The functions that calls with such weights launch, and the bytes of their parameters."""
         out: dict[str, tuple[int, ...]] = {}
-        for step in self._source.declaration.steps:
+        for step in self._source.declaration.all_steps:
             kinds = ("" if isinstance(p, str) else p.kind for p in step.parameters)
             out.setdefault(
                 step.symbol(fmt) or self._source.symbol, tuple(np.dtype(k).itemsize if k else 0 for k in kinds)

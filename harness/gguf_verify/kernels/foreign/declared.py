@@ -106,6 +106,8 @@ class CallDeclaration:
         code: what the file names as its code.
         flags, include: the author's own flags and folders, for the compiler.
         modules, libraries: what is imported and loaded before PyTorch's operators are looked up.
+        unpack: of a repacking, the launch that takes its weights apart again.
+        packed: of a repacking, the bytes of what it makes.
     """
 
     of: Declaration
@@ -118,6 +120,8 @@ class CallDeclaration:
     include: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    unpack: Step | None = None
+    packed: Expression | None = None
 
     def defines(self, fmt: str) -> dict[str, str]:
         """The macros for such weights."""
@@ -125,18 +129,30 @@ class CallDeclaration:
 
     def symbols(self, fmt: str) -> tuple[str, ...]:
         """The functions that calls with such weights need; "" stands for the one of the command line."""
-        return tuple(dict.fromkeys(step.symbol(fmt) for step in self.steps))
+        return tuple(dict.fromkeys(step.symbol(fmt) for step in self.all_steps))
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """With that of `unpack`."""
+        return self.steps if self.unpack is None else (*self.steps, self.unpack)
 
     def launched(self, names: Mapping[str, int]) -> tuple[Launched, ...] | None:
         """What a call launches; None where that is not known. Raises KernelFault."""
         steps = [step for step in self.steps if step.happens(names)]
         return None if any(step.grid is None for step in steps) else tuple(step.launched(names) for step in steps)
 
-    def messages(self, fmt: str, names: Mapping[str, int], symbol: str = "") -> list[dict[str, Any]]:
-        """The launches of a call, for messages. Raises KernelFault where CUDA would not make one, or none is made."""
+    def messages(
+        self, fmt: str, names: Mapping[str, int], symbol: str = "", unpacks: bool = False
+    ) -> list[dict[str, Any]]:
+        """The launches of a call, for messages. Raises KernelFault where CUDA would not make one, or none is made.
+
+        Args:
+            symbol: of launches that name none.
+            unpacks: of the call that takes packed weights apart.
+        """
         out = []
         at = ", ".join(f"{name}={names[name]}" for name in "MNK")
-        for step in self.steps:
+        for step in (self.unpack,) if unpacks and self.unpack is not None else self.steps:
             if not step.happens(names):
                 continue
             args = [p if isinstance(p, str) else p.plain(names) for p in step.parameters]
@@ -180,13 +196,30 @@ def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
     table = {key: said[key] for key in KEYS if key in said} | ({"semantics": OWN} if oracle else {})
     declared = declaration_of_table(table)
     code = str(said.get("code", "")) or {"so": "library.so", "torch": TORCH}.get(kind, "")
+    if not code and not named:
+        raise UsageError('it names no code: code = "FILE.cu", "FILE.so", "FILE.ptx", "FILE.cubin" or "torch.ops"')
     steps = _steps(said, declared, code, named)
     macros, macros_of = _macros(said.get("macros", {}), declared.formats)
     texts = {key: strings(said.get(key, []), key) for key in ("flags", "include", "import", "load")}
+    unpack, packed = _repacking(said, declared, code)
     return CallDeclaration(
         declared, steps, macros, macros_of, oracle, code, texts["flags"], texts["include"], texts["import"],
-        texts["load"],
+        texts["load"], unpack, packed,
     )  # fmt: skip
+
+
+def _repacking(said: dict[str, Any], declared: Declaration, code: str) -> tuple[Step | None, Expression | None]:
+    """What takes packed weights apart, and their size."""
+    if declared.computes != "repack":
+        return None, None
+    if "packed" not in said:
+        raise UsageError('a repacking declares how many bytes it makes: packed = "N * K / BLOCK * BYTES"')
+    unpack = said.get("unpack")
+    if unpack is None:
+        return None, Expression(said["packed"])
+    if not isinstance(unpack, dict) or not unpack.get("symbol"):
+        raise UsageError("unpack is a launch: a table of symbol, parameters, block and grid")
+    return _step(unpack, declared, not code or code.endswith(_LAUNCHED), False), Expression(said["packed"])
 
 
 def _lacks(key: str) -> None:

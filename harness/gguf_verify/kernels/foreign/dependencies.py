@@ -29,27 +29,24 @@ from ...support.sources import file_digest
 from ...support.text import printable
 from .channel import Channel, Garbled, Late
 from .child import end_with_parent, import_kernel
-from .cuda import CudaSource, included_files
+from .opening import made_of_files
 from .sources import START_LIMIT
 
 _MOST_FILES, _MOST_BYTES = 10_000, 1 << 24
 
 
 def dependencies(path: Path, name: str) -> dict[str, str]:
-    """Names of files, as they lie to the kernel's folder, and of packages → digest or version; of FILE.py:NAME or
-    FILE.cu:SYMBOL. Where that is not known, an entry says why instead."""
+    """Names of files, as they lie to the kernel's folder, and of packages → digest or version; of a kernel that
+    `opening.file_of` knows. Where that is not known, an entry says why instead."""
     path = Path(os.path.abspath(path))
     if path.suffix == ".py":
         return _of_python(path, name)
-    found = {path} | {side for side in [path.with_suffix(".toml")] if side.is_file()}
-    out: dict[str, str] = {}
+    files, out = {path}, dict[str, str]()
     with contextlib.suppress(HarnessError):  # a run says it better
-        found |= {Path(file) for file in included_files(path, everywhere=True)}
-        source = CudaSource(path, name)
-        source.close()
-        if source.oracle:
-            out |= _of_python(Path(os.path.abspath(source.oracle[0])), source.oracle[1])
-    return _digests(found, path.parent) | out
+        files, oracle = made_of_files(path, name)
+        if oracle is not None:
+            out |= _of_python(Path(os.path.abspath(oracle[0])), oracle[1])
+    return _digests(files, path.parent) | out
 
 
 def _digests(files: set[Path], folder: Path) -> dict[str, str]:

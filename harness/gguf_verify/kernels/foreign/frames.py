@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...hosts.base import POISON
 from ...support.errors import EnvironmentFault
 from .faults import Fault, one_line
-from .operands import Mapped, dtype_of
+from .operands import POISON_16, Mapped, dtype_of
 
 BFLOAT16 = "bfloat16"
 
@@ -194,18 +194,19 @@ def poison_answer(answer: Any, y: npt.NDArray[Any], others: list[npt.NDArray[Any
         y: the answer as an array.
         others: arrays that must stay as they are.
     """
+    words: dict[int, Any] = {4: POISON, 2: POISON_16}
+    word = words.get(y.dtype.itemsize)
+    if word is None:
+        return
     if hasattr(answer, "__cuda_array_interface__"):
         with contextlib.suppress(Exception):
             if hasattr(answer, "detach"):
-                flat = answer.detach().view(sys.modules["torch"].uint8)
-                flat.fill_(int(POISON) >> 16 & 0xFF)
+                torch = sys.modules["torch"]
+                answer.detach().view(torch.int32 if word is POISON else torch.int16).fill_(int(word))
             else:
-                answer.view(np.uint8).fill(int(POISON) >> 16 & 0xFF)
+                answer.view(word.dtype).fill(int(word))
     elif y.flags.writeable and not any(np.may_share_memory(y, other) for other in others):
-        if y.dtype.itemsize == 4:
-            y[...] = POISON.view(y.dtype)
-        elif y.dtype.itemsize == 2:
-            y[...] = np.uint16(int(POISON) >> 16).view(y.dtype)
+        y[...] = word.view(y.dtype)
 
 
 __all__ = ["BFLOAT16", "CupyFrame", "Frame", "JaxFrame", "TorchFrame", "as_array", "frame_of", "poison_answer"]

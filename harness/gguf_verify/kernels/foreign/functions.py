@@ -34,6 +34,7 @@ class FunctionRunner:
         self._frame = frame_of(asked["arrays"], asked["device"])
         self._holding = frame_of(asked["arrays"], asked["device"])
         find = _torch_operators(asked["import"], asked["load"]) if self._of_torch else _c_functions(asked["library"])
+        self._held, self._operands = dict[str, Any](), dict[str, Mapped]()
         self._functions = {name: find(name) for name in asked["calls"]}
 
     def declared(self) -> dict[str, Any]:

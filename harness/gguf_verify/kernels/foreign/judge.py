@@ -47,8 +47,8 @@ def taken(output: Operand, memory: Bytes, before: Bytes) -> npt.NDArray[Any]:
 
 
 def widened(made: npt.NDArray[Any], dtype: str) -> Floats:
-    """Outputs as float32, exactly; what was never written is the poison of float32."""
-    if dtype == "float32":
+    """Outputs as float32, exactly; what was never written is the poison of float32. Bytes stay bytes."""
+    if dtype not in ("float16", "bfloat16"):
         return made
     bits = made.view(np.uint16)
     wide = (bits.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else made.astype(np.float32)

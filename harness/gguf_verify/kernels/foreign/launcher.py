@@ -43,10 +43,10 @@ class Launcher:
     def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         if "schedule" in question:
             return self._scheduled(question, operands)
-        assert self._weights is not None
+        loaded = {} if self._weights is None else {"weights": self._weights}
         try:
             held = {name: (mapped, _buffer(self._host, mapped)) for name, mapped in operands.items()}
-            _launched(self._host, self._kernels, question, {**held, "weights": self._weights})
+            _launched(self._host, self._kernels, question, {**held, **loaded})
         except HarnessError as error:
             raise Fault.of(error) from None
         return {}

@@ -13,7 +13,8 @@ from ...gguf import printable
 from ...hosts import HOSTS, Host, make_host
 from ...hosts.base import Placed
 from ...support.errors import EnvironmentFault, UsageError
-from .cuda import CudaKernels, CudaSource, read_text
+from ...support.sources import file_digest
+from .cuda import CudaKernels, CudaSource, included_files, read_text
 from .declared import TORCH, CallDeclaration, parse, put_in
 from .process import TIME_LIMIT, ForeignKernel
 from .sources import File, Object
@@ -30,6 +31,14 @@ _MOST_CODE = 1 << 30
 def names_foreign(kernel: str) -> bool:
     """Whether this means a kernel of somebody else's, and not a shipped one."""
     return _FOREIGN.search(kernel) is not None
+
+
+def file_of(kernel: str) -> tuple[Path, str]:
+    """The file that such a name names, and what in it: "" for a FILE.toml. Raises UsageError for what is no file."""
+    if kernel.startswith(f"{TORCH}."):
+        raise UsageError('an operator is no file: declare it in a FILE.toml with code = "torch.ops", and name that')
+    path, _, entry = kernel.rpartition(":")
+    return (Path(path), entry) if path and not kernel.endswith(".toml") else (Path(kernel), "")
 
 
 @dataclass(frozen=True)
@@ -115,11 +124,11 @@ def _of_declaration(path: Path) -> Named:
         code = parse(read_text(path), False).code
         if code == TORCH:
             return Named(shown, "torch", path, "", path)
-        if not code:
-            raise UsageError('it names no code: code = "FILE.cu", "FILE.so", "FILE.ptx", "FILE.cubin" or "torch.ops"')
         file = Path(put_in(code, path.parent))
         if not file.is_file():
             raise UsageError(f"its code, {printable(str(file), 200)}, is not a file")
+        if file.suffix not in (".cu", ".ptx", ".cubin", ".so"):
+            raise UsageError(f"its code, {printable(file.name, 100)}, is no .cu, .ptx, .cubin or .so")
         return Named(shown, file.suffix.removeprefix("."), file, "", path)
     except UsageError as error:
         raise UsageError(f"kernel {shown}: {error}") from None
@@ -191,17 +200,24 @@ def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further:
         raise UsageError(f"it is larger than {_MOST_CODE:,} bytes")
     placed = {
         f"{fmt}/{name or found.symbol}": asdict(Placed(name or found.symbol, {"code": path}))
-        for fmt in declared.of.formats for name in declared.symbols(fmt)
+        for fmt in declared.of.kinds for name in declared.symbols(fmt)
     }  # fmt: skip
     asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
-    source = File(found.shown, asked, _oracle_of(found, declared), on_host=True)
+    source = File(found.shown, asked, _oracle_of(found, declared), on_host=True, code=_binaries(found.path))
     return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
+
+
+def _binaries(*paths: Path) -> tuple[str, ...]:
+    """Binaries as they are run, in words."""
+    return tuple(
+        f"{printable(path.name, 100)} as it is, sha256 {(file_digest(str(path)) or 'unknown')[:16]}" for path in paths
+    )
 
 
 def _functions(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
     """Functions of a shared library, or operators of PyTorch."""
     declared = found.call_declaration(further)
-    calls = {name or found.symbol for fmt in declared.of.formats for name in declared.symbols(fmt)}
+    calls = {name or found.symbol for fmt in declared.of.kinds for name in declared.symbols(fmt)}
     arrays = "torch" if found.kind == "torch" else declared.of.arrays
     if arrays == "numpy" and declared.of.device == "cuda":
         arrays = "cupy"
@@ -209,8 +225,25 @@ def _functions(found: Named, host: Host, time_limit: float, verbose: bool, furth
         "calls": sorted(calls), "library": os.path.abspath(found.path) if found.kind == "so" else "",
         "import": declared.modules, "load": declared.libraries, "device": declared.of.device, "arrays": arrays,
     }  # fmt: skip
-    source = File(found.shown, asked, _oracle_of(found, declared))
+    binaries = (*([found.path] if found.kind == "so" else []), *map(Path, declared.libraries))
+    source = File(found.shown, asked, _oracle_of(found, declared), code=_binaries(*binaries))
     return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
 
 
-__all__ = ["Further", "Named", "named", "names_foreign", "open_foreign"]
+def made_of_files(path: Path, entry: str) -> tuple[set[Path], tuple[Path, str] | None]:
+    """The files of a kernel that is not Python, and FILE.py and NAME of its oracle. Raises UsageError."""
+    found = named(f"{path}:{entry}" if entry else str(path), Further())
+    declared = None if found.declaration is None else found.call_declaration(Further())
+    files = {path, found.path} | {side for side in [found.path.with_suffix(".toml")] if side.is_file()}
+    if found.kind == "cu":
+        files |= {Path(file) for file in included_files(found.path, everywhere=True)}
+        source = CudaSource(found.path, found.symbol, declared, found.declaration)
+        source.close()
+        return files, source.oracle
+    assert declared is not None
+    files |= {Path(library) for library in declared.libraries}
+    beside = (found.declaration or path).parent
+    return files, None if declared.oracle is None else (beside / declared.oracle[0], declared.oracle[1])
+
+
+__all__ = ["Further", "Named", "file_of", "made_of_files", "named", "names_foreign", "open_foreign"]

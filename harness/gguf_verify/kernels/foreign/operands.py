@@ -26,10 +26,11 @@ from ...support.errors import EnvironmentFault
 Bytes = npt.NDArray[np.uint8]
 Role = Literal["input", "output", "scratch"]
 #: What guards hold, and what outputs and scratch memory hold that nothing has written: by the size of an element, a NaN
-#: that no arithmetic produces, the same in half and bfloat16; otherwise, and in a second run, something else.
+#: that no arithmetic produces, the same in half and bfloat16; otherwise, and in a second run, something else. What may
+#: be of any type holds NaN of every type at first, so that it shows where it is multiplied by zero.
 _GUARD_FILL = 0xA5
 POISON_16 = np.uint16(0x7FAD)
-_OTHER_FILLS = (0xAD, 0x52)
+_OTHER_FILLS = (0xFF, 0x52)
 #: Where in its pages an input lies, so that a page which cannot be accessed is close: behind them, else before.
 Wall = Literal["before", "behind"]
 

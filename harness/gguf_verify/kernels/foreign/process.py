@@ -8,8 +8,9 @@ judged by its author's oracle, the oracle runs in a second process.
 from __future__ import annotations
 
 import copy
+import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -25,14 +26,17 @@ from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results import HostInfo
-from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Semantics, by_oracle
+from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Product, Semantics, by_oracle, product
 from ...support.errors import KernelFault, UsageError
 from ..domain import Domain, Extent
+from ..experts import Experts, embedded, experts_of
 from ..interface import Kernel, Weights
 from ..launches import Launched, SparseProduct
 from ..operands import fitting, whole_blocks, whole_rows
+from ..routing import Routing
 from ..shipped import element_kernel
-from .api import FLOAT32, Declaration, declaration_of_table
+from .api import FLOAT32, TASKS, Declaration, declaration_of_table
+from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, routed_beside
 from .blocks import ThreadBlocks
 from .calls import Operands, sparse_fault
 from .child import MOST_UNSET
@@ -41,7 +45,7 @@ from .cuda import CudaKernels, CudaSource
 from .declared import CallDeclaration
 from .operands import Wall
 from .oracle import ForeignOracle
-from .products import Products
+from .products import Arrays, Given, Products
 from .sources import Source
 
 #: Seconds for a call, by default.
@@ -69,7 +73,7 @@ class ForeignKernel(Kernel):
         symbol: str = "",
     ) -> None:  # fmt: skip
         self.host = host
-        self._source, self._time_limit = source, time_limit
+        self._source, self._time_limit, self._verbose = source, time_limit, verbose
         #: What a file in CUDA C++ declares, and what compiles it.
         self._cuda = plan
         self._compiled: CudaKernels | None = None
@@ -80,6 +84,8 @@ class ForeignKernel(Kernel):
         #: cannot say so of itself.
         self._may_add_floats = cuda is not None and cuda[0].adds_floats
         self._schedule: Schedule | None = None
+        #: What is fused is given operands with which the kernel computes its product alone.
+        self._neutral = False
         self._oracle: ForeignOracle | None = None
         # a side that stops in the middle of a message must not hold up the other
         self._conversation = Conversation(
@@ -92,7 +98,11 @@ class ForeignKernel(Kernel):
             self.declaration = _declared(self._conversation, said) if self._cuda is None else self._cuda.of
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self._takes, time_limit, verbose)
-            self._operands = Operands(self.declaration, self.definition)
+            #: Whether a repacking brings what takes its weights apart again.
+            self.unpacks = said.get("unpacks") is True if self._cuda is None else self._cuda.unpack is not None
+            if self.declaration.computes not in TASKS:
+                self._operands = Operands(self.declaration, self.definition)
+            self._epilogue, self.takes_experts = epilogue_of(self.declaration), experts_taken(self.declaration)
         except KernelFault as error:
             self.close()
             raise UsageError(f"kernel {source.name} cannot be started: {error}") from None
@@ -118,7 +128,7 @@ class ForeignKernel(Kernel):
 
     @property
     def semantics(self) -> str:
-        return self.declaration.semantics
+        return self.declaration.semantics or self.definition.name
 
     @property
     def _takes(self) -> Semantics:
@@ -133,12 +143,24 @@ class ForeignKernel(Kernel):
 
     @property
     def judged_by(self) -> str | None:
-        if self.definition.inside is not None:
-            return f"{self.semantics} of the float32 activations that it takes, quantized by IEEE arithmetic"
+        definition = self.definition
+        rounded = "" if definition.plain else definition.rounded_words
+        if definition.inside is not None:
+            dtype = definition.encoding.dtype
+            return f"{self.semantics} of the {dtype} activations that it takes, quantized by IEEE arithmetic{rounded}"
         if self._oracle is None:
-            return None
+            return f"{self.semantics}{rounded}" if rounded else None
         own = ", ".join(self._oracle.gives) or "nothing: the exact product"
         return f"an oracle of its author (its own: {own})"
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        if self._compiled is None:
+            return self._source.code
+        found: dict[str, list[str]] = {}
+        for fmt, compilation in self._compiled.compilations.items():
+            found.setdefault(compilation.words, []).append(fmt)
+        return tuple(words if len(found) == 1 else f"{', '.join(of)}: {words}" for words, of in found.items())
 
     @property
     def domain(self) -> Domain:
@@ -209,61 +231,150 @@ class ForeignKernel(Kernel):
         weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
         activations of zero."""
         unit = self._operands.activations
-        if x.ndim != 2 or x.shape[1] * unit.values != weights.k * unit.nbytes:
+        if x.ndim != 2 or x.shape[1] != -(-weights.k // unit.values) * unit.nbytes:
             raise UsageError(f"{x.shape[-1]} bytes of activations a token are not {weights.k} columns")
         n, k = self._called_with(weights)
-        wall: Wall = "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
-        if not self._products.holds(weights, wall):
-            rows = weights.buffer
-            if (n, k) != (weights.n, weights.k):
-                width = rows.shape[1] * k // weights.k
-                rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
-            given = self._operands.weights(weights.fmt, np.ascontiguousarray(rows), k)
-            self._products.load(weights, wall, [given], {"format": weights.fmt.name, "n": n, "k": k})
-        y = np.empty((len(x), weights.n), np.float32)
-        at = 0
+        rows, width = weights.buffer, weights.buffer.shape[1] * k // max(1, weights.k)
+        held = self._products.holds(weights, self.wall)
+        if (n, k) != (weights.n, weights.k) and not (held and self.takes_experts is None):
+            rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
+        experts = None if self.takes_experts is None else experts_of(rows, *self.takes_experts.usual())
+        if not held:
+            self._load(weights, self.wall, rows if experts is None else experts.stacked(rows), n, k)
+        fmt, y, at = weights.fmt, np.empty((len(x), weights.n), np.float32), 0
+        fused = Fused.of(self._epilogue, fmt, weights.buffer, x, self.declaration.output, self._neutral)
         for wanted, given_tokens in self.domain.m.parts(len(x)) if len(x) else ((0, 0),):
-            part = x[at + np.arange(given_tokens) % max(1, wanted)]
+            tokens = at + np.arange(given_tokens) % max(1, wanted)
+            part = x[tokens]
             if k != weights.k:
-                part = np.pad(part, ((0, 0), (0, x.shape[1] * k // weights.k - x.shape[1])))
-            made = self._made(weights.fmt, np.ascontiguousarray(part), n, k)
+                part = np.pad(part, ((0, 0), (0, k // unit.values * unit.nbytes - x.shape[1])))
+            if experts is not None:
+                made = self._embedded(fmt, experts, rows, np.ascontiguousarray(part), k)
+            else:
+                beside = NOTHING if fused is None else fused.call(tokens, n, width)
+                made = self._made(fmt, np.ascontiguousarray(part), (len(part), n, k), beside)
             y[at : at + wanted] = made[:wanted, : weights.n]
             at += wanted
         return y
 
-    def _made(self, fmt: WeightFormat, x: npt.NDArray[np.uint8], n: int, k: int) -> npt.NDArray[np.float32]:
+    def _load(self, weights: Weights, wall: Wall, rows: npt.NDArray[np.uint8], n: int, k: int) -> None:
+        """Have the process take weights uint8[E·N, row bytes]. Raises KernelFault."""
+        experts = len(rows) // max(1, n)
+        given = self._operands.weights(weights.fmt, np.ascontiguousarray(rows), k, max(1, experts))
+        more = {} if self.takes_experts is None else {"experts": experts}
+        self._products.load(weights, wall, [given], {"format": weights.fmt.name, "n": n, "k": k, **more})
+
+    def _embedded(
+        self, fmt: WeightFormat, experts: Experts, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], k: int
+    ) -> npt.NDArray[np.float32]:
+        """A plain product of weights that were loaded as experts. Raises KernelFault."""
+        assert self.takes_experts is not None
+        call = embedded(experts, x, self.takes_experts.usual()[1], self.takes_experts.own_activations)
+        beside = routed_beside(call.routing, self.takes_experts, self._names)
+        y = self._made(fmt, call.activations(x), (len(x), len(rows), k), beside)
+
+        def expected(tokens: npt.NDArray[np.intp], some: npt.NDArray[np.intp]) -> Product:
+            return product(self.definition, fmt, rows[some], np.ascontiguousarray(x[tokens]), self.order)
+
+        return call.plain(y.reshape(len(x), call.routing.top_k, len(rows)), expected)
+
+    def routed(
+        self, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
+    ) -> npt.NDArray[np.float32]:
+        assert self.takes_experts is not None
+        weights = Weights(fmt, len(rows) // routing.experts, rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)
+        self._products.holds(weights, "before")
+        self._load(weights, "before", rows, weights.n, weights.k)
+        shape = len(routing.ids), weights.n, weights.k
+        y = self._made(fmt, x, shape, routed_beside(routing, self.takes_experts, self._names))
+        return y.reshape(len(routing.ids), routing.top_k, weights.n)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The lists of a routing that it gets: those that its parameters name."""
+        if self._cuda is None:
+            return () if self.takes_experts is None else self.takes_experts.lists
+        return tuple(name for step in self._cuda.steps for name in step.parameters if isinstance(name, str))
+
+    def _made(
+        self, fmt: WeightFormat, x: npt.NDArray[np.uint8], shape: tuple[int, int, int], beside: Beside
+    ) -> npt.NDArray[np.float32]:
         """One call. Raises KernelFault; EnvironmentFault under a schedule."""
-        shape = len(x), n, k
         if self._cuda is not None and not len(x):  # as engines do: a launch without thread blocks is an error
-            return np.empty((0, n), np.float32)
-        operands, more = self._operands.of_call(fmt, x, n, k), dict[str, Any](shape=shape)
+            return np.empty((0, shape[1]), np.float32)
+        names, operands = self._operands.names(fmt, *shape, beside), self._operands.of_call(fmt, x, shape, beside)
+        more = {} if beside.routing is None else {"top_k": beside.slots}
+        return self.called(self._products, fmt.name, operands, names, more=more)[0]["output"]
+
+    def called(
+        self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False,
+        more: Mapping[str, Any] | None = None,
+    ) -> tuple[Arrays, dict[str, Any]]:  # fmt: skip
+        """The outputs of a call, and what the process said.
+
+        Args:
+            products: what its process holds.
+            fmt: the weights' type; "" where there are none.
+            operands: beside those that were loaded.
+            names: what names of expressions stand for.
+            unpacks: the call takes packed weights apart.
+            more: of the question.
+
+        Raises KernelFault; EnvironmentFault under a schedule.
+        """
+        asked: dict[str, Any] = {"shape": [names[name] for name in "MNK"], "unpacks": unpacks, **(more or {})}
         if self._cuda is not None:
-            names = self._operands.names(fmt, *shape)
-            more["launches"] = self._cuda.messages(fmt.name, names, self._symbol)
+            asked["launches"] = self._cuda.messages(fmt, names, self._symbol, unpacks)
         if self._schedule is None or self._compiled is None:
-            return self._products.call(operands, more, False, not self._any_bits)[0]["output"]
-        placed = self._compiled.under(fmt.name, self._schedule)
-        more |= {
+            return products.call(operands, asked, False, not self._any_bits)
+        placed = self._compiled.under(fmt, self._schedule)
+        asked |= {
             "schedule": asdict(self._schedule), "placed": {key: asdict(one) for key, one in placed.items()},
             "adds_floats": self._any_bits,
         }  # fmt: skip
-        made, said = self._products.call(operands, more, True, False)
-        self.adds_floats = self.adds_floats or (said.get("adds_floats") is True and self._may_add_floats)
+        made, said = products.call(operands, asked, True, False)
+        added = said.get("adds_floats") is True and self._may_add_floats
+        self.adds_floats = self.adds_floats or added or not self.declaration.deterministic
         unset = said.get("unset")
         told = [printable(str(place), 100) for place in unset[:MOST_UNSET]] if isinstance(unset, list) else []
         self.unset = tuple(dict.fromkeys((*self.unset, *told)))
-        return made["output"]
+        return made, said
+
+    @property
+    def wall(self) -> Wall:
+        """Where its inputs lie in their pages."""
+        return "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
+
+    @property
+    def loaded(self) -> Products:
+        """What its process holds."""
+        return self._products
+
+    @property
+    def declares(self) -> CallDeclaration | None:
+        """What is declared of its launches, where it is no function of Python."""
+        return self._cuda
+
+    def beside(self, who: str) -> Products:
+        """A further process of it. Its `close` is the caller's."""
+        conversation = Conversation(
+            who, self._source.name, lambda: self._source.start(self._verbose, max(self._time_limit, 1.0)),
+            self._time_limit, self._source.start_limit,
+        )  # fmt: skip
+        return Products(conversation)
 
     @property
     def _any_bits(self) -> bool:
         """Whether its outputs may have other bits each time, which is then no fault: it adds floats by atomic
         operations and declares no order, and a card chooses one. (An emulated card runs blocks one after the other.)
         All of its outputs are judged by the bound."""
+        if not self.declaration.deterministic:
+            return True
         return self._may_add_floats and not self.declaration.ordered and not HOSTS[self.host.name].emulated
 
     def _called_with(self, weights: Weights) -> tuple[int, int]:
         """Rows and columns of a call for such weights: their own, or the next ones that its domain holds."""
-        unit = Extent(multiple=weights.fmt.unit)
+        unit = Extent(multiple=math.lcm(weights.fmt.unit, self._operands.activations.values))
         k = next((k for k in _multiples(self.domain.k, weights.k) if k in unit), None)
         n = self.domain.n.up(weights.n)
         if k is None or n is None:

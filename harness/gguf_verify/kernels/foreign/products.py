@@ -139,6 +139,11 @@ class Products:
         assert self._room is not None
         return self._room
 
+    def end(self) -> None:
+        """End the process, and free the memory."""
+        self._conversation.stop()
+        self.close()
+
     def close(self) -> None:
         """Free the memory."""
         if self._held is not None:

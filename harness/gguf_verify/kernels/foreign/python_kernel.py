@@ -40,6 +40,8 @@ class PythonRunner:
         self._holding.settle()
         arrays = {name: self._holding.array(mapped) for name, mapped in operands.items()}
         self._weights: Any = arrays.pop("weights")
+        if "experts" in question:
+            self._weights = self._weights.reshape(question["experts"], question["n"], -1)
         self._others = arrays
         #: Of packed weights, which only this process has.
         self._kept: Any = None
@@ -72,6 +74,8 @@ class PythonRunner:
         frame.settle()
         if not self.declaration.out:
             y, dtype = as_array(answer)
+            if y.ndim == 3 and y.shape == (shape.m, question.get("top_k"), shape.n):
+                y = y.reshape(out.shape)
             if dtype != output.dtype or y.shape != out.shape:
                 raise Fault(_unexpected(y.shape, dtype, out.shape, output.dtype))
             out[...] = y

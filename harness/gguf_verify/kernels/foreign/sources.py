@@ -14,7 +14,7 @@ from ...gguf import printable
 from ...processes.child import ChildProcess, Forked, Spawned
 from ...processes.sandbox import Sandbox, by_landlock, current, of_kernel
 from .child import OracleRunner, serve, serve_oracle
-from .python_kernel import PythonRunner
+from .task_runner import runner_of
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
 START_LIMIT = 60.0
@@ -28,6 +28,9 @@ class Source(ABC):
     on_host: bool = False
     #: Seconds for its first message, or the time limit of a call where that is longer.
     start_limit: float = START_LIMIT
+
+    #: Which code it is, where nothing compiles it here, in words.
+    code: tuple[str, ...] = ()
 
     @property
     def sandbox(self) -> Sandbox:
@@ -52,6 +55,7 @@ class File(Source):
         close: called when it is not started again.
         on_host: see `Source`.
         shown: folders of the run that its process reads.
+        code: see `Source`.
     """
 
     def __init__(
@@ -63,8 +67,9 @@ class File(Source):
         close: Callable[[], None] = lambda: None,
         on_host: bool = False,
         shown: tuple[Path, ...] = (),
+        code: tuple[str, ...] = (),
     ) -> None:
-        self._shown = shown
+        self._shown, self.code = shown, code
         self.name, self._asked, self._oracle, self._close, self.on_host = name, asked, oracle, close, on_host
         self.start_limit = START_LIMIT if start_limit is None else start_limit
 
@@ -95,6 +100,6 @@ class Object(Source):
             if oracle:
                 serve_oracle(link, lambda: OracleRunner(self._kernel))
             else:
-                serve(link, lambda: PythonRunner(self._kernel))
+                serve(link, lambda: runner_of(self._kernel))
 
         return Forked(run, verbose, stall, of_kernel())

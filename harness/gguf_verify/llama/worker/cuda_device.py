@@ -29,9 +29,9 @@ from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
 from ...semantics import SEMANTICS, cuda
 from ...semantics.cuda import MMVQ_TOKENS, NoDefinition
-from ...semantics.definitions.mmq import encode_mmq
-from ...semantics.definitions.mmq_d4 import encode_mmq_d4
-from ...semantics.definitions.q8_1 import encode_q8_1
+from ...semantics.encodings.mmq_d4 import encode_mmq_d4
+from ...semantics.encodings.mmq_ds4 import encode_mmq
+from ...semantics.encodings.q8_1 import encode_q8_1
 from .. import ggml
 from ..backends.device import Device, NoDevice, Product
 

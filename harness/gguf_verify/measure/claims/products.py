@@ -10,7 +10,7 @@ from ...formats import FORMATS, BlockFormat
 from ...formats.q8_1 import Q8_1
 from ...semantics import SEMANTICS, exact_result, judge, product
 from ...semantics.activations import butterfly_sum
-from ...semantics.definitions.q8_1 import encode_q8_1
+from ...semantics.encodings.q8_1 import encode_q8_1
 from ..inputs import Bytes, Floats
 from ..markdown import listed, table
 from .common import (

@@ -163,7 +163,7 @@ def _numbers(f: Failure, form: Form) -> Iterator[str]:
         yield line + ("" if f.utilisation is None else f", utilisation {f.utilisation:.3g}")
     if f.block_hex is not None:
         part = f" of part {f.part + 1}" if f.part else ""
-        start = f"block at byte {f.byte_offset}{part}: "
+        start = "block: " if f.byte_offset is None else f"block at byte {f.byte_offset}{part}: "
         room = _HEX_DIGITS if form.width is None else min(_HEX_DIGITS, max(32, form.width - len(start) - 16) // 2 * 2)
         yield start + _shortened(f.block_hex, room)
 
@@ -429,6 +429,8 @@ def _about(report: Report) -> Iterator[_Fact]:
     yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.definition}")
     if kernel.judged_by:
         yield _Fact("", f"judged by {printable(kernel.judged_by, 200)}", spare=4)
+    for code in kernel.code:
+        yield _Fact("code run", printable(code, 400), spare=4)
     yield _Fact("host", printable(e.host.words, 300))
     types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
     name = printable(file.path.rpartition("/")[2], 200)
@@ -488,6 +490,8 @@ def _environment(e: Environment) -> Iterator[tuple[str, str]]:
     yield "kernel", f"{printable(kernel.name, 200)} · declares {kernel.definition} · order of summation: {kernel.order}"
     if kernel.judged_by:
         yield "", f"judged by {printable(kernel.judged_by, 200)}"
+    for code in kernel.code:
+        yield "code run", printable(code, 600)
     if kernel.element_kernels:
         names = ", ".join(f"{kind} by {name}" for kind, name in kernel.element_kernels.items())
         where = "" if kernel.element_host == e.host else f" on {printable(kernel.element_host.words, 200)}"

@@ -53,7 +53,8 @@ def _parts(report: Report) -> Iterator[str]:
             numbers = {"got": first.got, "expected": first.expected, "bound": first.bound, "use": first.utilisation}
             yield paragraph(", ".join(f"{name} {value:.9g}" for name, value in numbers.items() if value is not None))
         if first.block_hex is not None:
-            yield f"<p>block at byte {first.byte_offset}: <code>{escape(first.block_hex[:64])}</code></p>"
+            at = "" if first.byte_offset is None else f" at byte {first.byte_offset}"
+            yield f"<p>block{at}: <code>{escape(first.block_hex[:64])}</code></p>"
     if report.fault:
         yield paragraph(f"Broken off: {printable(report.fault, 300)}")
     for rung in report.rungs:

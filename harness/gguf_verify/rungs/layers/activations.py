@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from ...formats import ACTIVATION_FORMATS, ElementFormat, WeightFormat
+from ...formats.block import NO_TYPE_ID
 from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
 from ...llama import Gemm
@@ -30,19 +33,28 @@ def llama_bytes(fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> Bytes:
 def llama_activations(semantics: Semantics, fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> Bytes:
     """llama.cpp's own activation bytes, uint8[M, row bytes], in the layout that a kernel of this definition takes.
 
-    A kernel that quantizes its activations itself gets the float32 values of the blocks that a kernel of blocks gets:
-    quantized again, they have the same codes and scale, since the largest code of a block is 127.
+    A kernel that quantizes its activations itself gets the values of the blocks that a kernel of blocks gets: as
+    float32, quantized again, they have the same codes and scale, since the largest code of a block is 127. A kernel of
+    a layout that llama.cpp does not make for this product gets this project's blocks of it.
     """
     if isinstance(fmt, ElementFormat):
         return llama_bytes(fmt, gemm, llama)
     if semantics.inside is not None:
-        blocks = llama_activations(semantics.inside, fmt, gemm, llama).reshape(len(gemm.x), -1, Q8_1.block_bytes)
-        return Q8_1.decode(blocks).reshape(gemm.x.shape).view(np.uint8)
-    if semantics.activations is Q8_1:
-        if llama.activations is Q8_1_D4:
+        blocks = llama_activations(semantics.inside, fmt, gemm, llama)
+        return semantics.bytes_of(semantics.inside.values_of(blocks)[:, : gemm.x.shape[1]])
+    encoding, own = semantics.encoding, llama.encoding
+    if encoding.rearranges is not None:
+        plain, rearranged = encoding.rearranges
+        return rearranged(llama_activations(replace(semantics, encoding=plain), fmt, gemm, llama))
+    assert own.format is not None
+    if encoding.format is Q8_1:
+        if own.format is Q8_1_D4:
             return as_q8_1(gemm.quantized[Q8_1_D4.type_id], gemm.x)
         return gemm.quantized[Q8_1.type_id]
-    assert llama.activations is not None
-    own = llama.activations
-    blocks = gemm.quantized[own.type_id].reshape(len(gemm.x), -1, own.block_bytes)
-    return own.decode(blocks).reshape(gemm.x.shape).view(np.uint8)
+    if encoding.format is None:
+        return semantics.bytes_of(own.values(gemm.quantized[own.format.type_id]))
+    if encoding.format is own.format or encoding.format.type_id != NO_TYPE_ID:
+        there = gemm.quantized.get(encoding.format.type_id)
+        if there is not None:
+            return there
+    return semantics.bytes_of(gemm.x)  # llama.cpp makes none of this layout here

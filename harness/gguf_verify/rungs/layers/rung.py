@@ -35,6 +35,7 @@ from ...support.errors import KernelFault
 from ..calls import begin_alone, end_alone
 from ..envelope import OTHER_SHAPES, TypeProbes
 from ..exact import ExactProducts
+from ..experts import RoutingProbes
 from ..explain import Explanations
 from ..generated_inputs import every_size
 from ..graph_uses import not_multiplied, why_not_checked
@@ -231,6 +232,8 @@ class _Gemms:
             )
         elif only.kind in ("probe", "grid", "index"):
             self._probes(judged).check()
+        elif only.kind == "routing":
+            self._routings(judged).check()
         elif only.kind in ("own", "shared", "other-m", "reference", "cut", "quantizer", "every-size"):
             judged.repeat(only, self._exact)
 
@@ -239,6 +242,10 @@ class _Gemms:
         return TypeProbes(
             self._run, self._result, matrix.tensor, matrix.rows, judged.gemm.x, self._explanations, judged.call("probe")
         )
+
+    def _routings(self, judged: GemmJudge) -> RoutingProbes:
+        rows = self._run.row_bytes(judged.matrix.tensor)
+        return RoutingProbes(self._run, self._result, judged.matrix.tensor, rows, judged.gemm.x, judged.call("routing"))
 
     def _judge(self, judged: GemmJudge, failed: int) -> Outputs:
         """Run and judge the kernel; at other shapes too, where the GEMM is right. Raises KernelFault."""
@@ -272,6 +279,7 @@ class _Gemms:
             probes = self._probes(judged)
             probes.check()
             judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
+            self._routings(judged).check()
         return made
 
     def _check_schedules(self, judged: GemmJudge) -> None:

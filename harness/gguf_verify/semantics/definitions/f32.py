@@ -7,12 +7,15 @@ d·Σ q·a - 8·d·Σ a, loses more in float32 where activations have outliers, 
 from __future__ import annotations
 
 from ..definition import ElementRounding, Semantics
+from ..encodings.float32 import FLOAT32
+from ..terms.values import VALUES
 
 F32 = Semantics(
     name="f32",
     title="Σ a·w, w dequantized to float32",
     source="dequantize and multiply; W4A16, W8A16 kernels; llama.cpp CPU",
+    encoding=FLOAT32,
+    term=VALUES,
     any_format=True,
-    order_known=True,
     elements=ElementRounding(flushed=0.0, underflow=2.0**-149, exact=False),
 )

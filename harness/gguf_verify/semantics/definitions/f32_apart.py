@@ -7,11 +7,14 @@ where an activation is large: a value A among small ones leaves up to about u·8
 from __future__ import annotations
 
 from ..definition import Semantics
+from ..encodings.float32 import FLOAT32
+from ..terms.values_apart import VALUES_APART
 
 F32_APART = Semantics(
     name="f32_apart",
     title="d·Σ q·a + m·Σ a in float32, with m = -offset·d or the minimum",
     source="W4A16 kernels that multiply the offset or the minimum by Σ a",
+    encoding=FLOAT32,
+    term=VALUES_APART,
     any_format=True,
-    minima_apart=True,
 )

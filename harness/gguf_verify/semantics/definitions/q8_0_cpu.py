@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from ...formats import BlockFormat
-from ...formats.c_arithmetic import to_half
-from ...formats.q8_0 import Q8_0
-from ..activations import Bytes, Floats, blocks_of, cpu_codes, cpu_ratios
 from ..definition import Semantics
-
-
-def encode_q8_0_cpu(x: Floats) -> Bytes:
-    """d = half(max|x|/127), no sum. llama.cpp v0.5.0, ggml-cpu, quantize_row_q8_0 (SIMD).
-
-    Returns:
-        uint8[M, K/32·34].
-    """
-    d, q, _ = cpu_codes(blocks_of(x))
-    return Q8_0.pack(d=to_half(d), qs=q).reshape(len(x), -1)
-
-
-def _has_offset(fmt: BlockFormat) -> bool:
-    return fmt.offset != 0
-
+from ..encodings.q8_0_cpu import CPU_Q8_0
+from ..terms.integers_apart import INTEGERS_APART
 
 Q8_0_CPU = Semantics(
     name="q8_0_cpu",
     title="d_w·d_a·Σ (q_w - offset)·q_a",
     source="llama.cpp CPU (ggml-cpu/arch/x86/quants.c)",
-    activations=Q8_0,
-    encode=encode_q8_0_cpu,
-    ratios=cpu_ratios,
-    integer_offset=_has_offset,
-    zero_apart=True,
+    encoding=CPU_Q8_0,
+    term=INTEGERS_APART,
 )

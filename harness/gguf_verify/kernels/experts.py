@@ -1,0 +1,192 @@
+"""A plain product as a call of a kernel for mixtures of experts, so that every rung can judge such a kernel.
+
+The weights W[N, K] become E experts: expert e holds the rows of W, rotated by a number of its own. Each token is sent
+to top_k of them, and every slot of the answer is a row of the product, rotated likewise:
+
+    y[m, t, i] = P[token(m, t), (i + shift(ids[m, t])) mod N]
+
+token(m, t) is m where all slots of a token share its activations, and where each has its own, a number that differs
+from slot to slot. So every element of the product is answered top_k times. Where the answers have the same bits, that
+is the answer. Where they do not, the worst of them is: it is compared with the exact product, and a rung then judges it
+as it judges any output. One wrong slot is therefore never hidden by a right one, and right slots whose sums were
+rounded in another order are not held against each other.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..semantics import Product
+from ..support.errors import UsageError
+from .domain import Extent, extent_of
+from .routing import LISTS, ROUTINGS, Routing
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Index = npt.NDArray[np.intp]
+
+#: Experts and slots of a token, where a kernel takes any number.
+EXPERTS, TOP_K = 4, 2
+#: Bytes of all experts that are enough; fewer experts where a matrix is large, but not fewer than slots.
+_ENOUGH = 1 << 30
+_MOST_BLOCK = 1024
+_KEYS = ("count", "top_k", "block_m", "activations", "lists")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a kernel for experts takes.
+
+    Args:
+        count, top_k: numbers of experts, and of experts of a token.
+        block_m: slots of a block of `sorted_token_ids`.
+        own_activations: each slot has activations of its own; else a token's slots share them.
+        lists: of a routing (`Routing.operands`), which a kernel in Python gets by these names. Of other kernels the
+            parameters say it.
+    """
+
+    count: Extent = field(default_factory=Extent)
+    top_k: Extent = field(default_factory=Extent)
+    block_m: int = 1
+    own_activations: bool = False
+    lists: tuple[str, ...] = ("ids",)
+
+    def usual(self) -> tuple[int, int]:
+        """Experts, and experts of a token, in the call that stands for a plain product."""
+        count, top_k = (
+            extent.up(usual) or extent.down(usual) or extent.least
+            for extent, usual in ((self.count, EXPERTS), (self.top_k, TOP_K))
+        )
+        return count, top_k
+
+
+def taken_of(said: object) -> Taken:
+    """The table `experts` of a declaration: `count` and `top_k`, each a number or a table of `least`, `most` and
+    `multiple`; `block_m`, a number; `activations`, "token" or "slot"; `lists`, names of LISTS. Raises UsageError."""
+    if not isinstance(said, dict):
+        raise UsageError("experts is a table such as { top_k = 2, block_m = 16 }")
+    if unknown := said.keys() - set(_KEYS):
+        raise UsageError(f"experts has {', '.join(_KEYS)}, not {ascii(min(map(str, unknown)))[:40]}")
+    block_m, whose = said.get("block_m", 1), said.get("activations", "token")
+    if isinstance(block_m, bool) or not isinstance(block_m, int) or not 1 <= block_m <= _MOST_BLOCK:
+        raise UsageError(f"block_m of experts is not a number from 1 to {_MOST_BLOCK}")
+    if whose not in ("token", "slot"):
+        raise UsageError('activations of experts are those of a "token" or of a "slot"')
+    lists = said.get("lists", ["ids"])
+    if not isinstance(lists, list | tuple) or not all(name in LISTS for name in lists):
+        raise UsageError(f"lists of experts are names of {', '.join(LISTS)}")
+    count, top_k = (extent_of(name, said.get(name, {})) for name in ("count", "top_k"))
+    return Taken(count, top_k, block_m, whose == "slot", tuple(lists))
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A matrix as experts.
+
+    Args:
+        n: rows of each.
+        shifts: by how much each one's rows are rotated, intp[E].
+    """
+
+    n: int
+    shifts: Index
+
+    @property
+    def count(self) -> int:
+        return len(self.shifts)
+
+    def stacked(self, rows: Bytes) -> Bytes:
+        """The experts' rows, uint8[E·N, row bytes]: as [E, N, row bytes], the layout of a GGUF file's expert tensor."""
+        order = (np.arange(self.n) + self.shifts[:, None]) % max(1, self.n)
+        return np.ascontiguousarray(rows[order.reshape(-1)])
+
+
+def experts_of(rows: Bytes, count: int = EXPERTS, least: int = TOP_K) -> Experts:
+    """A matrix uint8[N, row bytes] as this many experts, or fewer of a large one, but not less than `least`. Their
+    rotations depend on its bytes.
+
+    No two have the same, as far as there are as many rows: they are multiples of a step that has no divisor in common
+    with N.
+    """
+    n, seed = len(rows), zlib.crc32(np.ascontiguousarray(rows).data)
+    count = max(min(count, least), min(count, _ENOUGH // max(1, rows.nbytes)))
+    step = 1 + seed % max(1, n)
+    while np.gcd(step, max(1, n)) > 1:
+        step += 1
+    return Experts(n, np.asarray((seed // 7 + step * np.arange(count)) % max(1, n), np.intp))
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """One product as a call.
+
+    Args:
+        experts: of the weights.
+        routing: of the tokens.
+        tokens: which row of x each slot multiplies, intp[M, top_k].
+        own_activations: each slot has activations of its own; else a token's slots share them.
+    """
+
+    experts: Experts
+    routing: Routing
+    tokens: Index
+    own_activations: bool
+
+    def activations(self, x: Bytes) -> Bytes:
+        """What the kernel gets, from uint8[M, row bytes]: that, or [M·top_k, row bytes] where slots have their own."""
+        return np.ascontiguousarray(x[self.tokens.reshape(-1)]) if self.own_activations else x
+
+    def slots(self, y: Floats) -> Floats:
+        """The answers float32[M, top_k, N] as answers to the product, float32[top_k, M, N]."""
+        found = np.empty((self.routing.top_k, len(y), self.experts.n), np.float32)
+        for t in range(self.routing.top_k):
+            shift = self.experts.shifts[self.routing.ids[:, t]]
+            at = (np.arange(self.experts.n) - shift[:, None]) % max(1, self.experts.n)
+            found[t, self.tokens[:, t]] = np.take_along_axis(y[:, t], at, axis=1)
+        return found
+
+    def plain(self, y: Floats, expected: Callable[[Index, Index], Product]) -> Floats:
+        """The product float32[M, N] that the answers float32[M, top_k, N] give, of each element the worst.
+
+        Args:
+            expected: (tokens, rows) → the exact product of these, of the kernel's definition and order.
+        """
+        slots = self.slots(y)
+        made: Floats = slots[0].copy()
+        differs = (slots.view(np.uint32) != slots[:1].view(np.uint32)).any(axis=0)
+        if not differs.any():
+            return made
+        tokens, rows = np.flatnonzero(differs.any(axis=1)), np.flatnonzero(differs.any(axis=0))
+        exact = expected(tokens, rows)
+        some = slots[:, tokens[:, None], rows]
+        with np.errstate(all="ignore"):
+            off = np.abs(some.astype(np.float64) - exact.exact)
+        off = np.where(np.isfinite(some) & ~np.isnan(off), off, np.inf)
+        if exact.ordered is not None:
+            off = np.where(some.view(np.uint32) == exact.ordered.view(np.uint32), -1.0, off)
+        made[tokens[:, None], rows] = np.take_along_axis(some, off.argmax(axis=0)[None], axis=0)[0]
+        return made
+
+
+def embedded(experts: Experts, x: Bytes, top_k: int = TOP_K, own_activations: bool = False) -> Embedded:
+    """A product of these weights with activations uint8[M, row bytes] as a call, drawn from their bytes.
+
+    The experts of a token differ, as a router's do, if there are enough.
+
+    Args:
+        own_activations: each slot has activations of its own, as the second product of a feed-forward layer has.
+    """
+    m = len(x)
+    rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(x).data))
+    ids = ROUTINGS["different experts in a token"](rng, m, top_k, experts.count)
+    apart = int(rng.integers(1, max(2, m))) if own_activations else 0
+    tokens = (np.arange(m)[:, None] + apart * np.arange(top_k)) % max(1, m)
+    return Embedded(experts, Routing(ids, experts.count), np.asarray(tokens, np.intp), own_activations)
+
+
+__all__ = ["EXPERTS", "TOP_K", "Embedded", "Experts", "Taken", "embedded", "experts_of", "taken_of"]

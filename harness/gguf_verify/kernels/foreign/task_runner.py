@@ -1,0 +1,110 @@
+"""A function that multiplies nothing, in its own process: a dequantizer, a quantizer, or a packing and what takes that
+apart again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...support.errors import EnvironmentFault, UsageError
+from .api import TASKS, Shape, declaration_of_table, table_of
+from .child import Runner
+from .faults import Fault, raised
+from .frames import as_array, frame_of, poison_answer
+from .operands import Mapped
+from .python_kernel import PythonRunner
+
+
+def runner_of(kernel: Any) -> Runner:
+    """What runs a kernel. Raises UsageError where its declaration is not valid; EnvironmentFault."""
+    return TaskRunner(kernel) if getattr(kernel, "computes", "gemm") in TASKS else PythonRunner(kernel)
+
+
+class TaskRunner:
+    """A `child.Runner`. Raises UsageError where the kernel's declaration is not valid; EnvironmentFault where the
+    library whose arrays it takes is missing."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._table = table_of(kernel)
+        self.declaration = declared = declaration_of_table(self._table, bool(getattr(kernel, "out", False)))
+        self._kernel, self._unpack = kernel, getattr(kernel, "unpack", None)
+        self._holding, self._calling = (frame_of(declared.arrays, declared.device) for _ in range(2))
+        self._fmt, self._held = "", dict[str, Mapped]()
+        self._weights: Any = None
+        try:
+            json.dumps(self._table)
+        except (TypeError, ValueError, RecursionError):
+            raise UsageError("its declaration holds more than texts, numbers, lists and tables") from None
+
+    def declared(self) -> dict[str, Any]:
+        return {"declared": self._table, "unpacks": callable(self._unpack)}
+
+    def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        self._fmt, self._held = question["format"], operands
+        self._holding.settle()
+        self._weights = self._holding.array(operands["weights"])
+        return {}
+
+    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        shape = Shape(self._fmt, *question["shape"])
+        if self.declaration.computes == "repack":
+            if question["unpacks"]:
+                unpack: Any = self._unpack
+                return self._deliver(lambda: unpack(self._weights, shape), "unpack", operands)
+            return self._packed(operands)
+        matrices = ("weights", "activations", "output")
+        given = {name: self._calling.array(mapped) for name, mapped in operands.items()
+                 if name != "output" or self.declaration.out}  # fmt: skip
+        first = given["activations"] if self.declaration.computes == "quantize" else self._weights
+        more = {name: array for name, array in given.items() if name not in matrices}
+        out = [given["output"]] if self.declaration.out else []
+        return self._deliver(lambda: self._kernel(first, shape, *out, **more), "the kernel", operands, bool(out))
+
+    def _packed(self, operands: dict[str, Mapped]) -> dict[str, Any]:
+        """The type and shape of what is packed; and the bytes, where there is room for them."""
+        try:
+            answer = self._kernel(self._weights, self._fmt)
+        except BaseException as error:  # also SystemExit
+            raise raised("the kernel", error) from None
+        self._holding.settle(keep=True)
+        packed, _ = as_array(answer)
+        if packed.dtype.kind not in "biufc":
+            raise Fault(f"the kernel returned an array of {packed.dtype}, which has no plain bytes")
+        if "output" in operands:
+            raw, there = np.ascontiguousarray(packed).reshape(-1).view(np.uint8), operands["output"].array
+            if raw.shape != there.shape:
+                raise Fault(f"the kernel packs the same rows into {len(there)} bytes, and then into {len(raw)}")
+            there[:] = raw
+        return {"dtype": packed.dtype.name, "shape": [int(n) for n in packed.shape]}
+
+    def _deliver(
+        self, call: Callable[[], Any], who: str, operands: dict[str, Mapped], written: bool = False
+    ) -> dict[str, Any]:
+        """Write what a function returns into the output, unless it has `written` there itself."""
+        try:
+            answer = call()
+        except Fault:
+            raise
+        except BaseException as error:  # also SystemExit
+            raise raised(who, error) from None
+        self._calling.settle()
+        if not written:
+            output, out = operands["output"].operand, operands["output"].array
+            y, dtype = as_array(answer)
+            if dtype != output.dtype or y.shape != out.shape:
+                found, expected = (f"{name}[{', '.join(map(str, sizes))}]" for name, sizes in (
+                    (dtype, y.shape), (output.dtype, out.shape)))  # fmt: skip
+                raise Fault(f"{who} returned {found}, expected {expected}")
+            out[...] = y
+            poison_answer(answer, y, [mapped.array for mapped in (*operands.values(), *self._held.values())])
+        self._holding.settle(keep=True)
+        return {}
+
+    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
+
+
+__all__ = ["TaskRunner", "runner_of"]

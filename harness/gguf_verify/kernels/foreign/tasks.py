@@ -1,0 +1,268 @@
+"""Foreign kernels that multiply nothing, as the rungs ask them: the parent's side of `task_runner` and of launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from math import prod
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ...formats import BlockFormat, WeightFormat
+from ...gguf import printable
+from ...hosts.schedule import Schedule
+from ...processes.sandbox import Sandbox
+from ...results import HostInfo
+from ...semantics import F32, Semantics
+from ...semantics.quantization import encoding
+from ...support.errors import KernelFault
+from ..domain import Domain
+from ..tasks import Dequantizer, Packed, Quantizer, Repacker, Task
+from .expressions import names_of
+from .judge import widened
+from .layouts import Unit
+from .operands import Operand
+from .process import ForeignKernel
+from .products import Given, Products
+from .task_declaration import arithmetic_of
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+T = TypeVar("T", bound="ForeignTask")
+
+#: The most bytes that a packing may make, as a multiple of the file's, and beside that.
+_MOST_TIMES, _MOST_BESIDE = 16, 1 << 20
+
+
+class ForeignTask(Task):
+    """What all of them share.
+
+    Args:
+        kernel: its process, what it declares, and where it runs.
+    """
+
+    def __init__(self, kernel: ForeignKernel) -> None:
+        self.kernel, self.host, self.declared = kernel, kernel.host, kernel.declaration
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    @property
+    def semantics(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def definition(self) -> Semantics:
+        return F32  # of products with values; no rung asks it of a kernel that multiplies nothing
+
+    @property
+    def domain(self) -> Domain:
+        return self.kernel.domain
+
+    @property
+    def sandbox(self) -> Sandbox:
+        return self.kernel.sandbox
+
+    def check_fault(self) -> str | None:
+        return self.kernel.check_fault()
+
+    def runs_on(self) -> HostInfo:
+        return self.kernel.runs_on()
+
+    def covers(self, fmt: WeightFormat) -> bool:
+        return fmt.name in self.declared.formats
+
+    def under(self, schedule: Schedule) -> Task | None:
+        scheduled = self.kernel.under(schedule)
+        return None if scheduled is None else type(self)(scheduled)
+
+    def close(self) -> None:
+        self.kernel.close()
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    def _names(self, fmt: WeightFormat, m: int, n: int, k: int) -> dict[str, int]:
+        return names_of(fmt, m, n, k)
+
+    def _load(self, products: Products, fmt: BlockFormat, given: Given, n: int, k: int) -> None:
+        """Have a process take weights, for one call."""
+        if not products.holds(given, self.kernel.wall):
+            products.load(given, self.kernel.wall, [given], {"format": fmt.name, "n": n, "k": k})
+
+    def _input(self, name: str, unit: Unit, matrix: Bytes, k: int, names: Mapping[str, int]) -> Given:
+        layout = self.declared.layouts.of(name)
+        operand = layout.operand(name, "input", unit, len(matrix), k, names)
+        return Given(operand, layout.content(operand, unit, matrix))
+
+    def _output(self, unit: Unit, rows: int, values: int, names: Mapping[str, int]) -> Given:
+        layout = self.declared.layouts.of("output")
+        operand = layout.operand("output", "output", unit, rows, values, names)
+        return Given(operand, read=lambda made: _contiguous(widened(layout.matrix(made), unit.dtype)))
+
+    def _own(self, names: Mapping[str, int]) -> list[Given]:
+        return [Given(*own.operand(name, names)) for name, own in self.declared.layouts.own.items()]
+
+    def _call(
+        self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False
+    ) -> tuple[npt.NDArray[Any] | None, dict[str, Any]]:
+        """The output, where there is one, and what the process said."""
+        made, said = self.kernel.called(products, fmt, [*operands, *self._own(names)], names, unpacks)
+        return made.get("output"), said
+
+
+def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(array)
+
+
+class ForeignDequantizer(ForeignTask, Dequantizer):
+    """A dequantizer."""
+
+    def __init__(self, kernel: ForeignKernel) -> None:
+        super().__init__(kernel)
+        self.output, self.flushes = self.declared.output, bool(dict(self.declared.more).get("fast_math", False))
+
+    @property
+    def semantics(self) -> str:
+        names = dict.fromkeys(arithmetic_of(self.declared, fmt) for fmt in self.declared.formats)
+        return f"values as {self.output}, arithmetic: {', '.join(names)}"
+
+    def arithmetic(self, fmt: BlockFormat) -> str:
+        return arithmetic_of(self.declared, fmt.name)
+
+    def dequantize(self, fmt: BlockFormat, rows: Bytes) -> Floats:
+        n, k = len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size
+        names = self._names(fmt, 1, n, k)
+        unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
+        self._load(self.kernel.loaded, fmt, self._input("weights", unit, rows, k, names), n, k)
+        made, _ = self._call(self.kernel.loaded, fmt.name, [self._output(Unit(self.output), n, k, names)], names)
+        assert made is not None
+        return made
+
+
+class ForeignQuantizer(ForeignTask, Quantizer):
+    """A quantizer of activations."""
+
+    def __init__(self, kernel: ForeignKernel) -> None:
+        super().__init__(kernel)
+        self.encoding, self.takes = self.declared.activations, self.declared.takes or "float32"
+        self.ordered = self.declared.ordered
+        self.fast_math = bool(dict(self.declared.more).get("fast_math", False))
+
+    @property
+    def semantics(self) -> str:
+        return f"{self.encoding} of {self.takes}"
+
+    def covers(self, fmt: WeightFormat) -> bool:
+        return False
+
+    def quantize(self, x: Floats) -> Bytes:
+        blocks = encoding(self.encoding).activations
+        assert blocks is not None
+        (m, k), names = x.shape, self._names(blocks, len(x), 1, x.shape[1])
+        given = self._input("activations", Unit(self.takes), _as(x, self.takes), k, names)
+        output = self._output(Unit("uint8", blocks.block_size, blocks.block_bytes), m, k, names)
+        self.kernel.loaded.holds(self, self.kernel.wall)  # starts the process again after a fault
+        made, _ = self._call(self.kernel.loaded, "", [given, output], names)
+        assert made is not None
+        return made
+
+
+def _as(x: Floats, dtype: str) -> Bytes:
+    """The bytes of values float32[M, K] that a type holds, uint8[M, row bytes]."""
+    if dtype == "bfloat16":
+        return (np.ascontiguousarray(x).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return np.ascontiguousarray(x if dtype == "float32" else x.astype(np.float16)).view(np.uint8)
+
+
+class ForeignRepacker(ForeignTask, Repacker):
+    """A repacking. What takes it apart runs in a process of its own, which gets the packed bytes and nothing else."""
+
+    def __init__(self, kernel: ForeignKernel, apart: Products | None = None) -> None:
+        super().__init__(kernel)
+        self.unpacks = kernel.unpacks
+        self._apart = apart
+
+    @property
+    def semantics(self) -> str:
+        return "weights in another layout" + (", and back" if self.unpacks else "")
+
+    @cached_property
+    def _unpacking(self) -> Products:
+        return self._apart if self._apart is not None else self.kernel.beside("unpack")
+
+    def under(self, schedule: Schedule) -> Task | None:
+        scheduled = self.kernel.under(schedule)
+        return None if scheduled is None else ForeignRepacker(scheduled, self._unpacking if self.unpacks else None)
+
+    def close(self) -> None:
+        if "_unpacking" in self.__dict__:
+            self._unpacking.end()
+        super().close()
+
+    def pack(self, fmt: BlockFormat, rows: Bytes) -> Packed:
+        n, k = len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size
+        names, products = self._names(fmt, 1, n, k), self.kernel.loaded
+        unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
+        self._load(products, fmt, self._input("weights", unit, rows, k, names), n, k)
+        most = _MOST_TIMES * rows.size + _MOST_BESIDE
+        declares = self.kernel.declares
+        if declares is not None:
+            assert declares.packed is not None
+            described: tuple[str, tuple[int, ...]] = "uint8", (declares.packed.value(names),)
+        else:
+            _, said = self._call(products, fmt.name, [], names)
+            described = _described(said)
+        dtype, shape = described
+        nbytes = prod(shape) * np.dtype(dtype).itemsize
+        if not 0 <= nbytes <= most:
+            raise KernelFault(f"it packs {rows.size:,} bytes into {nbytes:,}, more than {_MOST_TIMES} times as many")
+        output = Given(Operand("output", "output", "uint8", (nbytes,)))
+        made, said = self._call(products, fmt.name, [output], names)
+        assert made is not None
+        if declares is None and _described(said) != (dtype, shape):
+            raise KernelFault("it packs the same rows into arrays of different shapes or types")
+        return Packed(made, shape, dtype)
+
+    def unpack(self, fmt: BlockFormat, packed: Packed, n: int, k: int) -> Bytes:
+        names, products = self._names(fmt, 1, n, k), self._unpacking
+        operand = Operand("weights", "input", packed.dtype, packed.shape)
+        self._load(products, fmt, Given(operand, packed.bytes), n, k)
+        unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
+        made, _ = self._call(products, fmt.name, [Given(_rows_of(unit, n, k))], names, True)
+        assert made is not None
+        return made
+
+
+def _rows_of(unit: Unit, n: int, k: int) -> Operand:
+    """An output of n rows of blocks, one behind the other."""
+    return Operand("output", "output", unit.dtype, (n, k // unit.values * unit.count))
+
+
+def _described(said: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """Type and shape that a process said of a packed array. Raises KernelFault."""
+    dtype, shape = said.get("dtype"), said.get("shape")
+    sound = isinstance(shape, list) and len(shape) <= 16
+    sound = sound and all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 48 for v in shape or ())
+    try:
+        sound = sound and np.dtype(str(dtype)).kind in "biufc"
+    except TypeError:
+        sound = False
+    if not sound:
+        raise KernelFault(f"it packs rows into an array of type {printable(str(dtype), 40)}, which cannot be read")
+    assert isinstance(shape, list)
+    return str(dtype), tuple(shape)
+
+
+def as_task(kernel: ForeignKernel) -> ForeignKernel | ForeignTask:
+    """The kernel as what it declares to compute."""
+    kinds: dict[str, type[ForeignTask]] = {
+        "dequantize": ForeignDequantizer, "quantize": ForeignQuantizer, "repack": ForeignRepacker,
+    }  # fmt: skip
+    made = kinds.get(kernel.declaration.computes)
+    return kernel if made is None else made(kernel)
+
+
+__all__ = ["ForeignDequantizer", "ForeignQuantizer", "ForeignRepacker", "ForeignTask", "as_task"]

@@ -1,0 +1,241 @@
+"""The codes rung, of kernels that quantize activations: is every byte the one that the encoding says?
+
+The kernel gets the activations of the model's own graph, as llama.cpp computes them for the prompt; then, at the
+numbers of tokens and columns of the probe plan, drawn ones, ties of codes, values of every size, zeros of both signs,
+outliers, and blocks with NaN and infinities beside others. `semantics.quantization` says which bytes are right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from ..gguf import Tensor, printable
+from ..gguf.matrices import may_be_matrix
+from ..kernels.tasks import Quantizer
+from ..llama import Evaluation, LlamaRefused
+from ..results import MAX_HEX_BYTES, Call, Failure, RungResult
+from ..semantics.dequantization import rounded_float32
+from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings
+from .calls import begin_alone, end_alone
+from .generated_inputs import drawn, every_size, special, ties_of_codes
+from .interface import Rung
+from .run import Run
+from .task_calls import MOST_WRONG, Found, TaskCalls, shapes_of, small_shapes
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+#: Wrong blocks of one call that are recorded one by one.
+_PER_CALL = 3
+#: Columns of the calls with special values, in units of 32.
+_COLUMNS = (1, 9, 24)
+
+
+def check(run: Run, result: RungResult) -> None:
+    """Judge the kernel's bytes. Raises EnvironmentFault where llama.cpp crashes."""
+    only = begin_alone(run, result)
+    rung = _Codes(TaskCalls(run, result, only))
+    like = np.ones((1, 32), np.float32)
+    matrices = [t for t in run.selected() if may_be_matrix(t)]
+    if only is None or only.kind == "tensor":
+        try:
+            like = rung.graph(like)
+        except LlamaRefused as error:
+            result.leave_all("activations of the model", str(error), "llama.cpp")
+    rung.probes(matrices[0], like)
+    if only is not None:
+        return end_alone(result, only)
+    return None
+
+
+RUNG = Rung(
+    "codes", 2, "Is every byte of quantized activations the one that the encoding says?", ("blocks",), check,
+    ("quantize",),
+)  # fmt: skip
+
+
+class _Codes:
+    def __init__(self, calls: TaskCalls) -> None:
+        assert isinstance(calls.kernel, Quantizer)
+        self._calls, self._result, self._kernel = calls, calls.result, calls.kernel
+        self._semantics = encoding(calls.kernel.encoding)
+        blocks = self._semantics.activations
+        assert blocks is not None
+        self._size, self._name = blocks.block_size, calls.kernel.encoding
+        self._found, self._explained = Found(self._name), False
+        if self._calls.only is None and self._kernel.fast_math:
+            for name in ("ambiguous codes", "codes off by one step", "scales off"):
+                self._result.figures[name] = 0
+
+    # ---- the model's own activations ---------------------------------------------------------------------------------
+
+    def graph(self, like: Floats) -> Floats:
+        """The activations of the model's products, each once; returns some of them. Raises LlamaRefused."""
+        run, result, seen = self._calls.run, self._result, set[bytes]()
+        uses: dict[str, int] = {}
+        capture = run.session.llama.capture(run.session.prompt)
+        for gemm in run.progress("codes", capture, total=run.n_matrices(), unit="GEMM"):
+            if isinstance(gemm, Evaluation):
+                break
+            tensor = run.model.tensors.get(gemm.tensor)
+            if tensor is None or not run.wants(gemm.tensor):
+                continue
+            use = uses[gemm.tensor] = uses.get(gemm.tensor, -1) + 1
+            digest = hashlib.sha256(gemm.x.tobytes() + bytes(str(gemm.x.shape), "ascii")).digest()
+            call = Call(kind="tensor", number=use, m=len(gemm.x), k=gemm.x.shape[1])
+            if digest in seen or not self._calls.wants(call) or self._calls.broken:
+                continue
+            seen.add(digest)
+            if gemm.x.shape[1] % self._size:
+                result.skip("products whose rows are no whole blocks of the encoding")
+                continue
+            like = gemm.x if not seen or np.isfinite(gemm.x).all() else like
+            self._parts(call, tensor, gemm.x)
+        return like
+
+    def _parts(self, call: Call, tensor: Tensor, x: Floats) -> None:
+        """Activations of the graph, in calls of numbers of tokens that the domain allows."""
+        if (why := self._calls.kernel.domain.outside(self._kernel.domain.n.up(1) or 1, x.shape[1])) is not None:
+            self._result.leave(tensor.name, f"kernel {self._kernel.name} is not asked: {why}")
+            return
+        at = 0
+        for wanted, given in self._kernel.domain.m.parts(len(x)):
+            part = x[at + np.arange(given) % wanted]
+            self._judge(call, tensor, part, f"the model's activations, {given} tokens from {at}")
+            at += wanted
+
+    # ---- others ------------------------------------------------------------------------------------------------------
+
+    def probes(self, tensor: Tensor, like: Floats) -> None:
+        """What the probe plan asks; the tensor names failures."""
+        found = self._found
+        for number, (values, x) in enumerate(self._plan(like)):
+            call = Call(kind="probe", number=number, m=len(x), k=x.shape[1])
+            if not self._calls.wants(call):
+                continue
+            if found.wrong >= MOST_WRONG or self._calls.broken:
+                found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
+                break
+            if self._judge(call, tensor, x, values):
+                found.right(values, x.shape[1], m=len(x))
+            else:
+                found.wrong += 1
+        self._calls.under_schedules(tensor, self._scheduled(tensor, like))
+        if self._calls.only is None:
+            found.not_covered.append(("indices of 2^31 and more", "they are not tried of kernels that quantize"))
+            found.not_covered.append(("blocks with NaN or infinities", "no definition says what they are"))
+            self._calls.record(found)
+
+    def _plan(self, like: Floats) -> Iterator[tuple[str, Floats]]:
+        """What the values are, and float32[M, K]."""
+        options, domain = self._calls.run.options, self._kernel.domain
+        seed = options.seed
+        sizes = dict.fromkeys((m, k) for m, _, k in shapes_of(domain, self._size, seed, options.probes == "brief"))
+        for m, k in sizes:
+            x = drawn((m, k), like, seed)
+            x[-1:] = ties_of_codes(k)
+            yield "drawn", self._held(x)
+        wide = [k for k in (-(-c * 32 // self._size) * self._size for c in _COLUMNS) if k in domain.k]
+        for k in dict.fromkeys(wide):
+            for name, values in (
+                ("every size", every_size(k)), ("special", special(k, like)), ("not finite", _not_finite(k, like)),
+                ("outliers", _outliers(k, like)), ("normal", _normal(k, seed)),
+            ):  # fmt: skip
+                at = 0
+                for wanted, given in domain.m.parts(len(values)):
+                    yield name, self._held(values[at + np.arange(given) % wanted])
+                    at += wanted
+
+    def _held(self, x: Floats) -> Floats:
+        """The values as the kernel gets them, rounded to its type."""
+        return rounded_float32(np.ascontiguousarray(x, np.float32), self._kernel.takes)
+
+    def _scheduled(self, tensor: Tensor, like: Floats) -> Iterator[tuple[Call, str, partial[Bytes]]]:
+        for m, _, k in small_shapes(self._kernel.domain, self._size, self._calls.run.options.seed):
+            x = self._held(drawn((m, k), like, self._calls.run.options.seed))
+            words = f"{printable(tensor.name, 64)}: at {m} tokens, K = {k}"
+            yield Call(kind="schedule", m=m, k=k), words, partial(_quantized, x)
+
+    # ---- judging -----------------------------------------------------------------------------------------------------
+
+    def _judge(self, call: Call, tensor: Tensor, x: Floats, words: str) -> bool:
+        x = self._held(x)
+        what = f"{words}: at {len(x)} tokens, K = {x.shape[1]}"
+        got = self._calls.make(call, tensor, what, lambda: self._kernel.quantize(x))
+        if got is None:
+            return False
+        checked = check_bytes(self._semantics, x, got, self._kernel.ordered, self._kernel.fast_math, _PER_CALL)
+        self._count(checked, words.startswith("the model's"))
+        hint = self._explain(x, got) if checked.n_wrong else ""
+        for i, wrong in enumerate(checked.wrong):
+            row = x[wrong.m, wrong.block * self._size : (wrong.block + 1) * self._size]
+            self._result.fail(
+                Failure(
+                    f"{printable(tensor.name, 64)}: {what}: token {wrong.m} block {wrong.block}: {wrong.what}"
+                    f"{'' if i else hint}",
+                    tensor.name, None, None, wrong.m, got=wrong.got, expected=wrong.expected, call=call,
+                    activation_type="F32", activation_hex=row.tobytes()[:MAX_HEX_BYTES].hex(),
+                )
+            )  # fmt: skip
+        self._result.fail_more("kernel", checked.n_wrong - len(checked.wrong), tensor.name)
+        return not checked.n_wrong
+
+    def _explain(self, x: Floats, got: Bytes) -> str:
+        """Which other encodings have these bytes, or what else explains them; once."""
+        if self._explained:
+            return ""
+        self._explained = True
+        for name in encodings():
+            other = encoding(name)
+            assert other.activations is not None
+            row = x.shape[1] / other.activations.block_size * other.activations.block_bytes
+            if name != self._name and row == got.shape[1] and not check_bytes(other, x, got).n_wrong:
+                return f'. They are the bytes of activations = "{name}": declare that, or mend the kernel'
+        if not self._kernel.fast_math and not check_bytes(self._semantics, x, got, self._kernel.ordered, True).n_wrong:
+            return (
+                ". All that is wrong lies within a few units in the last place of a rounding boundary: ties are "
+                "rounded in another way, or the division is approximate (if it is built so: fast_math = true)"
+            )
+        return ""
+
+    def _count(self, checked: QuantizerCheck, of_model: bool) -> None:
+        result = self._result
+        if self._calls.only is None:
+            result.count("blocks" if of_model else "blocks of probes", checked.blocks)
+            result.count("codes", checked.codes)
+        counts = {
+            "codes that no definition gives": checked.undefined, "ambiguous codes": checked.ambiguous,
+            "codes off by one step": checked.moved, "scales off": checked.scales_moved,
+            "sums of another order": checked.other_sums,
+        }  # fmt: skip
+        for name, n in counts.items():
+            if n or name in result.figures:
+                result.figures[name] = result.figures.get(name, 0) + n
+
+
+def _quantized(x: Floats, kernel: Quantizer) -> Bytes:
+    return kernel.quantize(x)
+
+
+def _normal(k: int, seed: int) -> Floats:
+    """float32[64, K]: many values, for codes at the edges that are seldom met."""
+    return np.random.default_rng((seed, 3)).standard_normal((64, k)).astype(np.float32)
+
+
+def _outliers(k: int, like: Floats) -> Floats:
+    """float32[4, K]: one value of each row is a hundred to 10^5 times the others."""
+    values = drawn((4, k), like, 11)
+    values[np.arange(4), np.arange(4) * 7 % k] *= np.float32(10.0) ** np.arange(2, 6)
+    return np.clip(values, -3e4, 3e4)
+
+
+def _not_finite(k: int, like: Floats) -> Floats:
+    """float32[3, K]: a NaN, an infinity of each sign; what they do to other blocks is judged."""
+    values = drawn((3, k), like, 13)
+    values[0, 0], values[1, k // 2], values[2, k - 1] = np.nan, np.inf, -np.inf
+    return values

@@ -1,0 +1,223 @@
+"""What the rungs of kernels that multiply nothing share: their calls, the shapes of these, and what was covered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from ..gguf import Tensor, printable
+from ..gguf.matrices import may_be_matrix
+from ..kernels.domain import Domain
+from ..kernels.tasks import Task
+from ..results import Call, Failure, RungResult, TypeEnvelope
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from .calls import ALONE, calling
+from .plan import PLAN, in_words, plan
+from .run import Run
+from .schedules import may_run, not_done, schedules, shapes
+
+Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T", bound=npt.NDArray[Any])
+
+#: Wrong calls after which no further probes of a type are made.
+MOST_WRONG = 3
+#: What a rung counts of calls under other schedules.
+LAUNCHES = "calls under other schedules"
+
+
+@dataclass
+class Found:
+    """What the probes of one type, or of one encoding, found."""
+
+    name: str
+    calls: int = 0
+    tokens: set[int] = field(default_factory=set)
+    rows: set[int] = field(default_factory=set)
+    columns: set[int] = field(default_factory=set)
+    values: set[str] = field(default_factory=set)
+    not_covered: list[tuple[str, str]] = field(default_factory=list)
+    wrong: int = 0
+
+    def right(self, values: str, k: int, m: int = 0, n: int = 0) -> None:
+        """A call was right. A size of 0 says nothing."""
+        self.calls += 1
+        self.values.add(values)
+        self.columns.add(k)
+        self.tokens |= {m} - {0}
+        self.rows |= {n} - {0}
+
+
+class TaskCalls:
+    """The calls of a kernel in one rung, whose faults are recorded.
+
+    Args:
+        run, result: of the rung.
+        only: the one call to make; None for all.
+    """
+
+    def __init__(self, run: Run, result: RungResult, only: Call | None) -> None:
+        self.run, self.result, self.only = run, result, only
+        assert isinstance(run.kernel, Task)
+        self.kernel: Task = run.kernel
+        self._faults = 0
+
+    @property
+    def broken(self) -> bool:
+        """Whether the kernel broke its contract so often that it is not called any more."""
+        return self._faults >= MOST_WRONG
+
+    def wants(self, call: Call) -> bool:
+        """Whether the run makes this call."""
+        only = self.only
+        return only is None or (only.kind, only.number, only.use) == (call.kind, call.number, call.use)
+
+    def make(self, call: Call, tensor: Tensor, words: str, do: Callable[[], T]) -> T | None:
+        """What a call gives; None where the kernel broke its contract, which is recorded."""
+        if self.only is not None:
+            self.result.count(ALONE)
+        try:
+            with calling(call):
+                return do()
+        except KernelFault as error:
+            self._faults += 1
+            said = f"{printable(tensor.name, 64)}: {words}: {error}"
+            self.result.fail(
+                Failure(said, tensor.name, culprit=error.culprit, cause=error.cause, call=error.call or call)
+            )
+            return None
+
+    def record(self, found: Found, tokens: str = "any", rows: str = "any") -> None:
+        """Record for what the rung holds.
+
+        Args:
+            tokens, rows: in words, where the calls have none.
+        """
+        self.result.envelopes.append(
+            TypeEnvelope(
+                type=found.name, plan=PLAN, probes=self.run.options.probes, domain=self.kernel.domain.words,
+                calls=found.calls, tokens=in_words(found.tokens) if found.tokens else tokens,
+                rows=in_words(found.rows) if found.rows else rows, columns=in_words(found.columns),
+                values=tuple(sorted(found.values)), not_covered=tuple(found.not_covered), under_test=True,
+            )
+        )  # fmt: skip
+
+    # ---- under other schedules ---------------------------------------------------------------------------------------
+
+    def under_schedules(
+        self, tensor: Tensor, inputs: Iterator[tuple[Call, str, Callable[[Any], npt.NDArray[Any]]]]
+    ) -> None:
+        """Make calls under the schedules that the host offers; each must give the bytes of the ordinary call.
+
+        Args:
+            inputs: a call, its shape in words, and what makes it with a kernel.
+
+        Raises EnvironmentFault where checks were asked for and cannot be done.
+        """
+        run, result, failed = self.run, self.result, set[str]()
+        if self.broken:
+            return
+        every = schedules(run.options)
+        for i, (call, words, make) in enumerate(inputs):
+            ordinary: Bytes | None = None
+            for j, schedule in enumerate(every):
+                kind = "checked" if schedule.checked else "order"
+                this = Call(kind="schedule", number=i * len(every) + j, m=call.m, n=call.n, k=call.k)
+                if kind in failed or not self.wants(this):
+                    continue
+                under = self.kernel.under(schedule) if may_run(run, schedule) else None
+                if under is None:
+                    if run.options.sanitize and schedule.checked:
+                        result.leave(self.kernel.name, not_done(run, schedule), tensor.name)
+                    else:
+                        result.note(f"kernel {self.kernel.name}: {not_done(run, schedule)}", first=True)
+                    continue
+                try:
+                    with calling(this):
+                        got = make(under)
+                        if ordinary is None:
+                            ordinary = _bytes(make(self.kernel))
+                        _same(_bytes(got), ordinary, schedule.words)
+                    result.count(LAUNCHES if self.only is None else ALONE)
+                except KernelFault as error:
+                    failed.add(kind)
+                    said = str(error)
+                    if not isinstance(error, KernelFinding):
+                        said = f"under another schedule ({schedule.words}): {error}"
+                    result.fail(Failure(f"{words}: {said}", tensor.name, culprit=error.culprit, call=this))
+                except EnvironmentFault as error:
+                    if run.options.sanitize and schedule.checked:
+                        raise
+                    result.note(
+                        f"the kernel could not be run under another schedule ({schedule.words}): {error}", first=True
+                    )
+
+
+def _bytes(array: npt.NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _same(got: Bytes, ordinary: Bytes, words: str) -> None:
+    """Raises KernelFinding where the bytes differ."""
+    if got.shape == ordinary.shape and np.array_equal(got, ordinary):
+        return
+    differ = np.flatnonzero(got != ordinary) if got.shape == ordinary.shape else np.zeros(1, int)
+    raise KernelFinding(
+        "changing",
+        f"the outputs depend on the order in which threads run, or on how long copies take: {len(differ)} bytes of "
+        f"{len(ordinary)} differ under another schedule ({words}), the first at {differ[0]}",
+    )
+
+
+#: Why a tensor is not looked at.
+BROKEN = f"the kernel is not called any more: it broke its contract {MOST_WRONG} times"
+
+
+def quantized_matrices(run: Run, result: RungResult) -> Iterator[Tensor]:
+    """The selected matrices that such a kernel is about. Others are counted, or recorded as not covered."""
+    for tensor in run.selected():
+        if not may_be_matrix(tensor) or not tensor.nbytes:
+            continue
+        if not tensor.type.quantized:
+            result.skip("matrices that are not quantized")
+        elif (why := run.uncovered(tensor)) is not None:
+            result.leave(tensor.name, why)
+        else:
+            yield tensor
+
+
+def shapes_of(domain: Domain, unit: int, seed: int, brief: bool) -> list[tuple[int, int, int]]:
+    """(M, N, K) of the probe plan, each once."""
+    found: dict[tuple[int, int, int], None] = {}
+    for probe in plan(domain, unit, False, seed, brief):
+        found.update(dict.fromkeys((m, probe.n, probe.k) for m in probe.tokens))
+    return list(found)
+
+
+def small_shapes(domain: Domain, unit: int, seed: int) -> list[tuple[int, int, int]]:
+    """(M, N, K) for calls under other schedules, within the domain."""
+    out = []
+    for m, n, slices in shapes(seed):
+        k = -(-slices * 32 // unit) * unit
+        if m in domain.m and n in domain.n and k in domain.k:
+            out.append((m, n, k))
+    return out or shapes_of(domain, unit, seed, True)[:1]
+
+
+def laid_out(fmt: BlockFormat, blocks: Bytes, n: int, k: int) -> Bytes:
+    """uint8[n, row bytes] of blocks uint8[..., block bytes], repeated as often as is needed, so that rows repeat
+    late."""
+    wide = k // fmt.block_size
+    flat = blocks.reshape(-1, fmt.block_bytes)
+    there = len(flat) - (len(flat) % wide == 0 and len(flat) > 1)
+    return np.resize(flat[:there], (n, wide * fmt.block_bytes))
+
+
+__all__ = [
+    "BROKEN", "LAUNCHES", "MOST_WRONG", "Found", "TaskCalls", "laid_out", "quantized_matrices", "shapes_of",
+    "small_shapes",
+]  # fmt: skip

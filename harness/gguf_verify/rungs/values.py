@@ -1,0 +1,296 @@
+"""The values rung, of kernels that dequantize: is every value of every block the one that the author says?
+
+A kernel is run on the matrices of the model as they are; once for each type on blocks of any bits, on every half as a
+scale, and on the model's blocks at the numbers of rows and columns of the probe plan. `semantics.dequantization` says
+what the values should be. With float32 outputs, that is llama.cpp's `to_float`, bit for bit: the bytes rung compares
+this project's decoder with it on every block of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from ..gguf import Tensor, printable
+from ..gguf.matrices import matrix_of, where
+from ..kernels.tasks import Dequantizer
+from ..results import MAX_FAILURES, MAX_HEX_BYTES, Call, Failure, RungResult, TensorValues
+from ..semantics.dequantization import BOUNDED, Expected, expected_values, fitting
+from .calls import begin_alone, end_alone
+from .generated_inputs import any_blocks
+from .interface import Rung
+from .judging import KERNEL
+from .run import Run
+from .scale_blocks import any_bits, every_scale
+from .task_calls import (
+    BROKEN,
+    MOST_WRONG,
+    Found,
+    TaskCalls,
+    laid_out,
+    quantized_matrices,
+    shapes_of,
+    small_shapes,
+)
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+#: Values of one call, and values that are judged at a time.
+_CALL, _CHUNK = 1 << 24, 1 << 21
+#: Columns, in units of 32 values, of the calls with every scale.
+_WIDE = 8
+#: Wrong blocks of one call that are recorded one by one, and values of them that the arithmetic is looked for with.
+_PER_CALL, _LOOKED_AT = 3, 1 << 20
+
+
+def check(run: Run, result: RungResult) -> None:
+    """Judge the kernel's values. Raises EnvironmentFault."""
+    only = begin_alone(run, result)
+    rung = _Values(TaskCalls(run, result, only), result)
+    first: dict[str, Tensor] = {}
+    for tensor in run.progress("values", list(quantized_matrices(run, result)), unit="tensor"):
+        first.setdefault(tensor.type.name, tensor)
+        if rung.broken:
+            result.leave(tensor.name, BROKEN, culprit="kernel")
+            continue
+        rung.tensor(tensor)
+    for tensor in run.progress("values, probes", list(first.values()), unit="type"):
+        rung.probes(tensor)
+    if only is not None:
+        return end_alone(result, only)
+    result.skip("vectors", run.vectors())
+    return None
+
+
+RUNG = Rung(
+    "values", 2, "Is every value of every block the one that the kernel's author says?", ("values",), check,
+    ("dequantize",),
+)  # fmt: skip
+
+
+class _Values:
+    def __init__(self, calls: TaskCalls, result: RungResult) -> None:
+        assert isinstance(calls.kernel, Dequantizer)
+        self._calls, self._result, self._kernel = calls, result, calls.kernel
+        self._seed, self._brief = calls.run.options.seed, calls.run.options.probes == "brief"
+        #: Types whose wrong values were explained.
+        self._explained: set[str] = set()
+
+    @property
+    def broken(self) -> bool:
+        """`TaskCalls.broken`."""
+        return self._calls.broken
+
+    def tensor(self, tensor: Tensor) -> None:
+        """All blocks of a tensor, in calls of one of its matrices, or of some of its rows where it is large."""
+        fmt = _format(tensor)
+        rows, failed = self._calls.run.row_bytes(tensor), self._result.n_failures
+        matrix = tensor.shape[1] if len(tensor.shape) > 1 else 1
+        most = max(1, min(matrix, _CALL // tensor.k))
+        most = self._kernel.domain.n.down(most) or self._kernel.domain.n.up(most) or most
+        starts = [at + i for at in range(0, len(rows), matrix) for i in range(0, matrix, most)]
+        for number, start in enumerate(starts):
+            part = rows[start : min(start + most, start - start % matrix + matrix)]
+            call = Call(kind="tensor", number=number, first_row=start, n=len(part), k=tensor.k)
+            if self._calls.wants(call):
+                self._judge(call, tensor, fmt, part, "", start)
+        self._result.count("tensors")
+        blocks = len(rows) * tensor.k // fmt.block_size
+        self._result.details.append(
+            TensorValues(tensor.name, tensor.type.name, blocks, self._result.n_failures - failed)
+        )
+
+    def probes(self, tensor: Tensor) -> None:
+        """What the probe plan asks of a type."""
+        fmt, found = _format(tensor), Found(tensor.type.name)
+        for number, (values, n, k, make) in enumerate(self._plan(tensor, fmt)):
+            call = Call(kind="probe", number=number, n=n, k=k)
+            if not self._calls.wants(call):
+                continue
+            if found.wrong >= MOST_WRONG or self.broken:
+                found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
+                break
+            words = f" of {n} rows and K = {k} (blocks of {values})"
+            if self._judge(call, tensor, fmt, make(), words):
+                found.right(values, k, n=n)
+            else:
+                found.wrong += 1
+        self._calls.under_schedules(tensor, self._scheduled(tensor, fmt))
+        found.not_covered.append(("indices of 2^31 and more", "they are not tried of kernels that dequantize"))
+        if self._calls.only is None:
+            self._calls.record(found)
+
+    def _plan(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[tuple[str, int, int, Callable[[], Bytes]]]:
+        """What the blocks are, N and K of a call, and what makes its rows."""
+        domain, seed = self._kernel.domain, self._seed
+        blocks = self._calls.run.row_bytes(tensor).reshape(-1, fmt.block_bytes)
+        sizes = list(dict.fromkeys((n, k) for _, n, k in shapes_of(domain, fmt.block_size, seed, self._brief)))
+
+        def of_model(n: int, k: int) -> Callable[[], Bytes]:
+            return lambda: laid_out(fmt, blocks, n, k)
+
+        def of(made: Bytes, n: int, k: int) -> Callable[[], Bytes]:
+            return lambda: np.resize(made, (n, fmt.row_bytes(k)))
+
+        for n, k in sizes:
+            yield "the model's", n, k, of_model(n, k)
+        for n, k in sizes[:3]:
+            count = n * k // fmt.block_size
+            yield "any bits", n, k, of(any_blocks(fmt, count, seed), n, k)
+            yield "any bits, also no numbers", n, k, of(any_bits(fmt, count, seed), n, k)
+        for made in every_scale(fmt, seed, self._brief):
+            n, k = _shape_for(self._kernel, fmt, len(made))
+            each = n * k // fmt.block_size
+            for start in range(0, len(made), each) if each else ():
+                yield "every scale", n, k, of(made[start : start + each], n, k)
+
+    def _scheduled(
+        self, tensor: Tensor, fmt: BlockFormat
+    ) -> Iterator[tuple[Call, str, Callable[[Dequantizer], Floats]]]:
+        blocks = self._calls.run.row_bytes(tensor).reshape(-1, fmt.block_bytes)
+        for _, n, k in small_shapes(self._kernel.domain, fmt.block_size, self._seed):
+            rows = laid_out(fmt, blocks, n, k)
+            words = f"{printable(tensor.name, 64)}: at N = {n}, K = {k}"
+            yield Call(kind="schedule", n=n, k=k), words, partial(_dequantized, fmt, rows)
+
+    # ---- judging -----------------------------------------------------------------------------------------------------
+
+    def _judge(self, call: Call, tensor: Tensor, fmt: BlockFormat, rows: Bytes, words: str, start: int = -1) -> bool:
+        """Make a call and judge its values; `start`: the row of the tensor that its first row is, if it is one."""
+        got = self._calls.make(
+            call, tensor, f"at N = {len(rows)}, K = {call.k}", lambda: self._kernel.dequantize(fmt, rows)
+        )
+        if got is None:
+            return False
+        if self._calls.only is None:
+            self._result.count("values" if start >= 0 else "values of probes", got.size)
+        blocks = rows.reshape(-1, fmt.block_bytes)
+        values = got.reshape(-1, fmt.block_size)
+        step, n_wrong, shown = max(1, _CHUNK // fmt.block_size), 0, 0
+        for at in range(0, len(blocks), step):
+            span = slice(at, at + step)
+            expected = self._expected(fmt, blocks[span])
+            wrong = expected.wrong(values[span])
+            self._measure(expected, values[span], tensor)
+            bad = np.flatnonzero(wrong.any(axis=1))
+            n_wrong += int(wrong.sum())
+            for i in bad[: max(0, min(_PER_CALL - shown, MAX_FAILURES - len(self._result.failures)))]:
+                shown += 1
+                n_wrong -= int(wrong[i].sum())
+                hint = self._explain(fmt, blocks, values) if shown == 1 else ""
+                self._fail(call, tensor, fmt, rows, words, start, at + int(i), wrong[i], values[at + i], expected,
+                           int(i), hint)  # fmt: skip
+        self._result.fail_more("kernel", n_wrong, tensor.name)
+        return not shown and not n_wrong
+
+    def _expected(self, fmt: BlockFormat, blocks: Bytes) -> Expected:
+        return expected_values(fmt, blocks, self._kernel.output, self._kernel.arithmetic(fmt), self._kernel.flushes)
+
+    def _measure(self, expected: Expected, values: Floats, tensor: Tensor) -> None:
+        utilisation = expected.utilisation(values)
+        if utilisation is not None:
+            self._result.measure(KERNEL, utilisation, 0.0, printable(tensor.name, 64))
+        if expected.free is not None and (n := int(expected.free.sum())):
+            what = "values that the declared arithmetic does not determine"
+            self._result.figures[what] = self._result.figures.get(what, 0) + n
+
+    def _fail(
+        self, call: Call, tensor: Tensor, fmt: BlockFormat, rows: Bytes, words: str, start: int, at: int,
+        wrong: Bools, values: Floats, expected: Expected, i: int, hint: str,
+    ) -> None:  # fmt: skip
+        """Record a wrong block: the one with the number `at` in the call, `i` in `expected`."""
+        wide = rows.shape[1] // fmt.block_bytes
+        row, block = divmod(at, wide)
+        j = int(wrong.argmax())
+        got, right = float(values[j]), float(expected.values[i, j])
+        of_file = start >= 0
+        place = (
+            where(tensor, start + row, block=block)
+            if of_file
+            else f"{printable(tensor.name, 64)}{words}: row {row} block {block}"
+        )
+        bound = share = None
+        if expected.bound is not None and expected.exact is not None:
+            bound = float(expected.bound[i, j])
+            right = float(expected.exact[i, j])
+            share = abs(got - right) / bound if bound else float("inf")
+        raw = rows[row, block * fmt.block_bytes : (block + 1) * fmt.block_bytes]
+        n = int(wrong.sum())
+        more = f" (and {n - 1} further values of the block)" if n > 1 else ""
+        self._result.fail(
+            Failure(
+                f"{place}: value {j} {_how(got, right, bound)}{more}{hint}", tensor.name,
+                start + row if of_file else row, block, None,
+                tensor.block_offset(start + row, block) if of_file else None,
+                raw.tobytes()[:MAX_HEX_BYTES].hex(), got, right, bound, share, tensor.part if of_file else 0,
+                matrix_of(tensor, start + row) if of_file else None, call=call, block_type=fmt.name,
+            ), n,
+        )  # fmt: skip
+
+    def _explain(self, fmt: BlockFormat, blocks: Bytes, values: Floats) -> str:
+        """What else the values of a call are, once for each type."""
+        if fmt.name in self._explained:
+            return ""
+        self._explained.add(fmt.name)
+        n = max(1, _LOOKED_AT // fmt.block_size)
+        found = [name for name in fitting(fmt, blocks[:n], values[:n], self._kernel.output) if name not in BOUNDED]
+        if found:
+            return f'. They are what arithmetic = "{found[0]}" gives: declare it, or mend the kernel'
+        expected = self._expected(fmt, blocks[:n]).values
+        order = _order(expected, values[:n])
+        if order is not None:
+            moved = int(np.flatnonzero(order != np.arange(len(order)))[0])
+            return (
+                f". Each block has the right values in another order: the value of place {order[moved]} lies at place "
+                f"{moved} (the order of nibbles, or of values in a block?)"
+            )
+        return ""
+
+
+def _dequantized(fmt: BlockFormat, rows: Bytes, kernel: Dequantizer) -> Floats:
+    return kernel.dequantize(fmt, rows)
+
+
+def _format(tensor: Tensor) -> BlockFormat:
+    fmt = tensor.type.format
+    assert fmt is not None
+    return fmt
+
+
+def _shape_for(kernel: Dequantizer, fmt: BlockFormat, blocks: int) -> tuple[int, int]:
+    """N and K of calls with so many blocks, within the domain: (0, 0) where there is no such call."""
+    domain = kernel.domain
+    for slices in (_WIDE * 32, fmt.block_size):
+        wanted = -(-slices // fmt.block_size) * fmt.block_size
+        k = next((v for v in (domain.k.up(wanted), domain.k.down(wanted)) if v and v % fmt.block_size == 0), None)
+        if k is not None:
+            n = domain.n.down(max(1, blocks * fmt.block_size // k)) or domain.n.up(1)
+            return (n, k) if n else (0, 0)
+    return 0, 0
+
+
+def _how(got: float, right: float, bound: float | None) -> str:
+    if bound is None and got == right == 0:
+        return f"is {got:+.0f}, expected {right:+.0f} (the sign of zero)"
+    return "is outside the bound" if bound is not None else "is not the expected one"
+
+
+def _order(expected: Floats, values: Floats) -> npt.NDArray[np.intp] | None:
+    """Place in a block → the place whose value lies there, the same in all blocks; None where there is no such order,
+    or the blocks do not tell."""
+    bits, given = (np.ascontiguousarray(a).view(np.uint32) for a in (expected, values))
+    size = bits.shape[1]
+    few = slice(0, max(1, _LOOKED_AT // (size * size)))
+    same = (given[few, :, None] == bits[few, None, :]).all(axis=0)  # [place, place of the value]
+    if not (same.any(axis=1).all() and same.any(axis=0).all()):
+        return None
+    order = same.argmax(axis=1)
+    if len(set(order.tolist())) != size or not np.array_equal(given, bits[:, order]):
+        return None
+    return None if np.array_equal(order, np.arange(size)) else order

@@ -1,0 +1,115 @@
+"""How a definition's products and sums are rounded: the record that its bound is made with.
+
+`float32`: sums are float32, in any order; u = 2^-24. Products of codes are integers, which are exact.
+
+`float16`: products and sums are halves (`__hmul2`, `__hadd2`, `__hfma2`), in any order; u = 2^-11. A result below 2^-14
+loses up to η = 2^-25. A path to the output has n roundings, so what they leave of a term is its (1 + θ)-fold with
+|θ| ≤ (1 + u)^n - 1, which holds for any n (γ_n needs n·u < 1, that is rows of less than 2048 values). A sum of
+magnitudes that may pass 65520 may overflow in some order: then the definition has no finite value.
+
+`tensor`: tensor cores multiply values of 16 bits exactly and add L products and the accumulator at a time. These L + 1
+terms are aligned to the largest exponent and truncated to F fraction bits: the error of a step is at most
+(L + 1)·2^(1-F)·max|term| (Khattak and Mikaitis, arXiv 2512.07004). The result is then truncated to float32: at most
+2^-23 of it. No term, and no partial sum, is larger than the sum A of the magnitudes of all products times what the
+steps before have added. With e = (L + 1)·2^(1-F) + 2^-23 and n = K/L + 8 steps (the eight are float32 additions of
+parts, whose u is smaller than e) the error is at most n·e/(1 - n·e)·A, in any order of the products. Cards differ in L
+and F; `tensor_cores` measures them. The default is that of the V100, L = 4 and F = 23: a row's bound, K/L·e, of it is
+the largest of the cards whose L and F are known: (8, 24) of the A100 and (16, 25) of the H100 are within it.
+
+The score needs roundings that are independent. Those of a half that is added to a much larger sum are not: they all go
+one way, and truncation always does. Their spread is therefore never below 1/32 (SCORE_LIMIT) of the running-error bound
+of a sum in ascending k, e·Σ_b r·(|S[b]| + 2·√L[b]) for r roundings a block: the gate then admits what that bound does.
+With that in place the 32 standard deviations, which leave room for such roundings, are 8 of sums in half: a half is so
+coarse that 32 of them would hide a wrong code even in one block. (Simulated right sums reach 2.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+#: Score |y - o| / spread above which an output fails: correct outputs were seen up to 9, up to 23 where the signs
+#: of activations alternate, one wrong code at thousands.
+SCORE_LIMIT = 32.0
+#: Roundings beside those of the terms: lanes are added, results converted.
+EXTRA_ROUNDINGS = 8
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """How products are added up.
+
+    Args:
+        name: in a declaration: "float32", "float16" or "tensor".
+        unit: u, the most that one rounding takes, relative; of `tensor` e.
+        underflow: η, the most that a result below the normal numbers loses.
+        normal: the smallest normal number.
+        overflows: from where on a sum is infinite.
+        products: L, products of one instruction; 1 where each is added by itself.
+        fraction: F, of `tensor`; 0 for others.
+        deviations: the most standard deviations of independent roundings that an output may be off by.
+    """
+
+    name: str
+    unit: float
+    underflow: float
+    normal: float
+    overflows: float
+    products: int = 1
+    fraction: int = 0
+    deviations: float = SCORE_LIMIT
+
+    @property
+    def independent(self) -> bool:
+        """Whether its roundings may be taken for independent ones."""
+        return self.name == "float32"
+
+    def growth(self, added: int) -> float:
+        """The bound of `added` additions, and those beside them, as a share of the sum of all magnitudes."""
+        if self.name == "float16":
+            return math.expm1((added + EXTRA_ROUNDINGS) * math.log1p(self.unit))
+        n = -(-added // self.products) + EXTRA_ROUNDINGS
+        return n * self.unit / (1 - n * self.unit) if n * self.unit < 1 else math.inf
+
+    def __str__(self) -> str:
+        return f"tensor cores (L = {self.products}, F = {self.fraction})" if self.fraction else self.name
+
+
+IN_FLOAT32 = Accumulation("float32", 2.0**-24, 2.0**-150, 2.0**-126, math.inf)
+IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0, deviations=8.0)
+
+
+def in_tensor_cores(products: int = 4, fraction: int = 23) -> Accumulation:
+    """Of a card with this L and F. Raises ValueError for numbers that no card can have."""
+    if not (1 <= products <= 1024 and 8 <= fraction <= 60):
+        raise ValueError(
+            f"tensor cores add L = 1 to 1024 products with F = 8 to 60 bits, not {products} and {fraction}"
+        )
+    unit = (products + 1) * 2.0 ** (1 - fraction) + 2.0**-23
+    return Accumulation("tensor", unit, 2.0**-149, 2.0**-126, math.inf, products, fraction)
+
+
+ACCUMULATIONS = ("float32", "float16", "tensor")
+
+
+def accumulation_of(said: str | Mapping[str, Any]) -> Accumulation:
+    """What a declaration says: a name, or a table of L and F of tensor cores. Raises ValueError."""
+    if isinstance(said, Mapping):
+        numbers = {key: said[key] for key in said if key in ("L", "F")}
+        if len(numbers) != len(said) or not all(type(v) is int for v in numbers.values()):
+            raise ValueError("accumulates, as a table, has the integers L and F of tensor cores: { L = 16, F = 25 }")
+        return in_tensor_cores(numbers.get("L", 4), numbers.get("F", 23))
+    if said == "tensor":
+        return in_tensor_cores()
+    for known in (IN_FLOAT32, IN_FLOAT16):
+        if said == known.name:
+            return known
+    raise ValueError(f"accumulates {ascii(said)[:60]} is not one of {', '.join(ACCUMULATIONS)}, nor a table of L and F")
+
+
+__all__ = [
+    "ACCUMULATIONS", "EXTRA_ROUNDINGS", "IN_FLOAT16", "IN_FLOAT32", "SCORE_LIMIT", "Accumulation", "accumulation_of",
+    "in_tensor_cores",
+]  # fmt: skip

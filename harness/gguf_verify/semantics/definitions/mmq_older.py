@@ -1,0 +1,18 @@
+"""`mmq_older`: MMQ of llama.cpp of before August 2024, which vLLM and candle took over: Q8_1 for any number of tokens.
+
+It differs from `q8_1` in the minima of superblocks, which are multiplied by the stored s.
+"""
+
+from __future__ import annotations
+
+from ..definition import Semantics
+from ..encodings.q8_1 import RAW_Q8_1
+from ..terms.superblock_sums import SUPERBLOCK_SUMS
+
+MMQ_OLDER = Semantics(
+    name="mmq_older",
+    title="d_w·d_a·Σ q_w·q_a + m_w·s, s = half(Σ x) of raw values, also of superblocks, whose scales are not rounded",
+    source="llama.cpp CUDA MMQ of before August 2024; vLLM ggml_mul_mat_a8; candle (quantized.cu)",
+    encoding=RAW_Q8_1,
+    term=SUPERBLOCK_SUMS,
+)

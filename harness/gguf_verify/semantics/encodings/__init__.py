@@ -1,0 +1,12 @@
+"""The encodings of activations that exist: each module makes one record, and the registry finds it."""
+
+from __future__ import annotations
+
+from ...support.registry import members
+from ..encoding import Encoding
+
+ENCODINGS: dict[str, Encoding] = {
+    e.name: e for e in sorted(members(__name__, Encoding), key=lambda e: (e.quantizes, e.name))
+}
+
+__all__ = ["ENCODINGS"]

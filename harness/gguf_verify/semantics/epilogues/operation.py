@@ -1,0 +1,93 @@
+"""What an operation behind a product is, and the arithmetic of the bounds of sums and of factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..drawn import Place
+from ..sums import UNDERFLOW, UNIT_ROUNDOFF, Doubles, Product
+
+#: Roundings of a sum that an operand may meet beside those of K terms: see `sums.EXTRA_ROUNDINGS`.
+_EXTRA = 8
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What an operation knows of the call that it ends.
+
+    Args:
+        k: columns of the weights.
+        companion: the product of the same activations and the operand `up`. Raises ValueError where nobody can make it.
+        roundoff: unit roundoff of the arithmetic between the product and the output: 2^-24, or 2^-11 of halves.
+    """
+
+    k: int
+    companion: Callable[[], Product]
+    roundoff: float = UNIT_ROUNDOFF
+
+
+Apply = Callable[[Product, npt.NDArray[Any], Fused], Product]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation behind a product y[m, n].
+
+    Args:
+        name: its name in a declaration.
+        title: what it computes, in a formula.
+        operand: the name of what it needs.
+        place: of what the operand is: one number, one for a row of weights, one for a token, one for an output; None
+            for the rows of a second matrix of weights.
+        as_output: the operand has the output's type, unless the kernel says otherwise; else it is float32.
+        neutral: the value of the operand with which the operation changes nothing; None where there is none.
+        factor: the operand is multiplied, so it is drawn without regard to the size of the product.
+        apply: (product before, the operand as float64, the call) → product after, of which `ordered` is left out.
+    """
+
+    name: str
+    title: str
+    operand: str
+    place: Place | None
+    as_output: bool = False
+    neutral: float | None
+    factor: bool = False
+    apply: Apply
+
+
+def added(p: Product, addend: Doubles, fused: Fused) -> Product:
+    """p + b, for b float64 that broadcasts to [M, N].
+
+    The kernel may add b behind the product, which rounds once: u·|o + b| and what the product's error adds to that. Or
+    it may begin its sum with b, which then is a part of every partial sum: γ_n·|b| with n = K + 8 roundings at most, as
+    of any other term of a sum (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §4.2). The bound
+    holds for both. The spread takes b for a part of n partial sums: u/√3·|b|·√n.
+    """
+    u, n = fused.roundoff, fused.k + _EXTRA
+    exact = p.exact + addend
+    size = np.abs(addend)
+    bound = p.bound + u * (np.abs(exact) + p.bound) + n * u / (1 - n * u) * size
+    spread = np.sqrt(p.spread**2 + u**2 / 3 * (exact**2 + n * size**2))
+    return Product(exact, bound, spread, None)
+
+
+def multiplied(p: Product, factor: Doubles, fused: Fused) -> Product:
+    """α·p, for α float64 that broadcasts to [M, N].
+
+    The kernel may multiply the result, which rounds once: |α|·β + u·|α|·(|o| + β), where β is the product's bound. Or
+    it may multiply every scale or term beforehand, which adds u·Σ|t| before the factor: β is γ_n·Σ|t| or more with
+    n ≥ 9, so that is at most β/9. The bound holds for both; η = 2^-150 is for a result that underflows.
+    """
+    u = fused.roundoff
+    size = np.abs(factor)
+    bound = size * (p.bound * (1 + 1 / 9) + u * (np.abs(p.exact) + p.bound)) + UNDERFLOW
+    spread = size * np.sqrt(p.spread**2 + 2 * u**2 / 3 * p.exact**2) + UNDERFLOW
+    return Product(p.exact * factor, bound, spread, None)
+
+
+__all__ = ["Fused", "Operation", "added", "multiplied"]

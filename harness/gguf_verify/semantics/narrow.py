@@ -1,0 +1,92 @@
+"""Rounding to half and bfloat16: of weights before they are multiplied, and of a result before it is stored.
+
+An output y of a type with p bits is the rounding of a value v that correct arithmetic gives, |v - o| ≤ bound. So
+
+    |y - o| ≤ bound + r(|o| + e)
+
+with r(v) half the distance of the numbers of that type around v (half the least distance where v is subnormal), and e
+the most that v may be from o: the smaller one of the bound and 32 (SCORE_LIMIT) times the spread, since v passes both
+gates. r is certain, not a deviation, so the spread grows by r/32: then the score admits r and what it admitted before.
+If |o| + e reaches the middle between the largest number and the next one (65520 for half), y may be infinite although
+the kernel is right: there is no finite value, and the definition is to blame (`overflow`). Its bits are those of the
+declared order, rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from .accumulation import SCORE_LIMIT
+from .sums import Doubles, Floats, Product
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A floating-point type: p bits of significand, the exponent of its smallest normal number, and from where on its
+    rounding is infinite."""
+
+    name: str
+    title: str
+    bits: int
+    least: int
+    overflows: float
+
+    @property
+    def unit(self) -> float:
+        """u, the most that rounding takes, relative."""
+        return 2.0**-self.bits
+
+    @property
+    def underflow(self) -> float:
+        """η, the most that the rounding of a result below the normal numbers takes."""
+        return 2.0 ** (self.least - self.bits)
+
+    def rounded(self, values: npt.NDArray[np.floating]) -> Doubles:
+        """To nearest even, float64."""
+        if self.bits == 11:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return values.astype(np.float16).astype(np.float64)
+        wide = values.astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            power = np.maximum(np.frexp(wide)[1] - 1, self.least) - (self.bits - 1)
+            near = np.ldexp(np.rint(np.ldexp(wide, -power)), power)
+            return np.asarray(np.where(np.abs(wide) >= self.overflows, np.copysign(np.inf, wide), near))
+
+    def half_ulp(self, sizes: Doubles) -> Doubles:
+        """Half the distance of the numbers around |v|, of float64 magnitudes."""
+        return np.asarray(np.ldexp(1.0, np.maximum(np.frexp(sizes)[1] - 1, self.least) - self.bits))
+
+
+HALF = Narrow("float16", "half", 11, -14, 65520.0)
+BFLOAT16 = Narrow("bfloat16", "bfloat16", 8, -126, (2 - 2.0**-8) * 2.0**127)
+NARROW = {narrow.name: narrow for narrow in (HALF, BFLOAT16)}
+
+
+def stored(p: Product, output: str) -> Product:
+    """The product as outputs of a type hold it; as it is for "float32"."""
+    narrow = NARROW.get(output)
+    if narrow is None:
+        return p
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.minimum(p.bound, SCORE_LIMIT * p.spread)
+        reach = np.abs(p.exact) + error
+        step = narrow.half_ulp(np.where(np.isfinite(reach), reach, 0.0))
+        exact = np.where(reach < narrow.overflows, p.exact, np.copysign(np.inf, p.exact))
+        ordered: Floats | None = None
+        if p.ordered is not None:
+            ordered = narrow.rounded(p.ordered).astype(np.float32)
+        return replace(
+            p, exact=exact, bound=p.bound + step, spread=p.spread + step / SCORE_LIMIT, ordered=ordered
+        )  # fmt: skip
+
+
+def stored_value(exact: Doubles, output: str) -> Doubles:
+    """An exact result as an output of a type holds it."""
+    narrow = NARROW.get(output)
+    return exact if narrow is None else narrow.rounded(exact)
+
+
+__all__ = ["BFLOAT16", "HALF", "NARROW", "Narrow", "stored", "stored_value"]

@@ -1,0 +1,171 @@
+"""Products of values: activations that are not quantized, by weights that are decoded.
+
+Per output, in float64, with w as the term has it: decoded (within one rounding to float32 of d·q + m), or rounded to
+half or bfloat16,
+
+    result  o = Σ_k a[k]·w[k]           bound  g(K)·Σ|a|·(|w| + e_w) + Σ|a|·e_w + τ
+
+where g is the growth of the accumulation (`accumulation`; γ_n with n = K + 8 for float32), τ what products that
+underflow lose, η each, and e_w what w itself may be off by:
+
+- `half_values`, `bfloat16_values`: w is rounded once, from d·q + m or from the float32 that is decoded. Where these two
+  give neighbours, e_w is their distance; elsewhere 0.
+- `half_steps`, `bfloat16_steps`: w = d·q + m exactly, and a kernel rounds each step: the conversion of d, the scale of
+  a part, the product with q, the sum with m. That is four roundings of d·q and at most as many of m, so
+  e_w = ((1 + u)^4 - 1)·(|d·q| + |m|) + 2·η·(|q| + 2): the scale may underflow, which q then multiplies, and so may both
+  products. u and η are those of the type. With an offset m is -offset·d, so it may be subtracted before or after.
+
+e_w is certain, not a deviation: the spread holds 1/32 (SCORE_LIMIT) of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from .accumulation import SCORE_LIMIT, Accumulation
+from .definition import Semantics
+from .narrow import NARROW
+from .order import Order
+from .rounding import multiply_adds
+from .sums import Doubles, Floats, Product, partial_sums, spread_of, walk
+from .term import Term
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Decoded once for all tiles: codes [nb, M, 32 or 16], their magnitudes, d, s and the size of s [nb, M, 1] each; or
+    values [M, K]."""
+
+    q: Floats
+    q_abs: Floats
+    d: Doubles
+    s: Doubles
+    s_size: Doubles
+
+
+def term_values(fmt: BlockFormat) -> int:
+    """Values of a term: 32, or 16 where only so many share a scale."""
+    return min(fmt.group, 32)
+
+
+def by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
+    """float32[n, blocks, groups] as float64[nb, 1, n]."""
+    per_group = fmt.group // term_values(fmt)
+    flat = of_groups.reshape(len(of_groups), -1)
+    return np.repeat(flat.astype(np.float64), per_group, axis=1).T[:, None, :]
+
+
+def exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
+    """d·q + m of uint8[..., block_bytes], float64[..., block_size], not rounded as a decoded value is."""
+    q = fmt.codes(blocks).astype(np.float64)
+    q = q.reshape(*q.shape[:-1], fmt.groups, fmt.group)
+    q *= fmt.scales(blocks)[..., None]
+    q += fmt.minima(blocks)[..., None]
+    return q.reshape(*q.shape[:-2], fmt.block_size)
+
+
+def weights_of(term: Term, fmt: BlockFormat, w: Bytes) -> tuple[Doubles, Doubles | None]:
+    """The values of weights uint8[n, row bytes], float64[n, K], and what they may be off by; None for nothing."""
+    n = len(w)
+    blocks = w.reshape(n, -1, fmt.block_bytes)
+    narrow = NARROW.get(term.weights)
+    decoded = fmt.decode(blocks).reshape(n, -1)
+    if narrow is None:
+        return decoded.astype(np.float64), None
+    exact = exact_weights(fmt, blocks).reshape(n, -1)
+    if not term.steps:
+        once, twice = narrow.rounded(exact), narrow.rounded(decoded)
+        off = np.abs(once - twice)
+        return once, off if off.any() else None
+    d, m = (
+        np.repeat(np.abs(v).astype(np.float64), fmt.group, axis=-1) for v in (fmt.scales(blocks), fmt.minima(blocks))
+    )
+    q = np.abs(fmt.codes(blocks).astype(np.float64))
+    u = (1 + narrow.unit) ** 4 - 1
+    return exact, (u * (d * q + m) + 2 * narrow.underflow * (q + 2)).reshape(n, -1)
+
+
+def value_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
+    """Values of activations by those of weights."""
+    term, accumulation = semantics.term, semantics.accumulation
+    if term.weights == "float32":
+        values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)).reshape(len(w), -1)
+        wide, off = values.astype(np.float64), None
+    else:
+        wide, off = weights_of(term, fmt, w)
+    result = None
+    if order is not None:
+        if order.part is not None or term.weights != "float32":
+            raise ValueError(f"no definition states the order {order} for values of activations")
+        result = multiply_adds(np.ascontiguousarray(x.q.T), np.ascontiguousarray(values.T))
+    made = of_values(x.q.astype(np.float64), wide, term_values(fmt), accumulation, result)
+    if off is None:
+        return made
+    slack = np.abs(x.q).astype(np.float64) @ off.T
+    more = slack * (1 + accumulation.growth(x.q.shape[1]))
+    return replace(made, bound=made.bound + more, spread=made.spread + more / SCORE_LIMIT)
+
+
+def of_values(
+    a: Doubles, w: Doubles, size: int, accumulation: Accumulation, ordered: Floats | None = None
+) -> Product:  # fmt: skip
+    """The product of values float64[M, K] and float64[n, K], with `size` values in a term."""
+    by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
+    w_by_block = w.reshape(len(w), -1, size).transpose(1, 2, 0)
+    term = np.matmul(by_block, w_by_block)
+    exact, carried = walk(term)
+    partial = None
+    if accumulation.name == "float16":  # `half2` holds the sums of even and of odd k apart
+        even = np.matmul(by_block[:, :, ::2], w_by_block[:, ::2])
+        partial = partial_sums(even) + partial_sums(term - even)
+        carried = np.maximum(carried, walk(even)[1] + walk(term - even)[1])
+    lanes = np.matmul(by_block**2, w_by_block**2)
+    spread = spread_of(term, carried, lanes, size, accumulation, partial)
+    magnitude = np.abs(a) @ np.abs(w).T
+    lost = (magnitude > 0) * accumulation.underflow * a.shape[1]
+    bound = accumulation.growth(a.shape[1]) * magnitude + lost
+    return held(Product(exact, bound, spread + lost, ordered), magnitude, accumulation)
+
+
+def held(p: Product, size: Doubles, accumulation: Accumulation) -> Product:
+    """The product; not finite where the accumulator of a right kernel, which passes both gates, may overflow in some
+    order.
+
+    Args:
+        size: the sum of the magnitudes of all terms.
+    """
+    if np.isinf(accumulation.overflows):
+        return p
+    reach = size + np.minimum(p.bound, SCORE_LIMIT * p.spread)
+    return replace(p, exact=np.where(reach < accumulation.overflows, p.exact, np.copysign(np.inf, p.exact)))
+
+
+def apart_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
+    """Values of activations; a block's codes and its minimum are multiplied apart, and may be added up apart."""
+    if order is not None:
+        raise ValueError(f"no definition states the order {order} where minima are multiplied apart")
+    accumulation = semantics.accumulation
+    blocks, values = w.reshape(len(w), -1, fmt.block_bytes), term_values(fmt)
+    q = fmt.codes(blocks).astype(np.float64).reshape(len(w), -1, values).transpose(1, 2, 0)  # [nb, 32 or 16, n]
+    d, least = by_term(fmt, fmt.scales(blocks)), by_term(fmt, fmt.minima(blocks))
+    a = x.q.astype(np.float64).reshape(len(x.q), -1, values).transpose(1, 0, 2)  # [nb, M, 32 or 16]
+    first, second = d * np.matmul(a, q), least * a.sum(axis=-1, keepdims=True)
+    exact, carried = walk(first + second)
+    carried += walk(first)[1] + walk(second)[1]
+    size = np.abs(a)
+    magnitude = (np.abs(d) * np.matmul(size, np.abs(q)) + np.abs(least) * size.sum(axis=-1, keepdims=True)).sum(axis=0)
+    lanes = d**2 * np.matmul(a**2, q**2) + least**2 * (a**2).sum(axis=-1, keepdims=True)
+    columns = x.q.shape[1]
+    scales = np.maximum(1, np.abs(d) + np.abs(least)).max(axis=0)
+    lost = (magnitude > 0) * accumulation.underflow * 2 * columns * scales
+    # of a value: its product, the sum of its block, its scale, and the sums of blocks, of either kind
+    bound = accumulation.growth(columns + 2 * len(q)) * magnitude + lost
+    partial = None if accumulation.independent else partial_sums(first) + partial_sums(second)
+    spread = spread_of(first + second, carried, lanes, values, accumulation, partial)
+    return held(Product(exact, bound, spread + lost, None), magnitude, accumulation)

@@ -1,0 +1,142 @@
+"""Kernels for mixtures of experts are verified like those of plain products, and on routings of every kind."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost
+from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.kernels.routing import routed
+from gguf_verify.semantics import F32, judge, product
+from gguf_verify.support.errors import UsageError
+from tests.support.foreign_runs import K, M, N, operands, verified
+
+FMT = FORMATS["Q4_0"]
+
+PYTHON = """
+import numpy as np
+from gguf_verify import kernel
+from gguf_verify.formats import FORMATS
+
+BUG = ""
+
+def decoded(w, shape):
+    fmt = FORMATS[shape.format]
+    return fmt.decode(np.ascontiguousarray(w).reshape(len(w), shape.n, -1, fmt.block_bytes)).reshape(len(w), shape.n, -1)
+
+@kernel(formats=["Q4_0"], semantics="f32", computes="experts")
+def by_ids(w, x, shape, ids):
+    values, y = decoded(w, shape), np.zeros((shape.m, ids.shape[1], shape.n), np.float32)
+    for m in range(shape.m):
+        for t, e in enumerate(ids[m]):
+            if BUG == "duplicates" and e in ids[m, :t]:
+                continue
+            if BUG == "64 experts":
+                e %= 64
+            if BUG == "one number" and e == 5:
+                y[m, t, 3] += 1
+            y[m, t] += values[e] @ x[m]
+    return y
+
+@kernel(formats=["Q4_0"], semantics="f32", computes="experts", experts={"block_m": 4, "activations": "slot",
+        "lists": ["sorted_token_ids", "expert_ids", "num_tokens_post_padded"]}, domain={"N": {"multiple": 4}})
+def by_blocks(w, x, shape, sorted_token_ids, expert_ids, num_tokens_post_padded):
+    values, y = decoded(w, shape), np.zeros((len(x), shape.n), np.float32)
+    for b in range(num_tokens_post_padded[0] // 4):
+        of = sorted_token_ids[4 * b : 4 * b + 4]
+        if BUG == "whole blocks" and (of == len(x)).any():
+            continue
+        of = of[of < len(x)]
+        y[of] = x[of] @ values[expert_ids[b]].T
+    return y
+
+@kernel(formats=["Q4_0"], semantics="f32", computes="experts", experts={"top_k": 1, "count": {"most": 8}})
+def of_few(w, x, shape, ids):
+    assert ids.shape[1] == 1 and len(w) <= 8
+    return by_ids(w, x, shape, ids)
+
+@kernel(formats=["Q4_0"], semantics="f32", computes="experts", experts={"blocks": 4})
+def declared_wrongly(w, x, shape, ids): ...
+
+@kernel(formats=["Q4_0"], semantics="f32", experts={"top_k": 4})
+def no_experts(w, x, shape): ...
+"""  # noqa: E501 - a line of a kernel
+
+
+def file_of(folder: Path, bug: str = "") -> Path:
+    path = folder / "experts.py"
+    path.write_text(PYTHON.replace('BUG = ""', f"BUG = {bug!r}"))
+    return path
+
+
+@pytest.mark.parametrize("name", ["by_ids", "by_blocks"])
+def test_a_plain_product_and_a_routed_one(name: str, tmp_path: Path) -> None:
+    rows, x = operands()
+    kernel = open_foreign(f"{file_of(tmp_path)}:{name}", CpuHost(1))
+    try:
+        weights = kernel.upload(FMT, rows)
+        assert judge(kernel.product(weights, x), product(F32, FMT, rows, x.view(np.uint8))).passed
+        assert kernel.product(weights, x[:0]).shape == (0, N)
+        routing = routed("any expert in any slot", M, 3, 2, 1)
+        x = np.repeat(x, 3, axis=0) if name == "by_blocks" else x
+        stacked = np.concatenate([rows[:4], rows[1:5]])
+        y = kernel.routed(FMT, stacked, x.view(np.uint8), routing)
+        assert y.shape == (M, 3, 4)
+        for m in range(M):
+            for t in range(3):
+                own = stacked[4 * routing.ids[m, t] :][:4]
+                of = x[3 * m + t : 3 * m + t + 1] if name == "by_blocks" else x[m : m + 1]
+                assert judge(y[m, t][None], product(F32, FMT, own, np.ascontiguousarray(of).view(np.uint8))).passed
+        assert judge(kernel.product(weights, x[:2]), product(F32, FMT, rows, x[:2].view(np.uint8))).passed, "reloaded"
+    finally:
+        kernel.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["by_blocks", *(pytest.param(n, marks=pytest.mark.slow) for n in ("by_ids", "of_few"))]
+)
+def test_right_kernels_are_verified(name: str, tmp_path: Path) -> None:
+    report = verified(f"{file_of(tmp_path)}:{name}", "blocks", "layers", "tokens", tensor="blk.0.attn_k")
+    assert report.exit_code == 0, [f.what for _, f in report.failures]
+    assert report.rung("layers").figures["routings of experts"] >= 5
+    assert report.rung("layers").worst["kernel, by routings"].utilisation < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "bug", "said"),
+    [
+        ("by_ids", "duplicates", "one expert in all slots of a token.*the whole slot is zero"),
+        pytest.param("by_ids", "64 experts", r"128 experts.*holds the product of expert \d+\)", marks=pytest.mark.slow),
+        pytest.param("by_ids", "one number", r"\(expert 5\) row 3", marks=pytest.mark.slow),
+    ],
+)
+def test_what_shows_in_routings_alone(name: str, bug: str, said: str, tmp_path: Path) -> None:
+    kernel = f"{file_of(tmp_path, bug)}:{name}"
+    report = verified(kernel, "layers", tensor="blk.0.attn_k")
+    assert report.exit_code == 1
+    found = [f for _, f in report.failures]
+    assert len(found) <= 20
+    assert "kernel, by routings" in found[0].what
+    assert any(re.search(said, f.what) for f in found), [f.what for f in found]
+    assert found[0].call.kind == "routing"
+    alone = verified(kernel, "layers", tensor="blk.0.attn_k", only_call=found[0].call.id)
+    assert next(f.what for _, f in alone.failures) == found[0].what
+
+
+def test_a_bug_of_every_call(tmp_path: Path) -> None:
+    report = verified(f"{file_of(tmp_path, 'whole blocks')}:by_blocks", "blocks", tensor="blk.0.attn_k")
+    assert report.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("declared_wrongly", "experts has count, top_k"), ("no_experts", 'computes = "experts"')]
+)
+def test_wrong_declarations(name: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        open_foreign(f"{file_of(tmp_path)}:{name}", CpuHost(1))
+    assert K % 32 == 0
