@@ -77,8 +77,8 @@ _KNOWN = (
 _STANDARD = (
     "algorithm", "array", "cassert", "assert.h", "cfloat", "float.h", "climits", "limits.h", "cmath", "math.h",
     "cstddef", "stddef.h", "cstdio", "stdio.h", "cstdlib", "stdlib.h", "cstring", "string.h", "functional",
-    "iostream", "map", "memory", "numeric", "optional", "sstream", "stdexcept", "string", "tuple", "unordered_map", "vector",
-    "mutex", "chrono",
+    "iostream", "map", "memory", "numeric", "optional", "sstream", "stdexcept", "string", "tuple", "unordered_map",
+    "vector", "mutex", "chrono",
 )  # fmt: skip
 _INTEGERS = (
     "".join(
