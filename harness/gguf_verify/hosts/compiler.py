@@ -373,7 +373,7 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         plain, foreign = _plain(options), _WITH_PRELUDE in unit
         if foreign and _CHECKED in options:
             plain = [*plain, _CHECKED]
-        header = precompiled(plain, foreign)
+        header = precompiled(plain, True) if foreign else precompiled(plain)
         if header and _run([*command, "-include", str(header)], root, folder).returncode == 0:
             # GCC does not list what a precompiled header was made of
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
