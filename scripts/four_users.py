@@ -161,6 +161,17 @@ def author(clone: Clone) -> Iterator[Step]:
         clone.write("my_kernel.py", repaired_kernel(clone))
         return last_line(clone.verify(0, MODEL, "--kernel", "my_kernel.py:gemm"))
 
+    def begins() -> str:
+        return last_line(clone.verify(0, "new-kernel", "begin.cu", words=["VERIFIED ON DRAWN DATA"]))
+
+    def breaks() -> str:
+        text = changed(clone.path("begin.cu").read_text(), "row[b].unpack(s, codes)", "row[0].unpack(s, codes)")
+        clone.write("begin.cu", text)
+        words = ["DIAGNOSIS", "repeat with: gguf-verify kernel"]
+        return last_line(clone.verify(1, "kernel", "begin.cu:gemm", words=words))
+
+    yield Step("author", "writes a kernel to begin from: it is right, without a model", begins, 60)
+    yield Step("author", "breaks it: found without a model", breaks, 60)
     yield Step("author", "writes the README's kernel: the bug has a name", first, 300)
     yield Step("author", "repairs it: every rung, the whole probe plan", repaired)
 

@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from .identification import IdentifyReport, identify_model
     from .kernels.foreign.api import Oracle, Shape, kernel
     from .results import Call, Failure, Options, Report, RungResult
+    from .rungs.drawn import Drawn
     from .support.errors import HarnessError, VerificationError
     from .verification import verify
 
     __version__: str
 
 __all__ = [
-    "Audit", "AuditOptions", "Call", "Failure", "HarnessError", "IdentifyReport", "Judged", "Options", "Oracle",
-    "Report", "RungResult", "Shape", "VerificationError", "__version__", "audit_model", "identify_model",
+    "Audit", "AuditOptions", "Call", "Drawn", "Failure", "HarnessError", "IdentifyReport", "Judged", "Options",
+    "Oracle", "Report", "RungResult", "Shape", "VerificationError", "__version__", "audit_model", "identify_model",
     "judge_captured", "judge_case", "kernel", "verify",
 ]  # fmt: skip
 
@@ -30,6 +31,7 @@ _PUBLIC = {
     **dict.fromkeys(("Oracle", "Shape", "kernel"), ".kernels.foreign.api"),
     **dict.fromkeys(("Call", "Failure", "Options", "Report", "RungResult"), ".results"),
     **dict.fromkeys(("HarnessError", "VerificationError"), ".support.errors"),
+    "Drawn": ".rungs.drawn",
     "verify": ".verification",
 }
 #: Names that are others in their modules: `gguf_verify.audit` is a package.

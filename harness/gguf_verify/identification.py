@@ -13,16 +13,18 @@ import numpy.typing as npt
 from .diagnosis.diagnose import diagnose
 from .diagnosis.identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
 from .formats import ElementFormat, WeightFormat
-from .gguf import Tensor, open_model
+from .gguf import Tensor
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
-from .kernels import DEFAULT_KERNEL, Candidate, further, open_kernel
+from .kernels import DEFAULT_KERNEL, Candidate
 from .kernels.tasks import Task
 from .llama.backends import BACKENDS
 from .processes.sandbox import sandboxed
 from .results import Options
 from .rungs import Run
+from .rungs.drawn import NONE, Drawn
+from .rungs.opening import open_run
 from .semantics import Semantics
 from .semantics.cuda import NoDefinition
 from .support.errors import (
@@ -106,7 +108,7 @@ class IdentifyReport(Shown):
 
 
 def identify_model(
-    path: Path | str, kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL, host: Host | str = "auto",
+    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL, host: Host | str = "auto",
     options: Options | None = None, command: str = "",
 ) -> IdentifyReport:  # fmt: skip
     """Identify, on one matrix of each type of a GGUF model and known activations.
@@ -117,26 +119,21 @@ def identify_model(
     """
     options = options or Options()
     command = command or command_of(path, kernel, host, None, options, identify=True)
-    if options.reference not in BACKENDS:
-        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
-    with (
-        sandboxed(options.sandbox, options.kernel_memory),
-        open_kernel(
-            kernel, host, options.threads, options.kernel_time_limit, options.verbose, further(options)
-        ) as multiplier,
-        open_model(path) as model,
-    ):
-        run = Run(model, multiplier, options)
+    references = [*BACKENDS, NONE] if isinstance(path, Drawn) else [*BACKENDS]
+    if options.reference not in references:
+        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(references)}")
+    with sandboxed(options.sandbox, options.kernel_memory), open_run(path, kernel, host, options) as run:
+        model, multiplier = run.model, run.kernel
         try:
             matrices: dict[str, list[Tensor]] = {}
             for tensor in run.selected():
                 if may_be_matrix(tensor):
                     matrices.setdefault(tensor.type.name, []).append(tensor)
             if not matrices:
-                raise NothingToVerify(f"nothing to identify in {Path(path).name}: it holds no matrix")
+                raise NothingToVerify(f"nothing to identify in {model.path.name}: it holds no matrix")
             header = IdentifyHeader(
-                project_version(), run.versions["llama_cpp"], str(model.path), multiplier.name, multiplier.semantics,
-                multiplier.runs_on().words, run.backend.describe(), multiplier.judged_by,
+                project_version(), run.versions["llama_cpp"], run.file_info().path, multiplier.name,
+                multiplier.semantics, multiplier.runs_on().words, run.backend.describe(), multiplier.judged_by,
             )  # fmt: skip
             report = IdentifyReport(header, command=command)
             if isinstance(multiplier, Task):
@@ -169,7 +166,8 @@ def _one_type(run: Run, report: IdentifyReport, kind: str, tensors: list[Tensor]
     for m in TOKENS:
         x = known_inputs(m, tensor.k)
         report.products.append(_kernel(run, tensor, fmt, rows, x))
-        _llama(run, report, tensor, fmt, rows, x)
+        if run.backend.compared:
+            _llama(run, report, tensor, fmt, rows, x)
 
 
 def _llama(

@@ -17,12 +17,14 @@ from .hosts.base import Host
 from .kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Candidate
 from .results import Options
 from .rungs import rungs_for
+from .rungs.drawn import DRAWN_RUNGS, Drawn
 from .support.command_line import command_line
 
 
 def command_of(
-    path: Path | str, kernel: Candidate | str | Callable[..., Any], host: Host | str, rungs: Sequence[str] | None,
-    options: Options, prompt_file: Path | None = None, *, identify: bool = False, source: Path | str | None = None,
+    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str,
+    rungs: Sequence[str] | None, options: Options, prompt_file: Path | None = None, *, identify: bool = False,
+    source: Path | str | None = None,
     source_text: Path | str | None = None, waivers: Path | str | None = None,
 ) -> str:  # fmt: skip
     """The command line that asks for a run; "" where none can: the kernel has no name that another process knows.
@@ -37,13 +39,18 @@ def command_of(
     if name is None:
         return ""
     usual, flags = Options(), dict[str, str | None]()
-    if name != DEFAULT_KERNEL:
+    drawn = isinstance(path, Drawn)
+    if isinstance(path, Drawn):
+        sizes = {"-M": path.m, "-N": path.n, "-K": path.k}
+        flags |= {"--type": ",".join(path.types)} if path.types else {}
+        flags |= {flag: ",".join(map(str, of)) for flag, of in sizes.items() if of}
+    elif name != DEFAULT_KERNEL:
         flags["--kernel"] = name
     if (of_host := host if isinstance(host, str) else host.info().name) in HOST_CHOICES and of_host != "auto":
         flags["--host"] = of_host
     if identify:
         flags["--identify"] = None
-    elif rungs is not None and tuple(rungs) != rungs_for():
+    elif rungs is not None and tuple(rungs) != (tuple(DRAWN_RUNGS) if drawn else rungs_for()):
         flags["--rungs"] = ",".join(rungs)
     if prompt_file is not None:
         flags["-f"] = str(prompt_file)
@@ -67,7 +74,7 @@ def command_of(
     flags |= {flag: None for flag, asked in switches.items() if asked}
     files = {"--source": source, "--source-text": source_text, "--waivers": waivers}
     flags |= {flag: str(file) for flag, file in files.items() if file is not None}
-    return command_line(str(path), flags)
+    return command_line(name, flags, "kernel") if drawn else command_line(str(path), flags)
 
 
 def _name_of(kernel: Candidate | str | Callable[..., Any]) -> str | None:

@@ -26,6 +26,7 @@ from .support.errors import (
     EXIT_UNVERIFIED,
     EXIT_VERIFIED,
     Culprit,
+    KernelFault,
     UsageError,
 )
 from .support.shown import Shown
@@ -40,7 +41,9 @@ DEFAULT_N_PREDICT = 32
 
 RungVerdict = Literal["passed", "waived", "failed", "unverified"]
 RungOutcome = Literal["passed", "waived", "failed", "unverified", "broken off"]
-ReportVerdict = Literal["verified", "waived", "mismatch", "interrupted", "broken off", "not everything verified"]
+ReportVerdict = Literal[
+    "verified", "verified on drawn data", "waived", "mismatch", "interrupted", "broken off", "not everything verified",
+]  # fmt: skip
 WaiverState = Literal["applied", "expired", "unused"]
 #: What ended a run before its last rung: nothing, `Options.exit_first`, or a signal.
 EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM", "SIGHUP"]
@@ -184,6 +187,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
         element_host: where those kernels run.
         code: which code of a foreign kernel was run: what compiled it, with which flags, and which parts of it were not
             compiled; or the digest of a binary.
+        hints: what its declaration may have wrong, by its source, each in a line.
     """
 
     name: str
@@ -196,6 +200,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     element_host: HostInfo
     computes: str = "gemm"
     code: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +211,41 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
     sha256: tuple[str, ...]
     architecture: str
     tensor_types: dict[str, int]
+
+
+class DrawnProduct(msgspec.Struct, frozen=True, kw_only=True):
+    """A product of drawn data: the weights' type, tokens, rows and columns."""
+
+    type: str
+    m: int
+    n: int
+    k: int
+
+
+class DrawnData(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kernel was verified on where no model was at hand.
+
+    Args:
+        seed: of all that was drawn.
+        products: that took the place of a model's graph.
+        weights, activations: how they were drawn, in words.
+        compared: llama.cpp computed the same products, and its outputs and the kernel's were compared.
+    """
+
+    seed: int
+    products: tuple[DrawnProduct, ...] = ()
+    weights: str = ""
+    activations: str = ""
+    compared: bool = False
+
+    @property
+    def words(self) -> str:
+        """All of it in one line."""
+        sizes = dict[str, list[str]]()
+        for p in self.products:
+            sizes.setdefault(f"{p.m}×{p.n}×{p.k}", []).append(p.type)
+        listed = "; ".join(f"{', '.join(types)}: M×N×K = {size}" for size, types in sizes.items())
+        return f"{listed or 'nothing'}; weights: {self.weights}; activations: {self.activations}; seed {self.seed}"
 
 
 class ReferenceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,6 +354,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--only-call: no kind of call is {kind[:40]!a}; copy it from a report") from None
 
 
+class Frame(msgspec.Struct, frozen=True):
+    """A frame of a kernel's traceback: "FILE:LINE in FUNCTION", its source, and whether it is of its author's code."""
+
+    place: str
+    code: str
+    own: bool
+
+
 class Failure(msgspec.Struct, frozen=True):
     """One thing that is wrong, with all that is needed to look at it.
 
@@ -334,6 +382,7 @@ class Failure(msgspec.Struct, frozen=True):
         cause: what further failures of the same cause have in common, of which a rung records the first only; "" for
             a failure that stands for itself.
         call: the call of the kernel that it is of, where it is of one.
+        trace: the frames of the exception that the kernel raised, outermost first.
     """
 
     what: str
@@ -355,6 +404,15 @@ class Failure(msgspec.Struct, frozen=True):
     cause: str = ""
     call: Call | None = None
     block_type: str = ""
+    trace: tuple[Frame, ...] = ()
+
+    @classmethod
+    def of(cls, error: KernelFault, what: str, tensor: str = "", matrix: int | None = None) -> Failure:
+        """What a kernel did in place of giving an output."""
+        return cls(
+            what, tensor, matrix=matrix, culprit=error.culprit, cause=error.cause, call=error.call,
+            trace=tuple(Frame(*frame) for frame in error.trace),
+        )  # fmt: skip
 
 
 class Unverified(msgspec.Struct, frozen=True):
@@ -432,7 +490,7 @@ class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
         shared: the kernel on llama.cpp's own activation bytes.
         other_m: the kernel with other numbers of tokens.
         other_shapes: the kernel at other N and K; None where it was not run there.
-        llama: llama.cpp's own output against its own definition.
+        llama: llama.cpp's own output against its own definition; None where llama.cpp was not asked.
         gap_nmse: NMSE between the two definitions' exact results.
         failures: how many outputs were wrong.
         under_test: the kernel is the one that the run verifies, not one that stands beside it.
@@ -451,7 +509,7 @@ class GemmRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     shared: float
     other_m: float
     other_shapes: float | None
-    llama: float
+    llama: float | None
     gap_nmse: float
     failures: int
     under_test: bool = True
@@ -675,6 +733,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         blamed: who is at fault → for how many of the failures.
         failing: tensor → how many of the failures are of it; "" for those of none.
         waived: tensor → how many of its failures a waiver covers.
+        same: cause → how many failures have it.
         worst: whose output → its worst.
         figures: measured numbers that are not judged, by name.
         notes: what a reader should know, a line each.
@@ -700,6 +759,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     blamed: dict[Culprit, int] = {}
     failing: dict[str, int] = {}
     waived: dict[str, int] = {}
+    same: dict[str, int] = {}
     worst: dict[str, Worst] = {}
     figures: dict[str, float] = {}
     notes: list[str] = []
@@ -768,6 +828,8 @@ class RungResult(msgspec.Struct, kw_only=True):
     def fail(self, failure: Failure, n: int = 1) -> None:
         """Record a failure that stands for n of them; one of a cause that is recorded is only counted."""
         self.fail_more(failure.culprit, n, failure.tensor)
+        if failure.cause in self.same or (failure.cause and len(self.same) < MAX_FAILURES):
+            self.same[failure.cause] = self.same.get(failure.cause, 0) + n
         if failure.cause and any(f.cause == failure.cause for f in self.failures):
             return
         if len(self.failures) < MAX_FAILURES:
@@ -973,6 +1035,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         waivers: what became of the waivers that are about this model and kernel.
         ended_by: what ended the run before its last rung.
         not_climbed: rungs that were asked for and not begun, because the run was ended before.
+        drawn: what was multiplied, where that is no model's: "verified" is then said of these data alone.
     """
 
     environment: Environment
@@ -984,6 +1047,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     waivers: list[WaiverUse] = []
     ended_by: EndedBy = ""
     not_climbed: tuple[str, ...] = ()
+    drawn: DrawnData | None = None
 
     @property
     def exit_code(self) -> int:
@@ -1027,11 +1091,15 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         }
         if not self.changed and self.exit_code != EXIT_MISMATCH and self.ended_by in EXIT_INTERRUPTED:
             return "interrupted"
+        if self.drawn is not None and not self.exit_code:
+            return "verified on drawn data"
         return "waived" if not self.exit_code and self.n_waived else words[self.exit_code]
 
     @property
     def words(self) -> str:
-        """The verdict as reports say it: only what passed without a waiver is "verified"."""
+        """The verdict as reports say it: only what passed without a waiver, on a model, is "verified"."""
+        if self.drawn is not None and not self.drawn.compared and self.verdict == "verified on drawn data":
+            return f"{self.verdict}, not compared with llama.cpp"
         if self.verdict != "waived":
             return self.verdict
         return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}"

@@ -15,7 +15,7 @@ from .kernels.tasks import Dequantizer, Quantizer, Task
 from .rungs.generated_inputs import any_blocks
 from .rungs.task_calls import shapes_of
 from .semantics.dequantization import ARITHMETICS, BOUNDED, applies, expected_values, rounded_float32
-from .semantics.quantization import check_bytes, encoding, encodings
+from .semantics.quantization import check_bytes, encoding, encodings, unit_of
 from .support.errors import KernelFault, UsageError
 
 if TYPE_CHECKING:
@@ -97,9 +97,7 @@ def _dequantizer(run: Run, kernel: Dequantizer, tensor: Tensor, fmt: BlockFormat
 
 
 def _quantizer(run: Run, kernel: Quantizer, tensor: Tensor) -> TaskIdentified:
-    own = encoding(kernel.encoding).activations
-    assert own is not None
-    m, _, k = _size(kernel, own.block_size, run.options.seed)
+    m, _, k = _size(kernel, unit_of(encoding(kernel.encoding)), run.options.seed)
     m = kernel.domain.m.up(max(m, _TOKENS)) or m
     x = rounded_float32(known_inputs(m, k), kernel.takes)
     try:
@@ -108,8 +106,7 @@ def _quantizer(run: Run, kernel: Quantizer, tensor: Tensor) -> TaskIdentified:
         return TaskIdentified("activations", tensor.name, m, 1, k, kernel.name, kernel.encoding, None, (str(error),))
     found = []
     for name in encodings():
-        blocks = encoding(name).activations
-        if blocks is None or k % blocks.block_size or blocks.row_bytes(k) != got.shape[1]:
+        if k % unit_of(encoding(name)) or encoding(name).row_bytes(k) != got.shape[1]:
             continue
         ordered = kernel.ordered and name == kernel.encoding
         checked = check_bytes(encoding(name), x, got, ordered, kernel.fast_math)

@@ -16,16 +16,16 @@ import numpy as np
 from .cases import Keeper
 from .costs import measure, open_source, read_text
 from .formats import ELEMENTS, FORMATS, WeightFormat
-from .gguf import open_model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
-from .kernels import DEFAULT_KERNEL, Candidate, further, open_kernel
+from .kernels import DEFAULT_KERNEL, Candidate
 from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
 from .processes import sandbox
 from .processes.sandbox import sandboxed
 from .results import (
+    DrawnData,
     EndedBy,
     Environment,
     Failure,
@@ -40,6 +40,9 @@ from .results import (
     Versions,
 )
 from .rungs import RUNGS, Run, Rung, asked_rungs, known_rungs, rungs_for
+from .rungs.drawn import DRAWN_RUNGS, NONE, Drawn, DrawnRun
+from .rungs.drawn import NAME as DRAWN_NAME
+from .rungs.opening import open_run
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError, signal_of
 from .support.supported import check_machine
 from .support.text import printable
@@ -68,7 +71,7 @@ class Watcher:
 
 
 def verify(
-    path: Path | str,
+    path: Path | str | Drawn,
     kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL,
     host: Host | str = "auto",
     rungs: Sequence[str] | None = None,
@@ -85,11 +88,13 @@ def verify(
     """Verify a GGUF model with a kernel.
 
     Args:
-        path: the file, or the first part of a split one.
+        path: the file, or the first part of a split one; or `Drawn` data, where no model is at hand. Such a report says
+            "verified on drawn data".
         kernel: the name of a shipped kernel or family; a foreign kernel, as FILE.py:NAME, as FILE.cu:SYMBOL, or as a
             function or object that declares itself (see `gguf_verify.kernels.foreign`); or a Candidate.
         host: where the kernel runs, unless it is a Candidate: the name of a host, or a Host.
-        rungs: the rungs to climb; None for all that there are for what the kernel computes.
+        rungs: the rungs to climb; None for all that there are for what the kernel computes; on drawn data "blocks" and
+            "layers".
         options: prompt, threads and further choices.
         command: the command line that repeats the run, for the report; where it is "", it is made of the other
             arguments, if it can be (a kernel that is a function of another function cannot be named).
@@ -115,13 +120,22 @@ def verify(
     check_machine()
     start = time.perf_counter()
     options = options or Options()
+    if rungs is None:
+        rungs = DRAWN_RUNGS if isinstance(path, Drawn) else tuple(RUNGS)
     command = command or command_of(
         path, kernel, host, rungs, options, source=source, source_text=source_text, waivers=waivers
     )
     if rungs is not None:
         known_rungs(rungs)
-    if options.reference not in BACKENDS:
-        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(BACKENDS)}")
+    if isinstance(path, Drawn):
+        rungs = tuple(DRAWN_RUNGS) if rungs is None else rungs
+        if left := [name for name in rungs if name not in DRAWN_RUNGS]:
+            raise UsageError(f"the {left[0]} rung needs a model; on drawn data there are: {', '.join(DRAWN_RUNGS)}")
+        if (source, waivers, options.save_case) != (None, None, ""):
+            raise UsageError("a source, waivers and a saved case belong to a model, not to drawn data")
+    references = [*BACKENDS, NONE] if isinstance(path, Drawn) else [*BACKENDS]
+    if options.reference not in references:
+        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(references)}")
     if source_text is not None and source is None:
         raise UsageError("a text for costs (--source-text) needs the model's source (--source)")
     if options.only_call and (rungs is None or len(rungs) != 1):
@@ -134,25 +148,24 @@ def verify(
     try:
         with (
             sandboxed(options.sandbox, options.kernel_memory),
-            open_kernel(
-                kernel, host, options.threads, options.kernel_time_limit, options.verbose, further(options)
-            ) as multiplier,
-            open_model(path) as model,
+            open_run(path, kernel, host, options, None if keeper is None else keeper.keep) as run,
         ):
-            chosen = asked_rungs(rungs, multiplier.computes)
+            model = run.model
+            chosen = asked_rungs(rungs, run.kernel.computes)
             asked = [rung.name for rung in chosen]
-            if options.sanitize and (fault := multiplier.check_fault()) is not None:
+            if options.sanitize and (fault := run.kernel.check_fault()) is not None:
                 raise EnvironmentFault(f"--sanitize: {fault}")
             if not any(map(may_be_matrix, model.tensors.values())):
                 n = len(model.tensors)
                 held = f"none of its {n} tensors is a matrix" if n else "it holds no tensor"
-                raise NothingToVerify(f"nothing to verify in {printable(Path(path).name)}: {held}", "nothing-to-verify")
-            run = Run(model, multiplier, options, keep=None if keeper is None else keeper.keep)
+                name = printable(model.path.name)
+                raise NothingToVerify(f"nothing to verify in {name}: {held}", "nothing-to-verify")
             before = None
             try:
                 run.selected()
                 before = None if source is None else open_source(source, model)
-                report = Report(environment=_environment(run), command=command)
+                drawn = run.data if isinstance(run, DrawnRun) else None
+                report = Report(environment=_environment(run), command=command, drawn=drawn)
                 if keeper is not None:
                     keeper.environment = report.environment
                 climb = _Climb(run, report, chosen, lambda: apply(report, known, day), on_rung, watcher or Watcher())
@@ -174,6 +187,7 @@ def verify(
             raise
         if climb is None:
             report = Report(environment=_unknown(path, kernel, host, options), command=command)
+            report.drawn = DrawnData(seed=options.seed) if isinstance(path, Drawn) else None
             report.ended_by, report.not_climbed = signal_of(error), tuple(asked)
     if keeper is not None and report.rungs:
         report.rungs[-1].note(keeper.words)
@@ -261,22 +275,23 @@ UNKNOWN = "unknown"
 
 
 def _unknown(
-    path: Path | str, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
+    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
 ) -> Environment:  # fmt: skip
     """The environment of a run that a signal ended before it was known: what was asked for, and no more."""
     where = HostInfo(name=host if isinstance(host, str) else host.name, device=UNKNOWN)
     name = kernel if isinstance(kernel, str) else getattr(kernel, "name", getattr(kernel, "__name__", UNKNOWN))
     try:
-        size = Path(path).stat().st_size
+        size = 0 if isinstance(path, Drawn) else Path(path).stat().st_size
     except (OSError, ValueError):
         size = 0
+    shown = DRAWN_NAME if isinstance(path, Drawn) else str(path)
     return Environment(
         versions=_versions(dict.fromkeys(("llama_cpp_python", "llama_cpp", "ggml", "system"), UNKNOWN)), host=where,
         kernel=KernelInfo(
             name=str(name), definition=UNKNOWN, judged_by=None, verified_means=None, order=UNKNOWN, covers=(),
             element_kernels={}, element_host=where,
         ),
-        file=FileInfo(path=str(path), size=size, sha256=(), architecture=UNKNOWN, tensor_types={}),
+        file=FileInfo(path=shown, size=size, sha256=(), architecture=UNKNOWN, tensor_types={}),
         reference=ReferenceInfo(where=UNKNOWN, definitions={}), sandbox=SandboxInfo(kind="off", by=UNKNOWN),
         options=options,
     )  # fmt: skip
@@ -292,7 +307,7 @@ def _versions(of_llama: Mapping[str, str]) -> Versions:
 
 
 def _environment(run: Run) -> Environment:
-    model, kernel = run.model, run.kernel
+    kernel = run.kernel
     return Environment(
         versions=_versions(run.versions),
         host=kernel.runs_on(),
@@ -302,8 +317,9 @@ def _environment(run: Run) -> Environment:
             computes=kernel.computes, order=kernel.order_in_words, code=kernel.code,
             covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),
             element_kernels=_element_kernels(run), element_host=kernel.host.info(),
+            hints=kernel.hints,
         ),
-        file=model.info(),
+        file=run.file_info(),
         reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
         sandbox=_sandbox(run),
         options=run.options,

@@ -117,16 +117,9 @@ CUDA_ON_CPU_ROUNDINGS(double, __drcp, (double a), (a), 1.0 / a)
 CUDA_ON_CPU_ROUNDINGS(double, __dsqrt, (double a), (a), __builtin_sqrt(a))
 CUDA_ON_CPU_ROUNDINGS(double, __fma, (double a, double b, double c), (a, b, c), __builtin_fma(a, b, c))
 
-// 1/√a rounded once. What the double quotient rounds to is a neighbour of that at worst; m, the midpoint to the next
-// float, has 25 bits, so that m² is exact and the sign of a·m² - 1, rounded once, is right. No root lies on a midpoint.
-inline float __frsqrt_rn(float a) {
-    const float near = (float)(1.0 / __builtin_sqrt((double)a));
-    if (!(a > 0) || a > 3.4028234e38f) return near;
-    const float up = __uint_as_float(__float_as_uint(near) + 1), down = __uint_as_float(__float_as_uint(near) - 1);
-    const double above = ((double)near + up) / 2, below = ((double)near + down) / 2;
-    if (__builtin_fma((double)a, above * above, -1.0) < 0) return up;
-    return __builtin_fma((double)a, below * below, -1.0) > 0 ? down : near;
-}
+// 1/√a rounded once: so it is for every float in [1, 4) (all were compared with exact arithmetic), and thus for all, as a
+// factor 4^n is exact.
+inline float __frsqrt_rn(float a) { return (float)(1.0 / __builtin_sqrt((double)a)); }
 
 // ---- conversions -----------------------------------------------------------------------------------------------------
 

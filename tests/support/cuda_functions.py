@@ -175,7 +175,7 @@ def _floats() -> list[Case]:
     cases += _called("min max", "fd") + _called("min max", "df") + _called("fmaf", "fff") + _called("fma", "ddd")
     cases += [Case(f"({n}(a) != 0)", "f") for n in ["isnan", "isinf", "isfinite", "signbit"]]
     cases += _called("__double2hiint __double2loint", "d") + _called("__hiloint2double", "ii") + _called("abs", "i")
-    cases += _called("rsqrtf", "f", 2) + _called("__fdividef", "ff", 2)
+    cases += _called("rsqrtf", "f", 2) + _called("__fdividef", "ff", -1)
     cases += _called("__expf __exp10f __logf __log2f __log10f __sinf __cosf __tanf expf exp2f logf tanhf erff", "f", -1)
     cases += _called("__powf powf", "ff", -1)
     return cases
@@ -233,12 +233,19 @@ def source(cases: Sequence[Case] = CASES) -> str:
 _EDGES = {
     16: [0, 1, 2, 0x3FF, 0x400, 0x7F, 0x80, 0x3BFF, 0x3C00, 0x3C01, 0x3F80, 0x3F81, 0x7BFF, 0x7C00, 0x7C01, 0x7E00,
          0x7F7F, 0x7F80, 0x7F81, 0x7FC0, 0x7FFF],
-    32: [0, 1, 0x7FFFFF, 0x800000, 0x3F7FFFFF, 0x3F800000, 0x3F800001, 0x4EFFFFFF, 0x4F000000, 0x4F800000, 0x5F000000,
+    32: [0, 1, 0x7FFFFF, 0x800000, 0x33000000, 0x33000001, 0x477FEFFF, 0x477FF000, 0x3F7FFFFF, 0x3F800000,
+         0x3F800001, 0x4EFFFFFF, 0x4F000000, 0x4F800000, 0x5F000000,
          0x5F800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x3F000000, 0x3FC00000, 0x7E800001],
     64: [0, 1, 0x000FFFFFFFFFFFFF, 0x0010000000000000, 0x3FF0000000000000, 0x3FF0000000000001, 0x41DFFFFFFFC00000,
          0x41E0000000000000, 0x43E0000000000000, 0x43F0000000000000, 0x7FEFFFFFFFFFFFFF, 0x7FF0000000000000,
          0x7FF0000000000001, 0x7FF8000000000000, 0x7FFFFFFFFFFFFFFF, 0x3FE0000000000000, 0x40EFFE0000000000],
 }  # fmt: skip
+
+
+def _edges(bits: int) -> Words:
+    """Each with either sign, zeros first."""
+    plain = np.array(_EDGES[bits], np.uint64)
+    return np.stack([plain, plain | np.uint64(1 << (bits - 1))], axis=1).ravel()
 
 
 @cache
@@ -253,14 +260,13 @@ def operands(kinds: str, n: int, seed: int = 0) -> tuple[Words, Words, Words]:
     for at, kind in enumerate(kinds):
         bits = TYPES[kind][1]
         words = rng.integers(0, 1 << 64, n, np.uint64)
-        edges = np.array(_EDGES[bits], np.uint64)
-        edges = np.concatenate([edges, edges | np.uint64(1 << (bits - 1))])
         few = n // 4
-        words[:few] = edges[rng.integers(0, len(edges), few)]
-        if bits == 32:  # of pairs, both lanes
-            halves = np.array(_EDGES[16] + [e | 0x8000 for e in _EDGES[16]], np.uint64)
-            chosen = halves[rng.integers(0, len(halves), (2, few // 2))]
-            words[: few // 2] = chosen[0] | chosen[1] << np.uint64(16)
+        edges = _edges(bits)
+        words[:few] = edges[np.arange(few) // len(edges) ** at % len(edges)]
+        if kind in "HBu":  # in both lanes
+            edges = _edges(16)
+            words[: few // 2] = edges[np.arange(few // 2) // len(edges) ** at % len(edges)]
+            words[: few // 2] |= edges[rng.integers(0, len(edges), few // 2)] << np.uint64(16)
         if kind in "fd":  # magnitudes from 2^-40 to 2^70, where conversions to integers and halves happen
             some = np.ldexp(rng.uniform(1, 2, few), rng.integers(-40, 70, few)) * rng.choice([-1, 1], few)
             words[few : 2 * few] = some.astype(np.float32).view(np.uint32) if kind == "f" else some.view(np.uint64)

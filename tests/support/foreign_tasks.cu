@@ -38,11 +38,7 @@ extern "C" __global__ void dequantize(const unsigned char* weights, float* out, 
     if (!inside) return;
     const Block* b = (const Block*)weights + i / 32;
     const int j = i % 32;
-#ifdef HIGH_FIRST
-    const int code = j < 16 ? b->qs[j] >> 4 : b->qs[j - 16] & 15;
-#else
     const int code = j < 16 ? b->qs[j] & 15 : b->qs[j - 16] >> 4;
-#endif
     out[i] = (float)(code - 8) * scale_of(b->d);
 }
 
@@ -74,9 +70,6 @@ extern "C" __global__ void pack(const unsigned char* weights, unsigned char* out
     out[2 * i] = weights[18 * i];
     out[2 * i + 1] = weights[18 * i + 1];
     for (int j = 0; j < 16; ++j) out[2 * blocks + 16 * i + j] = weights[18 * i + 2 + j];
-#ifdef LOSES_A_BIT
-    out[2 * blocks + 16 * i + 15] &= 0x7F;
-#endif
 }
 
 extern "C" __global__ void unpack(const unsigned char* weights, unsigned char* out, int blocks) {

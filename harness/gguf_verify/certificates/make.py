@@ -31,11 +31,13 @@ def certify(
         given: the kernel as it was typed.
         finished: when the run ended; None for now.
 
-    Raises EnvironmentFault where there is nothing to certify: the run was interrupted, a file changed meanwhile, or one
-    call was made alone.
+    Raises EnvironmentFault where there is nothing to certify: the run was interrupted, a file changed meanwhile, data
+    were drawn, or one call was made alone.
     """
     if report.ended_by in EXIT_INTERRUPTED:
         raise EnvironmentFault("no certificate is written of a run that was interrupted")
+    if report.drawn is not None:
+        raise EnvironmentFault("no certificate is written of drawn data: it would be of no model")
     changed = report.fault or before.difference(after)
     if changed:
         raise EnvironmentFault(f"no certificate is written: {changed}")

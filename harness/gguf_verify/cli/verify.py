@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from ..hosts import HOST_CHOICES, help_of_hosts
 from ..identification import identify_model
@@ -12,7 +13,7 @@ from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
 from ..llama.backends import BACKENDS, help_of_backends
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
-from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
+from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options, Report
 from ..rungs import rungs_for
 from ..support.command_line import cores
 from ..support.errors import EXIT_INTERRUPTED, UsageError, say
@@ -23,6 +24,7 @@ from .common import (
     EXIT_CODES,
     MOST_THREADS,
     PIPED_WIDTH,
+    Files,
     LateEpilog,
     add_common,
     add_reports,
@@ -58,14 +60,43 @@ def build_parser() -> argparse.ArgumentParser:
         help="tokens to predict (default: %(default)s)")  # fmt: skip
     add("-c", "--ctx-size", type=int, default=0, metavar="N",
         help="context size (default: what the prompt and the predicted tokens need)")  # fmt: skip
-    add("-s", "--seed", type=int, default=0, metavar="N", help="seed of the generated inputs (default: %(default)s)")
-    add("--host", choices=HOST_CHOICES, default="auto",
-        help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has")  # fmt: skip
+    add_kernel_options(parser)
     add("--reference", choices=list(BACKENDS), default="cpu",
         help=f"where llama.cpp runs; {help_of_backends()} (default: %(default)s)")  # fmt: skip
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME",
         help="a kernel or family, or your own: FILE.py:NAME, FILE.cu:SYMBOL, FILE.so:FUNCTION, FILE.ptx:SYMBOL, "
         "FILE.cubin:SYMBOL, FILE.toml or torch.ops.NAMESPACE.OPERATOR (default: %(default)s)")  # fmt: skip
+    add("--rungs", metavar="LIST",
+        help=f"the rungs to run (default: all that there are for what the kernel computes; of products "
+        f"{','.join(rungs_for())})")  # fmt: skip
+    add("--identify", action="store_true",
+        help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
+    add("--tensor", metavar="REGEX", help="verify only tensors whose name matches")
+    add("--source", type=Path, metavar="FILE.gguf",
+        help="the model that this one was quantized from: also measure what the quantization costs")  # fmt: skip
+    add("--source-text", type=Path, metavar="FILE",
+        help="compare predictions with the source's on this text (default: on the prompt)")  # fmt: skip
+    add("--waivers", type=Path, metavar="FILE.toml",
+        help="known mismatches, each with a reason and an end date, which do not fail the run until then")  # fmt: skip
+    add("--repack", action="store_true",
+        help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
+    add("--save-case", type=Path, metavar="DIR",
+        help="write the first wrong product into a new folder, as files that NumPy can check")  # fmt: skip
+    add("--certificate", type=Path, metavar="FILE",
+        help="also write the verdict as a statement about digests, for `gguf-verify check-certificate`")  # fmt: skip
+    add("--sign-with", type=Path, metavar="KEY",
+        help="sign the certificate with this key of ssh-keygen, into FILE.sig")  # fmt: skip
+    add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
+    add_common(parser)
+    return parser
+
+
+def add_kernel_options(parser: argparse.ArgumentParser) -> None:
+    """How a kernel is run and judged, with a model or without one."""
+    add = parser.add_argument
+    add("-s", "--seed", type=int, default=0, metavar="N", help="seed of the generated inputs (default: %(default)s)")
+    add("--host", choices=HOST_CHOICES, default="auto",
+        help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has")  # fmt: skip
     add("--declare", type=Path, metavar="FILE.toml",
         help="the declaration of your own kernel, where it is neither in its file nor beside it")  # fmt: skip
     add("--import", dest="imports", type=_listed, default=(), metavar="MODULES",
@@ -81,20 +112,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--sanitize", action="store_true",
         help="check launches for races and bad accesses, with few probes too; on a GPU by compute-sanitizer and guard "
         "pages")  # fmt: skip
-    add("--rungs", metavar="LIST",
-        help=f"the rungs to run (default: all that there are for what the kernel computes; of products "
-        f"{','.join(rungs_for())})")  # fmt: skip
-    add("--identify", action="store_true",
-        help="instead of running rungs, find which definition the kernel and llama.cpp compute")  # fmt: skip
-    add("--tensor", metavar="REGEX", help="verify only tensors whose name matches")
-    add("--source", type=Path, metavar="FILE.gguf",
-        help="the model that this one was quantized from: also measure what the quantization costs")  # fmt: skip
-    add("--source-text", type=Path, metavar="FILE",
-        help="compare predictions with the source's on this text (default: on the prompt)")  # fmt: skip
-    add("--waivers", type=Path, metavar="FILE.toml",
-        help="known mismatches, each with a reason and an end date, which do not fail the run until then")  # fmt: skip
-    add("--repack", action="store_true",
-        help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
     add("-v", "--verbose", action="store_true",
         help="show all that was found: every failure, note and figure, a line for each tensor, GEMM and token; and "
         "llama.cpp's log on stderr")  # fmt: skip
@@ -104,15 +121,23 @@ def build_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)")  # fmt: skip
     add("--only-call", default="", metavar="CALL",
         help="make only this call of the kernel; a report prints it, with --rungs and --tensor")  # fmt: skip
-    add("--save-case", type=Path, metavar="DIR",
-        help="write the first wrong product into a new folder, as files that NumPy can check")  # fmt: skip
-    add("--certificate", type=Path, metavar="FILE",
-        help="also write the verdict as a statement about digests, for `gguf-verify check-certificate`")  # fmt: skip
-    add("--sign-with", type=Path, metavar="KEY",
-        help="sign the certificate with this key of ssh-keygen, into FILE.sig")  # fmt: skip
-    add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
-    add_common(parser)
-    return parser
+
+
+def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of `Options` that `add_kernel_options` and `add_common` ask for. Raises UsageError."""
+    check_ranges(
+        ("-t", args.threads, 0, MOST_THREADS), ("-s", args.seed, 0, 2**63 - 1),
+        ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
+        ("--kernel-memory", args.kernel_memory, 0.25, 10**6),
+    )  # fmt: skip
+    check_regex(args.tensor)
+    return {
+        "threads": args.threads or cores(), "seed": args.seed, "tensor": args.tensor, "time_limit": args.time_limit,
+        "verbose": args.verbose, "progress": args.progress != "never" and on_terminal(),
+        "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, "probes": args.probes,
+        "sanitize": args.sanitize, "exit_first": args.exitfirst, "only_call": args.only_call, "sandbox": args.sandbox,
+        "declare": "" if args.declare is None else str(args.declare), "imports": args.imports, "loads": args.loads,
+    }  # fmt: skip
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -145,13 +170,9 @@ def _run(args: argparse.Namespace) -> int:
         wrong = next(w for w in files if w.rung not in shown)
         raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, and --rungs leaves it out")
     options = Options(
-        prompt=_prompt(args), n_predict=args.n_predict, threads=args.threads or cores(),
-        ctx_size=args.ctx_size, seed=args.seed, tensor=args.tensor, repack=args.repack, time_limit=args.time_limit,
-        verbose=args.verbose, progress=args.progress != "never" and on_terminal(), reference=args.reference,
-        kernel_time_limit=args.kernel_time_limit, kernel_memory=args.kernel_memory, probes=args.probes,
-        sanitize=args.sanitize, exit_first=args.exitfirst, only_call=args.only_call,
-        save_case="" if args.save_case is None else str(args.save_case), sandbox=args.sandbox,
-        declare="" if args.declare is None else str(args.declare), imports=args.imports, loads=args.loads,
+        prompt=_prompt(args), n_predict=args.n_predict, ctx_size=args.ctx_size, repack=args.repack,
+        reference=args.reference, save_case="" if args.save_case is None else str(args.save_case),
+        **kernel_options(args),
     )  # fmt: skip
     if args.identify and (args.only_call or args.save_case):
         raise UsageError("--only-call and --save-case belong to rungs, not to --identify")
@@ -159,19 +180,28 @@ def _run(args: argparse.Namespace) -> int:
         found = identify_model(args.model, args.kernel, args.host, options, _command(args, options))
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     certificate = Certificates.asked_for(args.certificate, args.sign_with, args.kernel, _rungs(args), inputs, files)
-    watcher = Live(error_form()) if args.progress == "always" or options.progress else None
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,
-        source_text=args.source_text, waivers=args.waivers, watcher=watcher, interrupted_report=True,
+        source_text=args.source_text, waivers=args.waivers, watcher=watcher(args, options), interrupted_report=True,
     )  # fmt: skip
+    exit_code = deliver_run(report, args.verbose, files)
+    return exit_code if certificate is None or not report.rungs else certificate.write(report, exit_code)
+
+
+def watcher(args: argparse.Namespace, options: Options) -> Live | None:
+    """What standard error shows of a run while it goes on."""
+    return Live(error_form()) if args.progress == "always" or options.progress else None
+
+
+def deliver_run(report: Report, verbose: bool, files: Files) -> int:
+    """The report to standard output, and to files; returns the exit code."""
     if report.ended_by in EXIT_INTERRUPTED:
         if not report.rungs:
             say(f"interrupted by {report.ended_by} before anything was verified")
             with undisturbed():
-                return write_files(kind, report, report.exit_code, files)
+                return write_files(Kind.RUN, report, report.exit_code, files)
         say(f"interrupted by {report.ended_by}")
-    exit_code = deliver(kind, report, report.exit_code, form(args.verbose, piped_width=PIPED_WIDTH), files)
-    return exit_code if certificate is None else certificate.write(report, exit_code)
+    return deliver(Kind.RUN, report, report.exit_code, form(verbose, piped_width=PIPED_WIDTH), files)
 
 
 def _command(args: argparse.Namespace, options: Options) -> str:
@@ -187,13 +217,7 @@ def _rungs(args: argparse.Namespace) -> list[str] | None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    check_ranges(
-        ("-n", args.n_predict, 1, _MOST_TOKENS), ("-c", args.ctx_size, 0, _MOST_TOKENS),
-        ("-t", args.threads, 0, MOST_THREADS), ("-s", args.seed, 0, 2**63 - 1),
-        ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
-        ("--kernel-memory", args.kernel_memory, 0.25, 10**6),
-    )  # fmt: skip
-    check_regex(args.tensor)
+    check_ranges(("-n", args.n_predict, 1, _MOST_TOKENS), ("-c", args.ctx_size, 0, _MOST_TOKENS))
     if args.identify and (args.source is not None or args.source_text is not None):
         raise UsageError("--source belongs to a verification, not to --identify")
     if args.identify and (args.certificate is not None or args.sign_with is not None):

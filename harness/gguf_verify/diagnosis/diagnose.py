@@ -27,6 +27,7 @@ from ..semantics.sums import UNIT_ROUNDOFF
 from .fault import Case, Fault
 from .faults import FAULTS
 from .fitted import fitted
+from .fused import faults_of
 from .identify import advice, expected, identify_kernel
 from .observed import observed
 from .operands import Bytes, Floats, Predicted
@@ -125,6 +126,8 @@ def diagnose(
     """
     if y.shape != (len(x), len(rows)):
         raise ValueError(f"outputs of shape {y.shape} do not belong to {len(x)} tokens and {len(rows)} rows")
+    if semantics.epilogue is not None and isinstance(fmt, BlockFormat):
+        return _of_fused(y, fmt, semantics, rows, x, blocks, threads)
     values = x if x.dtype == np.float32 else None
     if values is None and semantics.activations is None and (semantics.inside or semantics.oracle):
         values = x = semantics.values_of(x)
@@ -158,6 +161,28 @@ def diagnose(
     said = advice(semantics, definitions, fmt) if definitions else ""
     faults, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
     return Diagnosis(wrong, y.size, definitions, faults, nearest, tuple(pattern(bad, blocks)), said)
+
+
+def _of_fused(
+    y: Floats, fmt: BlockFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], blocks: Sequence[int],
+    threads: int,
+) -> Diagnosis:  # fmt: skip
+    """`diagnose` of a kernel with an epilogue."""
+    tokens, few = most(fmt, rows)
+    y, rows, x = np.ascontiguousarray(y[:tokens, :few], np.float32), rows[:few], x[:tokens]
+    if not y.size:
+        return Diagnosis(0, 0)
+    taken = semantics.bytes_of(x) if x.dtype == np.float32 else np.ascontiguousarray(x)
+    right = product(semantics, fmt, rows, taken, threads=threads)
+    bad = judge(y, right).bad & np.isfinite(right.exact)
+    if not bad.any():
+        return Diagnosis(0, y.size)
+    if (y[bad].view(np.uint32) == POISON).all():
+        words = "outputs were never written"
+        faults: tuple[FaultMatch, ...] = (observed("unwritten", words, explained=1.0, everywhere=bool(bad.all())),)
+    else:
+        faults = faults_of(y, fmt, semantics, rows, taken, threads)
+    return Diagnosis(int(bad.sum()), y.size, (), faults, None, tuple(pattern(bad, blocks)), "")
 
 
 @dataclass(frozen=True)

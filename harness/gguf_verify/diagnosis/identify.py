@@ -63,13 +63,16 @@ def identify_kernel(
     if isinstance(fmt, BlockFormat) and not declared.encoding.quantizes:
         x = declared.values_of(declared.bytes_of(x))
     meant = declared if own is None and isinstance(fmt, BlockFormat) and not declared.plain else own
-    found = identify(fmt, rows, x, y, threads, own=meant)
-    if found.names or declared.activations is None or not isinstance(fmt, BlockFormat):
+    found = identify(fmt, rows, x, y, threads, own=meant, pairs=False)
+    if found.names or not isinstance(fmt, BlockFormat):
         return found
-    taken = declared.bytes_of(x)
-    fitting = [s for s in _every(fmt) if s.activations is declared.activations]
-    handed = identify(fmt, rows, x, y, threads, {s.name: taken for s in fitting}, meant)
-    return handed if handed.names else found
+    if declared.activations is not None:
+        taken = declared.bytes_of(x)
+        fitting = [s for s in _every(fmt) if s.activations is declared.activations]
+        handed = identify(fmt, rows, x, y, threads, {s.name: taken for s in fitting}, meant, pairs=False)
+        if handed.names:
+            return handed
+    return identify(fmt, rows, x, y, threads, own=meant)
 
 
 def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
@@ -292,6 +295,7 @@ def identify(
     threads: int = 1,
     taken: Mapping[str, Bytes] | None = None,
     own: Semantics | None = None,
+    pairs: bool = True,
 ) -> Identification:
     """Which definitions gave y.
 
@@ -303,6 +307,7 @@ def identify(
         taken: definition → x as its products took it, as `expected` says.
         own: the definition that a kernel declares, beside the known ones or in place of the one of its name. The known
             ones are tried with its sums and outputs, and what it fuses.
+        pairs: other pairs of an encoding and a term are tried, too.
 
     Where no known definition fits, every other pair of an encoding and a term is tried. Sums in tensor cores and in
     half, and decoding in steps, are tried for kernels that declare something of 16 bits: their bounds hold whatever is
@@ -342,10 +347,10 @@ def identify(
             found.append((Candidate(name, judgement.utilisation, judgement.score, judgement.nmse, said), p))
 
     look(known.values())
-    pairs = [s for s in composed_definitions(fmt) if s.name not in known]
-    later = [[s for s in pairs if not s.term.steps]]
-    if own is not None and own.oracle is None and isinstance(fmt, BlockFormat):
-        later += _of_16_bit_kernels(own, [*known.values(), *later[0]], pairs)
+    others = [s for s in composed_definitions(fmt) if s.name not in known] if pairs else []
+    later = [[s for s in others if not s.term.steps]]
+    if pairs and own is not None and own.oracle is None and isinstance(fmt, BlockFormat):
+        later += _of_16_bit_kernels(own, [*known.values(), *later[0]], others)
     for tried in later:
         if not any(c.within for c, _ in found):
             look(tried, screened=True)

@@ -106,6 +106,10 @@ OBSERVED = {
             "fill the workspace before it is read, on the same stream", _SERIES,
         ),
         ObservedFault(
+            "epilogue", "an operation behind the product is left out, done twice or done in another order",
+            "compare what the kernel does behind its product with the declared epilogue", _OUTPUTS,
+        ),
+        ObservedFault(
             "constant-factor", "all outputs are the right ones times one factor",
             "look for a factor that is applied to every scale or output, or left out", _OUTPUTS,
         ),

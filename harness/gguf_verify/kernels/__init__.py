@@ -47,7 +47,8 @@ def on_host(found: KernelSpec | Family, host: Host) -> ShippedKernel | FamilyOnH
 @contextmanager
 def open_kernel(
     kernel: Candidate | str | Callable[..., Any], host: Host | str, threads: int = 0, time_limit: float = TIME_LIMIT,
-    verbose: bool = False, further: Further | None = None,
+    verbose: bool = False, further: Further | None = None, wanted: frozenset[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Iterator[Candidate]:  # fmt: skip
     """What a run verifies, for as long as the run takes.
 
@@ -59,6 +60,8 @@ def open_kernel(
         time_limit: seconds for one call of a foreign kernel, or one launch of a shipped one.
         verbose: let what a foreign kernel prints through to standard error.
         further: what else is said of a foreign kernel.
+        wanted: names of the types of weights that it is opened for; None for all. Others need not be compiled.
+        progress: told what a foreign kernel's opening does, in words, at each step.
 
     Raises UsageError where there is no such kernel, EnvironmentFault where there is no such host.
     """
@@ -72,7 +75,7 @@ def open_kernel(
         if found is not None:
             yield on_host(found, where)
             return
-        foreign = as_task(open_foreign(kernel, where, time_limit, verbose, further))
+        foreign = as_task(open_foreign(kernel, where, time_limit, verbose, further, wanted, progress))
         try:
             yield foreign
         finally:

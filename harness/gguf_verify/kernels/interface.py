@@ -93,6 +93,11 @@ class Candidate(ABC):
         """How its own process is confined; None for a kernel of this project."""
         return None
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """What its declaration may have wrong, by its source, each in a line: shown where it fails."""
+        return ()
+
     def check_fault(self) -> str | None:
         """Why its launches cannot be checked for races and bad accesses here, or None."""
         return self.host.check_fault()
@@ -108,6 +113,11 @@ class Candidate(ABC):
     @abstractmethod
     def covers(self, fmt: WeightFormat) -> bool:
         """Whether `of` has a kernel for weights of this type."""
+
+    def neutral(self) -> Candidate | None:
+        """This, where what it fuses behind its products gets operands that change nothing, so that they are plain; None
+        where there are no such operands."""
+        return self
 
     def close(self) -> None:  # noqa: B027 - most have nothing to end
         """End the processes that it started."""

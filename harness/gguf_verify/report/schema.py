@@ -22,6 +22,7 @@ _NUMBER = {
 #: Verdict of a run, exit code.
 _EXIT_CODES: list[tuple[ReportVerdict, int]] = [
     ("verified", 0),
+    ("verified on drawn data", 0),
     ("waived", 0),
     ("mismatch", 1),
     ("broken off", 3),

@@ -167,9 +167,7 @@ def _one_tensor(
                 _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, exact, explain)
         except KernelFault as error:
             name = printable(tensor.name, 64)
-            result.fail(
-                Failure(f"{name}: {error}", tensor.name, culprit=error.culprit, cause=error.cause, call=error.call)
-            )
+            result.fail(Failure.of(error, f"{name}: {error}", tensor.name))
             size = fmt.unit // fmt.block_size * fmt.block_bytes
             column, part = np.ascontiguousarray(rows[:step, :size]), np.ascontiguousarray(x[:, : fmt.unit])
             kernel = run.kernel.of(fmt, len(part), len(column), part.shape[1])

@@ -14,13 +14,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from ..diagnosis.identify import known_inputs
 from ..gguf import Tensor, printable
 from ..gguf.matrices import may_be_matrix
 from ..kernels.tasks import Quantizer
 from ..llama import Evaluation, LlamaRefused
 from ..results import MAX_HEX_BYTES, Call, Failure, RungResult
 from ..semantics.dequantization import rounded_float32
-from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings
+from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, unit_of
+from ..support.errors import KernelFault
 from .calls import begin_alone, end_alone
 from .generated_inputs import drawn, every_size, special, ties_of_codes
 from .interface import Rung
@@ -63,10 +65,11 @@ class _Codes:
     def __init__(self, calls: TaskCalls) -> None:
         assert isinstance(calls.kernel, Quantizer)
         self._calls, self._result, self._kernel = calls, calls.result, calls.kernel
-        self._semantics = encoding(calls.kernel.encoding)
-        blocks = self._semantics.activations
-        assert blocks is not None
-        self._size, self._name = blocks.block_size, calls.kernel.encoding
+        self._encoding = encoding(calls.kernel.encoding)
+        fmt = self._encoding.format
+        assert fmt is not None
+        #: Values that rows are multiples of, and those of a block.
+        self._size, self._block, self._name = unit_of(self._encoding), fmt.block_size, calls.kernel.encoding
         self._found, self._explained = Found(self._name), False
         if self._calls.only is None and self._kernel.fast_math:
             for name in ("ambiguous codes", "codes off by one step", "scales off"):
@@ -169,11 +172,11 @@ class _Codes:
         got = self._calls.make(call, tensor, what, lambda: self._kernel.quantize(x))
         if got is None:
             return False
-        checked = check_bytes(self._semantics, x, got, self._kernel.ordered, self._kernel.fast_math, _PER_CALL)
+        checked = check_bytes(self._encoding, x, got, self._kernel.ordered, self._kernel.fast_math, _PER_CALL)
         self._count(checked, words.startswith("the model's"))
-        hint = self._explain(x, got) if checked.n_wrong else ""
+        hint = self._explain() if checked.n_wrong else ""
         for i, wrong in enumerate(checked.wrong):
-            row = x[wrong.m, wrong.block * self._size : (wrong.block + 1) * self._size]
+            row = x[wrong.m, wrong.block * self._block : (wrong.block + 1) * self._block]
             self._result.fail(
                 Failure(
                     f"{printable(tensor.name, 64)}: {what}: token {wrong.m} block {wrong.block}: {wrong.what}"
@@ -185,20 +188,28 @@ class _Codes:
         self._result.fail_more("kernel", checked.n_wrong - len(checked.wrong), tensor.name)
         return not checked.n_wrong
 
-    def _explain(self, x: Floats, got: Bytes) -> str:
-        """Which other encodings have these bytes, or what else explains them; once."""
-        if self._explained:
+    def _explain(self) -> str:
+        """Which other encoding a kernel that was wrong makes, or what else explains it, by values on which encodings
+        differ; once."""
+        k = next((k for k in (self._kernel.domain.k.up(k) for k in (1024, self._size)) if k and not k % self._size), 0)
+        m = self._kernel.domain.m.up(16) or self._kernel.domain.m.down(16)
+        if self._explained or not k or not m:
             return ""
         self._explained = True
+        x = self._held(known_inputs(m, k))
+        try:
+            got = self._kernel.quantize(x)
+        except KernelFault:
+            return ""
         for name in encodings():
             other = encoding(name)
-            assert other.activations is not None
-            row = x.shape[1] / other.activations.block_size * other.activations.block_bytes
-            if name != self._name and row == got.shape[1] and not check_bytes(other, x, got).n_wrong:
-                return f'. They are the bytes of activations = "{name}": declare that, or mend the kernel'
-        if not self._kernel.fast_math and not check_bytes(self._semantics, x, got, self._kernel.ordered, True).n_wrong:
+            if name == self._name or k % unit_of(other) or other.row_bytes(k) != got.shape[1]:
+                continue
+            if not check_bytes(encoding(name), x, got).n_wrong:
+                return f'. It gives the bytes of activations = "{name}": declare that, or mend the kernel'
+        if not self._kernel.fast_math and not check_bytes(self._encoding, x, got, self._kernel.ordered, True).n_wrong:
             return (
-                ". All that is wrong lies within a few units in the last place of a rounding boundary: ties are "
+                ". Codes that are wrong lie within a few units in the last place of a rounding boundary: ties are "
                 "rounded in another way, or the division is approximate (if it is built so: fast_math = true)"
             )
         return ""

@@ -28,6 +28,7 @@ from .generated_inputs import any_blocks, drawn, special, ties_of_codes
 from .huge import HugeFound, HugeProbes
 from .judging import judge_output
 from .plan import PLAN, Probe, in_words, plan
+from .ranges import representable
 from .run import Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -40,6 +41,9 @@ OTHER_SHAPES = Side("kernel at other N and K", True)
 _MOST_WRONG = 3
 #: Values of weights that are multiplied exactly at a time.
 _CHUNK = 1 << 22
+#: The largest weight of drawn bits where a definition has the range of halves: 2^15 of them times ordinary activations
+#: stay below 65504.
+_LARGEST_WEIGHT = 0.25
 
 
 @dataclass
@@ -102,7 +106,8 @@ class TypeProbes:
         domain = run.kernel.domain if tested else EVERYTHING
         if len(self._units):
             quantized, brief = isinstance(fmt, BlockFormat), run.options.probes == "brief"
-            for number, probe in enumerate(plan(domain, fmt.unit, quantized, run.options.seed, brief)):
+            probes = plan(domain, fmt.unit, quantized, run.options.seed, brief)
+            for number, probe in enumerate(run.progress(f"probes of {fmt.name}", probes, unit="probe")):
                 if only is not None and (only.kind, only.number) != ("probe", number):
                     continue
                 if found.faults + len({wrong[1:] for wrong in found.wrong}) >= _MOST_WRONG:
@@ -157,7 +162,7 @@ class TypeProbes:
             return
         rows = self._weights(probe)
         try:
-            x = self._activations(probe, rows)
+            x = representable(self._semantics, self._fmt, rows, self._activations(probe, rows))
         except KernelFault as error:  # of its author's oracle, which need not know values of every size
             self.found.not_covered.append(("activations of every size", str(error)))
             return
@@ -166,7 +171,8 @@ class TypeProbes:
             encoded = with_least_codes(encoded)
         uploaded: dict[str, Weights] = {}
         products: dict[Order | None, list[tuple[slice, Product]]] = {}
-        self.found.values |= {probe.values, probe.blocks}
+        blocks = self._run.blocks_are if probe.blocks == "the model's" else probe.blocks
+        self.found.values |= {probe.values, blocks}
         for m in probe.tokens:
             if self._only is not None and self._only.m != m:
                 continue
@@ -179,9 +185,7 @@ class TypeProbes:
                     return
                 self.found.faults += 1
                 words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
-                self._result.fail(
-                    Failure(words, self._tensor.name, culprit=error.culprit, cause=error.cause, call=error.call)
-                )
+                self._result.fail(Failure.of(error, words, self._tensor.name))
                 kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
                 tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
                 who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name
@@ -322,7 +326,12 @@ class TypeProbes:
         fmt, wide = self._fmt, probe.k // self._fmt.unit
         if probe.blocks == "any bits":
             assert isinstance(fmt, BlockFormat)
-            return any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._run.options.seed).reshape(probe.n, -1)
+            blocks = any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._run.options.seed)
+            if self._semantics.range_of_halves:  # what halves do not hold is no kernel's fault
+                with np.errstate(all="ignore"):
+                    large = ~(np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST_WEIGHT)
+                blocks[large] = np.resize(self._units, blocks.shape)[large]
+            return blocks.reshape(probe.n, -1)
         there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
         return np.resize(self._units[:there], (probe.n, wide * self._size))
 
@@ -331,7 +340,8 @@ class TypeProbes:
         m, k = max(probe.tokens), probe.k
         if probe.values == "special":
             # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
-            values = special(k, self._like, 1e4 if self._semantics.activations else 1e6)
+            halves, blocks = self._semantics.range_of_halves, self._semantics.activations is not None
+            values = special(k, self._like, 1e2 if halves else 1e4 if blocks else 1e6)
             finite = np.ones(len(values), bool)  # others are a matter of the definition's range
             for _, exact in self._exact(rows, self._semantics.bytes_of(values), None):
                 finite &= np.isfinite(exact.exact).all(axis=1)

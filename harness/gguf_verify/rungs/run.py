@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -18,10 +19,10 @@ from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama, LlamaRefused
 from ..llama.backends import BACKENDS, Backend
-from ..results import Call, Options, RungResult
+from ..results import Call, FileInfo, Options, RungResult
 from ..semantics import Semantics, llama_cpu_semantics
 from ..support.errors import UsageError
-from ..support.progress import progress_bar
+from ..support.progress import Steps, progress_bar
 from .session import Session
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class Run:
     @cached_property
     def session(self) -> Session:
         """A llama.cpp process with the model. Raises LlamaRefused."""
-        return Session(self.model.path, self.options, self.backend)
+        with Steps(self.options.progress) as told:
+            told("llama.cpp loads the model")
+            return Session(self.model.path, self.options, self.backend)
 
     def close(self) -> None:
         """End the processes that were started."""
@@ -79,6 +82,15 @@ class Run:
         """End the process that holds the model, if it was started."""
         if "session" in self.__dict__:
             self.__dict__.pop("session").close()
+
+    @contextmanager
+    def by(self, kernel: Candidate) -> Iterator[None]:
+        """In this block another form of the kernel multiplies."""
+        own, self.kernel = self.kernel, kernel
+        try:
+            yield
+        finally:
+            self.kernel = own
 
     def semantics(self, fmt: WeightFormat) -> Semantics:
         """The declared semantics of what multiplies such weights: the run's kernel, or, where they are not quantized,
@@ -100,7 +112,7 @@ class Run:
 
     def wants(self, name: str) -> bool:
         """Whether `--tensor` selects this tensor."""
-        return self.options.tensor is None or re.search(self.options.tensor, name) is not None
+        return matches(self.options.tensor, name)
 
     def leave_idle(self, result: RungResult) -> None:
         """Record that the kernel under test was never asked, where only kernels beside it were."""
@@ -146,6 +158,15 @@ class Run:
                 yield item
                 bar.update()
 
+    @property
+    def blocks_are(self) -> str:
+        """Whose blocks the probe plan lays out anew, for the envelope."""
+        return "the model's"
+
+    def file_info(self) -> FileInfo:
+        """The file, for the report."""
+        return self.model.info()
+
     def row_bytes(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
         """The tensor's rows as they lie in the file, uint8[N, row bytes], without a copy."""
         return tensor.raw.reshape(tensor.n_rows, tensor.row_bytes)
@@ -176,6 +197,11 @@ class Run:
     def n_matrices(self) -> int:
         """How many matrices the selected tensors hold: GEMMs of the graph, about, for a progress bar."""
         return sum(prod(t.shape[2:]) for t in self.selected() if may_be_matrix(t))
+
+
+def matches(pattern: str | None, name: str) -> bool:
+    """Whether `--tensor` of this pattern selects a tensor of this name."""
+    return pattern is None or re.search(pattern, name) is not None
 
 
 class Matrix(NamedTuple):

@@ -137,6 +137,12 @@ class Semantics:
         return self.accumulation is IN_FLOAT32 and self.output == "float32" and self.epilogue is None
 
     @property
+    def range_of_halves(self) -> bool:
+        """Whether a weight, a sum or an output is a half, which ends at 65504; that of a scale does not count."""
+        inner = self.inside or self
+        return "float16" in (self.output, inner.accumulation.name, inner.term.weights, self.encoding.dtype)
+
+    @property
     def rounded_words(self) -> str:
         """How sums and outputs are rounded, where that is not float32, in words that follow its name."""
         sums = "" if self.accumulation is IN_FLOAT32 else f", added in {self.accumulation}"

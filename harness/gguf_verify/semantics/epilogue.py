@@ -118,13 +118,15 @@ class Epilogue:
         return found
 
     def applied(
-        self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Multiply | None = None
-    ) -> Product:
+        self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Multiply | None = None,
+        operations: Sequence[Operation] | None = None,
+    ) -> Product:  # fmt: skip
         """The fused result, its bound and its spread, before the output's rounding.
 
         Args:
             product: of weights uint8[N, row bytes] and activations uint8[M, row bytes].
             multiply: weights → their product with the same activations by the same definition, for a gate.
+            operations: others than its own, in order: what a wrong kernel may do.
 
         The bits of a declared order are not stated for an epilogue: `ordered` is None.
 
@@ -138,7 +140,7 @@ class Epilogue:
 
         fused = Fused(w.shape[1] // fmt.block_bytes * fmt.block_size, companion, self.roundoff)
         with np.errstate(all="ignore"):
-            for operation in self.operations:
+            for operation in self.operations if operations is None else operations:
                 none = operation.place is None
                 operand = np.zeros(0) if none else self._values(operation, fmt, w, x)
                 product = operation.apply(product, operand, fused)

@@ -213,6 +213,9 @@ def _of_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Ra
     """The result, as the type of the output, or the sum of all magnitudes, in a half accumulator."""
     if semantics.oracle is not None or (semantics.accumulation.overflows == np.inf and semantics.output == "float32"):
         return None
+    k = w.size // fmt.block_bytes * fmt.block_size
+    if x.size != semantics.encoding.row_bytes(k):  # a product of other columns than the row's
+        return None
     narrow = NARROW.get(semantics.output)
     plain = product(replace(semantics, output="float32"), fmt, w[None], x[None])
     if not np.isfinite(plain.exact).all():

@@ -19,11 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
 from ..formats.c_arithmetic import to_half
-from .activations import Bytes, Floats
-from .definition import Semantics
-from .definitions import SEMANTICS
+from .encoding import Bytes, Encoding, Floats
+from .encodings import ENCODINGS
 from .fast_math import WINDOW
 from .sums import gamma
 
@@ -34,17 +32,25 @@ Structs = npt.NDArray[np.void]
 _MOST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-126
 
 
-def encoding(name: str) -> Semantics:
-    """The encoding of this name: what has `activations`, `encode`, `ratios` and `raw_sum`. Raises KeyError."""
-    found = SEMANTICS[name]
-    if found.encode is None:
+def encoding(name: str) -> Encoding:
+    """The encoding of this name, which quantizes. Raises KeyError."""
+    found = ENCODINGS[name]
+    if not found.quantizes:
         raise KeyError(name)
     return found
 
 
 def encodings() -> tuple[str, ...]:
-    """The names of all encodings."""
-    return tuple(name for name, s in SEMANTICS.items() if s.encode is not None and s.activations is not None)
+    """The names of all encodings that quantize."""
+    return tuple(name for name, e in ENCODINGS.items() if e.quantizes)
+
+
+def unit_of(made: Encoding) -> int:
+    """Rows of activations are whole multiples of so many values."""
+    if made.rearranges is not None:
+        return unit_of(made.rearranges[0])
+    assert made.format is not None
+    return made.format.block_size
 
 
 @dataclass(frozen=True)
@@ -85,95 +91,117 @@ class QuantizerCheck:
 
 
 def check_bytes(
-    semantics: Semantics, x: Floats, theirs: Bytes, ordered: bool = False, fast_math: bool = False, most: int = 20
+    made: Encoding, x: Floats, theirs: Bytes, ordered: bool = False, fast_math: bool = False, most: int = 20
 ) -> QuantizerCheck:
     """Judge activations float32[M, K] as a kernel quantized them, uint8[M, row bytes].
 
     Args:
-        semantics: the encoding.
+        made: the encoding.
         ordered: the author declares the encoder's order of sums.
         fast_math: the author declares approximate division.
         most: wrong blocks that are recorded one by one.
 
     Raises ValueError where the bytes are not those of such a row.
     """
-    fmt = semantics.activations
-    if fmt is None or semantics.encode is None:
-        raise ValueError(f"{semantics.name} quantizes no activations")
-    blocks = np.ascontiguousarray(x, np.float32).reshape(len(x), -1, fmt.block_size)
-    if theirs.dtype != np.uint8 or theirs.shape != (len(x), blocks.shape[1] * fmt.block_bytes):
+    fmt = made.format
+    if fmt is None:
+        raise ValueError(f"{made.name} quantizes no activations")
+    if theirs.dtype != np.uint8 or theirs.shape != (len(x), made.row_bytes(x.shape[1])):
         raise ValueError(f"{theirs.dtype}{list(theirs.shape)} are not {len(x)} rows of {x.shape[1]} values")
+    whole = np.pad(np.ascontiguousarray(x, np.float32), ((0, 0), (0, -x.shape[1] % fmt.block_size)))
+    blocks = whole.reshape(len(x), -1, fmt.block_size)
     finite = np.asarray(np.isfinite(blocks).all(axis=-1))
-    expected = semantics.encode(x).reshape(*blocks.shape[:2], fmt.block_bytes)
+    expected = made.encode(x).reshape(*blocks.shape[:2], fmt.block_bytes)
     got = theirs.reshape(expected.shape)
     check = QuantizerCheck(blocks=int(finite.sum()), unjudged=int((~finite).sum()))
-    known, ambiguous = _codes_known(semantics, blocks, fast_math)
+    known, ambiguous = _codes_known(made, blocks, fast_math)
     check.codes = int((known & finite[..., None]).sum())
     check.undefined = int((~known & finite[..., None]).sum())
     if fast_math:
         check.ambiguous = int((ambiguous & known & finite[..., None]).sum())
     at = np.nonzero((got != expected).any(axis=-1) & finite)
     if len(at[0]):
-        _compare(semantics, fmt, check, at, blocks[at], got[at], expected[at], (known[at], ambiguous[at]),
-                 ordered, fast_math, most)  # fmt: skip
+        _compare(made, check, at, blocks[at], got[at], expected[at], (known[at], ambiguous[at]), ordered, fast_math,
+                 most)  # fmt: skip
     return check
 
 
-def _codes_known(semantics: Semantics, blocks: Floats, fast_math: bool) -> tuple[Bools, Bools]:
+def _codes_known(made: Encoding, blocks: Floats, fast_math: bool) -> tuple[Bools, Bools]:
     """Which values have a code, and which may have either of two with fast math, bool like the blocks."""
-    assert semantics.ratios is not None
+    assert made.ratios is not None
+    groups = blocks.reshape(*blocks.shape[:2], -1, made.values_per_scale)
     with np.errstate(all="ignore"):
-        ratio, _ = semantics.ratios(blocks)
-        size = np.abs(ratio).astype(np.float64)
-        known = size < 127.5
-        largest = np.abs(blocks).max(axis=-1, keepdims=True)
+        ratio, _ = made.ratios(groups)
+        known = np.abs(ratio).astype(np.float64) < 127.5
+        largest = np.abs(groups).max(axis=-1, keepdims=True)
         known |= largest == 0  # zeros have the code zero
         if fast_math:  # subnormal scales are flushed, and approximate division is not defined above 2^126
             known &= (largest == 0) | ((largest > 127 * _SMALLEST * (1 + WINDOW)) & (largest < 2.0**126))
         # in float64, whose own error is negligible here
-        exact = 127 * np.abs(blocks.astype(np.float64)) / np.where(largest > 0, largest, 1).astype(np.float64)
-        return known, np.abs(exact % 1 - 0.5) <= WINDOW * exact
+        exact = 127 * np.abs(groups.astype(np.float64)) / np.where(largest > 0, largest, 1).astype(np.float64)
+        return known.reshape(blocks.shape), (np.abs(exact % 1 - 0.5) <= WINDOW * exact).reshape(blocks.shape)
+
+
+def _roles(made: Encoding) -> list[tuple[str, npt.NDArray[np.intp], bool, int]]:
+    """Of each field but the codes: its name, which of its members are meant, whether they are scales, and how many
+    values each is of."""
+    fmt, out = made.format, []
+    assert fmt is not None
+    for item in fmt.fields:
+        every = np.arange(item.count)
+        if item.name == "d":
+            out.append((item.name, every, True, made.values_per_scale))
+        elif item.name == "ds":  # scales and sums: those are sums that the encoding reads as such
+            assert made.read_sums is not None
+            numbered = np.zeros((), fmt.dtype)
+            numbered["ds"] = every + 1
+            read = made.read_sums(numbered)
+            sums = np.sort(read[~np.isnan(read)].astype(int) - 1)
+            out.append((item.name, np.setdiff1d(every, sums), True, made.values_per_scale))
+            out.append((item.name, sums, False, made.values_per_sum))
+        elif item.name != "qs":
+            out.append((item.name, every, False, fmt.block_size // item.count))
+    return out
 
 
 def _compare(
-    semantics: Semantics, fmt: BlockFormat, check: QuantizerCheck, at: tuple[npt.NDArray[np.intp], ...],
-    x: Floats, got: Bytes, expected: Bytes, of_codes: tuple[Bools, Bools], ordered: bool, fast_math: bool, most: int,
+    made: Encoding, check: QuantizerCheck, at: tuple[npt.NDArray[np.intp], ...], x: Floats, got: Bytes,
+    expected: Bytes, of_codes: tuple[Bools, Bools], ordered: bool, fast_math: bool, most: int,
 ) -> None:  # fmt: skip
     """Compare blocks that differ: x[n, values], bytes[n, block bytes]."""
-    ours, theirs = fmt.view(expected), fmt.view(got)
+    assert made.format is not None
+    ours, theirs = made.format.view(expected), made.format.view(got)
     known, ambiguous = of_codes
     step = np.where(known, theirs["qs"].astype(int) - ours["qs"], 0)
     may = (ambiguous & (np.abs(step) == 1)) if fast_math else np.zeros_like(known)
-    bad_codes = (step != 0) & ~may
     check.moved += int(((step != 0) & may).sum())
-    bad: list[tuple[str, Bools]] = [("qs", bad_codes)]
-    for item in fmt.fields:
-        if item.name == "qs":
-            continue
-        a = np.asarray(theirs[item.name]).reshape(len(x), -1)
-        b = np.asarray(ours[item.name]).reshape(len(x), -1)
+    bad: list[tuple[str, npt.NDArray[np.intp], Bools]] = [("qs", np.arange(x.shape[1]), (step != 0) & ~may)]
+    for name, members, is_scale, values in _roles(made):
+        a, b = (np.ascontiguousarray(np.asarray(of[name]).reshape(len(x), -1)[:, members]) for of in (theirs, ours))
         same = a.view(f"u{a.itemsize}") == b.view(f"u{b.itemsize}")
-        if item.name.startswith("d"):
-            allowed = _scales(x, a, b) if fast_math else np.zeros_like(same)
+        part = x[:, : len(members) * values].reshape(len(x), len(members), values)
+        if is_scale:
+            allowed = _scales(part, a, b) if fast_math else np.zeros_like(same)
             check.scales_moved += int((allowed & ~same).sum())
-        elif semantics.raw_sum and not ordered:
-            allowed = _sums(x, a)
+        elif made.raw_sum and not ordered:
+            allowed = _sums(part, a)
             check.other_sums += int((allowed & ~same).sum())
-        elif fast_math or not known.all():
-            allowed = _of_codes(semantics, x, theirs, a)
+        elif not made.raw_sum and (fast_math or not known.all()):
+            codes = np.asarray(theirs["qs"])[:, : len(members) * values].reshape(part.shape)
+            allowed = _of_codes(made, part, codes, a)
         else:
             allowed = np.zeros_like(same)
-        bad.append((item.name, ~(same | allowed)))
-    wrong = np.logical_or.reduce([part.any(axis=-1) for _, part in bad])
+        bad.append((name, members, ~(same | allowed)))
+    wrong = np.logical_or.reduce([part.any(axis=-1) for _, _, part in bad])
     check.n_wrong += int(wrong.sum())
     for i in np.flatnonzero(wrong)[: max(0, most - len(check.wrong))]:
         check.wrong.append(WrongBlock(int(at[0][i]), int(at[1][i]), *_told(x[i], theirs[i], ours[i], bad, int(i))))
 
 
 def _scales(x: Floats, got: npt.NDArray[np.floating], ours: npt.NDArray[np.floating]) -> Bools:
-    """Which scales fast math may give: within WINDOW of max/127, as halves the neighbour of ours at a midpoint; and
-    zero where ours is subnormal in float32."""
-    exact = np.abs(x.astype(np.float64)).max(axis=-1, keepdims=True) / 127
+    """Which scales fast math may give, of x[n, scales, values]: within WINDOW of max/127, as halves the neighbour of
+    ours at a midpoint; and zero where ours is subnormal in float32."""
+    exact = np.abs(x.astype(np.float64)).max(axis=-1) / 127
     with np.errstate(all="ignore"):
         a, b = np.abs(got.astype(np.float64)), np.abs(ours.astype(np.float64))
         near = np.abs(a - exact) <= WINDOW * exact
@@ -184,8 +212,8 @@ def _scales(x: Floats, got: npt.NDArray[np.floating], ours: npt.NDArray[np.float
 
 
 def _sums(x: Floats, got: npt.NDArray[np.floating]) -> Bools:
-    """Which sums some order of float32 additions gives; each is of as many values as the field has members for."""
-    values = x.astype(np.float64).reshape(len(x), got.shape[1], -1)
+    """Which sums some order of float32 additions gives, of x[n, sums, values]."""
+    values = x.astype(np.float64)
     total, size = values.sum(axis=-1), np.abs(values).sum(axis=-1)
     error = gamma(values.shape[-1]) * size
     with np.errstate(all="ignore"):
@@ -194,36 +222,36 @@ def _sums(x: Floats, got: npt.NDArray[np.floating]) -> Bools:
         return np.asarray(((low <= s) & (s <= high)) | (size + error >= _MOST))
 
 
-def _of_codes(semantics: Semantics, x: Floats, theirs: Structs, got: npt.NDArray[np.generic]) -> Bools:
-    """Which numbers are made of the kernel's own codes: their sums, or d times their sum."""
-    codes = np.asarray(theirs["qs"]).astype(np.int64).reshape(len(x), got.shape[1], -1).sum(axis=-1)
+def _of_codes(made: Encoding, x: Floats, codes: npt.NDArray[np.int8], got: npt.NDArray[np.generic]) -> Bools:
+    """Which numbers are made of the kernel's own codes[n, sums, values]: their sums, or d times their sum."""
+    sums = codes.astype(np.int64).sum(axis=-1)
     if np.issubdtype(got.dtype, np.integer):
-        return np.asarray(got == codes)
-    assert semantics.ratios is not None
+        return np.asarray(got == sums)
+    assert made.ratios is not None
     with np.errstate(all="ignore"):
-        _, d = semantics.ratios(x)
-        product = d.astype(np.float64)[:, None] * codes
+        _, d = made.ratios(x)
+        product = d.astype(np.float64) * sums
         ends = [to_half((product * (1 + sign * 2 * WINDOW)).astype(np.float32)).astype(np.float64) for sign in (-1, 1)]
         s = got.astype(np.float64)
         return np.asarray((np.minimum(*ends) <= s) & (s <= np.maximum(*ends)))
 
 
 def _told(
-    x: Floats, theirs: np.void, ours: np.void, bad: list[tuple[str, Bools]], i: int
+    x: Floats, theirs: np.void, ours: np.void, bad: list[tuple[str, npt.NDArray[np.intp], Bools]], i: int
 ) -> tuple[str, float, float]:  # fmt: skip
     """What is wrong first in a block, got and expected."""
-    for name, part in bad:
+    for name, members, part in bad:
         if not part[i].any():
             continue
-        j = int(part[i].argmax())
+        j = int(members[part[i].argmax()])
         got, expected = (float(np.asarray(s[name]).reshape(-1)[j]) for s in (theirs, ours))
         n = int(part[i].sum())
         if name == "qs":
             more = f", and {n - 1} further codes of the block differ" if n > 1 else ""
             return f"code {j} of x = {x[j]:.9g} is {got:g}, expected {expected:g}{more}", got, expected
-        which = f"{name}[{j}]" if part.shape[1] > 1 else name
+        which = f"{name}[{j}]" if np.asarray(ours[name]).size > 1 else name
         return f"{which} is {got:.9g}, expected {expected:.9g}", got, expected
     raise AssertionError("the block is wrong")
 
 
-__all__ = ["QuantizerCheck", "WrongBlock", "check_bytes", "encoding", "encodings"]
+__all__ = ["QuantizerCheck", "WrongBlock", "check_bytes", "encoding", "encodings", "unit_of"]

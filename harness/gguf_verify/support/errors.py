@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 EXIT_VERIFIED = 0
 EXIT_MISMATCH = 1
@@ -98,6 +98,15 @@ class NothingToVerify(HarnessError):
     culprit: ClassVar[Culprit] = "coverage"
 
 
+class TraceFrame(NamedTuple):
+    """A frame of a traceback: "FILE:LINE in FUNCTION", its line of source, and whether the kernel's author wrote it (or
+    it is of an installed package)."""
+
+    place: str
+    code: str
+    own: bool
+
+
 class KernelFault(HarnessError):
     """A kernel broke its contract: it wrote outside its output, or left the host unusable."""
 
@@ -105,6 +114,8 @@ class KernelFault(HarnessError):
     culprit: ClassVar[Culprit] = "kernel"
     #: What further faults of the same cause have in common, such as the line that raised; "" where nothing does.
     cause = ""
+    #: The frames of the exception that it is, outermost first, as far as they are not of this package.
+    trace: tuple[TraceFrame, ...] = ()
     #: The `results.Call` in which it happened, where that is known.
     call: Any = None
 

@@ -39,6 +39,12 @@ MESSAGES: dict[str, Message] = {
             "Correct the word; `gguf-verify --help` lists the commands.",
         ),
         Message(
+            "no-declaration",
+            "A kernel in CUDA C++ does not say what it takes and what it computes.",
+            "Without that nobody knows what its outputs should be, nor how it is launched.",
+            "Paste the block that is printed into the file, correct it, and run the command again.",
+        ),
+        Message(
             "usage",
             "An option does not exist, lacks its value, or does not take this value.",
             _GIVEN,

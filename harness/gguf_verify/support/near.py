@@ -11,3 +11,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     by_lower = {k.lower(): k for k in known}
     found = difflib.get_close_matches(name[:200].lower(), by_lower, 1, 0.6)
     return f"did you mean '{by_lower[found[0]]}'? " if found else ""
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The same at the end of a line: "; did you mean 'q8_1_dp4a'?", else ""."""
+    found = nearest(name, known).strip()
+    return f"; {found}" if found else ""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gguf_verify.hosts import CpuHost
+from tests.support.cuda_functions import OnCpu
 from tests.support.short_kernels import Build, with_kernel
 
 
@@ -31,3 +32,9 @@ def build(roots: Callable[[str], Path]) -> Build:
         return host.load(roots(source), "k.cu", "k", {})
 
     return load
+
+
+@pytest.fixture(scope="package")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
+    """CUDA's functions."""
+    return OnCpu(tmp_path_factory.mktemp("functions"))

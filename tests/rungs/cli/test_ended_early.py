@@ -225,7 +225,8 @@ def test_a_kernel_that_raises_says_where(tmp_path: Path, capsys: pytest.CaptureF
     shown = flat(capsys.readouterr().out)
     where = "my_kernel.py:11 in helper: raise ValueError("
     assert f"blk.0.attn_q.weight: the kernel raised ValueError: too bad; at {where}" in shown
-    assert "; called from my_kernel.py:7 in gemm: return helper(weights)" in shown
+    assert "my_kernel.py:7 in gemm: return helper(weights)" in shown
+    assert "… and 5 more calls failed the same way" in shown
     assert "at fault: the kernel (6)" in shown
     assert shown.count("the kernel raised") == 1
     (rung,) = json.loads(out.read_text())["rungs"]

@@ -76,7 +76,7 @@ CUDA = """
 // block = 32
 // grid = "ceil(M * N, 32)"
 // [/gguf-verify]
-__device__ float from_half(unsigned short h) { return __uint_as_float((h & 0x7FFFu) << 13) * 5192296858534827628530496329220096.0f; }
+__device__ float from_half(unsigned short h) { return (h & 0x8000u ? -1 : 1) * __uint_as_float((h & 0x7FFFu) << 13) * 5192296858534827628530496329220096.0f; }
 extern "C" __global__ void gemm(const unsigned char* w, const float* x, const float* bias, const float* r, float* y, int M, int N, int K) {
     const int i = blockIdx.x * 32 + threadIdx.x, m = i / N, n = i % N;
     if (m >= M) return;

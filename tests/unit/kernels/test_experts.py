@@ -237,7 +237,8 @@ def test_duplicates_show_in_a_routing_that_has_them() -> None:
     p = product(F32, FMT, np.ascontiguousarray(w[:N]), x.view(np.uint8))
 
     def expected(tokens: np.ndarray, rows: np.ndarray) -> Product:
-        return Product(*(of[np.ix_(tokens, rows)] for of in (p.exact, p.bound, p.spread)), None)
+        at = np.ix_(tokens, rows)
+        return Product(p.exact[at], p.bound[at], p.spread[at], None)
 
     assert judge(call.plain(right, expected), p).passed
     assert not judge(call.plain(wrong, expected), p).passed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -278,6 +279,15 @@ def test_mmq_of_q2_k_in_exact_arithmetic() -> None:
                 s = d_a[g // 4] * int(part.sum()) if s is None else s
                 total += Fraction(d_w[n, g]) * d_a[g // 4] * int(part @ q_w[n, g]) + Fraction(m_w[n, g]) * s
             assert abs(p.exact[m, n] - float(total)) <= 1e-12 * p.bound[m, n] / 2.0**-24
+
+
+def test_mmq_of_q2_k_as_measured() -> None:
+    """llama.cpp's own product of Q2_K with many tokens, on an H200."""
+    measured = np.load(Path(__file__).parents[2] / "data" / "llama_cuda_h200.npz")
+    w, x, y = (measured[name] for name in ("Q2_K/w", "x_many", "Q2_K/many"))
+    for name, right in (("mmq_d2s6", True), ("q8_1", False)):
+        semantics = SEMANTICS[name]
+        assert judge(y, product(semantics, Q2_K, w, semantics.bytes_of(x))).passed == right
 
 
 def test_older_mmq_in_exact_arithmetic() -> None:

@@ -33,6 +33,7 @@ Public names are imported from the package: `from gguf_verify import Oracle, Sha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ from ...formats import FORMATS
 from ...semantics import OWN, SEMANTICS, Semantics, declared
 from ...semantics.epilogues import OPERATIONS
 from ...support.errors import UsageError
-from ...support.near import nearest
+from ...support.near import meant, nearest
 from ..domain import EVERYTHING, Domain, domain_of
 from ..routing import LISTS
 from .layouts import Layouts, layouts_of
@@ -167,10 +168,10 @@ class Declaration:
                 "behind it (see docs/kernels-of-your-own.md)"
             )
         if not self.formats and self.computes != "quantize":
-            raise UsageError("it declares no formats")
+            raise UsageError('it declares no formats: write, for example, formats = ["Q4_0"]')
         for name in self.formats:
             if name not in FORMATS:
-                raise UsageError(f"format {_short(name)} is not one of {', '.join(FORMATS)}")
+                raise UsageError(f"format {_short(name)} is not one of {', '.join(FORMATS)}{meant(name, FORMATS)}")
         if not all(isinstance(value, bool) for value in (self.ordered, self.out, self.deterministic)):
             raise UsageError("ordered, out and deterministic must be True or False")
         if self.ordered and not self.deterministic:
@@ -206,11 +207,24 @@ class Declaration:
     @property
     def definition(self) -> Semantics:
         """The definition that it declares, which is not that of an oracle. Raises UsageError."""
+        return self._defined(self.fused)
+
+    @property
+    def plain_definition(self) -> Semantics:
+        """The same of its product alone, without what is fused behind it. Raises UsageError."""
+        return self._defined(())
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """The operations behind its product; accumulation into the output is the last."""
+        return (*self.epilogue, *(["accumulate"] if self.layouts.of("output").accumulate else []))
+
+    def _defined(self, fused: tuple[str, ...]) -> Semantics:
         inside = self.takes if self.takes != self.semantics else ""
         try:
             return declared(
                 self.semantics, activations=self.activations, term=self.term, takes=inside,
-                accumulates=self._accumulates, output=self.output, epilogue=self.epilogue,
+                accumulates=self._accumulates, output=self.output, epilogue=fused,
             )  # fmt: skip
         except ValueError as error:
             raise UsageError(str(error)) from None
@@ -247,7 +261,8 @@ def _short(value: object) -> str:
 def strings(value: object, what: str) -> tuple[str, ...]:
     """A list of strings. Raises UsageError."""
     if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(v, str) for v in value):
-        raise UsageError(f"{what} is not a list of strings")
+        example = f": write {what} = [{json.dumps(value[:60])}]" if isinstance(value, str) else ""
+        raise UsageError(f"{what} is not a list of strings{example}")
     return tuple(value)
 
 

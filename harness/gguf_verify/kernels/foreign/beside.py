@@ -26,15 +26,14 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 def epilogue_of(declared: Declaration) -> Epilogue | None:
     """What a kernel declares to be fused, or None. Raises UsageError."""
-    names = (*declared.epilogue, *(["accumulate"] if declared.layouts.of("output").accumulate else []))
-    if not names:
+    if not declared.fused:
         return None
     if declared.ordered:
         raise UsageError("the bits of a declared order are not known behind an epilogue: leave out ordered")
     if declared.computes != "gemm":
         raise UsageError(f"nothing is fused behind what a kernel that computes {declared.computes!r} computes")
     try:
-        return Epilogue(names)
+        return Epilogue(declared.fused)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

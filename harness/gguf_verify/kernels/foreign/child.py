@@ -16,8 +16,9 @@ there is none. Each question then has
     operands a list of `operands.Operand`: name, role (input, output, scratch), dtype, shape, strides, file, place
 
 and is answered by {"of", "ok": true, …}, by {"of", "fault": one line, "cause"} where the kernel is to blame, with
-"finding": {"kind", "lines"} where a checked build or a card found it, or by {"of", "environment": one line} where this
-machine cannot do it, which is taken only of runs under a schedule and of single thread blocks.
+"trace": [[place, code, whether it is its author's], …] where it raised, and "finding": {"kind", "lines"} where a
+checked build or a card found it; or by {"of", "environment": one line} where this machine cannot do it, which is taken
+only of runs under a schedule and of single thread blocks.
 
     load     take the weights: "format", "n", "k". They are good until the next one.
     run      a product: "shape" [M, N, K]. What the kernel returns is copied to its output's place. A kernel in CUDA C++
@@ -215,7 +216,8 @@ def _serve(
                     operands[operand.name] = Mapped(operand, *memory[operand.file])
                 _say(link, of=number, ok=True, **answer(runner, question, operands))
             except Fault as error:
-                more = {} if error.finding is None else {"finding": error.finding}
+                more: dict[str, Any] = {} if error.finding is None else {"finding": error.finding}
+                more |= {"trace": [list(frame) for frame in error.trace]} if error.trace else {}
                 _say(link, of=number, fault=str(error), cause=error.cause, **more)
             except EnvironmentFault as error:
                 _say(link, of=number, environment=str(error))

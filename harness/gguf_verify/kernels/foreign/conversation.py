@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 
 from ...gguf import printable
 from ...processes.child import ChildProcess, signal_name
-from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
+from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, TraceFrame, UsageError
 from ...support.stages import counted
 from .channel import Channel, Garbled, Late
+from .faults import MOST_FRAMES
 from .operands import MemoryFile
 
 #: After so many calls that ran into the time limit nothing is called again, so that a run comes to its end.
@@ -40,6 +41,15 @@ class Budget:
             yield start + self._left
         finally:
             self._left -= time.monotonic() - start
+
+
+def _trace(said: object) -> tuple[TraceFrame, ...]:
+    """The frames that a process says an exception passed; what is not one is left out."""
+    frames = said[-MOST_FRAMES:] if isinstance(said, list) else []
+    return tuple(
+        TraceFrame(printable(str(f[0]), 200), printable(str(f[1]), 100), f[2] is True)
+        for f in frames if isinstance(f, list) and len(f) == 3
+    )  # fmt: skip
 
 
 class Conversation:
@@ -141,6 +151,7 @@ class Conversation:
                 raise KernelFinding(finding["kind"], words, lines)
             fault = self._fault(words)
             fault.cause = printable(str(said.get("cause", "")), 300)
+            fault.trace = _trace(said.get("trace"))
             raise fault
         if said.get("ok") is not True:
             self.garbage()

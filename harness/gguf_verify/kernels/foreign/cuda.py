@@ -25,7 +25,9 @@ from ...hosts.schedule import Schedule
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.paths import kernel_root
+from .api import HALVES
 from .declared import CallDeclaration, parse, put_in
+from .signature import kernels_in, misfit, proposed, there_is, unlike
 
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.M)
@@ -49,7 +51,7 @@ class CudaSource:
         if symbol and not _NAME.fullmatch(symbol):
             raise UsageError(f"{ascii(symbol)[:60]} is not the name of a function")
         if declared is None:
-            declared = parse(_declared_in(path))
+            declared = parse(_declared_in(path, symbol))
         self.declaration = declaration = declared
         beside = (declared_in or path).parent
         #: Path and name of its oracle, if it has one.
@@ -70,6 +72,7 @@ class CudaSource:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_bytes(header.read_bytes())
             self._copy(path)
+            self.hints = self._compared()
         except BaseException:
             self.close()
             raise
@@ -171,6 +174,28 @@ class CudaSource:
             )
         return line
 
+    def _compared(self) -> tuple[str, ...]:
+        """What the sources write otherwise than the declaration, each in a line. Raises UsageError where a launch's
+        parameters cannot be those of its function, or there is no such function."""
+        written = {name: of for text in self.files.values() for name, of in kernels_in(text).items()}
+        hints: dict[str, None] = {}
+        of = self.declaration.of
+        for step in self.declaration.all_steps:
+            said = [
+                p if isinstance(p, str) else f"{p.kind} {getattr(p.value, 'source', p.value)}" for p in step.parameters
+            ]
+            for symbol in {name or self.symbol for name in (step.symbols.values() or [""])}:
+                if symbol not in written:
+                    if not _may_have(symbol, list(self.files.values())):
+                        raise UsageError(f"it has no function {symbol}; {there_is(symbol, list(written))}")
+                    continue
+                if (wrong := misfit(symbol, written[symbol], said)) is not None:
+                    raise UsageError(wrong)
+                if len(self.declaration.steps) == 1 and of.computes == "gemm":
+                    given = of.given if of.given in HALVES else ""
+                    hints |= dict.fromkeys(unlike(written[symbol], said, given, of.output))
+        return tuple(hints)
+
     @property
     def adds_floats(self) -> bool:
         """Whether it may add floats by atomic operations, in an order that nobody chooses."""
@@ -225,13 +250,27 @@ def included_files(path: Path, folders: Sequence[str] = (), everywhere: bool = F
     return found
 
 
-def _declared_in(path: Path) -> str:
-    """The declaration of FILE.cu. Raises UsageError."""
-    found, sidecar = _BLOCK.search(read_text(path)), path.with_suffix(".toml")
+def _declared_in(path: Path, symbol: str = "") -> str:
+    """The declaration of FILE.cu. Raises UsageError; where there is none, with one to paste."""
+    text, sidecar = read_text(path), path.with_suffix(".toml")
+    found = _BLOCK.search(text)
     if found is None and not sidecar.is_file():
-        raise UsageError(f"{path} has no // [gguf-verify] block, and there is no {sidecar.name}")
+        nothing = f"it has no // [gguf-verify] block, and there is no {sidecar.name}"
+        written = kernels_in(text)
+        if symbol not in written and not _may_have(symbol, [text]):
+            raise UsageError(f"{nothing}; it has no function {symbol}; {there_is(symbol, list(written))}")
+        raise UsageError(
+            f"{nothing}: paste this block and correct it; `gguf-verify new-kernel` writes a whole kernel",
+            "no-declaration", ("", *proposed(symbol, written.get(symbol))),
+        )  # fmt: skip
     lines = found[1].splitlines() if found is not None else []
     return "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else read_text(sidecar)
+
+
+def _may_have(symbol: str, texts: Sequence[str]) -> bool:
+    """Whether sources may define a function: they hold its name, or macros that make names."""
+    name = re.split(r"[<(]|::", symbol)[-1 if "::" in symbol else 0]
+    return any(name in text or "##" in text for text in texts)
 
 
 def read_text(path: Path) -> str:

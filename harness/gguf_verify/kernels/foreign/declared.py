@@ -49,7 +49,7 @@ from typing import Any
 from ...formats import FORMATS
 from ...semantics import OWN
 from ...support.errors import KernelFault, UsageError
-from ...support.near import nearest
+from ...support.near import meant, nearest
 from ..launches import Launched
 from .api import KEYS, Declaration, declaration_of_table, strings
 from .expressions import Expression, names_of
@@ -60,6 +60,12 @@ _SYMBOL = re.compile(r"[A-Za-z_][\w:<>, .*&()+-]*")
 _OF_LAUNCH = ("symbol", "parameters", "block", "grid", "shared", "when")
 _OF_CODE = ("code", "import", "load", "oracle", "macros", "flags", "include", "launches")
 _STREAM = "stream"
+#: What must be declared, with an example.
+_NEEDED = {
+    "formats": 'formats = ["Q4_0"]', "semantics": 'semantics = "q8_1" (--identify finds what a kernel computes)',
+    "parameters": 'parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]',
+    "block": "block = 128", "grid": 'grid = "ceil(M * N, 128)"',
+}  # fmt: skip
 #: Suffixes of code whose functions are launched with a grid.
 _LAUNCHED = (".cu", ".ptx", ".cubin")
 TORCH = "torch.ops"
@@ -180,7 +186,10 @@ def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
     try:
         said = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"its declaration is not valid TOML: {str(error).splitlines()[0][:120]}") from None
+        why = str(error).splitlines()[0][:120]
+        at = re.search(r"at line (\d+)", why)
+        line = text.splitlines()[int(at[1]) - 1].strip()[:60] if at and int(at[1]) <= len(text.splitlines()) else ""
+        raise UsageError(f"its declaration is not valid TOML: {why}{f': {line!a}' if line else ''}") from None
     known = (*KEYS, *_OF_LAUNCH, *_OF_CODE)
     for key in said:
         if key not in known:
@@ -223,7 +232,7 @@ def _repacking(said: dict[str, Any], declared: Declaration, code: str) -> tuple[
 
 
 def _lacks(key: str) -> None:
-    raise UsageError(f"it declares no {key} (see docs/kernels-of-your-own.md, or `gguf-verify new-kernel`)")
+    raise UsageError(f"it declares no {key}: write, for example, {_NEEDED[key]}")
 
 
 def put_in(text: str, folder: Path) -> str:
@@ -290,9 +299,10 @@ def _parameter(said: str, declared: Declaration) -> str | Number:
     operands = (*MATRICES, *declared.layouts.own, *declared.others, _STREAM)
     if said.strip() in operands:
         return said.strip()
+    known = [*operands, *(f"{kind} {size}" for kind in NUMBERS for size in "MNK")]
     raise UsageError(
         f"parameter {ascii(said)[:60]} is not one of {', '.join(operands)}, nor M, N, K or an expression of them after "
-        f"one of {', '.join(NUMBERS)}"
+        f"one of {', '.join(NUMBERS)}{meant(said, known)}"
     )
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...support.errors import HarnessError, KernelFinding
+from ...support.errors import HarnessError, KernelFinding, TraceFrame
 from ...support.paths import PACKAGE
 
 MOST_TEXT = 300
-#: Frames of the author's own code that a message names.
-_MOST_FRAMES = 3
+#: Frames of a traceback that a message holds, its last ones.
+MOST_FRAMES = 16
+#: Where Python's own modules lie.
+_STANDARD_LIBRARY = Path(contextlib.__file__).parent
 
 
 class Fault(Exception):
@@ -24,11 +27,14 @@ class Fault(Exception):
     Args:
         finding: of a `KernelFinding`, its kind and lines.
         cause: what further faults of the same cause have in common; "" where nothing does.
+        trace: frames of an exception.
     """
 
-    def __init__(self, words: str, finding: dict[str, Any] | None = None, cause: str = "") -> None:
+    def __init__(
+        self, words: str, finding: dict[str, Any] | None = None, cause: str = "", trace: Sequence[TraceFrame] = ()
+    ) -> None:
         super().__init__(words)
-        self.cause = cause
+        self.cause, self.trace = cause, trace
         self.finding = finding
 
     @classmethod
@@ -48,20 +54,28 @@ def one_line(error: BaseException) -> str:
 
 
 def raised(who: str, error: BaseException, more: str = "") -> Fault:
-    """That a function of the kernel's author raised, in a line, with the frames of the traceback that are not of this
-    package or of installed ones: the innermost first, with its line of source."""
-    frames = []
+    """That a function of the kernel's author raised: a line that names the innermost place of the author's own code,
+    and the frames of the traceback that are not of this package."""
+    frames: list[TraceFrame] = []
     with contextlib.suppress(Exception):
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_of_author(f.filename)][-_MOST_FRAMES:]
-    places = [f"{Path(f.filename).name}:{f.lineno} in {f.name}: {(f.line or '')[:100]}" for f in reversed(frames)]
-    at = "".join(f"; {'called from' if i else 'at'} {place}" for i, place in enumerate(places))
-    cause = f"{type(error).__name__} at {places[0]}" if places else f"{type(error).__name__} of {who}"
-    return Fault(f"{who} raised {one_line(error)}{more}{at}", cause=cause[:MOST_TEXT])
+        frames = [_frame(f) for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+    own = [frame for frame in frames if frame.own]
+    place = f"{own[-1].place}: {own[-1].code}" if own else ""
+    cause = f"{type(error).__name__} {f'at {place}' if own else f'of {who}'}"
+    at = f"; at {place}" if own else ""
+    return Fault(f"{who} raised {one_line(error)}{more}{at}", None, cause[:MOST_TEXT], frames[-MOST_FRAMES:])
 
 
-def _is_of_author(file: str) -> bool:
-    path = Path(file)
-    return not path.is_relative_to(PACKAGE) and not {"site-packages", "dist-packages"} & set(path.parts)
+def _frame(frame: traceback.FrameSummary) -> TraceFrame:
+    path = Path(frame.filename)
+    installed = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(_STANDARD_LIBRARY)
+    return TraceFrame(
+        f"{path.name}:{frame.lineno} in {frame.name}"[:MOST_TEXT], (frame.line or "")[:100], not installed
+    )
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(PACKAGE)
 
 
 def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str) -> None:
@@ -72,4 +86,4 @@ def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: s
         raise Fault(f"{who} modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}")
 
 
-__all__ = ["MOST_TEXT", "Fault", "one_line", "raised", "unchanged"]
+__all__ = ["MOST_FRAMES", "MOST_TEXT", "Fault", "one_line", "raised", "unchanged"]

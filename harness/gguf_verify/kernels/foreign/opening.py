@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,14 +136,18 @@ def _of_declaration(path: Path) -> Named:
 
 
 def open_foreign(
-    kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False, further: Further | None = None
-) -> ForeignKernel:
+    kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False, further: Further | None = None,
+    wanted: frozenset[str] | None = None, progress: Callable[[str], None] | None = None,
+) -> ForeignKernel:  # fmt: skip
     """A foreign kernel, by one of the names of `named`; or a function or callable object that declares what it is.
 
     Args:
         host: where CUDA C++ runs, and the shipped kernels of types that are not quantized.
         time_limit, verbose: as `ForeignKernel`.
         further: what else is said of it.
+        wanted: names of the types that it is opened for, of which a kernel in CUDA C++ is compiled for those that it
+            declares; None for all that it declares.
+        progress: told what is being done, in words, at each step.
 
     Raises UsageError where there is no such kernel, its declaration is not valid, or it does not compile;
     EnvironmentFault.
@@ -151,28 +156,35 @@ def open_foreign(
         return ForeignKernel(Object(kernel), host, time_limit, verbose)
     further = further or Further()
     found = named(kernel, further)
+    if progress is not None:
+        progress(f"starting {found.shown}")
     if found.kind == "py":
         where = {"path": os.path.abspath(found.path), "name": found.symbol}
         return ForeignKernel(File(found.shown, where, {**where, "oracle": True}), host, time_limit, verbose)
-    opened: dict[str, Callable[..., ForeignKernel]] = {"cu": _source, "so": _functions, "torch": _functions}
+    opened: dict[str, Callable[..., ForeignKernel]] = {
+        "cu": partial(_source, wanted=wanted, progress=progress), "so": _functions, "torch": _functions,
+    }  # fmt: skip
     try:
         return opened.get(found.kind, _binary)(found, host, time_limit, verbose, further)
     except (UsageError, EnvironmentFault) as error:
         if str(error).startswith("kernel "):
             raise
         raise type(error)(
-            f"kernel {found.shown}: {printable(str(error), 600)}", details=[printable(d, 400) for d in error.details]
+            f"kernel {found.shown}: {printable(str(error), 600)}", error.id, [printable(d, 400) for d in error.details]
         ) from None
 
 
-def _source(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
+def _source(
+    found: Named, host: Host, time_limit: float, verbose: bool, further: Further, wanted: frozenset[str] | None,
+    progress: Callable[[str], None] | None,
+) -> ForeignKernel:  # fmt: skip
     """CUDA C++, which is compiled here."""
     given = None if found.declaration is None else found.call_declaration(further)
     cuda = CudaSource(found.path, found.symbol, given, found.declaration)
     try:
         builder = make_host(host.name, host.threads or 0)  # not one in a process: it loads nothing
         kernels = CudaKernels(cuda, builder, _COMPILE_LIMIT)
-        placed = {key: asdict(kernel) for key, kernel in kernels.all().items()}
+        placed = {key: asdict(kernel) for key, kernel in kernels.all(wanted, progress).items()}
         asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
         source = File(found.shown, asked, _oracle(cuda.oracle), close=cuda.close, on_host=True, shown=(cuda.built,))
         return ForeignKernel(source, host, time_limit, verbose, (cuda, kernels))

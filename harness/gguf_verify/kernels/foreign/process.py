@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import BlockFormat, ElementFormat, WeightFormat
+from ...formats import QK, BlockFormat, ElementFormat, WeightFormat
 from ...gguf import printable
 from ...hosts import HOSTS, Host
 from ...hosts.base import Written
@@ -78,6 +78,7 @@ class ForeignKernel(Kernel):
         self._cuda = plan
         self._compiled: CudaKernels | None = None
         self._symbol = symbol
+        self._hints = () if cuda is None else cuda[0].hints
         if cuda is not None:
             self._cuda, self._compiled, self._symbol = cuda[0].declaration, cuda[1], cuda[0].symbol
         #: Whether a source in CUDA C++ adds floats by atomic operations, in an order that nobody chooses. Its process
@@ -118,6 +119,10 @@ class ForeignKernel(Kernel):
     def sandbox(self) -> Sandbox:
         return self._source.sandbox
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        return self._hints
+
     def check_fault(self) -> str | None:
         if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "off":
             return (
@@ -139,7 +144,17 @@ class ForeignKernel(Kernel):
     def definition(self) -> Semantics:
         if self._oracle is not None:
             return by_oracle(self._oracle, self._takes)
-        return self.declaration.definition
+        return self.declaration.plain_definition if self._neutral else self.declaration.definition
+
+    def neutral(self) -> ForeignKernel | None:
+        if self._epilogue is None or self._neutral:
+            return self
+        if not self._epilogue.has_neutral:
+            return None
+        plain = copy.copy(self)  # which shares the process
+        plain._neutral = True
+        plain.__dict__.pop("definition", None)
+        return plain
 
     @property
     def judged_by(self) -> str | None:
@@ -231,8 +246,12 @@ class ForeignKernel(Kernel):
         weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
         activations of zero."""
         unit = self._operands.activations
-        if x.ndim != 2 or x.shape[1] != -(-weights.k // unit.values) * unit.nbytes:
-            raise UsageError(f"{x.shape[-1]} bytes of activations a token are not {weights.k} columns")
+        if unit.values > 1 and weights.k % QK:
+            raise UsageError(f"a row of {weights.k} activations is not a whole number of blocks of {QK}")
+        expected = -(-weights.k // unit.values) * unit.nbytes
+        if x.ndim != 2 or x.shape[1] != expected:
+            took = f"weights of {weights.k} columns take {expected}"
+            raise UsageError(f"{x.shape[-1]} bytes of activations a token, but {took}")
         n, k = self._called_with(weights)
         rows, width = weights.buffer, weights.buffer.shape[1] * k // max(1, weights.k)
         held = self._products.holds(weights, self.wall)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ class PythonRunner:
             if y.ndim == 3 and y.shape == (shape.m, question.get("top_k"), shape.n):
                 y = y.reshape(out.shape)
             if dtype != output.dtype or y.shape != out.shape:
-                raise Fault(_unexpected(y.shape, dtype, out.shape, output.dtype))
+                cause = f"{dtype} for {output.dtype}" if dtype != output.dtype else ""
+                raise Fault(_unexpected(y.shape, dtype, out.shape, output.dtype), cause=cause)
             out[...] = y
             inputs = [mapped.array for mapped in (*operands.values(), *self._held.values())]
             if isinstance(self._weights, np.ndarray):
@@ -97,6 +99,10 @@ def _unexpected(shape: tuple[int, ...], dtype: str, expected: tuple[int, ...], e
     said = f"the kernel returned {_described(dtype, shape)}, expected {_described(expected_dtype, expected)}"
     if shape == expected and dtype in HALVES:
         return f'{said}: if that is what it means to give, declare output = "{dtype}"'
+    if shape == expected and dtype == "float64":
+        return f"{said}: return it as {expected_dtype}, such as y.astype(np.{expected_dtype})"
+    if shape == (math.prod(expected),):
+        return f"{said}: return it in {expected[0]} rows, such as y.reshape(shape.m, shape.n)"
     if shape == expected[::-1] and shape != expected:
         return f"{said}: if it gives [N, M], declare operands.output.transposed = true"
     return said

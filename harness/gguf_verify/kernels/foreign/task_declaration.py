@@ -29,7 +29,7 @@ def check_task(declared: Declaration) -> None:
         "semantics": declared.semantics, "term": declared.term, "takes": declared.takes, "ordered": declared.ordered,
         "activations": declared.activations, "epilogue": declared.epilogue, "arithmetic": more.get("arithmetic"),
         "fast_math": more.get("fast_math"), "accumulates": declared.accumulates != "float32",
-        "output": declared.output != "float32",
+        "output": declared.output != "float32", "deterministic": not declared.deterministic,
     }  # fmt: skip
     for key, value in said.items():
         if value and key not in _KEYS[task]:

@@ -159,11 +159,12 @@ class ForeignQuantizer(ForeignTask, Quantizer):
         return False
 
     def quantize(self, x: Floats) -> Bytes:
-        blocks = encoding(self.encoding).activations
+        blocks = encoding(self.encoding).format
         assert blocks is not None
         (m, k), names = x.shape, self._names(blocks, len(x), 1, x.shape[1])
         given = self._input("activations", Unit(self.takes), _as(x, self.takes), k, names)
-        output = self._output(Unit("uint8", blocks.block_size, blocks.block_bytes), m, k, names)
+        whole = -(-k // blocks.block_size) * blocks.block_size
+        output = self._output(Unit("uint8", blocks.block_size, blocks.block_bytes), m, whole, names)
         self.kernel.loaded.holds(self, self.kernel.wall)  # starts the process again after a fault
         made, _ = self._call(self.kernel.loaded, "", [given, output], names)
         assert made is not None

@@ -70,6 +70,8 @@ class Backend(ABC):
 
     #: Whether a code of its quantizer may differ from IEEE division's by one step (`semantics.fast_math`).
     ambiguous_codes = False
+    #: Whether outputs are compared with its own; if not, nothing is asked of llama.cpp.
+    compared = True
     #: What it is called beside a kernel's name.
     who = "llama.cpp"
 

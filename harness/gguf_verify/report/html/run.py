@@ -33,7 +33,7 @@ MOST_ROWS = 5000
 #: Cells of a map that say where they are when they are pointed at; all are drawn.
 MOST_TITLES = 100
 
-LEVELS = {"passed": "good", "verified": "good", "failed": "bad", "mismatch": "bad"}
+LEVELS = {"passed": "good", "verified": "good", "verified on drawn data": "good", "failed": "bad", "mismatch": "bad"}
 
 
 class Rung(NamedTuple):
@@ -180,6 +180,7 @@ def _sentence(report: Report) -> str:
     """Who is at fault, and the counts."""
     passed = sum(r.verdict == "passed" for r in report.rungs)
     told = f"at fault: {report.at_fault}. " if report.culprits else ""
+    told += f"On drawn data, which are no model's: {report.drawn.words}. " if report.drawn is not None else ""
     told += f"{passed} of {len(report.rungs)} rungs passed in {report.seconds:.1f} s"
     if total := report.n_failures:
         told += f"; {total:,} failure{'' if total == 1 else 's'}"
@@ -312,7 +313,7 @@ def _facts(failure: Failure) -> Iterator[tuple[str, str]]:
 
 
 def _histograms(gemms: Sequence[GemmRecord]) -> list[tuple[str, Markup]]:
-    values = {"The kernel": [g.own for g in gemms], "llama.cpp": [g.llama for g in gemms]}
+    values = {"The kernel": [g.own for g in gemms], "llama.cpp": [g.llama for g in gemms if g.llama is not None]}
     drawn = [(name, charts.histogram(of, f"{name}: GEMMs by largest utilisation")) for name, of in values.items()]
     return [(name, made) for name, made in drawn if made is not None]
 

@@ -8,7 +8,7 @@ from ...results import Report, RungResult
 from .costs import add as add_costs
 from .page import LIMIT, MARKS, Page, escaped
 
-LEVELS = {"verified": "good", "mismatch": "bad", "passed": "good", "failed": "bad"}
+LEVELS = {"verified": "good", "verified on drawn data": "good", "mismatch": "bad", "passed": "good", "failed": "bad"}
 MOST_FAILURES = 5
 
 
@@ -20,7 +20,11 @@ def render(report: Report, limit: int = LIMIT) -> str:
     name = environment.file.path.rpartition("/")[2]
     kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.definition)}"
     llama = f"llama.cpp {escaped(environment.versions.llama_cpp, 40)}"
+    if report.drawn is not None and not report.drawn.compared:
+        llama = "exact products alone"
     page.add(f"{escaped(name, 100)}: {kernel}, against {llama}.", "")
+    if report.drawn is not None:
+        page.add(f"On drawn data, which are no model's: {escaped(report.drawn.words)}.", "")
     if report.culprits:
         page.add(f"At fault: {escaped(report.at_fault)}.", "")
     if means := environment.kernel.verified_means:

@@ -34,6 +34,8 @@ MOST_NOTES, MOST_UNVERIFIED, MOST_TENSORS, MOST_ENVELOPES = 3, 10, 6, 2
 MOST_FAILURES = 20
 _HEX_DIGITS = 128
 _INDENT = "  "
+#: What a report of drawn data begins with.
+DRAWN_MEANS = "on drawn data, which are no model's"
 #: The diagnosis that says most comes first.
 _TELLING = ("known fault", "another definition", "out of range", "another order", "unknown")
 
@@ -70,8 +72,12 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
     verdict = (report.words.upper(), STYLES[report.verdict])
     asked = len(report.rungs) + len(report.not_climbed)
     yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {asked} rungs passed")
+    if report.drawn is not None:
+        yield from wrapped(Text(f"{DRAWN_MEANS}: {report.drawn.words}"), form.width, _INDENT)
     if report.culprits:
         yield from wrapped(Text(f"at fault: {report.at_fault}"), form.width)
+    for hint in report.environment.kernel.hints if report.n_failures else ():
+        yield from wrapped(said(("hint: ", BOLD), printable(hint, 300)), form.width, _INDENT)
     if means := report.environment.kernel.verified_means:
         yield from wrapped(Text(f"verified here means: {means}"), form.width)
     if report.unfinished:
@@ -103,6 +109,7 @@ def _wrong(report: Report, form: Form) -> Iterator[RenderableType]:
         rung, failure = report.failures[0]
         kind = failure.block_type or report.tensor_types.get(failure.tensor, "")
         yield from _failure(rung, failure, kind, form)
+        yield from _again(report, failure)
     yield ""
     yield _by_tensor(report)
 
@@ -151,9 +158,27 @@ def _map(rung: RungResult, form: Form) -> Iterator[Text]:
 def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Text]:
     """The first failure: what, the numbers, and the block with its fields and codes."""
     yield from failure_lines(rung, f, form)
+    yield from _trace(f, form)
     if f.block_hex is not None:
         lines = [*as_lines(kind, f.block_hex), *as_lines(f.activation_type, f.activation_hex or "", "meets")]
         yield from (cut(Text(_INDENT + line), form.width) for line in lines)
+
+
+def _trace(f: Failure, form: Form) -> Iterator[Text]:
+    """The exception's way: where it passed several lines of the author's code, or, with -v, any."""
+    frames = f.trace if form.verbose else tuple(frame for frame in f.trace if frame.own)
+    if len(frames) > 1 or (frames and form.verbose):
+        yield Text(f"{_INDENT}traceback, the last call last:")
+        for frame in frames:
+            line = f"{2 * _INDENT}{printable(frame.place, 200)}: {printable(frame.code, 100)}"
+            yield cut(Text(line, "" if frame.own else DIM), form.width)
+
+
+def _again(report: Report, f: Failure) -> Iterator[Text]:
+    """How many calls failed for the cause of a failure beside it."""
+    n = sum(rung.same.get(f.cause, 0) for rung in report.rungs) - 1 if f.cause else 0
+    if n > 0:
+        yield Text(f"{_INDENT}{ELLIPSIS} and {n:,} more {'call' if n == 1 else 'calls'} failed the same way")
 
 
 def _numbers(f: Failure, form: Form) -> Iterator[str]:
@@ -438,13 +463,15 @@ def _about(report: Report) -> Iterator[_Fact]:
     yield _Fact("file", f"{name}; {about}")
     more = "" if len(file.sha256) < 2 else f" and {len(file.sha256) - 1} more (-v)"
     yield _Fact("sha256", file.sha256[0] if file.sha256 else "none", 1, more)
-    where = f"llama.cpp {v.llama_cpp} on {printable(e.reference.where, 200)}; gguf-verify {v.gguf_verify}"
+    asked = report.drawn is None or report.drawn.compared
+    where = f"llama.cpp {v.llama_cpp} on {printable(e.reference.where, 200)}" if asked else e.reference.where
+    where = f"{where}; gguf-verify {v.gguf_verify}"
     confined = not e.sandbox.missing and e.sandbox.kind == "bwrap"
     yield _Fact("reference", f"{where}; in {e.sandbox.kind}" if confined else where)
     if not confined:
         yield _Fact("sandbox", printable(e.sandbox.words, 400))
-    tokens = f'{o.n_predict} tokens after "{printable(o.prompt, 60)}"'
-    yield _Fact("run", f"seed {o.seed}, {o.threads} threads, {tokens}", spare=5)
+    tokens = "" if report.drawn is not None else f', {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
+    yield _Fact("run", f"seed {o.seed}, {o.threads} threads{tokens}", spare=5)
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
@@ -453,7 +480,7 @@ def _about(report: Report) -> Iterator[_Fact]:
 def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
     """Everything else that was found."""
     yield ""
-    yield facts(_environment(report.environment))
+    yield facts(_environment(report.environment, report.drawn is not None))
     if any(rung.worst for rung in report.rungs):
         yield ""
         yield _worst(report)
@@ -477,7 +504,7 @@ def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
     yield from _details(report)
 
 
-def _environment(e: Environment) -> Iterator[tuple[str, str]]:
+def _environment(e: Environment, drawn: bool) -> Iterator[tuple[str, str]]:
     v, file, kernel = e.versions, e.file, e.kernel
     yield "versions", f"gguf-verify {v.gguf_verify} · llama.cpp {v.llama_cpp} (llama-cpp-python {v.llama_cpp_python})"
     yield "", f"ggml {v.ggml} · python {v.python} · numpy {v.numpy} · gguf {v.gguf} · {v.platform}"
@@ -500,7 +527,8 @@ def _environment(e: Environment) -> Iterator[tuple[str, str]]:
     yield "reference", f"llama.cpp on {e.reference.where} · {definitions}"
     yield "sandbox", printable(e.sandbox.words, 400)
     o = e.options
-    yield "run", f'seed {o.seed} · {o.threads} threads · {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
+    tokens = "" if drawn else f' · {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
+    yield "run", f"seed {o.seed} · {o.threads} threads{tokens}"
 
 
 def _worst(report: Report) -> Table:
@@ -572,16 +600,24 @@ def _value(value: object) -> str:
 def _failures(report: Report, form: Form) -> Iterator[Text]:
     """The recorded failures, each output once."""
     recorded: Sequence[tuple[RungResult, Failure]] = report.failures
-    shown = 0
+    shown = same = 0
+    causes: set[object] = set()
     places: set[tuple[object, ...]] = set()
     for rung, f in recorded:
         place = (rung.name, f.tensor, f.row, f.block, f.token)
         if f.row is not None and place in places:  # the same output again, at another M or on other activations
             continue
         places.add(place)
+        if f.cause in causes:
+            same += 1
+            continue
+        causes.add(f.cause or object())
         shown += 1
         yield from failure_lines(rung, f, form)
+        if f is not report.failures[0][1]:  # whose frames stand above
+            yield from _trace(f, form)
+            yield from _again(report, f)
     if report.n_failures > shown:
-        again = len(recorded) - shown
+        again = len(recorded) - shown - same
         repeated = f"; {again} more are of the same outputs" if again else ""
         yield Text(f"… {shown} of {report.n_failures:,} failures are shown{repeated}")

@@ -201,10 +201,7 @@ class _Gemms:
             for call in judged.wrong.values():
                 self._explanations.add(call)
         except KernelFault as error:  # also of its author's oracle
-            said, who = f"{name}: {error}", error.culprit
-            result.fail(
-                Failure(said, matrix.tensor.name, matrix=number, culprit=who, cause=error.cause, call=error.call)
-            )
+            result.fail(Failure.of(error, f"{name}: {error}", matrix.tensor.name, number))
             kernel = run.kernel.of(matrix.fmt, *gemm.shape)
             tried = Experiments(kernel, matrix.fmt, judged.semantics, matrix.rows, gemm.x, run.options.threads)
             self._explanations.add_fault(error, tried, KERNEL.name, matrix.tensor.name, name)
@@ -310,7 +307,7 @@ class _Gemms:
                 tensor=matrix.tensor.name, matrix=number, node=gemm.node, type=matrix.fmt.name, m=len(gemm.x),
                 n=len(matrix.rows), k=matrix.tensor.k, kernel=kernel.name, llama_definition=judged.llama.name,
                 own=worst[KERNEL], shared=worst[SHARED], other_m=worst[OTHER_M], other_shapes=worst.get(OTHER_SHAPES),
-                llama=worst[judged.llama_side], gap_nmse=judged.gap, failures=result.n_failures - failed,
+                llama=worst.get(judged.llama_side), gap_nmse=judged.gap, failures=result.n_failures - failed,
                 under_test=tested,
             )
         )  # fmt: skip

@@ -123,10 +123,7 @@ class Grafts:
                     )  # fmt: skip
             except KernelFault as error:
                 self.faulty.add(gemm.tensor)
-                said = Failure(
-                    f"{name}: {error}", gemm.tensor, culprit=error.culprit, cause=error.cause, call=error.call
-                )
-                self.result.fail(said)
+                self.result.fail(Failure.of(error, f"{name}: {error}", gemm.tensor))
                 tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
                 self._explanations.add_fault(error, tried, who, gemm.tensor, name)
                 return None

@@ -53,16 +53,22 @@ def check(run: Run, result: RungResult) -> None:
             result.leave(tensor.name, why)
     if not any(may_be_matrix(t) and run.uncovered(t) is None for t in run.selected()):
         return
-    only = begin_alone(run, result)
+    only, plain = begin_alone(run, result), run.kernel.neutral()
+    if plain is None:
+        result.leave_all("tokens", "what the kernel fuses behind its products cannot be left out")
+        return
+    if plain is not run.kernel:
+        result.note("what the kernel fuses was given operands that change nothing")
     try:
-        if run.session.embeds:
-            Embeddings(run, result).judge()
-        else:
-            _Tokens(run, result).judge()
+        with run.by(plain):
+            if run.session.embeds:
+                Embeddings(run, result).judge()
+            else:
+                _Tokens(run, result).judge()
     except LlamaRefused as error:
         result.leave_all("tokens", str(error), "llama.cpp")
     except KernelFault as error:
-        result.fail(Failure(str(error), culprit=error.culprit, cause=error.cause, call=error.call))
+        result.fail(Failure.of(error, str(error)))
     if only is not None:
         end_alone(result, only)
 

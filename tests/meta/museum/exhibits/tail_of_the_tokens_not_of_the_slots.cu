@@ -24,7 +24,7 @@
 // parameters = ["weights", "workspace", "ids", "sorted_token_ids", "output",
 //               "int32 M", "int32 N", "int32 K", "int32 TOP_K"]
 // block = 64
-// grid = ["ceil(M * TOP_K, 8)", "ceil(N, 8)"]
+// grid = "ceil(M * TOP_K, 8) * ceil(N, 8)"
 // [/gguf-verify]
 #include "museum.cuh"
 
@@ -38,11 +38,12 @@ extern "C" __global__ void multiply(const Q4_0* w, const Q8_1* x, const int* ids
                                     int N, int K, int top_k) {
     __shared__ u32 staged[8][9];
     const int tx = threadIdx.x, t = tx / 8, blocks = K / 32, slots = M * top_k;
-    const i64 at = blockIdx.x * 8 + t, n = blockIdx.y * 8 + tx % 8, slot = at < slots ? sorted[at] : 0;
+    const i64 across = (N + 7) / 8, at0 = blockIdx.x / across * 8, at = at0 + t, n = blockIdx.x % across * 8 + tx % 8;
+    const i64 slot = at < slots ? sorted[at] : 0;
     float acc = 0.0f;
     for (int b = 0; b < blocks; ++b) {
         for (int j = tx; j < 72; j += 64)
-            staged[j / 9][j % 9] = ((const u32*)&x[(blockIdx.x * 8 + j / 9) * (i64)blocks + b])[j % 9];
+            staged[j / 9][j % 9] = ((const u32*)&x[(at0 + j / 9) * blocks + b])[j % 9];
         __syncthreads();
         if (at < slots && n < N) acc += term(w[(ids[slot] * (i64)N + n) * blocks + b], *(const Q8_1*)staged[t]);
         __syncthreads();

@@ -1,0 +1,112 @@
+"""`gguf-verify kernel FILE.cu:SYMBOL`: a kernel on drawn data, where no model is at hand."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..identification import identify_model
+from ..invocation import command_of
+from ..llama.backends import BACKENDS, help_of_backends
+from ..llama.installed import INSTALL, why_missing
+from ..processes.sandbox import sandboxed
+from ..report.writer import Kind
+from ..results import Options
+from ..rungs.drawn import DRAWN_RUNGS, NONE, Drawn, K, M, N
+from ..support.errors import UsageError, say
+from ..verification import verify
+from .command import Command
+from .common import EXIT_CODES, Parser, add_common, add_reports, asked_for, deliver, form, internal_errors
+from .verify import add_kernel_options, deliver_run, kernel_options, watcher
+
+_EPILOG = """\
+examples:
+  gguf-verify kernel my_kernel.py:gemm
+  gguf-verify kernel my_kernel.cu:gemm --type Q4_0 -M 4 -N 512 -K 1024
+  gguf-verify kernel my_kernel.cu:gemm --identify     # which definition does it compute?
+
+The kernel is judged as the blocks and layers rungs judge it on a model, and at the same further shapes, values and
+schedules. The verdict holds for the drawn data: "verified on drawn data" is not said of any model.
+
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser = Parser(
+        prog="gguf-verify kernel", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Verify a kernel on drawn weights and activations, where no model is at hand.",
+        epilog=_EPILOG + EXIT_CODES.format(verified="verified on the drawn data", mismatch="a mismatch was found"),
+    )  # fmt: skip
+    add = parser.add_argument
+    add(
+        "kernel",
+        metavar="KERNEL",
+        help="your own, as `gguf-verify --kernel` takes it, such as FILE.cu:SYMBOL; or one of this project",
+    )
+    add("--type", action="append", default=[], metavar="TYPES",
+        help="types of the weights, such as Q4_0 or Q4_0,Q8_0 (default: all that the kernel declares)")  # fmt: skip
+    add("-M", type=_sizes, default=(), metavar="NUMBERS", help=f"tokens, such as 4 or 1,8,64 (default: {M})")
+    add("-N", type=_sizes, default=(), metavar="NUMBERS", help=f"rows of the weights (default: {N})")
+    add("-K", type=_sizes, default=(), metavar="NUMBERS", help=f"columns of the weights (default: {K})")
+    add("--reference", choices=[*BACKENDS, NONE], default=None,
+        help=f"where llama.cpp runs; {help_of_backends()}; none: do not ask llama.cpp (default: cpu, where llama.cpp "
+        "is installed)")  # fmt: skip
+    add("--rungs", default=",".join(DRAWN_RUNGS), metavar="LIST", help="the rungs to run (default: %(default)s)")
+    add("--identify", action="store_true",
+        help="instead of running rungs, find which definition the kernel computes")  # fmt: skip
+    add("--tensor", metavar="REGEX", help="verify only drawn matrices whose name matches; a report prints it")
+    add_kernel_options(parser)
+    add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
+    add_common(parser)
+    return parser
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """ "1,8,64" as numbers."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        raise argparse.ArgumentTypeError(f"{text[:40]!a} is not a number, nor several with commas between them")
+    return tuple(map(int, words))
+
+
+def run(argv: list[str]) -> int:
+    """`gguf-verify kernel …`; returns the exit code. Raises HarnessError."""
+    args = build_parser().parse_args(argv)
+    with internal_errors(args.verbose), sandboxed(args.sandbox, args.kernel_memory):
+        return verified(args)
+
+
+def verified(args: argparse.Namespace) -> int:
+    """Verify, and deliver the report; returns the exit code. Raises HarnessError."""
+    kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
+    types = tuple(name.strip() for text in args.type for name in text.split(",") if name.strip())
+    drawn = Drawn(types, args.M, args.N, args.K)
+    files = asked_for(args, kind)
+    rungs = [name.strip() for name in args.rungs.split(",") if name.strip()]
+    if any(writer.rung not in (None, *rungs) for writer in files):
+        wrong = next(w for w in files if w.rung not in (None, *rungs))
+        raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, which is not run")
+    options = Options(reference=_reference(args.reference), **kernel_options(args))
+    command = command_of(drawn, args.kernel, args.host, rungs, options, identify=args.identify)
+    if args.identify:
+        if args.only_call:
+            raise UsageError("--only-call belongs to rungs, not to --identify")
+        found = identify_model(drawn, args.kernel, args.host, options, command)
+        return deliver(kind, found, found.exit_code, form(args.verbose), files)
+    report = verify(
+        drawn, args.kernel, args.host, rungs, options, command, watcher=watcher(args, options), interrupted_report=True
+    )
+    return deliver_run(report, args.verbose, files)
+
+
+def _reference(asked: str | None) -> str:
+    """`--reference`, where llama.cpp need not be installed."""
+    if asked is not None:
+        return asked
+    if why_missing() is None:
+        return Options().reference
+    say(f"llama.cpp is not installed, so nothing is compared with it; to compare: {INSTALL}")
+    return NONE
+
+
+COMMAND = Command("kernel", "verify a kernel on drawn data, where no model is at hand", build_parser, run)

@@ -1,0 +1,91 @@
+"""`gguf-verify new-kernel my.cu --type Q4_K`: a kernel to begin from, which is verified at once."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..formats import FORMATS
+from ..hosts import HOST_CHOICES
+from ..kernels.foreign.template import SEMANTICS, TAKES, Template
+from ..processes.sandbox import MODES
+from ..support.command_line import quoted
+from ..support.errors import UsageError, say
+from ..support.text import printable
+from . import kernel
+from .command import Command
+from .common import EXIT_CODES, Parser
+
+_EPILOG = """\
+examples:
+  gguf-verify new-kernel my_kernel.cu
+  gguf-verify new-kernel my_kernel.cu --type Q4_K --semantics q8_1
+  gguf-verify new-kernel my_kernel.py --type Q6_K
+
+The new kernel is naive, complete and right. Make it fast, and run `gguf-verify kernel my_kernel.cu:gemm` after each
+step.
+
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser = Parser(
+        prog="gguf-verify new-kernel", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Write a naive kernel to begin from, with what it declares, and verify it on drawn data.",
+        epilog=_EPILOG + EXIT_CODES.format(verified="written, and verified on drawn data", mismatch="a mismatch"),
+    )  # fmt: skip
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="a new file: FILE.cu for CUDA C++, FILE.py for Python")
+    add("--type", choices=list(FORMATS), default="Q4_0", metavar="TYPE",
+        help=f"the weights' type: {', '.join(FORMATS)} (default: %(default)s)")  # fmt: skip
+    add("--semantics", choices=SEMANTICS, default=SEMANTICS[0],
+        help="the definition: f32 multiplies decoded weights by the activations as they are, q8_1 multiplies integers, "
+        "with activations quantized to Q8_1 (default: %(default)s)")  # fmt: skip
+    add("--takes", choices=TAKES, default="",
+        help="dtype of the activations (default: float32 with f32, blocks with q8_1; float32 with q8_1: the kernel "
+        "quantizes them itself)")  # fmt: skip
+    add("--output", choices=TAKES, default="float32", help="dtype of the outputs (default: %(default)s)")
+    add("--host", choices=HOST_CHOICES, default="auto", help="where it is verified, as `gguf-verify kernel` takes it")
+    add("--sandbox", choices=MODES, default="auto", help="what confines it, as `gguf-verify kernel` takes it")
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """`gguf-verify new-kernel …`; returns the exit code. Raises HarnessError."""
+    args = build_parser().parse_args(argv)
+    files = Template.of(args.type, args.semantics, args.takes, args.output).files(args.file)
+    write(files)
+    shown = ", ".join(printable(str(path), 200) for path in files)
+    check = [f"{args.file}:gemm"]
+    for flag in ("host", "sandbox"):
+        if getattr(args, flag) != "auto":
+            check += [f"--{flag}", getattr(args, flag)]
+    say(f"wrote {shown}; now: gguf-verify kernel {' '.join(map(quoted, check))}")
+    return kernel.run(check)
+
+
+def write(files: dict[Path, str]) -> None:
+    """Write new files, all or none; one that is there with just this text stays. Raises UsageError."""
+    new = {}
+    for path, text in files.items():
+        if path.is_symlink() or path.exists():
+            if path == list(files)[-1] or not path.is_file() or path.read_bytes() != text.encode():
+                raise UsageError(f"{printable(str(path), 200)} exists, and nothing is overwritten: choose another name")
+        else:
+            new[path] = text
+    written = []
+    try:
+        for path, text in new.items():
+            with path.open("x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text)
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {printable(str(path), 200)}: {error.strerror}") from None
+
+
+COMMAND = Command("new-kernel", "write a kernel to begin from, and verify it on drawn data", build_parser, run)
+
+__all__ = ["COMMAND", "write"]

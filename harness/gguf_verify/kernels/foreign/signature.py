@@ -1,0 +1,186 @@
+"""The parameters of a kernel in CUDA C++ as its source writes them: what may be declared of them, what does not fit.
+
+The text is not compiled: a name that a macro makes is not found, and a type that is not known says nothing. So this
+only helps to write a declaration; nothing is judged by it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...formats import FORMATS
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+_KERNEL = re.compile(
+    r"[^;{}()]{0,200}?(?:__launch_bounds__\s{0,9}\([^)]{0,200}\)[^;{}()]{0,200}?)?(?<![\w#])(\w{1,300})\s{0,9}"
+    r"\(([^;{}]{0,4000}?)\)\s{0,99}\{", re.S,
+)  # fmt: skip
+_WORDS = re.compile(r"\b(?:const|volatile|struct|restrict|__restrict__|__restrict|__grid_constant__)\b")
+#: C's types of integers → those of a declaration.
+_INTEGERS = {
+    "int": "int32", "int32_t": "int32", "signed": "int32", "unsigned": "uint32", "unsigned int": "uint32",
+    "uint32_t": "uint32", "uint": "uint32", "long long": "int64", "int64_t": "int64", "long": "int64",
+    "long long int": "int64", "ptrdiff_t": "int64", "size_t": "uint64", "uint64_t": "uint64",
+    "unsigned long long": "uint64", "unsigned long": "uint64",
+}  # fmt: skip
+#: Types of a value that a pointer points to → dtype.
+VALUES = {
+    "float": "float32", "half": "float16", "__half": "float16", "half2": "float16", "__half2": "float16",
+    "nv_bfloat16": "bfloat16", "__nv_bfloat16": "bfloat16", "__nv_bfloat162": "bfloat16",
+}  # fmt: skip
+#: Functions of a text that are looked at, and those that a message names.
+_MOST_KERNELS, _MOST_NAMED = 1000, 5
+#: Types that blocks of activations usually have, in lower case.
+_BLOCKS = {"q8_1", "block_q8_1", "block_q8_1_mmq"}
+#: Names, in lower case, that M, N and K usually have.
+_NAMES = {
+    "M": {"m", "tokens", "n_tokens", "num_tokens", "batch", "batch_size", "b_size", "ncols_y", "cols_y", "ne11"},
+    "N": {"n", "rows", "nrows", "n_rows", "nrows_x", "rows_x", "nrows_dst", "out_features", "ne01"},
+    "K": {"k", "cols", "ncols", "n_cols", "ncols_x", "cols_x", "in_features", "hidden", "ne00"},
+}  # fmt: skip
+
+
+class Parameter(NamedTuple):
+    """A parameter: its type without qualifiers, whether it is a pointer, to what is constant, and its name."""
+
+    type: str
+    pointer: bool
+    constant: bool
+    name: str
+
+
+def kernels_in(text: str) -> dict[str, tuple[Parameter, ...]]:
+    """Name → parameters of the `__global__` functions that a text writes out."""
+    found, text = {}, _COMMENT.sub(" ", text)
+    for at in itertools.islice(re.finditer(r"\b__global__\b", text), _MOST_KERNELS):
+        written = _KERNEL.match(text, at.end())
+        if written is None:
+            continue
+        name, parameters = written.groups()
+        parts = [part.strip() for part in parameters.split(",")] if parameters.strip() else []
+        found[name] = tuple(_parameter(part) for part in parts)
+    return found
+
+
+def _parameter(text: str) -> Parameter:
+    words = " ".join(_WORDS.sub(" ", text).split())
+    found = re.fullmatch(r"(.*?)\s*(\*?)\s*(\w+)\s*(?:\[\s*\])?", words)
+    if found is None:
+        return Parameter(words, "*" in words, "const" in text, "")
+    return Parameter(found[1].strip(), bool(found[2]), "const" in text.partition("*")[0], found[3])
+
+
+def proposed(symbol: str, parameters: Sequence[Parameter] | None) -> tuple[str, ...]:
+    """The lines of a declaration to paste and correct, for a function with these parameters; None: not known. Types of
+    weights are those that its name names."""
+    named = [name for name in FORMATS if re.search(rf"(?<![a-z0-9]){name.lower()}(?![0-9])", symbol.lower())]
+    formats = ", ".join(f'"{name}"' for name in named or ["Q4_0"])
+    listed, unsure = _declared(parameters or ())
+    if parameters is None:
+        listed = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
+    shown = ", ".join(f'"{parameter}"' for parameter in listed)
+    # of vectors of activations only, there is no M
+    said = {role: VALUES.get(p.type, "") for p, role in zip(parameters or (), listed, strict=False)}
+    takes, output = said.get("activations", ""), said.get("output", "")
+    most = "N" if parameters is not None and not any(p.endswith(" M") for p in listed) else "M * N"
+    return (
+        "// [gguf-verify]",
+        f"// formats = [{formats}]  # the types of weights that it takes",
+        '// semantics = "f32"  # it multiplies the activations as they are' if takes else
+        '// semantics = "q8_1"  # it takes blocks of Q8_1; "f32": the activations as they are',
+        *([f'// takes = "{takes}"'] if takes not in ("", "float32") else []),
+        *([f'// output = "{output}"'] if output not in ("", "float32") else []),
+        f"// parameters = [{shown}]",
+        *(f"//   # {line}" for line in unsure),
+        "// block = 128  # threads, as you launch it: a number, an expression, or a list of up to three",
+        f'// grid = "ceil({most}, 128)"  # thread blocks, likewise',
+        *(["// domain = { M = 1 }  # it multiplies one token"] if most == "N" else []),
+        "// [/gguf-verify]",
+    )  # fmt: skip
+
+
+def _declared(parameters: Sequence[Parameter]) -> tuple[list[str], list[str]]:
+    """Parameters as they may be declared, and what could not be told, in words."""
+    inputs = iter(("weights", "activations"))
+    listed, unsure = list[str](), list[str]()
+    for p in parameters:
+        if p.pointer:
+            listed.append((next(inputs, "") if p.constant else "output") or p.name)
+            if listed[-1] == p.name:
+                unsure.append(f"{p.name} is none of weights, activations and output")
+            continue
+        size = next((size for size, names in _NAMES.items() if p.name.lower() in names), "")
+        kind = _INTEGERS.get(p.type, "int32")
+        listed.append(f"{kind} {size or '?'}")
+        if not size:
+            unsure.append(f"of {p.type} {p.name} write M, N or K in place of ?")
+    return listed, unsure
+
+
+def unlike(parameters: Sequence[Parameter], declared: Sequence[str], given: str, output: str) -> tuple[str, ...]:
+    """What a declaration says otherwise than the source, each in a line.
+
+    Args:
+        declared: what each parameter is: "weights", "activations", "output", or anything else.
+        given: the dtype of its activations; "" for blocks.
+        output: the dtype of its outputs.
+    """
+    found = []
+    for p, role in zip(parameters, declared, strict=False):
+        if role == "activations" and given and p.type.lower() in _BLOCKS:
+            found.append(f"its activations {p.name} are blocks in the source, and it is given {given}: declare q8_1")
+        dtype = VALUES.get(p.type) if p.pointer else None
+        if dtype is None or role not in ("activations", "output"):
+            continue
+        if role == "output" and dtype != output:
+            found.append(f'its output {p.name} is {p.type}* in the source: declare output = "{dtype}"')
+        if role == "activations" and dtype != given:
+            what = f"{given} activations" if given else "blocks"
+            found.append(
+                f"its activations {p.name} are {p.type}* in the source, and it is given {what}: declare takes = "
+                f'"{dtype}", or semantics = "f32" if it does not quantize them'
+            )
+    names = {p.name.lower(): role.rpartition(" ")[2] for p, role in zip(parameters, declared, strict=False)}
+    for size, usual in _NAMES.items():
+        for name, role in names.items():
+            if name in usual and role in _NAMES and role != size:
+                found.append(f"its parameter {name} is declared as {role}; is it {size}?")
+    return tuple(found)
+
+
+def misfit(symbol: str, parameters: Sequence[Parameter], declared: Sequence[str]) -> str | None:
+    """Why a declaration's parameters cannot be those of a function, with what may be declared; None where they may be,
+    or where the function has a type that is not known."""
+    if "stream" in declared or not all(p.pointer or p.type in _INTEGERS or p.type == "float" for p in parameters):
+        return None
+    right, _ = _declared(parameters)
+    instead = f"write parameters = {json.dumps(right)}" + (
+        ", with M, N or K in place of ?" if "?" in str(right) else ""
+    )
+    if len(parameters) != len(declared):
+        return f"{symbol} has {len(parameters)} parameters, and {len(declared)} are declared; {instead}"
+    for p, said in zip(parameters, declared, strict=True):
+        kind = said.split()[0] if " " in said else ""
+        wanted = _INTEGERS.get(p.type, "float32")
+        other = bool(kind) and ((kind == "float32") != (wanted == "float32") or kind[-2:] != wanted[-2:])
+        if p.pointer != (not kind) or other:
+            written = f"{p.type}{'*' if p.pointer else ''} {p.name}"
+            return f"{symbol} has the parameter {written}, and {json.dumps(said)} is declared; {instead}"
+    return None
+
+
+def there_is(symbol: str, known: Sequence[str]) -> str:
+    """What may have been meant by the name of a function that is not there."""
+    if not known:
+        return 'it has no extern "C" __global__ function'
+    near = difflib.get_close_matches(symbol, known, _MOST_NAMED, 0.0)
+    more = f" and {len(known) - len(near)} more" if len(known) > len(near) else ""
+    return f"it has {', '.join(near)}{more}"
+
+
+__all__ = ["VALUES", "Parameter", "kernels_in", "misfit", "proposed", "there_is", "unlike"]

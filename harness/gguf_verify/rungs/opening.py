@@ -1,0 +1,53 @@
+"""Opening what a run is about: a model or drawn data first, so that only what it needs of the kernel is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..formats import FORMATS
+from ..gguf import Model, open_model
+from ..gguf.matrices import may_be_matrix
+from ..hosts.base import Host
+from ..kernels import Candidate, further, open_kernel
+from ..results import Options
+from ..support.progress import Steps
+from .drawn import Drawn, drawn_run
+from .run import Run, matches
+
+
+@contextmanager
+def open_run(
+    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options,
+    keep: Callable[[Any], None] | None = None,
+) -> Iterator[Run]:  # fmt: skip
+    """A run of a kernel on a model or drawn data; the other arguments are those of `verify` and `Run`.
+
+    Raises what opening a model and a kernel raises.
+    """
+
+    @contextmanager
+    def opened(wanted: frozenset[str] | None) -> Iterator[Candidate]:
+        limits = options.threads, options.kernel_time_limit, options.verbose, further(options)
+        with ExitStack() as stack:
+            with Steps(options.progress) as told:
+                found = stack.enter_context(open_kernel(kernel, host, *limits, wanted=wanted, progress=told))
+            yield found
+
+    if isinstance(path, Drawn):
+        with opened(path.wanted) as multiplier, drawn_run(path, multiplier, options, keep) as run:
+            yield run
+        return
+    with open_model(path) as model, opened(types_of(model, options.tensor)) as multiplier:
+        yield Run(model, multiplier, options, keep=keep)
+
+
+def types_of(model: Model, pattern: str | None) -> frozenset[str]:
+    """The types of blocks of the matrices that a pattern selects."""
+    selected = (t for name, t in model.tensors.items() if matches(pattern, name) and may_be_matrix(t))
+    return frozenset(t.type.name for t in selected if t.type.name in FORMATS)
+
+
+__all__ = ["open_run", "types_of"]

@@ -1,0 +1,296 @@
+"""Kernels of others that multiply nothing: dequantizers, quantizers of activations, repackings; right ones, and ones
+with a fault that their rung must find."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify import kernel
+from gguf_verify.gguf import Model, open_model
+from gguf_verify.hosts import CpuHost
+from gguf_verify.kernels import open_kernel
+from gguf_verify.report.writer import Kind
+from gguf_verify.results import Call, Options, RungResult
+from gguf_verify.rungs import RUNGS, Run, asked_rungs, codes, rungs_for
+from gguf_verify.support.errors import UsageError
+from gguf_verify.verification import verify
+from tests.support import foreign_tasks
+from tests.support.foreign_runs import Q4_0
+from tests.support.shown import json_of, text_of, written
+from tests.support.tools import ROOT, flat
+
+TASKS = ROOT / "tests" / "support" / "foreign_tasks.py"
+RUNG = {"dequantize": "values", "quantize": "codes", "repack": "packing"}
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with open_model(Q4_0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
+    """In place of the activations of the model's graph, which takes llama.cpp, others."""
+
+    def graph(rung: Any, like: np.ndarray) -> np.ndarray:
+        x = np.random.default_rng(4).standard_normal((40, 256), np.float32)
+        rung._parts(Call(kind="tensor", m=len(x), k=256), model.tensors["blk.0.attn_k.weight"], x)
+        return x
+
+    monkeypatch.setattr(codes._Codes, "graph", graph)
+
+
+def climbed(model: Model, function: Any, **options: Any) -> RungResult:
+    """The result of the function's own rung, on one matrix and few probes."""
+    brief: dict[str, Any] = {"probes": "brief", "prompt": "The", "tensor": "blk.0.attn_k", "progress": False}
+    with open_kernel(function, CpuHost(1), 1, 20.0) as candidate:
+        run = Run(model, candidate, Options(**brief | options))
+        try:
+            return RUNGS[RUNG[candidate.computes]].climb(run)
+        finally:
+            run.close()
+
+
+# -- dequantizers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["floats", "rounded", "brain", "in_halves", "eight_rows"])
+def test_right_dequantizer(model: Model, name: str) -> None:
+    result = climbed(model, getattr(foreign_tasks, name))
+    assert (result.verdict, result.failures) == ("passed", [])
+    assert result.checked["values"] == 128 * 256
+    assert {"every scale", "any bits", "the model's"} <= set(result.envelopes[0].values)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nibbles_in_turn", "right values in another order: the value of place 16 lies at place 1"),
+        ("truncated", "is not the expected one"),
+        ("without_tail", "of 1 rows and K = 32 [(]blocks of the model's[)]: row 0 block 0: value 0 is not"),
+        ("one_code_off", "row 0 block 7: value 31 is not the expected one"),
+        ("in_place", "the kernel modified its weights: 1 bytes, the first at 0"),
+        ("flushes", "is not the expected one"),
+        ("in_halves_unsaid", 'They are what arithmetic = "float16_offset_mul_add" gives'),
+        ("far_from_halves", "is outside the bound"),
+        ("doubles", r"the kernel returned float64\[128, 256\], expected float32\[128, 256\]"),
+    ],
+)
+def test_wrong_dequantizer(model: Model, name: str, words: str) -> None:
+    result = climbed(model, getattr(foreign_tasks, name))
+    assert result.verdict == "failed"
+    assert re.search(words, result.failures[0].what), result.failures[0].what
+
+
+def test_where_a_wrong_value_is(model: Model) -> None:
+    """A failure names tensor, row, block, byte offset, bytes, numbers and the call."""
+    (failure, *_) = climbed(model, foreign_tasks.one_code_off).failures
+    tensor = model.tensors["blk.0.attn_k.weight"]
+    assert (failure.tensor, failure.row, failure.block, failure.block_type) == (tensor.name, 0, 7, "Q4_0")
+    assert failure.byte_offset == tensor.block_offset(0, 7)
+    assert failure.block_hex == tensor.blocks(0, 1)[0, 7].tobytes().hex()
+    assert failure.got != failure.expected
+    assert failure.call is not None
+    again = climbed(model, foreign_tasks.one_code_off, only_call=failure.call.id)
+    assert [f.what for f in again.failures] == [failure.what]
+    assert climbed(model, foreign_tasks.floats, only_call=failure.call.id).verdict == "passed"
+
+
+# -- quantizers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("name", ["codes", "codes_of_halves", "sums_in_order", "fast"])
+def test_right_quantizer(model: Model, name: str) -> None:
+    result = climbed(model, getattr(foreign_tasks, name))
+    assert (result.verdict, result.failures) == ("passed", [])
+    assert result.checked["blocks"] > 0
+    if name == "sums_in_order":
+        assert result.figures["sums of another order"] > 0
+    if name == "fast":
+        assert 0 < result.figures["codes off by one step"] < result.figures["ambiguous codes"]
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("order_said", "s is .*, expected "),
+        ("to_even", "rounding boundary: ties are rounded in another way"),
+        ("sums_off", "s is .*, expected "),
+        ("fast_unsaid", "the division is approximate"),
+        ("too_fast", "code [0-9]+ of x = .* is .*, expected "),
+        ("last_token_missing", "code 31 of x = "),
+    ],
+)
+def test_wrong_quantizer(model: Model, name: str, words: str) -> None:
+    result = climbed(model, getattr(foreign_tasks, name))
+    assert result.verdict == "failed"
+    assert any(re.search(words, failure.what) for failure in result.failures), result.failures[0].what
+
+
+@pytest.mark.usefixtures("drawn")
+def test_another_encoding_is_named(model: Model) -> None:
+    as_mmq = kernel(computes="quantize", activations="mmq_ds4")(lambda x, s: foreign_tasks.codes(x, s))
+    result = climbed(model, as_mmq)
+    assert result.verdict == "failed"
+    assert 'It gives the bytes of activations = "q8_1"' in " ".join(f.what for f in result.failures)
+
+
+def test_activations_of_the_graph(model: Model) -> None:
+    result = climbed(model, foreign_tasks.codes, tensor=r"blk.0.(attn_k|ffn_down)", prompt="The quick brown fox")
+    assert result.verdict == "passed"
+    assert result.checked["blocks"] % (256 // 32 + 768 // 32) == 0  # tokens of both widths
+
+
+# -- repackings --------------------------------------------------------------------------------------------------------
+
+
+def test_right_packing(model: Model) -> None:
+    result = climbed(model, foreign_tasks.packs)
+    assert (result.verdict, result.failures) == ("passed", [])
+    assert result.checked["blocks"] == 128 * 8
+    larger = climbed(model, foreign_tasks.padded)
+    assert larger.verdict == "passed"
+    assert any("packed Q4_0 is larger than the file's rows" in note for note in larger.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("loses", "byte 17 of the block comes back as 0x[0-7]., it was 0x[89a-f]."),
+        ("loses_alone", "1 of 147,456 bits of the rows are nowhere in what it packs, the first bit 7 of byte 17"),
+        ("cheats", "unpack raised KeyError"),
+    ],
+)
+def test_wrong_packing(model: Model, name: str, words: str) -> None:
+    result = climbed(model, getattr(foreign_tasks, name))
+    assert result.verdict == "failed"
+    assert re.search(words, result.failures[0].what), result.failures[0].what
+
+
+def test_packing_without_unpack(model: Model) -> None:
+    """Bits that only move are taken apart by inference; anything else is not verified, and a line says what to give."""
+    moved = climbed(model, foreign_tasks.packs_alone)
+    assert moved.verdict == "passed"
+    assert any("it declares no unpack" in note for note in moved.notes)
+    other = climbed(model, foreign_tasks.widens)
+    assert (other.verdict, other.n_failures) == ("unverified", 0)
+    assert "give an unpack" in other.unverified[0].why
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+
+def test_whole_run() -> None:
+    """The default rungs are those of what the kernel computes, and every report has them."""
+    options = Options(probes="brief", tensor="blk.0.attn_k", progress=False)
+    report = verify(Q4_0, f"{TASKS}:nibbles_in_turn", CpuHost(1), options=options)
+    assert [rung.name for rung in report.rungs] == ["bytes", "values"] == list(rungs_for("dequantize"))
+    assert (report.exit_code, report.environment.kernel.computes) == (1, "dequantize")
+    assert "--rungs values" in report.repeat_of()
+    for verbose in (False, True):
+        assert "FAILED values: blk.0.attn_k.weight row 0 block 0: value" in flat(text_of(Kind.RUN, report, verbose=verbose))
+    assert json_of(Kind.RUN, report)["environment"]["kernel"]["computes"] == "dequantize"
+    assert "nibbles_in_turn" in str(written("--html", Kind.RUN, report))
+    assert "values" in report._repr_html_()
+
+
+def test_a_rung_that_is_not_for_it() -> None:
+    options = Options(probes="brief", progress=False)
+    with pytest.raises(UsageError, match=r"^the layers rung is not for a kernel that computes 'dequantize': its rung"):
+        verify(Q4_0, f"{TASKS}:floats", CpuHost(1), ["layers"], options)
+    with pytest.raises(UsageError, match=r"^the values rung is not for a kernel that computes 'gemm'"):
+        asked_rungs(["values"], "gemm")
+    assert rungs_for() == ("bytes", "blocks", "layers", "tokens")
+
+
+@pytest.mark.parametrize("said", ["attention", "rope", "softmax", "kv-cache"])
+def test_what_is_out_of_scope(said: str) -> None:
+    """One line says what is in scope, and where that stands."""
+    with pytest.raises(UsageError) as raised:
+        kernel(computes=said, formats=["Q4_0"])
+    line = str(raised.value)
+    assert "\n" not in line
+    assert f"computes '{said}' is out of scope" in line
+    assert all(word in line for word in ("gemm", "experts", "dequantize", "quantize", "repack", "kernels-of-your-own"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({"computes": "dequantize", "formats": ["Q4_0"], "arithmetic": "float16_mad"}, "arithmetic 'float16_mad'"),
+        ({"computes": "dequantize", "formats": ["Q4_1"], "arithmetic": "float16_offset_fma"}, "Q4_1 has none"),
+        ({"computes": "dequantize", "formats": ["Q4_0"], "semantics": "q8_1"}, "declares no semantics"),
+        ({"computes": "dequantize", "formats": ["Q4_0"], "arithmetic": {"Q8_0": "once"}}, "not among its formats"),
+        ({"computes": "dequantize"}, "it declares no formats"),
+        ({"computes": "quantize", "activations": "q8_2"}, "did you mean 'q8_1'"),
+        ({"computes": "quantize", "activations": "q8_1", "takes": "int8"}, "takes 'int8' is not one of"),
+        ({"computes": "quantize", "activations": "q8_1", "fast_math": "yes"}, "fast_math is true or false"),
+        ({"computes": "repack", "formats": ["Q4_0"], "output": "float16"}, "declares no output"),
+    ],
+)
+def test_declarations_that_are_refused(declared: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        kernel(**declared)
+
+
+# -- in CUDA C++ -------------------------------------------------------------------------------------------------------
+
+DEQUANTIZE = """
+computes = "dequantize"
+formats = ["Q4_0"]
+symbol = "dequantize"
+parameters = ["weights", "output", "int64 N * K"]
+block = 128
+grid = "ceil(N * K, 128)"
+"""
+QUANTIZE = """
+computes = "quantize"
+activations = "q8_0_cpu"
+symbol = "quantize"
+parameters = ["activations", "output", "int32 K"]
+block = 32
+grid = ["K / 32", "M"]
+"""
+PACK = """
+computes = "repack"
+formats = ["Q4_0"]
+symbol = "pack"
+packed = "N * K / 32 * 18"
+parameters = ["weights", "output", "int32 N * K / 32"]
+block = 64
+grid = "ceil(N * K / 32, 64)"
+unpack = { symbol = "unpack", parameters = ["weights", "output", "int32 N * K / 32"], block = 64, grid = "ceil(N * K / 32, 64)" }
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("declared", "macro", "words"),
+    [
+        (DEQUANTIZE, "", ""),
+        (DEQUANTIZE, "WITHOUT_BOUND", "wrote outside its output: 0 bytes before, 384 after"),
+        (QUANTIZE, "", ""),
+        (QUANTIZE, "WITHOUT_BARRIER", "race|code [0-9]+ of x = |leaves outputs as they were"),
+        (PACK, "", ""),
+    ],
+)
+def test_in_cuda(model: Model, tmp_path: Path, declared: str, macro: str, words: str) -> None:
+    shutil.copy(TASKS.with_suffix(".cu"), tmp_path)
+    file = tmp_path / "declared.toml"
+    file.write_text(f'code = "foreign_tasks.cu"\n{declared}\nmacros = {{ {f"{macro} = 1" if macro else ""} }}\n')
+    result = climbed(model, str(file))
+    if not words:
+        assert (result.verdict, result.failures) == ("passed", [])
+        assert result.checked["calls under other schedules"] > 0
+    else:
+        assert result.verdict == "failed"
+        assert any(re.search(words, f.what) for f in result.failures), [f.what for f in result.failures]

@@ -1,0 +1,95 @@
+"""What the source of a kernel in CUDA C++ says of its declaration."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gguf_verify.kernels.foreign.declared import parse
+from gguf_verify.kernels.foreign.signature import kernels_in, misfit, proposed, there_is, unlike
+
+SOURCE = """
+// __global__ void commented(int x) {}
+#define MAKE(NAME) extern "C" __global__ void of_##NAME(const void* x) {}
+template <int B> static __global__ void __launch_bounds__(B, 1) inner(const float* __restrict__ w) {}
+extern "C" __global__ void __launch_bounds__(128)
+mul_mat_vec_q4_0_q8_1(const void * __restrict__ vx, const void* vy, float *dst, /* K */ const int ncols_x,
+                      const int nrows_x, const int nrows_y) {
+}
+extern "C" __global__ void gemv_q4_K(const uint8_t* w, const half* x, __nv_bfloat16* y, size_t hidden,
+    long long rows) {}
+extern "C" __global__ void nothing() {}
+__global__ void declared_only(int x);
+"""
+
+
+def test_kernels_are_found_with_their_parameters() -> None:
+    found = kernels_in(SOURCE)
+    assert list(found) == ["inner", "mul_mat_vec_q4_0_q8_1", "gemv_q4_K", "nothing"]
+    assert found["nothing"] == ()
+    assert [(p.type, p.pointer, p.constant, p.name) for p in found["gemv_q4_K"]] == [
+        ("uint8_t", True, True, "w"), ("half", True, True, "x"), ("__nv_bfloat16", True, False, "y"),
+        ("size_t", False, False, "hidden"), ("long long", False, False, "rows"),
+    ]  # fmt: skip
+
+
+def test_a_block_to_paste_is_made_of_the_source() -> None:
+    """What is left to say is marked; all else is a declaration that can be read."""
+    found = kernels_in(SOURCE)
+    vector = "\n".join(proposed("mul_mat_vec_q4_0_q8_1", found["mul_mat_vec_q4_0_q8_1"]))
+    assert '["weights", "activations", "output", "int32 K", "int32 N", "int32 ?"]' in vector
+    assert "# of int nrows_y write M, N or K in place of ?" in vector
+    corrected = vector.replace("?", "N", 1).replace("// [gguf-verify]\n", "").replace("// [/gguf-verify]", "")
+    declared = parse(corrected.replace("// ", ""))
+    assert (declared.of.formats, declared.of.semantics, declared.of.domain.m.most) == (("Q4_0",), "q8_1", 1)
+    other = "\n".join(proposed("gemv_q4_K", found["gemv_q4_K"]))
+    for line in ('formats = ["Q4_K"]', 'semantics = "f32"', 'takes = "float16"', 'output = "bfloat16"'):
+        assert line in other
+    assert '"int64 M", "int64 N", "int64 K"' in "\n".join(proposed("of_a_macro", None))
+
+
+def test_what_cannot_be_the_parameters_is_told_before_anything_is_compiled() -> None:
+    parameters = kernels_in(SOURCE)["gemv_q4_K"]
+    right = ["weights", "activations", "output", "uint64 K", "int64 N"]
+    assert misfit("gemv", parameters, right) is None
+    assert misfit("gemv", parameters, right[:4]) == (
+        'gemv has 5 parameters, and 4 are declared; write parameters = ["weights", "activations", "output", '
+        '"uint64 K", "int64 N"]'
+    )
+    assert 'the parameter long long rows, and "int32 N" is declared' in misfit("g", parameters, [*right[:4], "int32 N"])
+    assert "the parameter __nv_bfloat16* y" in misfit("g", parameters, [*right[:2], "int64 M", *right[3:]])
+    unknown = [p._replace(type="index_t") if p.name == "rows" else p for p in parameters]
+    assert misfit("gemv", unknown, [*right[:4], "int32 N"]) is None, "a type that is not known says nothing"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("const Q4_0* w, const Q8_1* x, float* y, int M, int N, int K", None),
+        ("const Q4_0* w, const Q8_1* x, half* y, int M, int N, int K", 'declare output = "float16"'),
+        ("const Q4_0* w, const float* x, float* y, int M, int N, int K", 'declare takes = "float32"'),
+        ("const Q4_0* w, const Q8_1* x, float* y, int N, int M, int K", "its parameter n is declared as M; is it N?"),
+        ("const Q4_0* w, const void* x, void* y, int a, int b, int c", None),
+    ],
+)
+def test_what_the_source_writes_otherwise_is_a_hint(source: str, said: str | None) -> None:
+    (parameters,) = kernels_in(f"__global__ void gemm({source}) {{").values()
+    roles = ["weights", "activations", "output", "int32 M", "int32 N", "int32 K"]
+    found = unlike(parameters, roles, "", "float32")
+    assert not found if said is None else said in " ".join(found)
+
+
+def test_functions_that_may_be_meant_are_named() -> None:
+    names = [f"mul_mat_q{i}" for i in range(20)]
+    assert there_is("mul_mat_q7", names).startswith("it has mul_mat_q7, ")
+    assert there_is("mul_mat_q7", names).endswith(" and 15 more")
+    assert there_is("x", []) == 'it has no extern "C" __global__ function'
+
+
+def test_a_hostile_source_takes_no_time() -> None:
+    start = time.monotonic()
+    kernels_in("__global__ void a(" * 200_000)
+    kernels_in("__global__ " + "x " * 1_000_000 + "(" * 1_000_000)
+    kernels_in("__global__ __launch_bounds__" * 100_000)
+    assert time.monotonic() - start < 60, "quadratic: it would take hours"
