@@ -27,7 +27,7 @@ def test_all_features_on_the_card(by: str, tmp_path: Path) -> None:
     if nvcc.include_folder() is None or (by == "nvcc" and nvcc.version() is None):
         pytest.skip(f"{by} or CUDA's headers are not here")
     (tmp_path / "probe.cu").write_text(probe.source(list(probe.FEATURES)))
-    source = CudaSource(tmp_path / "probe.cu", "unused", parse(DECLARED))
+    source = CudaSource(tmp_path / "probe.cu", "deep::inside::scaled<4, unsigned>", parse(DECLARED))
     host = make_host("gpu", 0)
     assert host.sm is not None
     entries = [probe.entry(name) for name in probe.FEATURES]

@@ -50,7 +50,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artefact]:
     """All features in one file, compiled once."""
     folder = tmp_path_factory.mktemp("features")
     (folder / "probe.cu").write_text(probe.source(list(probe.FEATURES)))
-    source = CudaSource(folder / "probe.cu", "unused", parse(DECLARED))
+    source = CudaSource(folder / "probe.cu", "deep::inside::scaled<4, unsigned>", parse(DECLARED))
     file, author = source.compiled_by(CpuHost(1))
     made, _ = CpuHost(1).build_all(source.root, file, [probe.entry(name) for name in probe.FEATURES], {}, None, author)
     source.close()
@@ -77,7 +77,7 @@ def test_all_features_compile_for_a_gpu(by: str, tmp_path: Path) -> None:
     if nvcc.include_folder() is None or (by == "nvcc" and nvcc.version() is None):
         pytest.skip(f"{by} or CUDA's headers are not here")
     (tmp_path / "probe.cu").write_text(probe.source(list(probe.FEATURES)))
-    source = CudaSource(tmp_path / "probe.cu", "unused", parse(DECLARED))
+    source = CudaSource(tmp_path / "probe.cu", "deep::inside::scaled<4, unsigned>", parse(DECLARED))
     entries = [probe.entry(name) for name in probe.FEATURES]
     made = author_cubin(source.root, OF_NVCC, "90", {}, entries, Author(), by=by)
     source.close()

@@ -185,6 +185,8 @@ class CudaSource:
                 p if isinstance(p, str) else f"{p.kind} {getattr(p.value, 'source', p.value)}" for p in step.parameters
             ]
             for symbol in {name or self.symbol for name in (step.symbols.values() or [""])}:
+                if ":" in symbol or "<" in symbol:
+                    continue  # in a namespace, or a template: the compiler knows it
                 if symbol not in written:
                     if not _may_have(symbol, list(self.files.values())):
                         raise UsageError(f"it has no function {symbol}; {there_is(symbol, list(written))}")
