@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "harness"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
 
 from gguf_verify.semantics.encodings import ENCODINGS
 from gguf_verify.semantics.tensor_cores import Floats, Multiply, probed
+from gguf_verify.support.paths import kernel_root
 
-SOURCE = ROOT / "kernels" / "probes" / "tensor_cores.cu"
+SOURCE = kernel_root() / "probes" / "tensor_cores.cu"
 
 
 def instruction(module: Any, cupy: Any, name: str, dtype: str) -> Multiply:

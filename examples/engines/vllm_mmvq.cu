@@ -10,7 +10,7 @@
 // parameters = ["weights", "activations", "output", "int32 K", "int32 N", "int32 M"]
 // block = [32, 1]
 // grid = ["N", "M"]
-// domain = { M = { most = 65535 } }
+// domain = { M = { most = 16 } }
 // macros.Q4_0 = { OF = "QK4_0, QI4_0, block_q4_0, VDR_Q4_0_Q8_1_MMVQ, vec_dot_q4_0_q8_1" }
 // macros.Q5_0 = { OF = "QK5_0, QI5_0, block_q5_0, VDR_Q5_0_Q8_1_MMVQ, vec_dot_q5_0_q8_1" }
 // macros.Q8_0 = { OF = "QK8_0, QI8_0, block_q8_0, VDR_Q8_0_Q8_1_MMVQ, vec_dot_q8_0_q8_1" }

@@ -7,7 +7,7 @@
 // parameters = ["weights", "activations", "output", "int32 K", "int32 N", "int32 M"]
 // block = [32, 1]
 // grid = ["N", "M"]
-// domain = { M = { most = 65535 } }
+// domain = { M = { most = 16 } }
 // macros.Q4_1 = { OF = "QK4_0, QI4_1, block_q4_1, VDR_Q4_1_Q8_1_MMVQ, vec_dot_q4_1_q8_1" }
 // macros.Q5_1 = { OF = "QK5_1, QI5_1, block_q5_1, VDR_Q5_1_Q8_1_MMVQ, vec_dot_q5_1_q8_1" }
 // [operands.activations]

@@ -65,7 +65,7 @@ IN_RUNNER uint32_t sync_block_count(bool value);
 IN_RUNNER void sync_named(int id, int threads);
 IN_RUNNER void arrive_named(int id, int threads);
 IN_RUNNER int lane();
-IN_RUNNER uint32_t lanes();  // those of the warp that have not exited, a bit each
+IN_RUNNER uint32_t active_lanes();  // those of the warp that are at the same place, a bit each
 // Among the lanes of a mask, which those of them that have not exited must all give.
 IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask = ~0u);
 // What all those lanes have given, and in [32] which they are; valid until the lane's exchange after the next.

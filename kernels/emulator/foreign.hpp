@@ -39,7 +39,6 @@ constexpr bool gguf_verify_fits(void (*)(A...)) {
 
 #undef CPU_KERNEL
 #undef IN_RUNNER
-#undef TO_RUNNER
 #undef PER_THREAD
 #undef ATOMIC_OF
 #undef ATOMIC

@@ -223,6 +223,11 @@ struct Group : Barrier {
     // which lanes have given one.
     uint64_t slots[2][33];
 };
+// Lanes that ask which of them are at the same place.
+struct Asked : Barrier {
+    uint32_t lanes = 0, found = 0;
+    void answer() { found = lanes, lanes = 0, ++generation; }
+};
 struct Warp : Group {
     uint32_t lanes = 0, exited = 0;  // that it began with, and of these; a bit each
 };
@@ -329,7 +334,7 @@ class BlockRunner {
             warps_[w].alive = (int)std::min<uint64_t>(32, threads_ - 32 * w);
             warps_[w].lanes = ~0u >> (32 - warps_[w].alive);
         }
-        parts_.clear();
+        parts_.clear(), asked_.clear();
         used_ = 0;
         if (later_) copies_.clear(), products_.assign(warps_.size(), {});
         stopped_ = DONE;
@@ -376,7 +381,20 @@ class BlockRunner {
         if (fresh) found->second.alive = __builtin_popcount(mask & ~warp.exited);
         return found->second;
     }
-    uint32_t lanes() { return warp().lanes & ~warp().exited; }
+    // The lanes of the warp that come to the same place before nothing else of the block can go on.
+    uint32_t active(const void* place) {
+        Asked& asked = asked_[{current_->thread / 32, place}];
+        asked.lanes |= 1u << current_->thread % 32;
+        if (asked.lanes != (warp().lanes & ~warp().exited)) sleep(asked);
+        else asked.answer();
+        return asked.found;
+    }
+    bool answer() {
+        bool any = false;
+        for (auto& [_, asked] : asked_)
+            if (asked.lanes) asked.answer(), any = true;
+        return any;
+    }
 
     uint32_t count(bool value) {
         unsigned& count = counts_[block_.generation & 1];
@@ -532,7 +550,7 @@ class BlockRunner {
                 if (stopped_ != DONE) return stopped_;
                 moved = true;
             }
-            if (!moved && !complete_a_copy()) return STUCK;
+            if (!moved && !complete_a_copy() && !answer()) return STUCK;
         }
         return DONE;
     }
@@ -554,7 +572,7 @@ class BlockRunner {
             }
             if (!best && next_ < threads_) best = fresh();
             if (best) resume(best);
-            else if (!complete_a_copy()) return STUCK;
+            else if (!complete_a_copy() && !answer()) return STUCK;
             if (stopped_ != DONE) return stopped_;
         }
         return DONE;
@@ -642,6 +660,7 @@ class BlockRunner {
     Barrier block_, named_[16];
     std::vector<Warp> warps_;
     std::map<uint64_t, Group> parts_;  // of warps, by the warp's number and their lanes
+    std::map<std::pair<uint64_t, const void*>, Asked> asked_;
     unsigned counts_[2];
     std::vector<Fiber*> fibers_;
     size_t used_ = 0;
@@ -681,7 +700,11 @@ IN_RUNNER void arrive_named(int id, int threads) {
     barrier.arrive();
 }
 IN_RUNNER int lane() { return runner->lane(); }
-IN_RUNNER uint32_t lanes() { return runner->lanes(); }
+IN_RUNNER uint32_t active_lanes() {
+    CHECKED(checks.pause();)
+    const uint32_t found = runner->active(__builtin_return_address(0));
+    return found;
+}
 IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask) {
     CHECKED(checks.pause();)
     const uint64_t got = runner->exchange(value, source_lane, mask);

@@ -10,7 +10,7 @@ TO_RUNNER void __syncwarp(unsigned mask = ~0u) { cuda_on_cpu::sync_warp(mask); }
 TO_RUNNER int __syncthreads_count(int value) { return (int)cuda_on_cpu::sync_block_count(value != 0); }
 TO_RUNNER int __syncthreads_or(int value) { return cuda_on_cpu::sync_block_count(value != 0) != 0; }
 TO_RUNNER int __syncthreads_and(int value) { return cuda_on_cpu::sync_block_count(value == 0) == 0; }
-inline unsigned __activemask() { return cuda_on_cpu::lanes(); }
+TO_RUNNER unsigned __activemask() { return cuda_on_cpu::active_lanes(); }
 
 template <class T>
 T __shfl_sync(unsigned mask, T v, int lane, int width = 32) {

@@ -28,8 +28,8 @@ class Compiled(NamedTuple):
 
 
 def author_cubin(
-    root: Path, file: str, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author, lines: bool = False,
-    by: str = "",
+    root: Path, file: str, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author,
+    lines: bool = False, by: str = "",
 ) -> Compiled:  # fmt: skip
     """Compile the kernels of a source for a card.
 
@@ -65,9 +65,11 @@ def _kept(
     more = (name, str(nvcc.include_folder()), *used, "--", *author.include, "--", *entries)
     for _ in range(_MOST_TRIES):
         key = nvrtc.cubin_key(root, file, sm, defines, lines, author.include)
-        if key is not None and (cubin := taken((*key, *more), ".cubin")) is not None:
-            if (names := _names(taken((*key, *more), ".names"), cubin, entries)) is not None:
-                return Compiled(cubin, names, compilation)
+        cubin = None if key is None else taken((*key, *more), ".cubin")
+        if key is not None and cubin is not None:
+            known = _names(taken((*key, *more), ".names"), cubin, entries)
+            if known is not None:
+                return Compiled(cubin, known, compilation)
         compile_kernels = nvcc.compile_cubin if with_nvcc else nvrtc.compile_kernels
         cubin, names = compile_kernels(root, file, sm, defines, entries, author, lines)
         if key is None:

@@ -1,5 +1,5 @@
-"""What of a source in CUDA C++ is not compiled for an architecture: the branches of `#if` whose conditions name it, or a
-version of CUDA, and are false there.
+"""What of a source in CUDA C++ is not compiled for an architecture: the branches of `#if` whose conditions name it, or
+a version of CUDA, and are false there.
 
 It reads the author's own files as a preprocessor does, as far as that can be known without the headers of others: where
 a condition depends on what they define, nothing is said of it.
@@ -25,7 +25,8 @@ class _Branch:
     """An #if: whether it is compiled now (None: not known), whether one before it was, and what is being left out."""
 
     def __init__(self, live: bool) -> None:
-        self.live, self.now, self.before = live, True if live else False, False
+        self.live, self.before = live, False
+        self.now: bool | None = live
         self.left: tuple[str, int] | None = None
         self.condition = ""
         #: Whether one of its conditions names the target.
@@ -171,7 +172,11 @@ class _Reader:
                 return None
             if text == before:
                 break
-        text = re.sub(r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]*\b", lambda n: str(int(n[1], 0) if n[1][:2] in ("0x", "0X") else int(n[1])), text)
+        text = re.sub(
+            r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]*\b",
+            lambda n: str(int(n[1], 0) if n[1][:2] in ("0x", "0X") else int(n[1])),
+            text,
+        )
         text = text.replace("&&", " and ").replace("||", " or ")
         text = re.sub(r"!(?!=)", " not ", text)
         try:

@@ -1,5 +1,5 @@
-"""What is said of the compilation of a kernel that is not this project's: how its author has it compiled, what compiled it
-here, and what a compiler that fails says."""
+"""What is said of the compilation of a kernel that is not this project's: how its author has it compiled, what compiled
+it here, and what a compiler that fails says."""
 
 from __future__ import annotations
 
@@ -92,18 +92,25 @@ def failed(what: str, said: Sequence[str]) -> EnvironmentFault:
     shown = errors[:MOST_ERRORS]
     if len(errors) > MOST_ERRORS:
         shown.append(f"… and {len(errors) - MOST_ERRORS} more")
-    return EnvironmentFault(f"{what}: {errors[0] if errors else 'it says nothing'}", details=shown if len(shown) > 1 else ())
+    return EnvironmentFault(
+        f"{what}: {errors[0] if errors else 'it says nothing'}", details=shown if len(shown) > 1 else ()
+    )
 
 
-def split_flags(
-    flags: Sequence[str], taken: Sequence[str], with_value: Sequence[str] = ("-D", "-U", "-I", "-include", "-std", "-Xptxas", "-Xcompiler", "-gencode", "-arch", "-code", "-O", "-maxrregcount", "--maxrregcount", "-ccbin", "-diag-suppress", "-Xcudafe", "-isystem", "-o", "-x", "--threads", "-t"),
-) -> tuple[list[str], list[str]]:  # fmt: skip
+#: Flags whose value may be the next argument.
+_WITH_VALUE = (
+    "-D", "-U", "-I", "-include", "-std", "-Xptxas", "-Xcompiler", "-gencode", "-arch", "-code", "-O", "-maxrregcount",
+    "--maxrregcount", "-ccbin", "-diag-suppress", "-Xcudafe", "-isystem", "-o", "-x", "--threads", "-t",
+)  # fmt: skip
+
+
+def split_flags(flags: Sequence[str], taken: Sequence[str]) -> tuple[list[str], list[str]]:
     """Those of an author's flags that begin with one of `taken`, each as one argument, and the others."""
-    used, left = [], []
+    used, left = list[str](), list[str]()
     i = 0
     while i < len(flags):
         flag = flags[i]
-        if flag in with_value and i + 1 < len(flags):
+        if flag in _WITH_VALUE and i + 1 < len(flags):
             i += 1
             joined = "" if flag in ("-D", "-U", "-I", "-O") else "="
             flag = f"{flag}{joined}{flags[i]}"

@@ -271,7 +271,18 @@ def _precompile(text: str, key: Sequence[str], flags: Sequence[str]) -> tuple[tu
     with scratch.temporary("compile") as folder:
         source, built, listed = (folder / f"standard.{suffix}" for suffix in ("hpp", "hpp.gch", "d"))
         source.write_text(text)
-        command = [compiler(), *FLAGS, *flags, f"-I{kernel_root()}", "-x", "c++-header", str(source), "-o", str(built), *_listing(listed)]
+        command = [
+            compiler(),
+            *FLAGS,
+            *flags,
+            f"-I{kernel_root()}",
+            "-x",
+            "c++-header",
+            str(source),
+            "-o",
+            str(built),
+            *_listing(listed),
+        ]
         start = time.time_ns()
         if _run(command).returncode:
             return None
@@ -362,7 +373,7 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         plain, foreign = _plain(options), _WITH_PRELUDE in unit
         if foreign and _CHECKED in options:
             plain = [*plain, _CHECKED]
-        header = precompiled(plain, foreign)
+        header = precompiled(plain, True) if foreign else precompiled(plain)
         if header and _run([*command, "-include", str(header)], root, folder).returncode == 0:
             # GCC does not list what a precompiled header was made of
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()

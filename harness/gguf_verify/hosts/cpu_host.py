@@ -19,6 +19,7 @@ from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from ..support.text import printable
 from . import findings
 from .base import GUARD_BYTES, MOST_ALONE, POISON, Artefact, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
+from .compilation import ARCH_ON_CPU, Author, Compilation, split_flags
 from .compiler import (
     ONLY_CALLED,
     PRELUDE,
@@ -31,7 +32,6 @@ from .compiler import (
     cpu_name,
     shared_library,
 )  # fmt: skip
-from .compilation import ARCH_ON_CPU, Author, Compilation, split_flags
 from .memory import addresses, between_walls
 from .schedule import Schedule
 
@@ -155,7 +155,7 @@ def _unit(file: str, entry: str) -> str:
 
 
 def _foreign_unit(file: str, entries: Sequence[str], defines: Mapping[str, str], author: Author) -> str:
-    """The translation unit of a source that is not this project's. What the author defines stands behind all headers."""
+    """The translation unit of a source that is not this project's. The author's macros stand behind all headers."""
     lines = [f"// {Path(file).name}", f'#include "{PRELUDE}"', f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
     for flag in split_flags(author.flags, ("-D", "-U"))[0]:
         name, _, value = flag[2:].partition("=")

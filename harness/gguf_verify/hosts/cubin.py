@@ -1,4 +1,5 @@
-"""The names of the functions in a cubin, an ELF file of 64 bits (System V ABI, chapter 4) that somebody else's source made."""
+"""The names of the functions in a cubin, an ELF file of 64 bits (System V ABI, chapter 4) that somebody else's source
+made."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def marks(entries: Sequence[str]) -> str:
     """CUDA C++ that stands after a source: it has each of its kernels compiled, and makes a function whose name holds
     that of the kernel."""
     head = f"template <auto GGUF_VERIFY_KERNEL, int GGUF_VERIFY_NUMBER> __global__ void {MARK}() {{}}"
-    return "\n".join([head, *(f"template __global__ void {MARK}<&{entry}, {i}>();" for i, entry in enumerate(entries)), ""])
+    return "\n".join(
+        [head, *(f"template __global__ void {MARK}<&{entry}, {i}>();" for i, entry in enumerate(entries)), ""]
+    )
 
 
 def lowered(found: Sequence[str], entries: Sequence[str]) -> dict[str, str]:
@@ -57,7 +60,7 @@ def lowered(found: Sequence[str], entries: Sequence[str]) -> dict[str, str]:
         if entry in found:
             out[entry] = entry  # extern "C"
             continue
-        mark = re.compile(rf"_Z{len(MARK)}{MARK}IXadL(_Z\w+)ELi{i}EEvv")
+        mark = re.compile(rf"_Z{len(MARK)}{MARK}IXadL(_Z\w+)EELi{i}EEvv")
         held = [match[1] for name in found if (match := mark.fullmatch(name))]
         names = [kernels[_plain(name)] for name in held[:1] if _plain(name) in kernels]
         if not names:

@@ -1,8 +1,8 @@
-"""CUDA C++ as a C++ compiler takes it: what the language has beyond C++ and no macro can replace is rewritten, each line
-where it was.
+"""CUDA C++ as a C++ compiler takes it: what the language has beyond C++ and no macro can replace is rewritten, each
+line where it was.
 
-Launches, and bodies of functions of the host that make them or call the runtime, are taken out; arrays in dynamic shared
-memory become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`.
+Launches, and bodies of functions of the host that make them or call the runtime, are taken out; arrays in dynamic
+shared memory become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from . import ptx
 from .cuda_text import Edit, Lines, Token, brackets, edited, split, tokens_of
 
 #: Names that only code of the host uses: CUDA's runtime and driver, and PyTorch's.
-_HOST_NAMES = re.compile(r"cuda[A-Z]\w*|cu[A-Z][a-z]+[A-Z]\w*|cublas\w*|(?:TORCH|AT|C10)_\w+|torch|at|c10|CUDA_?CHECK\w*")
+_HOST_NAMES = re.compile(
+    r"cuda[A-Z]\w*|cu[A-Z][a-z]+[A-Z]\w*|cublas\w*|(?:TORCH|AT|C10)_\w+|torch|at|c10|CUDA_?CHECK\w*"
+)
 #: Those of them that are a type, or that a kernel calls.
 _NOT_ONLY = re.compile(r"cuda\w*_t|cudaGridDependencySynchronize|cudaTriggerProgrammaticLaunchCompletion")
 _OF_DEVICE = {"__device__", "__global__"}
@@ -46,14 +48,15 @@ class ForCpu:
 
 def for_nvrtc(text: str) -> str:
     """The text of a file as NVRTC takes it, which compiles no code of the host."""
-    found = _Text(text, "", ForCpu())
+    found = _Text(text, "", ForCpu(), emptied="{}")
     found.host_code()
     return edited(text, found.edits)
 
 
 class _Text:
-    def __init__(self, text: str, file: str, into: ForCpu, first_line: int = 1) -> None:
-        macro = first_line > 0 and text.startswith("#")
+    def __init__(self, text: str, file: str, into: ForCpu, first_line: int = 1, macro: bool = False,
+                 emptied: str = "{ __builtin_trap(); }") -> None:  # fmt: skip
+        self._emptied = emptied
         self.text, self.file, self.into, self.first_line = text, file, into, first_line
         self.tokens = tokens_of(text, not macro)
         self.lines, self.edits = Lines(text), list[Edit]()
@@ -82,7 +85,7 @@ class _Text:
                 continue
             token = self.tokens[i]
             if token.kind == "directive" and "<<<" in token.text and not self._in_macro:
-                inner = _Text(token.text, self.file, self.into, self._line(token))
+                inner = _Text(token.text, self.file, self.into, self._line(token), True)
                 inner.host_code()
                 self.edits.append(Edit(token.start, token.end, edited(token.text, inner.edits, " \\\n")))
                 taken[i] = i + 1
@@ -128,7 +131,7 @@ class _Text:
                     if _is_function(head):
                         self._functions.append((i, end))
                         if not words & _OF_DEVICE and self._is_of_host(i, end):
-                            self.edits.append(Edit(token.start, self.tokens[end].end, "{ __builtin_trap(); }"))
+                            self.edits.append(Edit(token.start, self.tokens[end].end, self._emptied))
                             taken[i] = end + 1
                         begins = end + 1
                     i = end
@@ -153,9 +156,7 @@ class _Text:
             self._directive(token)
         elif token.kind != "word":
             pass
-        elif token.text in ("asm", "__asm__", "__asm") and (end := self._asm(i)) is not None:
-            return end
-        elif token.text == "extern" and (end := self._extern_shared(i)) is not None:
+        elif (end := self._statement(i)) is not None:
             return end
         elif token.text == "__noinline__" and before != "(":
             self.edits.append(Edit(token.start, token.end, "__attribute__((noinline))"))
@@ -167,11 +168,21 @@ class _Text:
             self.edits.append(Edit(token.start, token.end, self._globals[token.text]))
         return i + 1
 
+    def _statement(self, i: int) -> int | None:
+        """Rewrite an asm statement, or what declares dynamic shared memory; the place of the next token, or None."""
+        if self.tokens[i].text in ("asm", "__asm__", "__asm"):
+            return self._asm(i)
+        return self._extern_shared(i) if self.tokens[i].text == "extern" else None
+
     def _run_has(self, at: int, word: str) -> bool:
         """Whether a word is among the specifiers that a token stands among."""
         for step in (-1, 1):
             i = at + step
-            while abs(i - at) < 8 and 0 <= i < len(self.tokens) and re.fullmatch(r"__\w+__|static|inline|const|volatile", self.tokens[i].text):
+            while (
+                abs(i - at) < 8
+                and 0 <= i < len(self.tokens)
+                and re.fullmatch(r"__\w+__|static|inline|const|volatile", self.tokens[i].text)
+            ):
                 if self.tokens[i].text == word:
                     return True
                 i += step
@@ -180,7 +191,7 @@ class _Text:
     def _directive(self, token: Token) -> None:
         if not re.match(r"#\s*define\b", token.text) or self._in_macro:
             return
-        inner = _Text(token.text, self.file, self.into, self._line(token))
+        inner = _Text(token.text, self.file, self.into, self._line(token), True)
         inner._globals = self._globals
         new = inner.rewritten()
         if new != token.text:
@@ -205,7 +216,9 @@ class _Text:
         name = ""
         if tokens[0].text == "[":
             name, tokens = tokens[1].text, tokens[3:]
-        constraint = "".join(ptx.content_of(t.text) for t in tokens if t.kind == "string" and t.start < tokens[-1].start)
+        constraint = "".join(
+            ptx.content_of(t.text) for t in tokens if t.kind == "string" and t.start < tokens[-1].start
+        )
         begin = next((i for i, t in enumerate(tokens) if t.text == "("), 0)
         expression = self._plain(tokens[begin + 1 : -1])
         return ptx.Operand(name, constraint, expression)
@@ -223,7 +236,10 @@ class _Text:
         left, i = list[Token](), at
         while i < end:
             text = self.tokens[i].text
-            if text in ("__align__", "alignas", "__attribute__", "__builtin_align__") and self.tokens[i + 1].text == "(":
+            if (
+                text in ("__align__", "alignas", "__attribute__", "__builtin_align__")
+                and self.tokens[i + 1].text == "("
+            ):
                 i = self._closing.get(i + 1, end)
             elif text not in ("extern", "__shared__", "static"):
                 left.append(self.tokens[i])

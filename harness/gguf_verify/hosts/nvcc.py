@@ -1,4 +1,4 @@
-"""nvcc, where it is: it compiles a kernel that is not this project's with its author's own flags, to a cubin for one card.
+"""nvcc, where it is: it compiles a kernel that is not this project's with its author's own flags, to a cubin.
 
 CUDA's headers, which NVRTC needs as well, are found beside it or among installed Python packages.
 """
@@ -25,8 +25,8 @@ from .tables import write_headers
 #: Flags that say what is compiled for, or to what: that is asked for here.
 _OURS = (
     "-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code", "-o", "--output-file", "-c",
-    "-dc", "-dw", "-dlink", "-lib", "-link", "-ptx", "--ptx", "-cubin", "--cubin", "-fatbin", "-run", "--run", "-E", "-M",
-    "--shared", "-shared", "-l", "-L", "-odir", "--output-directory", "-keep", "--keep", "-rdc", "--relocatable",
+    "-dc", "-dw", "-dlink", "-lib", "-link", "-ptx", "--ptx", "-cubin", "--cubin", "-fatbin", "-run", "--run", "-E",
+    "-M", "--shared", "-shared", "-odir", "--output-directory", "-keep", "--keep", "-rdc", "--relocatable",
     "-ccbin", "--compiler-bindir", "--threads", "-t", "-optf", "--options-file", "@", "-x", "-fPIC", "-time", "--time",
     "-cudart", "--cudart", "-std=c++11",
 )  # fmt: skip
@@ -90,7 +90,8 @@ def used_flags(author: Author) -> tuple[list[str], list[str]]:
 
 
 def compile_cubin(
-    root: Path, file: str, sm: str, defines: Mapping[str, str], entries: Sequence[str], author: Author, lines: bool = False
+    root: Path, file: str, sm: str, defines: Mapping[str, str], entries: Sequence[str], author: Author,
+    lines: bool = False,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
     """Compile `root/file` for `sm` (such as "90"), and what each of its kernels is called in that. Raises
     EnvironmentFault with the compiler's errors."""
@@ -110,7 +111,9 @@ def compile_cubin(
         else:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder, check=False)
         if done.returncode:
-            raise failed(f"nvcc could not compile {file} for sm_{sm}", [*done.stderr.splitlines(), *done.stdout.splitlines()])
+            raise failed(
+                f"nvcc could not compile {file} for sm_{sm}", [*done.stderr.splitlines(), *done.stdout.splitlines()]
+            )
         cubin = read_limited(made)
     return cubin, lowered(functions(cubin), entries)
 

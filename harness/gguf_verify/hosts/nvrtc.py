@@ -75,14 +75,23 @@ _KNOWN = (
 )  # fmt: skip
 #: Headers of C and C++ that sources include, which NVRTC has no use for, or has what is in them.
 _STANDARD = (
-    "algorithm", "array", "cassert", "assert.h", "cfloat", "float.h", "climits", "limits.h", "cmath", "math.h", "cstddef",
-    "stddef.h", "cstdio", "stdio.h", "cstdlib", "stdlib.h", "cstring", "string.h", "functional", "iostream", "map", "memory",
-    "numeric", "optional", "sstream", "stdexcept", "string", "tuple", "unordered_map", "vector", "mutex", "chrono",
+    "algorithm", "array", "cassert", "assert.h", "cfloat", "float.h", "climits", "limits.h", "cmath", "math.h",
+    "cstddef", "stddef.h", "cstdio", "stdio.h", "cstdlib", "stdlib.h", "cstring", "string.h", "functional",
+    "iostream", "map", "memory", "numeric", "optional", "sstream", "stdexcept", "string", "tuple", "unordered_map",
+    "vector", "mutex", "chrono",
 )  # fmt: skip
-_INTEGERS = "".join(
-    f"typedef {signed} int{bits}_t; typedef unsigned {word} uint{bits}_t;\n"
-    for bits, signed, word in ((8, "signed char", "char"), (16, "short", "short"), (32, "int", "int"), (64, "long", "long"))
-) + "typedef long intptr_t; typedef unsigned long uintptr_t;\n"
+_INTEGERS = (
+    "".join(
+        f"typedef {signed} int{bits}_t; typedef unsigned {word} uint{bits}_t;\n"
+        for bits, signed, word in (
+            (8, "signed char", "char"),
+            (16, "short", "short"),
+            (32, "int", "int"),
+            (64, "long long", "long long"),
+        )
+    )
+    + "typedef long long intptr_t; typedef unsigned long long uintptr_t;\n"
+)
 _OF_CUDA_STD = ("type_traits", "limits", "utility")
 
 
@@ -90,7 +99,7 @@ def used_flags(author: Author) -> tuple[list[str], list[str]]:
     """The flags that NVRTC is given, and those of the author's that are not used."""
     kept, left = split_flags(author.flags, _KNOWN)
     exact = _FLAGS[1:] if author.ordered else ()
-    return [*([] if any("std=" in flag for flag in kept) else ["-std=c++17"]), *kept, *exact], left
+    return [*([] if any("std=" in flag for flag in kept) else ["-std=c++17"]), "-default-device", *kept, *exact], left
 
 
 def compile_kernels(
@@ -197,7 +206,10 @@ def compiled_here(
             log = _string(lib, program, "ProgramLog")
             raise failed(f"NVRTC could not compile {file} for {architecture}", log.splitlines())
         if result == _NO_NAME:
-            raise failed(f"NVRTC could not compile {file} for {architecture}", [f"error: no kernel {entries[0] if entries else ''}"])
+            raise failed(
+                f"NVRTC could not compile {file} for {architecture}",
+                [f"error: no kernel {entries[0] if entries else ''}"],
+            )
         _check(result, "nvrtcCompileProgram")
         size = c.c_size_t()
         _check(getattr(lib, f"nvrtcGet{what}Size")(program, c.byref(size)), f"nvrtcGet{what}Size")

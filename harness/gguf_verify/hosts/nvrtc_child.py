@@ -2,8 +2,8 @@
 project's.
 
 REQUEST is a JSON file: {"root", "file", "architecture", "defines", "what", "options", "entries"}, the arguments of
-`nvrtc.compiled_here`. What NVRTC makes of it is written to MADE, and what kernels are called in it beside that, with the
-suffix .names; or why it makes nothing, a line and its details, where the exit code is 3.
+`nvrtc.compiled_here`. What NVRTC makes of it is written to MADE, and what kernels are called in it beside that, with
+the suffix .names; or why it makes nothing, a line and its details, where the exit code is 3.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def main() -> int:
     asked = json.loads(request.read_text())
     try:
         content, names = compiled_here(
-            Path(asked["root"]), asked["file"], asked["architecture"], asked["defines"], asked["what"], asked["options"],
-            asked["entries"],
+            Path(asked["root"]), asked["file"], asked["architecture"], asked["defines"], asked["what"],
+            asked["options"], asked["entries"],
         )  # fmt: skip
     except EnvironmentFault as error:
         made.write_text("\n".join([str(error), *error.details]))

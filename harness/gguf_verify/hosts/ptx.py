@@ -1,6 +1,8 @@
-"""Inline PTX as C++: each instruction becomes a call of a function of `kernels/emulator/ptx.hpp`, which has what engines use.
+"""Inline PTX as C++: each instruction becomes a call of a function of `kernels/emulator/ptx.hpp`, which has what
+engines use.
 
-A register is a word of 64 bits, whatever its type; an instruction takes of it what its type says. PTX ISA 9.0, section 9.
+A register is a word of 64 bits, whatever its type; an instruction takes of it what its type says. PTX ISA 9.0,
+section 9.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _ROUNDINGS = {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "rna"}
 _REGISTER = re.compile(r"[A-Za-z_$][\w$]*|%[A-Za-z_][\w.]*")
 _SPECIAL = {
     "%laneid": "::cuda_on_cpu::lane()", "%warpid": "::cuda_on_cpu::ptx::thread() / 32", "%clock": "(uint32_t)clock64()",
-    "%clock64": "clock64()", "%globaltimer": "clock64()", "%warpsize": "32", "WARP_SZ": "32", "%nsmid": "1", "%smid": "0",
+    "%clock64": "clock64()", "%globaltimer": "clock64()", "%warpsize": "32", "WARP_SZ": "32", "%nsmid": "1",
+    "%smid": "0",
     "%lanemask_lt": "((1u << ::cuda_on_cpu::lane()) - 1)", "%lanemask_eq": "(1u << ::cuda_on_cpu::lane())",
     "%lanemask_le": "((2u << ::cuda_on_cpu::lane()) - 1)",
     **{f"%{short}.{d}": f"::{name}.{d}" for d in "xyz" for short, name in
@@ -32,7 +35,23 @@ _SPECIAL = {
 }  # fmt: skip
 #: Instructions that change nothing here.
 _NOTHING = re.compile(r"prefetch|discard|applypriority|griddepcontrol|pragma|setmaxnreg")
-_UNARY = {"neg", "abs", "not", "popc", "clz", "brev", "cnot", "ex2", "lg2", "rcp", "sqrt", "rsqrt", "tanh", "sin", "cos"}
+_UNARY = {
+    "neg",
+    "abs",
+    "not",
+    "popc",
+    "clz",
+    "brev",
+    "cnot",
+    "ex2",
+    "lg2",
+    "rcp",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "sin",
+    "cos",
+}
 _BINARY = {"add", "sub", "min", "max", "and", "or", "xor", "shl", "shr", "div", "rem"}
 _ATOMICS = {"add", "min", "max", "and", "or", "xor", "exch", "inc", "dec", "cas"}
 
@@ -193,7 +212,7 @@ class _Block:
             found: str | None = special(opcode, said, types, o)
             return found
         type_ = types[-1] if types else ""
-        if "sat" in said or "cc" in said or name.endswith("c") and name[:-1] in ("add", "sub", "mad"):
+        if "sat" in said or "cc" in said or name in ("addc", "subc", "madc"):
             return None
         if name in _UNARY and type_:
             return self._call(f"{name}_<{_tag(type_)}>", o, 1, type_)
@@ -209,12 +228,14 @@ class _Block:
 
     def _mov_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str | None:
         to, source = o
-        bits = {"b": 8, "u": 8, "s": 8}.get(types[-1][0], 0) and int(types[-1][1:]) or {"f32": 32, "f64": 64}[types[-1]]
+        bits = int(types[-1][1:])  # of a type that is no pair
         if to.strip().startswith("{"):
             parts = self._parts(to)
             each = bits // len(parts)
             value = self._value(source)
-            lines = [f"{self._target(p)} = gguf_verify_p >> {each * i} & {_NS}ones({each});" for i, p in enumerate(parts)]
+            lines = [
+                f"{self._target(p)} = gguf_verify_p >> {each * i} & {_NS}ones({each});" for i, p in enumerate(parts)
+            ]
             return f"{{ const uint64_t gguf_verify_p = {value}; {' '.join(lines)} }}"
         if source.strip().startswith("{"):
             parts = self._parts(source)
@@ -307,7 +328,10 @@ class _Block:
 
     def _st_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str:
         space, parts = _space(said), self._parts(o[1])
-        lines = [f"{_NS}store<{_tag(types[0])}>(gguf_verify_a, {i}, {self._value(v, types[0])});" for i, v in enumerate(parts)]
+        lines = [
+            f"{_NS}store<{_tag(types[0])}>(gguf_verify_a, {i}, {self._value(v, types[0])});"
+            for i, v in enumerate(parts)
+        ]
         return f"{{ const auto gguf_verify_a = {self._address(o[0], space)}; {_fence(said)}{' '.join(lines)} }}"
 
     def _atom_(self, opcode: str, said: set[str], types: list[str], o: list[str], to: str = "") -> str | None:
@@ -342,7 +366,8 @@ class _Block:
         if "m8n8" not in said or types != ["b16"] or len(targets) not in (1, 2, 4):
             return None
         lines = " ".join(f"{to} = gguf_verify_m[{i}];" for i, to in enumerate(targets))
-        of = f"{_NS}ldmatrix<{len(targets)}, {str('trans' in said).lower()}>(gguf_verify_m, {self._address(o[1], 'shared')});"
+        kind = f"{len(targets)}, {str('trans' in said).lower()}"
+        of = f"{_NS}ldmatrix<{kind}>(gguf_verify_m, {self._address(o[1], 'shared')});"
         return f"{{ uint32_t gguf_verify_m[4]; {of} {lines} }}"
 
     def _mma_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str | None:
@@ -360,9 +385,13 @@ class _Block:
             return None
         targets = [self._target(part) for part in self._parts(o[0])]
         lines = " ".join(f"{to} = gguf_verify_m[{i}];" for i, to in enumerate(targets))
-        a, b, c = (f"(const uint64_t[]){self._vector(v)}" for v in o[1:4])
-        of = f"{_NS}mma<{m}, {k}, {', '.join(map(_tag, types))}>(gguf_verify_m, {a}, {b}, {c});"
-        return f"{{ uint32_t gguf_verify_m[4]; {of} {lines} }}"
+        given = " ".join(
+            f"const uint64_t gguf_verify_{x}[] = {self._vector(v)};" for x, v in zip("abc", o[1:4], strict=True)
+        )
+        call = (
+            f"mma<{m}, {k}, {', '.join(map(_tag, types))}>(gguf_verify_m, gguf_verify_a, gguf_verify_b, gguf_verify_c);"
+        )
+        return f"{{ uint32_t gguf_verify_m[4]; {given} {_NS}{call} {lines} }}"
 
     # ---- threads -----------------------------------------------------------------------------------------------------
 
@@ -411,7 +440,8 @@ class _Block:
         of = {"s32": "int", "u32": "unsigned", "b32": "unsigned"}.get(types[0])
         if not way or of is None:
             return None
-        return f"{self._target(o[0])} = (uint32_t)__reduce_{way}_sync((unsigned){self._value(o[2])}, ({of}){self._value(o[1])});"
+        given = f"(unsigned){self._value(o[2])}, ({of}){self._value(o[1])}"
+        return f"{self._target(o[0])} = (uint32_t)__reduce_{way}_sync({given});"
 
     def _createpolicy_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str:
         return f"{self._target(o[0])} = 0;"

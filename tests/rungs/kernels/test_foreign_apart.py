@@ -20,7 +20,7 @@ from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.cpu_host import Buffer
 from gguf_verify.hosts.foreign_sources import foreign_source
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.foreign import ForeignKernel, launcher, open_foreign, process, sources
+from gguf_verify.kernels.foreign import ForeignKernel, launcher, open_foreign, opening, sources
 from gguf_verify.kernels.foreign.child import serve
 from gguf_verify.processes.child import ChildProcess, Forked, Spawned
 from gguf_verify.processes.sandbox import sandboxed
@@ -242,7 +242,7 @@ def test_the_header_says_who_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_include_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compilation has a time limit of its own, and no process of it is left."""
-    monkeypatch.setattr(process, "_COMPILE_LIMIT", 2.0)
+    monkeypatch.setattr(opening, "_COMPILE_LIMIT", 2.0)
     os.mkfifo(tmp_path / "endless.h")
     path = tmp_path / "k.cu"
     path.write_text(f'#include "{tmp_path}/endless.h"\n' + (EXAMPLES / "cuda_q4_0.cu").read_text())

@@ -198,7 +198,8 @@ def test_whole_run() -> None:
     assert (report.exit_code, report.environment.kernel.computes) == (1, "dequantize")
     assert "--rungs values" in report.repeat_of()
     for verbose in (False, True):
-        assert "FAILED values: blk.0.attn_k.weight row 0 block 0: value" in flat(text_of(Kind.RUN, report, verbose=verbose))
+        said = flat(text_of(Kind.RUN, report, verbose=verbose))
+        assert "FAILED values: blk.0.attn_k.weight row 0 block 0: value" in said
     assert json_of(Kind.RUN, report)["environment"]["kernel"]["computes"] == "dequantize"
     assert "nibbles_in_turn" in str(written("--html", Kind.RUN, report))
     assert "values" in report._repr_html_()

@@ -80,8 +80,8 @@ class CudaSource:
     def _copy(self, path: Path) -> None:
         """Copy the file and what it includes, so that all runs of one session compile the same.
 
-        What is included otherwise (by an absolute path, or from a folder of the compiler's) is read where it is, and the
-        hosts' caches know of it. The copies lie to each other as the originals do.
+        What is included otherwise (by an absolute path, or from a folder of the compiler's) is read where it is, and
+        the hosts' caches know of it. The copies lie to each other as the originals do.
         """
         self.main = os.path.abspath(path)
         self._top = os.path.commonpath([os.path.dirname(name) for name in self.files])
@@ -121,7 +121,8 @@ class CudaSource:
             return OF_NVCC, replace(author, include=tuple(folders))
         made = self._for_cpu
         not_here = {
-            f"{SYMBOL}{i}": f"inline PTX `{instruction}` is not available on a CPU: {file}:{line}; verify with --host gpu"
+            f"{SYMBOL}{i}": f"inline PTX `{instruction}` is not available on a CPU: {file}:{line}; "
+            "verify with --host gpu"
             for i, (instruction, file, line) in enumerate(made.missing)
         }
         folders = [f"cpu/author/{self._below(folder)}" for folder in self._seen_folders()]
@@ -184,6 +185,8 @@ class CudaSource:
                 p if isinstance(p, str) else f"{p.kind} {getattr(p.value, 'source', p.value)}" for p in step.parameters
             ]
             for symbol in {name or self.symbol for name in (step.symbols.values() or [""])}:
+                if ":" in symbol or "<" in symbol:
+                    continue  # in a namespace, or a template: the compiler knows it
                 if symbol not in written:
                     if not _may_have(symbol, list(self.files.values())):
                         raise UsageError(f"it has no function {symbol}; {there_is(symbol, list(written))}")
@@ -205,7 +208,7 @@ class CudaSource:
 
 
 def _folders(declaration: CallDeclaration, beside: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The folders of headers that an author declares, by themselves or as -I, and the other flags. Raises UsageError."""
+    """The folders of headers that an author declares, or gives as -I, and the other flags. Raises UsageError."""
     named, flags = split_flags(declaration.flags, ("-I", "-isystem"))
     folders = [re.sub(r"^(-I|-isystem=?)", "", flag) for flag in named]
     return [os.path.abspath(put_in(folder, beside)) for folder in (*declaration.include, *folders)], tuple(flags)

@@ -1,0 +1,207 @@
+"""CUDA C++ as engines use it: on the CPU, through the GPU's compilers, and what is said of the code that was run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.hosts import CpuHost, nvcc
+from gguf_verify.hosts.author_cubin import OF_NVCC, OF_NVRTC, author_cubin
+from gguf_verify.hosts.base import Artefact
+from gguf_verify.hosts.compilation import Author, split_flags
+from gguf_verify.hosts.cubin import functions
+from gguf_verify.kernels.foreign.cuda import CudaKernels, CudaSource
+from gguf_verify.kernels.foreign.declared import parse
+from gguf_verify.support.errors import KernelFault, UsageError, say
+from tests.support import cuda_features as probe
+
+DECLARED = """
+formats = ["Q4_0"]
+semantics = "q8_1"
+parameters = ["weights", "activations", "output"]
+block = 64
+grid = 1
+"""
+KERNEL = 'extern "C" __global__ void k(const int* w, const int* x, float* y) {{\n{body}\n}}\n'
+
+
+def opened(tmp_path: Path, text: str, symbol: str = "k", more: str = "") -> CudaSource:
+    (tmp_path / "k.cu").write_text(text)
+    return CudaSource(tmp_path / "k.cu", symbol, parse(DECLARED + more))
+
+
+def compiled(tmp_path: Path, text: str, symbol: str = "k", more: str = "") -> CudaKernels:
+    kernels = CudaKernels(opened(tmp_path, text, symbol, more), CpuHost(1), 300.0)
+    kernels.all()
+    return kernels
+
+
+def refused(tmp_path: Path, text: str, more: str = "") -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        compiled(tmp_path, text, more=more)
+    return caught.value
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artefact]:
+    """All features in one file, compiled once."""
+    folder = tmp_path_factory.mktemp("features")
+    (folder / "probe.cu").write_text(probe.source(list(probe.FEATURES)))
+    source = CudaSource(folder / "probe.cu", "deep::inside::scaled<4, unsigned>", parse(DECLARED))
+    file, author = source.compiled_by(CpuHost(1))
+    made, _ = CpuHost(1).build_all(source.root, file, [probe.entry(name) for name in probe.FEATURES], {}, None, author)
+    source.close()
+    return made
+
+
+def run(artefact: Artefact, folder: Path, shared: int) -> probe.Words:
+    host = CpuHost(1)
+    kernel = host.load_placed(artefact.placed(folder, "k"))
+    y = host.output(4 * probe.THREADS)
+    host.launch(kernel, (1, 1, 1), (probe.THREADS, 1, 1), [host.upload(probe.inputs()), y], shared)
+    return host.download(y).view(np.uint32)
+
+
+@pytest.mark.parametrize("name", probe.FEATURES)
+def test_a_feature_on_the_cpu(name: str, features: dict[str, Artefact], tmp_path: Path) -> None:
+    feature = probe.FEATURES[name]
+    got = run(features[probe.entry(name)], tmp_path, feature.shared)
+    np.testing.assert_array_equal(got, probe.expected(name, probe.inputs()))
+
+
+@pytest.mark.parametrize("by", ["NVRTC", "nvcc"])
+def test_all_features_compile_for_a_gpu(by: str, tmp_path: Path) -> None:
+    if nvcc.include_folder() is None or (by == "nvcc" and nvcc.version() is None):
+        pytest.skip(f"{by} or CUDA's headers are not here")
+    (tmp_path / "probe.cu").write_text(probe.source(list(probe.FEATURES)))
+    source = CudaSource(tmp_path / "probe.cu", "deep::inside::scaled<4, unsigned>", parse(DECLARED))
+    entries = [probe.entry(name) for name in probe.FEATURES]
+    made = author_cubin(source.root, OF_NVCC, "90", {}, entries, Author(), by=by)
+    source.close()
+    assert len(entries) >= 50
+    assert set(made.names.values()) <= set(functions(made.cubin))
+    assert made.names["deep::inside::scaled<4, unsigned>"].startswith("_ZN4deep6inside6scaledILi4Ej")
+    assert made.compilation.by.startswith(by)
+    assert not any("fmad" in flag or "prec-div" in flag for flag in made.compilation.flags)
+
+
+def test_what_was_compiled_is_said(tmp_path: Path) -> None:
+    """The branches that were left out, by their own file and line; those of other conditions are not of interest."""
+    (tmp_path / "arch.h").write_text(
+        "#pragma once\n#define MIN_DP4A 610\n#if MIN_DP4A > 1 && __CUDA_ARCH__ < 700\nint old;\n#endif\n"
+    )
+    text = (
+        '#include "arch.h"\n#if defined(SOMETHING)\nint nothing;\n#endif\n'
+        "#if __CUDA_ARCH__ >= MIN_DP4A\n#define HAS 1\n#else\nint without;\n#endif\n"
+        "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000\nint blackwell;\n#elif !HAS\nint never;\n#endif\n"
+        "#ifndef __CUDACC__\n// a comment is no code\n#endif\n" + KERNEL.format(body="y[0] = HAS;")
+    )
+    kernels = compiled(tmp_path, text, more='flags = ["-O3", "-DMINE=1", "-use_fast_math"]\n')
+    said = kernels.compilations["Q4_0"]
+    assert said.not_run == (
+        "#if MIN_DP4A > 1 && __CUDA_ARCH__ < 700 at arch.h:3",
+        "#else of #if __CUDA_ARCH__ >= MIN_DP4A at k.cu:7",
+        "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 at k.cu:10",
+        "#elif !HAS at k.cu:12",
+    )
+    assert said.left_out == ("-O3", "-use_fast_math")
+    assert "-DMINE=1" in said.flags
+    assert re.match(
+        r"k\.cu by .+ for the CPU, __CUDA_ARCH__ 900; flags .*; not used: -O3 .*; not run: 4 branches", said.words
+    )
+
+
+def test_each_type_is_compiled_when_it_is_needed(tmp_path: Path) -> None:
+    text = KERNEL.format(body="y[0] = VALUE;")
+    declared = DECLARED.replace('["Q4_0"]', '["Q4_0", "Q8_0"]') + "macros.Q4_0 = { VALUE = 1 }\n"
+    (tmp_path / "k.cu").write_text(text)
+    kernels = CudaKernels(CudaSource(tmp_path / "k.cu", "k", parse(declared)), CpuHost(1), 300.0)
+    told: list[str] = []
+    assert set(kernels.all(["Q4_0"], told.append)) == {"Q4_0/k"}
+    assert told == ["compiling Q4_0 for the CPU (1 of 1)"]
+    with pytest.raises(UsageError, match="VALUE"):
+        kernels.of("Q8_0")
+
+
+def test_all_errors_are_shown_with_the_authors_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "inner.h").write_text("\n__device__ int f() { return first; }\n")
+    body = "\n".join(["y[0] = second;", "y[1] = third;", *(f"y[0] = e{i};" for i in range(30))])
+    error = refused(tmp_path, '#include "inner.h"\n' + KERNEL.format(body=body))
+    assert re.search(r": inner\.h:2:\d+: error: .*first", str(error))
+    assert len(str(error).splitlines()) == 1
+    assert re.match(r"k\.cu:3:\d+: error: .*second", error.details[1])
+    assert len(error.details) == 21
+    assert error.details[-1] == "… and 13 more"
+    assert str(tmp_path) not in "".join([str(error), *error.details])
+    assert "source/" not in "".join([str(error), *error.details])
+    say(str(error), error.details)
+    assert capsys.readouterr().err.count("\n    ") == 21
+
+
+@pytest.mark.parametrize("by", ["NVRTC", "nvcc"])
+def test_errors_of_the_gpus_compilers(by: str, tmp_path: Path) -> None:
+    if by == "nvcc" and nvcc.version() is None:
+        pytest.skip("nvcc is not here")
+    source = opened(tmp_path, KERNEL.format(body="y[0] = first;\ny[1] = second;"))
+    with pytest.raises(Exception, match="could not compile") as caught:
+        author_cubin(source.root, OF_NVRTC, "90", {}, ["k"], Author(), by=by)
+    error = source.plain(caught.value)  # type: ignore[arg-type]
+    source.close()
+    assert [re.sub(r":? error:.*", "", line) for line in error.details] == ["k.cu(2)", "k.cu(3)"]
+
+
+def test_a_header_that_is_not_here(tmp_path: Path) -> None:
+    error = refused(tmp_path, "\n#include <torch/extension.h>\n" + KERNEL.format(body=""))
+    assert "k.cu:2:" in str(error)
+    assert "<torch/extension.h> is not here; name its folder by include" in str(error)
+
+
+PTX = 'asm volatile("wgmma.fence.sync.aligned;\\n" ::: "memory");'
+
+
+def test_inline_ptx_that_the_cpu_does_not_have(tmp_path: Path) -> None:
+    """It is refused where the kernel may come to it, and nowhere else."""
+    elsewhere = f"__device__ void unused() {{\n    {PTX}\n}}\ntemplate <int N> __device__ void other() {{ {PTX} }}\n"
+    compiled(tmp_path, elsewhere + KERNEL.format(body="y[0] = 1;"))
+    error = refused(tmp_path, elsewhere + KERNEL.format(body=f"y[0] = 1;\n{PTX}"))
+    assert (
+        str(error) == "inline PTX `wgmma.fence.sync.aligned` is not available on a CPU: k.cu:7; verify with --host gpu"
+    )
+
+
+def test_folders_of_headers_flags_and_a_template(tmp_path: Path) -> None:
+    (tmp_path / "common" / "sub").mkdir(parents=True)
+    (tmp_path / "common" / "sub" / "scale.cuh").write_text("#pragma once\n#define SCALE (WIDTH * 2)\n")
+    text = (
+        "#include <sub/scale.cuh>\nnamespace of {\n"
+        "template <int N> __global__ void f(const int*, const int*, float* y) { y[0] = N * SCALE; }\n}\n"
+    )
+    kernels = compiled(tmp_path, text, "of::f<3>", f'flags = ["-DWIDTH=4"]\ninclude = ["{tmp_path}/common"]\n')
+    host = CpuHost(1)
+    y = host.output(4)
+    x = host.upload(np.zeros(1, np.int32))
+    host.launch(host.load_placed(kernels.of("Q4_0")["Q4_0/of::f<3>"]), (1, 1, 1), (1, 1, 1), [x, x, y])
+    assert host.download(y).view(np.float32)[0] == 24
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [("__trap();", r"the kernel calls __trap\(\)"), ('asm volatile("trap;");', r"the kernel calls __trap\(\)")],
+)
+def test_a_kernel_that_traps(body: str, said: str, tmp_path: Path) -> None:
+    kernels = compiled(tmp_path, KERNEL.format(body=f"if (threadIdx.x == 3) {{ {body} }}"))
+    host = CpuHost(1)
+    x, y = host.upload(np.zeros(1, np.int32)), host.output(4)
+    with pytest.raises(KernelFault, match=said):
+        host.launch(host.load_placed(kernels.of("Q4_0")["Q4_0/k"]), (1, 1, 1), (32, 1, 1), [x, x, y])
+
+
+def test_flags_are_taken_apart() -> None:
+    used, left = split_flags(["-D", "A=1", "-O3", "-gencode", "arch=compute_80,code=sm_80", "-DB"], ["-D"])
+    assert (used, left) == (["-DA=1", "-DB"], ["-O3", "-gencode=arch=compute_80,code=sm_80"])
+    assert nvcc.used_flags(Author(("-arch", "sm_80", "-lineinfo", "-o", "x"), ordered=True)) == (
+        ["-lineinfo", "-fmad=false", "-prec-div=true", "-ftz=false"], ["-arch=sm_80", "-o=x"],
+    )  # fmt: skip
