@@ -84,6 +84,8 @@ def measure(
 ) -> None:  # fmt: skip
     """Run the kernels and the repetitions of one device.
 
+    What may take longer is begun later.
+
     Args:
         only: part of the name of a kernel, its adapter, its engine or a finding.
         seconds: after which nothing more is begun.
@@ -110,6 +112,7 @@ def measure(
         if device in kernel.hosts and wanted(engine.name, kernel.name, kernel.adapter)
         for at in range(0, len(kernel.types), TOGETHER)
     ]  # fmt: skip
+    tasks.sort(key=lambda task: 0 if isinstance(task, Finding) else task[1].seconds)
     where, versions = _device(device), _versions()
     with ThreadPoolExecutor(jobs) as pool:
         for future in as_completed([pool.submit(work, task) for task in tasks]):
