@@ -123,11 +123,11 @@ def row_of(report: Mapping[str, Any], kind: str) -> dict[str, Any]:
     else:
         verdict, says = VERDICTS[0], ""
     sides = [w for rung in rungs for w in rung["worst"].values() if w["of_kernel"] and marks in w["where"]]
-    worst = [w["utilisation"] for w in sides if w["utilisation"] is not None]
-    worst += [d[name] for d in details for name in _WORST if d.get(name) is not None]
+    worst = [*(w["utilisation"] for w in sides), *(d.get(name) for d in details for name in _WORST)]
+    finite = [value for value in worst if isinstance(value, int | float)]  # a report writes others as texts
     return {
         "type": kind, "verdict": verdict, "says": says, "definition": report["environment"]["kernel"]["definition"],
-        "domain": envelopes[0]["domain"] if envelopes else "", "utilisation": max(worst, default=None),
+        "domain": envelopes[0]["domain"] if envelopes else "", "utilisation": max(finite, default=None),
         "calls": sum(e["calls"] for e in envelopes),
     }  # fmt: skip
 
