@@ -1,5 +1,5 @@
-"""Write the pages that are made from the code: command line, findings, known faults, messages, formats, museum; the page of
-engines; and the registry of docs/certificates.
+"""Write the pages that are made from the code: command line, findings, known faults, messages, formats, museum;
+that of engines; and the registry of docs/certificates.
 
 python docs/generate.py            # writes command-line.md, findings.md, faults.md, messages.md, formats.md, museum.md,
                                    # verified.md, verified.json and engines.md
