@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -31,8 +32,13 @@ def load(path: Path = RESULTS) -> Results:
 
 def save(results: Results, path: Path = RESULTS) -> None:
     """Write the file, a row a line."""
-    text = msgspec.json.format(msgspec.json.encode(results), indent=1).decode()
-    path.write_text(text.replace("{\n     ", "{").replace(",\n     ", ", ").replace("\n    }", "}") + "\n")
+    parts = []
+    for device, measured in sorted(results.items()):
+        plain = msgspec.to_builtins(measured)
+        rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in plain.pop("rows"))
+        rest = json.dumps(plain, ensure_ascii=False)[:-1]
+        parts.append(f'"{device}": {rest}, "rows": [\n{rows}\n]}}')
+    path.write_text("{" + ",\n".join(parts) + "}\n")
 
 
 def unexplained(results: Results, catalogue: Catalogue) -> list[Row]:
