@@ -120,16 +120,15 @@ def verify(
     check_machine()
     start = time.perf_counter()
     options = options or Options()
-    if rungs is None:
-        rungs = DRAWN_RUNGS if isinstance(path, Drawn) else tuple(RUNGS)
+    if rungs is None and isinstance(path, Drawn):
+        rungs = DRAWN_RUNGS
     command = command or command_of(
         path, kernel, host, rungs, options, source=source, source_text=source_text, waivers=waivers
     )
     if rungs is not None:
         known_rungs(rungs)
     if isinstance(path, Drawn):
-        rungs = tuple(DRAWN_RUNGS) if rungs is None else rungs
-        if left := [name for name in rungs if name not in DRAWN_RUNGS]:
+        if left := [name for name in rungs or () if name not in DRAWN_RUNGS]:
             raise UsageError(f"the {left[0]} rung needs a model; on drawn data there are: {', '.join(DRAWN_RUNGS)}")
         if (source, waivers, options.save_case) != (None, None, ""):
             raise UsageError("a source, waivers and a saved case belong to a model, not to drawn data")
