@@ -308,7 +308,8 @@ def _judged(
     first = {s.name: s for s in [*definitions(sample.fmt), *wider(sample.fmt)]}
     tried = first if claimed == AUTO else {claimed: names[claimed]}
     candidates: list[Candidate] = []
-    pairs = [s for s in names.values() if not s.term.steps or sample.y.dtype.type is np.float16]
+    # nobody declares anything here, so the wide bounds of weights decoded in steps would admit what is wrong
+    pairs = [s for s in names.values() if s.name not in first and not s.term.steps]
     for semantics in [*tried.values(), *pairs] if claimed == AUTO else tried.values():
         if semantics.name not in tried and any(c.within for c in candidates):
             break  # every pair of an encoding and a term, where no known definition fits

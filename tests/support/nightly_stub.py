@@ -21,7 +21,7 @@ def rung(name, substance):
         "name": name, "verdict": "passed", "question": "?", "substance": [substance], "seconds": 0.25, "fault": None,
         "checked": {substance: 1}, "not_checked": {}, "unverified": [], "failures": [], "n_failures": 0, "worst": {},
         "blamed": {}, "failing": {}, "waived": {}, "envelopes": [], "stages": {}, "fault_culprit": "environment",
-        "diagnosis": None, "headroom": None, "heat_map": None, "figures": {}, "notes": [], "details": [],
+        "diagnosis": None, "same": {}, "headroom": None, "heat_map": None, "figures": {}, "notes": [], "details": [],
     }  # fmt: skip
     if name == "layers":
         own["worst"] = {"kernel": {"utilisation": 0.03125, "where": "blk.0 row 1", "score": 1.5, "of_kernel": True}}
@@ -53,7 +53,8 @@ def report():
     }  # fmt: skip
     substance = {"bytes": "blocks", "blocks": "blocks", "layers": "outputs", "tokens": "tokens"}
     return {"schema": 4, "verdict": "verified", "exit_code": 0, "environment": environment, "seconds": 1.0,
-            "changed": None, "ended_by": "", "not_climbed": [], "command": kernel, "costs": None, "waivers": [],
+            "changed": None, "drawn": None, "ended_by": "", "not_climbed": [], "command": kernel, "costs": None,
+            "waivers": [],
             "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
 
 

@@ -34,6 +34,8 @@ Floats = npt.NDArray[np.float32]
 #: Exact results with less than this NMSE between them are one definition on such data: rounding alone makes 1e-14.
 COINCIDE = 1e-12
 _QK, _SEED = 32, 5
+#: The least share of outputs that are wrong where other roundings explain it.
+_EVERYWHERE = 0.25
 #: Tokens and rows on which composed definitions are tried first.
 _FEW = 8
 #: Between the name of a definition and how it adds.
@@ -310,8 +312,8 @@ def identify(
         pairs: other pairs of an encoding and a term are tried, too.
 
     Where no known definition fits, every other pair of an encoding and a term is tried. Sums in tensor cores and in
-    half, and decoding in steps, are tried for kernels that declare something of 16 bits: their bounds hold whatever is
-    wrong by less than 16 bits show.
+    half, and decoding in steps, are tried for kernels that declare something of 16 bits, and of whose outputs many are
+    wrong: their bounds hold whatever is wrong by less than 16 bits show, and roundings are everywhere.
 
     Raises ValueError for shapes that do not fit, or where there is nothing to judge; KernelFault where an author's
     oracle fails.
@@ -322,11 +324,13 @@ def identify(
         raise ValueError(f"rows of {rows.shape[1]} bytes do not hold {x.shape[1]} values of {fmt.name}")
     y = np.ascontiguousarray(y, np.float32)
     found: list[tuple[Candidate, Product]] = []
+    bad = 1.0  # of the outputs, by the declared definition
     known = {s.name: s for s in [*definitions(fmt), *wider(fmt)]}
     if own is not None:
         known[own.name] = own
 
     def look(tried: Iterable[Semantics], screened: bool = False) -> None:
+        nonlocal bad
         for semantics in tried:
             fits_f32 = any(c.within for c, _ in found if c.name == F32.name)
             if semantics.term.minima_apart and semantics is not own and fits_f32:
@@ -341,6 +345,8 @@ def identify(
             p = expected(meant, fmt, rows, x, threads, bytes_of)
             with np.errstate(all="ignore"):
                 judgement = judge(y, p)
+            if semantics is own:
+                bad = float(judgement.bad.mean())
             # all zeros are every definition's answer, and say nothing
             said = bool(np.any(p.exact)) and judgement.passed
             name = semantics.name
@@ -349,7 +355,8 @@ def identify(
     look(known.values())
     others = [s for s in composed_definitions(fmt) if s.name not in known] if pairs else []
     later = [[s for s in others if not s.term.steps]]
-    if pairs and own is not None and own.oracle is None and isinstance(fmt, BlockFormat):
+    declares = pairs and own is not None and own.oracle is None and isinstance(fmt, BlockFormat)
+    if declares and own is not None and bad >= _EVERYWHERE:
         later += _of_16_bit_kernels(own, [*known.values(), *later[0]], others)
     for tried in later:
         if not any(c.within for c, _ in found):

@@ -137,7 +137,8 @@ def _prepare(semantics: Semantics, x: Bytes, values: int, nb: int) -> Activation
         return Activations(floats, np.abs(floats), nothing, nothing, nothing)
     a = semantics.encoding.operands(x, values)
     q = a.q[:nb]
-    return Activations(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb])
+    s = a.s[:nb]  # what is rounded of a stored s is seen by its being the same array
+    return Activations(q, np.abs(q), a.d[:nb], s, s if a.s_size is a.s else a.s_size[:nb])
 
 
 def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:

@@ -14,7 +14,7 @@ import pytest
 from gguf_verify.invocation import command_of
 from gguf_verify.kernels import KERNELS
 from gguf_verify.results import Options
-from gguf_verify.rungs import RUNGS
+from gguf_verify.rungs import rungs_for
 from gguf_verify.support.command_line import command_line, pattern_of, program, quoted, repeat, shown, with_flags
 
 WORDS = ["plain", "two words", "it's", 'a "b"', "$(id) `id` $x", "back\\slash", "new\nline\ttab", "\x1b[31m", "ü 世界",
@@ -52,21 +52,22 @@ def test_a_run_as_a_command_line() -> None:
         "gguf-verify m.gguf --kernel mine.py:gemm --host cpu --rungs layers -p 'it'\"'\"'s' -s 7 --tensor attn "
         "--probes brief --time-limit 10.5 --sanitize"
     )
-    assert command_of("m.gguf", "q8_1", "auto", list(RUNGS), Options()) == "gguf-verify m.gguf"
-    assert command_of("m.gguf", "q8_1", "auto", None, Options()) == "gguf-verify m.gguf --identify"
-    assert command_of("-m", "q8_1", "auto", list(RUNGS), Options()) == "gguf-verify ./-m"
-    assert command_of("audit", "q8_1", "auto", list(RUNGS), Options()) == "gguf-verify ./audit"
-    assert command_of("m.gguf", "q8_1", "auto", list(RUNGS), Options(), Path("p.txt")) == "gguf-verify m.gguf -f p.txt"
-    assert command_of("m.gguf", "q8_1", "auto", list(RUNGS), Options(prompt="--tensor")).endswith(" --prompt=--tensor")
+    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), Options()) == "gguf-verify m.gguf"
+    assert command_of("m.gguf", "q8_1", "auto", None, Options()) == "gguf-verify m.gguf"
+    assert command_of("m.gguf", "q8_1", "auto", None, Options(), identify=True) == "gguf-verify m.gguf --identify"
+    assert command_of("-m", "q8_1", "auto", rungs_for(), Options()) == "gguf-verify ./-m"
+    assert command_of("audit", "q8_1", "auto", rungs_for(), Options()) == "gguf-verify ./audit"
+    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), Options(), Path("p.txt")) == "gguf-verify m.gguf -f p.txt"
+    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), Options(prompt="--tensor")).endswith(" --prompt=--tensor")
 
 
 @pytest.mark.usefixtures("_plain")
 def test_functions_have_a_name_where_another_process_finds_them() -> None:
-    made = command_of("m.gguf", pattern_of, "auto", list(RUNGS), Options())
+    made = command_of("m.gguf", pattern_of, "auto", rungs_for(), Options())
     assert re.fullmatch(r"gguf-verify m.gguf --kernel \S+command_line\.py:pattern_of", made)
-    assert command_of("m.gguf", lambda w, x, s: None, "auto", list(RUNGS), Options()) == ""
+    assert command_of("m.gguf", lambda w, x, s: None, "auto", rungs_for(), Options()) == ""
     assert repeat("", "layers", "blk", "own") == ""
-    assert next(iter(KERNELS)) in command_of("m.gguf", next(iter(KERNELS)), "auto", list(RUNGS), Options())
+    assert next(iter(KERNELS)) in command_of("m.gguf", next(iter(KERNELS)), "auto", rungs_for(), Options())
 
 
 @pytest.mark.usefixtures("_plain")

@@ -450,9 +450,10 @@ def sources(root: Path) -> list[str]:
     """The shipped sources below kernels/ that are mutated.
 
     Left out are kernels/emulator, which emulates a GPU; hopper.cuh and gemm/mma.cuh, which are inline assembly that the
-    emulator replaces; and formats/format.cuh, which only includes other files.
+    emulator replaces; formats/format.cuh, which only includes other files; and what no shipped kernel includes:
+    standalone.cuh, which is for kernels of others, and probes of cards.
     """
-    left = {"hopper.cuh", "gemm/mma.cuh", "formats/format.cuh"}
+    left = {"hopper.cuh", "gemm/mma.cuh", "formats/format.cuh", "standalone.cuh"}
     files = (
         str(p.relative_to(root)) for p in sorted(root.rglob("*.cu*")) if "emulator" not in p.relative_to(root).parts
     )
