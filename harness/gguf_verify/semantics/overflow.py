@@ -193,6 +193,8 @@ def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> 
     if not semantics.term.half_products(fmt) or fmt.block_size != encoding.values_per_scale:
         return None
     blocks = w.reshape(-1, fmt.block_bytes)
+    if x.size != encoding.row_bytes(len(blocks) * fmt.block_size):  # a product of other columns than the row's
+        return None
     factors = [(fmt.scales(blocks)[..., 0], encoding.scales(x[None])[0], "d_w·d_a")]
     if semantics.uses_sum(fmt):
         sums = encoding.sums(x[None])

@@ -304,7 +304,7 @@ def test_bytes_that_no_field_or_two_own(doctor: str, monkeypatch: pytest.MonkeyP
             model.parts[0].byte_map.add(*owned)
         return model
 
-    for module in ("gguf_verify.audit.audit", "gguf_verify.verification"):
+    for module in ("gguf_verify.audit.audit", "gguf_verify.rungs.opening"):
         monkeypatch.setattr(sys.modules[module], "open_model", doctored)
     result = run(TINY["Q4_0"], readers=False)
     assert set(ids(result)) == {"GGUF-104-unowned"}

@@ -205,11 +205,11 @@ def test_identified_beside_its_oracle() -> None:
     [
         ({"semantics": "own"}, "semantics 'own without an Oracle' is not one of f32, f32_apart, q8_1, "),
         ({"semantics": foreign_kernels.half_activations, "ordered": True}, "no order of an oracle is known"),
-        ({"takes": "q8_1"}, "takes 'q8_1' is not one of float32, f32"),
-        ({"semantics": "q8_1", "takes": "mmq"}, "takes 'mmq' is not one of float32, q8_1"),
+        ({"takes": "q8_1"}, "takes 'q8_1' is not one of float32, float16, bfloat16, f32"),
+        ({"semantics": "q8_1", "takes": "mmq"}, "takes 'mmq' is not one of float32, float16, bfloat16, q8_1"),
         (
             {"semantics": foreign_kernels.half_activations, "takes": "q8_0_cpu"},
-            "takes 'q8_0_cpu' is not one of float32, q",
+            "takes 'q8_0_cpu' is not one of float32, float16, bfloat16, q",
         ),
     ],
 )
@@ -328,7 +328,10 @@ def test_cuda_that_quantizes_itself(tmp_path: Path) -> None:
             [('semantics = "q8_1"', 'oracle = "my_oracle.py:half"')],
             "its oracle is not a gguf_verify.Oracle",
         ),
-        ([('semantics = "q8_1"', 'semantics = "q8_1"\n// takes = "f32"')], "takes 'f32' is not one of float32, q8_1"),
+        (
+            [('semantics = "q8_1"', 'semantics = "q8_1"\n// takes = "f32"')],
+            "takes 'f32' is not one of float32, float16, bfloat16, q8_1",
+        ),
     ],
 )
 def test_wrong_oracles_of_cuda(tmp_path: Path, changes: list[tuple[str, str]], said: str) -> None:

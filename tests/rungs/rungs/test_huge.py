@@ -50,6 +50,7 @@ STRAY = {
 }  # fmt: skip
 SOURCE = """
 #include "emulator/cuda_on_cpu.hpp"
+using cuda_on_cpu::half_to_float;
 typedef long long i64;
 typedef unsigned u32;
 struct Q4 { unsigned short d; unsigned char qs[16]; };

@@ -39,6 +39,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...formats import FORMATS
+from ...formats.q8_1 import Q8_1
 from ...semantics import OWN, SEMANTICS, Semantics, declared
 from ...semantics.epilogues import OPERATIONS
 from ...support.errors import UsageError
@@ -188,9 +189,13 @@ class Declaration:
 
     def _check_definition(self) -> None:
         own = self.semantics == OWN
-        blocks = [name for name, s in SEMANTICS.items() if s.declarable and s.activations is not None]
-        if own and self.takes not in ("", *HALVES, *blocks):
-            raise UsageError(f"takes {_short(self.takes)} is not one of {', '.join((*HALVES, *blocks))}")
+        # of an oracle's activations only the values of Q8_1 are known
+        blocks = [name for name, s in SEMANTICS.items() if s.declarable and s.activations is Q8_1]
+        may = (*HALVES, *(blocks if own else [self.semantics] if self.semantics else []))
+        if self.takes not in ("", *may):
+            raise UsageError(f"takes {_short(self.takes)} is not one of {', '.join(may)}{meant(self.takes, may)}")
+        if own and self.ordered:
+            raise UsageError(f"no order of an oracle is known: ordered goes with {', '.join(_ORDERS)}")
         if own and (self.activations or self.term):
             raise UsageError("activations and term are of a definition of this project, and an Oracle is in its place")
         if own:

@@ -28,7 +28,6 @@ PRELUDE = """
 #define IDENTITY(...) (__VA_ARGS__)
 #define UNFUSED(A, B, C) __fadd_rn(__fmul_rn((A), (B)), (C))
 #define DP4A_UNSIGNED(A, B, C) dp4a_unsigned((A), (B), (C))
-inline float __fsub_rn(float a, float b) { return a - b; }
 inline int dp4a_unsigned(int a, int b, int c) {
     for (int shift = 0; shift < 32; shift += 8) c += (int)(uint8_t)(a >> shift) * (int)(int8_t)(b >> shift);
     return c;
