@@ -33,6 +33,7 @@ from ..support import scratch
 from ..support.errors import UsageError
 from ..support.near import nearest
 from .generated_inputs import any_blocks
+from .ranges import representable
 from .run import Run
 
 if TYPE_CHECKING:
@@ -208,6 +209,8 @@ class _Products:
     def _product(self, tensor: Tensor, fmt: BlockFormat, m: int) -> Gemm:
         run, rows = self._run, self._run.row_bytes(tensor)
         x = draw_activations(m, tensor.k, run.options.seed)
+        if run.kernel.computes in ("gemm", "experts"):
+            x = representable(run.semantics(fmt), fmt, rows, x)
         definition = run.backend.definition(fmt, m)
         # not a number: what llama.cpp was not asked for is never right
         y = np.full((m, len(rows)), np.nan, np.float32)

@@ -141,11 +141,12 @@ def test_bytes_that_are_not_copied_become_zero(tmp_path: Path) -> None:
     kernel.close()
 
 
+FENCE = 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");'
+
+
 def test_inline_ptx_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "ptx.cu"
-    path.write_text(
-        STAGED.replace("        __pipeline_commit();", '        asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); __pipeline_commit();')
-    )
-    with pytest.raises(UsageError, match="inline PTX `wgmma[^`]*` is not available on a CPU") as caught:
+    path.write_text(STAGED.replace("        __pipeline_commit();", "        __pipeline_commit();\n" + 8 * " " + FENCE))
+    with pytest.raises(UsageError, match=r"inline PTX `wgmma[^`]*` is not available on a CPU") as caught:
         open_foreign(f"{path}:gemm", CpuHost(1))
     assert "\n" not in str(caught.value)

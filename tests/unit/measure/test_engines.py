@@ -42,7 +42,7 @@ def measured(*rows: runs.Row, **repetitions: runs.Output) -> runs.Measured:
 
 
 FINDING = Finding(
-    id="off-by-one", engine="Engine", title="It is off by one", shows="Wrong.", cause="One.", fix="None.",
+    id="off-by-one", engine="Engine", title="It is off by one", seen="here", shows="Wrong.", cause="One.", fix="None.",
     kernels=("a.py:*",), types=("Q5_0",), repetition="print(1)", hosts=("cuda",),
 )  # fmt: skip
 CATALOGUE = Catalogue(

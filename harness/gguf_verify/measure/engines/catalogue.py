@@ -72,6 +72,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         cause: with the place in the source.
         fix: in words.
         known: where it has been reported, by whomever.
+        seen: where it was seen, and how. "": it was read in the source and has not run, so the page leaves it out.
         repetition: a program in Python for the folder of the catalogue, which prints what is wrong; "" where the row's
             own command repeats it.
         hosts: where the repetition runs.
@@ -87,6 +88,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kernels: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     known: str = ""
+    seen: str = ""
     repetition: str = ""
     hosts: tuple[Device, ...] = ()
     explains: bool = True
@@ -125,8 +127,8 @@ def read(folder: Path = FOLDER) -> Catalogue:
 
 
 def explaining(findings: Sequence[Finding], engine: str, adapter: str, kind: str) -> list[Finding]:
-    """The findings about a kernel with weights of a type."""
-    return [f for f in findings if f.concerns(engine, adapter, kind)]
+    """The findings about a kernel with weights of a type, of those that were seen."""
+    return [f for f in findings if f.seen and f.concerns(engine, adapter, kind)]
 
 
 __all__ = ["FOLDER", "Catalogue", "Device", "Engine", "Finding", "Kernel", "explaining", "read"]

@@ -79,10 +79,12 @@ def _lines(results: Results, catalogue: Catalogue) -> Iterator[str]:
     for engine in catalogue.engines:
         yield from ("", f"## {engine.name}", "", f"[{engine.version}]({engine.source}). {_flat(engine.built)}", "")
         yield markdown.table(_HEAD, list(_rows(engine, results, catalogue)))
+        if left := _not_tried(engine, results):
+            yield from ("", f"Adapters that have not run yet: {', '.join(f'`{name}`' for name in left)}.")
     yield from ("", "## Findings", "")
     for engine in catalogue.engines:
         for finding in catalogue.findings:
-            if finding.engine == engine.name:
+            if finding.engine == engine.name and finding.seen:
                 yield from _of_finding(finding, results)
 
 
@@ -100,8 +102,15 @@ def _rows(engine: Engine, results: Results, catalogue: Catalogue) -> Iterator[tu
             ids = [f.id for f in explaining(catalogue.findings, engine.name, kernel.adapter, kind)]
             return (*(_state(rows.get(device)) for device in NAMES), *ids)
 
-        for _, group in groupby(sorted(of_types, key=lambda pair: alike(pair)), alike):
+        tried = [pair for pair in of_types if pair[1]]
+        for _, group in groupby(sorted(tried, key=lambda pair: alike(pair)), alike):
             yield _row(engine, kernel, list(group), catalogue)
+
+
+def _not_tried(engine: Engine, results: Results) -> list[str]:
+    """Adapters without a result on any device."""
+    tried = {row.adapter for measured in results.values() for row in measured.rows if row.engine == engine.name}
+    return [kernel.adapter for kernel in engine.kernels if kernel.adapter not in tried]
 
 
 def _row(
@@ -135,6 +144,7 @@ def _verdict(rows: Sequence[Row]) -> str:
 
 def _of_finding(finding: Finding, results: Results) -> Iterator[str]:
     yield from (f"### {finding.id}", "", f"**{finding.engine}: {_flat(finding.title)}**", "")
+    yield from (f"Seen {_flat(finding.seen)}.", "")
     if finding.known:
         yield from (f"Reported before: {_flat(finding.known)}.", "")
     yield from (_flat(finding.shows), "", f"*Cause.* {_flat(finding.cause)}", "", f"*Fix.* {_flat(finding.fix)}", "")
