@@ -137,8 +137,7 @@ def _prepare(semantics: Semantics, x: Bytes, values: int, nb: int) -> Activation
         return Activations(floats, np.abs(floats), nothing, nothing, nothing)
     a = semantics.encoding.operands(x, values)
     q = a.q[:nb]
-    s = a.s[:nb]  # what is rounded of a stored s is seen by its being the same array
-    return Activations(q, np.abs(q), a.d[:nb], s, s if a.s_size is a.s else a.s_size[:nb])
+    return Activations(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb])
 
 
 def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
@@ -169,7 +168,8 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations
         second = x.s * least
         if traits.half_products(fmt):
             second = second.astype(np.float16).astype(np.float64)
-        magnitude += np.abs(second) if x.s_size is x.s else x.s_size * np.abs(least)
+        # of a stored s the term is what the definition rounds; of one that is made, what it is made of may cancel
+        magnitude += np.where(x.s_size == np.abs(x.s), np.abs(second), x.s_size * np.abs(least))
     elif fmt.has_min:
         factor, total = x.d * least, x.q.sum(axis=-1, keepdims=True).astype(np.float64)
         second = factor * total
