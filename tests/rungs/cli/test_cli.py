@@ -271,6 +271,11 @@ def test_a_terminal_without_unicode() -> None:
     assert "VERIFIED" in done.stdout
 
 
+def _heed() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_no_child_is_left_behind(kind: signal.Signals) -> None:
@@ -280,8 +285,8 @@ def test_no_child_is_left_behind(kind: signal.Signals) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell's background job ignores Ctrl-C and hands that down
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        # a shell's background job ignores Ctrl-C, and nohup SIGHUP; both hand that down
+        preexec_fn=_heed,
     )
     assert wait_until(lambda: bool(children(process.pid)))
     started = set(children(process.pid))
@@ -291,7 +296,7 @@ def test_no_child_is_left_behind(kind: signal.Signals) -> None:
     shown, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
     if kind != signal.SIGKILL:
-        assert process.returncode == 130 if kind == signal.SIGINT else 3
+        assert process.returncode == (130 if kind == signal.SIGINT else 3)
         assert errors.startswith(f"gguf-verify: interrupted by {kind.name}")
         assert errors.count("\n") == 1
         # before the first rung there is nothing to report
