@@ -20,15 +20,15 @@ FLAGS = ["-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC"]
 TYPES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
 
 
-def compiled(arch, out, sources, *more):
-    """A library of sources, each compiled by an nvcc of its own."""
+def compiled(arch, out, sources, *more, links=()):
+    """A library of sources, each compiled by an nvcc of its own, with what it needs of other libraries."""
     objects = [f"{source}.o" for source in sources]
     with ThreadPoolExecutor(8) as pool:
         pairs = zip(sources, objects, strict=True)
         commands = [["nvcc", f"-arch={arch}", *FLAGS, *more, "-c", source, "-o", made] for source, made in pairs]
         for done in pool.map(subprocess.run, commands):
             done.check_returncode()
-    subprocess.run(["nvcc", f"-arch={arch}", "-shared", *objects, "-o", BUILT / out], check=True)
+    subprocess.run(["nvcc", f"-arch={arch}", "-shared", *objects, *links, "-o", BUILT / out], check=True)
 
 
 def vllm(arch):
@@ -36,9 +36,10 @@ def vllm(arch):
 
     source, headers = BUILT / "vllm_gguf_plugin" / "csrc", Path(torch.__file__).with_name("include")
     includes = [f"-I{path}" for path in (headers, headers / "torch/csrc/api/include", sysconfig.get_path("include"))]
-    compiled(
-        arch, "_C_gguf.so", [source / "gguf/gguf_kernel.cu", source / "torch_bindings.cpp"], "-DUSE_CUDA", *includes
-    )
+    sources = [source / "gguf/gguf_kernel.cu", source / "torch_bindings.cpp"]
+    parts = ("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch")
+    links = [f"-L{headers.with_name('lib')}", *(f"-l{name}" for name in parts)]
+    compiled(arch, "_C_gguf.so", sources, "-DUSE_CUDA", *includes, links=links)
 
 
 def candle(arch):

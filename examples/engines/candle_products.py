@@ -51,9 +51,10 @@ def mmq(weights, x, shape):
     return y
 
 
-FLOATS = {"takes": "float32", "arrays": "torch", "device": "cuda"}
-mmq_ds4 = kernel(["Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K"], semantics="mmq", **FLOATS)(mmq)
-mmq_d4 = kernel(["Q5_0", "Q8_0", "Q3_K", "Q6_K"], semantics="mmq_d4", **FLOATS)(lambda *a: mmq(*a))
+# candle allocates the zeros of 512 values behind a matrix (MATRIX_ROW_PADDING)
+CARD = {"arrays": "torch", "device": "cuda", "operands": {"weights": {"tail": "512 / BLOCK * BYTES"}}}
+mmq_ds4 = kernel(["Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K"], semantics="mmq", takes="float32", **CARD)(mmq)
+mmq_d4 = kernel(["Q5_0", "Q8_0", "Q3_K", "Q6_K"], semantics="mmq_d4", takes="float32", **CARD)(lambda *a: mmq(*a))
 for dtype in TAG:
-    given = {"takes": dtype, "output": dtype, "arrays": "torch", "device": "cuda", "domain": {"M": {"most": 8}}}
+    given = {"takes": dtype, "output": dtype, "domain": {"M": {"most": 8}}, **CARD}
     globals()[f"mmvq_{dtype}"] = kernel(ALL, semantics="q8_1", **given)(lambda *a: mmvq(*a))

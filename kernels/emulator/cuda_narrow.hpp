@@ -97,6 +97,15 @@ inline float float_to_odd(double value) {
     return __uint_as_float((__float_as_uint(near) - beyond) | 1);
 }
 
+// NaN keeps its sign and the first bits of its fraction, and no longer signals: so does an H100, of doubles alone.
+template <class Format>
+uint16_t of_double(double value) {
+    if (value == value) return Format::nearest(float_to_odd(value));
+    const uint64_t bits = (uint64_t)__double_as_longlong(value);
+    const uint16_t quiet = 1 << (Format::DIGITS - 2), fraction = bits >> (53 - Format::DIGITS) & (2 * quiet - 1);
+    return (uint16_t)((bits >> 48 & 0x8000) | Format::INFINITE | quiet | fraction);
+}
+
 template <class CudaInteger>
 double integer_to_odd(CudaInteger value) {
     if (sizeof value <= 4) return (double)value;
@@ -154,7 +163,7 @@ uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
 #define CUDA_ON_CPU_CONVERTIBLE(SCALAR, OTHER, FORMAT)                                                               \
     explicit SCALAR(OTHER value);                                                                                    \
     SCALAR(float value) : __x(FORMAT::nearest(value)) {}                                                             \
-    SCALAR(double value) : __x(FORMAT::nearest(cuda_on_cpu::float_to_odd(value))) {}                                 \
+    SCALAR(double value) : __x(cuda_on_cpu::of_double<FORMAT>(value)) {}                                             \
     operator float() const { return FORMAT::widened(__x); }                                                          \
     SCALAR& operator=(float value) { return *this = SCALAR(value); }                                                 \
     SCALAR& operator=(double value) { return *this = SCALAR(value); }                                                \
@@ -334,7 +343,7 @@ uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
     inline S __float2##N##_rz(const float a) { return S##_raw{cuda_on_cpu::narrowed<F>(a, cuda_on_cpu::rz)}; }       \
     inline S __float2##N##_ru(const float a) { return S##_raw{cuda_on_cpu::narrowed<F>(a, cuda_on_cpu::ru)}; }       \
     inline S __float2##N##_rd(const float a) { return S##_raw{cuda_on_cpu::narrowed<F>(a, cuda_on_cpu::rd)}; }       \
-    inline S __double2##N(const double a) { return S##_raw{F::nearest(cuda_on_cpu::float_to_odd(a))}; }              \
+    inline S __double2##N(const double a) { return S##_raw{cuda_on_cpu::of_double<F>(a)}; }                          \
     inline P __float2##N##2_rn(const float a) { return {__float2##N(a), __float2##N(a)}; }                           \
     inline P __floats2##N##2_rn(const float a, const float b) { return {__float2##N(a), __float2##N(b)}; }           \
     inline P __float22##N##2_rn(const float2 a) { return __floats2##N##2_rn(a.x, a.y); }                             \

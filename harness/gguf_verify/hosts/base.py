@@ -266,11 +266,15 @@ class Host(ABC):
         return whole[GUARD_BYTES:-GUARD_BYTES]
 
 
-def outside(whole: npt.NDArray[np.uint8]) -> str | None:
-    """What was written into the guards of an output that `poisoned` made, in words; None if nothing was."""
+def outside(whole: npt.NDArray[np.uint8], name: str = "output") -> str | None:
+    """What was written into the guards of an output that `poisoned` made, in words; None if nothing was.
+
+    Args:
+        name: what the words call it.
+    """
     before, after = ((part != _GUARD_FILL).sum() for part in (whole[:GUARD_BYTES], whole[-GUARD_BYTES:]))
     if before or after:
-        return f"the kernel wrote outside its output: {before} bytes before, {after} after"
+        return f"the kernel wrote outside its {name}: {before} bytes before, {after} after"
     return None
 
 

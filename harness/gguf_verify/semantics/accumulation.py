@@ -14,7 +14,8 @@ terms are aligned to the largest exponent and truncated to F fraction bits: the 
 steps before have added. With e = (L + 1)·2^(1-F) + 2^-23 and n = K/L + 8 steps (the eight are float32 additions of
 parts, whose u is smaller than e) the error is at most n·e/(1 - n·e)·A, in any order of the products. Cards differ in L
 and F; `tensor_cores` measures them. The default is that of the V100, L = 4 and F = 23: a row's bound, K/L·e, of it is
-the largest of the cards whose L and F are known: (8, 24) of the A100 and (16, 25) of the H100 are within it.
+the largest of the cards whose L and F are known: (8, 24) of the A100 and (16, 25) of the H100, for which
+scripts/tensor_cores.py printed the same, are within it.
 
 The score needs roundings that are independent. Those of a half that is added to a much larger sum are not: they all go
 one way, and truncation always does. Their spread is therefore never below 1/32 (SCORE_LIMIT) of the running-error bound

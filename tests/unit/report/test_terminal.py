@@ -10,6 +10,7 @@ import pytest
 
 from gguf_verify.cli import common
 from gguf_verify.cli.live import Live
+from gguf_verify.report.terminal.block import as_lines
 from gguf_verify.report.writer import Form, Kind
 from gguf_verify.results import Failure, Report, Unverified
 from tests.support import recordings, records
@@ -137,6 +138,21 @@ def test_the_activations_that_the_block_meets_stand_beside_it() -> None:
         "  q   " + 16 * " 1" + 16 * " 2",
     ]
     assert lines[at + 2].startswith("  q    5 5 5 5")
+
+
+@pytest.mark.parametrize(
+    ("kind", "digits", "shown"),
+    [
+        ("F32", "0000803f 000000c0", "1 -2"),
+        ("F16", "003c 00c0 01", "1 -2"),
+        ("BF16", "803f 00c0", "1 -2"),
+        ("F16", "003c" * 65, "1 " * 64 + "…"),
+    ],
+    ids=["F32", "F16-and-a-byte-more", "BF16", "many"],
+)
+def test_activations_that_are_not_quantized_are_shown_as_numbers(kind: str, digits: str, shown: str) -> None:
+    """Their bits, or bytes, would tell nobody anything."""
+    assert as_lines(kind, digits.replace(" ", ""), "meets") == [f"meets: {shown}"]
 
 
 def test_the_diagnosis_that_says_most_is_shown() -> None:

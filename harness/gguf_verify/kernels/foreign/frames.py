@@ -178,8 +178,8 @@ def as_array(answer: Any) -> tuple[npt.NDArray[Any], str]:
 
 
 def _as_numpy(answer: Any) -> npt.NDArray[Any]:
-    if hasattr(answer, "__cuda_array_interface__"):
-        answer = answer.get() if hasattr(answer, "get") else answer.cpu()
+    if hasattr(answer, "__cuda_array_interface__"):  # CuPy's, PyTorch's; JAX's and Numba's have neither method
+        answer = answer.get() if hasattr(answer, "get") else answer.cpu() if hasattr(answer, "cpu") else answer
     if hasattr(answer, "__array__"):  # before DLPack, whose arrays may be read only
         return np.asarray(answer)
     if hasattr(answer, "__dlpack__"):

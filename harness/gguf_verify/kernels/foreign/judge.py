@@ -58,8 +58,8 @@ def widened(made: npt.NDArray[Any], dtype: str) -> Floats:
 
 def guarded(operand: Operand, memory: Bytes) -> None:
     """Raises KernelFinding where the guards of scratch memory were written."""
-    if touched := outside(operand.whole_in(memory)):
-        raise KernelFinding("outside", touched.replace("its output", f"its {operand.name}"))
+    if touched := outside(operand.whole_in(memory), operand.name):
+        raise KernelFinding("outside", touched)
 
 
 def unchanged(what: str, now: Bytes, before: Bytes) -> None:

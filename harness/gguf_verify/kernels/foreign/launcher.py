@@ -13,7 +13,7 @@ import numpy as np
 from ...hosts import make_host
 from ...hosts.base import Host, Placed, Sparse
 from ...hosts.schedule import Schedule
-from ...support.errors import EnvironmentFault, HarnessError, KernelFault
+from ...support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
 from .child import MOST_UNSET
 from .faults import Fault
 from .operands import Mapped
@@ -115,9 +115,18 @@ def _launched(
         if host.over(mapped.whole(False), mapped.operand.name) is not None:
             continue
         output = mapped.operand.role != "input"
-        made, there = host.download(buffer) if output else host.contents(buffer), mapped.bytes
+        made = _written(host, mapped.operand.name, buffer) if output else host.contents(buffer)
+        there = mapped.bytes
         if output or not np.array_equal(made, there):
             there[:] = made
+
+
+def _written(host: Host, name: str, buffer: Any) -> Any:
+    """The bytes of an output or of scratch memory. Raises KernelFault if a guard was overwritten."""
+    try:
+        return host.download(buffer)
+    except KernelFinding as error:  # a host calls all that kernels write an output
+        raise KernelFinding(error.kind, error.words.replace("its output", f"its {name}"), error.lines) from None
 
 
 def _arguments(launch: dict[str, Any], buffers: dict[str, Any]) -> list[Any]:

@@ -33,6 +33,7 @@ from .runs import NOT_RUN, Measured, Output, Row, repeat, run_kernel, today
 
 #: Types of weights that one process verifies.
 TOGETHER = 5
+_AND = " and "
 _PACKAGES = ("torch", "triton", "tinygrad", "gguf", "numpy", "cupy-cuda13x", "cupy-cuda12x")
 
 
@@ -139,9 +140,13 @@ def _merged(before: Measured | None, now: Measured, catalogue: Catalogue) -> Mea
         (kernel.adapter, kind) for engine in catalogue.engines for kernel in engine.kernels for kind in kernel.types
     ]
     repetitions = {**(before.repetitions if before else {}), **now.repetitions}
+    device = now.device
+    if before and device not in before.device.split(_AND):  # some rows are of another one
+        device = f"{before.device}{_AND}{device}"
     return structs.replace(
-        now, rows=tuple(rows[key] for key in order if key in rows), repetitions=dict(sorted(repetitions.items()))
-    )
+        now, device=device, rows=tuple(rows[key] for key in order if key in rows),
+        repetitions=dict(sorted(repetitions.items())),
+    )  # fmt: skip
 
 
 def _device(device: Device) -> str:

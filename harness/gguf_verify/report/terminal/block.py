@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ...audit.xray import FieldBytes, read_block
-from ...formats import ACTIVATION_FORMATS
+from ...formats import ACTIVATION_FORMATS, ELEMENTS
 
 _MOST_CODES = 64
 
@@ -16,6 +18,9 @@ def as_lines(kind: str, digits: str, title: str = "x-ray") -> list[str]:
     Of several blocks, the first.
     """
     content = bytes.fromhex(digits)
+    if kind in ELEMENTS:
+        whole = len(content) // ELEMENTS[kind].block_bytes * ELEMENTS[kind].block_bytes
+        return [_values(title, ELEMENTS[kind].decode(np.frombuffer(content[:whole], np.uint8)[None])[0].tolist())]
     form = ACTIVATION_FORMATS.get(kind)
     try:
         read = read_block(kind, content if form is None else content[: form.block_bytes])
@@ -36,6 +41,14 @@ def _fields(fields: tuple[FieldBytes, ...], title: str) -> Iterator[str]:
     yield from (f"{f.field.name:<4} {f.raw.hex(' ')}" for f in fields if f.field.count > 1)
 
 
+def _values(title: str, values: list[float]) -> str:
+    return f"{title}: {_numbers([f'{v:.6g}' for v in values])}"
+
+
 def _codes(codes: tuple[int, ...]) -> Iterator[str]:
     if codes:
-        yield "q    " + " ".join(map(str, codes[:_MOST_CODES])) + (" …" if len(codes) > _MOST_CODES else "")
+        yield f"q    {_numbers([str(code) for code in codes])}"
+
+
+def _numbers(texts: list[str]) -> str:
+    return " ".join(texts[:_MOST_CODES]) + (" …" if len(texts) > _MOST_CODES else "")

@@ -1,0 +1,51 @@
+"""What kernels in Python return, of whatever library: arrays that lie on a card are read by the way that they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.kernels.foreign.faults import Fault
+from gguf_verify.kernels.foreign.frames import as_array
+
+VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+class OnCard:
+    """An array on a card, as far as the verifier looks at it."""
+
+    __cuda_array_interface__: dict[str, Any] = {}
+
+
+class OfCupy(OnCard):
+    def get(self) -> np.ndarray:
+        return VALUES
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError("CuPy converts nothing by itself")
+
+
+class OfTorch(OnCard):
+    def cpu(self) -> np.ndarray:
+        return VALUES
+
+    __array__ = OfCupy.__array__
+
+
+class OfJax(OnCard):
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        return VALUES
+
+
+@pytest.mark.parametrize("made", [OfCupy, OfTorch, OfJax])
+def test_arrays_on_a_card_are_read(made: type[OnCard]) -> None:
+    array, dtype = as_array(made())
+    assert dtype == "float32"
+    assert np.array_equal(array, VALUES)
+
+
+def test_what_cannot_be_read_is_a_fault() -> None:
+    with pytest.raises(Fault, match="the kernel returned OnCard, not an array"):
+        as_array(OnCard())
