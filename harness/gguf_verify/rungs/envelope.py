@@ -327,7 +327,7 @@ class TypeProbes:
         if probe.blocks == "any bits":
             assert isinstance(fmt, BlockFormat)
             blocks = any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._run.options.seed)
-            if self._semantics.range_of_halves:  # what halves do not hold is no kernel's fault
+            if self._semantics.range_of_halves(fmt):  # what halves do not hold is no kernel's fault
                 with np.errstate(all="ignore"):
                     large = ~(np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST_WEIGHT)
                 blocks[large] = np.resize(self._units, blocks.shape)[large]
@@ -340,7 +340,7 @@ class TypeProbes:
         m, k = max(probe.tokens), probe.k
         if probe.values == "special":
             # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
-            halves, blocks = self._semantics.range_of_halves, self._semantics.activations is not None
+            halves, blocks = self._semantics.range_of_halves(self._fmt), self._semantics.activations is not None
             values = special(k, self._like, 1e2 if halves else 1e4 if blocks else 1e6)
             finite = np.ones(len(values), bool)  # others are a matter of the definition's range
             for _, exact in self._exact(rows, self._semantics.bytes_of(values), None):

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats import BlockFormat, WeightFormat
 from .accumulation import IN_FLOAT32, Accumulation
 from .activations import Bytes, Floats
 from .encoding import Encoding
@@ -137,16 +137,18 @@ class Semantics:
         return self.accumulation is IN_FLOAT32 and self.output == "float32" and self.epilogue is None
 
     @property
-    def range_of_halves(self) -> bool:
-        """Whether a weight, a sum or an output is a half, which ends at 65504; that of a scale does not count."""
-        inner = self.inside or self
-        return "float16" in (self.output, inner.accumulation.name, inner.term.weights, self.encoding.dtype)
-
-    @property
     def rounded_words(self) -> str:
         """How sums and outputs are rounded, where that is not float32, in words that follow its name."""
         sums = "" if self.accumulation is IN_FLOAT32 else f", added in {self.accumulation}"
         return sums + ("" if self.output == "float32" else f", with outputs of {self.output}")
+
+    def range_of_halves(self, fmt: WeightFormat) -> bool:
+        """Whether a weight, a product, a sum or an output is a half, which ends at 65504; that of a scale does not
+        count."""
+        inner = self.inside or self
+        if isinstance(fmt, BlockFormat) and inner.term.half_products(fmt):
+            return True
+        return "float16" in (self.output, inner.accumulation.name, inner.term.weights, self.encoding.dtype)
 
     def bytes_of(self, x: Floats) -> Bytes:
         """Activations float32[M, K] as a kernel is given them, uint8[M, row bytes]."""
