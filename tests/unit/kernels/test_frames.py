@@ -49,3 +49,9 @@ def test_arrays_on_a_card_are_read(made: type[OnCard]) -> None:
 def test_what_cannot_be_read_is_a_fault() -> None:
     with pytest.raises(Fault, match="the kernel returned OnCard, not an array"):
         as_array(OnCard())
+
+
+def test_bits_are_bfloat16_where_that_is_wanted() -> None:
+    bits = np.array([0x3F80, 0x4000], np.uint16)
+    assert as_array(bits, "bfloat16")[1] == "bfloat16"
+    assert [as_array(bits, wanted)[1] for wanted in ("float16", "")] == 2 * ["uint16"]

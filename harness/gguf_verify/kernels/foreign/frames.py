@@ -158,8 +158,12 @@ def _imported(name: str) -> Any:
         raise EnvironmentFault(words) from None
 
 
-def as_array(answer: Any) -> tuple[npt.NDArray[Any], str]:
-    """An answer as a NumPy array, without a copy where possible, and its dtype's name. Raises Fault."""
+def as_array(answer: Any, wanted: str = "") -> tuple[npt.NDArray[Any], str]:
+    """An answer as a NumPy array, without a copy where possible, and its dtype's name. Raises Fault.
+
+    Args:
+        wanted: the dtype that it should have: bfloat16 may come as its bits, since NumPy and CuPy have no such dtype.
+    """
     try:
         if hasattr(answer, "detach"):  # PyTorch: a tensor that requires a gradient
             answer = answer.detach()
@@ -168,7 +172,7 @@ def as_array(answer: Any) -> tuple[npt.NDArray[Any], str]:
                 return answer, BFLOAT16
         if not isinstance(answer, np.ndarray):
             answer = _as_numpy(answer)
-        if answer.dtype.name == BFLOAT16:  # of the package ml_dtypes
+        if answer.dtype.name == BFLOAT16 or (wanted == BFLOAT16 and answer.dtype == np.uint16):  # of ml_dtypes; its bits
             return answer.view(np.uint16), BFLOAT16
         return answer, str(answer.dtype)
     except Fault:

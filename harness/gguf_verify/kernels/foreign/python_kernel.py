@@ -74,7 +74,7 @@ class PythonRunner:
             raise raised("the kernel", error) from None
         frame.settle()
         if not self.declaration.out:
-            y, dtype = as_array(answer)
+            y, dtype = as_array(answer, output.dtype)
             if y.ndim == 3 and y.shape == (shape.m, question.get("top_k"), shape.n):
                 y = y.reshape(out.shape)
             if dtype != output.dtype or y.shape != out.shape:

@@ -93,7 +93,7 @@ class TaskRunner:
         self._calling.settle()
         if not written:
             output, out = operands["output"].operand, operands["output"].array
-            y, dtype = as_array(answer)
+            y, dtype = as_array(answer, output.dtype)
             if dtype != output.dtype or y.shape != out.shape:
                 found, expected = (f"{name}[{', '.join(map(str, sizes))}]" for name, sizes in (
                     (dtype, y.shape), (output.dtype, out.shape)))  # fmt: skip
