@@ -129,8 +129,9 @@ class Encoding:
         size = np.abs(s)
         if self.read_sums is not None:
             missing = self.no_room(s.shape[0])[:, None, None]
-            s = np.where(missing, d * q.sum(axis=-1, keepdims=True, dtype=np.float64), s)
-            size = np.where(missing, np.abs(d) * np.abs(q).sum(axis=-1, keepdims=True, dtype=np.float64), size)
+            with np.errstate(invalid="ignore"):  # a scale that is infinite
+                s = np.where(missing, d * q.sum(axis=-1, keepdims=True, dtype=np.float64), s)
+                size = np.where(missing, np.abs(d) * np.abs(q).sum(axis=-1, keepdims=True, dtype=np.float64), size)
         return Operands(q, d, s, size)
 
     def no_room(self, terms: int) -> npt.NDArray[np.bool_]:

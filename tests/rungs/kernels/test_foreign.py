@@ -157,6 +157,11 @@ def test_a_declared_order_is_judged_by_its_bits() -> None:
         ({"formats": "Q4_0"}, "formats is not a list of strings"),
         ({"semantics": "w4a8"}, "semantics 'w4a8' is not one of f32, f32_apart, q8_1, "),
         ({"semantics": "q8_1_half", "ordered": True}, "no order of q8_1_half is known"),
+        ({"semantics": None, "activations": "mmq_d4", "term": "mmq", "formats": ["Q5_1"]}, "has no sum s, which Q5_1"),
+        (
+            {"semantics": None, "activations": "mmq_d4", "term": "mmq", "formats": ["Q5_1"], "takes": "float16"},
+            "has no sum s, which Q5_1",
+        ),
         ({"pack": 3}, "its pack is not callable"),
     ],
 )

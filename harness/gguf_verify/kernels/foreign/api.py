@@ -203,7 +203,7 @@ class Declaration:
         definition = self.definition
         for name in self.formats:
             try:
-                definition.uses_sum(FORMATS[name])
+                (definition.inside or definition).uses_sum(FORMATS[name])
             except ValueError as error:
                 raise UsageError(str(error)) from None
         if self.ordered and not definition.order_known:
