@@ -20,7 +20,7 @@ from ..gguf import Tensor, printable
 from ..kernels.domain import EVERYTHING, Domain, Extent
 from ..kernels.interface import Kernel, Weights
 from ..results import Call, Failure, RungResult, Side, TypeEnvelope
-from ..semantics import Order, Product, product
+from ..semantics import Order, Product, screened
 from ..support.errors import KernelFault
 from .calls import ALONE, calling
 from .explain import Explanations, WrongCall
@@ -297,7 +297,7 @@ class TypeProbes:
         step = max(1, _CHUNK // k)
         for start in range(0, len(rows), step):
             span = slice(start, min(start + step, len(rows)))
-            yield span, product(self._semantics, self._fmt, rows[span], encoded, order, self._run.options.threads)
+            yield span, screened(self._semantics, self._fmt, rows[span], encoded, order, self._run.options.threads)
 
     def _no_tokens(self) -> None:
         """A call without tokens, which engines may never make: what happens is recorded and judged by nobody."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..formats import WeightFormat
 from ..gguf import Tensor
 from ..results import RungResult
-from ..semantics import Order, Product, Semantics, product
+from ..semantics import Order, Product, Semantics, product, screened
 from .author_oracle import OracleDistance
 from .run import Run
 
@@ -36,9 +36,10 @@ class ExactProducts:
 
         Raises KernelFault where an author's oracle breaks its contract.
         """
+        if self._distance is None:
+            return screened(semantics, fmt, rows, x, order, self._threads)
         made = product(semantics, fmt, rows, x, order, self._threads)
-        if self._distance is not None:
-            self._distance.add(semantics, fmt, rows, x, made)
+        self._distance.add(semantics, fmt, rows, x, made)
         return made
 
     @contextmanager

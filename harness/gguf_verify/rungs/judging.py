@@ -83,6 +83,7 @@ def judge_output(
     """
     with stage("judging"):
         judgement = judge(y, expected)
+    expected = judgement.product
     m, n = judgement.worst
     result.measure(side, judgement.utilisation, judgement.score, where(tensor, first_row + n, m, at_block))
     if judgement.passed:

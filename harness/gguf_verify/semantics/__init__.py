@@ -15,6 +15,7 @@ from .epilogue import Epilogue
 from .exact import UNIT_ROUNDOFF, Product, exact_result, gamma, product
 from .gates import SCORE_LIMIT, Judgement, judge
 from .order import ASCENDING, Order
+from .screen import screened
 from .term import Term
 from .terms import TERMS
 
@@ -47,4 +48,5 @@ __all__ = [
     "llama_cpu_semantics",
     "product",
     "quantized_inside",
+    "screened",
 ]

@@ -41,8 +41,8 @@ from .definition import Oracle, Semantics
 from .elements import element_product, exact_elements
 from .narrow import stored, stored_value
 from .order import Order
-from .rounding import add_rounded, chain_rounded
 from .sums import UNIT_ROUNDOFF, Doubles, Floats, Product, concatenated, gamma, partial_sums, spread_of, walk
+from .terms_of_blocks import Terms
 from .values import (
     Activations,
     apart_tile,
@@ -55,7 +55,9 @@ from .values import (
     weights_of,
 )
 
-__all__ = ["UNIT_ROUNDOFF", "Product", "exact_result", "exact_weights", "gamma", "product", "term_values"]
+__all__ = [
+    "UNIT_ROUNDOFF", "Product", "exact_result", "exact_weights", "gamma", "product", "slack_of_sums", "term_values",
+]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -105,7 +107,7 @@ def _unstored(
     if semantics.inside is not None:
         values = semantics.values_of(x)
         of_blocks = _unstored(semantics.inside, fmt, w, semantics.inside.bytes_of(values), order, threads)
-        slack = _of_sums(semantics.inside, fmt, w, values)
+        slack = slack_of_sums(semantics.inside, fmt, w, values)
         return replace(of_blocks, bound=of_blocks.bound + slack, spread=of_blocks.spread + slack)
     if semantics.oracle is not None:
         return _own_product(semantics, fmt, w, x, threads)
@@ -114,7 +116,7 @@ def _unstored(
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
     step = max(1, min(_TILE // max(1, m * nb), -(-n // threads)))
-    prepared = _prepare(semantics, x, term_values(fmt), nb)
+    prepared = Activations.of(semantics, x, term_values(fmt), nb)
     spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
     def one(span: slice) -> Product:
@@ -129,67 +131,22 @@ def _unstored(
     return concatenated(parts)
 
 
-def _prepare(semantics: Semantics, x: Bytes, values: int, nb: int) -> Activations:
-    """Of rows of nb terms; what fills up a last block of activations is left out."""
-    if not semantics.encoding.quantizes:
-        floats = semantics.values_of(x)
-        nothing = np.zeros(0)
-        return Activations(floats, np.abs(floats), nothing, nothing, nothing)
-    a = semantics.encoding.operands(x, values)
-    q = a.q[:nb]
-    return Activations(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb])
-
-
 def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
     traits, accumulation = semantics.term, semantics.accumulation
-    blocks = w.reshape(w.shape[0], -1, fmt.block_bytes)
-    values = term_values(fmt)
-    q = fmt.codes(blocks).astype(np.float32)
-    if traits.integer_offset(fmt):
-        q -= np.float32(fmt.offset)
-    q = q.reshape(len(w), -1, values).transpose(1, 2, 0)  # [nb, 32 or 16, n]
-    nb = len(q)
-    d, least = by_term(fmt, fmt.scales(blocks)), by_term(fmt, fmt.minima(blocks))
-    if traits.half_scales(fmt):
-        d, least = (v.astype(np.float16).astype(np.float64) for v in (d, least))
-    # float32 holds these integers: 32·255·128 < 2^24
-    sums = np.matmul(x.q, q).astype(np.float64)  # [nb, M, n]
-    scale = x.d * d
-    if traits.half_products(fmt):
-        scale = scale.astype(np.float16).astype(np.float64)
-    first = scale * sums
-    codes = np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if traits.zero_apart else 0))
+    t = Terms.of(semantics, fmt, w, x)
+    nb, d, least, scale, second = len(t.sums), t.d, t.least, t.scale, t.second
+    first = scale * t.sums
+    codes = np.matmul(x.q_abs, np.abs(t.q) + np.float32(2 * fmt.zero if traits.zero_apart else 0))
     magnitude = np.abs(scale) * codes
     lost = _lost(accumulation, scale, codes, d, x.d)
-    second: Doubles | None = None
-    factor: Doubles | None = None
-    total: Doubles | None = None
-    if semantics.uses_sum(fmt):
-        second = x.s * least
-        if traits.half_products(fmt):
-            second = second.astype(np.float16).astype(np.float64)
+    if second is not None and t.factor is None:
         # of a stored s the term is what the definition rounds; of one that is made, what it is made of may cancel
         magnitude += np.where(x.s_size == np.abs(x.s), np.abs(second), x.s_size * np.abs(least))
-    elif fmt.has_min:
-        factor, total = x.d * least, x.q.sum(axis=-1, keepdims=True).astype(np.float64)
-        second = factor * total
+    elif t.factor is not None:
         codes = x.q_abs.sum(axis=-1, keepdims=True)
-        magnitude += np.abs(factor) * codes
-        lost = lost + _lost(accumulation, factor, codes, least, x.d)
-    result = None
-    if order is not None:
-        if second is not None and fmt.offset and not traits.half_products(fmt):
-            shift = np.broadcast_to((-fmt.offset * x.s).astype(np.float32), sums.shape)
-            streams = [d * add_rounded(x.d * sums, shift).astype(np.float64)]
-        else:
-            # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
-            streams = [_float32(scale) * sums]
-            if second is not None:
-                streams.append(second if factor is None or total is None else _float32(factor) * total)
-        part = order.terms(len(streams[0]), values)
-        for start in range(0, len(streams[0]), part):
-            of_part = chain_rounded([stream[start : start + part] for stream in streams])
-            result = of_part if result is None else add_rounded(of_part.astype(np.float64), result)
+        magnitude += np.abs(t.factor) * codes
+        lost = lost + _lost(accumulation, t.factor, codes, least, x.d)
+    result = None if order is None else t.in_order(semantics, fmt, x, order)
     term = first if second is None else first + second
     exact, carried = walk(term)
     if second is not None:
@@ -198,7 +155,7 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations
     size = magnitude.sum(axis=0)
     bound = accumulation.growth(added) * size + lost
     partial = None if accumulation.independent or second is None else partial_sums(first) + partial_sums(second)
-    spread = spread_of(term, carried, magnitude**2 / values, 1, accumulation, partial)
+    spread = spread_of(term, carried, magnitude**2 / term_values(fmt), 1, accumulation, partial)
     return held(Product(exact, bound, spread + lost, result), size, accumulation)
 
 
@@ -217,11 +174,7 @@ def _lost(
     return np.asarray((tiny * accumulation.underflow * (codes + np.abs(d_w) + np.abs(d_a) + 64)).sum(axis=0))
 
 
-def _float32(values: Doubles) -> Doubles:
-    return values.astype(np.float32).astype(np.float64)
-
-
-def _of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -> Doubles | float:
+def slack_of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -> Doubles | float:
     """How far a kernel's own sums s may move the result, float64[M, N]; x are float32[M, K].
 
     Where Σx of a block is very near the middle of two halves, the order of its float32 additions decides between

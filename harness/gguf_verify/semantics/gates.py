@@ -10,6 +10,9 @@ import numpy.typing as npt
 from .accumulation import SCORE_LIMIT
 from .sums import Product
 
+#: Rows of weights whose score is computed although they pass.
+_LOOKED_AT = 8
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -22,6 +25,7 @@ class Judgement:
         worst: (m, n) of the worst utilisation.
         differing_bits: elements whose bits differ from the declared order's; None for an undeclared order.
         nmse: Σ(y - o)² / Σ o².
+        product: by which it was judged; of one that was screened, with what did not pass at once computed whole.
     """
 
     bad: npt.NDArray[np.bool_]
@@ -30,6 +34,7 @@ class Judgement:
     worst: tuple[int, int]
     differing_bits: int | None
     nmse: float
+    product: Product
 
     @property
     def passed(self) -> bool:
@@ -42,9 +47,14 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
     An element passes where |y - o| ≤ bound, its score is within SCORE_LIMIT and, where the product carries the bits
     of a declared order, its bits are those.
 
+    Where the product was screened, the rows of weights that do not pass at once are judged by the product itself, and
+    so are the few with the largest scores: the score is the worst of theirs, the utilisation that of all.
+
     Args:
         slack: added to the bound: what is not known about the inputs of the computation that gave `y`.
     """
+    if p.of_rows is not None:
+        p = p.settled(_doubtful(y, p, slack))
     with np.errstate(all="ignore"):
         difference = np.abs(y.astype(np.float64) - p.exact)
         bound = p.bound if slack is None else p.bound + slack
@@ -65,7 +75,20 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
     denominator = float((p.exact**2).sum())
     nmse = float((difference**2).sum()) / denominator if denominator else 0.0
     m, n = divmod(at, y.shape[1])
-    return Judgement(bad, float(utilisation.max()), float(score.max()), (m, n), differing, nmse)
+    return Judgement(bad, float(utilisation.max()), float(score.max()), (m, n), differing, nmse, p)
+
+
+def _doubtful(
+    y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None
+) -> npt.NDArray[np.intp]:  # fmt: skip
+    """The rows of weights with an element that does not pass, and the `_LOOKED_AT` with the largest scores."""
+    screen = Product(p.exact, p.bound, p.spread, p.ordered)
+    doubtful = np.asarray(judge(y, screen, slack).bad.any(axis=0))
+    with np.errstate(all="ignore"):
+        spread = p.spread if slack is None else p.spread + slack
+        score = _ratio(np.abs(y.astype(np.float64) - p.exact), spread).max(axis=0)
+    doubtful[np.argsort(score)[-_LOOKED_AT:]] = True
+    return np.flatnonzero(doubtful)
 
 
 def _ratio(difference: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,17 +27,36 @@ class Product:
         bound: the most that a float32 computation in any order may differ from `exact`.
         spread: standard deviation of the rounding errors of a sum over blocks.
         ordered: float32, the result of the semantics' declared order, bit for bit; None where it was not asked for.
+        of_rows: gives the product of some rows of the weights. None: this is the product. Else `bound` and `spread` are
+            at most those of the product, so what passes by them passes (`screen`).
     """
 
     exact: Doubles
     bound: Doubles
     spread: Doubles
     ordered: Floats | None
+    of_rows: Callable[[npt.NDArray[np.intp]], Product] | None = None
 
     def rows(self, index: npt.NDArray[np.intp]) -> Product:
         """The product of other rows of the same activations, in this order."""
-        ordered = None if self.ordered is None else self.ordered[index]
-        return Product(self.exact[index], self.bound[index], self.spread[index], ordered)
+        ordered, of_rows = None if self.ordered is None else self.ordered[index], self.of_rows
+        other = None if of_rows is None else lambda rows: of_rows(rows).rows(index)
+        return Product(self.exact[index], self.bound[index], self.spread[index], ordered, other)
+
+    def settled(self, rows: npt.NDArray[np.intp]) -> Product:
+        """The same, with the product itself at some rows of the weights. At the others, which have passed, the spread
+        is infinite, for it is not known."""
+        if self.of_rows is None:
+            return self
+        exact, bound, spread, ordered = self.exact.copy(), self.bound.copy(), np.full_like(self.spread, np.inf), None
+        if self.ordered is not None:
+            ordered = self.ordered.copy()
+        if len(rows):
+            known = self.of_rows(rows)
+            exact[:, rows], bound[:, rows], spread[:, rows] = known.exact, known.bound, known.spread
+            if ordered is not None and known.ordered is not None:
+                ordered[:, rows] = known.ordered
+        return Product(exact, bound, spread, ordered)
 
 
 def gamma(n: int) -> float:

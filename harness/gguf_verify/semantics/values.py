@@ -48,6 +48,17 @@ class Activations:
     s: Doubles
     s_size: Doubles
 
+    @classmethod
+    def of(cls, semantics: Semantics, x: Bytes, values: int, nb: int) -> Activations:
+        """Of tokens uint8[M, row bytes], in rows of nb terms; what fills up a last block of activations is left out."""
+        if not semantics.encoding.quantizes:
+            floats = semantics.values_of(x)
+            nothing = np.zeros(0)
+            return cls(floats, np.abs(floats), nothing, nothing, nothing)
+        a = semantics.encoding.operands(x, values)
+        q = a.q[:nb]
+        return cls(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb])
+
 
 def term_values(fmt: BlockFormat) -> int:
     """Values of a term: 32, or 16 where only so many share a scale."""
@@ -94,22 +105,26 @@ def weights_of(term: Term, fmt: BlockFormat, w: Bytes) -> tuple[Doubles, Doubles
 def value_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
     """Values of activations by those of weights."""
     term, accumulation = semantics.term, semantics.accumulation
-    if term.weights == "float32":
-        values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)).reshape(len(w), -1)
-        wide, off = values.astype(np.float64), None
-    else:
-        wide, off = weights_of(term, fmt, w)
+    wide, off = weights_of(term, fmt, w)
     result = None
     if order is not None:
-        if order.part is not None or term.weights != "float32":
+        if term.weights != "float32":
             raise ValueError(f"no definition states the order {order} for values of activations")
-        result = multiply_adds(np.ascontiguousarray(x.q.T), np.ascontiguousarray(values.T))
+        result = values_in_order(fmt, w, x, order)
     made = of_values(x.q.astype(np.float64), wide, term_values(fmt), accumulation, result)
     if off is None:
         return made
     slack = np.abs(x.q).astype(np.float64) @ off.T
     more = slack * (1 + accumulation.growth(x.q.shape[1]))
     return replace(made, bound=made.bound + more, spread=made.spread + more / SCORE_LIMIT)
+
+
+def values_in_order(fmt: BlockFormat, w: Bytes, x: Activations, order: Order) -> Floats:
+    """The bits of the declared order of decoded weights uint8[n, row bytes], float32[M, n]. Raises ValueError."""
+    if order.part is not None:
+        raise ValueError(f"no definition states the order {order} for values of activations")
+    values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)).reshape(len(w), -1)
+    return multiply_adds(np.ascontiguousarray(x.q.T), np.ascontiguousarray(values.T))
 
 
 def of_values(

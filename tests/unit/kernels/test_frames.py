@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 class OnCard:
     """An array on a card, as far as the verifier looks at it."""
 
-    __cuda_array_interface__: dict[str, Any] = {}
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
 
 
 class OfCupy(OnCard):

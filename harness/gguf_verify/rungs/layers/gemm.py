@@ -16,7 +16,7 @@ from ...gguf.matrices import label, matrix_of, where
 from ...kernels.interface import Kernel
 from ...llama import Gemm
 from ...results import Call, CallKind, Failure, RungResult, Side
-from ...semantics import Order, Product, Semantics, product
+from ...semantics import Order, Product, Semantics, screened
 from ...semantics.elements import round_to
 from ...support.errors import Culprit
 from ..calls import ALONE, calling
@@ -34,6 +34,7 @@ from .shapes import Trial, cut_trials, with_more_tokens
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 
 #: The kernel's outputs beside KERNEL: on llama.cpp's activation bytes, for other numbers of tokens, of other shapes.
 SHARED = Side("kernel on llama.cpp's activations", True)
@@ -252,7 +253,7 @@ class GemmJudge:
             self._judge_kernel(OTHER_M, y, span, of_m, taken.encoded, taken.values, f" at M={m}")
 
     def _exact(self, semantics: Semantics, rows: Bytes, x: Bytes, order: Order | None = None) -> Product:
-        return product(semantics, self.matrix.fmt, rows, x, order, self.run.options.threads)
+        return screened(semantics, self.matrix.fmt, rows, x, order, self.run.options.threads)
 
     def _judge_llama(self, span: slice, expected: Product) -> None:
         part = np.ascontiguousarray(self.gemm.y[:, span])
@@ -321,11 +322,22 @@ class GemmJudge:
         not read at all: that difference of the definitions is exactly known. Where there is no finite exact value, each
         of the two has been judged by itself.
         """
+        ours, llama = y[:, span].astype(np.float64), self.gemm.y[:, span]
+
+        def compared(shared: Product, theirs: Product) -> tuple[Doubles, npt.NDArray[np.bool_]]:
+            """The bounds, and which elements are outside of them."""
+            with np.errstate(all="ignore"):
+                allowed = shared.bound + theirs.bound + np.abs(shared.exact - theirs.exact)
+                finite = np.isfinite(shared.exact) & np.isfinite(theirs.exact)
+                return allowed, finite & ~(np.abs(ours - llama) <= allowed)
+
+        allowed, bad = compared(shared, theirs)
+        if bad.any():
+            rows = np.flatnonzero(bad.any(axis=0))
+            shared, theirs = shared.settled(rows), theirs.settled(rows)
+            allowed, bad = compared(shared, theirs)
         with np.errstate(all="ignore"):
-            difference = np.abs(y[:, span].astype(np.float64) - self.gemm.y[:, span])
-            allowed = shared.bound + theirs.bound + np.abs(shared.exact - theirs.exact)
-            bad = np.isfinite(shared.exact) & np.isfinite(theirs.exact) & ~(difference <= allowed)
-            right = np.abs(y[:, span] - shared.exact) <= shared.bound
+            right = np.abs(ours - shared.exact) <= shared.bound
         whose: tuple[tuple[Culprit, npt.NDArray[np.bool_]], ...] = ("llama.cpp", bad & right), ("kernel", bad & ~right)
         for culprit, wrong in whose:
             if not wrong.any():

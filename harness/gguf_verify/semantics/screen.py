@@ -1,0 +1,194 @@
+"""Products by matrix multiplication, in which a bound and a spread are never larger than those of `exact.product`.
+
+`exact.product` walks through the terms of every output, since the spread depends on each partial sum. Here the same
+sums are matrix products in float64, at a tenth of the time or less. What passes by them passes by the product itself,
+which `Product.of_rows` gives where something does not. With the names of `exact`, over K values in nb terms:
+
+    o     = Σ_k (q_a·d_a)·(q_w·d_w) + Σ_b s·m_w                            two matrix products
+    A     = Σ_b a[b] = Σ_k |q_a·d_a|·|d_w|·(|q_w| + 2z) + Σ_b |s|·|m_w|    two more, of magnitudes
+    bound = γ_n·A, without what underflow may take
+
+The variance of the spread is u²/3·(Σ_b S[b]² + 2·Σ_b t[b]² + Σ_b (nb - b + 3)·v[b]), b from 1, where v[b] is a[b]²/32
+for blocks (a[b]²/16 for terms of 16 values), and Σ a²·w² of the term for values that are not quantized. From below:
+
+    Σ_b S[b]² ≥ o², the last partial sum; and the squares of both parts, where the minima are added up apart
+    Σ_b t[b]² ≥ o²/nb and Σ_b (nb - b + 3)·a[b]² ≥ A²/Σ_b 1/(nb - b + 3), by Cauchy and Schwarz
+
+and for values the last sum is a matrix product by itself. A product of matrices in float64 is off by at most γ'·A, in
+any order, with γ' = (K + nb + 8)·2^-53 (Higham, §3.1). Two such errors stand in a comparison, so bound and spread are
+lowered by 4γ'·A, and by a share of 2^-20 for the rounding of their own formulas: some 10^-6 of either.
+
+A definition that rounds inside a term, sums or outputs of halves, tensor cores, fused operations and an author's oracle
+are not bilinear, or have other spreads: their products are computed whole. So are small ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat, WeightFormat
+from ..support.stages import counted
+from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32
+from .definition import Semantics
+from .exact import product, slack_of_sums
+from .order import Order
+from .sums import Doubles, Floats, Product, concatenated
+from .terms_of_blocks import Terms, codes_of, scales_of
+from .values import Activations, term_values, values_in_order, weights_of
+
+Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
+
+#: Terms of all outputs below which a product is computed whole.
+SMALL = 1 << 22
+#: Values of weights that are decoded at a time; elements of an (nb, M, n) array, for the bits of an order.
+_VALUES, _TILE = 1 << 20, 1 << 17
+#: More than the share that rounding in float64 takes of the formulas for bound and spread.
+_ROUNDED = 2.0**-20
+
+
+@counted("exact product")
+def screened(
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
+    small: int | None = None,
+) -> Product:  # fmt: skip
+    """`exact.product`, by which everything that passes passes by that one, and which knows how to compute that one.
+
+    Args:
+        semantics, fmt, w, x, order, threads: as there.
+        small: SMALL, in another size.
+
+    Raises what `exact.product` raises.
+    """
+    if not isinstance(fmt, BlockFormat) or not _bilinear(semantics, fmt):
+        return product(semantics, fmt, w, x, order, threads)
+    values = term_values(fmt)
+    nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // values)
+    if len(w) * len(x) * nb < (SMALL if small is None else small):
+        return product(semantics, fmt, w, x, order, threads)
+    inner, taken, slack = semantics, x, None
+    if semantics.inside is not None:
+        floats = semantics.values_of(x)
+        inner, taken = semantics.inside, semantics.inside.bytes_of(floats)
+        slack = slack_of_sums(inner, fmt, w, floats)
+    prepared = Activations.of(inner, taken, values, nb)
+    screen = (_OfValues if inner.term.of_values else _OfBlocks)(inner, fmt, prepared, nb)
+    made = concatenated(_parts(screen.product, w, max(1, _VALUES // (nb * values)), threads))
+    if slack is not None:
+        made = replace(made, bound=made.bound + slack, spread=made.spread + slack)
+    if order is not None:
+        in_order = lambda rows: _in_order(inner, fmt, rows, prepared, order)  # noqa: E731
+        parts = _parts(in_order, w, max(1, _TILE // (len(x) * nb)), threads)
+        made = replace(made, ordered=np.concatenate(parts, axis=1))
+    return replace(made, of_rows=lambda rows: product(semantics, fmt, w[rows], x, order, threads))
+
+
+def _bilinear(semantics: Semantics, fmt: BlockFormat) -> bool:
+    """Whether the product is one of matrices, and its spread that of float32 sums."""
+    inner = semantics.inside or semantics
+    term = inner.term
+    if semantics.oracle is not None or not semantics.plain or not inner.plain:
+        return False
+    if term.of_values:
+        return term.weights == "float32" and not term.minima_apart
+    return not term.half_products(fmt)
+
+
+class _OfBlocks:
+    """Products of codes: of the same activations and any rows of weights."""
+
+    def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
+        self._semantics, self._fmt, self._nb = semantics, fmt, nb
+        self._values, self._has_second = term_values(fmt), semantics.uses_sum(fmt) or fmt.has_min
+        by_token = (x.q * x.d).transpose(1, 0, 2)
+        self._a = by_token.reshape(len(by_token), -1)
+        self._a_abs = np.abs(self._a)
+        if semantics.uses_sum(fmt):
+            self._s, self._s_abs = x.s[..., 0].T, np.abs(x.s_size[..., 0].T)
+        else:
+            self._s, self._s_abs = by_token.sum(axis=-1), np.abs(by_token).sum(axis=-1)
+
+    def product(self, w: Bytes) -> Product:
+        """Of weights uint8[n, row bytes]."""
+        fmt, nb, traits = self._fmt, self._nb, self._semantics.term
+        blocks = w.reshape(len(w), -1, fmt.block_bytes)
+        q = codes_of(self._semantics, fmt, blocks).reshape(len(w), nb, self._values)
+        d, least = (of[:, 0].T for of in scales_of(self._semantics, fmt, blocks))
+        weights = q * d[..., None]
+        size = np.abs(weights)
+        if traits.zero_apart and fmt.zero:
+            size += 2 * fmt.zero * np.abs(d)[..., None]
+        first = self._a @ weights.reshape(len(w), -1).T
+        total = self._a_abs @ size.reshape(len(w), -1).T
+        exact, carried, added = first, first**2, nb
+        if self._has_second:
+            second = self._s @ least.T
+            total += self._s_abs @ np.abs(least).T
+            exact, added = first + second, 2 * nb
+            carried = exact**2 + first**2 + second**2
+        lanes = total**2 / (self._values * float((1 / (np.arange(nb, 0, -1) + 2.0)).sum()))
+        return _lowered(exact, total, carried, lanes, nb, added, 1, nb * (self._values + 1))
+
+
+class _OfValues:
+    """Products of values: of the same activations and any rows of weights."""
+
+    def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
+        self._semantics, self._fmt, self._nb = semantics, fmt, nb
+        self._a = x.q.astype(np.float64)
+        self._a_abs = np.abs(self._a)
+        self._later = self._a**2 * np.repeat(np.arange(nb, 0, -1) + 2.0, term_values(fmt))
+
+    def product(self, w: Bytes) -> Product:
+        """Of weights uint8[n, row bytes]."""
+        weights, _ = weights_of(self._semantics.term, self._fmt, w)
+        exact, total = self._a @ weights.T, self._a_abs @ np.abs(weights).T
+        lanes = self._later @ (weights**2).T
+        k = self._a.shape[1]
+        return _lowered(exact, total, exact**2, lanes, self._nb, k, term_values(self._fmt), k)
+
+
+def _lowered(
+    exact: Doubles, size: Doubles, carried: Doubles, lanes: Doubles, nb: int, added: int, roundings: int, summed: int
+) -> Product:  # fmt: skip
+    """The product [M, n] of these sums.
+
+    Args:
+        size: A.
+        carried, lanes: what Σ_b S[b]² and Σ_b (nb - b + 3)·v[b] are at least.
+        added: terms that are added up, as `exact` counts them.
+        roundings: a block makes so many.
+        summed: terms of the sums in float64.
+    """
+    share = (summed + EXTRA_ROUNDINGS) * 2.0**-53
+    bound = IN_FLOAT32.growth(added) * size
+    spread = IN_FLOAT32.unit * np.sqrt(roundings / 3 * (carried + 2 / nb * exact**2 + lanes))
+    bound, spread = (np.maximum(of * (1 - _ROUNDED) - 4 * share * size, 0.0) for of in (bound, spread))
+    return Product(exact, bound, spread, None)
+
+
+def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order) -> Floats:
+    """The bits of a declared order, float32[M, n]."""
+    if semantics.term.of_values:
+        return values_in_order(fmt, w, x, order)
+    return Terms.of(semantics, fmt, w, x).in_order(semantics, fmt, x, order)
+
+
+def _parts(of: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[T]:
+    """What is made of all rows, `step` of them at a time, by so many threads."""
+
+    def one(start: int) -> T:
+        with np.errstate(all="ignore"):
+            return of(w[start : start + step])
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(one, range(0, len(w), step)))
+
+
+__all__ = ["SMALL", "screened"]

@@ -1,0 +1,106 @@
+"""What blocks of weights contribute to outputs, term by term, and the bits of sums in a declared order: see `exact`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from .definition import Semantics
+from .order import Order
+from .rounding import add_rounded, chain_rounded
+from .sums import Doubles, Floats
+from .values import Activations, by_term, term_values
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def codes_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> Floats:
+    """What the definition multiplies by the activations' codes, float32[..., block_size] of uint8[..., block bytes]."""
+    q = fmt.codes(blocks).astype(np.float32)
+    if semantics.term.integer_offset(fmt):
+        q -= np.float32(fmt.offset)
+    return q
+
+
+def scales_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> tuple[Doubles, Doubles]:
+    """Scales and minima as the definition has them, float64[nb, 1, n] of uint8[n, blocks, block bytes]."""
+    d, least = by_term(fmt, fmt.scales(blocks)), by_term(fmt, fmt.minima(blocks))
+    if semantics.term.half_scales(fmt):
+        d, least = (v.astype(np.float16).astype(np.float64) for v in (d, least))
+    return d, least
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Of n rows of weights and M of activations, with nb terms in a row.
+
+    Args:
+        q: codes float32[nb, 32 or 16, n].
+        d, least: scales and minima float64[nb, 1, n].
+        sums: the integer sums Σ q_w·q_a, float64[nb, M, n].
+        scale: d_w·d_a, [nb, M, n].
+        second: the term of the minima, [nb, M, n]; None for none.
+        factor, total: m_w·d_a [nb, M, n] and Σ q_a [nb, M, 1], where the second term is made of these.
+    """
+
+    q: Floats
+    d: Doubles
+    least: Doubles
+    sums: Doubles
+    scale: Doubles
+    second: Doubles | None
+    factor: Doubles | None
+    total: Doubles | None
+
+    @classmethod
+    def of(cls, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations) -> Terms:
+        """Of weights uint8[n, row bytes]."""
+        traits = semantics.term
+        blocks = w.reshape(len(w), -1, fmt.block_bytes)
+        q = codes_of(semantics, fmt, blocks).reshape(len(w), -1, term_values(fmt)).transpose(1, 2, 0)
+        d, least = scales_of(semantics, fmt, blocks)
+        # float32 holds these integers: 32·255·128 < 2^24
+        sums = np.matmul(x.q, q).astype(np.float64)
+        scale = x.d * d
+        if traits.half_products(fmt):
+            scale = scale.astype(np.float16).astype(np.float64)
+        second: Doubles | None = None
+        factor: Doubles | None = None
+        total: Doubles | None = None
+        if semantics.uses_sum(fmt):
+            second = x.s * least
+            if traits.half_products(fmt):
+                second = second.astype(np.float16).astype(np.float64)
+        elif fmt.has_min:
+            factor, total = x.d * least, x.q.sum(axis=-1, keepdims=True).astype(np.float64)
+            second = factor * total
+        return cls(q, d, least, sums, scale, second, factor, total)
+
+    def in_order(self, semantics: Semantics, fmt: BlockFormat, x: Activations, order: Order) -> Floats:
+        """The bits of the declared order, float32[M, n]."""
+        sums, second, result = self.sums, self.second, None
+        if second is not None and fmt.offset and not semantics.term.half_products(fmt):
+            shift = np.broadcast_to((-fmt.offset * x.s).astype(np.float32), sums.shape)
+            streams = [self.d * add_rounded(x.d * sums, shift).astype(np.float64)]
+        else:
+            # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
+            streams = [_float32(self.scale) * sums]
+            if second is not None:
+                made = None if self.factor is None or self.total is None else _float32(self.factor) * self.total
+                streams.append(second if made is None else made)
+        part = order.terms(len(streams[0]), term_values(fmt))
+        for start in range(0, len(streams[0]), part):
+            of_part = chain_rounded([stream[start : start + part] for stream in streams])
+            result = of_part if result is None else add_rounded(of_part.astype(np.float64), result)
+        assert result is not None
+        return result
+
+
+def _float32(values: Doubles) -> Doubles:
+    return values.astype(np.float32).astype(np.float64)
+
+
+__all__ = ["Terms", "codes_of", "scales_of"]

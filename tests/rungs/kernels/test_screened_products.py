@@ -1,0 +1,52 @@
+"""A run whose products are screened (semantics/screen.py) says what one says whose products are all computed whole."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gguf_verify.results import Report
+from gguf_verify.semantics import Product, screen
+from tests.support.foreign_runs import KERNELS, verified
+
+NEVER = 1 << 62
+
+
+def runs(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Report, Report]:
+    """With whole products, and with screened ones."""
+    made = []
+    for small in (NEVER, 0):
+        monkeypatch.setattr(screen, "SMALL", small)
+        made.append(verified(f"{KERNELS}:{name}", "layers"))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("name", ["quantizes", "sums_in_order", "drops_s", "partial", "nan"])
+def test_the_same_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, screened = runs(name, monkeypatch)
+    assert whole.exit_code == screened.exit_code
+    (of_whole,), (of_screened,) = whole.rungs, screened.rungs
+    assert of_whole.checked == of_screened.checked
+    assert [f.what for f in of_whole.failures] == [f.what for f in of_screened.failures]
+    assert [(f.tensor, f.row, f.token, f.culprit) for f in of_whole.failures] == [
+        (f.tensor, f.row, f.token, f.culprit) for f in of_screened.failures
+    ]
+    for side, worst in of_whole.worst.items():
+        other = of_screened.worst[side]
+        assert other.where == worst.where
+        assert math.isclose(other.utilisation, worst.utilisation, rel_tol=1e-4)
+
+
+def test_products_were_screened(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    settled = Product.settled
+
+    def counted(product, rows):
+        asked.append(len(rows))
+        return settled(product, rows)
+
+    monkeypatch.setattr(Product, "settled", counted)
+    monkeypatch.setattr(screen, "SMALL", 0)
+    assert verified(f"{KERNELS}:quantizes", "layers").exit_code == 0
+    assert len(asked) > 20

@@ -1,0 +1,181 @@
+"""Products by matrix multiplication against those that walk through every term: what passes by them passes, and what
+does not is judged by the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.rungs.generated_inputs import any_blocks
+from gguf_verify.rungs.scale_blocks import any_bits
+from gguf_verify.semantics import (
+    ASCENDING,
+    DECLARABLE,
+    ENCODINGS,
+    SCORE_LIMIT,
+    SEMANTICS,
+    TERMS,
+    Semantics,
+    composed,
+    declared,
+    judge,
+    product,
+    quantized_inside,
+    screened,
+)
+from gguf_verify.semantics.gates import _LOOKED_AT
+from gguf_verify.semantics.screen import SMALL
+
+N, M, BLOCKS = 24, 3, 4
+
+
+def definitions() -> Iterator[Semantics]:
+    yield from DECLARABLE.values()
+    named = {(s.encoding.name, s.term.name) for s in DECLARABLE.values()}
+    for encoding in ENCODINGS.values():
+        for term in TERMS.values():
+            if encoding.quantizes != term.of_values and (encoding.name, term.name) not in named:
+                yield composed(encoding, term)
+    yield quantized_inside(SEMANTICS["q8_1"])
+
+
+def defined(semantics: Semantics, fmt: BlockFormat) -> bool:
+    try:
+        (semantics.inside or semantics).uses_sum(fmt)
+    except ValueError:
+        return False
+    return True
+
+
+PAIRS = [
+    pytest.param(s, [f for f in FORMATS.values() if defined(s, f)], id=s.name + (" inside" if s.inside else ""))
+    for s in definitions()
+]  # fmt: skip
+
+
+def operands(semantics: Semantics, fmt: BlockFormat, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    blocks = -(-BLOCKS * 256 // fmt.block_size)
+    x = np.random.default_rng(seed).standard_normal((M, blocks * fmt.block_size)).astype(np.float32)
+    x[0, ::97] *= 30
+    return any_blocks(fmt, N * blocks, seed).reshape(N, -1), semantics.bytes_of(x)
+
+
+@pytest.mark.parametrize(("semantics", "formats"), PAIRS)
+def test_bound_and_spread_are_never_larger(semantics: Semantics, formats: list[BlockFormat]) -> None:
+    for fmt in formats:
+        w, x = operands(semantics, fmt)
+        inner = semantics.inside or semantics
+        order = ASCENDING if inner.order_known and not inner.term.minima_apart else None
+        whole, quick = product(semantics, fmt, w, x, order), screened(semantics, fmt, w, x, order, small=0)
+        if quick.of_rows is None:
+            assert np.array_equal(quick.exact, whole.exact, equal_nan=True)
+            continue
+        finite = np.isfinite(whole.exact)
+        assert (np.isfinite(quick.exact) == finite).all(), fmt.name
+        (o, bound, spread), (oo, most, spreads) = (
+            (of.exact[finite], of.bound[finite], of.spread[finite]) for of in (quick, whole)
+        )
+        assert (np.abs(o - oo) <= 1e-5 * most).all(), fmt.name
+        assert (bound <= most).all(), fmt.name
+        assert (spread <= spreads).all(), fmt.name
+        assert (bound >= most * (1 - 1e-5)).all(), fmt.name
+        assert (spread >= spreads / 30).all(), fmt.name
+        if order is not None:
+            assert quick.ordered is not None
+            assert whole.ordered is not None
+            assert (quick.ordered.view(np.uint32) == whole.ordered.view(np.uint32)).all(), fmt.name
+
+
+@pytest.mark.parametrize(("semantics", "formats"), PAIRS)
+def test_judged_alike(semantics: Semantics, formats: list[BlockFormat]) -> None:
+    """Also close to both limits, where numbers are missing, and where weights or activations are no numbers."""
+    rng = np.random.default_rng(1)
+    for i, fmt in enumerate(formats):
+        w, x = operands(semantics, fmt, i)
+        w[1] = any_bits(fmt, w[1].size // fmt.block_bytes, i).reshape(-1)
+        whole, quick = product(semantics, fmt, w, x), screened(semantics, fmt, w, x, small=0)
+        with np.errstate(all="ignore"):
+            limit = np.minimum(whole.bound, SCORE_LIMIT * whole.spread)
+            share = rng.choice([0, 0.01, 0.2, 0.6, 0.999, 1.001, 3], limit.shape)
+            y = (whole.exact + rng.choice([-1, 1], limit.shape) * share * limit).astype(np.float32)
+        y[2, 5], y[1, 6], y[0, 7] = np.nan, np.inf, 0
+        by_whole, by_quick = judge(y, whole), judge(y, quick)
+        assert (by_whole.bad == by_quick.bad).all(), fmt.name
+        assert by_quick.utilisation == pytest.approx(by_whole.utilisation, rel=1e-4)
+        assert by_quick.score == by_whole.score
+        assert by_quick.product.of_rows is None
+        right = np.where(by_whole.bad, 0, y)
+        assert (judge(right, whole).bad == judge(right, quick).bad).all(), fmt.name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bits_of_a_declared_order_are_judged(seed: int) -> None:
+    semantics, fmt = SEMANTICS["q8_1"], FORMATS["Q5_1"]
+    w, x = operands(semantics, fmt, seed)
+    quick = screened(semantics, fmt, w, x, ASCENDING, small=0)
+    assert quick.ordered is not None
+    y = quick.ordered.copy()
+    assert judge(y, quick).passed
+    y[1, 4] = np.nextafter(y[1, 4], np.float32(np.inf))
+    assert np.argwhere(judge(y, quick).bad).tolist() == [[1, 4]]
+
+
+def test_only_what_may_be_wrong_is_computed_whole() -> None:
+    semantics, fmt = SEMANTICS["q8_1"], FORMATS["Q4_0"]
+    w, x = operands(semantics, fmt)
+    quick, asked = screened(semantics, fmt, w, x, small=0), list[int]()
+    assert quick.of_rows is not None
+    of_rows = quick.of_rows
+
+    def counted(rows):
+        asked.extend(rows.tolist())
+        return of_rows(rows)
+
+    y = quick.exact.astype(np.float32)
+    y[1, 3] += np.float32(2 * quick.bound[1, 3])
+    object.__setattr__(quick, "of_rows", counted)
+    judged = judge(y, quick)
+    assert np.argwhere(judged.bad).tolist() == [[1, 3]]
+    assert 3 in asked
+    assert len(asked) <= _LOOKED_AT + 1 < N
+
+
+def test_of_some_tokens() -> None:
+    semantics, fmt = SEMANTICS["q8_1"], FORMATS["Q8_0"]
+    w, x = operands(semantics, fmt)
+    two = screened(semantics, fmt, w, x, small=0).rows(np.array([2, 0]))
+    whole = product(semantics, fmt, w, x)
+    assert two.of_rows is not None
+    some = np.array([1, 5])
+    assert (two.of_rows(some).spread == whole.spread[[2, 0]][:, some]).all()
+    assert (two.settled(some).spread[:, some] == whole.spread[[2, 0]][:, some]).all()
+    assert np.isinf(two.settled(some).spread[:, 2:5]).all()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"name": "q8_1", "output": "float16"},
+        {"name": "q8_1", "accumulates": "float16"},
+        {"name": "q8_1", "epilogue": ["bias"]},
+        {"name": "q8_1_half"},
+        {"name": "f32_apart"},
+        {"activations": "float16", "term": "half_values"},
+    ],
+    ids=str,
+)
+def test_what_is_not_bilinear_is_computed_whole(said: dict) -> None:
+    semantics, fmt = declared(**said), FORMATS["Q4_1"]
+    w, x = operands(semantics, fmt)
+    if semantics.epilogue is None:
+        assert screened(semantics, fmt, w, x, small=0).of_rows is None
+
+
+def test_small_products_are_computed_whole() -> None:
+    semantics, fmt = SEMANTICS["q8_1"], FORMATS["Q4_0"]
+    w, x = operands(semantics, fmt)
+    assert len(w) * len(x) * w.shape[1] // fmt.block_bytes < SMALL
+    assert screened(semantics, fmt, w, x).of_rows is None
