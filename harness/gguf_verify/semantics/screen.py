@@ -39,30 +39,28 @@ from .definition import Semantics
 from .exact import product, slack_of_sums
 from .order import Order
 from .sums import Doubles, Floats, Product, concatenated
-from .terms_of_blocks import Terms, codes_of, scales_of
+from .terms_of_blocks import codes_of, in_order, scales_of
 from .values import Activations, term_values, values_in_order, weights_of
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
 
-#: Terms of all outputs below which a product is computed whole.
-SMALL = 1 << 22
-#: Values of weights that are decoded at a time; elements of an (nb, M, n) array, for the bits of an order.
-_VALUES, _TILE = 1 << 20, 1 << 17
+#: Tokens, and terms of all outputs, below which a product is computed whole, since that takes no longer (measured).
+FEW, SMALL = 16, 1 << 20
+#: Values of weights that are decoded at a time; outputs whose bits are computed at a time.
+_VALUES, _TILE = 1 << 20, 1 << 16
 #: More than the share that rounding in float64 takes of the formulas for bound and spread.
 _ROUNDED = 2.0**-20
 
 
 @counted("exact product")
 def screened(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
-    small: int | None = None,
-) -> Product:  # fmt: skip
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1
+) -> Product:
     """`exact.product`, by which everything that passes passes by that one, and which knows how to compute that one.
 
     Args:
         semantics, fmt, w, x, order, threads: as there.
-        small: SMALL, in another size.
 
     Raises what `exact.product` raises.
     """
@@ -70,7 +68,7 @@ def screened(
         return product(semantics, fmt, w, x, order, threads)
     values = term_values(fmt)
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // values)
-    if len(w) * len(x) * nb < (SMALL if small is None else small):
+    if len(x) < FEW or len(w) * len(x) * nb < SMALL:
         return product(semantics, fmt, w, x, order, threads)
     inner, taken, slack = semantics, x, None
     if semantics.inside is not None:
@@ -83,8 +81,8 @@ def screened(
     if slack is not None:
         made = replace(made, bound=made.bound + slack, spread=made.spread + slack)
     if order is not None:
-        in_order = lambda rows: _in_order(inner, fmt, rows, prepared, order)  # noqa: E731
-        parts = _parts(in_order, w, max(1, _TILE // (len(x) * nb)), threads)
+        bits = lambda rows: _in_order(inner, fmt, rows, prepared, order)  # noqa: E731
+        parts = _parts(bits, w, max(1, _TILE // len(x)), 1)  # two threads wait for each other: measured
         made = replace(made, ordered=np.concatenate(parts, axis=1))
     return replace(made, of_rows=lambda rows: product(semantics, fmt, w[rows], x, order, threads))
 
@@ -177,7 +175,14 @@ def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, 
     """The bits of a declared order, float32[M, n]."""
     if semantics.term.of_values:
         return values_in_order(fmt, w, x, order)
-    return Terms.of(semantics, fmt, w, x).in_order(semantics, fmt, x, order)
+    values, blocks = term_values(fmt), w.reshape(len(w), -1, fmt.block_bytes)
+    q = np.ascontiguousarray(codes_of(semantics, fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0))
+    sums = np.empty((x.q.shape[1], len(w)), np.float32)
+
+    def of_term(b: int, out: Doubles) -> None:
+        np.copyto(out, np.matmul(x.q[b], q[b], out=sums))
+
+    return in_order(semantics, fmt, scales_of(semantics, fmt, blocks), x, order, of_term)
 
 
 def _parts(of: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[T]:
@@ -191,4 +196,4 @@ def _parts(of: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[
         return list(pool.map(one, range(0, len(w), step)))
 
 
-__all__ = ["SMALL", "screened"]
+__all__ = ["FEW", "SMALL", "screened"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from ..formats import BlockFormat
 from .definition import Semantics
 from .order import Order
-from .rounding import add_rounded, chain_rounded
+from .rounding import Chain, add_rounded
 from .sums import Doubles, Floats
 from .values import Activations, by_term, term_values
 
@@ -81,26 +82,62 @@ class Terms:
 
     def in_order(self, semantics: Semantics, fmt: BlockFormat, x: Activations, order: Order) -> Floats:
         """The bits of the declared order, float32[M, n]."""
-        sums, second, result = self.sums, self.second, None
-        if second is not None and fmt.offset and not semantics.term.half_products(fmt):
-            shift = np.broadcast_to((-fmt.offset * x.s).astype(np.float32), sums.shape)
-            streams = [self.d * add_rounded(x.d * sums, shift).astype(np.float64)]
-        else:
-            # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
-            streams = [_float32(self.scale) * sums]
-            if second is not None:
-                made = None if self.factor is None or self.total is None else _float32(self.factor) * self.total
-                streams.append(second if made is None else made)
-        part = order.terms(len(streams[0]), term_values(fmt))
-        for start in range(0, len(streams[0]), part):
-            of_part = chain_rounded([stream[start : start + part] for stream in streams])
-            result = of_part if result is None else add_rounded(of_part.astype(np.float64), result)
-        assert result is not None
-        return result
+        return in_order(semantics, fmt, (self.d, self.least), x, order, lambda b, out: np.copyto(out, self.sums[b]))
 
 
-def _float32(values: Doubles) -> Doubles:
+def in_order(
+    semantics: Semantics, fmt: BlockFormat, scales: tuple[Doubles, Doubles], x: Activations, order: Order,
+    sums: Callable[[int, Doubles], None],
+) -> Floats:  # fmt: skip
+    """The bits of a declared order, float32[M, n]: a term at a time, in arrays that stay in the cache.
+
+    Args:
+        scales: d and least of `Terms`.
+        sums: writes the integer sums of a term into float64[M, n].
+    """
+    d, least = scales
+    nb, shape = len(d), (x.q.shape[1], d.shape[2])
+    has_second, halves = semantics.uses_sum(fmt), semantics.term.half_products(fmt)
+    shift = (-fmt.offset * x.s).astype(np.float32) if has_second and fmt.offset and not halves else None
+    chain, first, second = Chain(shape), np.empty(shape), np.empty(shape)
+    inner = Chain(shape)
+
+    def add(b: int) -> None:
+        sums(b, first)
+        if shift is not None:
+            np.multiply(first, x.d[b], out=first)
+            inner.start(shift[b])
+            inner.add(first)
+            chain.add(np.multiply(inner.wide, d[b], out=first))
+            return
+        # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
+        np.multiply(_rounded(x.d[b] * d[b], halves), first, out=first)
+        chain.add(first)
+        if has_second:
+            np.multiply(x.s[b], least[b], out=second)
+            chain.add(second.astype(np.float16).astype(np.float64) if halves else second)
+        elif fmt.has_min:
+            total = x.q[b].sum(axis=-1, keepdims=True).astype(np.float64)
+            chain.add(np.multiply(_rounded(x.d[b] * least[b], False), total, out=second))
+
+    result: Floats | None = None
+    part = order.terms(nb, term_values(fmt))
+    for start in range(0, nb, part):
+        chain.start(np.zeros((), np.float32))
+        for b in range(start, min(start + part, nb)):
+            add(b)
+        result = chain.sum.copy() if result is None else add_rounded(chain.sum.astype(np.float64), result)
+    assert result is not None
+    return result
+
+
+def _rounded(scale: Doubles, to_half: bool) -> Doubles:
+    """A product of scales, as the definition rounds it, and then to float32."""
+    return _float32(scale.astype(np.float16) if to_half else scale)
+
+
+def _float32(values: npt.NDArray[np.floating]) -> Doubles:
     return values.astype(np.float32).astype(np.float64)
 
 
-__all__ = ["Terms", "codes_of", "scales_of"]
+__all__ = ["Terms", "codes_of", "in_order", "scales_of"]

@@ -208,9 +208,9 @@ def test_conversions(cpu: OnCpu, scalar: str, pair: str, name: str, format_: For
     quiet = np.uint64(format_.bits | 1 << (format_.digits - 2))
     kept = (doubles >> np.uint64(53 - format_.digits)) & np.uint64((1 << (format_.digits - 1)) - 1)
     of_nans = doubles >> np.uint64(63) << np.uint64(15) | quiet | kept
-    expected = np.where(np.isnan(doubles.view(np.float64)), of_nans, format_.nearest(doubles.view(np.float64)))
+    of_doubles = np.where(np.isnan(doubles.view(np.float64)), of_nans, format_.nearest(doubles.view(np.float64)))
     for text in (f"__double2{name}(a)", f"({TYPES[scalar][0]})a"):
-        assert_same(cpu(text, "d", doubles), expected, text, doubles)
+        assert_same(cpu(text, "d", doubles), of_doubles, text, doubles)
     a = operands(scalar, 0)[0]
     x = format_.values(a)
     plain = np.where(np.isnan(x), 0x7FFFFFFF, bits_of(x))

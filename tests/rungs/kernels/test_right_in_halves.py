@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.formats import FORMATS
+from gguf_verify.results import Options
+from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.semantics import SEMANTICS
-from gguf_verify.verification import Drawn, Options, verify
+from gguf_verify.verification import verify
 
 KERNEL = """
 import numpy as np

@@ -17,6 +17,7 @@ def runs(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Report, Report]:
     """With whole products, and with screened ones."""
     made = []
     for small in (NEVER, 0):
+        monkeypatch.setattr(screen, "FEW", 0)
         monkeypatch.setattr(screen, "SMALL", small)
         made.append(verified(f"{KERNELS}:{name}", "layers"))
     return made[0], made[1]
@@ -47,6 +48,7 @@ def test_products_were_screened(monkeypatch: pytest.MonkeyPatch) -> None:
         return settled(product, rows)
 
     monkeypatch.setattr(Product, "settled", counted)
+    monkeypatch.setattr(screen, "FEW", 0)
     monkeypatch.setattr(screen, "SMALL", 0)
     assert verified(f"{KERNELS}:quantizes", "layers").exit_code == 0
     assert len(asked) > 20

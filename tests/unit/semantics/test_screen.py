@@ -24,12 +24,19 @@ from gguf_verify.semantics import (
     judge,
     product,
     quantized_inside,
+    screen,
     screened,
 )
 from gguf_verify.semantics.gates import _LOOKED_AT
-from gguf_verify.semantics.screen import SMALL
 
 N, M, BLOCKS = 24, 3, 4
+
+
+@pytest.fixture(autouse=True)
+def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of any size are screened."""
+    monkeypatch.setattr(screen, "FEW", 0)
+    monkeypatch.setattr(screen, "SMALL", 0)
 
 
 def definitions() -> Iterator[Semantics]:
@@ -69,7 +76,7 @@ def test_bound_and_spread_are_never_larger(semantics: Semantics, formats: list[B
         w, x = operands(semantics, fmt)
         inner = semantics.inside or semantics
         order = ASCENDING if inner.order_known and not inner.term.minima_apart else None
-        whole, quick = product(semantics, fmt, w, x, order), screened(semantics, fmt, w, x, order, small=0)
+        whole, quick = product(semantics, fmt, w, x, order), screened(semantics, fmt, w, x, order)
         if quick.of_rows is None:
             assert np.array_equal(quick.exact, whole.exact, equal_nan=True)
             continue
@@ -96,7 +103,7 @@ def test_judged_alike(semantics: Semantics, formats: list[BlockFormat]) -> None:
     for i, fmt in enumerate(formats):
         w, x = operands(semantics, fmt, i)
         w[1] = any_bits(fmt, w[1].size // fmt.block_bytes, i).reshape(-1)
-        whole, quick = product(semantics, fmt, w, x), screened(semantics, fmt, w, x, small=0)
+        whole, quick = product(semantics, fmt, w, x), screened(semantics, fmt, w, x)
         with np.errstate(all="ignore"):
             limit = np.minimum(whole.bound, SCORE_LIMIT * whole.spread)
             share = rng.choice([0, 0.01, 0.2, 0.6, 0.999, 1.001, 3], limit.shape)
@@ -115,7 +122,7 @@ def test_judged_alike(semantics: Semantics, formats: list[BlockFormat]) -> None:
 def test_the_bits_of_a_declared_order_are_judged(seed: int) -> None:
     semantics, fmt = SEMANTICS["q8_1"], FORMATS["Q5_1"]
     w, x = operands(semantics, fmt, seed)
-    quick = screened(semantics, fmt, w, x, ASCENDING, small=0)
+    quick = screened(semantics, fmt, w, x, ASCENDING)
     assert quick.ordered is not None
     y = quick.ordered.copy()
     assert judge(y, quick).passed
@@ -126,7 +133,7 @@ def test_the_bits_of_a_declared_order_are_judged(seed: int) -> None:
 def test_only_what_may_be_wrong_is_computed_whole() -> None:
     semantics, fmt = SEMANTICS["q8_1"], FORMATS["Q4_0"]
     w, x = operands(semantics, fmt)
-    quick, asked = screened(semantics, fmt, w, x, small=0), list[int]()
+    quick, asked = screened(semantics, fmt, w, x), list[int]()
     assert quick.of_rows is not None
     of_rows = quick.of_rows
 
@@ -146,7 +153,7 @@ def test_only_what_may_be_wrong_is_computed_whole() -> None:
 def test_of_some_tokens() -> None:
     semantics, fmt = SEMANTICS["q8_1"], FORMATS["Q8_0"]
     w, x = operands(semantics, fmt)
-    two = screened(semantics, fmt, w, x, small=0).rows(np.array([2, 0]))
+    two = screened(semantics, fmt, w, x).rows(np.array([2, 0]))
     whole = product(semantics, fmt, w, x)
     assert two.of_rows is not None
     some = np.array([1, 5])
@@ -171,11 +178,14 @@ def test_what_is_not_bilinear_is_computed_whole(said: dict) -> None:
     semantics, fmt = declared(**said), FORMATS["Q4_1"]
     w, x = operands(semantics, fmt)
     if semantics.epilogue is None:
-        assert screened(semantics, fmt, w, x, small=0).of_rows is None
+        assert screened(semantics, fmt, w, x).of_rows is None
 
 
-def test_small_products_are_computed_whole() -> None:
+@pytest.mark.parametrize("limit", ["FEW", "SMALL"])
+def test_small_products_are_computed_whole(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     semantics, fmt = SEMANTICS["q8_1"], FORMATS["Q4_0"]
     w, x = operands(semantics, fmt)
-    assert len(w) * len(x) * w.shape[1] // fmt.block_bytes < SMALL
-    assert screened(semantics, fmt, w, x).of_rows is None
+    terms = len(w) * len(x) * w.shape[1] // fmt.block_bytes
+    for least in (0, 1):
+        monkeypatch.setattr(screen, limit, {"FEW": len(x), "SMALL": terms}[limit] + least)
+        assert (screened(semantics, fmt, w, x).of_rows is None) == bool(least)
