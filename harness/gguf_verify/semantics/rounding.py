@@ -68,39 +68,6 @@ def chain_rounded(
     return acc
 
 
-class Chain:
-    """float32 sums [M, n] to which products are added by `fma` in turn, as `add_rounded` does, without new arrays.
-
-    `sum` holds them, and `wide` the same values in float64.
-    """
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.sum, self.wide = np.empty(shape, np.float32), np.empty(shape)
-        self._total, self._bits = np.empty(shape), np.empty(shape, np.int64)
-        self._is = np.empty(shape, np.bool_)
-
-    def start(self, values: npt.NDArray[np.float32]) -> None:
-        """Begin with float32[M, n], or what is broadcast to that."""
-        self.sum[...] = values
-        np.copyto(self.wide, self.sum)
-
-    def add(self, product: npt.NDArray[np.float64]) -> None:
-        """Add products float64[M, n] of at most 53 significant bits."""
-        total = np.add(product, self.wide, out=self._total)
-        np.bitwise_and(total.view(np.int64), _TIE_MASK, out=self._bits)
-        self._to_odd(np.equal(self._bits, _TIE, out=self._is), product)
-        np.less(np.abs(total, out=self._bits.view(np.float64)), SMALLEST_NORMAL, out=self._is)
-        self._to_odd(self._is, product)
-        np.copyto(self.sum, total, casting="same_kind")
-        np.copyto(self.wide, self.sum)
-
-    def _to_odd(self, where: npt.NDArray[np.bool_], product: npt.NDArray[np.float64]) -> None:
-        """Add again with care, where a second rounding might be wrong."""
-        if where.any():
-            at = np.flatnonzero(where)
-            self._total.flat[at] = _add_to_odd(product.flat[at], self.wide.flat[at])
-
-
 def multiply_adds(
     a: npt.NDArray[np.float32], w: npt.NDArray[np.float32], short: bool = False
 ) -> npt.NDArray[np.float32]:

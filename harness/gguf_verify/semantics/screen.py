@@ -82,7 +82,7 @@ def screened(
         made = replace(made, bound=made.bound + slack, spread=made.spread + slack)
     if order is not None:
         bits = lambda rows: _in_order(inner, fmt, rows, prepared, order)  # noqa: E731
-        parts = _parts(bits, w, max(1, _TILE // len(x)), 1)  # two threads wait for each other: measured
+        parts = _parts(bits, w, max(1, _TILE // len(x)), 1)  # two threads are no faster: measured
         made = replace(made, ordered=np.concatenate(parts, axis=1))
     return replace(made, of_rows=lambda rows: product(semantics, fmt, w[rows], x, order, threads))
 
@@ -177,12 +177,11 @@ def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, 
         return values_in_order(fmt, w, x, order)
     values, blocks = term_values(fmt), w.reshape(len(w), -1, fmt.block_bytes)
     q = np.ascontiguousarray(codes_of(semantics, fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0))
-    sums = np.empty((x.q.shape[1], len(w)), np.float32)
 
-    def of_term(b: int, out: Doubles) -> None:
-        np.copyto(out, np.matmul(x.q[b], q[b], out=sums))
+    def sums(part: slice) -> Doubles:
+        return np.asarray(np.matmul(x.q[part], q[part]), np.float64)
 
-    return in_order(semantics, fmt, scales_of(semantics, fmt, blocks), x, order, of_term)
+    return in_order(semantics, fmt, scales_of(semantics, fmt, blocks), x, order, sums)
 
 
 def _parts(of: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[T]:

@@ -11,11 +11,14 @@ import numpy.typing as npt
 from ..formats import BlockFormat
 from .definition import Semantics
 from .order import Order
-from .rounding import Chain, add_rounded
+from .rounding import add_rounded, chain_rounded
 from .sums import Doubles, Floats
 from .values import Activations, by_term, term_values
 
 Bytes = npt.NDArray[np.uint8]
+
+#: Elements of one (terms, M, n) array of a chain (measured).
+_ELEMENTS = 1 << 16
 
 
 def codes_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> Floats:
@@ -82,51 +85,49 @@ class Terms:
 
     def in_order(self, semantics: Semantics, fmt: BlockFormat, x: Activations, order: Order) -> Floats:
         """The bits of the declared order, float32[M, n]."""
-        return in_order(semantics, fmt, (self.d, self.least), x, order, lambda b, out: np.copyto(out, self.sums[b]))
+        return in_order(semantics, fmt, (self.d, self.least), x, order, lambda part: self.sums[part])
 
 
 def in_order(
     semantics: Semantics, fmt: BlockFormat, scales: tuple[Doubles, Doubles], x: Activations, order: Order,
-    sums: Callable[[int, Doubles], None],
+    sums: Callable[[slice], Doubles],
 ) -> Floats:  # fmt: skip
-    """The bits of a declared order, float32[M, n]: a term at a time, in arrays that stay in the cache.
+    """The bits of a declared order, float32[M, n]: some terms at a time, so that their arrays stay in the cache.
 
     Args:
         scales: d and least of `Terms`.
-        sums: writes the integer sums of a term into float64[M, n].
+        sums: gives the integer sums of some terms, float64[terms, M, n].
     """
     d, least = scales
-    nb, shape = len(d), (x.q.shape[1], d.shape[2])
+    nb, outputs = len(d), x.q.shape[1] * d.shape[2]
     has_second, halves = semantics.uses_sum(fmt), semantics.term.half_products(fmt)
     shift = (-fmt.offset * x.s).astype(np.float32) if has_second and fmt.offset and not halves else None
-    chain, first, second = Chain(shape), np.empty(shape), np.empty(shape)
-    inner = Chain(shape)
 
-    def add(b: int) -> None:
-        sums(b, first)
+    def products(b: slice) -> list[Doubles]:
+        """What is added for some terms, by one fused multiply-add each."""
+        of_codes = sums(b)
         if shift is not None:
-            np.multiply(first, x.d[b], out=first)
-            inner.start(shift[b])
-            inner.add(first)
-            chain.add(np.multiply(inner.wide, d[b], out=first))
-            return
+            inner = add_rounded(x.d[b] * of_codes, np.broadcast_to(shift[b], of_codes.shape))
+            return [d[b] * inner.astype(np.float64)]
         # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
-        np.multiply(_rounded(x.d[b] * d[b], halves), first, out=first)
-        chain.add(first)
+        first = _rounded(x.d[b] * d[b], halves) * of_codes
         if has_second:
-            np.multiply(x.s[b], least[b], out=second)
-            chain.add(second.astype(np.float16).astype(np.float64) if halves else second)
-        elif fmt.has_min:
+            second = x.s[b] * least[b]
+            return [first, second.astype(np.float16).astype(np.float64) if halves else second]
+        if fmt.has_min:
             total = x.q[b].sum(axis=-1, keepdims=True).astype(np.float64)
-            chain.add(np.multiply(_rounded(x.d[b] * least[b], False), total, out=second))
+            return [first, _rounded(x.d[b] * least[b], False) * total]
+        return [first]
 
     result: Floats | None = None
-    part = order.terms(nb, term_values(fmt))
+    part, step = order.terms(nb, term_values(fmt)), max(1, _ELEMENTS // max(1, outputs))
     for start in range(0, nb, part):
-        chain.start(np.zeros((), np.float32))
-        for b in range(start, min(start + part, nb)):
-            add(b)
-        result = chain.sum.copy() if result is None else add_rounded(chain.sum.astype(np.float64), result)
+        acc: Floats | None = None
+        stop = min(start + part, nb)
+        for at in range(start, stop, step):
+            acc = chain_rounded(products(slice(at, min(at + step, stop))), acc)
+        assert acc is not None
+        result = acc if result is None else add_rounded(acc.astype(np.float64), result)
     assert result is not None
     return result
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.semantics.rounding import Chain, add_rounded
+from gguf_verify.semantics.rounding import add_rounded
 from tests.support.exact_products import FLT_MAX, Floats, bits, generator, nearest_float32
 
 # a user must not see NumPy's warnings
@@ -85,21 +85,6 @@ def test_add_rounded_rounds_once(case: Callable[..., tuple[npt.NDArray[np.float6
             continue
         expected = nearest_float32(exact)
         assert bits(y) == bits(expected), f"{p.hex()} + {c.hex()} => {float(y).hex()} {expected.hex()}"
-
-
-def test_a_chain_adds_as_add_rounded_does() -> None:
-    """Also where a second rounding would be wrong, in either of two additions."""
-    for case in (fma_midpoints_off_by_the_accumulator, fma_midpoints_off_by_the_product):
-        products, sums = case(generator(case.__name__), 6000)
-        a, acc = products.reshape(60, 100), sums.reshape(60, 100)
-        chain = Chain((60, 100))
-        chain.start(acc)
-        chain.add(a)
-        once = add_rounded(a, acc)
-        assert (bits(chain.sum) == bits(once)).all()
-        assert (chain.wide == once).all()
-        chain.add(-a)
-        assert (bits(chain.sum) == bits(add_rounded(-a, once))).all()
 
 
 def test_the_cases_tell_one_rounding_from_two() -> None:
