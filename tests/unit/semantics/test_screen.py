@@ -18,6 +18,7 @@ from gguf_verify.semantics import (
     SCORE_LIMIT,
     SEMANTICS,
     TERMS,
+    Order,
     Semantics,
     composed,
     declared,
@@ -26,6 +27,7 @@ from gguf_verify.semantics import (
     quantized_inside,
     screen,
     screened,
+    terms_of_blocks,
 )
 from gguf_verify.semantics.gates import _LOOKED_AT
 
@@ -128,6 +130,22 @@ def test_the_bits_of_a_declared_order_are_judged(seed: int) -> None:
     assert judge(y, quick).passed
     y[1, 4] = np.nextafter(y[1, 4], np.float32(np.inf))
     assert np.argwhere(judge(y, quick).bad).tolist() == [[1, 4]]
+
+
+@pytest.mark.parametrize("order", [ASCENDING, Order(96)], ids=str)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"])
+def test_the_bits_do_not_depend_on_how_many_terms_are_taken_together(
+    kind: str, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    semantics, fmt = SEMANTICS["q8_1"], FORMATS[kind]
+    w, x = operands(semantics, fmt)
+    together = product(semantics, fmt, w, x, order).ordered
+    for outputs in (1, 3):
+        monkeypatch.setattr(terms_of_blocks, "_ELEMENTS", outputs * N * M)
+        made = screened(semantics, fmt, w, x, order).ordered
+        assert together is not None
+        assert made is not None
+        assert (made.view(np.uint32) == together.view(np.uint32)).all()
 
 
 def test_only_what_may_be_wrong_is_computed_whole() -> None:
