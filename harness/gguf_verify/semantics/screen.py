@@ -76,7 +76,8 @@ def screened(
         inner, taken = semantics.inside, semantics.inside.bytes_of(floats)
         slack = slack_of_sums(inner, fmt, w, floats)
     prepared = Activations.of(inner, taken, values, nb)
-    screen = (_OfValues if inner.term.of_values else _OfBlocks)(inner, fmt, prepared, nb)
+    with np.errstate(all="ignore"):  # scales that are infinite: such a product is settled by the other one
+        screen = (_OfValues if inner.term.of_values else _OfBlocks)(inner, fmt, prepared, nb)
     made = concatenated(_parts(screen.product, w, max(1, _VALUES // (nb * values)), threads))
     if slack is not None:
         made = replace(made, bound=made.bound + slack, spread=made.spread + slack)

@@ -207,3 +207,16 @@ def test_small_products_are_computed_whole(limit: str, monkeypatch: pytest.Monke
     for least in (0, 1):
         monkeypatch.setattr(screen, limit, {"FEW": len(x), "SMALL": terms}[limit] + least)
         assert (screened(semantics, fmt, w, x).of_rows is None) == bool(least)
+
+
+@pytest.mark.filterwarnings("error")
+def test_activations_without_a_finite_scale_fail_without_a_warning() -> None:
+    semantics, fmt = SEMANTICS["q8_1"], FORMATS["Q4_0"]
+    w, x = operands(semantics, fmt)
+    x.view(np.float16)[1, 0] = np.inf  # the scale of token 1's first block
+    quick, whole = screened(semantics, fmt, w, x), product(semantics, fmt, w, x)
+    y = np.where(np.isfinite(whole.exact), whole.exact, 0).astype(np.float32)
+    bad = judge(y, quick).bad
+    assert bad[1].all()
+    assert not bad[[0, 2]].any()
+    assert (bad == judge(y, whole).bad).all()

@@ -172,9 +172,8 @@ def as_array(answer: Any, wanted: str = "") -> tuple[npt.NDArray[Any], str]:
                 return answer, BFLOAT16
         if not isinstance(answer, np.ndarray):
             answer = _as_numpy(answer)
-        if answer.dtype.name == BFLOAT16 or (
-            wanted == BFLOAT16 and answer.dtype == np.uint16
-        ):  # of ml_dtypes; its bits
+        name = answer.dtype.name
+        if name == BFLOAT16 or (wanted == BFLOAT16 and name == "uint16"):  # of the package ml_dtypes, or its bits
             return answer.view(np.uint16), BFLOAT16
         return answer, str(answer.dtype)
     except Fault:
