@@ -45,6 +45,8 @@ def vllm(arch):
 def candle(arch):
     source = BUILT / "candle"
     compiled(arch, "candle_mmvq.so", [source / "mmvq_gguf.cu"])
+    cubin = ["nvcc", f"-arch={arch}", *FLAGS, "-cubin", source / "quantized.cu", "-o", BUILT / "candle_quantized.cubin"]
+    subprocess.run(cubin, check=True)  # candle compiles it to PTX, for the driver to load
     compiled(arch, "candle_moe.so", [source / "moe/moe_gguf.cu"])
     tiles = [source / f"mmq_gguf/mmq_{name}.cu" for name in ["quantize", *(f"instance_{t}" for t in TYPES)]]
     compiled(arch, "candle_mmq.so", tiles)
