@@ -56,6 +56,40 @@ def test_what_an_oracle_leaves_out(name: str, like: str) -> None:
     assert (ours.bound >= known.bound).all()
 
 
+IN_HALVES = """
+import numpy as np
+from gguf_verify import Oracle, kernel
+from gguf_verify.formats import FORMATS
+from gguf_verify.semantics.exact import exact_weights
+
+def weights(rows, fmt):
+    return exact_weights(FORMATS[fmt], rows.reshape(len(rows), -1, FORMATS[fmt].block_bytes)).reshape(len(rows), -1)
+
+@kernel(["Q4_0"], semantics=Oracle(weights, lambda x: x.astype(float)), takes="{dtype}", output="{dtype}")
+def product(w, x, shape):
+    x = (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+    y = (x.astype(float) @ weights(w.reshape(shape.n, -1), "Q4_0").T).astype(np.float32)
+    y *= np.float32({factor})
+    if "{dtype}" == "float16":
+        return y.astype(np.float16)
+    bits = y.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("factor", "code"), [(1, 0), (1.02, 1)])
+def test_an_oracle_of_a_kernel_that_takes_and_gives_halves(
+    dtype: str, factor: float, code: int, tmp_path: Path
+) -> None:
+    """Its output is rounded once, which is neither a mismatch nor a bound that excuses anything."""
+    file = tmp_path / "halves.py"
+    file.write_text(IN_HALVES.format(dtype=dtype, factor=factor))
+    report = verified(f"{file}:product", "blocks", "layers")
+    assert report.exit_code == code, report.rungs
+    assert {f.culprit for rung in report.rungs for f in rung.failures} == ({"kernel"} if code else set())
+
+
 def test_no_other_report_speaks_of_oracles() -> None:
     report = verified(f"{KERNELS}:right", "blocks")
     assert report.environment.kernel.judged_by is None

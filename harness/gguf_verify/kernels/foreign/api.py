@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
-from ...semantics import OWN, SEMANTICS, Semantics, declared
+from ...semantics import F32, OWN, SEMANTICS, Semantics, declared
 from ...semantics.epilogues import OPERATIONS
 from ...support.errors import UsageError
 from ...support.near import meant, nearest
@@ -198,9 +198,9 @@ class Declaration:
             raise UsageError(f"no order of an oracle is known: ordered goes with {', '.join(_ORDERS)}")
         if own and (self.activations or self.term):
             raise UsageError("activations and term are of a definition of this project, and an Oracle is in its place")
+        definition = self.definition
         if own:
             return
-        definition = self.definition
         for name in self.formats:
             try:
                 (definition.inside or definition).uses_sum(FORMATS[name])
@@ -211,7 +211,8 @@ class Declaration:
 
     @property
     def definition(self) -> Semantics:
-        """The definition that it declares, which is not that of an oracle. Raises UsageError."""
+        """The definition that it declares; with an oracle, the one whose activations, sums, output and fused
+        operations it shares. Raises UsageError."""
         return self._defined(self.fused)
 
     @property
@@ -225,10 +226,12 @@ class Declaration:
         return (*self.epilogue, *(["accumulate"] if self.layouts.of("output").accumulate else []))
 
     def _defined(self, fused: tuple[str, ...]) -> Semantics:
-        inside = self.takes if self.takes != self.semantics else ""
+        name, inside = self.semantics, self.takes if self.takes != self.semantics else ""
+        if name == OWN:
+            name, inside = (F32.name, self.given) if self.given in HALVES else (self.given, "")
         try:
             return declared(
-                self.semantics, activations=self.activations, term=self.term, takes=inside,
+                name, activations=self.activations, term=self.term, takes=inside,
                 accumulates=self._accumulates, output=self.output, epilogue=fused,
             )  # fmt: skip
         except ValueError as error:

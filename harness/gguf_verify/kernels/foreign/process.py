@@ -26,7 +26,7 @@ from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results import HostInfo
-from ...semantics import ASCENDING, F32, OWN, SEMANTICS, Order, Product, Semantics, by_oracle, product
+from ...semantics import ASCENDING, OWN, Order, Product, Semantics, by_oracle, product
 from ...support.errors import KernelFault, UsageError
 from ..domain import Domain, Extent
 from ..experts import Experts, embedded, experts_of
@@ -35,7 +35,7 @@ from ..launches import Launched, SparseProduct
 from ..operands import fitting, whole_blocks, whole_rows
 from ..routing import Routing
 from ..shipped import element_kernel
-from .api import FLOAT32, TASKS, Declaration, declaration_of_table
+from .api import TASKS, Declaration, declaration_of_table
 from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, routed_beside
 from .blocks import ThreadBlocks
 from .calls import Operands, sparse_fault
@@ -98,7 +98,7 @@ class ForeignKernel(Kernel):
             said = self._conversation.begin()
             self.declaration = _declared(self._conversation, said) if self._cuda is None else self._cuda.of
             if self.declaration.semantics == OWN:
-                self._oracle = ForeignOracle(source, self._takes, time_limit, verbose)
+                self._oracle = ForeignOracle(source, self.declaration.definition, time_limit, verbose)
             #: Whether a repacking brings what takes its weights apart again.
             self.unpacks = said.get("unpacks") is True if self._cuda is None else self._cuda.unpack is not None
             if self.declaration.computes not in TASKS:
@@ -135,16 +135,10 @@ class ForeignKernel(Kernel):
     def semantics(self) -> str:
         return self.declaration.semantics or self.definition.name
 
-    @property
-    def _takes(self) -> Semantics:
-        """The definition whose activations it takes."""
-        return F32 if self.declaration.given == FLOAT32 else SEMANTICS[self.declaration.given]
-
     @cached_property
     def definition(self) -> Semantics:
-        if self._oracle is not None:
-            return by_oracle(self._oracle, self._takes)
-        return self.declaration.plain_definition if self._neutral else self.declaration.definition
+        declared = self.declaration.plain_definition if self._neutral else self.declaration.definition
+        return declared if self._oracle is None else by_oracle(self._oracle, declared)
 
     def neutral(self) -> ForeignKernel | None:
         if self._epilogue is None or self._neutral:
