@@ -47,7 +47,8 @@ def _offer(name, op, formats, **declared):
 
 
 VEC, MAT = "ggml_mul_mat_vec_a8", "ggml_mul_mat_a8"
-FEW, MANY = ({"M": {"most": most}} for most in (65535, 262140))  # a grid has 65,535 blocks in y, and 4 tokens each
+FEW = {"M": {"most": 65535}}  # a grid has 65,535 blocks in y
+MANY = {"M": {"most": 262140}, "K": {"multiple": 512}}  # of 4 tokens each; other K: see "read behind" in findings.toml
 _offer("vec", VEC, ["Q4_0", "Q5_0", "Q8_0", *SUPERBLOCKS, *GRIDS], semantics="q8_1", domain=FEW)
 _offer("vec_half", VEC, ["Q4_1", "Q5_1"], semantics="q8_1_half", domain=FEW)
 _offer("vec_iq1_s", VEC, ["IQ1_S"], semantics=Oracle(iq1_s_weights, codes_and_sums), domain=FEW)

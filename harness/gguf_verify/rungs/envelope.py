@@ -21,6 +21,7 @@ from ..kernels.domain import EVERYTHING, Domain, Extent
 from ..kernels.interface import Kernel, Weights
 from ..results import Call, Failure, RungResult, Side, TypeEnvelope
 from ..semantics import Order, Product, screened
+from ..semantics.terms_of_blocks import finite_scales
 from ..support.errors import KernelFault
 from .calls import ALONE, calling
 from .explain import Explanations, WrongCall
@@ -327,10 +328,11 @@ class TypeProbes:
         if probe.blocks == "any bits":
             assert isinstance(fmt, BlockFormat)
             blocks = any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._run.options.seed)
-            if self._semantics.range_of_halves(fmt):  # what halves do not hold is no kernel's fault
-                with np.errstate(all="ignore"):
-                    large = ~(np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST_WEIGHT)
-                blocks[large] = np.resize(self._units, blocks.shape)[large]
+            with np.errstate(all="ignore"):  # what halves do not hold is no kernel's fault
+                large = ~finite_scales(self._semantics, fmt, blocks)
+                if self._semantics.range_of_halves(fmt):
+                    large |= ~(np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST_WEIGHT)
+            blocks[large] = np.resize(self._units, blocks.shape)[large]
             return blocks.reshape(probe.n, -1)
         there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
         return np.resize(self._units[:there], (probe.n, wide * self._size))

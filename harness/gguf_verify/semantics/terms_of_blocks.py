@@ -37,6 +37,12 @@ def scales_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> tuple[Do
     return d, least
 
 
+def finite_scales(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> npt.NDArray[np.bool_]:
+    """Whether the scales and minima of blocks uint8[n, block bytes] are finite as the definition has them, bool[n]."""
+    of_blocks = scales_of(semantics.inside or semantics, fmt, blocks[:, None])
+    return np.asarray(np.logical_and(*(np.isfinite(v).all(axis=(0, 1)) for v in of_blocks)))
+
+
 @dataclass(frozen=True)
 class Terms:
     """Of n rows of weights and M of activations, with nb terms in a row.
@@ -141,4 +147,4 @@ def _float32(values: npt.NDArray[np.floating]) -> Doubles:
     return values.astype(np.float32).astype(np.float64)
 
 
-__all__ = ["Terms", "codes_of", "in_order", "scales_of"]
+__all__ = ["Terms", "codes_of", "finite_scales", "in_order", "scales_of"]
