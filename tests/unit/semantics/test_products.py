@@ -13,10 +13,12 @@ import pytest
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q5_1 import Q5_1
+from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics import (
     ASCENDING,
     F32,
     Q8_1_RAW,
+    SEMANTICS,
     Semantics,
     exact_result,
     gamma,
@@ -26,6 +28,7 @@ from gguf_verify.semantics import (
 from gguf_verify.semantics import exact as oracle
 from gguf_verify.semantics.definitions.q8_1_half import Q8_1_HALF
 from gguf_verify.semantics.rounding import add_rounded, chain_rounded
+from gguf_verify.semantics.terms_of_blocks import finite_scales
 from tests.support.exact_products import (
     IDS,
     LEGACY,
@@ -290,3 +293,21 @@ def test_one_row_and_one_column() -> None:
     p = product(Q8_1_RAW, Q4_0, w, x, order=ASCENDING, threads=4)
     assert p.exact.shape == (1, 1)
     assert judge(p.ordered, p).passed
+
+
+@pytest.mark.parametrize("name", ["q8_1", "mmq", "mmq_d4"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q2_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_blocks_whose_scales_a_definition_holds_have_finite_products(name: str, kind: str) -> None:
+    """The scales of superblocks are multiplied out; where a definition rounds that to half, it may overflow."""
+    fmt, semantics = FORMATS[kind], SEMANTICS[name]
+    try:
+        semantics.uses_sum(fmt)
+    except ValueError:
+        pytest.skip("not defined")
+    blocks = any_blocks(fmt, 512, 3)
+    finite = finite_scales(semantics, fmt, blocks)
+    x = np.ones((1, fmt.block_size), np.float32)
+    with np.errstate(all="ignore"):
+        made = product(semantics, fmt, blocks, semantics.bytes_of(x)).exact[0]
+    np.testing.assert_array_equal(np.isfinite(made), finite)
+    assert finite.all() == (name != "mmq" or kind not in ("Q2_K", "Q4_K", "Q5_K"))
