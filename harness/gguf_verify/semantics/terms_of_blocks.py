@@ -39,7 +39,8 @@ def scales_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> tuple[Do
 
 def finite_scales(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> npt.NDArray[np.bool_]:
     """Whether the scales and minima of blocks uint8[n, block bytes] are finite as the definition has them, bool[n]."""
-    of_blocks = scales_of(semantics.inside or semantics, fmt, blocks[:, None])
+    with np.errstate(all="ignore"):
+        of_blocks = scales_of(semantics.inside or semantics, fmt, blocks[:, None])
     return np.asarray(np.logical_and(*(np.isfinite(v).all(axis=(0, 1)) for v in of_blocks)))
 
 
