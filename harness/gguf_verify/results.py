@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -773,6 +774,9 @@ class RungResult(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     stages: dict[str, float] = {}
 
+    #: Causes that `same` counts.
+    most_causes: ClassVar[int] = MAX_FAILURES
+
     def __bool__(self) -> bool:
         """A rung is neither true nor false, since `if report.rung("layers"):` could ask for either of two things: say
         `rung.passed`, or `rung is not None`. Raises TypeError."""
@@ -813,6 +817,11 @@ class RungResult(msgspec.Struct, kw_only=True):
         """The records of GEMMs."""
         return [record for record in self.details if isinstance(record, GemmRecord)]
 
+    @property
+    def room(self) -> int:
+        """How many more failures it lists."""
+        return max(0, MAX_FAILURES - len(self.failures))
+
     def count(self, kind: str, n: int = 1) -> None:
         """Record that n things were checked."""
         self.checked[kind] = self.checked.get(kind, 0) + n
@@ -828,7 +837,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     def fail(self, failure: Failure, n: int = 1) -> None:
         """Record a failure that stands for n of them; one of a cause that is recorded is only counted."""
         self.fail_more(failure.culprit, n, failure.tensor)
-        if failure.cause in self.same or (failure.cause and len(self.same) < MAX_FAILURES):
+        if failure.cause in self.same or (failure.cause and len(self.same) < self.most_causes):
             self.same[failure.cause] = self.same.get(failure.cause, 0) + n
         if failure.cause and any(f.cause == failure.cause for f in self.failures):
             return
@@ -868,10 +877,41 @@ class RungResult(msgspec.Struct, kw_only=True):
         """Keep the worst utilisation and the worst score of a side; NaN counts as the worst."""
         last = self.worst.get(side.name)
         if last is not None:
-            score = last.score if score <= last.score else score
-            if utilisation <= last.utilisation:
+            score = last.score if score <= last.score or math.isnan(last.score) else score
+            if utilisation <= last.utilisation or math.isnan(last.utilisation):
                 utilisation, where = last.utilisation, last.where
         self.worst[side.name] = Worst(utilisation, where, score, side.of_kernel)
+
+    def join(self, part: PartialResult) -> None:
+        """Record what a part of the work found, as if it had been recorded here, after what is recorded already. The
+        diagnosis and the map of a part are not taken: whoever joins decides which are kept."""
+        n = self.n_failures
+        for failure in part.failures:
+            # what they count is in the part's own sums
+            if failure.cause and any(f.cause == failure.cause for f in self.failures):
+                continue
+            if self.room:
+                self.failures.append(failure)
+        self.n_failures = n + part.n_failures
+        for cause, n in part.same.items():
+            if cause in self.same or len(self.same) < self.most_causes:
+                self.same[cause] = self.same.get(cause, 0) + n
+        for mine, theirs in (
+            (self.checked, part.checked), (self.not_checked, part.not_checked), (self.figures, part.figures),
+            (self.blamed, part.blamed), (self.failing, part.failing), (self.stages, part.stages),
+        ):  # fmt: skip
+            _add(mine, theirs)
+        for left in part.unverified:
+            self._leave(left)
+        for line in reversed(part.leading):
+            self.note(line, first=True)
+        for line in part.notes[len(part.leading) :]:
+            self.note(line)
+        for name, worst in part.worst.items():
+            self.measure(Side(name, worst.of_kernel), worst.utilisation, worst.score, worst.where)
+        self.details += part.details
+        self.envelopes += part.envelopes
+        self.keep_headroom(part.headroom)
 
     @contextmanager
     def timed(self) -> Iterator[RungResult]:
@@ -883,6 +923,36 @@ class RungResult(msgspec.Struct, kw_only=True):
             self.seconds += time.perf_counter() - start
             for name, spent in stages.since(before).items():
                 self.stages[name] = self.stages.get(name, 0.0) + spent
+
+
+class PartialResult(RungResult, kw_only=True):
+    """What one part of a rung's work found, which begins with nothing recorded: see `RungResult.join`.
+
+    Args:
+        listed: failures that the rung lists already, as far as that is known: there is no room for as many.
+        leading: the notes that stand before others.
+    """
+
+    listed: int = 0
+    leading: list[str] = []
+
+    most_causes: ClassVar[int] = sys.maxsize
+
+    @property
+    def room(self) -> int:
+        """How many more failures may be listed: those of a known cause may be listed before, and take no room."""
+        return max(0, MAX_FAILURES - self.listed - sum(not f.cause for f in self.failures))
+
+    def note(self, line: str, first: bool = False) -> None:
+        """As `RungResult.note`."""
+        if first and line not in self.notes:
+            self.leading.insert(0, line)
+        super().note(line, first)
+
+
+def _add(sums: dict[Any, Any], more: Mapping[Any, Any]) -> None:
+    for key, n in more.items():
+        sums[key] = sums.get(key, 0) + n
 
 
 class WaiverUse(msgspec.Struct, frozen=True, kw_only=True):

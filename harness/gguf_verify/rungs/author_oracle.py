@@ -12,7 +12,7 @@ the oracle may have rotated the weights of the same product, and it may have cli
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,25 @@ _FEW = 0.25
 _MOST_VALUES = 1 << 22
 
 
+@dataclass
+class Distances:
+    """The worst of several products.
+
+    Args:
+        nmse: definition → the largest NMSE of a tensor's products to it.
+        off: which of the oracle's matrices → the largest difference of a value.
+    """
+
+    nmse: dict[str, float] = field(default_factory=dict)
+    off: dict[str, float] = field(default_factory=lambda: {"weights": 0.0, "activations": 0.0})
+
+    def join(self, other: Distances) -> None:
+        """Keep the larger of both."""
+        for mine, theirs in ((self.nmse, other.nmse), (self.off, other.off)):
+            for name, value in theirs.items():
+                mine[name] = max(mine.get(name, 0.0), value)
+
+
 class OracleDistance:
     """The distances of one rung: `add` each product of a tensor, `judge` them together, and `report` at the end."""
 
@@ -51,9 +70,9 @@ class OracleDistance:
         #: Definition → Σ(o - d)², Σd² of the products since the last `judge`.
         self._sums: dict[str, tuple[float, float]] = {}
         self._excused = 0.0
-        self._worst: dict[str, float] = {}
-        #: The largest difference of a value of either matrix, and the place of the first of a few weights that differ.
-        self._off = {"weights": 0.0, "activations": 0.0}
+        #: Of all products.
+        self.worst = Distances()
+        #: The place of the first of a few weights that differ.
         self._few: tuple[int, int, float] | None = None
 
     def add(
@@ -95,7 +114,7 @@ class OracleDistance:
             if theirs.shape == given.shape and np.isfinite(given).all():
                 largest = np.abs(given).max(axis=1, keepdims=True)
                 off = np.divide(np.abs(theirs - given), largest, out=np.zeros(given.shape), where=largest > 0)
-                self._off[what] = max(self._off[what], float(off.max()))
+                self.worst.off[what] = max(self.worst.off[what], float(off.max()))
                 wrong = off > _REPORTED
                 if what == "weights" and self._few is None and 0 < wrong.sum() < _FEW * wrong.size:
                     n, i = (int(v) for v in np.argwhere(wrong)[0])
@@ -125,7 +144,7 @@ class OracleDistance:
         nmse = {}
         for name, (difference, energy) in self._sums.items():
             nmse[name] = difference / energy if energy else (np.inf if difference else 0.0)
-            self._worst[name] = max(self._worst.get(name, 0.0), nmse[name])
+            self.worst.nmse[name] = max(self.worst.nmse.get(name, 0.0), nmse[name])
         excused, few = self._excused, self._few
         self.forget()
         label = printable(tensor.name, 64)
@@ -157,9 +176,9 @@ class OracleDistance:
 
     def report(self) -> None:
         """The worst distances as figures."""
-        for name, worst in self._worst.items():
+        for name, worst in self.worst.nmse.items():
             self._result.figures[f"the author's oracle to {name}, worst NMSE"] = worst
-        for what, off in self._off.items() if self._worst else ():
+        for what, off in self.worst.off.items() if self.worst.nmse else ():
             if off > _REPORTED:
                 self._result.notes.append(
                     f"the author's oracle has {what} that are not "

@@ -14,7 +14,8 @@ more (MMQ).
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,21 +26,24 @@ from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
 from ..gguf.matrices import label, may_be_matrix
 from ..llama import Evaluation, LlamaRefused
-from ..results import Call, Failure, RungResult, TensorBlocks
+from ..results import Call, Failure, PartialResult, RungResult, TensorBlocks
 from ..semantics import Semantics, product
 from ..semantics.cuda import NoDefinition
 from ..semantics.elements import round_to
 from ..semantics.encodings.q8_1 import encode_q8_1
 from ..support.errors import KernelFault
+from .author_oracle import Distances
 from .calls import ALONE, begin_alone, calling, end_alone
 from .exact import ExactProducts
-from .explain import Explanations, WrongCall
+from .explain import Attempts, Explanations, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
 from .graph_uses import not_multiplied
 from .interface import Rung
 from .judging import KERNEL, judge_output, llama_side
+from .known import Known
 from .llama_quantizers import Quantizers
 from .run import Run
+from .tasks import Step
 
 Floats = npt.NDArray[np.float32]
 
@@ -63,8 +67,16 @@ def check(run: Run, result: RungResult) -> None:
             wanted[tensor.name] = tensor
     products: set[str] = set()
     if wanted:
+        exact, explanations = ExactProducts(run, result), Explanations(result, run.options.threads, keep=run.keep)
+        plan = _plan(run, wanted, products, lambda: Known.of(result, explanations))
         try:
-            _check(run, result, wanted, products)
+            for step, found in run.judges.each(run, plan):
+                result.join(step.said)
+                if found is not None:
+                    result.join(found.part)
+                    explanations.join(found.attempts)
+                    exact.join(found.distances)
+            exact.report()
         except LlamaRefused as error:
             result.leave_all("tensors", str(error), "llama.cpp")
     if only is not None:
@@ -79,13 +91,15 @@ RUNG = Rung(
 )
 
 
-def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: set[str]) -> None:
-    """Judge the wanted tensors' blocks; `products` gets the names of all tensors that the graph multiplies."""
+def _plan(
+    run: Run, wanted: dict[str, Tensor], products: set[str], known: Callable[[], Known]
+) -> Generator[Step[BlocksTask]]:
+    """The wanted tensors, as llama.cpp's graph multiplies them; `products` gets the names of all tensors that it
+    multiplies. Raises LlamaRefused, EnvironmentFault."""
     session = run.session
     rows_by_width: dict[int, Floats] = {}
     left = dict(wanted)
     done: Evaluation | None = None
-    exact, explain = ExactProducts(run, result), Explanations(result, run.options.threads, keep=run.keep)
     capture = session.llama.capture(session.prompt)
     for gemm in run.progress("blocks", capture, total=run.n_matrices(), unit="GEMM"):
         if isinstance(gemm, Evaluation):
@@ -97,10 +111,12 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
         vector = not may_be_matrix(tensor) and run.wants(gemm.tensor) and gemm.tensor not in products
         first = vector or gemm.tensor in left
         products.add(gemm.tensor)
+        step = Step[BlocksTask]()
         if not np.isfinite(gemm.x).all():
             if first:
-                result.leave(gemm.tensor, "its activations are not finite")
+                step.said.leave(gemm.tensor, "its activations are not finite")
                 left.pop(gemm.tensor, None)
+                yield step
             continue
         if not first and gemm.x.shape[1] in rows_by_width:
             continue
@@ -108,19 +124,45 @@ def _check(run: Run, result: RungResult, wanted: dict[str, Tensor], products: se
         rows_by_width.setdefault(x.shape[1], x)
         if first and tensor.k == x.shape[1]:
             left.pop(gemm.tensor, None)
-            _one_tensor(run, result, tensor, x, exact, explain)
+            step.task = BlocksTask(tensor.name, x, known())
+            yield step
     for tensor in left.values():
+        step = Step[BlocksTask]()
         why = None if tensor.type.quantized or done is None else not_multiplied(tensor, done)
         if why is not None:
-            result.skip(why)
+            step.said.skip(why)
         elif tensor.k not in rows_by_width:
-            result.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
+            step.said.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
         else:
-            result.notes.append(
-                f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations"
-            )
-            _one_tensor(run, result, tensor, rows_by_width[tensor.k], exact, explain)
-    exact.report()
+            step.said.note(f"{printable(tensor.name, 64)} is no GEMM of this graph: checked on another's activations")
+            step.task = BlocksTask(tensor.name, rows_by_width[tensor.k], known())
+        yield step
+
+
+@dataclass(frozen=True)
+class BlocksTask:
+    """The blocks of one tensor, and the activations float32[1, K] that they are multiplied by."""
+
+    tensor: str
+    x: Floats
+    known: Known
+
+    def judge(self, run: Run) -> BlocksFound:
+        """Run and judge the kernel, and llama.cpp. Raises EnvironmentFault."""
+        part = self.known.part()
+        exact, explanations = ExactProducts(run, part), self.known.explanations_in(part, run)
+        _one_tensor(run, part, run.model.tensors[self.tensor], self.x, exact, explanations)
+        return BlocksFound(part, explanations.attempts, exact.distances)
+
+
+@dataclass
+class BlocksFound:
+    """What was found with one tensor: a part of the rung's result, what explains its wrong calls, and the distances of
+    an author's oracle."""
+
+    part: PartialResult
+    attempts: Attempts
+    distances: Distances | None
 
 
 def _zeros(x: Floats, fmt: WeightFormat) -> npt.NDArray[np.int64]:

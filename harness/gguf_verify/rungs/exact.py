@@ -16,7 +16,7 @@ from ..formats import WeightFormat
 from ..gguf import Tensor
 from ..results import RungResult
 from ..semantics import Order, Product, Semantics, product, screened
-from .author_oracle import OracleDistance
+from .author_oracle import Distances, OracleDistance
 from .run import Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -54,6 +54,16 @@ class ExactProducts:
             raise
         if self._distance is not None:
             self._distance.judge(tensor)
+
+    @property
+    def distances(self) -> Distances | None:
+        """How far an author's oracle was, as far as was judged, for `join`."""
+        return None if self._distance is None else self._distance.worst
+
+    def join(self, distances: Distances | None) -> None:
+        """Count the distances of others of these among those that `report` tells of."""
+        if self._distance is not None and distances is not None:
+            self._distance.worst.join(distances)
 
     def report(self) -> None:
         """Record how far an author's oracle is from the known definitions."""

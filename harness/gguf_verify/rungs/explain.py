@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -129,39 +129,82 @@ class WrongBytes:
     block: int
 
 
+@dataclass
+class Attempts:
+    """What a part of a rung's work says of its wrong calls, in order, so that it can be joined to what came before.
+
+    Args:
+        made: of each attempt the diagnosis, None where nothing can be replayed, and whether it is one of the few that a
+            rung makes.
+        map: of the first wrong output.
+    """
+
+    made: list[tuple[LocatedDiagnosis | None, bool]] = field(default_factory=list)
+    map: OutputMap | None = None
+
+
 class Explanations:
-    """Of one rung: the diagnosis of the first wrong call that can be explained.
+    """Of one rung, or a part of its work: the diagnosis of the first wrong call that can be explained.
 
     Args:
         result: of the rung.
         threads: for exact products.
         draws: the rung's result also gets the map of the first wrong output.
         keep: gets each call that is added.
+        left: diagnoses that it tries.
     """
 
     def __init__(
-        self, result: RungResult, threads: int, draws: bool = False, keep: Callable[[WrongCall], None] | None = None
-    ) -> None:
+        self, result: RungResult, threads: int, draws: bool = False, keep: Callable[[WrongCall], None] | None = None,
+        left: int = MOST_DIAGNOSES,
+    ) -> None:  # fmt: skip
         self._keep = keep
         self._result, self._threads, self._draws = result, threads, draws
-        self._left = MOST_DIAGNOSES
+        self._left = left
+        #: For `join`.
+        self.attempts = Attempts()
+
+    @property
+    def left(self) -> int:
+        """Diagnoses that may still be tried."""
+        return 0 if self._explained else self._left
+
+    @property
+    def undrawn(self) -> bool:
+        """Whether the map of the first wrong output is to be drawn yet."""
+        return self._draws and self._result.heat_map is None
+
+    def join(self, part: Attempts) -> None:
+        """Say what a part of the work says, as if its calls had been added here."""
+        if self.undrawn:
+            self._result.heat_map = part.map
+        for diagnosis, counted in part.made:
+            if counted and (not self._left or self._explained):
+                continue
+            self._left -= counted
+            if diagnosis is not None:
+                self.say(diagnosis)
 
     def add(self, call: WrongCall) -> None:
         """Explain a call, where that says more than what is known. Raises KernelFault."""
         result, found = self._result, None
         if self._keep is not None:
             self._keep(call)
-        if self._draws and result.heat_map is None:
+        if self.undrawn:
             found = self._look(call)
-            result.heat_map = _output_map(call, found.map)
+            result.heat_map = self.attempts.map = _output_map(call, found.map)
         if self._left and not self._explained:
             self._left -= 1
-            diagnosis = self._diagnosis(call, found or self._look(call))
-            if diagnosis is not None:
-                self.say(diagnosis)
+            self._attempt(self._diagnosis(call, found or self._look(call)))
 
     def say(self, diagnosis: LocatedDiagnosis) -> None:
         """Keep a diagnosis that was made elsewhere, where that says more than what is known."""
+        self._attempt(diagnosis, counted=False)
+
+    def _attempt(self, diagnosis: LocatedDiagnosis | None, counted: bool = True) -> None:
+        self.attempts.made.append((diagnosis, counted))
+        if diagnosis is None:
+            return
         told = -1 if self._result.diagnosis is None else _telling(self._result.diagnosis.verdict)
         if _telling(diagnosis.verdict) > told:
             self._result.diagnosis = diagnosis
@@ -172,7 +215,7 @@ class Explanations:
             return
         self._left -= 1
         found = diagnose_quantizer(wrong.semantics, wrong.x, wrong.got, wrong.expected)
-        self.say(
+        self._attempt(
             LocatedDiagnosis(
                 tensor=wrong.tensor, where=wrong.where, who=wrong.who, row=0, token=wrong.m, block=wrong.block,
                 verdict=found.verdict, wrong=found.wrong, outputs=found.blocks, faults=found.faults, lines=found.lines,
@@ -191,7 +234,7 @@ class Explanations:
         self._left -= 1
         if found.id in ("not-deterministic", "unwritten"):  # these have a cause
             found = tried.checked() or found
-        self.say(
+        self._attempt(
             LocatedDiagnosis(
                 tensor=tensor, where=where, who=who, row=0, token=0, block=None, verdict="known fault", wrong=0,
                 outputs=0, faults=(found,), lines=(f"{found.words}. Fix: {found.fix}",),
@@ -307,4 +350,4 @@ def _output_map(call: WrongCall, grid: Map) -> OutputMap:
     )  # fmt: skip
 
 
-__all__ = ["MOST_DIAGNOSES", "ORDER", "Explanations", "WrongBytes", "WrongCall"]
+__all__ = ["MOST_DIAGNOSES", "ORDER", "Attempts", "Explanations", "WrongBytes", "WrongCall"]

@@ -12,7 +12,7 @@ from ..gguf import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..hosts.base import POISON
 from ..llama.backends import Backend
-from ..results import MAX_FAILURES, MAX_HEX_BYTES, Call, Failure, RungResult, Side
+from ..results import MAX_HEX_BYTES, Call, Failure, RungResult, Side
 from ..semantics import Judgement, Order, Product, Semantics, judge
 from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import overflow_reason
@@ -92,9 +92,11 @@ def judge_output(
     fault_of = _Blamed(side, tensor, first_row, at_block, np.isfinite(expected.exact))
     # one element for each row of W first: different rows say more than different tokens
     _, firsts = np.unique(wrong[:, 1], return_index=True)
-    room = MAX_FAILURES - len(result.failures)
     more = fault_of.count(judgement.bad)
-    shown = [wrong[i] for i in firsts[: max(0, min(_PER_MATRIX, room))]]
+    first = [wrong[i] for i in firsts[:_PER_MATRIX]]
+    for culprit in (*(fault_of.culprit(int(m), int(n)) for m, n in first), *(c for c, n_bad in more.items() if n_bad)):
+        result.blamed.setdefault(culprit, 0)  # so that their order does not depend on how many are shown
+    shown = first[: result.room]
     for m, n in shown:
         got, exact, bound = y[m, n], float(expected.exact[m, n]), float(expected.bound[m, n])
         difference = abs(float(got) - exact)

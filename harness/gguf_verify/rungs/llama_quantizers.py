@@ -25,8 +25,8 @@ class Quantizers:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._counts: dict[str, Agreement] = {}
-        self._seen: set[tuple[str, bytes]] = set()
+        #: Path and digest of activations → how llama.cpp's bytes of them agree; for `join`.
+        self.seen: dict[tuple[str, bytes], Agreement] = {}
 
     def check(
         self, result: RungResult, semantics: Semantics, x: npt.NDArray[np.float32], theirs: npt.NDArray[np.uint8],
@@ -37,9 +37,7 @@ class Quantizers:
         path = self._backend.path(semantics)
         assert path is not None
         digest = (path, hashlib.sha256(x.tobytes()).digest())
-        if digest not in self._seen:
-            self._seen.add(digest)
-            self._counts[path] = self._counts[path] + agreement if path in self._counts else agreement
+        self.seen.setdefault(digest, agreement)
         if agreement.unexplained is not None:
             m, block, what = agreement.unexplained
             result.fail(
@@ -50,9 +48,17 @@ class Quantizers:
                 )
             )  # fmt: skip
 
+    def join(self, seen: dict[tuple[str, bytes], Agreement]) -> None:
+        """Count what another of these has seen, as if it had been checked here."""
+        for digest, agreement in seen.items():
+            self.seen.setdefault(digest, agreement)
+
     def report(self, run: Run, result: RungResult) -> None:
         """The counts as figures, and those of Gaussian activations."""
-        for path, of_model in sorted(self._counts.items()):
+        counts: dict[str, Agreement] = {}
+        for (path, _), agreement in self.seen.items():
+            counts[path] = counts[path] + agreement if path in counts else agreement
+        for path, of_model in sorted(counts.items()):
             result.figures[f"{path}'s activation codes"] = of_model.codes
             result.figures[f"{path}'s ambiguous codes"] = of_model.ambiguous
             result.figures[f"{path}'s codes off IEEE division, per million"] = of_model.per_million

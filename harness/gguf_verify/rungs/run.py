@@ -24,6 +24,7 @@ from ..semantics import Semantics, llama_cpu_semantics
 from ..support.errors import UsageError
 from ..support.progress import Steps, progress_bar
 from .session import Session
+from .tasks import Here, Judges
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -42,6 +43,8 @@ class Run:
     tick: Callable[[], object] = lambda: None
     #: Gets each call with a wrong output, as a rung finds it (`rungs.explain.WrongCall`).
     keep: Callable[[Any], None] | None = None
+    #: What has the tasks judged that rungs plan.
+    judges: Judges = field(default_factory=Here)
 
     @cached_property
     def only(self) -> Call | None:

@@ -1,0 +1,250 @@
+"""The task of one GEMM of the graph: it is judged by itself, in a run of the same model, kernel and options."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+from ...diagnosis.experiments import Experiments
+from ...formats import ElementFormat
+from ...gguf.matrices import label, matrix_of
+from ...llama import Gemm
+from ...results import Call, Failure, GemmRecord, Headroom, PartialResult
+from ...semantics.fast_math import Agreement
+from ...semantics.overflow import LARGEST_HALF, largest_half
+from ...support.errors import KernelFault
+from ..author_oracle import Distances
+from ..envelope import OTHER_SHAPES, TypeProbes
+from ..exact import ExactProducts
+from ..experts import RoutingProbes
+from ..explain import Attempts
+from ..generated_inputs import every_size
+from ..judging import KERNEL
+from ..known import Known
+from ..llama_quantizers import Quantizers
+from ..run import Matrix, Run
+from ..schedules import check_schedules
+from .gemm import OTHER_M, SHARED, GemmJudge
+from .outputs import Outputs
+from .shapes import OTHER_M as OTHER_TOKENS
+from .shapes import cut_trials
+
+_REPACKED = "llama.cpp repacked weights: that it holds the file's bytes could not be checked"
+
+
+@dataclass(frozen=True)
+class GemmTask:
+    """One GEMM, and what was decided of it.
+
+    Args:
+        gemm: as llama.cpp computed it; that of a matrix which the graph left idle is one outside of the graph.
+        use: how many products with this matrix came before in the rung.
+        checksum: that of llama.cpp's weights was asked for.
+        new_shape: no GEMM before had this type, N and K: the kernel also runs with other numbers of tokens, N and K.
+        schedules: the kernel of this type also runs under other schedules.
+        probes: the probes of this type are made, where the GEMM is right.
+        known: what the rung had found.
+    """
+
+    gemm: Gemm
+    use: int
+    checksum: bool
+    new_shape: bool
+    schedules: bool
+    probes: bool
+    known: Known
+
+    def judge(self, run: Run) -> GemmFound:
+        """Run and judge the kernel, and llama.cpp. Raises EnvironmentFault."""
+        return _Judging(self, run).found()
+
+
+@dataclass
+class GemmFound:
+    """What was found with one GEMM.
+
+    Args:
+        part: of the rung's result.
+        attempts: what explains its wrong calls.
+        at_schedules, at_probes: it came as far as where other schedules and the probes are tried, if they are.
+        path: of llama.cpp's backend that was judged.
+        gap: NMSE between the two definitions' exact products; None where nothing was judged, or nothing is quantized.
+        quantized: see `Quantizers.seen`.
+        distances: of an author's oracle.
+    """
+
+    part: PartialResult
+    attempts: Attempts
+    at_schedules: bool = False
+    at_probes: bool = False
+    path: str | None = None
+    gap: float | None = None
+    quantized: dict[tuple[str, bytes], Agreement] = field(default_factory=dict)
+    distances: Distances | None = None
+
+
+class _Judging:
+    """The judgement of one task."""
+
+    def __init__(self, task: GemmTask, run: Run) -> None:
+        self._task, self._run, self._gemm = task, run, task.gemm
+        self._result = task.known.part()
+        self._exact = ExactProducts(run, self._result)
+        self._explanations = task.known.explanations_in(self._result, run)
+        self._quantizers = Quantizers(run.backend)
+        self._found = GemmFound(self._result, self._explanations.attempts, quantized=self._quantizers.seen)
+
+    def found(self) -> GemmFound:
+        """Judge it. Raises EnvironmentFault."""
+        self._check()
+        self._found.distances = self._exact.distances
+        return self._found
+
+    def _check(self) -> None:
+        run, result, gemm, only = self._run, self._result, self._gemm, self._run.only
+        matrix = run.matrix(result, gemm)
+        assert matrix is not None, "a task is made of what is known"
+        llama = run.backend.definition(matrix.fmt, gemm.tokens, gemm.experts)
+        if gemm.idle:
+            gemm = run.backend.computed(gemm, llama, matrix.fmt, matrix.rows, run.options.threads)
+        name, number = label(matrix.tensor, gemm.first_row), matrix_of(matrix.tensor, gemm.first_row)
+        if self._task.checksum:
+            self._check_bytes(gemm, matrix, name, number)
+        failed = result.n_failures
+        judged = GemmJudge(run, result, matrix, gemm, llama, self._task.use)
+        if not isinstance(matrix.fmt, ElementFormat):
+            result.keep_headroom(_headroom(judged))
+        try:
+            with self._exact.of(matrix.tensor):
+                made = self._judge(judged, failed) if only is None else None
+                if only is not None:
+                    self._repeat(judged, only)
+            for wrong_bytes in judged.wrong_bytes:
+                self._explanations.add_bytes(wrong_bytes)
+            for call in judged.wrong.values():
+                self._explanations.add(call)
+        except KernelFault as error:  # also of its author's oracle
+            result.fail(Failure.of(error, f"{name}: {error}", matrix.tensor.name, number))
+            kernel = run.kernel.of(matrix.fmt, *gemm.shape)
+            tried = Experiments(kernel, matrix.fmt, judged.semantics, matrix.rows, gemm.x, run.options.threads)
+            self._explanations.add_fault(error, tried, KERNEL.name, matrix.tensor.name, name)
+            return
+        if made is None:
+            return
+        if not gemm.x.any():
+            result.leave(name, "its activations are all zero", matrix.tensor.name)
+        self._record(judged, made, number, failed)
+
+    def _check_bytes(self, gemm: Gemm, matrix: Matrix, name: str, number: int | None) -> None:
+        """Compare llama.cpp's weights with the file's, by their checksums."""
+        if gemm.crc32 is None:
+            self._result.note(_REPACKED)
+        elif zlib.crc32(matrix.rows.data) != gemm.crc32:
+            what = f"{name}: llama.cpp holds other bytes than the file"
+            self._result.fail(Failure(what, matrix.tensor.name, matrix=number, culprit="llama.cpp"))
+
+    def _repeat(self, judged: GemmJudge, only: Call) -> None:
+        """Make one call alone. Raises KernelFault."""
+        if only.kind == "schedule":
+            self._run_schedules(judged)
+        elif only.kind in ("probe", "grid", "index"):
+            self._probes(judged).check()
+        elif only.kind == "routing":
+            self._routings(judged).check()
+        elif only.kind in ("own", "shared", "other-m", "reference", "cut", "quantizer", "every-size"):
+            judged.repeat(only, self._exact)
+
+    def _probes(self, judged: GemmJudge) -> TypeProbes:
+        matrix = judged.matrix
+        return TypeProbes(
+            self._run, self._result, matrix.tensor, matrix.rows, judged.gemm.x, self._explanations, judged.call("probe")
+        )
+
+    def _routings(self, judged: GemmJudge) -> RoutingProbes:
+        rows = self._run.row_bytes(judged.matrix.tensor)
+        return RoutingProbes(self._run, self._result, judged.matrix.tensor, rows, judged.gemm.x, judged.call("routing"))
+
+    def _judge(self, judged: GemmJudge, failed: int) -> Outputs:
+        """Run and judge the kernel; at other shapes too, where the GEMM is right. Raises KernelFault."""
+        run, matrix, gemm, new_shape = self._run, judged.matrix, judged.gemm, self._task.new_shape
+        if run.options.sanitize:  # first: what ends an ordinary launch has a line only in a checked one
+            self._check_schedules(judged)
+        made = judged.run_kernel(OTHER_TOKENS if new_shape else (1,))
+        path = run.backend.path(judged.llama)
+        if path is not None:
+            self._found.path = path
+            self._quantizers.check(
+                self._result, judged.llama, gemm.x, judged.llama_bytes, matrix.tensor, gemm.first_row
+            )
+        # before outputs are judged: what a race makes wrong are many outputs, and the race itself has a line
+        if run.options.probes == "full":
+            self._check_schedules(judged)
+        judged.judge(made, self._exact)
+        # where something is wrong already, it has a place in the graph, which says more than another shape
+        if self._result.n_failures > failed:
+            return made
+        if new_shape:
+            for i, trial in enumerate(cut_trials(matrix, made.other.values)):
+                if run.kernel.domain.outside(len(trial.rows), trial.k) is None:
+                    judged.try_shape(trial, i)
+        self._found.at_probes = True
+        if self._task.probes:
+            judged.check_quantizer(every_size(matrix.tensor.k), judged.call("every-size"))
+            probes = self._probes(judged)
+            probes.check()
+            judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
+            self._routings(judged).check()
+        return made
+
+    def _check_schedules(self, judged: GemmJudge) -> None:
+        """Once, where it is this task's to do. Raises KernelFault."""
+        again, self._found.at_schedules = self._found.at_schedules, True
+        if self._task.schedules and not again:
+            self._run_schedules(judged)
+
+    def _run_schedules(self, judged: GemmJudge) -> None:
+        """Raises KernelFault."""
+        matrix, gemm = judged.matrix, judged.gemm
+        check_schedules(
+            self._run, self._result, matrix, gemm.x, gemm.first_row, self._explanations, judged.call("schedule")
+        )
+
+    def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:
+        result, matrix, gemm, kernel = self._result, judged.matrix, judged.gemm, made.kernel
+        quantized = not isinstance(matrix.fmt, ElementFormat)
+        if kernel.name != self._run.kernel.name and quantized:  # one of a family
+            chosen = f"GEMMs by {kernel.name}"
+            result.figures[chosen] = result.figures.get(chosen, 0) + 1
+        if quantized:
+            self._found.gap = judged.gap
+        tested = self._run.kernel.is_under_test(matrix.fmt)
+        others = sum(y.size for y in made.others.values()) + judged.n_other_shapes
+        result.count_beside("GEMMs", 1, tested)
+        result.count_beside("outputs", gemm.y.size, tested)
+        result.count_beside("outputs at other shapes", others, tested)
+        worst = judged.utilisation
+        result.details.append(
+            GemmRecord(
+                tensor=matrix.tensor.name, matrix=number, node=gemm.node, type=matrix.fmt.name, m=len(gemm.x),
+                n=len(matrix.rows), k=matrix.tensor.k, kernel=kernel.name, llama_definition=judged.llama.name,
+                own=worst[KERNEL], shared=worst[SHARED], other_m=worst[OTHER_M], other_shapes=worst.get(OTHER_SHAPES),
+                llama=worst.get(judged.llama_side), gap_nmse=judged.gap, failures=result.n_failures - failed,
+                under_test=tested,
+            )
+        )  # fmt: skip
+
+
+def _headroom(judged: GemmJudge) -> Headroom | None:
+    """How near the halves of the graph's activations, as the kernel's definition has them, come to overflowing."""
+    found = largest_half(judged.semantics, judged.own.encoded)
+    if found is None:
+        return None
+    what, token, block, value = found
+    definition = judged.semantics.inside or judged.semantics
+    return Headroom(
+        what=what, tensor=judged.matrix.tensor.name, token=token, block=block, value=value, limit=LARGEST_HALF,
+        of_llama=what == "d" or definition.raw_sum,
+    )  # fmt: skip
+
+
+__all__ = ["GemmFound", "GemmTask"]

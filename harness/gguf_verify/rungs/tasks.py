@@ -1,0 +1,69 @@
+"""A rung's work in pieces: what is planned, who judges it, and how what is found comes together.
+
+A rung that multiplies follows llama.cpp's graph and decides; it judges nothing itself. Its *plan* is an iterator of
+steps. A step may hold a *task*: a record that a run of the same model, kernel and options can judge anywhere and at any
+time, since it holds all that was decided before, and the arrays that llama.cpp gave. What a task finds is merged in the
+order of the plan, so that a rung's result does not depend on who judged what, or when.
+
+Decisions that depend on what was found before (that a type's probes are over, for example) are taken when a task is
+given out, as far as is known by then. Where the merge finds that one was wrong, the task is judged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from ..results import PartialResult
+
+if TYPE_CHECKING:
+    from .run import Run
+
+Found = TypeVar("Found", covariant=True)
+T = TypeVar("T", bound="Task[Any]")
+
+
+class Task(Protocol[Found]):
+    """What can be judged by itself. It can be pickled, and so can what it finds."""
+
+    def judge(self, run: Run) -> Found:
+        """What is found in a run of the same model, kernel and options. Raises EnvironmentFault."""
+        ...
+
+
+@dataclass
+class Step(Generic[T]):
+    """A step of a plan: what is recorded without judging, and the task that follows, if any."""
+
+    said: PartialResult = field(default_factory=lambda: PartialResult(name=""))
+    task: T | None = None
+
+
+class Judges(Protocol):
+    """Who judges tasks."""
+
+    def each(self, run: Run, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
+        """The steps in order, each with what its task found (None without a task). Raises what the plan or a task
+        raises, after all that came before it in the plan."""
+        ...
+
+    def again(self, run: Run, task: Task[Found]) -> Found:
+        """What one more task finds."""
+        ...
+
+
+class Here:
+    """Each task is judged in this process when its turn comes, before the next is planned."""
+
+    def each(self, run: Run, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
+        with closing(plan):
+            for step in plan:
+                yield step, None if step.task is None else step.task.judge(run)
+
+    def again(self, run: Run, task: Task[Found]) -> Found:
+        return task.judge(run)
+
+
+__all__ = ["Here", "Judges", "Step", "Task"]

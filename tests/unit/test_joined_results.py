@@ -1,0 +1,220 @@
+"""Recording in parts and joining these gives the very result that recording the whole gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gguf_verify.results import (
+    MAX_FAILURES,
+    Headroom,
+    LocatedDiagnosis,
+    PartialResult,
+    RungResult,
+    Side,
+    TensorBlocks,
+)
+from gguf_verify.results import Failure as OneFailure
+from gguf_verify.rungs.author_oracle import Distances
+from gguf_verify.rungs.explain import MOST_DIAGNOSES, Explanations
+from gguf_verify.rungs.layers.plan import OncePerType
+from gguf_verify.rungs.llama_quantizers import Quantizers
+from gguf_verify.semantics.fast_math import Agreement
+
+Record = Callable[[RungResult], object]
+NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f"])
+CULPRITS = ("kernel", "llama.cpp", "file", "definition")
+
+
+def _failure(what: str, tensor: str, culprit: Any, cause: str, n: int) -> Record:
+    return lambda result: result.fail(OneFailure(what, tensor, culprit=culprit, cause=cause), n)
+
+
+def _call(method: str, *args: Any) -> Record:
+    return lambda result: getattr(result, method)(*args)
+
+
+def _detail(name: str) -> Record:
+    return lambda result: result.details.append(TensorBlocks(name, "Q4_0", 1, 0))
+
+
+def _figure(name: str, n: int) -> Record:
+    return lambda result: result.figures.__setitem__(name, result.figures.get(name, 0) + n)
+
+
+def _headroom(tensor: str, value: float) -> Record:
+    found = Headroom(what="s", tensor=tensor, token=0, block=0, value=value, limit=65504.0)
+    return lambda result: result.keep_headroom(found)
+
+
+def _records(draw: random.Random) -> list[Record]:
+    """Whatever a rung records, of one kind or of all, in lists that are long enough for every limit."""
+
+    def of(*values: Any) -> Any:
+        return draw.choice(values)
+
+    def name() -> str:
+        return of("a", "b", "c", "d")
+
+    def ratio() -> float:
+        return of(0.0, 0.5, 1.0, 1.0, 2.0, float("inf"), float("nan"))
+
+    causes = draw.choice([2, 30, 60])
+    kinds: list[Callable[[], Record]] = [
+        lambda: _failure(name(), name(), of(*CULPRITS), of("", str(draw.randrange(causes))), draw.randrange(1, 9)),
+        lambda: _call("fail_more", of(*CULPRITS), draw.randrange(3), name()),
+        lambda: _call("note", name() + name(), of(True, False)),
+        lambda: _call("count", name(), draw.randrange(9)),
+        lambda: _call("count_beside", name(), draw.randrange(9), of(True, False)),
+        lambda: _call("skip", name(), draw.randrange(9)),
+        lambda: _call("leave", name(), name()),
+        lambda: _call("leave_all", name(), name(), "llama.cpp"),
+        lambda: _call("measure", Side(name(), True), ratio(), ratio(), str(draw.random())),
+        lambda: _detail(name()),
+        lambda: _figure(name(), draw.randrange(9)),
+        lambda: _headroom(name(), of(1.0, 2.0, -2.0, 3.0)),
+    ]
+    chosen = of(kinds, kinds[:2], [of(*kinds)])
+    return [of(*chosen)() for _ in range(draw.randrange(of(10, 100, 200)))]
+
+
+def _pieces(records: Sequence[Any], cuts: Sequence[int]) -> list[Sequence[Any]]:
+    at = [0, *sorted(min(cut, len(records)) for cut in cuts), len(records)]
+    return [records[i:j] for i, j in pairwise(at)]
+
+
+def _told(result: RungResult) -> str:
+    return repr({name: getattr(result, name) for name in RungResult.__struct_fields__})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_parts_that_are_joined_are_the_whole(seed: int) -> None:
+    """In every field, with the order of what dictionaries hold; whatever was known of the whole when a part began."""
+    draw = random.Random(seed)
+    for _ in range(100):
+        records = _records(draw)
+        whole, joined = RungResult(name="layers"), RungResult(name="layers")
+        for record in records:
+            record(whole)
+        for piece in _pieces(records, [draw.randrange(1 + len(records)) for _ in range(draw.randrange(6))]):
+            part = PartialResult(name="", listed=draw.randint(0, len(joined.failures)))
+            for record in piece:
+                record(part)
+            joined.join(part)
+        assert _told(joined) == _told(whole)
+
+
+def test_a_part_has_room_for_what_the_whole_may_list() -> None:
+    """Failures of a cause may be listed before and take no room, so that they leave it to the others."""
+    part = PartialResult(name="", listed=MAX_FAILURES - 2)
+    part.fail(OneFailure("a", cause="known"))
+    assert part.room == 2
+    part.fail(OneFailure("b"))
+    assert part.room == 1
+
+
+# ---- explanations ----------------------------------------------------------------------------------------------------
+
+
+def _diagnosis(verdict: str, who: str) -> LocatedDiagnosis:
+    return LocatedDiagnosis(
+        tensor="t", where="t", who=who, row=0, token=0, block=None, verdict=verdict, wrong=1, outputs=2
+    )
+
+
+VERDICTS = st.sampled_from(["another order", "out of range", "unknown", "known fault", None])
+
+
+class _Explained(Explanations):
+    """Says what it is given of a call."""
+
+    def _look(self, call: Any) -> Any:
+        return SimpleNamespace(map=call)
+
+    def _diagnosis(self, call: Any, found: Any) -> LocatedDiagnosis | None:
+        verdict, who = call
+        return None if verdict is None else _diagnosis(verdict, who)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), VERDICTS), max_size=12), st.lists(st.integers(0, 12), max_size=4), st.data())
+def test_explanations_of_parts(calls: list[tuple[bool, str | None]], cuts: list[int], data: st.DataObject) -> None:
+    """Which diagnosis and which map a rung keeps does not depend on where its calls were judged; neither does how many
+    more are tried, nor that a part tried more than was needed, as it does where it began before others were joined."""
+
+    def add(to: Explanations, piece: Sequence[tuple[int, tuple[bool, str | None]]]) -> None:
+        for i, (said, verdict) in piece:
+            if said:
+                to.say(_diagnosis(verdict or "unknown", str(i)))
+            else:
+                to.add((verdict, str(i)))  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gguf_verify.rungs.explain._output_map", lambda call, grid: grid)
+        whole, joined = RungResult(name="layers"), RungResult(name="layers")
+        one, several = _Explained(whole, 1, draws=True), _Explained(joined, 1, draws=True)
+        numbered = list(enumerate(calls))
+        add(one, numbered)
+        for piece in _pieces(numbered, cuts):
+            left = data.draw(st.integers(several.left, MOST_DIAGNOSES)) if several.left else 0
+            part = PartialResult(name="")
+            of_part = _Explained(part, 1, draws=data.draw(st.booleans()) or several.undrawn, left=left)
+            add(of_part, piece)
+            several.join(of_part.attempts)
+    assert (joined.diagnosis, joined.heat_map) == (whole.diagnosis, whole.heat_map)
+    assert (several.left, several.undrawn) == (one.left, one.undrawn)
+
+
+# ---- what is done once for each type ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["x", "y"]), st.booleans()), max_size=20), st.integers(1, 6))
+def test_once_per_type_whatever_is_in_flight(tasks: list[tuple[str, bool]], in_flight: int) -> None:
+    """However many tasks are given out before the first is merged, what is done once for each type is done with the
+    first that comes so far; one by one, nothing is judged again."""
+    once, merged, again = OncePerType(), list[bool](), 0
+    asked = list[bool]()
+    for i in range(len(tasks) + in_flight - 1):
+        if i < len(tasks):
+            asked.append(once.give(tasks[i][0]))
+        done = i - in_flight + 1
+        if done >= 0:
+            kind, came = tasks[done]
+            right = once.right(kind, asked[done], came)
+            again += not right
+            merged.append(came and asked[done] == right)
+    first = {kind: i for i, (kind, came) in reversed(list(enumerate(tasks))) if came}
+    assert [i for i, done in enumerate(merged) if done] == sorted(first.values())
+    if in_flight == 1:
+        assert not again
+
+
+# ---- counts beside the result ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(NAMES, st.sampled_from([0.0, 0.1, 0.5, float("inf")])), max_size=9), st.integers(0, 9))
+def test_distances_of_an_oracle(found: list[tuple[str, float]], cut: int) -> None:
+    whole, joined = Distances(), Distances()
+    for name, nmse in found:
+        whole.join(Distances({name: nmse}, {"weights": nmse}))
+    for piece in (found[:cut], found[cut:]):
+        part = Distances()
+        for name, nmse in piece:
+            part.join(Distances({name: nmse}, {"weights": nmse}))
+        joined.join(part)
+    assert repr(joined) == repr(whole)
+
+
+def test_activations_that_parts_share_are_counted_once() -> None:
+    several, one = Quantizers(SimpleNamespace()), Agreement(32, 1, 1, 1, 0, None)  # type: ignore[arg-type]
+    several.join({("MMQ", b"1"): one})
+    several.join({("MMQ", b"1"): one, ("MMQ", b"2"): one, ("MMVQ", b"1"): one})
+    assert list(several.seen) == [("MMQ", b"1"), ("MMQ", b"2"), ("MMVQ", b"1")]
