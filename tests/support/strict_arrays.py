@@ -1,9 +1,9 @@
 """A double of CuPy's arrays that needs no card: it computes by NumPy, and refuses what CuPy refuses.
 
-As CuPy 14 does, it takes no array of NumPy for an argument and does not become one unasked; it has CuPy's functions only
-(`NAMES`, which a test compares with CuPy where that is installed); it sees bytes as larger numbers only where they are
-contiguous, and a card reads those only at multiples of their size; results of one number are arrays; float32 numbers
-below 2^-126 are zero to it. Beyond CuPy it refuses to convert to half, which CuPy may round twice.
+As CuPy 14 does, it takes no array of NumPy for an argument and does not become one unasked; it has CuPy's functions
+only (`NAMES`, which a test compares with CuPy where that is installed); it sees bytes as larger numbers only where they
+are contiguous, and a card reads those only at multiples of their size; results of one number are arrays; float32
+numbers below 2^-126 are zero to it. Beyond CuPy it refuses to convert to half, which CuPy may round twice.
 """
 
 from __future__ import annotations
@@ -20,55 +20,14 @@ from gguf_verify.semantics import rounding
 from gguf_verify.support.arrays import Library, register
 
 #: Functions of NumPy that CuPy has under the same name, as far as they are used.
-NAMES = frozenset(
-    [
-        "absolute",
-        "add",
-        "argmax",
-        "argsort",
-        "argwhere",
-        "bitwise_and",
-        "bitwise_or",
-        "broadcast_to",
-        "concatenate",
-        "copysign",
-        "cumsum",
-        "divide",
-        "einsum",
-        "equal",
-        "frexp",
-        "full_like",
-        "greater",
-        "greater_equal",
-        "invert",
-        "isfinite",
-        "isnan",
-        "ldexp",
-        "left_shift",
-        "less",
-        "less_equal",
-        "matmul",
-        "maximum",
-        "minimum",
-        "multiply",
-        "nan_to_num",
-        "negative",
-        "nextafter",
-        "not_equal",
-        "power",
-        "repeat",
-        "right_shift",
-        "rint",
-        "sqrt",
-        "square",
-        "stack",
-        "subtract",
-        "tensordot",
-        "unpackbits",
-        "where",
-        "zeros_like",
-    ]
-)
+NAMES = frozenset((
+    "absolute", "add", "argmax", "argsort", "argwhere", "bitwise_and", "bitwise_or", "broadcast_to",
+    "concatenate", "copysign", "cumsum", "divide", "einsum", "equal", "frexp", "full_like", "greater",
+    "greater_equal", "invert", "isfinite", "isnan", "ldexp", "left_shift", "less", "less_equal", "matmul",
+    "maximum", "minimum", "multiply", "nan_to_num", "negative", "nextafter", "not_equal", "power", "repeat",
+    "right_shift", "rint", "sqrt", "square", "stack", "subtract", "tensordot", "unpackbits", "where",
+    "zeros_like",
+))  # fmt: skip
 _LEAST = np.float32(2.0**-126)
 _SCALARS = (bool, int, float, np.generic)
 
@@ -108,7 +67,7 @@ class CardArray(NDArrayOperatorsMixin):
     """An array on a card that does not exist; `held` is its content."""
 
     __array_priority__ = 100
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
     def __init__(self, held: npt.NDArray[Any]) -> None:
         if held.dtype.fields is not None:
