@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..support.arrays import beside
 from . import grids
 from .block import QK_K, Bytes, Codes, Floats, Structs
 from .grids import Grid
@@ -60,7 +61,7 @@ def _in_nibbles(entries: npt.NDArray[np.int8]) -> npt.NDArray[np.uint32]:
 def times(d: Floats, factors: Floats) -> Floats:
     """float32[...] times [..., groups]: exact, since no d has more than 11 bits and no factor more than 6."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(d[..., None] * factors)
+        return d[..., None] * factors
 
 
 def odd_multiples(scales: Unsigned, unit: float) -> Floats:
@@ -70,19 +71,19 @@ def odd_multiples(scales: Unsigned, unit: float) -> Floats:
 
 def half_d(structs: Structs) -> Floats:
     """The scale of the scales, float32[...]."""
-    return np.asarray(structs["d"]).astype(np.float32)
+    return structs["d"].astype(np.float32)
 
 
 def runs_of_bits(packed: Unsigned, width: int, count: int) -> Bytes:
     """[..., n] → the `count` lowest runs of `width` bits of each, uint8[..., n·count], the lowest first."""
-    shifts = np.arange(0, width * count, width, dtype=packed.dtype)
+    shifts = beside(packed, np.arange(0, width * count, width, dtype=packed.dtype))
     runs = packed[..., None] >> shifts & packed.dtype.type((1 << width) - 1)
     return runs.astype(np.uint8).reshape(*packed.shape[:-1], packed.shape[-1] * count)
 
 
 def grid_index(low: Bytes, high: Bytes) -> Unsigned:
     """Indices from their low 8 bits and the bits above."""
-    return np.asarray(low | high.astype(np.uint16) << 8)
+    return low | high.astype(np.uint16) << np.uint16(8)
 
 
 def entries(grid: Grid, index: Unsigned, signs: Bytes) -> Codes:
@@ -93,13 +94,13 @@ def entries(grid: Grid, index: Unsigned, signs: Bytes) -> Codes:
         index: [..., 256 / values of an entry].
         signs: uint8[..., 32], a bit for each value.
     """
-    magnitudes = grid.entries()[index].reshape(*signs.shape, 8)
-    return np.asarray(magnitudes * grids.signs()[signs]).reshape(*signs.shape[:-1], QK_K)
+    magnitudes = beside(index, grid.entries())[index].reshape(*signs.shape, 8)
+    return (magnitudes * beside(signs, grids.signs())[signs]).reshape(*signs.shape[:-1], QK_K)
 
 
 def signs_of_words(words: npt.NDArray[np.uint32]) -> Bytes:
     """uint32[..., 8], each four times 7 bits and a scale → sign bytes [..., 32]."""
-    return np.asarray(grids.ksigns()[runs_of_bits(words, 7, 4)])
+    return beside(words, grids.ksigns())[runs_of_bits(words, 7, 4)]
 
 
 def scales_of_iq2(structs: Structs) -> Floats:
@@ -109,5 +110,5 @@ def scales_of_iq2(structs: Structs) -> Floats:
 
 def codes_of_iq1(index: Unsigned, delta: Bytes) -> Codes:
     """Grid indices [..., 32] and delta bits uint8[..., 32] → 8·grid ± 1, [..., 256]."""
-    eighths = 8 * IQ1_GRID.entries()[index] + (1 - 2 * delta.astype(np.int8))[..., None]
-    return np.asarray(eighths).reshape(*index.shape[:-1], QK_K)
+    eighths = 8 * beside(index, IQ1_GRID.entries())[index] + (1 - 2 * delta.astype(np.int8))[..., None]
+    return eighths.reshape(*index.shape[:-1], QK_K)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import beside
 from .block import QK_K, Bytes, Floats, Structs
 from .layout import Bits, Field, Items, each
 
@@ -14,6 +15,7 @@ D_OF_SCALES = Field("d", "<f2", 1, "scale of the scales", each(1, Bits(16, "half
 DMIN = Field("dmin", "<f2", 1, "scale of the minima", each(1, Bits(16, "half, scale of the minima")))
 #: Places of the pairs of bits in a byte.
 PAIRS = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+_BITS = np.arange(8, dtype=np.uint8)[:, None]
 PAIRS_DOC = "of each 32 bytes: the lowest two bits are values 0..31 of 128, the next ones values 32..63, and so on"
 #: Eight 6-bit scales and eight 6-bit minima in 12 bytes. Of the first four scales and minima the six bits lie together;
 #: of the others the low four bits are a nibble and the high two lie above the first four's (get_scale_min_k4).
@@ -33,13 +35,13 @@ NIBBLES_BY_64 = Field(
 
 def field_as_float32(structs: Structs, name: str) -> Floats:
     """A field of one number, float32[...]."""
-    return np.asarray(structs[name]).astype(np.float32)
+    return structs[name].astype(np.float32)
 
 
 def pairs_by_128(qs: Bytes) -> Bytes:
     """uint8[..., 64] → pairs of bits [..., 256]: of each 32 bytes first all lowest pairs, then the next ones."""
     runs = qs.reshape(*qs.shape[:-1], 2, 1, 32)
-    return np.asarray((runs >> PAIRS) & 3).reshape(*qs.shape[:-1], QK_K)
+    return ((runs >> beside(qs, PAIRS)) & np.uint8(3)).reshape(*qs.shape[:-1], QK_K)
 
 
 def pairs_layout(low: int = 0) -> tuple[Items, ...]:
@@ -52,7 +54,8 @@ def pairs_layout(low: int = 0) -> tuple[Items, ...]:
 
 def bits_by_32(mask: Bytes) -> Bytes:
     """uint8[..., 32] → single bits [..., 256]: bit j of byte l belongs to value 32·j + l."""
-    return np.asarray((mask[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1).reshape(*mask.shape[:-1], QK_K)
+    bits = (mask[..., None, :] >> beside(mask, _BITS)) & np.uint8(1)
+    return bits.reshape(*mask.shape[:-1], QK_K)
 
 
 def bits_layout(low: int) -> tuple[Items, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ..support.arrays import bits_of, seen_as
 from .block import Codes, Floats, Structs
 from .c_arithmetic import at_index, c_int8, inverse, round_half_away, signed_max
 from .layout import Bits, Field, each
@@ -40,13 +41,12 @@ def read_nibbles(structs: Structs) -> npt.NDArray[np.uint8]:
 
 def read_nibbles_and_fifth_bits(structs: Structs) -> Codes:
     q = read_nibbles(structs)
-    qh = np.ascontiguousarray(structs["qh"])[..., None].view(np.uint8)
-    q |= np.unpackbits(qh, axis=-1, bitorder="little") << 4
+    q |= bits_of(seen_as(structs["qh"][..., None], np.uint8)) << np.uint8(4)
     return q
 
 
 def read_bytes(structs: Structs) -> Codes:
-    return np.asarray(structs["qs"])
+    return structs["qs"]
 
 
 def packed_codes(q: npt.NDArray[np.integer]) -> dict[str, npt.ArrayLike]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ..support.arrays import Array, on_host
 from .kernel_table import KernelTable
 from .layout import Field
 from .llama_products import LlamaProducts
@@ -32,6 +34,30 @@ QK_K = 256
 _NOT_WEIGHTS = LlamaProducts()
 #: The `type_id` of a layout that ggml has no number for, since no file holds it.
 NO_TYPE_ID = -1
+
+
+@dataclass(frozen=True)
+class Members:
+    """Blocks uint8[..., block_bytes] on a card as structs `[...]`: arrays there have no types of structs.
+
+    A member of several bytes is copied, since a card reads it only at a multiple of its size.
+    """
+
+    fmt: BlockFormat
+    blocks: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the structs."""
+        return tuple(self.blocks.shape[:-1])
+
+    def __getitem__(self, name: str) -> Array:
+        """A member of all structs. Raises KeyError for an unknown name."""
+        at = self.fmt.field_offset(name)
+        field = next(f for f in self.fmt.fields if f.name == name)
+        dtype, raw = np.dtype(field.dtype), self.blocks[..., at : at + field.nbytes]
+        items = (raw if dtype.itemsize == 1 else raw.copy()).view(dtype)
+        return items if field.count > 1 else items[..., 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +236,10 @@ class BlockFormat:
         return k // self.block_size * self.block_bytes
 
     def view(self, blocks: Bytes) -> Structs:
-        """`uint8[..., block_bytes]` seen as structs `[...]`, without a copy where the blocks are contiguous."""
+        """`uint8[..., block_bytes]` seen as structs `[...]`, without a copy where the blocks are contiguous; on a
+        card as `Members`."""
+        if not on_host(blocks):
+            return cast(Structs, Members(self, blocks))
         packed = np.ascontiguousarray(blocks)
         return packed.view(self.dtype)[..., 0]
 
@@ -222,7 +251,7 @@ class BlockFormat:
         """The scales d, `float32[..., groups]`."""
         if self.read_scales is not None:
             return self.read_scales(self.view(blocks))
-        d = np.asarray(self.view(blocks)["d"]).astype(np.float32)
+        d = self.view(blocks)["d"].astype(np.float32)
         return np.repeat(d[..., None], self.groups, axis=-1) if self.groups > 1 else d[..., None]
 
     def minima(self, blocks: Bytes) -> Floats:
@@ -230,7 +259,7 @@ class BlockFormat:
         if self.read_minima is not None:
             return self.read_minima(self.view(blocks))
         if self.has_min:
-            return np.asarray(self.view(blocks)["m"]).astype(np.float32)[..., None]
+            return self.view(blocks)["m"].astype(np.float32)[..., None]
         return np.float32(-self.offset) * self.scales(blocks)
 
     def scale(self, blocks: Bytes) -> Floats:
@@ -244,7 +273,7 @@ class BlockFormat:
     def _one(self, values: Floats) -> Floats:
         if self.groups > 1:
             raise ValueError(f"{self.name} has {self.groups} groups a block")
-        return np.asarray(values[..., 0])
+        return values[..., 0]
 
     def decode(self, blocks: Bytes) -> Floats:
         """The values, `float32[..., block_size]`, bit-equal to llama.cpp's `to_float`.

@@ -9,6 +9,7 @@ import struct
 
 import numpy as np
 
+from ..support.arrays import beside
 from . import _slow as slow
 from ._i_quants import (
     IQ1_TABLE,
@@ -23,17 +24,20 @@ from .block import QK_K, BlockFormat, Codes, Floats, Structs
 from .layout import Bits, Field, Items, each
 from .llama_products import LlamaProducts
 
+#: Places of the four bits of d in a half.
+_NIBBLES = np.arange(0, 16, 4, dtype=np.uint16)
+
 
 def _read_codes(structs: Structs) -> Codes:
     nibbles = runs_of_bits(structs["qh"], 4, 2)
-    return codes_of_iq1(grid_index(structs["qs"], np.asarray(nibbles & 7)), np.asarray(nibbles >> 3))
+    return codes_of_iq1(grid_index(structs["qs"], nibbles & np.uint8(7)), nibbles >> np.uint8(3))
 
 
 def _read_scales(structs: Structs) -> Floats:
     """The half d has four bits at the head of each word, the lowest first; below them are four scales."""
     words = structs["scales"]
-    bits = (words >> 12 << np.arange(0, 16, 4, dtype=np.uint16)).sum(axis=-1, dtype=np.uint16)
-    d = np.asarray(bits).view(np.float16).astype(np.float32)
+    bits = (words >> 12 << beside(words, _NIBBLES)).sum(axis=-1, dtype=np.uint16)
+    d = bits.view(np.float16).astype(np.float32)
     return times(d, odd_multiples(runs_of_bits(words, 3, 4), 1 / 8))
 
 

@@ -27,7 +27,7 @@ def _read_codes(structs: Structs) -> Codes:
 
 
 def _read_scales(structs: Structs) -> Floats:
-    return times(half_d(structs), odd_multiples(np.asarray(structs["qh"] >> 12 & 7), 1 / 8))
+    return times(half_d(structs), odd_multiples(structs["qh"] >> np.uint16(12) & np.uint16(7), 1 / 8))
 
 
 def _slow_decode(raw: bytes) -> list[float]:

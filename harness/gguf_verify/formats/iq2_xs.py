@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import beside
 from . import _slow as slow
 from . import grids
 from ._i_quants import (
@@ -24,7 +25,7 @@ _GRID = Grid("IQ2_XS", 512, 8)
 
 
 def _read_codes(structs: Structs) -> Codes:
-    return entries(_GRID, np.asarray(structs["qs"] & 511), grids.ksigns()[structs["qs"] >> 9])
+    return entries(_GRID, structs["qs"] & np.uint16(511), beside(structs["qs"], grids.ksigns())[structs["qs"] >> 9])
 
 
 def _slow_decode(raw: bytes) -> list[float]:

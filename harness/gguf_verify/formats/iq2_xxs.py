@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import seen_as
 from . import _slow as slow
 from ._i_quants import (
     INTEGER_DIVISION,
@@ -27,12 +28,12 @@ _GRID = Grid("IQ2_XXS", 256, 8)
 
 def _read_codes(structs: Structs) -> Codes:
     words = structs["qs"].reshape(*structs.shape, 8, 2)
-    index = np.ascontiguousarray(words[..., 0]).view(np.uint8)
+    index = seen_as(words[..., 0], np.uint8)
     return entries(_GRID, index, signs_of_words(words[..., 1]))
 
 
 def _read_scales(structs: Structs) -> Floats:
-    return times(half_d(structs), odd_multiples(np.asarray(structs["qs"][..., 1::2] >> 28), 1 / 8))
+    return times(half_d(structs), odd_multiples(structs["qs"][..., 1::2] >> np.uint32(28), 1 / 8))
 
 
 def _slow_decode(raw: bytes) -> list[float]:

@@ -30,7 +30,7 @@ def _read_codes(structs: Structs) -> Codes:
 
 
 def _read_scales(structs: Structs) -> Floats:
-    return times(half_d(structs), odd_multiples(np.asarray(structs["scales_and_signs"] >> 28), 1 / 4))
+    return times(half_d(structs), odd_multiples(structs["scales_and_signs"] >> np.uint32(28), 1 / 4))
 
 
 def _slow_decode(raw: bytes) -> list[float]:

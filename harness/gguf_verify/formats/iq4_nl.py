@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import beside
 from . import _slow as slow
 from . import grids
 from ._i_quants import (
@@ -19,7 +20,8 @@ from .llama_products import LlamaProducts
 
 def _read_codes(structs: Structs) -> Codes:
     qs = structs["qs"]
-    return np.asarray(grids.kvalues()[np.concatenate([qs & 0x0F, qs >> 4], axis=-1)])
+    codes: Codes = beside(qs, grids.kvalues())[np.concatenate([qs & 0x0F, qs >> 4], axis=-1)]
+    return codes
 
 
 def _slow_decode(raw: bytes) -> list[float]:

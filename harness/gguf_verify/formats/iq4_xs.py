@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import beside
 from . import _slow as slow
 from . import grids
 from ._i_quants import (
@@ -21,7 +22,8 @@ from .llama_products import LlamaProducts
 def _read_codes(structs: Structs) -> Codes:
     """Of each 16 bytes: low nibbles values 0..15 of 32, high nibbles values 16..31."""
     qs = structs["qs"].reshape(*structs.shape, 8, 16)
-    return np.asarray(grids.kvalues()[np.concatenate([qs & 0x0F, qs >> 4], axis=-1)]).reshape(*structs.shape, QK_K)
+    codes: Codes = beside(qs, grids.kvalues())[np.concatenate([qs & 0x0F, qs >> 4], axis=-1)]
+    return codes.reshape(*structs.shape, QK_K)
 
 
 def _read_scales(structs: Structs) -> Floats:

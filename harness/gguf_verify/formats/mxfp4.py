@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ..support.arrays import beside
 from . import _slow as slow
 from ._fp4 import E2M1, SOURCE, nibbles
 from ._legacy import (
@@ -28,16 +29,19 @@ _SCALES = _e8m0_half()
 
 
 def _read_codes(structs: Structs) -> Codes:
-    return np.asarray(E2M1[nibbles(structs["qs"])])
+    qs = structs["qs"]
+    return beside(qs, E2M1)[nibbles(qs)]
 
 
 def _read_scales(structs: Structs) -> Floats:
-    return np.asarray(_SCALES[structs["e"]][..., None])
+    scales: Floats = beside(structs["e"], _SCALES)[structs["e"]][..., None]
+    return scales
 
 
 def _read_sound(structs: Structs) -> npt.NDArray[np.bool_]:
     """ggml-quants.c, `validate_e_e8m0`: 255 is NaN by the standard."""
-    return np.asarray(structs["e"] != 255)
+    sound: npt.NDArray[np.bool_] = structs["e"] != 255
+    return sound
 
 
 def _make_finite(structs: Structs, rng: np.random.Generator) -> None:

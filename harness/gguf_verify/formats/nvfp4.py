@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import beside
 from . import _slow as slow
 from ._fp4 import E2M1, SOURCE, nibbles
 from .block import BlockFormat, Codes, Floats, Structs
@@ -31,11 +32,12 @@ _SCALES = _ue4m3_half()
 def _read_codes(structs: Structs) -> Codes:
     """Of each 8 bytes: low nibbles values 0..7 of a group, high nibbles values 8..15."""
     qs = structs["qs"].reshape(*structs.shape, 4, 8)
-    return np.asarray(E2M1[nibbles(qs)]).reshape(*structs.shape, 64)
+    return beside(qs, E2M1)[nibbles(qs)].reshape(*structs.shape, 64)
 
 
 def _read_scales(structs: Structs) -> Floats:
-    return np.asarray(_SCALES[structs["d"]])
+    scales: Floats = beside(structs["d"], _SCALES)[structs["d"]]
+    return scales
 
 
 def _slow_decode(raw: bytes) -> list[float]:

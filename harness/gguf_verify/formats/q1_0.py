@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import bits_of
 from . import _slow as slow
 from ._legacy import (
     D,
 )
-from .block import BlockFormat, Codes, Structs
+from .block import BlockFormat, Bytes, Codes, Structs
 from .layout import Bits, Field, each
 from .llama_products import LlamaProducts
 
 
 def _read_codes(structs: Structs) -> Codes:
-    bits = np.unpackbits(structs["qs"], axis=-1, bitorder="little")
-    return np.asarray(2 * bits.astype(np.int8) - np.int8(1))
+    bits: Bytes = bits_of(structs["qs"])
+    return 2 * bits.astype(np.int8) - np.int8(1)
 
 
 def _slow_decode(raw: bytes) -> list[float]:

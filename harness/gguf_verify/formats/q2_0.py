@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import beside
 from . import _slow as slow
 from ._legacy import (
     D,
@@ -12,10 +13,12 @@ from .block import BlockFormat, Codes, Structs
 from .layout import Bits, Field, each
 from .llama_products import LlamaProducts
 
+_SHIFTS = np.arange(0, 8, 2, dtype=np.uint8)
+
 
 def _read_codes(structs: Structs) -> Codes:
-    q = (structs["qs"][..., None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
-    return np.asarray(q.astype(np.int8) - np.int8(1)).reshape(*structs.shape, 64)
+    q = (structs["qs"][..., None] >> beside(structs["qs"], _SHIFTS)) & 3
+    return (q.astype(np.int8) - np.int8(1)).reshape(*structs.shape, 64)
 
 
 def _slow_decode(raw: bytes) -> list[float]:

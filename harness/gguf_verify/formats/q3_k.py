@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import beside
 from . import _slow as slow
 from ._k_quants import (
     D_OF_SCALES,
@@ -22,7 +23,7 @@ from .llama_products import LlamaProducts
 
 def _read_codes(structs: Structs) -> Codes:
     q = pairs_by_128(structs["qs"]) | bits_by_32(structs["hmask"]) << 2
-    return np.asarray(q.astype(np.int8) - np.int8(4))
+    return q.astype(np.int8) - np.int8(4)
 
 
 def _scales_of_six_bits(packed: Bytes) -> Bytes:
@@ -30,8 +31,9 @@ def _scales_of_six_bits(packed: Bytes) -> Bytes:
     in the pairs of the others."""
     low, high = packed[..., :8], packed[..., 8:]
     nibbles = np.concatenate([low & 0x0F, low >> 4], axis=-1)
-    pairs = np.asarray((high[..., None, :] >> PAIRS) & 3).reshape(nibbles.shape)
-    return np.asarray(nibbles | pairs << 4)
+    pairs = (high[..., None, :] >> beside(packed, PAIRS)) & np.uint8(3)
+    scales: Bytes = nibbles | pairs.reshape(nibbles.shape) << np.uint8(4)
+    return scales
 
 
 def _read_scales(structs: Structs) -> Floats:

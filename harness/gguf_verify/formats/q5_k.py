@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from . import _slow as slow
 from ._k_quants import (
     D_OF_SCALES,
@@ -22,7 +20,7 @@ from .llama_products import LlamaProducts
 
 
 def _read_codes(structs: Structs) -> Codes:
-    return np.asarray(nibbles_by_64(structs["qs"]) | bits_by_32(structs["qh"]) << 4)
+    return nibbles_by_64(structs["qs"]) | bits_by_32(structs["qh"]) << 4
 
 
 def _slow_decode(raw: bytes) -> list[float]:

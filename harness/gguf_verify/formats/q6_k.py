@@ -6,9 +6,11 @@ import struct
 
 import numpy as np
 
+from ..support.arrays import beside
 from . import _slow as slow
 from ._k_quants import (
     D_OF_SCALES,
+    PAIRS,
     field_as_float32,
 )
 from .block import QK_K, BlockFormat, Codes, Floats, Structs
@@ -22,9 +24,9 @@ def _read_codes(structs: Structs) -> Codes:
     low = structs["ql"].reshape(*structs.shape, 2, 64)
     high = structs["qh"].reshape(*structs.shape, 2, 1, 32)
     nibbles = np.concatenate([low & 0x0F, low >> 4], axis=-1).reshape(*structs.shape, 2, 4, 32)
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    q = nibbles | ((high >> shifts) & 3) << 4
-    return np.asarray(q.astype(np.int8) - np.int8(32)).reshape(*structs.shape, QK_K)
+    q = nibbles | ((high >> beside(high, PAIRS)) & 3) << 4
+    codes: Codes = (q.astype(np.int8) - np.int8(32)).reshape(*structs.shape, QK_K)
+    return codes
 
 
 def _read_scales(structs: Structs) -> Floats:

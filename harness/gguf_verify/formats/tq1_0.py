@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..support.arrays import beside
 from . import _slow as slow
 from ._legacy import (
     D,
@@ -20,7 +21,7 @@ def _trits(packed: Bytes, count: int) -> Bytes:
 
     A byte b stands for the fraction b/256. Its digit n in base 3 is the whole part of 3·frac(3^n·b/256).
     """
-    fraction = packed[..., None, :] * _POWERS[:count]  # wraps at 256, which leaves the fraction
+    fraction = packed[..., None, :] * beside(packed, _POWERS[:count])  # wraps at 256, which leaves the fraction
     digits = fraction.astype(np.uint16) * 3 >> 8
     return digits.astype(np.uint8).reshape(*packed.shape[:-1], count * packed.shape[-1])
 
@@ -28,7 +29,7 @@ def _trits(packed: Bytes, count: int) -> Bytes:
 def _read_codes(structs: Structs) -> Codes:
     qs = structs["qs"]
     trits = [_trits(qs[..., :32], 5), _trits(qs[..., 32:], 5), _trits(structs["qh"], 4)]
-    return np.asarray(np.concatenate(trits, axis=-1).astype(np.int8) - np.int8(1))
+    return np.concatenate(trits, axis=-1).astype(np.int8) - np.int8(1)
 
 
 def _trit_items(items: range, first: int, count: int) -> Items:

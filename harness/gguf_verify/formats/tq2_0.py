@@ -19,7 +19,7 @@ from .llama_products import LlamaProducts
 
 
 def _read_codes(structs: Structs) -> Codes:
-    return np.asarray(pairs_by_128(structs["qs"]).astype(np.int8) - np.int8(1))
+    return pairs_by_128(structs["qs"]).astype(np.int8) - np.int8(1)
 
 
 def _slow_decode(raw: bytes) -> list[float]:

@@ -37,7 +37,9 @@ from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..support.errors import KernelFault
 from ..support.stages import counted
 from .accumulation import Accumulation
+from .agreement import computed_on
 from .definition import Oracle, Semantics
+from .device import Device
 from .elements import element_product, exact_elements
 from .narrow import stored, stored_value
 from .order import Order
@@ -69,8 +71,9 @@ _OWN_TERM, _OWN_VALUES = 32, 1 << 24
 
 @counted("exact product")
 def product(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1
-) -> Product:
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
+    device: Device | None = None,
+) -> Product:  # fmt: skip
     """The product of weights and activations in a GEMM's own layout.
 
     Args:
@@ -82,41 +85,57 @@ def product(
         order: also compute the bits of this order, by the fused multiply-adds above: of blocks, or of values for
             `f32`. None: no bits.
         threads: rows of W are shared out among so many threads.
+        device: where it is computed; None: by NumPy. Products of weights that are not quantized, of an author's oracle
+            and of fused operations are computed by NumPy, and put there.
 
     Returns:
-        a Product of `[M, N]` arrays.
+        a Product of `[M, N]` arrays, on the device if there is one.
 
     Raises KernelFault where the definition is an oracle of the kernel's author, and that breaks its contract;
-    ValueError for an order in parts of values that are not quantized (`f32`, float types), which no definition states.
+    EnvironmentFault where the device's numbers are not NumPy's; ValueError for an order in parts of values that are not
+    quantized (`f32`, float types), which no definition states.
     """
+    if device is not None and (isinstance(fmt, ElementFormat) or not _placeable(semantics)):
+        return product(semantics, fmt, w, x, order, threads).placed(device.put)
     if isinstance(fmt, ElementFormat):
         return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), order, threads)
-    made = _unstored(semantics, fmt, w, x, order, threads)
+    made = _unstored(semantics, fmt, w, x, order, threads, device)
     if semantics.epilogue is not None:
         of_gate = lambda other: _unstored(semantics, fmt, other, x, None, threads)  # noqa: E731
         made = semantics.epilogue.applied(made, fmt, w, x, of_gate)
     return stored(made, semantics.output)
 
 
+def _placeable(semantics: Semantics) -> bool:
+    """Whether a product can be computed on a device: its sums and outputs are float32, and nothing else is needed."""
+    return semantics.oracle is None and semantics.plain and (semantics.inside or semantics).plain
+
+
 def _unstored(
-    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int
+    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int,
+    device: Device | None = None,
 ) -> Product:  # fmt: skip
     """The product before anything is fused behind it, and before it is rounded to the type of the output."""
     if order is not None and semantics.accumulation.name != "float32":
         raise ValueError(f"no definition states the order {order} of sums in {semantics.accumulation}")
     if semantics.inside is not None:
         values = semantics.values_of(x)
-        of_blocks = _unstored(semantics.inside, fmt, w, semantics.inside.bytes_of(values), order, threads)
-        slack = slack_of_sums(semantics.inside, fmt, w, values)
-        return replace(of_blocks, bound=of_blocks.bound + slack, spread=of_blocks.spread + slack)
+        of_blocks = _unstored(semantics.inside, fmt, w, semantics.inside.bytes_of(values), order, threads, device)
+        return of_blocks.loosened(slack_of_sums(semantics.inside, fmt, w, values))
     if semantics.oracle is not None:
         return _own_product(semantics, fmt, w, x, threads)
     term = semantics.term
     tile = apart_tile if term.minima_apart else value_tile if term.of_values else _block_tile
     m, n = x.shape[0], w.shape[0]
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // term_values(fmt))
-    step = max(1, min(_TILE // max(1, m * nb), -(-n // threads)))
     prepared = Activations.of(semantics, x, term_values(fmt), nb)
+    if device is not None:
+        there = prepared.on(device)
+        return computed_on(
+            device, semantics, fmt, w, 8 * m * nb, lambda rows: tile(semantics, fmt, rows, there, order),
+            lambda rows: tile(semantics, fmt, rows, prepared, order),
+        )  # fmt: skip
+    step = max(1, min(_TILE // max(1, m * nb), -(-n // threads)))
     spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
     def one(span: slice) -> Product:
@@ -171,7 +190,8 @@ def _lost(
         tiny &= np.abs(scale) < accumulation.normal
         if not tiny.any():
             return 0.0
-    return np.asarray((tiny * accumulation.underflow * (codes + np.abs(d_w) + np.abs(d_a) + 64)).sum(axis=0))
+    lost: Doubles = (tiny * accumulation.underflow * (codes + np.abs(d_w) + np.abs(d_a) + 64)).sum(axis=0)
+    return lost
 
 
 def slack_of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -> Doubles | float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..support.arrays import get, on_host, put, widened
 from .accumulation import SCORE_LIMIT
 from .sums import Product
 
@@ -19,13 +20,14 @@ class Judgement:
     """An output `[M, N]` judged against its product.
 
     Args:
-        bad: elements that fail, bool[M, N].
+        bad: elements that fail, bool[M, N] of NumPy.
         utilisation: |y - o| / bound of the worst element (infinite for NaN, zero for a zero bound that is met).
         score: |y - o| / spread of the worst element.
         worst: (m, n) of the worst utilisation.
         differing_bits: elements whose bits differ from the declared order's; None for an undeclared order.
         nmse: Σ(y - o)² / Σ o².
-        product: by which it was judged; of one that was screened, with what did not pass at once computed whole.
+        product: by which it was judged; of one that was screened, with what did not pass at once computed whole; of one
+            on a card, NumPy's where something is wrong.
     """
 
     bad: npt.NDArray[np.bool_]
@@ -53,10 +55,11 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
     Args:
         slack: added to the bound: what is not known about the inputs of the computation that gave `y`.
     """
+    y, slack = put(y, p.exact), None if slack is None else put(slack, p.exact)
     if p.of_rows is not None:
         p = p.settled(_doubtful(y, p, slack))
     with np.errstate(all="ignore"):
-        difference = np.abs(y.astype(np.float64) - p.exact)
+        difference = np.abs(widened(y) - p.exact)
         bound = p.bound if slack is None else p.bound + slack
         within = difference <= bound
         utilisation = _ratio(difference, bound)
@@ -75,6 +78,11 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
     denominator = float((p.exact**2).sum())
     nmse = float((difference**2).sum()) / denominator if denominator else 0.0
     m, n = divmod(at, y.shape[1])
+    if not on_host(bad):
+        if not bad.any():
+            bad = np.zeros(y.shape, bool)
+        else:  # looked at element by element
+            bad, p = get(bad), p.placed(get)
     return Judgement(bad, float(utilisation.max()), float(score.max()), (m, n), differing, nmse, p)
 
 
@@ -86,7 +94,7 @@ def _doubtful(
     doubtful = np.asarray(judge(y, screen, slack).bad.any(axis=0))
     with np.errstate(all="ignore"):
         spread = p.spread if slack is None else p.spread + slack
-        score = _ratio(np.abs(y.astype(np.float64) - p.exact), spread).max(axis=0)
+        score = get(_ratio(np.abs(widened(y) - p.exact), spread).max(axis=0))
     doubtful[np.argsort(score)[-_LOOKED_AT:]] = True
     return np.flatnonzero(doubtful)
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+
+from ..support.arrays import library_of
+
+Floats = npt.NDArray[np.float32]
 
 _TIE_MASK = np.int64(0x1FFFFFFF)
 _TIE = np.int64(0x10000000)
@@ -21,6 +26,8 @@ def add_rounded(product: npt.NDArray[np.float64], acc: npt.NDArray[np.float32]) 
     where the result is subnormal; those elements are summed again with round-to-odd, after which the second rounding
     is right (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
+    if (library := library_of(product)) is not None:
+        return cast(Floats, library.rounding.chain([product[None]], acc))
     total = product + acc
     suspicious = _suspicious(total)
     if suspicious.any():
@@ -40,6 +47,9 @@ def chain_rounded(
         streams: arrays [steps, …] of one shape; each step takes one product of every stream, in order.
         start: what the first one is added to, where that is not zero.
     """
+    if (library := library_of(streams[0])) is not None:
+        begin = np.zeros_like(streams[0][0], dtype=np.float32) if start is None else start
+        return cast(Floats, library.rounding.chain(streams, begin))
     steps, shape, n = len(streams[0]), streams[0].shape[1:], len(streams)
     totals = np.empty((steps, n, *shape))
     first = np.zeros(shape, np.float32) if start is None else start
@@ -77,6 +87,8 @@ def multiply_adds(
         short: products have so few bits that float32 holds them, unless they under- or overflow: then a multiplication
             and an addition are one fused multiply-add.
     """
+    if (library := library_of(a)) is not None:
+        return cast(Floats, library.rounding.multiply_adds(a, w))
     k, m, n = len(a), a.shape[1], w.shape[1]
     a = a[:, :, None]
     acc = np.zeros((m, n), np.float32)
@@ -96,6 +108,13 @@ def multiply_adds(
             part = chain_rounded([terms], np.ascontiguousarray(part))
         acc[:, left : left + width] = part
     return acc
+
+
+def to_float32(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Rounded to float32, as float64."""
+    if (library := library_of(values)) is not None:
+        return cast(npt.NDArray[np.float64], library.rounding.to_float32(values))
+    return values.astype(np.float32).astype(np.float64)
 
 
 def _held(a: npt.NDArray[np.float32], w: npt.NDArray[np.float32]) -> bool:

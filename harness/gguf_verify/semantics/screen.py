@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -33,9 +34,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
+from ..support.arrays import contiguous
 from ..support.stages import counted
 from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32
+from .agreement import computed_on
 from .definition import Semantics
+from .device import Device
 from .exact import product, slack_of_sums
 from .order import Order
 from .sums import Doubles, Floats, Product, concatenated
@@ -44,6 +48,7 @@ from .values import Activations, term_values, values_in_order, weights_of
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
+Screen = TypeVar("Screen")
 
 #: Tokens, and terms of all outputs, below which a product is computed whole, since that takes no longer (measured).
 FEW, SMALL = 16, 1 << 20
@@ -55,20 +60,21 @@ _ROUNDED = 2.0**-20
 
 @counted("exact product")
 def screened(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1
-) -> Product:
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
+    device: Device | None = None,
+) -> Product:  # fmt: skip
     """`exact.product`, by which everything that passes passes by that one, and which knows how to compute that one.
 
     Args:
-        semantics, fmt, w, x, order, threads: as there.
+        semantics, fmt, w, x, order, threads, device: as there.
 
     Raises what `exact.product` raises.
     """
     if not isinstance(fmt, BlockFormat) or not _bilinear(semantics, fmt):
-        return product(semantics, fmt, w, x, order, threads)
+        return product(semantics, fmt, w, x, order, threads, device)
     values = term_values(fmt)
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // values)
-    if len(x) < FEW or len(w) * len(x) * nb < SMALL:
+    if device is None and (len(x) < FEW or len(w) * len(x) * nb < SMALL):
         return product(semantics, fmt, w, x, order, threads)
     inner, taken, slack = semantics, x, None
     if semantics.inside is not None:
@@ -76,16 +82,30 @@ def screened(
         inner, taken = semantics.inside, semantics.inside.bytes_of(floats)
         slack = slack_of_sums(inner, fmt, w, floats)
     prepared = Activations.of(inner, taken, values, nb)
+    of = _OfValues if inner.term.of_values else _OfBlocks
     with np.errstate(all="ignore"):  # scales that are infinite: such a product is settled by the other one
-        screen = (_OfValues if inner.term.of_values else _OfBlocks)(inner, fmt, prepared, nb)
-    made = concatenated(_parts(screen.product, w, max(1, _VALUES // (nb * values)), threads))
+        screen = of(inner, fmt, prepared, nb)
+    if device is not None:
+        there = prepared.on(device)
+        screen_there = screen.on(device)
+
+        def whole(rows: Bytes, screen: _OfBlocks | _OfValues, x: Activations) -> Product:
+            made = screen.product(rows)
+            return made if order is None else replace(made, ordered=_in_order(inner, fmt, rows, x, order))
+
+        made = computed_on(
+            device, inner, fmt, w, 4 * len(x), lambda rows: whole(rows, screen_there, there),
+            lambda rows: whole(rows, screen, prepared),
+        )  # fmt: skip
+    else:
+        made = concatenated(_parts(screen.product, w, max(1, _VALUES // (nb * values)), threads))
+        if order is not None:
+            bits = lambda rows: _in_order(inner, fmt, rows, prepared, order)  # noqa: E731
+            parts = _parts(bits, w, max(1, _TILE // len(x)), 1)  # two threads are no faster: measured
+            made = replace(made, ordered=np.concatenate(parts, axis=1))
     if slack is not None:
-        made = replace(made, bound=made.bound + slack, spread=made.spread + slack)
-    if order is not None:
-        bits = lambda rows: _in_order(inner, fmt, rows, prepared, order)  # noqa: E731
-        parts = _parts(bits, w, max(1, _TILE // len(x)), 1)  # two threads are no faster: measured
-        made = replace(made, ordered=np.concatenate(parts, axis=1))
-    return replace(made, of_rows=lambda rows: product(semantics, fmt, w[rows], x, order, threads))
+        made = made.loosened(slack)
+    return replace(made, of_rows=lambda rows: product(semantics, fmt, w[rows], x, order, threads, device))
 
 
 def _bilinear(semantics: Semantics, fmt: BlockFormat) -> bool:
@@ -112,6 +132,10 @@ class _OfBlocks:
             self._s, self._s_abs = x.s[..., 0].T, np.abs(x.s_size[..., 0].T)
         else:
             self._s, self._s_abs = by_token.sum(axis=-1), np.abs(by_token).sum(axis=-1)
+
+    def on(self, device: Device) -> _OfBlocks:
+        """The same on a device."""
+        return _placed(self, device, "_a", "_a_abs", "_s", "_s_abs")
 
     def product(self, w: Bytes) -> Product:
         """Of weights uint8[n, row bytes]."""
@@ -140,9 +164,13 @@ class _OfValues:
 
     def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
         self._semantics, self._fmt, self._nb = semantics, fmt, nb
-        self._a = x.q.astype(np.float64)
+        self._a = x.wide
         self._a_abs = np.abs(self._a)
         self._later = self._a**2 * np.repeat(np.arange(nb, 0, -1) + 2.0, term_values(fmt))
+
+    def on(self, device: Device) -> _OfValues:
+        """The same on a device."""
+        return _placed(self, device, "_a", "_a_abs", "_later")
 
     def product(self, w: Bytes) -> Product:
         """Of weights uint8[n, row bytes]."""
@@ -151,6 +179,14 @@ class _OfValues:
         lanes = self._later @ (weights**2).T
         k = self._a.shape[1]
         return _lowered(exact, total, exact**2, lanes, self._nb, k, term_values(self._fmt), k)
+
+
+def _placed(screen: Screen, device: Device, *names: str) -> Screen:
+    """A screen with these arrays on a device."""
+    other = copy(screen)
+    for name in names:
+        setattr(other, name, device.put(getattr(screen, name)))
+    return other
 
 
 def _lowered(
@@ -177,10 +213,11 @@ def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, 
     if semantics.term.of_values:
         return values_in_order(fmt, w, x, order)
     values, blocks = term_values(fmt), w.reshape(len(w), -1, fmt.block_bytes)
-    q = np.ascontiguousarray(codes_of(semantics, fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0))
+    q = contiguous(codes_of(semantics, fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0))
 
     def sums(part: slice) -> Doubles:
-        return np.asarray(np.matmul(x.q[part], q[part]), np.float64)
+        integers: Floats = np.matmul(x.q[part], q[part])  # below 2^24
+        return integers.astype(np.float64)
 
     return in_order(semantics, fmt, scales_of(semantics, fmt, blocks), x, order, sums)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from ..support.arrays import Array, beside, on_host, put
 from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32, SCORE_LIMIT, Accumulation
 
 Floats = npt.NDArray[np.float32]
@@ -20,7 +21,7 @@ UNDERFLOW = 2.0**-150
 
 @dataclass(frozen=True)
 class Product:
-    """What an output should be, `[M, N]` each.
+    """What an output should be, `[M, N]` each: arrays of NumPy, or all of them on a card.
 
     Args:
         exact: float64.
@@ -39,9 +40,20 @@ class Product:
 
     def rows(self, index: npt.NDArray[np.intp]) -> Product:
         """The product of other rows of the same activations, in this order."""
-        ordered, of_rows = None if self.ordered is None else self.ordered[index], self.of_rows
+        there = put(index, self.exact)
+        ordered, of_rows = None if self.ordered is None else self.ordered[there], self.of_rows
         other = None if of_rows is None else lambda rows: of_rows(rows).rows(index)
-        return Product(self.exact[index], self.bound[index], self.spread[index], ordered, other)
+        return Product(self.exact[there], self.bound[there], self.spread[there], ordered, other)
+
+    def loosened(self, slack: Doubles | float) -> Product:
+        """The same, with bound and spread that are larger by float64[M, N] of NumPy."""
+        more = slack if isinstance(slack, float) else put(slack, self.bound)
+        return replace(self, bound=self.bound + more, spread=self.spread + more)
+
+    def placed(self, move: Callable[[Array], Array]) -> Product:
+        """The same elsewhere; `move` moves an array there."""
+        ordered = None if self.ordered is None else move(self.ordered)
+        return Product(move(self.exact), move(self.bound), move(self.spread), ordered, self.of_rows)
 
     def settled(self, rows: npt.NDArray[np.intp]) -> Product:
         """The same, with the product itself at some rows of the weights. At the others, which have passed, the spread
@@ -52,10 +64,10 @@ class Product:
         if self.ordered is not None:
             ordered = self.ordered.copy()
         if len(rows):
-            known = self.of_rows(rows)
-            exact[:, rows], bound[:, rows], spread[:, rows] = known.exact, known.bound, known.spread
+            known, at = self.of_rows(rows).placed(lambda of: put(of, exact)), put(rows, exact)
+            exact[:, at], bound[:, at], spread[:, at] = known.exact, known.bound, known.spread
             if ordered is not None and known.ordered is not None:
-                ordered[:, rows] = known.ordered
+                ordered[:, at] = known.ordered
         return Product(exact, bound, spread, ordered)
 
 
@@ -76,7 +88,11 @@ def concatenated(parts: Sequence[Product]) -> Product:
 
 
 def walk(term: Doubles) -> tuple[Doubles, Doubles]:
-    """Σ_b t[b] and Σ_b S[b]² of [nb, M, n], in ascending b; step by step, which is three times as fast as cumsum."""
+    """Σ_b t[b] and Σ_b S[b]² of [nb, M, n], in ascending b; step by step, which is three times as fast as cumsum. On a
+    card, where each step is a call, it is not."""
+    if not on_host(term):
+        sums = np.cumsum(term, axis=0)
+        return sums[-1], (sums**2).sum(axis=0)
     total, squares, square = np.zeros(term.shape[1:]), np.zeros(term.shape[1:]), np.empty(term.shape[1:])
     for t in term:
         np.add(total, t, out=total)
@@ -99,20 +115,23 @@ def spread_of(
         partial: Σ_b of the magnitudes of partial sums, [M, n]; None: those of `term`. For an accumulation whose
             roundings are not independent.
     """
-    in_lanes = np.tensordot(np.arange(len(term), 0, -1) + 2.0, lanes, axes=1)  # Σ_b (running sum of lanes + 2·lanes)
+    weight = beside(lanes, np.arange(len(term), 0, -1) + 2.0)
+    in_lanes = np.tensordot(weight, lanes, axes=1)  # Σ_b (running sum of lanes + 2·lanes)
     variance = carried + 2 * np.einsum("bmn,bmn->mn", term, term) + in_lanes
     steps = -(-roundings // accumulation.products)
-    spread = np.asarray(accumulation.unit * np.sqrt(steps / 3 * variance))
+    spread: Doubles = accumulation.unit * np.sqrt(steps / 3 * variance)
     if accumulation.independent:
         return spread
     running = (partial_sums(term) if partial is None else partial) + 2 * np.sqrt(lanes).sum(axis=0)
     spread *= accumulation.deviations / SCORE_LIMIT
-    return np.asarray(np.maximum(spread, accumulation.unit * steps / SCORE_LIMIT * running))
+    most: Doubles = np.maximum(spread, accumulation.unit * steps / SCORE_LIMIT * running)
+    return most
 
 
 def partial_sums(term: Doubles) -> Doubles:
     """Σ_b |S[b]| of [nb, M, n]."""
-    return np.asarray(np.abs(np.cumsum(term, axis=0)).sum(axis=0))
+    total: Doubles = np.abs(np.cumsum(term, axis=0)).sum(axis=0)
+    return total
 
 
 __all__ = [

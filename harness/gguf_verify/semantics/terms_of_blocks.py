@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
+from ..support.arrays import on_host, widened
 from .definition import Semantics
+from .narrow import HALF
 from .order import Order
-from .rounding import add_rounded, chain_rounded
+from .rounding import add_rounded, chain_rounded, to_float32
 from .sums import Doubles, Floats
 from .values import Activations, by_term, term_values
 
@@ -19,6 +21,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Elements of one (terms, M, n) array of a chain (measured).
 _ELEMENTS = 1 << 16
+#: The same on a card, where a call costs more than memory does.
+_ON_CARD = 1 << 24
 
 
 def codes_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> Floats:
@@ -33,7 +37,7 @@ def scales_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> tuple[Do
     """Scales and minima as the definition has them, float64[nb, 1, n] of uint8[n, blocks, block bytes]."""
     d, least = by_term(fmt, fmt.scales(blocks)), by_term(fmt, fmt.minima(blocks))
     if semantics.term.half_scales(fmt):
-        d, least = (v.astype(np.float16).astype(np.float64) for v in (d, least))
+        d, least = HALF.rounded(d), HALF.rounded(least)
     return d, least
 
 
@@ -77,14 +81,14 @@ class Terms:
         sums = np.matmul(x.q, q).astype(np.float64)
         scale = x.d * d
         if traits.half_products(fmt):
-            scale = scale.astype(np.float16).astype(np.float64)
+            scale = HALF.rounded(scale)
         second: Doubles | None = None
         factor: Doubles | None = None
         total: Doubles | None = None
         if semantics.uses_sum(fmt):
             second = x.s * least
             if traits.half_products(fmt):
-                second = second.astype(np.float16).astype(np.float64)
+                second = HALF.rounded(second)
         elif fmt.has_min:
             factor, total = x.d * least, x.q.sum(axis=-1, keepdims=True).astype(np.float64)
             second = factor * total
@@ -108,44 +112,41 @@ def in_order(
     d, least = scales
     nb, outputs = len(d), x.q.shape[1] * d.shape[2]
     has_second, halves = semantics.uses_sum(fmt), semantics.term.half_products(fmt)
-    shift = (-fmt.offset * x.s).astype(np.float32) if has_second and fmt.offset and not halves else None
+    shift = -fmt.offset * x.s if has_second and fmt.offset and not halves else None  # halves, times a power of two
 
     def products(b: slice) -> list[Doubles]:
         """What is added for some terms, by one fused multiply-add each."""
         of_codes = sums(b)
         if shift is not None:
-            inner = add_rounded(x.d[b] * of_codes, np.broadcast_to(shift[b], of_codes.shape))
-            return [d[b] * inner.astype(np.float64)]
+            start = np.broadcast_to(shift[b].astype(np.float32), of_codes.shape)
+            return [d[b] * widened(add_rounded(x.d[b] * of_codes, start))]
         # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
         first = _rounded(x.d[b] * d[b], halves) * of_codes
         if has_second:
             second = x.s[b] * least[b]
-            return [first, second.astype(np.float16).astype(np.float64) if halves else second]
+            return [first, HALF.rounded(second) if halves else second]
         if fmt.has_min:
             total = x.q[b].sum(axis=-1, keepdims=True).astype(np.float64)
             return [first, _rounded(x.d[b] * least[b], False) * total]
         return [first]
 
     result: Floats | None = None
-    part, step = order.terms(nb, term_values(fmt)), max(1, _ELEMENTS // max(1, outputs))
+    part = order.terms(nb, term_values(fmt))
+    step = max(1, (_ELEMENTS if on_host(d) else _ON_CARD) // max(1, outputs))
     for start in range(0, nb, part):
         acc: Floats | None = None
         stop = min(start + part, nb)
         for at in range(start, stop, step):
             acc = chain_rounded(products(slice(at, min(at + step, stop))), acc)
         assert acc is not None
-        result = acc if result is None else add_rounded(acc.astype(np.float64), result)
+        result = acc if result is None else add_rounded(widened(acc), result)
     assert result is not None
     return result
 
 
 def _rounded(scale: Doubles, to_half: bool) -> Doubles:
     """A product of scales, as the definition rounds it, and then to float32."""
-    return _float32(scale.astype(np.float16) if to_half else scale)
-
-
-def _float32(values: npt.NDArray[np.floating]) -> Doubles:
-    return values.astype(np.float32).astype(np.float64)
+    return to_float32(HALF.rounded(scale) if to_half else scale)
 
 
 __all__ = ["Terms", "codes_of", "finite_scales", "in_order", "scales_of"]

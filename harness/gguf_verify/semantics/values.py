@@ -20,14 +20,16 @@ e_w is certain, not a deviation: the spread holds 1/32 (SCORE_LIMIT) of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
+from ..support.arrays import contiguous, widened
 from .accumulation import SCORE_LIMIT, Accumulation
 from .definition import Semantics
+from .device import Device
 from .narrow import NARROW
 from .order import Order
 from .rounding import multiply_adds
@@ -35,29 +37,34 @@ from .sums import Doubles, Floats, Product, partial_sums, spread_of, walk
 from .term import Term
 
 Bytes = npt.NDArray[np.uint8]
+_NOTHING: Doubles = np.zeros(0)
 
 
 @dataclass(frozen=True)
 class Activations:
     """Decoded once for all tiles: codes [nb, M, 32 or 16], their magnitudes, d, s and the size of s [nb, M, 1] each; or
-    values [M, K]."""
+    values [M, K] in float32, their magnitudes, and the values in float64."""
 
     q: Floats
     q_abs: Floats
     d: Doubles
     s: Doubles
     s_size: Doubles
+    wide: Doubles
 
     @classmethod
     def of(cls, semantics: Semantics, x: Bytes, values: int, nb: int) -> Activations:
         """Of tokens uint8[M, row bytes], in rows of nb terms; what fills up a last block of activations is left out."""
         if not semantics.encoding.quantizes:
             floats = semantics.values_of(x)
-            nothing = np.zeros(0)
-            return cls(floats, np.abs(floats), nothing, nothing, nothing)
+            return cls(floats, np.abs(floats), _NOTHING, _NOTHING, _NOTHING, floats.astype(np.float64))
         a = semantics.encoding.operands(x, values)
         q = a.q[:nb]
-        return cls(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb])
+        return cls(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb], _NOTHING)
+
+    def on(self, device: Device) -> Activations:
+        """The same on a device."""
+        return Activations(*(device.put(getattr(self, field.name)) for field in fields(self)))
 
 
 def term_values(fmt: BlockFormat) -> int:
@@ -69,7 +76,8 @@ def by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
     """float32[n, blocks, groups] as float64[nb, 1, n]."""
     per_group = fmt.group // term_values(fmt)
     flat = of_groups.reshape(len(of_groups), -1)
-    return np.repeat(flat.astype(np.float64), per_group, axis=1).T[:, None, :]
+    wide: Doubles = widened(flat)
+    return np.repeat(wide, per_group, axis=1).T[:, None, :]
 
 
 def exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
@@ -88,15 +96,13 @@ def weights_of(term: Term, fmt: BlockFormat, w: Bytes) -> tuple[Doubles, Doubles
     narrow = NARROW.get(term.weights)
     decoded = fmt.decode(blocks).reshape(n, -1)
     if narrow is None:
-        return decoded.astype(np.float64), None
+        return widened(decoded), None
     exact = exact_weights(fmt, blocks).reshape(n, -1)
     if not term.steps:
         once, twice = narrow.rounded(exact), narrow.rounded(decoded)
         off = np.abs(once - twice)
         return once, off if off.any() else None
-    d, m = (
-        np.repeat(np.abs(v).astype(np.float64), fmt.group, axis=-1) for v in (fmt.scales(blocks), fmt.minima(blocks))
-    )
+    d, m = (np.repeat(np.abs(widened(v)), fmt.group, axis=-1) for v in (fmt.scales(blocks), fmt.minima(blocks)))
     q = np.abs(fmt.codes(blocks).astype(np.float64))
     u = (1 + narrow.unit) ** 4 - 1
     return exact, (u * (d * q + m) + 2 * narrow.underflow * (q + 2)).reshape(n, -1)
@@ -111,10 +117,10 @@ def value_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
         if term.weights != "float32":
             raise ValueError(f"no definition states the order {order} for values of activations")
         result = values_in_order(fmt, w, x, order)
-    made = of_values(x.q.astype(np.float64), wide, term_values(fmt), accumulation, result)
+    made = of_values(x.wide, wide, term_values(fmt), accumulation, result)
     if off is None:
         return made
-    slack = np.abs(x.q).astype(np.float64) @ off.T
+    slack = np.abs(x.wide) @ off.T
     more = slack * (1 + accumulation.growth(x.q.shape[1]))
     return replace(made, bound=made.bound + more, spread=made.spread + more / SCORE_LIMIT)
 
@@ -124,7 +130,7 @@ def values_in_order(fmt: BlockFormat, w: Bytes, x: Activations, order: Order) ->
     if order.part is not None:
         raise ValueError(f"no definition states the order {order} for values of activations")
     values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)).reshape(len(w), -1)
-    return multiply_adds(np.ascontiguousarray(x.q.T), np.ascontiguousarray(values.T))
+    return multiply_adds(contiguous(x.q.T), contiguous(values.T))
 
 
 def of_values(
@@ -169,7 +175,7 @@ def apart_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
     blocks, values = w.reshape(len(w), -1, fmt.block_bytes), term_values(fmt)
     q = fmt.codes(blocks).astype(np.float64).reshape(len(w), -1, values).transpose(1, 2, 0)  # [nb, 32 or 16, n]
     d, least = by_term(fmt, fmt.scales(blocks)), by_term(fmt, fmt.minima(blocks))
-    a = x.q.astype(np.float64).reshape(len(x.q), -1, values).transpose(1, 0, 2)  # [nb, M, 32 or 16]
+    a = x.wide.reshape(len(x.q), -1, values).transpose(1, 0, 2)  # [nb, M, 32 or 16]
     first, second = d * np.matmul(a, q), least * a.sum(axis=-1, keepdims=True)
     exact, carried = walk(first + second)
     carried += walk(first)[1] + walk(second)[1]
