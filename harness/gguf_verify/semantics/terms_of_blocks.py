@@ -45,7 +45,8 @@ def finite_scales(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> npt.
     """Whether the scales and minima of blocks uint8[n, block bytes] are finite as the definition has them, bool[n]."""
     with np.errstate(all="ignore"):
         of_blocks = scales_of(semantics.inside or semantics, fmt, blocks[:, None])
-    return np.asarray(np.logical_and(*(np.isfinite(v).all(axis=(0, 1)) for v in of_blocks)))
+    d, least = (np.isfinite(v).all(axis=(0, 1)) for v in of_blocks)
+    return np.asarray(d & least)
 
 
 @dataclass(frozen=True)
