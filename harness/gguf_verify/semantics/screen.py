@@ -48,7 +48,7 @@ from .values import Activations, term_values, values_in_order, weights_of
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
-Screen = TypeVar("Screen")
+S = TypeVar("S")
 
 #: Tokens, and terms of all outputs, below which a product is computed whole, since that takes no longer (measured).
 FEW, SMALL = 16, 1 << 20
@@ -70,26 +70,22 @@ def screened(
 
     Raises what `exact.product` raises.
     """
-    if not isinstance(fmt, BlockFormat) or not _bilinear(semantics, fmt):
+    if not isinstance(fmt, BlockFormat) or not bilinear(semantics, fmt):
         return product(semantics, fmt, w, x, order, threads, device)
-    values = term_values(fmt)
-    nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // values)
+    values, nb = term_values(fmt), _terms(fmt, w.shape[1])
     if device is None and (len(x) < FEW or len(w) * len(x) * nb < SMALL):
         return product(semantics, fmt, w, x, order, threads)
-    inner, taken, slack = semantics, x, None
+    inner, slack = semantics.inside or semantics, None
     if semantics.inside is not None:
-        floats = semantics.values_of(x)
-        inner, taken = semantics.inside, semantics.inside.bytes_of(floats)
-        slack = slack_of_sums(inner, fmt, w, floats)
-    prepared = Activations.of(inner, taken, values, nb)
-    of = _OfValues if inner.term.of_values else _OfBlocks
+        slack = slack_of_sums(inner, fmt, w, semantics.values_of(x))
     with np.errstate(all="ignore"):  # scales that are infinite: such a product is settled by the other one
-        screen = of(inner, fmt, prepared, nb)
+        screen = screen_of(semantics, fmt, w.shape[1], x)
+    prepared = screen.x
     if device is not None:
         there = prepared.on(device)
         screen_there = screen.on(device)
 
-        def whole(rows: Bytes, screen: _OfBlocks | _OfValues, x: Activations) -> Product:
+        def whole(rows: Bytes, screen: Screen, x: Activations) -> Product:
             made = screen.product(rows)
             return made if order is None else replace(made, ordered=_in_order(inner, fmt, rows, x, order))
 
@@ -108,7 +104,20 @@ def screened(
     return replace(made, of_rows=lambda rows: product(semantics, fmt, w[rows], x, order, threads, device))
 
 
-def _bilinear(semantics: Semantics, fmt: BlockFormat) -> bool:
+def screen_of(semantics: Semantics, fmt: BlockFormat, row_bytes: int, x: Bytes) -> Screen:
+    """The products of activations uint8[M, row bytes] with any rows of weights, of so many bytes each."""
+    inner, taken, nb = semantics, x, _terms(fmt, row_bytes)
+    if semantics.inside is not None:
+        inner, taken = semantics.inside, semantics.inside.bytes_of(semantics.values_of(x))
+    of = _OfValues if inner.term.of_values else _OfBlocks
+    return of(inner, fmt, Activations.of(inner, taken, term_values(fmt), nb), nb)
+
+
+def _terms(fmt: BlockFormat, row_bytes: int) -> int:
+    return row_bytes // fmt.block_bytes * (fmt.block_size // term_values(fmt))
+
+
+def bilinear(semantics: Semantics, fmt: BlockFormat) -> bool:
     """Whether the product is one of matrices, and its spread that of float32 sums."""
     inner = semantics.inside or semantics
     term = inner.term
@@ -120,38 +129,57 @@ def _bilinear(semantics: Semantics, fmt: BlockFormat) -> bool:
 
 
 class _OfBlocks:
-    """Products of codes: of the same activations and any rows of weights."""
+    """Products of codes: of the same activations and any rows of weights.
+
+    Args:
+        nb: terms of a row.
+    """
 
     def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
-        self._semantics, self._fmt, self._nb = semantics, fmt, nb
-        self._values, self._has_second = term_values(fmt), semantics.uses_sum(fmt) or fmt.has_min
+        self._semantics, self._fmt, self.x, self.nb = semantics, fmt, x, nb
+        self._values, self.has_second = term_values(fmt), semantics.uses_sum(fmt) or fmt.has_min
         by_token = (x.q * x.d).transpose(1, 0, 2)
-        self._a = by_token.reshape(len(by_token), -1)
-        self._a_abs = np.abs(self._a)
+        self.a = by_token.reshape(len(by_token), -1)
+        self._a_abs = np.abs(self.a)
         if semantics.uses_sum(fmt):
-            self._s, self._s_abs = x.s[..., 0].T, np.abs(x.s_size[..., 0].T)
+            self.s, self._s_abs = x.s[..., 0].T, np.abs(x.s_size[..., 0].T)
         else:
-            self._s, self._s_abs = by_token.sum(axis=-1), np.abs(by_token).sum(axis=-1)
+            self.s, self._s_abs = by_token.sum(axis=-1), np.abs(by_token).sum(axis=-1)
 
     def on(self, device: Device) -> _OfBlocks:
         """The same on a device."""
-        return _placed(self, device, "_a", "_a_abs", "_s", "_s_abs")
+        return _placed(self, device, "a", "_a_abs", "s", "_s_abs")
+
+    @property
+    def columns(self) -> int:
+        """K."""
+        return int(self.a.shape[1])
+
+    def weights(self, w: Bytes) -> tuple[Doubles, Doubles | None]:
+        """What rows uint8[n, row bytes] multiply `a` and `s` by: float64[n, K] and, where it has a second part,
+        float64[n, nb]."""
+        weights, _, least = self._decoded(w)
+        return weights.reshape(len(w), -1), least if self.has_second else None
+
+    def _decoded(self, w: Bytes) -> tuple[Doubles, Doubles, Doubles]:
+        """float64[n, nb, 32 or 16], the scales and the minima float64[n, nb]."""
+        blocks = w.reshape(len(w), -1, self._fmt.block_bytes)
+        q = codes_of(self._semantics, self._fmt, blocks).reshape(len(w), self.nb, self._values)
+        d, least = (of[:, 0].T for of in scales_of(self._semantics, self._fmt, blocks))
+        return q * d[..., None], d, least
 
     def product(self, w: Bytes) -> Product:
         """Of weights uint8[n, row bytes]."""
-        fmt, nb, traits = self._fmt, self._nb, self._semantics.term
-        blocks = w.reshape(len(w), -1, fmt.block_bytes)
-        q = codes_of(self._semantics, fmt, blocks).reshape(len(w), nb, self._values)
-        d, least = (of[:, 0].T for of in scales_of(self._semantics, fmt, blocks))
-        weights = q * d[..., None]
+        fmt, nb, traits = self._fmt, self.nb, self._semantics.term
+        weights, d, least = self._decoded(w)
         size = np.abs(weights)
         if traits.zero_apart and fmt.zero:
             size += 2 * fmt.zero * np.abs(d)[..., None]
-        first = self._a @ weights.reshape(len(w), -1).T
+        first = self.a @ weights.reshape(len(w), -1).T
         total = self._a_abs @ size.reshape(len(w), -1).T
         exact, carried, added = first, first**2, nb
-        if self._has_second:
-            second = self._s @ least.T
+        if self.has_second:
+            second = self.s @ least.T
             total += self._s_abs @ np.abs(least).T
             exact, added = first + second, 2 * nb
             carried = exact**2 + first**2 + second**2
@@ -160,28 +188,47 @@ class _OfBlocks:
 
 
 class _OfValues:
-    """Products of values: of the same activations and any rows of weights."""
+    """Products of values: of the same activations and any rows of weights.
+
+    Args:
+        nb: terms of a row.
+    """
+
+    has_second = False
 
     def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
-        self._semantics, self._fmt, self._nb = semantics, fmt, nb
-        self._a = x.wide
-        self._a_abs = np.abs(self._a)
-        self._later = self._a**2 * np.repeat(np.arange(nb, 0, -1) + 2.0, term_values(fmt))
+        self._semantics, self._fmt, self.x, self.nb = semantics, fmt, x, nb
+        self.a = x.wide
+        self._a_abs = np.abs(self.a)
+        self.s = np.zeros((len(self.a), 0))
+        self._later = self.a**2 * np.repeat(np.arange(nb, 0, -1) + 2.0, term_values(fmt))
 
     def on(self, device: Device) -> _OfValues:
         """The same on a device."""
-        return _placed(self, device, "_a", "_a_abs", "_later")
+        return _placed(self, device, "a", "_a_abs", "_later")
+
+    @property
+    def columns(self) -> int:
+        """K."""
+        return int(self.a.shape[1])
+
+    def weights(self, w: Bytes) -> tuple[Doubles, Doubles | None]:
+        """What rows uint8[n, row bytes] multiply `a` by, float64[n, K]."""
+        return weights_of(self._semantics.term, self._fmt, w)[0], None
 
     def product(self, w: Bytes) -> Product:
         """Of weights uint8[n, row bytes]."""
         weights, _ = weights_of(self._semantics.term, self._fmt, w)
-        exact, total = self._a @ weights.T, self._a_abs @ np.abs(weights).T
+        exact, total = self.a @ weights.T, self._a_abs @ np.abs(weights).T
         lanes = self._later @ (weights**2).T
-        k = self._a.shape[1]
-        return _lowered(exact, total, exact**2, lanes, self._nb, k, term_values(self._fmt), k)
+        k = self.a.shape[1]
+        return _lowered(exact, total, exact**2, lanes, self.nb, k, term_values(self._fmt), k)
 
 
-def _placed(screen: Screen, device: Device, *names: str) -> Screen:
+Screen = _OfBlocks | _OfValues
+
+
+def _placed(screen: S, device: Device, *names: str) -> S:
     """A screen with these arrays on a device."""
     other = copy(screen)
     for name in names:
@@ -233,4 +280,4 @@ def _parts(of: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[
         return list(pool.map(one, range(0, len(w), step)))
 
 
-__all__ = ["FEW", "SMALL", "screened"]
+__all__ = ["FEW", "SMALL", "Screen", "bilinear", "screen_of", "screened"]
