@@ -70,7 +70,12 @@ def command_of(
     flags |= {
         flag: ",".join(named) for flag, named in (("--import", options.imports), ("--load", options.loads)) if named
     }
-    switches = {"--repack": options.repack, "--sanitize": options.sanitize, "--exitfirst": options.exit_first}
+    switches = {
+        "--repack": options.repack,
+        "--thorough": options.thorough,
+        "--sanitize": options.sanitize,
+        "--exitfirst": options.exit_first,
+    }
     flags |= {flag: None for flag, asked in switches.items() if asked}
     files = {"--source": source, "--source-text": source_text, "--waivers": waivers}
     flags |= {flag: str(file) for flag, file in files.items() if file is not None}

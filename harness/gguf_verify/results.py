@@ -80,6 +80,7 @@ class Options:
         time_limit: seconds that llama.cpp may take for one answer.
         kernel_time_limit: seconds that one call of a foreign kernel may take.
         kernel_memory: GiB of memory that a foreign kernel's processes may take together.
+        thorough: judge every element of large matrices, too; else some rows, and all outputs by random combinations.
         probes: "full": the whole probe plan, and launches under other schedules; "brief": a small part of the plan.
         sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
@@ -103,6 +104,7 @@ class Options:
     time_limit: float = 900.0
     kernel_time_limit: float = 60.0
     kernel_memory: float = 16.0
+    thorough: bool = False
     probes: Literal["full", "brief"] = "full"
     sanitize: bool = False
     verbose: bool = False
@@ -720,6 +722,45 @@ class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[str, ...] = ()
 
 
+class Sampled(msgspec.Struct, frozen=True):
+    """What of large matrices was judged element by element, where not all was.
+
+    Args:
+        what: "outputs" of whole products, or "blocks" that are multiplied one by one.
+        of: how many there are of them in such matrices.
+        alone: how many were judged one by one. All other outputs were checked by random combinations of rows; other
+            blocks only as parts of their rows, by higher rungs.
+        missed: the largest probability with which those combinations miss wrong outputs of one token whose errors have,
+            as the root of the sum of their squares, more than twice `smallest`; None for blocks.
+        smallest: the error from which on a single wrong output is never missed, as a share of the root mean square of
+            its token's outputs: the largest median of any product. None for blocks.
+    """
+
+    what: str
+    of: int
+    alone: int
+    missed: float | None = None
+    smallest: float | None = None
+
+    def joined(self, other: Sampled) -> Sampled:
+        """Both together, of the same kind."""
+        missed = None if self.missed is None else max(self.missed, other.missed or 0.0)
+        smallest = None if self.smallest is None else max(self.smallest, other.smallest or 0.0)
+        return Sampled(self.what, self.of + other.of, self.alone + other.alone, missed, smallest)
+
+    @property
+    def words(self) -> str:
+        """In a line."""
+        said = f"{self.alone:,} of {self.of:,} {self.what} of large matrices were judged one by one"
+        if self.missed is None or self.smallest is None:
+            return f"{said}, the others within their rows"
+        return (
+            f"{said}, all by random combinations of rows: a wrong output is never missed if its error is more than "
+            f"{self.smallest:.2g} of the size of its token's outputs, and several with a probability of at most "
+            f"{self.missed:.1g} if the root of the sum of their squares is more than twice that"
+        )
+
+
 class RungResult(msgspec.Struct, kw_only=True):
     """One rung of one run.
 
@@ -741,6 +782,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         details: one record a tensor, GEMM or token.
         envelopes: for each type, beyond which products of the graph the rung holds.
         headroom: of the activations' halves, the one nearest to overflow; None where there are none.
+        sampled: what of large matrices was judged element by element; None where all was.
         diagnosis: what explains the first wrong GEMM.
         heat_map: the first wrong GEMM's output.
         fault: what broke the rung off (a crash of llama.cpp, for example), or None.
@@ -767,6 +809,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     details: list[Detail] = []
     envelopes: list[TypeEnvelope] = []
     headroom: Headroom | None = None
+    sampled: Sampled | None = None
     diagnosis: LocatedDiagnosis | None = None
     heat_map: OutputMap | None = None
     fault: str | None = None
@@ -912,6 +955,12 @@ class RungResult(msgspec.Struct, kw_only=True):
         self.details += part.details
         self.envelopes += part.envelopes
         self.keep_headroom(part.headroom)
+        if part.sampled is not None:
+            self.keep_sampled(part.sampled)
+
+    def keep_sampled(self, sampled: Sampled) -> None:
+        """Add what was sampled of one more matrix."""
+        self.sampled = sampled if self.sampled is None else self.sampled.joined(sampled)
 
     @contextmanager
     def timed(self) -> Iterator[RungResult]:
@@ -1170,6 +1219,11 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         """The verdict as reports say it: only what passed without a waiver, on a model, is "verified"."""
         if self.drawn is not None and not self.drawn.compared and self.verdict == "verified on drawn data":
             return f"{self.verdict}, not compared with llama.cpp"
+        sampled = [rung.sampled for rung in self.rungs if rung.sampled is not None]
+        if self.verdict == "verified" and sampled:
+            missed = [part.missed for part in sampled if part.missed is not None]
+            what = f"misses wrong outputs with a probability of at most {max(missed):.1g}" if missed else "some blocks"
+            return f"verified (sampled: {what})"
         if self.verdict != "waived":
             return self.verdict
         return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}"

@@ -109,6 +109,9 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         help="memory that your own kernel's processes may take together (default: %(default)g)")  # fmt: skip
     add("--probes", choices=("full", "brief"), default="full",
         help="shapes, values and schedules beside the model's: all, or few (default: %(default)s)")  # fmt: skip
+    add("--thorough", action="store_true",
+        help="judge every element of large matrices; by default some of their rows, and all outputs by random "
+        "combinations of rows, and the verdict says what these can miss")  # fmt: skip
     add("--sanitize", action="store_true",
         help="check launches for races and bad accesses, with few probes too; on a GPU by compute-sanitizer and guard "
         "pages")  # fmt: skip
@@ -135,6 +138,7 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
         "threads": args.threads or cores(), "seed": args.seed, "tensor": args.tensor, "time_limit": args.time_limit,
         "verbose": args.verbose, "progress": args.progress != "never" and on_terminal(),
         "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, "probes": args.probes,
+        "thorough": args.thorough,
         "sanitize": args.sanitize, "exit_first": args.exitfirst, "only_call": args.only_call, "sandbox": args.sandbox,
         "declare": "" if args.declare is None else str(args.declare), "imports": args.imports, "loads": args.loads,
     }  # fmt: skip

@@ -1,8 +1,9 @@
 """The blocks rung: does one weight block times one activation block give llama.cpp's number?
 
 Every block of every matrix is multiplied by one block of real activations; of weights that are not quantized, 32 values
-count as a block (the last ones of a row may be fewer). The kernel runs with K = 32 on one column of blocks at a time,
-and llama.cpp computes all columns in one operation on a view of the same bytes. At K = 32 no error hides behind a sum.
+count as a block (the last ones of a row may be fewer). Of a large matrix some rows are taken (`sampling`). The kernel
+runs with K = 32 on one column of blocks at a time, and llama.cpp computes all columns in one operation on a view of the
+same bytes. At K = 32 no error hides behind a sum.
 So that none hides behind a zero, each column takes its activations from the token whose codes hold the fewest zeros;
 where zeros are left, the column is judged again on drawn activations that have none. A second row of activations has
 the largest code everywhere: integer sums then overflow a type that is too narrow. Where activations are rounded to F16
@@ -14,6 +15,7 @@ more (MMQ).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
@@ -26,8 +28,8 @@ from ..formats.q8_1 import Q8_1
 from ..gguf import Tensor, printable
 from ..gguf.matrices import label, may_be_matrix
 from ..llama import Evaluation, LlamaRefused
-from ..results import Call, Failure, PartialResult, RungResult, TensorBlocks
-from ..semantics import Semantics, product
+from ..results import Call, Failure, PartialResult, RungResult, Sampled, TensorBlocks
+from ..semantics import Order, Product, Semantics
 from ..semantics.cuda import NoDefinition
 from ..semantics.elements import round_to
 from ..semantics.encodings.q8_1 import encode_q8_1
@@ -39,15 +41,18 @@ from .explain import Attempts, Explanations, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
 from .graph_uses import not_multiplied
 from .interface import Rung
-from .judging import KERNEL, judge_output, llama_side
+from .judging import KERNEL, Rows, judge_output, llama_side
 from .known import Known
 from .llama_quantizers import Quantizers
 from .run import Run
+from .sampling import SMALL, is_large, runs, whole
 from .tasks import Step
 
 Floats = npt.NDArray[np.float32]
 
 _CHUNK_VALUES = 1 << 25
+#: Runs of rows of a large tensor whose blocks are judged.
+_RUNS = 4
 
 
 def check(run: Run, result: RungResult) -> None:
@@ -194,19 +199,21 @@ def _one_tensor(
     rows = run.row_bytes(tensor)
     step = max(1, _CHUNK_VALUES // tensor.k)
     step = min(step, run.kernel.domain.n.most or step)
+    chunks, sampled = _chunks(run, tensor, step)
+    judged = sum(map(len, chunks))
     lacking = _zeros(x, fmt)[0] > 0
     x = np.concatenate([x, largest_codes(x) if isinstance(fmt, BlockFormat) else on_ties(fmt.name, x)])
     if lacking.any():
         again = np.where(np.repeat(lacking, SLICE)[: tensor.k], drawn((1, tensor.k), x[:1], run.options.seed), x[:1])
         x = np.concatenate([x, again])
         name = "blocks judged again on drawn activations"
-        result.figures[name] = result.figures.get(name, 0) + len(rows) * int(lacking.sum())
+        result.figures[name] = result.figures.get(name, 0) + judged * int(lacking.sum())
     with exact.of(tensor):
         try:
-            for start in range(0, len(rows), step):
-                if run.only is not None and run.only.first_row != start:
+            for numbers in chunks:
+                if run.only is not None and run.only.first_row != numbers[0]:
                     continue
-                _one_chunk(run, result, tensor, fmt, rows[start : start + step], start, x, exact, explain)
+                _one_chunk(run, result, tensor, fmt, rows[numbers], numbers, x, exact, explain)
         except KernelFault as error:
             name = printable(tensor.name, 64)
             result.fail(Failure.of(error, f"{name}: {error}", tensor.name))
@@ -217,19 +224,32 @@ def _one_tensor(
             explain.add_fault(error, tried, f"{KERNEL.name} on one block of K", tensor.name, name)
     if run.only is not None:
         return
-    blocks = len(rows) * -(-tensor.k // fmt.unit)
+    in_row = -(-tensor.k // fmt.unit)
+    blocks = judged * in_row
+    if sampled:
+        result.keep_sampled(Sampled("blocks", len(rows) * in_row, blocks))
     tested = run.kernel.is_under_test(fmt)
     result.count_beside("tensors", 1, tested)
     result.count_beside("blocks", blocks, tested)
     result.details.append(TensorBlocks(tensor.name, fmt.name, blocks, result.n_failures - failed))
 
 
+def _chunks(run: Run, tensor: Tensor, step: int) -> tuple[list[Rows], bool]:
+    """The numbers of the rows whose blocks are judged, at most `step` at a time, and whether they are a sample."""
+    n, rows = tensor.n_rows, min(step, SMALL // tensor.k) // _RUNS
+    if not rows or not is_large(run, n, tensor.k, _RUNS * rows):
+        return [np.arange(span.start, span.stop) for span in whole(n, step)], False
+    drawn = runs(n, _RUNS, rows, (run.options.seed, zlib.crc32(tensor.name.encode())))
+    return [np.concatenate([np.arange(span.start, span.stop) for span in drawn])], True
+
+
 def _one_chunk(
-    run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], start: int, x: Floats,
-    exact: ExactProducts, explain: Explanations,
+    run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], numbers: Rows,
+    x: Floats, exact: ExactProducts, explain: Explanations,
 ) -> None:  # fmt: skip
-    semantics = run.semantics(fmt)
+    semantics, start = run.semantics(fmt), int(numbers[0])
     of_llama = _llama_products(run, result, tensor, fmt, rows, x, start)
+    columns = _Columns(run, fmt, rows, x, exact)
     size = fmt.unit // fmt.block_size * fmt.block_bytes
     for b, at in enumerate(range(0, rows.shape[1], size)):
         if run.only is not None and (run.only.kind, run.only.number) != ("block", b):
@@ -247,16 +267,17 @@ def _one_chunk(
             y = kernel.product(kernel.upload(fmt, column), part)
         if run.only is not None:
             result.count(ALONE)
-        expected = exact.product(semantics, fmt, column, own, kernel.order)
+        expected = columns.product(semantics, b, column, own, kernel.order)
         judged = judge_output(
-            result, KERNEL, tensor, y, expected, semantics, own, None, start, b, values=part, call=call
+            result, KERNEL, tensor, y, expected, semantics, own, None, numbers, b, values=part, call=call
         )
         if not judged.passed:
             n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])
             explain.add(
                 WrongCall(
                     kernel, fmt, semantics, column, part, own, y, kernel.order, f"{KERNEL.name} on one block of K",
-                    tensor.name, f"{label(tensor, start)} block {b}", m, n, first_row=start, block=b, call=call,
+                    tensor.name, f"{label(tensor, start)} block {b}", m, n, first_row=int(numbers[n]) - n, block=b,
+                    call=call,
                 )
             )  # fmt: skip
         for llama_semantics, theirs, encoded in of_llama:
@@ -268,11 +289,46 @@ def _one_chunk(
             if of_part is own:
                 llama = replace(expected, ordered=None)
             else:
-                llama = product(llama_semantics, fmt, column, of_part)
+                llama = columns.product(llama_semantics, b, column, of_part, None, encoded)
             side = llama_side(run.backend, llama_semantics)
             judge_output(
-                result, side, tensor, theirs[b][:tokens], llama, llama_semantics, of_part, None, start, b, call=call
+                result, side, tensor, theirs[b][:tokens], llama, llama_semantics, of_part, None, numbers, b, call=call
             )
+
+
+class _Columns:
+    """The exact products of single blocks: of all blocks together, where that is possible.
+
+    Args:
+        rows: uint8[N, row bytes].
+        x: the activations float32[M, K].
+    """
+
+    def __init__(
+        self, run: Run, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: Floats, exact: ExactProducts
+    ) -> None:
+        self._run, self._fmt, self._rows, self._x, self._exact = run, fmt, rows, x, exact
+        self._made: dict[tuple[str, Order | None, bool], list[Product] | None] = {}
+
+    def product(
+        self, semantics: Semantics, b: int, column: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8],
+        order: Order | None, encoded: npt.NDArray[np.uint8] | None = None,
+    ) -> Product:  # fmt: skip
+        """Of block b of all rows, uint8[N, block bytes], and its activations.
+
+        Args:
+            x: uint8[M, bytes], of the first M tokens.
+            encoded: the activations of whole rows, where these are not what the definition's encoder makes.
+        """
+        key = semantics.name, order, encoded is None
+        if key not in self._made:
+            whole = semantics.bytes_of(self._x) if encoded is None else encoded
+            alone = self._run.only is not None  # of which one block is wanted
+            self._made[key] = None if alone else self._exact.blocks(semantics, self._fmt, self._rows, whole, order)
+        made = self._made[key]
+        if made is None:
+            return self._exact.product(semantics, self._fmt, column, x, order)
+        return made[b].rows(np.arange(len(x)))
 
 
 def _llama_products(

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import WeightFormat
+from ..formats import BlockFormat, WeightFormat
 from ..gguf import Tensor
 from ..results import RungResult
 from ..semantics import Order, Product, Semantics, product, screened
+from ..semantics.exact import each_block
 from .author_oracle import Distances, OracleDistance
 from .run import Run
 
@@ -41,6 +42,14 @@ class ExactProducts:
         made = product(semantics, fmt, rows, x, order, self._threads)
         self._distance.add(semantics, fmt, rows, x, made)
         return made
+
+    def blocks(
+        self, semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Bytes, order: Order | None
+    ) -> list[Product] | None:
+        """The products of single blocks of whole rows, as far as they can be computed together: see `each_block`."""
+        if self._distance is not None or not isinstance(fmt, BlockFormat):
+            return None
+        return each_block(semantics, fmt, rows, x, order, self._threads)
 
     @contextmanager
     def of(self, tensor: Tensor) -> Iterator[None]:

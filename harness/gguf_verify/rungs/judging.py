@@ -19,10 +19,13 @@ from ..semantics.overflow import overflow_reason
 from ..support.errors import Culprit
 from ..support.stages import stage
 from .exact import ExactProducts
-from .run import Matrix
+from .run import Matrix, Run
+from .sampling import SampledOutputs
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+#: Numbers of rows.
+Rows = npt.NDArray[np.intp]
 
 #: The kernel on activations that it quantized itself.
 KERNEL = Side("kernel", True)
@@ -66,10 +69,11 @@ def describe(value: np.float32, expected: Product, m: int, n: int, why: Callable
 
 def judge_output(
     result: RungResult, side: Side, tensor: Tensor, y: Floats, expected: Product, semantics: Semantics, x: Bytes,
-    block_of: Callable[[int, int], Blame | None] | None = None, first_row: int = 0, at_block: int | None = None,
+    block_of: Callable[[int, int], Blame | None] | None = None, first_row: int | Rows = 0, at_block: int | None = None,
     detail: str = "", values: Floats | None = None, call: Call | None = None,
 ) -> Judgement:  # fmt: skip
-    """Judge y float32[M, n], rows `first_row`… of the tensor, and record utilisation, score and failures.
+    """Judge y float32[M, n], rows `first_row`… of the tensor or those of these numbers, and record utilisation, score
+    and failures.
 
     Args:
         side: whose output it is.
@@ -85,11 +89,16 @@ def judge_output(
         judgement = judge(y, expected)
     expected = judgement.product
     m, n = judgement.worst
-    result.measure(side, judgement.utilisation, judgement.score, where(tensor, first_row + n, m, at_block))
+    numbers = first_row + np.arange(y.shape[1]) if isinstance(first_row, int) else first_row
+
+    def row_at(n: int) -> int:
+        return int(numbers[n])
+
+    result.measure(side, judgement.utilisation, judgement.score, where(tensor, row_at(n), m, at_block))
     if judgement.passed:
         return judgement
     wrong = np.argwhere(judgement.bad)
-    fault_of = _Blamed(side, tensor, first_row, at_block, np.isfinite(expected.exact))
+    fault_of = _Blamed(side, tensor, row_at, at_block, np.isfinite(expected.exact))
     # one element for each row of W first: different rows say more than different tokens
     _, firsts = np.unique(wrong[:, 1], return_index=True)
     more = fault_of.count(judgement.bad)
@@ -100,7 +109,7 @@ def judge_output(
     for m, n in shown:
         got, exact, bound = y[m, n], float(expected.exact[m, n]), float(expected.bound[m, n])
         difference = abs(float(got) - exact)
-        row = first_row + int(n)
+        row = row_at(int(n))
         block, blamed = at_block, None
         written = got.view(np.uint32) != POISON
         if block is None and block_of is not None and written and np.isfinite(exact):
@@ -136,9 +145,10 @@ class _Blamed:
     or else the definition; elsewhere whoever computed it."""
 
     def __init__(
-        self, side: Side, tensor: Tensor, first_row: int, block: int | None, finite: npt.NDArray[np.bool_]
-    ) -> None:
-        self._side, self._tensor, self._first_row, self._block, self._finite = side, tensor, first_row, block, finite
+        self, side: Side, tensor: Tensor, row_at: Callable[[int], int], block: int | None,
+        finite: npt.NDArray[np.bool_],
+    ) -> None:  # fmt: skip
+        self._side, self._tensor, self._row_at, self._block, self._finite = side, tensor, row_at, block, finite
         self._of_file: dict[int, bool] = {}
 
     def culprit(self, m: int, n: int) -> Culprit:
@@ -146,7 +156,7 @@ class _Blamed:
         if self._finite[m, n]:
             return "kernel" if self._side.of_kernel else "llama.cpp"
         if n not in self._of_file:
-            row, fmt = self._first_row + n, self._tensor.type.weights
+            row, fmt = self._row_at(n), self._tensor.type.weights
             assert fmt is not None
             raw = row_of(self._tensor, row) if self._block is None else block_of_row(self._tensor, row, self._block)
             with np.errstate(all="ignore"):
@@ -176,23 +186,34 @@ def _reason(
 
 
 def judge_whole(
-    result: RungResult, matrix: Matrix, first_row: int, y: Floats, semantics: Semantics, x: Bytes, order: Order | None,
-    exact: ExactProducts, call: Call | None = None,
+    run: Run, result: RungResult, matrix: Matrix, first_row: int, y: Floats, semantics: Semantics, x: Bytes,
+    order: Order | None, exact: ExactProducts, call: Call | None = None,
 ) -> tuple[int, int] | None:  # fmt: skip
     """Judge a kernel's whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`.
-    Returns token and row of the first wrong element, the first row's."""
-    step, first = max(1, CHUNK_OUTPUTS // len(y)), None
-    with exact.of(matrix.tensor):
-        for start in range(0, len(matrix.rows), step):
-            span = slice(start, start + step)
+    Returns token and row of the first wrong element that is found."""
+    step = max(1, CHUNK_OUTPUTS // len(y))
+    sample = SampledOutputs(run, result, matrix, first_row, [semantics], step)
+
+    def judged(spans: list[slice]) -> tuple[int, int] | None:
+        first = None
+        for span in spans:
             expected = exact.product(semantics, matrix.fmt, matrix.rows[span], x, order)
+            sample.saw(KERNEL, expected)
             part = np.ascontiguousarray(y[:, span])
             judged = judge_output(
-                result, KERNEL, matrix.tensor, part, expected, semantics, x, None, first_row + start, call=call
+                result, KERNEL, matrix.tensor, part, expected, semantics, x, None, first_row + span.start, call=call
             )
             if not judged.passed and first is None:
                 n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])
-                first = m, start + n
+                first = m, span.start + n
+        return first
+
+    with exact.of(matrix.tensor):
+        first = judged(sample.spans)
+        everything = bool(sample.rest) and (first is not None or sample.suspicious(KERNEL, y, semantics, x))
+        if everything:
+            first = min(filter(None, (first, judged(sample.rest))), key=lambda at: at[1], default=None)
+    sample.record(y.size, everything)
     return first
 
 

@@ -58,7 +58,8 @@ from .values import (
 )
 
 __all__ = [
-    "UNIT_ROUNDOFF", "Product", "exact_result", "exact_weights", "gamma", "product", "slack_of_sums", "term_values",
+    "UNIT_ROUNDOFF", "Product", "each_block", "exact_result", "exact_weights", "gamma", "product", "slack_of_sums",
+    "term_values",
 ]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
@@ -151,11 +152,43 @@ def _unstored(
 
 
 def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
-    traits, accumulation = semantics.term, semantics.accumulation
-    t = Terms.of(semantics, fmt, w, x)
-    nb, d, least, scale, second = len(t.sums), t.d, t.least, t.scale, t.second
+    return _sum_of(Terms.of(semantics, fmt, w, x), semantics, fmt, x, order)
+
+
+def each_block(
+    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int = 1
+) -> list[Product] | None:
+    """The products of each block along K alone, in its own call: for a block of weights, those of its rows, [M, N].
+
+    Args:
+        semantics, fmt, w, x, order, threads: as in `product`, of whole rows.
+
+    None where the definition does not take the activations of a block by themselves, or adds up other things.
+    """
+    encoding = semantics.encoding.format
+    plain = semantics.plain and semantics.inside is None and semantics.oracle is None and not semantics.term.of_values
+    if not plain or encoding is None or encoding.block_size > fmt.unit:
+        return None
+    in_block, m, n = fmt.block_size // term_values(fmt), len(x), len(w)
+    units = w.shape[1] // fmt.block_bytes
+    prepared = Activations.of(semantics, x, term_values(fmt), units * in_block)
+    of_parts = prepared.apart(units)
+    step = max(1, min(_TILE // max(1, m * units * in_block), -(-n // threads)))
+
+    def one(start: int) -> Product:
+        with np.errstate(all="ignore"):
+            terms = Terms.of(semantics, fmt, w[start : start + step], prepared).apart(units)
+            return _sum_of(terms, semantics, fmt, of_parts, order)
+
+    with ThreadPoolExecutor(threads) as pool:
+        made = concatenated(list(pool.map(one, range(0, n, step))))
+    return [made.rows(np.arange(u * m, (u + 1) * m)) for u in range(units)]
+
+
+def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, order: Order | None) -> Product:
+    accumulation = semantics.accumulation
+    nb, d, least, scale, second, codes = len(t.sums), t.d, t.least, t.scale, t.second, t.sizes
     first = scale * t.sums
-    codes = np.matmul(x.q_abs, np.abs(t.q) + np.float32(2 * fmt.zero if traits.zero_apart else 0))
     magnitude = np.abs(scale) * codes
     lost = _lost(accumulation, scale, codes, d, x.d)
     if second is not None and t.factor is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from .narrow import HALF
 from .order import Order
 from .rounding import add_rounded, chain_rounded, to_float32
 from .sums import Doubles, Floats
-from .values import Activations, by_term, term_values
+from .values import Activations, by_term, parts_apart, term_values
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -54,18 +55,18 @@ class Terms:
     """Of n rows of weights and M of activations, with nb terms in a row.
 
     Args:
-        q: codes float32[nb, 32 or 16, n].
         d, least: scales and minima float64[nb, 1, n].
         sums: the integer sums Σ q_w·q_a, float64[nb, M, n].
+        sizes: those of magnitudes, Σ(|q_w| + 2z)·|q_a|, float32[nb, M, n], with z of `exact`.
         scale: d_w·d_a, [nb, M, n].
         second: the term of the minima, [nb, M, n]; None for none.
         factor, total: m_w·d_a [nb, M, n] and Σ q_a [nb, M, 1], where the second term is made of these.
     """
 
-    q: Floats
     d: Doubles
     least: Doubles
     sums: Doubles
+    sizes: Floats
     scale: Doubles
     second: Doubles | None
     factor: Doubles | None
@@ -80,6 +81,7 @@ class Terms:
         d, least = scales_of(semantics, fmt, blocks)
         # float32 holds these integers: 32·255·128 < 2^24
         sums = np.matmul(x.q, q).astype(np.float64)
+        sizes = np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if traits.zero_apart else 0))
         scale = x.d * d
         if traits.half_products(fmt):
             scale = HALF.rounded(scale)
@@ -93,7 +95,19 @@ class Terms:
         elif fmt.has_min:
             factor, total = x.d * least, x.q.sum(axis=-1, keepdims=True).astype(np.float64)
             second = factor * total
-        return cls(q, d, least, sums, scale, second, factor, total)
+        return cls(d, least, sums, sizes, scale, second, factor, total)
+
+    def apart(self, units: int) -> Terms:
+        """Each of so many parts of a row by itself: a part's terms, and parts beside each other like tokens, [nb/units,
+        units·M, n]."""
+        m = self.sums.shape[1]
+
+        def of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            whole = np.broadcast_to(array, (len(array), m, array.shape[2]))
+            return parts_apart(whole, units)
+
+        second, factor, total = (None if v is None else of(v) for v in (self.second, self.factor, self.total))
+        return Terms(of(self.d), of(self.least), of(self.sums), of(self.sizes), of(self.scale), second, factor, total)
 
     def in_order(self, semantics: Semantics, fmt: BlockFormat, x: Activations, order: Order) -> Floats:
         """The bits of the declared order, float32[M, n]."""

@@ -21,6 +21,7 @@ e_w is certain, not a deviation: the spread holds 1/32 (SCORE_LIMIT) of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,9 +63,22 @@ class Activations:
         q = a.q[:nb]
         return cls(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb], _NOTHING)
 
+    def apart(self, units: int) -> Activations:
+        """Those of each of so many parts of a row by itself, as `Terms.apart` has them; of codes."""
+        of = {name: parts_apart(getattr(self, name), units) for name in ("q", "q_abs", "d", "s", "s_size")}
+        return replace(self, **of)
+
     def on(self, device: Device) -> Activations:
         """The same on a device."""
         return Activations(*(device.put(getattr(self, field.name)) for field in fields(self)))
+
+
+def parts_apart(array: npt.NDArray[Any], units: int) -> npt.NDArray[Any]:
+    """[nb, M, …] as [nb/units, units·M, …]: so many parts of a row, beside each other like tokens."""
+    if not array.size:
+        return array
+    nb, m, last = array.shape
+    return array.reshape(units, nb // units, m, last).swapaxes(0, 1).reshape(nb // units, units * m, last)
 
 
 def term_values(fmt: BlockFormat) -> int:

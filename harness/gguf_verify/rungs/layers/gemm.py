@@ -27,6 +27,7 @@ from ..generated_inputs import every_size
 from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
 from ..ranges import representable
 from ..run import Matrix, Run
+from ..sampling import SampledOutputs
 from .activations import llama_activations, llama_bytes
 from .outputs import Activations, KernelCalls, Outputs, check_quantizer, run_kernel
 from .shapes import OTHER_M as OTHER_TOKENS
@@ -41,6 +42,23 @@ SHARED = Side("kernel on llama.cpp's activations", True)
 OTHER_M = Side("kernel at other M", True)
 #: The kernel's outputs → the kind of their calls.
 _KINDS: dict[str, CallKind] = {KERNEL.name: "own", SHARED.name: "shared", OTHER_M.name: "other-m"}
+
+
+@dataclass
+class _Gaps:
+    """How far two definitions are apart, in the products that were added."""
+
+    difference: float = 0.0
+    energy: float = 0.0
+
+    def add(self, own: Product, theirs: Product) -> None:
+        with np.errstate(all="ignore"):
+            self.difference += float(((own.exact - theirs.exact) ** 2).sum())
+            self.energy += float((theirs.exact**2).sum())
+
+    @property
+    def nmse(self) -> float:
+        return self.difference / self.energy if self.energy else 0.0
 
 
 @dataclass
@@ -219,35 +237,61 @@ class GemmJudge:
 
     def judge(self, made: Outputs, exact: ExactProducts) -> None:
         """Judge the kernel's outputs and llama.cpp's. Raises KernelFault of an author's oracle."""
+        definitions = [self.semantics, self.llama] if self.run.backend.compared else [self.semantics]
         step = max(1, CHUNK_OUTPUTS // len(self.gemm.x))
-        gap, energy = 0.0, 0.0
-        for start in range(0, len(self.matrix.rows), step):
-            span = slice(start, start + step)
-            rows = self.matrix.rows[span]
-            own = exact.product(self.semantics, self.matrix.fmt, rows, self.own.encoded, made.kernel.order)
-            if self.llama is self.semantics and not self.differing:  # one definition, the same activations
-                theirs = shared = replace(own, ordered=None)
-            else:
-                theirs = self._exact(self.llama, rows, self.llama_bytes)
-                shared = self._exact(self.semantics, rows, self.shared_bytes)
-            if self.run.backend.compared:
-                self._judge_llama(span, theirs)
-            self._judge_kernel(KERNEL, made.own, span, own, self.own.encoded, self.gemm.x)
-            self._judge_kernel(SHARED, made.shared, span, shared, self.shared_bytes)
-            self._judge_other_m(made, span)
-            if self.run.backend.compared:
-                self._compare_directly(made.shared, span, shared, theirs)
-            with np.errstate(all="ignore"):
-                gap += float(((own.exact - theirs.exact) ** 2).sum())
-                energy += float((theirs.exact**2).sum())
-        self.gap = gap / energy if energy else 0.0
+        sample = SampledOutputs(self.run, self.result, self.matrix, self.gemm.first_row, definitions, step)
+        failed, gaps = self.result.n_failures, _Gaps()
+        for span in sample.spans:
+            self._judge_rows(made, span, exact, gaps, sample)
+        everything = bool(sample.rest) and (self.result.n_failures > failed or self._suspicious(made, sample))
+        for span in sample.rest if everything else ():
+            self._judge_rows(made, span, exact, gaps, sample)
+        sample.record(made.own.size + made.shared.size + sum(y.size for y in made.others.values()), everything)
+        self.gap = gaps.nmse
 
-    def _judge_other_m(self, made: Outputs, span: slice) -> None:
+    def _judge_rows(
+        self, made: Outputs, span: slice, exact: ExactProducts, gaps: _Gaps, sample: SampledOutputs
+    ) -> None:
+        rows = self.matrix.rows[span]
+        own = exact.product(self.semantics, self.matrix.fmt, rows, self.own.encoded, made.kernel.order)
+        if self._alike:
+            theirs = shared = replace(own, ordered=None)
+        else:
+            theirs = self._exact(self.llama, rows, self.llama_bytes)
+            shared = self._exact(self.semantics, rows, self.shared_bytes)
+        for side, product in ((self.llama_side, theirs), (KERNEL, own), (SHARED, shared)):
+            sample.saw(side, product)
+        if self.run.backend.compared:
+            self._judge_llama(span, theirs)
+        self._judge_kernel(KERNEL, made.own, span, own, self.own.encoded, self.gemm.x)
+        self._judge_kernel(SHARED, made.shared, span, shared, self.shared_bytes)
+        self._judge_other_m(made, span, sample)
+        if self.run.backend.compared:
+            self._compare_directly(made.shared, span, shared, theirs)
+        gaps.add(own, theirs)
+
+    @property
+    def _alike(self) -> bool:
+        """Whether kernel and llama.cpp have one definition and the same activations."""
+        return self.llama is self.semantics and not self.differing
+
+    def _suspicious(self, made: Outputs, sample: SampledOutputs) -> bool:
+        """Whether a combination of rows of any whole output is too far off."""
+        sides = [(KERNEL, made.own, self.semantics, self.own.encoded)]
+        sides += [(SHARED, made.shared, self.semantics, self.shared_bytes)]
+        if self.run.backend.compared:
+            sides += [(self.llama_side, self.gemm.y, self.llama, self.llama_bytes)]
+        sides += [(OTHER_M, y, self.semantics, made.other.encoded) for y in made.others.values()]
+        return any(sample.suspicious(side, y, semantics, x) for side, y, semantics, x in sides)
+
+    def _judge_other_m(self, made: Outputs, span: slice, sample: SampledOutputs) -> None:
         expected: dict[Order | None, Product] = {}
         for m, y in made.others.items():
             order = self.calls.at(m)[0].order
             if order not in expected:
                 expected[order] = self._exact(self.semantics, self.matrix.rows[span], made.other.encoded, order)
+                if len(expected) == 1:
+                    sample.saw(OTHER_M, expected[order])
             taken = made.other.first(m)
             of_m = expected[order].rows(np.arange(m))
             self._judge_kernel(OTHER_M, y, span, of_m, taken.encoded, taken.values, f" at M={m}")

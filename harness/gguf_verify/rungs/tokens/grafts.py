@@ -112,7 +112,7 @@ class Grafts:
                 if run.only is not None:
                     self.result.count(ALONE)
                 wrong = judge_whole(
-                    self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact, call
+                    self.run, self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact, call
                 )
                 if wrong is not None:
                     self._explanations.add(

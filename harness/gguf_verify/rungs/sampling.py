@@ -1,0 +1,130 @@
+"""Which rows of a large matrix are judged element by element, and how its whole outputs are checked all the same.
+
+A small matrix is judged whole, and so is every one with `--thorough`. Of a large one runs of rows are judged: the
+first, the last, and others that the seed draws, one in each stretch between these. The whole outputs are checked by
+random combinations of all rows (`semantics.combinations`). Where a combination is suspicious, or a sampled element is
+wrong, the other rows are judged too, so a combination alone never fails a kernel.
+
+A definition whose product is none of matrices (it rounds inside an element, or stores halves) has no combinations: it
+is judged whole.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Hashable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from ..results import RungResult, Sampled
+from ..semantics import Product, Semantics
+from ..semantics.combinations import LIMIT, MISSED, Combinations
+from ..semantics.screen import bilinear
+from .run import Matrix, Run
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+
+#: Weights of a matrix that is judged whole.
+SMALL = 1 << 21
+#: Runs of rows whose elements are judged, and the rows of each.
+RUNS, ROWS = 8, 32
+
+
+def whole(n: int, step: int) -> list[slice]:
+    """All of n rows, `step` at a time."""
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+
+
+def runs(n: int, count: int, rows: int, seed: tuple[int, ...]) -> list[slice]:
+    """`count` runs of consecutive rows of n, at least two and apart: the first rows, the last, and drawn ones."""
+    starts = [0, n - rows]
+    rng, stretch = np.random.default_rng(seed), (n - 2 * rows) // max(1, count - 2)
+    starts += [rows + i * stretch + int(rng.integers(0, stretch - rows + 1)) for i in range(count - 2)]
+    return [slice(start, start + rows) for start in sorted(starts)]
+
+
+def is_large(run: Run, n: int, k: int, sampled: int) -> bool:
+    """Whether a matrix of n rows and k columns is sampled, of which so many rows would be."""
+    return not run.options.thorough and n * k > SMALL and n >= 2 * sampled
+
+
+class SampledOutputs:
+    """The outputs of one matrix.
+
+    Args:
+        run, result: of the rung.
+        matrix: uint8[N, row bytes].
+        first_row: of the tensor, with which it begins.
+        definitions: of its outputs.
+        step: rows that are judged at a time where all are.
+    """
+
+    def __init__(
+        self, run: Run, result: RungResult, matrix: Matrix, first_row: int, definitions: list[Semantics], step: int
+    ) -> None:
+        fmt, n = matrix.fmt, len(matrix.rows)
+        self._result, self._n = result, n
+        self._combinations: Combinations | None = None
+        self._variance: dict[Hashable, Doubles] = {}
+        self._smallest = 0.0
+        self.spans, self.rest = whole(n, step), list[slice]()
+        if not isinstance(fmt, BlockFormat) or not all(bilinear(of, fmt) for of in definitions):
+            return
+        if run.only is None and is_large(run, n, matrix.tensor.k, RUNS * ROWS):
+            seed = run.options.seed, zlib.crc32(matrix.tensor.name.encode()), first_row
+            self.spans = runs(n, RUNS, ROWS, seed)
+            ends, starts = [0, *(s.stop for s in self.spans)], [*(s.start for s in self.spans), n]
+            self.rest = [
+                slice(start, min(start + step, b))
+                for a, b in zip(ends, starts, strict=True) for start in range(a, b, step)
+            ]  # fmt: skip
+            mixed = int(np.random.default_rng(seed).integers(1 << 62))
+            self._combinations = Combinations(fmt, matrix.rows, mixed, run.options.threads)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether some rows alone are judged at first."""
+        return self._combinations is not None
+
+    def saw(self, side: Hashable, expected: Product) -> None:
+        """Take the deviations of rounding errors from the product of sampled rows; a side is one definition and the
+        activations of one call."""
+        if self._combinations is None:
+            return
+        with np.errstate(all="ignore"):
+            sums = (expected.spread**2).sum(axis=1)
+        self._variance[side] = self._variance.get(side, np.zeros(len(sums))) + sums
+
+    def suspicious(self, side: Hashable, y: Floats, semantics: Semantics, x: Bytes) -> bool:
+        """Whether a combination of a whole output float32[M, N] of activations uint8[M, row bytes] is too far off.
+
+        Args:
+            side: as in `saw`; the deviations of the first M tokens are taken.
+        """
+        if self._combinations is None:
+            return False
+        variance = self._variance[side][: len(y)] * (self._n / sum(s.stop - s.start for s in self.spans))
+        expected = self._combinations.expected(semantics, x[: len(y)])
+        with np.errstate(all="ignore"):
+            size = np.sqrt((y.astype(np.float64) ** 2).mean(axis=1))
+            shares = np.divide(2 * LIMIT * np.sqrt(variance), size, out=np.zeros(len(y)), where=size > 0)
+        self._smallest = max(self._smallest, float(np.median(shares)) if len(shares) else 0.0)
+        return bool(self._combinations.suspicious(y, expected, variance).any())
+
+    def record(self, outputs: int, judged_whole: bool) -> None:
+        """Record what was sampled, unless all was judged in the end.
+
+        Args:
+            outputs: of all calls with the matrix.
+        """
+        if self._combinations is None or judged_whole:
+            return
+        alone = outputs * sum(s.stop - s.start for s in self.spans) // self._n
+        self._result.keep_sampled(Sampled("outputs", outputs, alone, MISSED, self._smallest))
+
+
+__all__ = ["ROWS", "RUNS", "SMALL", "SampledOutputs", "is_large", "runs", "whole"]
