@@ -1167,7 +1167,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         words = spent_words(self.environment.options.budget)
         counts = {rung.name: sum(left.why == words for left in rung.unverified) for rung in self.rungs}
         left = ", ".join(f"{n:,} in the {name} rung" for name, n in counts.items() if n)
-        return f"{words}; left for that: {left}" if left else words
+        return f"{words}; it left unverified: {left}" if left else words
 
     @property
     def verdict(self) -> ReportVerdict:

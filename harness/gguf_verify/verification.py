@@ -155,8 +155,9 @@ def verify(
                 drawn = run.data if isinstance(run, DrawnRun) else None
                 run.budget = budget
                 begun = clock()
+                run.file_info()
+                budget.reserve(clock() - begun)  # for reading the whole file once more, at the end
                 report = Report(environment=environment_of(run), command=command, drawn=drawn)
-                budget.reserve(clock() - begun)  # the file is read once more at the end
                 if keeper is not None:
                     keeper.environment = report.environment
                 waive = partial(apply, report, known, day)

@@ -2,14 +2,16 @@
 
 Each rung that can judge some tensors and leave others gets an equal part of the time that is left when it begins; what
 it does not use is left to those after it. The tokens rung, which is done whole or not at all, comes last and gets what
-is left then. Nothing is interrupted: rungs look at the time between products and between probes.
+is left then. The probes of a type may take half of the time that is left for their rung. Nothing is interrupted: rungs
+look at the time between products and between probes.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..results import spent_words
 
@@ -46,6 +48,17 @@ class Budget:
         if self.limited:
             now = self.clock()
             self._deadline = now + max(0.0, self._end - now) / rungs
+
+    @contextmanager
+    def half(self) -> Iterator[None]:
+        """In this block, half of the time that is left for the rung is all of it."""
+        before = self._deadline
+        if self.limited:
+            self._deadline -= self.left / 2
+        try:
+            yield
+        finally:
+            self._deadline = before
 
     @property
     def over(self) -> bool:

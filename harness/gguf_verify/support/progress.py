@@ -78,20 +78,19 @@ class Lines:
 
     def _line(self, seconds: float) -> str:
         rate = (self.n - self._initial) / seconds
-        parts = [self._amount(), f"{self._sized(rate)}{self._unit}/s"]
+        parts = [self._sized(self.n), f"{self._sized(rate)}/s"]
+        if self.total:
+            parts[0] = (
+                f"{min(100, int(100 * self.n / self.total))} % ({self._sized(self.n)} of {self._sized(self.total)})"
+            )
         if self.total and rate > 0:
             parts.append(f"{self._time(max(0.0, self.total - self.n) / rate)} left")
         return f"{self._what}: {', '.join(filter(None, [*parts, self._doing]))}"
 
-    def _amount(self) -> str:
-        if not self.total:
-            return f"{self._sized(self.n)}{self._unit}"
-        done = f"{self._sized(self.n)} of {self._sized(self.total)}{self._unit}"
-        return f"{min(100, int(100 * self.n / self.total))} % ({done})"
-
     def _sized(self, n: float) -> str:
-        kind = submodule("tqdm.std").tqdm
-        return str(kind.format_sizeof(n, divisor=1024)) if self._unit == "B" else f"{n:.3g} "
+        if self._unit == "B":
+            return f"{submodule('tqdm.std').tqdm.format_sizeof(n, divisor=1024)}B"
+        return f"{n:.3g} {self._unit}"
 
     @staticmethod
     def _time(seconds: float) -> str:
