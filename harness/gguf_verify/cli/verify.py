@@ -118,11 +118,11 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         "llama.cpp's log on stderr")  # fmt: skip
     add("-x", "--exitfirst", action="store_true", help="end the run at the first failure that no waiver covers")
     add("--budget", type=_time, default=None, metavar="TIME",
-        help="what the run may take, such as 90, 90s, 2m or 1h: it judges a sample of the tensors, and names what it "
-        "left, which is not verified")  # fmt: skip
+        help="how long the run may take, such as 90, 90s, 2m or 1h: it judges a sample of the tensors, and names the "
+        "others as not verified")  # fmt: skip
     add("--progress", choices=("auto", "always", "never"), default="auto",
-        help="failures as they are found, rungs as they end, and how far each is, on stderr; auto: only on a terminal; "
-        "where stderr is none, a line now and then takes the place of bars (default: %(default)s)")  # fmt: skip
+        help="on stderr: failures as they are found, rungs as they end, and bars; always: also where it is no terminal, "
+        "with a line every 30 s in place of bars; auto: only on a terminal (default: %(default)s)")  # fmt: skip
     add("--only-call", default="", metavar="CALL",
         help="make only this call of the kernel; a report prints it, with --rungs and --tensor")  # fmt: skip
 

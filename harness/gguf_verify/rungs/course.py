@@ -106,7 +106,7 @@ class Course:
             if not self.again and name not in self._tensors:  # a vector, of which only the graph knows
                 self._chosen.add(name)
                 self._ever.add(name)
-            if name not in self._chosen or name in self._refused:
+            if name not in self._chosen:
                 return False
             if self._budget.spent:
                 self._refused.add(name)
