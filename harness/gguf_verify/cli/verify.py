@@ -121,8 +121,8 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         help="how long the run may take, such as 90, 90s, 2m or 1h: it judges a sample of the tensors, and names the "
         "others as not verified")  # fmt: skip
     add("--progress", choices=("auto", "always", "never"), default="auto",
-        help="on stderr: failures as they are found, rungs as they end, and bars; always: also where it is no terminal, "
-        "with a line every 30 s in place of bars; auto: only on a terminal (default: %(default)s)")  # fmt: skip
+        help="failures as they are found, rungs as they end, and bars, on stderr; auto: only on a terminal; always: "
+        "elsewhere too, with a line every 30 s in place of bars (default: %(default)s)")  # fmt: skip
     add("--only-call", default="", metavar="CALL",
         help="make only this call of the kernel; a report prints it, with --rungs and --tensor")  # fmt: skip
 
