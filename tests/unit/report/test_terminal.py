@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
+from html import unescape
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from gguf_verify.cli import common
 from gguf_verify.cli.live import Live
 from gguf_verify.report.terminal.block import as_lines
-from gguf_verify.report.writer import Form, Kind
+from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results import Failure, Report, Unverified
 from tests.support import recordings, records
 from tests.support.recordings import FOLDER, PIPED, RECORDINGS, failing, interrupted, passing, path_of, stranger
@@ -248,6 +250,20 @@ def test_the_json_of_a_run_that_ended_early_is_valid(make: object) -> None:
     page = str(written("--html", Kind.RUN, report))
     assert "rungs that were not begun: " in page
     assert ">Verified</h1>" not in page
+
+
+@pytest.mark.parametrize("make", [interrupted, recordings.exit_first, recordings.out_of_time])
+@pytest.mark.parametrize("writer", writers(Kind.RUN), ids=lambda writer: writer.name)
+def test_every_report_says_what_ended_the_run(make: Callable[[], Report], writer: Writer) -> None:
+    made = writer.renders[Kind.RUN](make(), Form(suffix=writer.suffixes[0] if writer.suffixes else ""))
+    assert isinstance(made, str)
+    text = " ".join(unescape(made).split())
+    if writer.flag == "--json":
+        assert make().ended_by in text
+    elif writer.flag == "--card":
+        assert "tokens: not run" in text
+    elif writer.flag != "--heat-map":
+        assert "rungs that were not begun: " in text
 
 
 # ---- while it runs ---------------------------------------------------------------------------------------------------
