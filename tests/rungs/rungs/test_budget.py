@@ -215,7 +215,7 @@ class Made:
         run = SimpleNamespace(budget=Budget(budget, self.clock), options=SimpleNamespace(seed=0))
         run.bar = lambda *_: Bar()
         self.budget, self.result = run.budget, RungResult(name="layers")
-        self.course = Course(run, self.result, self.tensors)  # type: ignore[arg-type]
+        self.course = Course(run, self.tensors)  # type: ignore[arg-type]
         self.judged: list[str] = []
         self.rounds = 0
 
@@ -230,7 +230,7 @@ class Made:
             if self.course.takes(name):
                 self.judged.append(name)
                 self.clock.now += self.tensors[name].nbytes
-        self.course.leave()
+        self.course.leave(self.result)
 
     @property
     def left(self) -> list[str]:
