@@ -19,6 +19,7 @@ from .results import Options
 from .rungs import rungs_for
 from .rungs.drawn import DRAWN_RUNGS, Drawn
 from .support.command_line import command_line
+from .support.durations import in_words
 
 
 def command_of(
@@ -65,6 +66,8 @@ def command_of(
     for flag, field in values.items():
         if (value := getattr(options, field)) != getattr(usual, field):
             flags[flag] = f"{value:g}" if isinstance(value, float) else str(value)
+    if options.budget is not None:
+        flags["--budget"] = in_words(options.budget)
     if options.declare:
         flags["--declare"] = options.declare
     flags |= {

@@ -20,6 +20,7 @@ import msgspec
 
 from .support import stages
 from .support.command_line import cores, repeat
+from .support.durations import in_words
 from .support.errors import (
     EXIT_ENVIRONMENT,
     EXIT_INTERRUPTED,
@@ -46,8 +47,8 @@ ReportVerdict = Literal[
     "verified", "verified on drawn data", "waived", "mismatch", "interrupted", "broken off", "not everything verified",
 ]  # fmt: skip
 WaiverState = Literal["applied", "expired", "unused"]
-#: What ended a run before its last rung: nothing, `Options.exit_first`, or a signal.
-EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM", "SIGHUP"]
+#: What ended a run before its end: nothing, `Options.exit_first`, `Options.budget`, or a signal.
+EndedBy = Literal["", "first failure", "budget", "SIGINT", "SIGTERM", "SIGHUP"]
 
 #: Culprit → its name in a sentence.
 CULPRITS: dict[Culprit, str] = {
@@ -84,8 +85,9 @@ class Options:
         probes: "full": the whole probe plan, and launches under other schedules; "brief": a small part of the plan.
         sanitize: check launches for races and bad accesses whatever the probes are, and on a GPU, too.
         verbose: let the logs of llama.cpp and of a foreign kernel through.
-        progress: show progress bars, where standard error is a terminal.
-        exit_first: end the run after the first rung that fails.
+        progress: show progress bars on standard error; where that is no terminal, a line now and then.
+        exit_first: end the run at the first failure that no waiver covers.
+        budget: seconds that the run may take; what it does not suffice for is not verified. None for no limit.
         only_call: make this call of the kernel alone, the `id` of a `Call`; "" for all.
         save_case: a folder to write the first wrong product into, as files; "" for none. It must not exist or be empty.
         sandbox: how processes are confined that are not trusted: "auto", "bwrap", "landlock" or "off".
@@ -110,12 +112,18 @@ class Options:
     verbose: bool = False
     progress: bool = True
     exit_first: bool = False
+    budget: float | None = None
     only_call: str = ""
     save_case: str = ""
     sandbox: str = "auto"
     declare: str = ""
     imports: tuple[str, ...] = ()
     loads: tuple[str, ...] = ()
+
+
+def spent_words(budget: float | None) -> str:
+    """Why something is not verified that a budget did not suffice for."""
+    return f"the budget of {in_words(budget)} was spent" if budget is not None else "the budget was spent"
 
 
 class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -1152,7 +1160,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         changed: where the file is no longer the one whose digest the environment holds, how that is known; else None.
         costs: what the quantization costs, where the run was given the model's source; no part of the verdict.
         waivers: what became of the waivers that are about this model and kernel.
-        ended_by: what ended the run before its last rung.
+        ended_by: what ended the run before its end.
         not_climbed: rungs that were asked for and not begun, because the run was ended before.
         drawn: what was multiplied, where that is no model's: "verified" is then said of these data alone.
     """
@@ -1192,12 +1200,23 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def unfinished(self) -> str | None:
-        """What ended the run before its last rung, and which rungs were not begun, in a line; else None."""
+        """What ended the run before its end, what it left, and which rungs were not begun, in a line; else None."""
         if not self.ended_by:
             return None
-        by_failure = self.ended_by == "first failure"
-        why = "the first failure ended the run (-x)" if by_failure else f"interrupted by {self.ended_by}"
+        why = f"interrupted by {self.ended_by}"
+        if self.ended_by == "first failure":
+            why = "the first failure ended the run (-x)"
+        elif self.ended_by == "budget":
+            why = self._spent
         return f"{why}; rungs that were not begun: {', '.join(self.not_climbed) or 'none'}"
+
+    @property
+    def _spent(self) -> str:
+        """That the budget was spent, and how much each rung left for that reason."""
+        words = spent_words(self.environment.options.budget)
+        counts = {rung.name: sum(left.why == words for left in rung.unverified) for rung in self.rungs}
+        left = ", ".join(f"{n:,} in the {name} rung" for name, n in counts.items() if n)
+        return f"{words}; it left unverified: {left}" if left else words
 
     @property
     def verdict(self) -> ReportVerdict:

@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
-from importlib import metadata
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .cases import Keeper
-from .costs import measure, open_source, read_text
-from .formats import ELEMENTS, FORMATS, WeightFormat
+from .costs import Text, measure, open_source, read_text
+from .environment import environment_of, unknown_environment
+from .gguf import Model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
 from .kernels import DEFAULT_KERNEL, Candidate
-from .kernels.shipped import ELEMENT_KERNELS
 from .llama.backends import BACKENDS
-from .processes import sandbox
 from .processes.sandbox import sandboxed
 from .results import (
     DrawnData,
     EndedBy,
-    Environment,
     Failure,
-    FileInfo,
-    HostInfo,
-    KernelInfo,
     Options,
-    ReferenceInfo,
+    QuantizationCosts,
     Report,
     RungResult,
-    SandboxInfo,
-    Versions,
 )
 from .rungs import RUNGS, Run, Rung, asked_rungs, known_rungs, rungs_for
+from .rungs.budget import Budget
 from .rungs.drawn import DRAWN_RUNGS, NONE, Drawn, DrawnRun
-from .rungs.drawn import NAME as DRAWN_NAME
 from .rungs.opening import open_run
+from .support.durations import is_duration
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError, signal_of
 from .support.supported import check_machine
 from .support.text import printable
-from .support.version import project_version
 from .waivers import apply, read_waivers
 from .waivers import today as current_day
-
-#: What "verified" says of a kernel that is judged by an oracle of its author.
-VERIFIED_BY_ITS_ORACLE = (
-    "the kernel computes what an oracle of its author says; how near that is to llama.cpp's product, only the oracle's "
-    "distances to the known definitions above tell"
-)
 
 
 class Watcher:
@@ -64,7 +47,7 @@ class Watcher:
         """A rung is begun."""
 
     def failed(self, result: RungResult, failure: Failure) -> None:
-        """The first failure of a rung is known; the rung goes on."""
+        """A failure that a rung records is known; the rung goes on. The others of its rung were told before."""
 
     def ends(self, report: Report, result: RungResult) -> None:
         """A rung is over; the report holds its result."""
@@ -84,6 +67,7 @@ def verify(
     today: date | None = None,
     watcher: Watcher | None = None,
     interrupted_report: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Report:
     """Verify a GGUF model with a kernel.
 
@@ -107,6 +91,7 @@ def verify(
         interrupted_report: where a KeyboardInterrupt ends the run, return what was found so far instead of raising it;
             `Report.ended_by` and `Report.not_climbed` say what is missing. Before the first rung that is nothing, and
             most of the report's environment is "unknown". A run that was over by then is whole.
+        clock: what time it is in seconds, for `Options.budget`.
 
     The file is read again at the end: `Report.changed` says where it is no longer the one that was verified.
 
@@ -120,6 +105,10 @@ def verify(
     check_machine()
     start = time.perf_counter()
     options = options or Options()
+    if options.budget is not None and not is_duration(options.budget):
+        raise UsageError(f"a budget is a time above 0, not {options.budget:g} seconds")
+    # one call that is made alone takes what it takes
+    budget = Budget(None if options.only_call else options.budget, clock)
     command = command or command_of(
         path, kernel, host, rungs, options, source=source, source_text=source_text, waivers=waivers
     )
@@ -164,13 +153,18 @@ def verify(
                 run.selected()
                 before = None if source is None else open_source(source, model)
                 drawn = run.data if isinstance(run, DrawnRun) else None
-                report = Report(environment=_environment(run), command=command, drawn=drawn)
+                run.budget = budget
+                begun = clock()
+                run.file_info()
+                budget.reserve(clock() - begun)  # for reading the whole file once more, at the end
+                report = Report(environment=environment_of(run), command=command, drawn=drawn)
                 if keeper is not None:
                     keeper.environment = report.environment
-                climb = _Climb(run, report, chosen, lambda: apply(report, known, day), on_rung, watcher or Watcher())
+                waive = partial(apply, report, known, day)
+                climb = _Climb(run, report, chosen, waive, on_rung, watcher or Watcher())
                 climb.all()
                 if before is not None and not model.changed:
-                    report.costs = measure(run, before, text)
+                    report.costs = _costs(run, before, text)
                 report.changed = model.altered()
                 climb.over = True
             except KeyboardInterrupt as error:
@@ -185,7 +179,7 @@ def verify(
         if not interrupted_report or (climb is not None and not climb.over):
             raise
         if climb is None:
-            report = Report(environment=_unknown(path, kernel, host, options), command=command)
+            report = Report(environment=unknown_environment(path, kernel, host, options), command=command)
             report.drawn = DrawnData(seed=options.seed) if isinstance(path, Drawn) else None
             report.ended_by, report.not_climbed = signal_of(error), tuple(asked)
     if keeper is not None and report.rungs:
@@ -195,17 +189,34 @@ def verify(
     return report
 
 
+def _costs(run: Run, source: Model, text: Text | None) -> QuantizationCosts:
+    """The costs of the quantization, where a budget leaves time for them."""
+    if not run.budget.over:
+        return measure(run, source, text)
+    return QuantizationCosts(source=source.info(), left=(("costs", run.budget.words),))
+
+
+class _FirstFailure(BaseException):
+    """The rung under way has a failure that no waiver covers, at which `Options.exit_first` ends the run. No rung takes
+    it for an error of its own."""
+
+
 class _Climb:
-    """The climb of some rungs, in order, into a report."""
+    """The climb of some rungs, in order, into a report.
+
+    Args:
+        waive: waives failures of the report, and of the rungs under way that it is given.
+    """
 
     def __init__(
-        self, run: Run, report: Report, rungs: Sequence[Rung], waive: Callable[[], None],
+        self, run: Run, report: Report, rungs: Sequence[Rung], waive: Callable[[Sequence[RungResult]], None],
         on_rung: Callable[[Report, RungResult], None] | None, watcher: Watcher,
     ) -> None:  # fmt: skip
         self._run, self._report, self._rungs, self._waive = run, report, rungs, waive
         self._on_rung, self._watcher = on_rung, watcher
         self._under_way: RungResult | None = None
-        self._told = False
+        #: Failures of the rung under way: those that were counted, and recorded ones that were told.
+        self._counted = self._told = 0
         #: Nothing is left to do but to close what was opened.
         self.over = False
         run.tick = self._look
@@ -213,44 +224,70 @@ class _Climb:
     def all(self) -> None:
         """Climb the rungs. The report is whole after each."""
         for i, rung in enumerate(self._rungs):
-            self._told = False
+            if self._run.budget.over:
+                self._end("budget", i)
+                return
+            self._counted = self._told = 0
+            self._run.budget.share(1 if rung.whole else sum(not r.whole for r in self._rungs[i:]))
             self._watcher.begins(self._report, rung)
             self._under_way = rung.empty()
-            result = self._one(rung, self._under_way)
-            self._look()
+            result, stopped = self._one(rung, self._under_way)
+            self._tell()
             self._report.rungs.append(result)
             self._under_way = None
-            self._waive()
+            self._waive(())
             if self._run.model.changed:
                 result.fault = None  # it came of this, and this is said once
                 return
             self._watcher.ends(self._report, result)
             if self._on_rung is not None:
                 self._on_rung(self._report, result)
-            left = self._rungs[i + 1 :]
-            if left and result.verdict == "failed" and self._run.options.exit_first:
-                self._report.ended_by = "first failure"
-                self._report.not_climbed = tuple(rung.name for rung in left)
+            more = i + 1 < len(self._rungs)
+            if stopped or (more and result.verdict == "failed" and self._run.options.exit_first):
+                self._end("first failure", i + 1)
                 return
+        if self._run.budget.cut:
+            self._end("budget", len(self._rungs))
 
-    def _one(self, rung: Rung, result: RungResult) -> RungResult:
-        """One rung. Where it is broken off, the result says why, and what was found before is not lost."""
+    def _end(self, by: EndedBy, begun: int) -> None:
+        """The run is ended when so many rungs were begun."""
+        self._report.ended_by = by
+        self._report.not_climbed = tuple(rung.name for rung in self._rungs[begun:])
+
+    def _one(self, rung: Rung, result: RungResult) -> tuple[RungResult, bool]:
+        """One rung, and whether its first failure ended it. Where it is broken off, the result says why, and what was
+        found before is not lost."""
         try:
-            return rung.climb(self._run, result)
+            return rung.climb(self._run, result), False
+        except _FirstFailure:
+            self._run.close()
+            result.fault, result.fault_culprit = "ended at its first failure (-x)", "coverage"
+            return result, True
         except HarnessError as error:
             if not isinstance(error, EnvironmentFault) and not self._run.model.changed:
                 raise
             self._run.close()  # the next rung gets a fresh process
             result.fault = str(error)
             result.fault_culprit = error.culprit if isinstance(error, EnvironmentFault) else "file"
-            return result
+            return result, False
 
     def _look(self) -> None:
-        """Tell of the first failure of the rung that is under way, once it is known."""
+        """Tell of the failures of the rung that is under way. Raises _FirstFailure where one ends the run."""
+        self._tell()
         result = self._under_way
-        if result is not None and not self._told and result.failures:
-            self._told = True
-            self._watcher.failed(result, result.failures[0])
+        if result is not None and self._run.options.exit_first and result.n_failures != result.n_waived:
+            raise _FirstFailure
+
+    def _tell(self) -> None:
+        """Tell of each failure of the rung that is under way, once it is known."""
+        result = self._under_way
+        if result is None or result.n_failures == self._counted:
+            return
+        self._counted = result.n_failures
+        self._waive((result,))
+        told, self._told = self._told, len(result.failures)
+        for failure in result.failures[told:]:
+            self._watcher.failed(result, failure)
 
     def interrupted(self, signal: EndedBy) -> None:
         """Keep what the rung under way has found, which is no pass, and name those that were not begun."""
@@ -267,81 +304,3 @@ class _Climb:
         report.changed = (
             "its inode says so; it was not read again, because the run was interrupted" if changed else None
         )
-
-
-#: What a report says of what was not yet asked when a signal ended the run.
-UNKNOWN = "unknown"
-
-
-def _unknown(
-    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
-) -> Environment:  # fmt: skip
-    """The environment of a run that a signal ended before it was known: what was asked for, and no more."""
-    where = HostInfo(name=host if isinstance(host, str) else host.name, device=UNKNOWN)
-    name = kernel if isinstance(kernel, str) else getattr(kernel, "name", getattr(kernel, "__name__", UNKNOWN))
-    try:
-        size = 0 if isinstance(path, Drawn) else Path(path).stat().st_size
-    except (OSError, ValueError):
-        size = 0
-    shown = DRAWN_NAME if isinstance(path, Drawn) else str(path)
-    return Environment(
-        versions=_versions(dict.fromkeys(("llama_cpp_python", "llama_cpp", "ggml", "system"), UNKNOWN)), host=where,
-        kernel=KernelInfo(
-            name=str(name), definition=UNKNOWN, judged_by=None, verified_means=None, order=UNKNOWN, covers=(),
-            element_kernels={}, element_host=where,
-        ),
-        file=FileInfo(path=shown, size=size, sha256=(), architecture=UNKNOWN, tensor_types={}),
-        reference=ReferenceInfo(where=UNKNOWN, definitions={}), sandbox=SandboxInfo(kind="off", by=UNKNOWN),
-        options=options,
-    )  # fmt: skip
-
-
-def _versions(of_llama: Mapping[str, str]) -> Versions:
-    return Versions(
-        gguf_verify=project_version(), python=platform.python_version(), numpy=np.__version__,
-        gguf=metadata.version("gguf"), llama_cpp_python=of_llama["llama_cpp_python"],
-        llama_cpp=of_llama["llama_cpp"], ggml=of_llama["ggml"], llama_build=of_llama["system"],
-        platform=f"{platform.system()} {platform.machine()}", byte_order=sys.byteorder,
-    )  # fmt: skip
-
-
-def _environment(run: Run) -> Environment:
-    kernel = run.kernel
-    return Environment(
-        versions=_versions(run.versions),
-        host=kernel.runs_on(),
-        kernel=KernelInfo(
-            name=kernel.name, definition=kernel.semantics, judged_by=kernel.judged_by,
-            verified_means=VERIFIED_BY_ITS_ORACLE if kernel.definition.oracle is not None else None,
-            computes=kernel.computes, order=kernel.order_in_words, code=kernel.code,
-            covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),
-            element_kernels=_element_kernels(run), element_host=kernel.host.info(),
-            hints=kernel.hints,
-        ),
-        file=run.file_info(),
-        reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
-        sandbox=_sandbox(run),
-        options=run.options,
-    )  # fmt: skip
-
-
-def _sandbox(run: Run) -> SandboxInfo:
-    """How llama.cpp is confined, and the kernel where that is otherwise."""
-    found, of_kernel = sandbox.current(), run.kernel.sandbox
-    if of_kernel in (None, found):
-        return SandboxInfo(kind=found.kind, by=found.by, missing=found.missing)
-    missing = (*found.missing, *(words for words in of_kernel.missing if words not in found.missing))
-    return SandboxInfo(kind=of_kernel.kind, by=f"{found.by}; the kernel: {of_kernel.by}", missing=missing)
-
-
-def _llama_definitions(run: Run) -> dict[str, str]:
-    """Type → the definitions of llama.cpp's products with its matrices, in words."""
-    held = {t.type.name for t in run.model.tensors.values() if may_be_matrix(t)}
-    known: list[WeightFormat] = [*FORMATS.values(), *ELEMENTS.values()]
-    return {fmt.name: run.backend.definitions_in_words(fmt) for fmt in known if fmt.name in held}
-
-
-def _element_kernels(run: Run) -> dict[str, str]:
-    """Type → the kernel of its matrices, for types that are not quantized and of which the file holds matrices."""
-    kinds = {t.type.weights for t in run.model.tensors.values() if may_be_matrix(t) and not t.type.quantized}
-    return {fmt.name: ELEMENT_KERNELS[fmt.name].name for fmt in ELEMENTS.values() if fmt in kinds}

@@ -139,11 +139,15 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
-def apply(report: Report, waivers: Sequence[Waiver], day: date) -> None:
-    """Waive failures of a run: sets `RungResult.waived` and `Report.waivers`."""
+def apply(report: Report, waivers: Sequence[Waiver], day: date, under_way: Sequence[RungResult] = ()) -> None:
+    """Waive failures of a run: sets `RungResult.waived` and `Report.waivers`.
+
+    Args:
+        under_way: rungs that the report does not hold yet.
+    """
     mine = [waiver for waiver in waivers if waiver.of_run(report)]
     counts = [0] * len(mine)
-    for rung in report.rungs:
+    for rung in (*report.rungs, *under_way):
         rung.waived = {}
         for tensor, n in rung.failing.items():
             fitting = [i for i, waiver in enumerate(mine) if waiver.covers(report, rung, tensor)]

@@ -149,6 +149,15 @@ elif word == "holds-failures":
     write(made)
 elif word == "report-exit":
     write(made | {"exit_code": 5})
+elif word in ("budget", "hides-a-budget"):
+    made |= {"ended_by": "budget", "not_climbed": ["tokens"], "rungs": made["rungs"][:3]}
+    made["environment"]["options"] = {"budget": 120.0}
+    if word == "hides-a-budget":
+        made["rungs"] = report()["rungs"]
+        write(made)
+    else:
+        failed(made, "not everything verified", 5, verdict="unverified",
+               unverified=[{"name": "blk.0", "why": "the budget of 2m was spent"}])  # fmt: skip
 elif word == "contradicts":
     write(made)
     sys.exit(1)

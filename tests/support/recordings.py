@@ -5,6 +5,7 @@ python -m tests.support.recordings     # writes them anew; look at the differenc
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -25,6 +26,7 @@ from gguf_verify.results import (
     RungResult,
     Side,
     TypeEnvelope,
+    spent_words,
 )
 from gguf_verify.rungs.judging import KERNEL
 from tests.support import nights
@@ -127,6 +129,19 @@ def exit_first() -> Report:
     return report
 
 
+def out_of_time() -> Report:
+    """A run that judged some tensors in the time that it was given."""
+    report = passing()
+    options = dataclasses.replace(report.environment.options, budget=120.0)
+    report.environment = msgspec.structs.replace(report.environment, options=options)
+    for rung in report.rungs[1:3]:
+        for i in range(14):
+            rung.leave(f"blk.{i}.ffn_down.weight", spent_words(options.budget))
+    report.ended_by, report.not_climbed = "budget", ("tokens",)
+    del report.rungs[3:]
+    return report
+
+
 def unverified() -> Report:
     """A run that could not check everything, and in which llama.cpp died."""
     report = passing()
@@ -191,6 +206,7 @@ RECORDINGS: dict[str, Callable[[], str]] = {
     "interrupted-piped": _of(interrupted, PIPED),
     "interrupted-known-piped": _of(lambda: interrupted(known=True), PIPED),
     "exit-first-piped": _of(exit_first, PIPED),
+    "out-of-time-piped": _of(out_of_time, PIPED),
     "unverified-piped": _of(unverified, PIPED),
     "real-bytes-piped": real,
 }

@@ -6,7 +6,7 @@ import platform
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ from ..support.errors import (
     MalformedFile,
     UsageError,
 )
-from ..support.progress import progress_bar
+from ..support.progress import progress_bar, under_way
 from ..support.shown import Shown
 from ..support.version import project_version
 from ..waivers import Waiver, read_waivers
@@ -446,22 +446,39 @@ class Examination:
         #: Who is at fault for that.
         self.culprit: Culprit = "environment"
 
-    def read(self, tensors: Sequence[Tensor]) -> None:
-        """Scan every tensor."""
-        with (
-            self._bar("audit", tensors) as bar,
-            closing(contents(tensors, self.llama, self.threads, bar.update)) as found,
-        ):
-            for content in found:
-                self.contents.append(content)
-                self.findings += content_findings(content)
-                if content.unverified:
-                    self.unverified.append((content.tensor.name, content.unverified))
+    def read(
+        self, tensors: Sequence[Tensor], told: Callable[[Content], object] = lambda _content: None,
+        parts: Iterable[Sequence[Tensor]] | None = None,
+    ) -> None:  # fmt: skip
+        """Scan every tensor.
+
+        Args:
+            told: gets what is known of each tensor as it comes.
+            parts: the tensors in parts, which are scanned one after the other; it may end before all of them.
+        """
+        with self._bar("audit", tensors) as bar:
+            for part in [tensors] if parts is None else parts:
+                with closing(contents(part, self.llama, self.threads, bar.update)) as found:
+                    self._follow(found, tensors, told, bar)
             self.findings += sign_findings(self.contents)
             if isinstance(self.llama, Llama):
                 self.findings += unused_codes(self.contents, self.llama)
             bar.update((bar.total or 0) - bar.n)
         self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
+
+    def _follow(
+        self, found: Iterable[Content], tensors: Sequence[Tensor], told: Callable[[Content], object], bar: tqdm[Any]
+    ) -> None:
+        for tensor in tensors[len(self.contents) :][:1]:
+            under_way(bar, tensor.name)
+        for content in found:
+            self.contents.append(content)
+            self.findings += content_findings(content)
+            if content.unverified:
+                self.unverified.append((content.tensor.name, content.unverified))
+            told(content)
+            for tensor in tensors[len(self.contents) :][:1]:
+                under_way(bar, tensor.name)
 
     def compare(self, tensors: Sequence[Tensor], source: Source, importance: Importance | None = None) -> None:
         """Compare every tensor with its source, quantized with the importance matrix, if there is one."""

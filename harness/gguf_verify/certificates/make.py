@@ -31,11 +31,13 @@ def certify(
         given: the kernel as it was typed.
         finished: when the run ended; None for now.
 
-    Raises EnvironmentFault where there is nothing to certify: the run was interrupted, a file changed meanwhile, data
-    were drawn, or one call was made alone.
+    Raises EnvironmentFault where there is nothing to certify: the run was interrupted or its budget was spent, a file
+    changed meanwhile, data were drawn, or one call was made alone.
     """
     if report.ended_by in EXIT_INTERRUPTED:
         raise EnvironmentFault("no certificate is written of a run that was interrupted")
+    if report.ended_by == "budget":
+        raise EnvironmentFault("no certificate is written of a run whose budget was spent: what it left was chance")
     if report.drawn is not None:
         raise EnvironmentFault("no certificate is written of drawn data: it would be of no model")
     changed = report.fault or before.difference(after)

@@ -78,7 +78,8 @@ _CULPRITS = {
     "coverage": (
         "Something should have been checked and nothing covers it.",
         "Nothing measured is never a pass.",
-        "See what the report names as not verified; drop -x or give the run the time it needs where it was ended.",
+        "See what the report names as not verified; drop -x and --budget, or give the run the time that it needs, "
+        "where it was ended.",
     ),
 }
 #: Verdict → exit code, what it means, what to do.

@@ -91,8 +91,8 @@ def verified(args: argparse.Namespace) -> int:
     options = Options(reference=_reference(args.reference), **kernel_options(args))
     command = command_of(drawn, args.kernel, args.host, rungs, options, identify=args.identify)
     if args.identify:
-        if args.only_call:
-            raise UsageError("--only-call belongs to rungs, not to --identify")
+        if args.only_call or args.budget is not None:
+            raise UsageError("--only-call and --budget belong to rungs, not to --identify")
         found = identify_model(drawn, args.kernel, args.host, options, command)
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     report = verify(

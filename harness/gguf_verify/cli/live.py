@@ -1,11 +1,13 @@
-"""What standard error shows of a run while it goes on: a line for each rung as it ends, and the first failure."""
+"""What standard error shows of a run while it goes on: each failure as it is found, a line for each rung as it ends."""
 
 from __future__ import annotations
 
 import sys
 
+from rich.text import Text
+
 from ..report.terminal.console import rendered
-from ..report.terminal.run import failure_lines, rung_line
+from ..report.terminal.run import Distinct, failure_lines, rung_line
 from ..report.writer import Form
 from ..results import Failure, Report, RungResult
 from ..rungs import Rung
@@ -22,16 +24,21 @@ class Live(Watcher):
 
     def __init__(self, shown: Form) -> None:
         self._form = shown
-        self._told = False
+        self._distinct = Distinct()
+        self._shown = 0
 
     def failed(self, result: RungResult, failure: Failure) -> None:
-        """The run's first failure, as soon as it is known; the run goes on."""
-        if not self._told:
-            self._told = True
+        """A failure, in the words of the report; not one that would repeat what was shown."""
+        if self._distinct.adds(result, failure):
+            self._shown += 1
             self._print(rendered(failure_lines(result, failure, self._form), self._form))
 
     def ends(self, _report: Report, result: RungResult) -> None:
-        """A line for the rung."""
+        """A line for the rung, and one that says how many failures were not shown."""
+        if result.n_failures > self._shown:
+            more = f"… {self._shown:,} of {result.n_failures:,} failures of the {result.name} rung are shown"
+            self._print(rendered([Text(more)], self._form))
+        self._shown = 0
         self._print(rendered([rung_line(result, self._form)], self._form))
 
     def begins(self, report: Report, rung: Rung) -> None:

@@ -16,6 +16,7 @@ from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options, Report
 from ..rungs import rungs_for
 from ..support.command_line import cores
+from ..support.durations import seconds_of
 from ..support.errors import EXIT_INTERRUPTED, UsageError, say
 from ..verification import verify
 from .certify import Certificates
@@ -118,10 +119,13 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     add("-v", "--verbose", action="store_true",
         help="show all that was found: every failure, note and figure, a line for each tensor, GEMM and token; and "
         "llama.cpp's log on stderr")  # fmt: skip
-    add("-x", "--exitfirst", action="store_true", help="end the run after the first rung that fails")
+    add("-x", "--exitfirst", action="store_true", help="end the run at the first failure that no waiver covers")
+    add("--budget", type=_time, default=None, metavar="TIME",
+        help="how long the run may take, such as 90, 90s, 2m or 1h: it judges a sample of the tensors, and names the "
+        "others as not verified")  # fmt: skip
     add("--progress", choices=("auto", "always", "never"), default="auto",
-        help="lines for rungs as they end, and progress bars, on stderr; auto and bars: only on a terminal "
-        "(default: %(default)s)")  # fmt: skip
+        help="failures as they are found, rungs as they end, and bars, on stderr; auto: only on a terminal; always: "
+        "elsewhere too, with a line every 30 s in place of bars (default: %(default)s)")  # fmt: skip
     add("--only-call", default="", metavar="CALL",
         help="make only this call of the kernel; a report prints it, with --rungs and --tensor")  # fmt: skip
 
@@ -136,12 +140,20 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
     check_regex(args.tensor)
     return {
         "threads": args.threads or cores(), "seed": args.seed, "tensor": args.tensor, "time_limit": args.time_limit,
-        "verbose": args.verbose, "progress": args.progress != "never" and on_terminal(),
+        "verbose": args.verbose, "progress": args.progress == "always" or (args.progress == "auto" and on_terminal()),
+        "budget": args.budget,
         "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, "probes": args.probes,
         "thorough": args.thorough,
         "sanitize": args.sanitize, "exit_first": args.exitfirst, "only_call": args.only_call, "sandbox": args.sandbox,
         "declare": "" if args.declare is None else str(args.declare), "imports": args.imports, "loads": args.loads,
     }  # fmt: skip
+
+
+def _time(text: str) -> float:
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -178,8 +190,8 @@ def _run(args: argparse.Namespace) -> int:
         reference=args.reference, save_case="" if args.save_case is None else str(args.save_case),
         **kernel_options(args),
     )  # fmt: skip
-    if args.identify and (args.only_call or args.save_case):
-        raise UsageError("--only-call and --save-case belong to rungs, not to --identify")
+    if args.identify and (args.only_call or args.save_case or args.budget is not None):
+        raise UsageError("--only-call, --save-case and --budget belong to rungs, not to --identify")
     if args.identify:
         found = identify_model(args.model, args.kernel, args.host, options, _command(args, options))
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
@@ -194,7 +206,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def watcher(args: argparse.Namespace, options: Options) -> Live | None:
     """What standard error shows of a run while it goes on."""
-    return Live(error_form()) if args.progress == "always" or options.progress else None
+    return Live(error_form()) if options.progress else None
 
 
 def deliver_run(report: Report, verbose: bool, files: Files) -> int:

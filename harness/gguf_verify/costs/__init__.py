@@ -4,6 +4,6 @@ The costs are reported beside a verdict and never part of one. The room may impo
 and support.
 """
 
-from .costs import measure, open_source, read_text
+from .costs import Text, measure, open_source, read_text
 
-__all__ = ["measure", "open_source", "read_text"]
+__all__ = ["Text", "measure", "open_source", "read_text"]

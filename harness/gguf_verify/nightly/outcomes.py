@@ -177,6 +177,8 @@ def _problem(report: Report) -> str:
         counting = [f for f in rung.failures if f.tensor not in rung.waived]
         if counting:
             return f"{rung.name}: {counting[0].what}{_more(rung.n_failures - rung.n_waived)}{expired}"
+    if report.ended_by == "budget":
+        return report.unfinished or ""
     for rung in report.rungs:
         if rung.fault:
             return f"{rung.name}: {rung.fault}"

@@ -46,6 +46,8 @@ def of_run(report: Report) -> Iterator[Annotation]:
     title = f"{name}: {report.words}"
     if report.fault:
         yield Annotation("error", title, report.fault)
+    if report.unfinished:
+        yield Annotation("warning", title, report.unfinished)
     for rung in report.rungs:
         if rung.fault:
             yield Annotation("error", title, f"{rung.name}: {rung.fault}")

@@ -103,6 +103,8 @@ class _Wrong:
 
     def left(self) -> Iterator[str]:
         """What broke off or could not be verified."""
+        if self._report.unfinished:
+            yield printable(f"Incomplete: {self._report.unfinished}", 2 * _WIDTH)
         for rung in self._report.rungs:
             if rung.fault:
                 yield f"The {rung.name} rung was broken off: {printable(rung.fault, _WIDTH)}"

@@ -62,6 +62,8 @@ def of_run(report: Report) -> Json:
             results.append(
                 _result(f"{rung.name}-broken-off", "error", rung.fault, report.environment.file.path, "", "")
             )
+    if report.unfinished:
+        results.append(_result("run-not-verified", "warning", report.unfinished, report.environment.file.path, "", ""))
     if report.fault:
         results.append(_result("file-changed", "error", report.fault, report.environment.file.path, "", ""))
     return _log(report.command, report.exit_code, results)

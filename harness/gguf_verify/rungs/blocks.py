@@ -36,6 +36,7 @@ from ..semantics.encodings.q8_1 import encode_q8_1
 from ..support.errors import KernelFault
 from .author_oracle import Distances
 from .calls import ALONE, begin_alone, calling, end_alone
+from .course import Course
 from .exact import ExactProducts
 from .explain import Attempts, Explanations, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
@@ -73,7 +74,8 @@ def check(run: Run, result: RungResult) -> None:
     products: set[str] = set()
     if wanted:
         exact, explanations = ExactProducts(run, result), Explanations(result, run.options.threads, keep=run.keep)
-        plan = _plan(run, wanted, products, lambda: Known.of(result, explanations))
+        course = run.course(wanted)
+        plan = _plan(run, wanted, products, course, lambda: Known.of(result, explanations))
         try:
             for step, found in run.judges.each(run, plan):
                 result.join(step.said)
@@ -81,6 +83,8 @@ def check(run: Run, result: RungResult) -> None:
                     result.join(found.part)
                     explanations.join(found.attempts)
                     exact.join(found.distances)
+                run.tick()
+            course.leave(result)
             exact.report()
         except LlamaRefused as error:
             result.leave_all("tensors", str(error), "llama.cpp")
@@ -97,7 +101,7 @@ RUNG = Rung(
 
 
 def _plan(
-    run: Run, wanted: dict[str, Tensor], products: set[str], known: Callable[[], Known]
+    run: Run, wanted: dict[str, Tensor], products: set[str], course: Course, known: Callable[[], Known]
 ) -> Generator[Step[BlocksTask]]:
     """The wanted tensors, as llama.cpp's graph multiplies them; `products` gets the names of all tensors that it
     multiplies. Raises LlamaRefused, EnvironmentFault."""
@@ -105,11 +109,11 @@ def _plan(
     rows_by_width: dict[int, Floats] = {}
     left = dict(wanted)
     done: Evaluation | None = None
-    capture = session.llama.capture(session.prompt)
-    for gemm in run.progress("blocks", capture, total=run.n_matrices(), unit="GEMM"):
+    captures = course.through(lambda: session.llama.capture(session.prompt))
+    for gemm in course.products("blocks", captures):
         if isinstance(gemm, Evaluation):
             done = gemm
-            break
+            continue
         tensor = run.model.tensors.get(gemm.tensor)
         if tensor is None or tensor.type.weights is None or run.uncovered(tensor):
             continue  # the layers rung says so
@@ -121,13 +125,14 @@ def _plan(
             if first:
                 step.said.leave(gemm.tensor, "its activations are not finite")
                 left.pop(gemm.tensor, None)
+                course.settle([gemm.tensor])
                 yield step
             continue
         if not first and gemm.x.shape[1] in rows_by_width:
             continue
         x = _fewest_zeros(gemm.x, tensor.type.weights)
         rows_by_width.setdefault(x.shape[1], x)
-        if first and tensor.k == x.shape[1]:
+        if first and tensor.k == x.shape[1] and course.takes(gemm.tensor):
             left.pop(gemm.tensor, None)
             step.task = BlocksTask(tensor.name, x, known())
             yield step
@@ -136,6 +141,9 @@ def _plan(
         why = None if tensor.type.quantized or done is None else not_multiplied(tensor, done)
         if why is not None:
             step.said.skip(why)
+            course.settle([tensor.name])
+        elif not course.takes(tensor.name):
+            continue
         elif tensor.k not in rows_by_width:
             step.said.leave(tensor.name, f"no GEMM of the graph has activations of its width, {tensor.k}")
         else:

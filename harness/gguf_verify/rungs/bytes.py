@@ -7,19 +7,23 @@ of the file, because nothing that is computed from it means anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ..audit import Content, Examination, Readers, Reading, compare_readers, coverage
 from ..audit.readers import TIME_LIMIT, not_compared
-from ..gguf import Finding, check_consistency
+from ..gguf import Finding, Tensor, check_consistency
 from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import capped
 from ..kernels.foreign.api import COMPUTES
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBytes
 from ..support.errors import Culprit
+from .course import in_order
 from .interface import Rung
 from .run import Run
 
+#: Bytes that are scanned at a time where a budget may end the scan.
+_PART = 1 << 28
 #: Rules of the audit whose blocks are reported one by one.
 _OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
 
@@ -29,12 +33,23 @@ def check(run: Run, result: RungResult) -> None:
     for part in run.model.parts:
         result.count("bytes", part.size)
     examined = Examination(run.model, run.library, run.options.threads, run.options.progress)
+    tensors = _ordered(run)
+
+    def told(content: Content) -> None:
+        _content(result, content)
+        run.tick()
+
     with ThreadPoolExecutor(1) as pool, Readers(min(TIME_LIMIT, run.options.time_limit)) as readers:
         readings = pool.submit(lambda: [readers.read(part.path) for part in run.model.parts])
-        examined.read(run.selected())
-        _container(run, result, examined.findings, readings.result())
-    for content in examined.contents:
-        _content(result, content)
+        ours = [*run.model.findings, *check_consistency(run.model)]
+        ours += [f for part in run.model.parts for f in coverage(part)]
+        _say(result, ours)
+        run.tick()
+        examined.read(tensors, told, _parts(run, tensors))
+        _say(result, of_content := capped(examined.findings))
+        _compare_readers(run, result, [*ours, *of_content], readings.result())
+    if examined.fault is None:
+        _leave(run, result, tensors[len(examined.contents) :])
     result.fault, result.fault_culprit = examined.fault, examined.culprit
 
 
@@ -44,15 +59,51 @@ RUNG = Rung(
 )  # fmt: skip
 
 
-def _container(run: Run, result: RungResult, of_content: list[Finding], readings: list[tuple[Reading, ...]]) -> None:
-    ours = (*run.model.findings, *check_consistency(run.model), *capped(of_content))
-    ours += tuple(f for part in run.model.parts for f in coverage(part))
+def _ordered(run: Run) -> list[Tensor]:
+    """The tensors in the file's order; with a budget, which may end the scan, in one that the seed draws."""
+    tensors = run.selected()
+    if not run.budget.limited:
+        return tensors
+    by_name = {tensor.name: tensor for tensor in tensors}
+    return [by_name[name] for name in in_order(by_name, run.options.seed)]
+
+
+def _parts(run: Run, tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """All tensors; with a budget, as many as it suffices for, in parts between which the time is looked at."""
+    if not run.budget.limited:
+        yield tensors
+        return
+    part, size = list[Tensor](), 0
+    for tensor in tensors:
+        if not part and run.budget.spent:
+            return
+        part.append(tensor)
+        size += tensor.nbytes
+        if size >= _PART:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _leave(run: Run, result: RungResult, tensors: list[Tensor]) -> None:
+    """Record the tensors that the budget did not suffice for."""
+    for tensor in sorted(tensors, key=lambda t: (t.part, t.offset)):
+        result.leave(tensor.name, run.budget.words)
+        run.budget.cut = True
+
+
+def _compare_readers(run: Run, result: RungResult, ours: list[Finding], readings: list[tuple[Reading, ...]]) -> None:
     for part, readings_of_part in zip(run.model.parts, readings, strict=True):
         explained = tuple(f for f in ours if f.part == part.part)
-        ours += compare_readers(part, readings_of_part, explained)
+        _say(result, compare_readers(part, readings_of_part, explained))
         for name, why in not_compared(readings_of_part):
             result.leave(name, why)
-    for finding in ours:
+
+
+def _say(result: RungResult, findings: Iterable[Finding]) -> None:
+    """Record what the audit found, but for what is recorded block by block."""
+    for finding in findings:
         if finding.id.endswith(_OF_BLOCKS):
             continue
         if finding.severity == "error":

@@ -81,14 +81,20 @@ class _Codes:
         """The activations of the model's products, each once; returns some of them. Raises LlamaRefused."""
         run, result, seen = self._calls.run, self._result, set[bytes]()
         uses: dict[str, int] = {}
-        capture = run.session.llama.capture(run.session.prompt)
-        for gemm in run.progress("codes", capture, total=run.n_matrices(), unit="GEMM"):
+        course = run.course({t.name: t for t in run.selected() if may_be_matrix(t)})
+        captures = course.through(lambda: run.session.llama.capture(run.session.prompt))
+        for gemm in course.products("codes", captures):
             if isinstance(gemm, Evaluation):
-                break
+                if not course.again:
+                    course.settle({t.name for t in run.selected()} - uses.keys())
+                continue
             tensor = run.model.tensors.get(gemm.tensor)
             if tensor is None or not run.wants(gemm.tensor):
                 continue
-            use = uses[gemm.tensor] = uses.get(gemm.tensor, -1) + 1
+            uses.setdefault(gemm.tensor, -1)
+            if not course.takes(gemm.tensor, gemm.first_row, run.bytes_of(gemm)):
+                continue
+            use = uses[gemm.tensor] = uses[gemm.tensor] + 1
             digest = hashlib.sha256(gemm.x.tobytes() + bytes(str(gemm.x.shape), "ascii")).digest()
             call = Call(kind="tensor", number=use, m=len(gemm.x), k=gemm.x.shape[1])
             if digest in seen or not self._calls.wants(call) or self._calls.broken:
@@ -99,6 +105,7 @@ class _Codes:
                 continue
             like = gemm.x if not seen or np.isfinite(gemm.x).all() else like
             self._parts(call, tensor, gemm.x)
+        course.leave(result)
         return like
 
     def _parts(self, call: Call, tensor: Tensor, x: Floats) -> None:
@@ -123,6 +130,8 @@ class _Codes:
                 continue
             if found.wrong >= MOST_WRONG or self._calls.broken:
                 found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
+                break
+            if self._calls.out_of_time(found):
                 break
             if self._judge(call, tensor, x, values):
                 found.right(values, x.shape[1], m=len(x))

@@ -114,11 +114,15 @@ class TypeProbes:
                 if found.faults + len({wrong[1:] for wrong in found.wrong}) >= _MOST_WRONG:
                     found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
                     break
+                if run.budget.spent:
+                    return self._leave()
                 self._probe(probe, number)
             if only is not None and only.kind == "probe":
                 return
             if only is None and domain.m == Extent():
                 self._no_tokens()
+            if run.budget.spent:
+                return self._leave()
             large = self._large(domain, brief, tested)
         else:
             large = HugeFound()
@@ -135,6 +139,11 @@ class TypeProbes:
                 not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
             )
         )  # fmt: skip
+
+    def _leave(self) -> None:
+        """The budget does not suffice: what was right so far is no envelope."""
+        self._run.budget.cut = True
+        self._result.leave(f"probes of {self._fmt.name}", self._run.budget.words, self._tensor.name)
 
     def _large(self, domain: Domain, brief: bool, tested: bool) -> HugeFound:
         """What no host can run whole: grids and indices."""

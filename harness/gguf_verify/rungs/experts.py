@@ -98,6 +98,10 @@ class RoutingProbes:
                     f"{self._fmt.name}: further routings were left out, since the kernel is wrong already"
                 )
                 break
+            if run.budget.spent:
+                run.budget.cut = True
+                self._result.leave(f"routings of {self._fmt.name}", run.budget.words, self._tensor.name)
+                break
             m = len(probe.routing.ids)
             call = replace(self._origin, kind="routing", number=number, m=m, n=probe.n, k=probe.k)
             try:

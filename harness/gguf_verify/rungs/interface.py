@@ -21,6 +21,7 @@ class Rung:
         check: does the work, and records what it finds in the result. Raises EnvironmentFault where this machine cannot
             go on (llama.cpp crashed, for example).
         computes: the kernels that it is for, by what these compute.
+        whole: a budget lets it end or leaves all of it; it leaves some tensors of other rungs.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Rung:
     substance: tuple[str, ...]
     check: Callable[[Run, RungResult], None]
     computes: tuple[str, ...] = ("gemm", "experts")
+    whole: bool = False
 
     def empty(self) -> RungResult:
         """A result in which nothing is checked yet."""

@@ -41,7 +41,8 @@ def check(run: Run, result: RungResult) -> None:
     only = begin_alone(run, result)
     rung = _Packing(TaskCalls(run, result, only))
     first: dict[str, Tensor] = {}
-    for tensor in run.progress("packing", list(quantized_matrices(run, result)), unit="tensor"):
+    course = run.course({t.name: t for t in quantized_matrices(run, result)})
+    for tensor in course.each("packing", result):
         first.setdefault(tensor.type.name, tensor)
         if rung.broken:
             result.leave(tensor.name, BROKEN, culprit="kernel")
@@ -100,6 +101,8 @@ class _Packing:
                 continue
             if found.wrong >= MOST_WRONG or self.broken:
                 found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
+                break
+            if self._calls.out_of_time(found):
                 break
             right = self._judge(call, tensor, fmt, make(), f" of {n} rows and K = {k} ({values})")
             if right:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +23,8 @@ from ..results import Call, FileInfo, Options, RungResult
 from ..semantics import Semantics, llama_cpu_semantics
 from ..support.errors import UsageError
 from ..support.progress import Steps, progress_bar
+from .budget import Budget
+from .course import Course
 from .session import Session
 from .tasks import Here, Judges
 
@@ -45,6 +47,8 @@ class Run:
     keep: Callable[[Any], None] | None = None
     #: What has the tasks judged that rungs plan.
     judges: Judges = field(default_factory=Here)
+    #: What it may take.
+    budget: Budget = field(default_factory=Budget)
 
     @cached_property
     def only(self) -> Call | None:
@@ -72,7 +76,7 @@ class Run:
         """A llama.cpp process with the model. Raises LlamaRefused."""
         with Steps(self.options.progress) as told:
             told("llama.cpp loads the model")
-            return Session(self.model.path, self.options, self.backend)
+            return Session(self.model.path, self.options, self.backend, self.budget.check)
 
     def close(self) -> None:
         """End the processes that were started."""
@@ -140,9 +144,13 @@ class Run:
         those that are one row of a product."""
         return sum(not may_be_matrix(t) and t.name not in products for t in self.selected())
 
-    def bar(self, what: str, total: int | None, unit: str) -> tqdm[Any]:
+    def course(self, tensors: Mapping[str, Tensor]) -> Course:
+        """The way of a rung through these tensors, by name."""
+        return Course(self, tensors)
+
+    def bar(self, what: str, total: int | None, unit: str, initial: int = 0) -> tqdm[Any]:
         """A progress bar on standard error, for what takes more than a second."""
-        bar = progress_bar(what, total, unit, self.options.progress)
+        bar = progress_bar(what, total, unit, self.options.progress, initial)
         step = bar.update
 
         def update(n: float | None = 1) -> bool | None:
@@ -196,6 +204,15 @@ class Run:
             result.leave(gemm.tensor, f"llama.cpp multiplies {n} rows of {k} values from row {gemm.first_row}")
             return None
         return Matrix(tensor, fmt, rows)
+
+    def bytes_of(self, gemm: Gemm) -> int:
+        """Bytes of the weights that a GEMM multiplies."""
+        tensor = self.model.tensors.get(gemm.tensor)
+        return 0 if tensor is None else gemm.y.shape[1] * tensor.row_bytes
+
+    def matrix_bytes(self) -> int:
+        """Bytes of the selected matrices."""
+        return sum(t.nbytes for t in self.selected() if may_be_matrix(t))
 
     def n_matrices(self) -> int:
         """How many matrices the selected tensors hold: GEMMs of the graph, about, for a progress bar."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -19,9 +19,12 @@ class Session:
 
     Args:
         backend: where llama.cpp runs the model.
+        tick: called after each token that llama.cpp generates.
     """
 
-    def __init__(self, path: Path, options: Options, backend: Backend) -> None:
+    def __init__(
+        self, path: Path, options: Options, backend: Backend, tick: Callable[[], object] = lambda: None
+    ) -> None:
         self._process = Llama(options.time_limit, options.verbose)
         self.llama = self._process.model
         self.note: str | None = None
@@ -61,6 +64,7 @@ class Session:
             raise
         self._n_predict = options.n_predict
         self._progress = options.progress
+        self._tick = tick
 
     def passes(self) -> Iterator[tuple[list[int], int]]:
         """Batches of tokens, and the position of each, whose GEMMs show all that the backend does with a matrix. When
@@ -81,8 +85,13 @@ class Session:
     def continuation(self) -> list[int]:
         """llama.cpp's greedy tokens after the prompt, computed one at a time."""
         bar = progress_bar("tokens: llama.cpp's own", self._n_predict, "token", self._progress)
+
+        def generated() -> None:
+            bar.update()
+            self._tick()
+
         with bar:
-            return self.llama.generate(self.prompt, self._n_predict, lambda: bar.update())
+            return self.llama.generate(self.prompt, self._n_predict, generated)
 
     def close(self) -> None:
         self._process.close()

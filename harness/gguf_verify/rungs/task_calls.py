@@ -71,6 +71,16 @@ class TaskCalls:
         """Whether the kernel broke its contract so often that it is not called any more."""
         return self._faults >= MOST_WRONG
 
+    def out_of_time(self, found: Found) -> bool:
+        """Whether the budget does not suffice for the next probe, which is recorded."""
+        budget = self.run.budget
+        if not budget.spent:
+            return False
+        budget.cut = True
+        found.not_covered.append(("the rest of the plan", budget.words))
+        self.result.leave(f"probes of {found.name}", budget.words, "")
+        return True
+
     def wants(self, call: Call) -> bool:
         """Whether the run makes this call."""
         only = self.only

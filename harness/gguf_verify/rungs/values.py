@@ -54,7 +54,8 @@ def check(run: Run, result: RungResult) -> None:
     only = begin_alone(run, result)
     rung = _Values(TaskCalls(run, result, only), result)
     first: dict[str, Tensor] = {}
-    for tensor in run.progress("values", list(quantized_matrices(run, result)), unit="tensor"):
+    course = run.course({t.name: t for t in quantized_matrices(run, result)})
+    for tensor in course.each("values", result):
         first.setdefault(tensor.type.name, tensor)
         if rung.broken:
             result.leave(tensor.name, BROKEN, culprit="kernel")
@@ -115,6 +116,8 @@ class _Values:
                 continue
             if found.wrong >= MOST_WRONG or self.broken:
                 found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
+                break
+            if self._calls.out_of_time(found):
                 break
             words = f" of {n} rows and K = {k} (blocks of {values})"
             if self._judge(call, tensor, fmt, make(), words):

@@ -80,7 +80,8 @@ def with_flags(command: str, flags: Mapping[str, str], without: Iterable[str] = 
 def repeat(command: str, rung: str, tensor: str, call: str) -> str:
     """The command line of a run, cut down to one call of a rung; or, where no call is known, to a tensor.
 
-    The tokens rung is not cut down to a tensor: what a product there gets depends on the grafts before it.
+    Its budget is left out, so that it takes what it takes. The tokens rung is not cut down to a tensor: what a product
+    there gets depends on the grafts before it.
     """
     if not command:
         return ""
@@ -89,7 +90,7 @@ def repeat(command: str, rung: str, tensor: str, call: str) -> str:
         flags["--tensor"] = pattern_of(tensor)
     if call:
         flags["--only-call"] = call
-    return with_flags(command, flags, ("--only-call",))
+    return with_flags(command, flags, ("--only-call", "--budget"))
 
 
 def pattern_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Progress on standard error: bars for what is counted, a line for what is not."""
+"""Progress on standard error: bars for what is counted, a line for what is not; in a log, a line now and then."""
 
 from __future__ import annotations
 
@@ -6,32 +6,112 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .partial_import import submodule
+from .text import printable
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+#: Seconds after which a bar appears.
+DELAY = 1.0
 
-def progress_bar(what: str, total: int | None, unit: str, shown: bool) -> tqdm[Any]:
-    """A bar that appears after a second and vanishes at the end. There is none where standard error is no terminal,
-    since a file would keep each of its steps."""
-    shown = shown and sys.stderr is not None and sys.stderr.isatty()
+
+def progress_bar(what: str, total: int | None, unit: str, shown: bool, initial: int = 0) -> tqdm[Any]:
+    """A bar that appears after a second and vanishes at the end. Where standard error is no terminal, whose file would
+    keep each of its steps, a line now and then takes its place.
+
+    Args:
+        initial: how much of the total was done before.
+    """
+    if shown and sys.stderr is not None and not sys.stderr.isatty():
+        return Lines(what, total, unit, initial)  # type: ignore[return-value]
+    shown = shown and sys.stderr is not None
     bar: tqdm[Any] = submodule("tqdm.std").tqdm(
         desc=what,
         total=total,
+        initial=initial,
         unit=unit,
         unit_scale=unit == "B",
         unit_divisor=1024,
         file=sys.stderr,
-        delay=1.0,
+        delay=DELAY,
         leave=False,
         disable=not shown,
         dynamic_ncols=True,
     )
     return bar
+
+
+class Lines:
+    """What a log gets in place of a bar: at most one line in `PERIOD` seconds, and none where all is over by then. It
+    has as much of a bar of tqdm as is used here."""
+
+    #: Seconds between two lines.
+    PERIOD = 30.0
+    #: What time it is, in seconds.
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+
+    def __init__(self, what: str, total: int | None, unit: str, initial: int = 0) -> None:
+        self.total, self.n, self.bar_format = total, float(initial), ""
+        self._what, self._unit, self._initial, self._doing = what, unit, initial, ""
+        self._begun = self._told = self.clock()
+
+    def set_postfix_str(self, words: str, refresh: bool = True) -> None:
+        """What is under way."""
+        self._doing = words
+
+    def update(self, n: float | None = 1) -> bool:
+        """So much more is done."""
+        self.n += 0 if n is None else n
+        now = self.clock()
+        if now - self._told < self.PERIOD:
+            return False
+        self._told = now
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"{self._line(now - self._begun)}\n")
+            sys.stderr.flush()
+        return True
+
+    def _line(self, seconds: float) -> str:
+        rate = (self.n - self._initial) / seconds
+        parts = [self._sized(self.n), f"{self._sized(rate)}/s"]
+        if self.total:
+            parts[0] = (
+                f"{min(100, int(100 * self.n / self.total))} % ({self._sized(self.n)} of {self._sized(self.total)})"
+            )
+        if self.total and rate > 0:
+            parts.append(f"{self._time(max(0.0, self.total - self.n) / rate)} left")
+        return f"{self._what}: {', '.join(filter(None, [*parts, self._doing]))}"
+
+    def _sized(self, n: float) -> str:
+        if self._unit == "B":
+            return f"{submodule('tqdm.std').tqdm.format_sizeof(n, divisor=1024)}B"
+        return f"{n:.3g} {self._unit}"
+
+    @staticmethod
+    def _time(seconds: float) -> str:
+        return str(submodule("tqdm.std").tqdm.format_interval(seconds))
+
+    def close(self) -> None:
+        """Nothing more is told."""
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def under_way(bar: tqdm[Any], name: str) -> None:
+    """Name what a bar's next step is, at once where the bar is shown already: the step may take long."""
+    if isinstance(bar, Lines):
+        bar.set_postfix_str(printable(name, 64))
+    elif not bar.disable:
+        bar.set_postfix_str(printable(name, 40), refresh=time.time() - bar.start_t >= DELAY)
 
 
 class Steps:

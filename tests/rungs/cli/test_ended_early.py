@@ -13,8 +13,10 @@ import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.cli.interrupts import interruptible, undisturbed
+from gguf_verify.cli.live import Live
+from gguf_verify.gguf import open_model
 from gguf_verify.kernels.interface import Candidate
-from gguf_verify.report.writer import Kind
+from gguf_verify.report.writer import Form, Kind
 from gguf_verify.results import Failure, Options, Report, RungResult
 from gguf_verify.rungs import Run, Rung
 from gguf_verify.support.errors import Interrupted
@@ -71,20 +73,103 @@ def test_the_first_failure_may_end_the_run(wrong: Candidate) -> None:
     told = Told()
     options = Options(**{**vars(ONE), "exit_first": True})
     report = verify(Q4_0, wrong, options=options, watcher=told)
-    assert told.said == [
+    assert list(dict.fromkeys(told.said)) == [
         "begins bytes", "ends bytes", "begins blocks", "failed blocks: blk.0.attn_k.weight", "ends blocks",
     ]  # fmt: skip
+    assert told.said.count("failed blocks: blk.0.attn_k.weight") == len(report.failures)
     assert (report.verdict, report.exit_code, report.ended_by) == ("mismatch", 1, "first failure")
     assert report.not_climbed == ("layers", "tokens")
     assert "rungs that were not begun: layers, tokens" in flat(text_of(Kind.RUN, report, width=80))
 
 
+@pytest.fixture(scope="module")
+def waivers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("waivers") / "known.toml"
+    path.write_text('[[waiver]]\ntensor = "blk.0.attn_[qk].weight"\nreason = "known"\nuntil = 2999-01-01\n')
+    return path
+
+
+TWO = Options(**{**vars(ONE), "exit_first": True, "tensor": "blk.0.attn_[kqv]"})
+
+
+@pytest.mark.parametrize("rungs", [["blocks"], ["layers"], ["tokens"]])
+def test_the_first_failure_ends_the_rung_too(wrong: Candidate, rungs: list[str]) -> None:
+    """What was found until then is kept, and explained."""
+    report = verify(Q4_0, wrong, rungs=rungs, options=TWO)
+    (result,) = report.rungs
+    assert (report.verdict, report.exit_code, report.ended_by) == ("mismatch", 1, "first failure")
+    assert (result.outcome, result.fault) == ("broken off", "ended at its first failure (-x)")
+    assert len({f.tensor for f in result.failures}) == 1
+    assert len(result.details) <= 1
+    assert result.diagnosis is not None
+    assert report.culprits == {"kernel": report.n_failures}
+    assert report.unfinished == "the first failure ended the run (-x); rungs that were not begun: none"
+    assert result.seconds > 0
+
+
+def test_a_wrong_byte_ends_the_bytes_rung(tmp_path: Path) -> None:
+    """The scan of the tensors is broken off, and nothing else is asked of the process that it was made in."""
+    path = tmp_path / "wrong.gguf"
+    raw = bytearray(Q4_0.read_bytes())
+    with open_model(Q4_0) as model:
+        for name in ("blk.0.attn_k.weight", "output.weight"):
+            offset = model.tensors[name].offset
+            raw[offset : offset + 2] = b"\x00\x7e"  # NaN
+    path.write_bytes(raw)
+    told = Told()
+    options = Options(**{**vars(ONE), "exit_first": True, "tensor": None})
+    report = verify(path, "q8_1_naive", "cpu", options=options, watcher=told)
+    (result,) = report.rungs
+    assert (report.exit_code, report.ended_by, report.not_climbed) == (
+        1,
+        "first failure",
+        ("blocks", "layers", "tokens"),
+    )
+    assert (len(result.failures), result.outcome) == (1, "broken off")
+    assert told.said == ["begins bytes", f"failed bytes: {result.failures[0].tensor}", "ends bytes"]
+
+
+def test_a_waived_failure_ends_nothing(wrong: Candidate, waivers: Path) -> None:
+    report = verify(Q4_0, wrong, rungs=["blocks", "layers"], options=TWO, waivers=waivers)
+    (blocks,) = report.rungs
+    assert (report.verdict, report.exit_code, report.ended_by) == ("mismatch", 1, "first failure")
+    order = list(dict.fromkeys(name for name in blocks.failing))
+    assert len(order) > 1
+    assert order[-1] == "blk.0.attn_v.weight"
+    alone = verify(Q4_0, wrong, rungs=["blocks", "layers"], options=ONE_AND_END, waivers=waivers)
+    assert (alone.verdict, alone.exit_code, alone.ended_by) == ("waived", 0, "")
+    assert [rung.verdict for rung in alone.rungs] == ["waived", "waived"]
+
+
+ONE_AND_END = Options(**{**vars(ONE), "exit_first": True})
+
+
+def test_each_failure_is_printed_as_it_is_found(
+    wrong: Candidate, waivers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of the report, and no output twice; what a waiver covers says so."""
+    form = Form(width=80)
+    report = verify(Q4_0, wrong, rungs=["blocks", "layers"], options=ONE, waivers=waivers, watcher=Live(form))
+    told = capsys.readouterr().err
+    verbose = text_of(Kind.RUN, report, width=80, verbose=True)
+    shown = told.count("WAIVED ")
+    assert (
+        shown == verbose.count("WAIVED blocks: ") + verbose.count("WAIVED layers: ") - 1
+    )  # the first stands above, too
+    assert shown > 2
+    for line in told.splitlines():
+        if line.startswith("WAIVED"):
+            assert line in verbose
+    for rung in report.rungs:
+        assert f"of {rung.n_failures:,} failures of the {rung.name} rung are shown\n{rung.name}" in told
+
+
 def test_without_it_the_run_goes_on(wrong: Candidate) -> None:
     told = Told()
     report = verify(Q4_0, wrong, rungs=["bytes", "blocks", "layers"], options=ONE, watcher=told)
-    assert [line for line in told.said if line.startswith("failed")] == [
-        "failed blocks: blk.0.attn_k.weight", "failed layers: blk.0.attn_k.weight",
-    ]  # fmt: skip
+    failed = [line for line in told.said if line.startswith("failed")]
+    assert failed == [f"failed {rung.name}: {f.tensor}" for rung, f in report.failures]
+    assert {rung.name for rung, _ in report.failures} == {"blocks", "layers"}
     assert (report.verdict, report.ended_by, report.not_climbed) == ("mismatch", "", ())
 
 

@@ -58,6 +58,13 @@ def test_an_interrupted_run_is_not_certified() -> None:
         statement(found)
 
 
+def test_a_run_whose_budget_was_spent_is_not_certified() -> None:
+    found = report()
+    found.ended_by = "budget"
+    with pytest.raises(EnvironmentFault, match="no certificate is written of a run whose budget was spent"):
+        statement(found)
+
+
 def test_a_run_whose_model_changed_is_not_certified() -> None:
     found = report()
     found.changed = "it was written to"

@@ -69,6 +69,12 @@ OUTCOMES = {
         "a file was changed while it was verified: m.gguf was written to, cut or replaced; at fault: this machine (1)",
     ),
     "hides-a-change": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
+    "budget": (
+        Outcome.UNVERIFIED,
+        "the budget of 2m was spent; it left unverified: 1 in the layers rung; rungs that were not begun: tokens; at "
+        "fault: missing coverage (1)",
+    ),
+    "hides-a-budget": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "unverified": (Outcome.UNVERIFIED, "layers: x: no kernel; at fault: missing coverage (1)"),
     "fault": (Outcome.BROKEN_OFF, "layers: llama.cpp died in evaluate (SIGSEGV); at fault: this machine (1)"),
     "malformed": (Outcome.MALFORMED, "\\x1b[31mno GGUF"),

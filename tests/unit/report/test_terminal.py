@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
+from html import unescape
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from gguf_verify.cli import common
 from gguf_verify.cli.live import Live
 from gguf_verify.report.terminal.block import as_lines
-from gguf_verify.report.writer import Form, Kind
+from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results import Failure, Report, Unverified
 from tests.support import recordings, records
 from tests.support.recordings import FOLDER, PIPED, RECORDINGS, failing, interrupted, passing, path_of, stranger
@@ -209,6 +211,21 @@ def test_an_interrupted_run_is_no_pass() -> None:
     assert known.culprits == {"kernel": 131325}
 
 
+def test_a_run_whose_budget_was_spent_is_no_pass() -> None:
+    """Also where every rung passed: then what was left is in none of them."""
+    report = passing()
+    report.ended_by = "budget"
+    assert (report.verdict, report.exit_code, report.culprits) == ("not everything verified", 5, {"coverage": 1})
+    made = recordings.out_of_time()
+    assert (made.verdict, made.exit_code) == ("not everything verified", 5)
+    assert made.unfinished == (
+        "the budget of 2m was spent; it left unverified: 14 in the blocks rung, 14 in the layers rung; rungs that were "
+        "not begun: tokens"
+    )
+    made.rungs[1].fail(Failure("wrong", "blk.0.attn_q.weight"))
+    assert (made.verdict, made.exit_code) == ("mismatch", 1)
+
+
 def test_a_run_whose_rungs_all_passed_and_that_was_ended_is_no_pass() -> None:
     report = passing()
     report.ended_by = "SIGTERM"
@@ -219,7 +236,9 @@ def test_a_run_whose_rungs_all_passed_and_that_was_ended_is_no_pass() -> None:
     assert report.exit_code == 3
 
 
-@pytest.mark.parametrize("make", [interrupted, lambda: interrupted(known=True), recordings.exit_first])
+@pytest.mark.parametrize(
+    "make", [interrupted, lambda: interrupted(known=True), recordings.exit_first, recordings.out_of_time]
+)
 def test_the_json_of_a_run_that_ended_early_is_valid(make: object) -> None:
     from tests.support.nights import validator
 
@@ -233,6 +252,22 @@ def test_the_json_of_a_run_that_ended_early_is_valid(make: object) -> None:
     assert ">Verified</h1>" not in page
 
 
+@pytest.mark.parametrize("make", [interrupted, recordings.exit_first, recordings.out_of_time])
+@pytest.mark.parametrize(
+    "writer", [w for w in writers(Kind.RUN) if w.flag != "--heat-map"], ids=lambda writer: writer.name
+)
+def test_every_report_says_what_ended_the_run(make: Callable[[], Report], writer: Writer) -> None:
+    made = writer.renders[Kind.RUN](make(), Form(suffix=writer.suffixes[0] if writer.suffixes else ""))
+    assert isinstance(made, str)
+    text = " ".join(unescape(made).split())
+    if writer.flag == "--json":
+        assert make().ended_by in text
+    elif writer.flag == "--card":
+        assert "tokens: not run" in text
+    else:
+        assert "rungs that were not begun: " in text
+
+
 # ---- while it runs ---------------------------------------------------------------------------------------------------
 
 
@@ -242,15 +277,22 @@ def test_lines_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     live.ends(report, report.rungs[0])
     live.failed(report.rungs[1], report.rungs[1].failures[0])
     live.ends(report, report.rungs[1])
-    live.failed(report.rungs[2], report.rungs[2].failures[0])  # the run's first is enough
+    live.failed(report.rungs[2], report.rungs[2].failures[0])
+    live.failed(report.rungs[2], report.rungs[2].failures[0])  # of one output once, as in the report
+    live.ends(report, report.rungs[2])
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.splitlines() == [
+    told = captured.err.splitlines()
+    assert told[7].startswith("FAILED layers: ")
+    assert told[-2] == "… 1 of 128,765 failures of the layers rung are shown"
+    assert sum(line.startswith("FAILED") for line in told) == 2
+    assert told[:7] == [
         "bytes   passed      1.5 s, 43,008 blocks, 21 tensors, 9 outputs, 6 tokens",
         "FAILED blocks: kernel: blk.1.attn_k.weight row 17 block 3 token 0: the output is",
         "  outside the bound",
         "  got -0.0018, expected -0.0077, bound 7.9e-07, utilisation 57",
         "  block at byte 4150: 0c315603284d721f4469163b600d32570429",
+        "… 1 of 2,560 failures of the blocks rung are shown",
         "blocks  failed      2,560 failures, 1.5 s, 43,008 blocks, 21 tensors, 9 outputs…",
     ]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from gguf_verify.support.progress import print_above_bars, progress_bar
+from gguf_verify.support.progress import Lines, print_above_bars, progress_bar, under_way
 
 
 class Terminal(io.StringIO):
@@ -31,3 +33,74 @@ def test_lines_stand_above_a_bar_that_is_shown(monkeypatch: pytest.MonkeyPatch, 
     end = out.getvalue().rpartition("\n")[2]
     assert end.rpartition("\r")[2] == ""  # the bar is gone
     assert "a line\n" in out.getvalue()
+
+
+# ---- in a log --------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A time that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[io.StringIO, Clock]]:
+    """Standard error is a file, and time goes on as it is told to."""
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", out := io.StringIO())
+        patch.setattr(Lines, "clock", staticmethod(clock := Clock()))
+        yield out, clock
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    with logged(monkeypatch) as (log, clock), progress_bar("blocks", 8 << 20, "B", shown=True) as bar:
+        for _ in range(8):
+            under_way(bar, "blk.0.\x1b[31mffn")
+            clock.now += Lines.PERIOD / 2
+            bar.update(1 << 20)
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0] == r"blocks: 25 % (2.00MB of 8.00MB), 68.3kB/s, 01:30 left, blk.0.\x1b[31mffn"
+    assert lines[3].startswith("blocks: 100 % (8.00MB of 8.00MB), 68.3kB/s, 00:00 left")
+
+
+def test_what_was_done_before_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    with logged(monkeypatch) as (log, clock), progress_bar("layers", 40, "GEMM", shown=True, initial=20) as bar:
+        clock.now += 100
+        bar.update(10)
+        bar.update(None)
+    assert log.getvalue() == "layers: 75 % (30 GEMM of 40 GEMM), 0.1 GEMM/s, 01:40 left\n"
+
+
+def test_a_log_gets_nothing_of_what_is_soon_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with logged(monkeypatch) as (log, clock), progress_bar("bytes", None, "B", shown=True) as bar:
+        clock.now += Lines.PERIOD - 1
+        bar.update(3)
+        assert not log.getvalue()
+        clock.now += 1
+        bar.update(3)
+    assert log.getvalue() == "bytes: 6.00B, 0.20B/s\n"
+
+
+def test_nothing_is_shown_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with logged(monkeypatch) as (log, clock), progress_bar("bytes", 3, "B", shown=False) as bar:
+        under_way(bar, "a")
+        clock.now += 1000
+        bar.update(3)
+    assert not log.getvalue()
+
+
+def test_the_bar_names_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where the bar is shown, since that may take long; not before it is."""
+    monkeypatch.setattr("sys.stderr", out := Terminal())
+    with progress_bar("work", 9, "B", shown=True) as bar:
+        under_way(bar, "early")
+        assert not out.getvalue()
+        bar.start_t -= 100
+        under_way(bar, "blk.0.\x1b[31mffn")
+        assert r"blk.0.\x1b[31mffn" in out.getvalue()

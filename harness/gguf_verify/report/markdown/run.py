@@ -31,11 +31,14 @@ def render(report: Report, limit: int = LIMIT) -> str:
         page.add(f"Verified here means: {escaped(means)}.", "")
     if report.fault:
         page.add(f"Broken off: {escaped(report.fault)}.", "")
+    if report.unfinished:
+        page.add(f"Incomplete: {escaped(report.unfinished, 600)}.", "")
     for rung in report.rungs:
         if rung.diagnosis is not None:
             page.add(f"**Diagnosis** of {escaped(rung.diagnosis.tensor, 100)}:", "")
             page.add(*(f"- {escaped(line)}" for line in rung.diagnosis.lines), "")
     rungs = [_rung(rung) for rung in report.rungs]
+    rungs += [(name, f"{MARKS['warn']} not run", "nothing", "–") for name in report.not_climbed]
     page.table(("rung", "verdict", "checked", "worst utilisation"), rungs)
     if failures := report.failures:
         told = [(rung.name, escaped(failure.what)) for rung, failure in failures[:MOST_FAILURES]]

@@ -597,27 +597,41 @@ def _value(value: object) -> str:
     return printable(value) if isinstance(value, str) else "–" if value is None else str(value)
 
 
+class Distinct:
+    """Which failures say what those before them do not."""
+
+    def __init__(self) -> None:
+        self._causes: set[str] = set()
+        self._places: set[tuple[object, ...]] = set()
+        #: How many were of an output that an earlier one is of.
+        self.again = 0
+
+    def adds(self, rung: RungResult, f: Failure) -> bool:
+        """Whether the next failure says anything new."""
+        place = (rung.name, f.tensor, f.row, f.block, f.token)
+        if f.row is not None and place in self._places:  # the same output, at another M or on other activations
+            self.again += 1
+            return False
+        self._places.add(place)
+        if f.cause in self._causes:
+            return False
+        self._causes |= {f.cause} - {""}
+        return True
+
+
 def _failures(report: Report, form: Form) -> Iterator[Text]:
     """The recorded failures, each output once."""
     recorded: Sequence[tuple[RungResult, Failure]] = report.failures
-    shown = same = 0
-    causes: set[object] = set()
-    places: set[tuple[object, ...]] = set()
+    shown, distinct = 0, Distinct()
     for rung, f in recorded:
-        place = (rung.name, f.tensor, f.row, f.block, f.token)
-        if f.row is not None and place in places:  # the same output again, at another M or on other activations
+        if not distinct.adds(rung, f):
             continue
-        places.add(place)
-        if f.cause in causes:
-            same += 1
-            continue
-        causes.add(f.cause or object())
         shown += 1
         yield from failure_lines(rung, f, form)
         if f is not report.failures[0][1]:  # whose frames stand above
             yield from _trace(f, form)
             yield from _again(report, f)
     if report.n_failures > shown:
-        again = len(recorded) - shown - same
+        again = distinct.again
         repeated = f"; {again} more are of the same outputs" if again else ""
         yield Text(f"… {shown} of {report.n_failures:,} failures are shown{repeated}")

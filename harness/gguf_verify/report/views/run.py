@@ -24,7 +24,7 @@ def line(report: Report) -> str:
         f"Report: {report.verdict}",
         *([f"at fault: {report.at_fault}"] if report.culprits else []),
         *([f"worst utilisation {max(worst):.3g}"] if worst else []),
-        f"{passed} of {len(report.rungs)} rungs passed",
+        f"{passed} of {len(report.rungs) + len(report.not_climbed)} rungs passed",
         *([f"{report.n_failures:,} failures"] if report.n_failures else []),
     ]
     return "; ".join(parts)
@@ -57,6 +57,8 @@ def _parts(report: Report) -> Iterator[str]:
             yield f"<p>block{at}: <code>{escape(first.block_hex[:64])}</code></p>"
     if report.fault:
         yield paragraph(f"Broken off: {printable(report.fault, 300)}")
+    if report.unfinished:
+        yield paragraph(f"Incomplete: {printable(report.unfinished, 300)}")
     for rung in report.rungs:
         if rung.fault:
             yield paragraph(f"The {rung.name} rung was broken off: {printable(rung.fault, 300)}")

@@ -10,6 +10,7 @@ import numpy as np
 from ...gguf import Tensor
 from ...llama import Evaluation, Gemm
 from ...results import PartialResult, RungResult
+from ..course import Course
 from ..graph_uses import not_multiplied, why_not_checked
 from ..known import Known
 from ..run import Run
@@ -51,14 +52,15 @@ class Plan:
 
     Args:
         matrices: tensors that are to be judged, by name.
+        course: the way through them.
         known: what is known when a task is given out.
         seen: gets the names of the tensors in the products that were seen.
     """
 
     def __init__(
-        self, run: Run, matrices: dict[str, Tensor], known: Callable[[], Known], seen: set[str]
-    ) -> None:  # fmt: skip
-        self._run, self._matrices, self._known, self._seen = run, matrices, known, seen
+        self, run: Run, matrices: dict[str, Tensor], course: Course, known: Callable[[], Known], seen: set[str]
+    ) -> None:
+        self._run, self._matrices, self._course, self._known, self._seen = run, matrices, course, known, seen
         self.schedules, self.probes = OncePerType(), OncePerType()
         self._covered = {name: np.zeros(t.n_rows, bool) for name, t in matrices.items()}
         self._idle = 0
@@ -69,27 +71,29 @@ class Plan:
 
     def steps(self) -> Generator[Step[GemmTask]]:
         """Each product of each pass. Raises LlamaRefused, EnvironmentFault."""
-        run = self._run
+        run, course = self._run, self._course
         session = run.session
         begin = Step[GemmTask]()
         if session.note:
             begin.said.note(session.note)
         yield begin
-        for number, (tokens, position) in enumerate(session.passes()):
+        for number, (tokens, position) in course.through(lambda: enumerate(session.passes())):
             first = number == 0
             capture = session.llama.capture(tokens, ACTIVATIONS, checksum=first, idle=first, position=position)
             what = "layers" if first else f"layers, token {number}"
-            for gemm in run.progress(what, capture, total=run.n_matrices(), unit="GEMM"):
+            for gemm in course.products(what, capture):
                 step = Step[GemmTask]()
                 if isinstance(gemm, Evaluation):
                     self._leave_unsupported(step.said, gemm)
-                    if first:
+                    if first and not course.again:
                         self._seen |= set(gemm.unsupported)
                         self._leave_unused(step.said, gemm)
+                        course.settle({*self._matrices} - self._seen | {*gemm.unsupported})
                 elif run.wants(gemm.tensor):
                     self._note_rows(gemm)
-                    self._idle += gemm.idle
-                    step.task = self._task(step.said, gemm, first)
+                    if course.takes(gemm.tensor, gemm.first_row, run.bytes_of(gemm)):
+                        self._idle += gemm.idle
+                        step.task = self._task(step.said, gemm, first)
                 yield step
 
     def report(self, result: RungResult) -> None:

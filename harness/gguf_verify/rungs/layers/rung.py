@@ -37,12 +37,15 @@ def check(run: Run, result: RungResult) -> None:
     try:
         if matrices:
             merge = Merge(run, result)
-            plan = Plan(run, matrices, lambda: merge.known, seen)
+            course = run.course(matrices)
+            plan = Plan(run, matrices, course, lambda: merge.known, seen)
             for step, found in run.judges.each(run, plan.steps()):
                 result.join(step.said)
                 if step.task is not None:
                     merge.add(plan, step.task, found)
+                run.tick()
             if only is None:
+                course.leave(result)
                 merge.report()
                 plan.report(result)
     except LlamaRefused as error:

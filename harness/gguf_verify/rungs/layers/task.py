@@ -191,9 +191,10 @@ class _Judging:
         if self._task.probes:
             judged.check_quantizer(every_size(matrix.tensor.k), judged.call("every-size"))
             probes = self._probes(judged)
-            probes.check()
-            judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
-            self._routings(judged).check()
+            with run.budget.half():
+                probes.check()
+                judged.utilisation[OTHER_SHAPES] = max(judged.utilisation.get(OTHER_SHAPES, 0.0), probes.utilisation)
+                self._routings(judged).check()
         return made
 
     def _check_schedules(self, judged: GemmJudge) -> None:

@@ -15,6 +15,7 @@ from ...llama import Gemm, LlamaRefused
 from ...results import Call, Failure, RungResult
 from ...semantics import UNIT_ROUNDOFF, exact_result, gamma
 from ...support.errors import KernelFault
+from ...support.progress import under_way
 from ..calls import ALONE, calling
 from ..exact import ExactProducts
 from ..explain import Explanations, WrongCall
@@ -69,15 +70,19 @@ class Grafts:
         return plain
 
     def graft(self, what: str, replace: Replace) -> Floats:
-        """Logits or embeddings of a pass in which `replace` gives the outputs of the selected tensors' GEMMs."""
+        """Logits or embeddings of a pass in which `replace` gives the outputs of the selected tensors' GEMMs. Raises
+        BudgetSpent."""
         count = 0
-        with self.run.bar(f"tokens: {what}", self.run.n_matrices(), "GEMM") as bar:
+        with self.run.bar(f"tokens: {what}", self.run.matrix_bytes(), "B") as bar:
 
             def counted(gemm: Gemm) -> Floats | None:
                 nonlocal count
-                y = replace(gemm) if self.run.wants(gemm.tensor) else None
+                self.run.budget.check()
+                under_way(bar, gemm.tensor)
+                wanted = self.run.wants(gemm.tensor)
+                y = replace(gemm) if wanted else None
                 count += y is not None
-                bar.update()
+                bar.update(self.run.bytes_of(gemm) if wanted else 0)
                 return y
 
             evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS)

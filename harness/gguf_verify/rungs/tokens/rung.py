@@ -30,6 +30,7 @@ from ...gguf.matrices import may_be_matrix
 from ...llama import LlamaRefused
 from ...results import Failure, RungResult, TokenRecord
 from ...support.errors import KernelFault
+from ..budget import BudgetSpent
 from ..calls import begin_alone, end_alone
 from ..interface import Rung
 from ..run import Run
@@ -69,13 +70,17 @@ def check(run: Run, result: RungResult) -> None:
         result.leave_all("tokens", str(error), "llama.cpp")
     except KernelFault as error:
         result.fail(Failure.of(error, str(error)))
+    except BudgetSpent as error:
+        run.close_session()  # llama.cpp is in the middle of an answer
+        result.leave_all("tokens", str(error))
     if only is not None:
         end_alone(result, only)
 
 
 RUNG = Rung(
-    "tokens", 4, "Does the model still say the same thing when its GEMMs are ours?", ("tokens", "embeddings"), check
-)
+    "tokens", 4, "Does the model still say the same thing when its GEMMs are ours?", ("tokens", "embeddings"), check,
+    whole=True,
+)  # fmt: skip
 
 
 class _Tokens:

@@ -1,0 +1,119 @@
+"""What a report says of where a run was made: versions, kernel, file, reference, sandbox and options."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .formats import ELEMENTS, FORMATS, WeightFormat
+from .gguf.matrices import may_be_matrix
+from .hosts.base import Host
+from .kernels import Candidate
+from .kernels.shipped import ELEMENT_KERNELS
+from .processes import sandbox
+from .results import (
+    Environment,
+    FileInfo,
+    HostInfo,
+    KernelInfo,
+    Options,
+    ReferenceInfo,
+    SandboxInfo,
+    Versions,
+)
+from .rungs import Run
+from .rungs.drawn import NAME as DRAWN_NAME
+from .rungs.drawn import Drawn
+from .support.version import project_version
+
+#: What "verified" says of a kernel that is judged by an oracle of its author.
+VERIFIED_BY_ITS_ORACLE = (
+    "the kernel computes what an oracle of its author says; how near that is to llama.cpp's product, only the oracle's "
+    "distances to the known definitions above tell"
+)
+#: What a report says of what was not yet asked when a signal ended the run.
+UNKNOWN = "unknown"
+
+
+def unknown_environment(
+    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
+) -> Environment:  # fmt: skip
+    """The environment of a run that a signal ended before it was known: what was asked for, and no more."""
+    where = HostInfo(name=host if isinstance(host, str) else host.name, device=UNKNOWN)
+    name = kernel if isinstance(kernel, str) else getattr(kernel, "name", getattr(kernel, "__name__", UNKNOWN))
+    try:
+        size = 0 if isinstance(path, Drawn) else Path(path).stat().st_size
+    except (OSError, ValueError):
+        size = 0
+    shown = DRAWN_NAME if isinstance(path, Drawn) else str(path)
+    return Environment(
+        versions=_versions(dict.fromkeys(("llama_cpp_python", "llama_cpp", "ggml", "system"), UNKNOWN)), host=where,
+        kernel=KernelInfo(
+            name=str(name), definition=UNKNOWN, judged_by=None, verified_means=None, order=UNKNOWN, covers=(),
+            element_kernels={}, element_host=where,
+        ),
+        file=FileInfo(path=shown, size=size, sha256=(), architecture=UNKNOWN, tensor_types={}),
+        reference=ReferenceInfo(where=UNKNOWN, definitions={}), sandbox=SandboxInfo(kind="off", by=UNKNOWN),
+        options=options,
+    )  # fmt: skip
+
+
+def _versions(of_llama: Mapping[str, str]) -> Versions:
+    return Versions(
+        gguf_verify=project_version(), python=platform.python_version(), numpy=np.__version__,
+        gguf=metadata.version("gguf"), llama_cpp_python=of_llama["llama_cpp_python"],
+        llama_cpp=of_llama["llama_cpp"], ggml=of_llama["ggml"], llama_build=of_llama["system"],
+        platform=f"{platform.system()} {platform.machine()}", byte_order=sys.byteorder,
+    )  # fmt: skip
+
+
+def environment_of(run: Run) -> Environment:
+    """The environment of a run."""
+    kernel = run.kernel
+    return Environment(
+        versions=_versions(run.versions),
+        host=kernel.runs_on(),
+        kernel=KernelInfo(
+            name=kernel.name, definition=kernel.semantics, judged_by=kernel.judged_by,
+            verified_means=VERIFIED_BY_ITS_ORACLE if kernel.definition.oracle is not None else None,
+            computes=kernel.computes, order=kernel.order_in_words, code=kernel.code,
+            covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),
+            element_kernels=_element_kernels(run), element_host=kernel.host.info(),
+            hints=kernel.hints,
+        ),
+        file=run.file_info(),
+        reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
+        sandbox=_sandbox(run),
+        options=run.options,
+    )  # fmt: skip
+
+
+def _sandbox(run: Run) -> SandboxInfo:
+    """How llama.cpp is confined, and the kernel where that is otherwise."""
+    found, of_kernel = sandbox.current(), run.kernel.sandbox
+    if of_kernel in (None, found):
+        return SandboxInfo(kind=found.kind, by=found.by, missing=found.missing)
+    missing = (*found.missing, *(words for words in of_kernel.missing if words not in found.missing))
+    return SandboxInfo(kind=of_kernel.kind, by=f"{found.by}; the kernel: {of_kernel.by}", missing=missing)
+
+
+def _llama_definitions(run: Run) -> dict[str, str]:
+    """Type → the definitions of llama.cpp's products with its matrices, in words."""
+    held = {t.type.name for t in run.model.tensors.values() if may_be_matrix(t)}
+    known: list[WeightFormat] = [*FORMATS.values(), *ELEMENTS.values()]
+    return {fmt.name: run.backend.definitions_in_words(fmt) for fmt in known if fmt.name in held}
+
+
+def _element_kernels(run: Run) -> dict[str, str]:
+    """Type → the kernel of its matrices, for types that are not quantized and of which the file holds matrices."""
+    kinds = {t.type.weights for t in run.model.tensors.values() if may_be_matrix(t) and not t.type.quantized}
+    return {fmt.name: ELEMENT_KERNELS[fmt.name].name for fmt in ELEMENTS.values() if fmt in kinds}
+
+
+__all__ = ["UNKNOWN", "VERIFIED_BY_ITS_ORACLE", "environment_of", "unknown_environment"]
