@@ -1,0 +1,91 @@
+"""Large matrices are sampled: what a wrong kernel does outside of the sample is found all the same."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.hosts import CpuHost
+from gguf_verify.report.writer import Kind
+from gguf_verify.results import Options, Report
+from gguf_verify.rungs import blocks, sampling
+from gguf_verify.verification import verify
+from tests.support.shown import json_of, text_of
+from tests.support.tools import FIXTURES
+
+MODEL = FIXTURES / "tiny-Q4_0.gguf"
+TENSOR = "blk.1.ffn_up"
+WRONG = """
+import numpy as np
+from gguf_verify import kernel
+from gguf_verify.formats import FORMATS
+from gguf_verify.semantics import SEMANTICS, exact_result
+
+@kernel(["Q4_0"], semantics="q8_1")
+def gemm(w, x, shape):
+    w = np.array(w).view(np.uint8).reshape(shape.n, -1)
+    if len(w) > {row} and shape.k > 32:
+        w[{row}, {byte}] ^= {mask}
+    return exact_result(SEMANTICS["q8_1"], FORMATS["Q4_0"], w, np.ascontiguousarray(x)).astype(np.float32)
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixture's matrices are large."""
+    for module in (sampling, blocks):
+        monkeypatch.setattr(module, "SMALL", 1 << 12)
+    monkeypatch.setattr(sampling, "ROWS", 4)
+
+
+def verified(kernel: str, *rungs: str, tensor: str | None = TENSOR, **options: bool) -> Report:
+    chosen = Options(tensor=tensor, progress=False, probes="brief", prompt="The cat", n_predict=2, **options)
+    return verify(MODEL, kernel, CpuHost(1), rungs or None, chosen)
+
+
+def test_a_right_kernel_is_verified_and_says_what_a_sample_can_miss() -> None:
+    report = verified("q8_1")
+    assert report.exit_code == 0, report.rungs
+    assert report.verdict == "verified"
+    assert report.words == "verified (sampled: misses wrong outputs with a probability of at most 2e-06)"
+    sampled = {rung.name: rung.sampled for rung in report.rungs if rung.sampled is not None}
+    assert list(sampled) == ["blocks", "layers", "tokens"]
+    assert all(0 < part.alone < part.of for part in sampled.values())
+    shown = text_of(Kind.RUN, report, verbose=True)
+    assert "VERIFIED (SAMPLED" in shown
+    assert "sampled: " in shown
+    assert json_of(Kind.RUN, report)["rungs"][1]["sampled"]["what"] == "blocks"
+
+
+def test_thorough_judges_every_element() -> None:
+    report = verified("q8_1", "blocks", "layers", thorough=True)
+    assert report.words == "verified"
+    assert all(rung.sampled is None for rung in report.rungs)
+    assert "--thorough" in report.command
+
+
+@pytest.mark.parametrize(("rung", "seed"), [("layers", 0), ("layers", 1), ("layers", 2), ("tokens", 3)])
+def test_one_wrong_code_anywhere_is_found(rung: str, seed: int, tmp_path: Path) -> None:
+    """The smallest error of a code, in a row that is drawn; its row is named."""
+    rng = np.random.default_rng((9, seed))
+    row, block, code = int(rng.integers(0, 300)), int(rng.integers(0, 8)), int(rng.integers(0, 16))
+    file = tmp_path / "wrong.py"
+    file.write_text(WRONG.format(row=row, byte=block * 18 + 2 + code, mask=int(rng.choice([1, 0x10]))))
+    report = verified(f"{file}:gemm", rung, sandbox="off")
+    assert report.exit_code == 1
+    assert {f.row for f in report.rungs[0].failures} == {row}
+    assert report.rungs[0].sampled is None  # all was judged in the end
+
+
+def test_runs_of_rows() -> None:
+    """They are apart, the seed draws them, and the first and the last rows are among them."""
+    for n in (64, 65, 1000):
+        drawn = sampling.runs(n, 8, 4, (1, n))
+        assert (drawn[0].start, drawn[-1].stop) == (0, n)
+        assert len(drawn) == 8
+        assert all(a.stop <= b.start for a, b in itertools.pairwise(drawn))
+        assert drawn == sampling.runs(n, 8, 4, (1, n))
+    assert sampling.runs(1000, 8, 4, (2,)) != sampling.runs(1000, 8, 4, (3,))

@@ -1,0 +1,84 @@
+"""Random combinations of rows: right outputs are not suspicious, and wrong ones are as promised."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.rungs.generated_inputs import drawn
+from gguf_verify.semantics import SEMANTICS, Semantics, product, quantized_inside
+from gguf_verify.semantics.combinations import COUNT, LIMIT, MISSED, Combinations
+from gguf_verify.semantics.screen import bilinear
+from tests.support.exact_products import real_weights
+
+N, M, K = 640, 4, 512
+DEFINITIONS = {**SEMANTICS, "q8_1 inside": quantized_inside(SEMANTICS["q8_1"])}
+KINDS = ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ3_S", "MXFP4"]
+
+
+def of(semantics: Semantics, fmt: BlockFormat) -> bool:
+    try:
+        (semantics.inside or semantics).uses_sum(fmt)
+    except ValueError:
+        return False
+    return bilinear(semantics, fmt)
+
+
+PAIRS = [
+    (kind, name) for kind in KINDS for name, s in DEFINITIONS.items() if not s.of_elements and of(s, FORMATS[kind])
+]
+
+
+def made(kind: str, name: str) -> tuple[Combinations, np.ndarray, np.ndarray, np.ndarray]:
+    """The combinations, a right output float32[M, N], the exact one of the combinations, and its variance."""
+    fmt, semantics = FORMATS[kind], DEFINITIONS[name]
+    w = real_weights(fmt, N, K)
+    x = semantics.bytes_of(drawn((M, K), np.ones((1, 1), np.float32), 1))
+    right = product(semantics, fmt, w, x)
+    combined = Combinations(fmt, w, 7, 2)
+    return combined, right.exact.astype(np.float32), combined.expected(semantics, x), (right.spread**2).sum(axis=1)
+
+
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
+def test_right_outputs_and_one_wrong_one(kind: str, name: str) -> None:
+    """A single wrong output is found whatever the signs, from the size on that is promised."""
+    combined, y, expected, variance = made(kind, name)
+    assert not combined.suspicious(y, expected, variance).any()
+    rng = np.random.default_rng(3)
+    for n in rng.integers(0, N, 8):
+        m = int(rng.integers(0, M))
+        wrong = y.copy()
+        wrong[m, n] += np.float32(2.01 * LIMIT * np.sqrt(variance[m]))
+        assert np.flatnonzero(combined.suspicious(wrong, expected, variance)).tolist() == [m]
+
+
+def test_the_combinations_are_those_of_the_exact_product() -> None:
+    fmt, semantics = FORMATS["Q4_1"], SEMANTICS["q8_1"]
+    w, x = real_weights(fmt, N, K), semantics.bytes_of(drawn((M, K), np.ones((1, 1), np.float32), 1))
+    combined = Combinations(fmt, w, 7)
+    assert set(np.unique(combined.signs)) == {-1.0, 1.0}
+    assert combined.signs.shape == (COUNT, N)
+    whole = product(semantics, fmt, w, x).exact @ combined.signs.T
+    np.testing.assert_allclose(combined.expected(semantics, x), whole, rtol=1e-10, atol=1e-9 * np.abs(whole).max())
+
+
+def test_errors_that_cancel_in_sums_do_not_cancel_here() -> None:
+    """Two rows that are exchanged, errors of both signs, and all rows wrong by little."""
+    combined, y, expected, variance = made("Q4_0", "q8_1")
+    swapped = y.copy()
+    swapped[:, [10, 500]] = swapped[:, [500, 10]]
+    assert combined.suspicious(swapped, expected, variance).all()
+    rng = np.random.default_rng(4)
+    for size in (0.01, 0.2, 1.0, 30.0):  # the root of the sum of squares is four limits, of any share of the rows
+        e = rng.standard_normal((M, N)) * (rng.random((M, N)) < min(1.0, size))
+        e *= (4.0 * LIMIT * np.sqrt(variance) / np.sqrt((e**2).sum(axis=1)))[:, None]
+        assert combined.suspicious((y + e).astype(np.float32), expected, variance).all()
+    assert MISSED < 1e-5
+
+
+def test_what_is_not_finite_is_suspicious() -> None:
+    combined, y, expected, variance = made("Q4_0", "q8_1")
+    y[2, 77] = np.nan
+    assert combined.suspicious(y, expected, variance).tolist() == [False, False, True, False]
+    assert combined.suspicious(y, expected, np.zeros(M)).all()
