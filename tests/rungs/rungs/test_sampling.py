@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "ROWS", 4)
 
 
-def verified(kernel: str, *rungs: str, tensor: str | None = TENSOR, **options: bool) -> Report:
+def verified(kernel: str, *rungs: str, tensor: str | None = TENSOR, **options: Any) -> Report:
     chosen = Options(tensor=tensor, progress=False, probes="brief", prompt="The cat", n_predict=2, **options)
     return verify(MODEL, kernel, CpuHost(1), rungs or None, chosen)
 
