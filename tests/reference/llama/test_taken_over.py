@@ -39,7 +39,7 @@ class FakeChild:
         ours, theirs = socket.socketpair()
         self.link, self._theirs = Connection(ours.detach()), Connection(theirs.detach())
         self._answers = answers
-        self.pid = os.getpid()
+        self.pid, self.lanes = os.getpid(), None
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
