@@ -59,8 +59,11 @@ class Child(Spawned):
     def _release(self) -> None:
         super()._release()
         files, self._lane_files = self._lane_files, ()
-        for each in files:
-            os.close(each)
+        if (lanes := self.__dict__.get("lanes")) is not None:
+            lanes.close()
+        else:
+            for each in files:
+                os.close(each)
 
 
 def _lane_files() -> tuple[int, ...]:
@@ -68,7 +71,7 @@ def _lane_files() -> tuple[int, ...]:
     made: list[int] = []
     try:
         for _ in range(2):
-            made.append(of_fixed_size(lane_size()))
+            made.append(of_fixed_size(_lane_size()))
     except (AttributeError, OSError, OverflowError):
         for each in made:
             os.close(each)
@@ -76,6 +79,6 @@ def _lane_files() -> tuple[int, ...]:
     return tuple(made)
 
 
-def lane_size() -> int:
+def _lane_size() -> int:
     """A quarter of the memory, as `protocol.most_bytes`, in whole pages."""
     return os.sysconf("SC_PAGE_SIZE") * (os.sysconf("SC_PHYS_PAGES") // 4)

@@ -248,8 +248,8 @@ def empty(nbytes: int) -> npt.NDArray[np.uint8]:
 def read_tensor(
     t: Any, dtype: npt.DTypeLike = np.float32, empty: Callable[[int], npt.NDArray[np.uint8]] = empty
 ) -> npt.NDArray[Any]:
-    """A tensor of 4-byte elements, strided or not, as a contiguous array, rows flattened: [ne3·ne2·ne1, ne0]; it lies in
-    what `empty` gives, unless it is strided."""
+    """A tensor of 4-byte elements, strided or not, as a contiguous array, rows flattened: [ne3·ne2·ne1, ne0]. It lies
+    in what `empty` gives, unless it is strided."""
     s = t.contents
     raw = empty(ggml_nbytes(t))
     ggml_backend_tensor_get(t, pointer(raw), 0, raw.nbytes)

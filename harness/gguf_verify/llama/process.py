@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..processes.child import signal_name
 from ..support import protocol
 from ..support.errors import Culprit, EnvironmentFault, LlamaFault
+from ..support.lanes import Lane
 from ..support.stages import stage
 from ..support.text import printable
 from .child import Child
@@ -52,7 +53,9 @@ class LlamaProcess:
         self._time_limit, self._verbose = time_limit, verbose
         self._child = child or Child(verbose)
         self._link, lanes = self._child.link, self._child.lanes
-        self._out, self._back = (None, None) if lanes is None else lanes
+        self._out: Lane | None
+        self._back: Lane | None
+        self._out, self._back = lanes or (None, None)
         try:
             header, _ = self.receive("start")
             if "error" in header:
@@ -93,7 +96,7 @@ class LlamaProcess:
     def reply(self, call: str, header: dict[str, Any], *arrays: npt.NDArray[Any]) -> None:
         """Answer an event of a call. Raises EnvironmentFault if the process died."""
         if self._out is not None:
-            self._out.all_taken()  # it begins no call, and waits for no answer, before it has taken the arrays of the last
+            self._out.all_taken()  # those of the message before: the process waits for one at a time
         try:
             protocol.send(self._link, header, *arrays, lane=self._out)
         except OSError:

@@ -19,7 +19,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import threading
 from collections import deque
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -37,12 +39,14 @@ class Lane:
     """One direction.
 
     Args:
-        handle: descriptor of the file, whose size is sealed (`sealed.of_fixed_size`). It stays the caller's.
+        handle: descriptor of the file, whose size is sealed (`sealed.of_fixed_size`). The lane closes it.
         mapped: `empty` gives places in the lane.
     """
 
     def __init__(self, handle: int, mapped: bool = False) -> None:
-        self.handle, self.size = handle, os.fstat(handle).st_size
+        self._handle, self.size = handle, os.fstat(handle).st_size
+        #: Held where the descriptor is used: once it is closed, its number may belong to another file.
+        self._using = threading.Lock()
         #: Places of each message that the other side may still read, and of the one that is being made.
         self._messages: deque[list[tuple[int, int]]] = deque([[]])
         self._bytes: npt.NDArray[np.uint8] | None = None
@@ -58,9 +62,9 @@ class Lane:
     def put(self, array: Array) -> int | None:
         """Where the bytes of a contiguous array of the next message lie now; None where there is no room for them."""
         if self._bytes is not None:
-            at = array.ctypes.data - self._bytes.ctypes.data
-            if 0 <= at <= self.size - array.nbytes:
-                return int(at)
+            own = int(array.ctypes.data - self._bytes.ctypes.data)
+            if 0 <= own <= self.size - array.nbytes:
+                return own
         at = self._take(array.nbytes)
         if at is None:
             return None
@@ -69,16 +73,17 @@ class Lane:
             self._bytes[at : at + flat.nbytes] = flat
             return at
         try:
-            _whole(lambda left, start: os.pwrite(self.handle, left, start), flat.data, at)
-        except OSError:  # no memory, or a limit of the size of files
+            self._whole(lambda left, start: os.pwrite(self._handle, left, start), flat.data, at)
+        except OSError:  # no memory, a limit of the size of files, or closed: then the socket is, too
             return None
         return at
 
     def get(self, at: Any, out: Array) -> None:
-        """Copy the bytes at a place, which may be anything, into an array. Raises OutsideLane."""
+        """Copy the bytes at a place, which may be anything, into an array. Raises OutsideLane; OSError where the
+        lane was closed."""
         if type(at) is not int or not 0 <= at <= self.size - out.nbytes:
             raise OutsideLane
-        _whole(lambda left, start: os.preadv(self.handle, [left], start), out.reshape(-1).view(np.uint8).data, at)
+        self._whole(lambda left, start: os.preadv(self._handle, [left], start), out.reshape(-1).view(np.uint8).data, at)
 
     def sent(self) -> None:
         """The message is made: what comes belongs to the next one."""
@@ -105,14 +110,21 @@ class Lane:
         self._messages[-1].append((at, at + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE))
         return at
 
+    def _whole(self, some: Callable[[memoryview, int], int], left: memoryview, at: int) -> None:
+        """Read or write all of it, however much one call does. Raises OSError."""
+        with self._using:
+            while left:
+                done = some(left, at)
+                if not done:
+                    raise OSError("the lane ends")
+                left, at = left[done:], at + done
 
-def _whole(some: Any, left: memoryview, at: int) -> None:
-    """Read or write all of it, however much one call does. Raises OSError."""
-    while left:
-        done = some(left, at)
-        if not done:
-            raise OSError("the lane ends")
-        left, at = left[done:], at + done
+    def close(self) -> None:
+        """Close the descriptor, once."""
+        with self._using:
+            handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
 
 
 class Lanes(NamedTuple):
@@ -121,5 +133,9 @@ class Lanes(NamedTuple):
     out: Lane
     back: Lane
 
+    def close(self) -> None:
+        self.out.close()
+        self.back.close()
 
-__all__ = ["Lane", "Lanes", "OutsideLane"]
+
+__all__ = ["Array", "Lane", "Lanes", "OutsideLane"]

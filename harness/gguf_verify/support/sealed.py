@@ -51,8 +51,8 @@ def _in_memory(content: bytes) -> int | None:
 
 
 def of_fixed_size(nbytes: int) -> int:
-    """A descriptor of a file in memory that holds zeros, takes no memory before it is written, and whose size nobody can
-    change any more: to read it where it is mapped is never a fatal signal. Raises OSError."""
+    """A descriptor of a file in memory, of zeros, which takes no memory before it is written. Nobody can change its
+    size any more, so that to read it where it is mapped is never a fatal signal. Raises OSError."""
     fd = os.memfd_create("gguf-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
@@ -61,6 +61,11 @@ def of_fixed_size(nbytes: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def has_fixed_size(fd: int) -> bool:
+    """Whether nobody can change the size of a file. Raises OSError where it is no file in memory."""
+    return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _OF_SIZE == _OF_SIZE
 
 
 @contextlib.contextmanager
@@ -85,4 +90,4 @@ def run_on(content: bytes, before: list[str], after: list[str]) -> subprocess.Co
         return subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, errors="replace", check=False)
 
 
-__all__ = ["load_library", "of_fixed_size", "run_on", "sealed", "sealed_path"]
+__all__ = ["has_fixed_size", "load_library", "of_fixed_size", "run_on", "sealed", "sealed_path"]

@@ -39,7 +39,7 @@ def calls(link: Connection, llama: bool, lanes: Lanes | None = None) -> dict[str
 
 def serve(link: Connection, llama: bool = True, lanes: Lanes | None = None) -> None:
     """Answer calls until the parent goes."""
-    out, back = (None, None) if lanes is None else lanes
+    out, back = lanes or (None, None)
     try:
         known = calls(link, llama, lanes)
     except Exception as error:

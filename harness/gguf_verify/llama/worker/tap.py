@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ...support import protocol
-from ...support.lanes import Lanes
+from ...support.lanes import Lane, Lanes
 from .. import ggml
 from ..backends.device import Device, Product
 from . import nodes
@@ -34,7 +34,9 @@ class Tap:
         checksum: bool = False, ahead: int = 0,
     ) -> None:  # fmt: skip
         self._link, self._device = link, device
-        self._out, self._back = (None, None) if lanes is None else lanes
+        self._out: Lane | None
+        self._back: Lane | None
+        self._out, self._back = lanes or (None, None)
         self._replaces, self._activations, self._checksum = replaces, activations, checksum
         self._ahead, self._unanswered = 0 if replaces else ahead, 0
         self.seen: dict[str, dict[str, Any]] = {"lookup": {}, "unsupported": {}, "used": {}}
