@@ -67,7 +67,7 @@ class Child(Spawned):
 
 
 def _lane_files() -> tuple[int, ...]:
-    """A file for each of `Lanes`, in which all that a message may hold has room; none where the system gives none."""
+    """A file for each of `Lanes`; none where the system gives none."""
     made: list[int] = []
     try:
         for _ in range(2):
@@ -80,5 +80,6 @@ def _lane_files() -> tuple[int, ...]:
 
 
 def _lane_size() -> int:
-    """A quarter of the memory, as `protocol.most_bytes`, in whole pages."""
-    return os.sysconf("SC_PAGE_SIZE") * (os.sysconf("SC_PHYS_PAGES") // 4)
+    """In whole pages, so much of this machine's memory that what a process writes there without mapping it, which its
+    limit does not count, fits beside that limit."""
+    return os.sysconf("SC_PAGE_SIZE") * (os.sysconf("SC_PHYS_PAGES") // 16)
