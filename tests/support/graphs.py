@@ -38,14 +38,15 @@ class Maker:
     """Writes one model: metadata through `writer`, tensors by shape in NumPy's order."""
 
     def __init__(
-        self, llama: Llama, path: Path, architecture: str, kind: str, seed: int, width_ff: int = WIDTH_FF
-    ) -> None:
+        self, llama: Llama, path: Path, architecture: str, kind: str, seed: int, width_ff: int = WIDTH_FF,
+        layers: int = LAYERS,
+    ) -> None:  # fmt: skip
         self.llama, self.kind = llama, FORMATS.get(kind) or ELEMENTS[kind]
         self.writer = gguf.GGUFWriter(path, architecture)
         self.rng = np.random.default_rng(seed)
         self.writer.add_context_length(CONTEXT)
         self.writer.add_embedding_length(WIDTH)
-        self.writer.add_block_count(LAYERS)
+        self.writer.add_block_count(layers)
         self.writer.add_feed_forward_length(width_ff)
         self.writer.add_head_count(HEADS)
 
@@ -91,6 +92,26 @@ class Maker:
         self.writer.write_kv_data_to_file()
         self.writer.write_tensors_to_file()
         self.writer.close()
+
+
+def dense_llama(llama: Llama, path: Path, layers: int, kind: str = "Q4_0", seed: int = 1) -> Path:
+    """A plain llama of so many layers."""
+    make = Maker(llama, path, "llama", kind, seed, layers=layers)
+    make.writer.add_rope_dimension_count(HEAD)
+    make.writer.add_layer_norm_rms_eps(1e-5)
+    n_vocab = make.byte_tokens()
+    make.matrix("token_embd.weight", n_vocab, WIDTH)
+    make.matrix("output.weight", n_vocab, WIDTH)
+    make.norm("output_norm")
+    for i in range(layers):
+        make.norm(f"blk.{i}.attn_norm")
+        make.norm(f"blk.{i}.ffn_norm")
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            make.matrix(f"blk.{i}.{name}.weight", WIDTH, WIDTH)
+        for name, shape in (("gate", (WIDTH_FF, WIDTH)), ("up", (WIDTH_FF, WIDTH)), ("down", (WIDTH, WIDTH_FF))):
+            make.matrix(f"blk.{i}.ffn_{name}.weight", *shape)
+    make.close()
+    return path
 
 
 def _experts(make: Maker, i: int, width_ff: int) -> None:

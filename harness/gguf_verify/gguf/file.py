@@ -68,7 +68,7 @@ class Tensor:
     @property
     def raw(self) -> Bytes:
         """`uint8[nbytes]`, a view of the file. Raises MalformedFile if the file has shrunk since it was opened."""
-        return self.mapped.read()[self.offset : self.offset + self.nbytes]
+        return self.mapped.part(self.offset, self.offset + self.nbytes)
 
     def blocks(self, start_row: int, stop_row: int) -> Bytes:
         """`uint8[stop_row - start_row, blocks_per_row, block_bytes]`, a view of the file.
@@ -78,7 +78,7 @@ class Tensor:
         if not 0 <= start_row <= stop_row <= self.n_rows:
             raise IndexError(f"rows {start_row} to {stop_row} of {printable(self.name)}, which has {self.n_rows}")
         start = self.offset + start_row * self.row_bytes
-        flat = self.mapped.read()[start : start + (stop_row - start_row) * self.row_bytes]
+        flat = self.mapped.part(start, start + (stop_row - start_row) * self.row_bytes)
         return flat.reshape(stop_row - start_row, self.blocks_per_row, self.type.block_bytes)
 
     def block_offset(self, row: int, block: int) -> int:

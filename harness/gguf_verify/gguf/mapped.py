@@ -6,8 +6,11 @@ import contextlib
 import errno
 import hashlib
 import io
+import mmap
 import os
 import stat
+import threading
+from collections import deque
 from itertools import islice
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from ..support.near import nearest
 from ..support.text import printable
 
 Bytes = npt.NDArray[np.uint8]
+#: Pages of so many bytes stay mapped of the parts that were asked for.
+_MAPPED = 1 << 28
 #: Errors that say that the path names no file.
 _NO_FILE = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
@@ -47,6 +52,11 @@ class Mapped:
         mapped here."""
         self.path = path
         self._file: io.BufferedReader | None = None
+        self._map: mmap.mmap | None = None
+        #: The parts that were asked for last, the first of them first, and how many bytes they have together.
+        self._parts: deque[tuple[int, int]] = deque()
+        self._in_parts = 0
+        self._counting = threading.Lock()
         try:
             # Checked before opening, since opening a FIFO waits for a writer.
             self._expect_regular(os.stat(path))
@@ -58,12 +68,10 @@ class Mapped:
             #: Device, inode, size and time of change in ns: whether another process opens the same file.
             self.identity = [opened.st_dev, opened.st_ino, opened.st_size, opened.st_mtime_ns]
             self._state = _state(opened)
-            # An empty file cannot be mapped.
-            self._bytes: Bytes | None = (
-                np.memmap(self._file, dtype=np.uint8, mode="r", shape=(self.size,))
-                if self.size
-                else np.zeros(0, dtype=np.uint8)
-            )
+            self._bytes: Bytes | None = np.zeros(0, dtype=np.uint8)
+            if self.size:  # an empty file cannot be mapped
+                self._map = mmap.mmap(self._file.fileno(), self.size, access=mmap.ACCESS_READ)
+                self._bytes = np.frombuffer(self._map, np.uint8)
         except NoSuchFile:
             self.close()
             raise
@@ -100,6 +108,26 @@ class Mapped:
             )
         return self._bytes
 
+    def part(self, start: int, stop: int) -> Bytes:
+        """`uint8[stop - start]`, a view as of `read`, for what goes through the file part by part: the pages of parts
+        that were asked for long before no longer count as memory of this process. A view of them stays valid: the
+        system maps its pages again. Raises as `read`."""
+        part = self.read()[start:stop]
+        with self._counting:
+            if not self._parts or self._parts[-1] != (start, stop):
+                self._parts.append((start, stop))
+                self._in_parts += _counted(start, stop)
+            while self._in_parts > _MAPPED and len(self._parts) > 1:
+                self._unmap(*self._parts.popleft())
+        return part
+
+    def _unmap(self, start: int, stop: int) -> None:
+        self._in_parts -= _counted(start, stop)
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        whole = self._map
+        if whole is not None and start < stop:
+            whole.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
     def next_data(self, position: int) -> int:
         """The first byte at or after `position` that is not in a hole of a sparse file; the size if there is none."""
         assert self._file is not None
@@ -129,10 +157,15 @@ class Mapped:
 
     def close(self) -> None:
         """Close the file. Views that are still held keep their pages."""
-        self._bytes = None
+        self._bytes = self._map = None
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _counted(start: int, stop: int) -> int:
+    """Bytes that a part counts as: a page at least, so that there are not too many to remember."""
+    return max(mmap.PAGESIZE, stop - start)
 
 
 #: Entries of a folder that are looked at for a better message.

@@ -5,6 +5,7 @@ buffers, so that nobody waits for them: a fault of theirs is the answer of the n
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import resource
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 from ..support import protocol
 from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
+from ..support.sealed import has_fixed_size, of_fixed_size
 from .base import Grid, Placed, Placement, Sparse
 
 #: Arrays of more bytes are passed as shared memory, which the other side maps.
@@ -54,13 +56,16 @@ def send_shared(link: Connection, header: dict[str, Any], handle: int, nbytes: i
 
 
 def receive_bytes(link: Connection) -> tuple[dict[str, Any], Bytes | None]:
-    """Receive a header and bytes, which are copied on write. Raises EOFError, OSError."""
+    """Receive a header and bytes, which are copied on write. Raises EOFError and OSError, also where shared memory has
+    another size than was said, or one that the other side could cut, so that reading it would be a fatal signal."""
     header, arrays = protocol.receive(link)
     if "mapped" not in header:
         return header, arrays[0] if arrays else None
-    handle = reduction.recv_handle(link)
+    handle, nbytes = reduction.recv_handle(link), header.pop("mapped")
     try:
-        mapped = mmap.mmap(handle, header.pop("mapped"), flags=mmap.MAP_PRIVATE)
+        if type(nbytes) is not int or os.fstat(handle).st_size != nbytes or not has_fixed_size(handle):
+            raise OSError(errno.EPROTO, "it is not the shared memory that was announced")
+        mapped = mmap.mmap(handle, nbytes, flags=mmap.MAP_PRIVATE)
     finally:
         os.close(handle)
     return header, np.frombuffer(mapped, np.uint8)
@@ -69,9 +74,8 @@ def receive_bytes(link: Connection) -> tuple[dict[str, Any], Bytes | None]:
 def shared_memory(nbytes: int) -> tuple[int, Bytes]:
     """A file descriptor of new memory, and its bytes. Raises EnvironmentFault."""
     try:
-        handle = os.memfd_create("gguf-verify", os.MFD_CLOEXEC)
+        handle = of_fixed_size(nbytes)
         try:
-            os.ftruncate(handle, nbytes)
             return handle, np.frombuffer(mmap.mmap(handle, nbytes), np.uint8)
         except BaseException:
             os.close(handle)

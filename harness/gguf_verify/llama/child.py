@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..processes.child import Spawned
 from ..processes.sandbox import Confinement
+from ..support.sealed import of_fixed_size
+
+if TYPE_CHECKING:
+    from ..support.lanes import Lanes
 
 #: What a process may do that reads a file with a reader that is not written for hostile ones.
 CONFINED = Confinement(devices=True)
@@ -25,9 +32,12 @@ class Child(Spawned):
     def __init__(self, verbose: bool = False, llama: bool = True, folder: Path | None = None, room: int = 0) -> None:
         usual = CONFINED.limits
         limits = replace(usual, file_size=usual.file_size + room, folder_size=usual.folder_size + room)
+        self._lane_files = _lane_files()
         super().__init__(
             "gguf_verify.llama.worker",
             *([] if llama else ["--without-llama"]),
+            *(["--lanes=" + ",".join(map(str, self._lane_files))] if self._lane_files else []),
+            handles=self._lane_files,
             environment={
                 "GGML_NO_BACKTRACE": "1",
                 "OPENBLAS_NUM_THREADS": "1",  # NumPy multiplies nothing there, and idle threads spin
@@ -38,3 +48,38 @@ class Child(Spawned):
             verbose=verbose,
             confined=replace(CONFINED, limits=limits, folder=folder),
         )
+
+    @cached_property
+    def lanes(self) -> Lanes | None:
+        """Memory beside the socket, where the system gives it."""
+        from ..support.lanes import Lane, Lanes  # late: they need NumPy
+
+        return Lanes(*map(Lane, self._lane_files)) if self._lane_files else None
+
+    def _release(self) -> None:
+        super()._release()
+        files, self._lane_files = self._lane_files, ()
+        if (lanes := self.__dict__.get("lanes")) is not None:
+            lanes.close()
+        else:
+            for each in files:
+                os.close(each)
+
+
+def _lane_files() -> tuple[int, ...]:
+    """A file for each of `Lanes`; none where the system gives none."""
+    made: list[int] = []
+    try:
+        for _ in range(2):
+            made.append(of_fixed_size(_lane_size()))
+    except (AttributeError, OSError, OverflowError):
+        for each in made:
+            os.close(each)
+        return ()
+    return tuple(made)
+
+
+def _lane_size() -> int:
+    """In whole pages, so much of this machine's memory that what a process writes there without mapping it, which its
+    limit does not count, fits beside that limit."""
+    return os.sysconf("SC_PAGE_SIZE") * (os.sysconf("SC_PHYS_PAGES") // 16)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as c
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -239,18 +240,27 @@ def pointer(array: npt.NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def read_tensor(t: Any, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """A tensor of 4-byte elements, strided or not, as a contiguous array, rows flattened: [ne3·ne2·ne1, ne0]."""
+def empty(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Memory for what is read."""
+    return np.empty(nbytes, np.uint8)
+
+
+def read_tensor(
+    t: Any, dtype: npt.DTypeLike = np.float32, empty: Callable[[int], npt.NDArray[np.uint8]] = empty
+) -> npt.NDArray[Any]:
+    """A tensor of 4-byte elements, strided or not, as a contiguous array, rows flattened: [ne3·ne2·ne1, ne0]. It lies
+    in what `empty` gives, unless it is strided."""
     s = t.contents
-    raw = read_bytes(t)
+    raw = empty(ggml_nbytes(t))
+    ggml_backend_tensor_get(t, pointer(raw), 0, raw.nbytes)
     shape, strides = tuple(s.ne)[::-1], tuple(s.nb)[::-1]
     values = np.lib.stride_tricks.as_strided(raw.view(dtype), shape, strides)
     return np.ascontiguousarray(values).reshape(-1, s.ne[0])
 
 
-def read_bytes(t: Any, offset: int = 0, nbytes: int | None = None) -> npt.NDArray[np.uint8]:
-    """Bytes of a tensor, from `offset` of its data; all that it spans if `nbytes` is None."""
-    raw = np.empty(ggml_nbytes(t) - offset if nbytes is None else nbytes, np.uint8)
+def read_bytes(t: Any, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Bytes of a tensor, from `offset` of its data."""
+    raw = empty(nbytes)
     ggml_backend_tensor_get(t, pointer(raw), offset, raw.nbytes)
     return raw
 

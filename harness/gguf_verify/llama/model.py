@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
+#: Products that llama.cpp may compute while one is judged. Each takes room in the lane, and in the judge's process the
+#: one that is judged alone.
+_AHEAD = 2
 #: Rows of activations that stand in for those of a matrix which got none.
 _IDLE_ROWS = 4
 
@@ -167,7 +170,8 @@ class LoadedModel:
         self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False, idle: bool = False,
         position: int = 0,
     ) -> Iterator[Gemm | Evaluation]:  # fmt: skip
-        """Each GEMM with weights as it is computed, then the Evaluation. llama.cpp waits while the caller works.
+        """Each GEMM with weights as it is computed, then the Evaluation. While the caller works, llama.cpp goes on with
+        the graph, by `_AHEAD` products at most.
 
         Args:
             tokens: one batch.
@@ -194,11 +198,9 @@ class LoadedModel:
     def _stop(self) -> None:
         """Let the graph come to its end unobserved, after a capture that nobody follows any more."""
         with contextlib.suppress(OSError, EOFError, EnvironmentFault):
-            while True:
-                self._process.reply("evaluate", {"stop": True})
-                header, _ = self._process.receive("evaluate")
-                if "event" not in header:
-                    return
+            self._process.reply("evaluate", {"stop": True})  # once, whatever else was told: it waits for no more
+            while "event" in self._process.receive("evaluate")[0]:
+                pass
 
     def graft(
         self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = ()
@@ -214,7 +216,7 @@ class LoadedModel:
         self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool, position: int = 0
     ) -> Iterator[tuple[_Node | Evaluation, Callable[[Floats | None], None]]]:
         """Each product of an evaluation with the function that lets the graph go on, then the Evaluation."""
-        options = {"activations": list(activations), "checksum": checksum}
+        options = {"activations": list(activations), "checksum": checksum, "ahead": _AHEAD if mode == "capture" else 0}
         arguments = {"tokens": tokens, "mode": mode, "options": options, "position": position}
         self._process.send("evaluate", {}, arguments)
 
@@ -259,6 +261,8 @@ class _Node:
         quantized: dict[int, Bytes],
     ) -> None:  # fmt: skip
         self._header, self._x, self._y, self._row, self._quantized = header, x, y, row, quantized
+        #: Row i of y comes of row i of x, by one matrix: nothing needs to be picked.
+        self._plain = len(x) == len(y) and not matrix.any() and bool((row == np.arange(len(x))).all())
         order = np.argsort(matrix, kind="stable")
         starts = np.flatnonzero(np.diff(matrix[order], prepend=-1))
         #: The output rows of each matrix that made any.
@@ -267,7 +271,10 @@ class _Node:
     def gemms(self) -> Iterator[Gemm]:
         """Each matrix that the node used, in their order."""
         for matrix, places in self._places.items():
-            yield self._gemm(matrix, self._row[places], self._y[places])
+            if self._plain:
+                yield self._gemm(matrix, slice(None), self._y)
+            else:
+                yield self._gemm(matrix, self._row[places], self._y[places])
 
     def idle(self) -> Iterator[Gemm]:
         """Each matrix that the node did not use, with some rows of x that others got."""
@@ -276,7 +283,7 @@ class _Node:
             if matrix not in self._places:
                 yield self._gemm(matrix, rows, self._y[:0], idle=True)
 
-    def _gemm(self, matrix: int, rows: npt.NDArray[Any], y: Floats, idle: bool = False) -> Gemm:
+    def _gemm(self, matrix: int, rows: npt.NDArray[Any] | slice, y: Floats, idle: bool = False) -> Gemm:
         header, checksums = self._header, self._header.crc32
         return Gemm(
             header.tensor, header.node, header.type, self._x[rows], y,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..processes.child import signal_name
 from ..support import protocol
 from ..support.errors import Culprit, EnvironmentFault, LlamaFault
+from ..support.lanes import Lane
 from ..support.stages import stage
 from ..support.text import printable
 from .child import Child
@@ -51,7 +52,10 @@ class LlamaProcess:
     def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
         self._time_limit, self._verbose = time_limit, verbose
         self._child = child or Child(verbose)
-        self._link = self._child.link
+        self._link, lanes = self._child.link, self._child.lanes
+        self._out: Lane | None
+        self._back: Lane | None
+        self._out, self._back = lanes or (None, None)
         try:
             header, _ = self.receive("start")
             if "error" in header:
@@ -87,15 +91,14 @@ class LlamaProcess:
 
     def send(self, call: str, arrays: dict[str, npt.NDArray[Any]], arguments: dict[str, Any]) -> None:
         """Begin a call; `receive` its events and its answer. Raises EnvironmentFault if the process died."""
-        try:
-            protocol.send(self._link, {"call": call, "names": list(arrays), **arguments}, *arrays.values())
-        except OSError:
-            raise self._death(call) from None
+        self.reply(call, {"call": call, "names": list(arrays), **arguments}, *arrays.values())
 
     def reply(self, call: str, header: dict[str, Any], *arrays: npt.NDArray[Any]) -> None:
         """Answer an event of a call. Raises EnvironmentFault if the process died."""
+        if self._out is not None:
+            self._out.all_taken()  # those of the message before: the process waits for one at a time
         try:
-            protocol.send(self._link, header, *arrays)
+            protocol.send(self._link, header, *arrays, lane=self._out)
         except OSError:
             raise self._death(call) from None
 
@@ -103,7 +106,7 @@ class LlamaProcess:
         """The next message of a call: an event (it has a key "event") or the answer, which `result` takes."""
         try:
             with stage("llama.cpp"):
-                return protocol.receive(self._link, seconds=self._time_limit)
+                return protocol.receive(self._link, seconds=self._time_limit, lane=self._back)
         except TimeoutError:
             self._child.kill()
             words = f"no answer for {self._time_limit:g} s{self._last_log()}"

@@ -287,21 +287,23 @@ class Spawned(_Program, ChildProcess):
     Args:
         environment: variables that it gets beside ours, or beside those that one gets that is confined.
         before: a program and its arguments, which run that command.
+        handles: descriptors that it gets beside the socket, by the same numbers. They stay the caller's.
     """
 
     def __init__(
         self, module: str, *arguments: str, environment: dict[str, str] | None = None, verbose: bool = False,
         stall: float | None = None, before: Sequence[str] = (), confined: Confinement | None = None,
+        handles: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self._module, self._arguments, self._environment = module, arguments, environment or {}
-        self._before = tuple(before)
+        self._before, self._handles = tuple(before), tuple(handles)
         super().__init__(verbose, stall, confined)
 
     def _start(self, lifeline: int, log: int) -> None:
         handle = self._theirs.fileno()
         # -P: the folder where the command runs may come from anywhere, and must not be imported from
         command = [*self._before, sys.executable, "-P", "-m", self._module, *self._arguments, str(handle)]
-        self._run(command, lifeline, log, [handle], self._environment)
+        self._run(command, lifeline, log, [handle, *self._handles], self._environment)
 
 
 class Forked(ChildProcess):

@@ -1,7 +1,8 @@
 """Messages between this project's processes: a JSON header, then the bytes of each array. Nothing is pickled.
 
 The header is one line. Arrays of at most `SMALL` bytes follow it in the same message; each larger one is a message of
-its own. Messages are framed as `multiprocessing.connection.Connection` does it: 4 bytes of length, or -1 and 8 bytes.
+its own, or lies in a lane (`lanes`), where the two sides have one. Messages are framed as
+`multiprocessing.connection.Connection` does it: 4 bytes of length, or -1 and 8 bytes.
 
 The other side may have been taken over by a file or a kernel, so what it sends is parsed like a file: plain types of
 numbers only, sizes against limits before anything is allocated, and one deadline for a whole message.
@@ -20,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .lanes import Lane, OutsideLane
 
 Array = npt.NDArray[Any]
 
@@ -54,24 +57,37 @@ def most_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
-def send(link: Connection, header: dict[str, Any], *arrays: Array) -> None:
-    """Send a header and arrays. Raises OSError if the other side is gone."""
-    described = [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays]
-    message = [json.dumps({**header, "arrays": described}).encode(), b"\n"]
-    link.send_bytes(b"".join(message + [np.ascontiguousarray(a).tobytes() for a in arrays if a.nbytes <= SMALL]))
-    for a in arrays:
-        if a.nbytes > SMALL:
-            link.send_bytes(np.ascontiguousarray(a).reshape(-1).view(np.uint8).data)
+def send(link: Connection, header: dict[str, Any], *arrays: Array, lane: Lane | None = None) -> None:
+    """Send a header and arrays, large ones through a lane, if there is one with room. Raises OSError if the other side
+    is gone."""
+    described: list[dict[str, Any]] = []
+    small, large = [], []
+    for given in arrays:
+        described.append({"dtype": given.dtype.str, "shape": list(given.shape)})
+        array = np.ascontiguousarray(given)
+        at = None if lane is None or array.nbytes <= SMALL else lane.put(array)
+        if at is not None:
+            described[-1]["at"] = at
+        elif array.nbytes <= SMALL:
+            small.append(array.tobytes())
+        else:
+            large.append(array)
+    if lane is not None:
+        lane.sent()
+    link.send_bytes(b"".join([json.dumps({**header, "arrays": described}).encode(), b"\n", *small]))
+    for array in large:
+        link.send_bytes(array.reshape(-1).view(np.uint8).data)
 
 
 def receive(
-    link: Connection, limit: int | None = None, seconds: float | None = None
+    link: Connection, limit: int | None = None, seconds: float | None = None, lane: Lane | None = None
 ) -> tuple[dict[str, Any], list[Array]]:
     """Receive a header and its arrays.
 
     Args:
         limit: most bytes of all arrays together; by default `most_bytes`.
         seconds: for the whole message; None waits for ever.
+        lane: where the other side puts large arrays. They are copied: what it writes there later changes none of them.
 
     Raises EOFError or OSError if the other side is gone, TimeoutError if the message is not whole in time,
     ProtocolError if it is not valid.
@@ -92,13 +108,16 @@ def receive(
         raise ProtocolError("the arrays are too large")
     arrays: list[Array] = []
     at = 0
-    for dtype, shape, nbytes in kinds:
+    for (dtype, shape, nbytes), one in zip(kinds, described, strict=True):
         if nbytes > SMALL:
             try:
                 out = np.empty(shape, dtype)
             except (MemoryError, ValueError):
                 raise ProtocolError("the arrays are too large") from None
-            source.array(out)
+            if "at" in one:
+                _from_lane(lane, one["at"], out)
+            else:
+                source.array(out)
         elif at + nbytes > len(small):
             raise ProtocolError("an array is cut off")
         else:
@@ -122,6 +141,16 @@ def _described(one: Any) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         raise ProtocolError("an array has no valid shape")
     dtype = TYPES[one["dtype"]]
     return dtype, tuple(shape), dtype.itemsize * math.prod(shape)
+
+
+def _from_lane(lane: Lane | None, at: Any, out: Array) -> None:
+    """Fill an array with what lies in the lane. Raises ProtocolError."""
+    if lane is None:
+        raise ProtocolError("an array lies in a lane that there is not")
+    try:
+        lane.get(at, out)
+    except OutsideLane:
+        raise ProtocolError("an array lies outside the lane") from None
 
 
 class _Source:

@@ -14,7 +14,8 @@ from . import scratch
 
 #: Numbers of the paths that were given away.
 _numbers = itertools.count(1)
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_OF_SIZE = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_SEALS = _OF_SIZE | fcntl.F_SEAL_WRITE
 
 
 @contextlib.contextmanager
@@ -49,6 +50,24 @@ def _in_memory(content: bytes) -> int | None:
     return fd
 
 
+def of_fixed_size(nbytes: int) -> int:
+    """A descriptor of a file in memory, of zeros, which takes no memory before it is written. Nobody can change its
+    size any more, so that to read it where it is mapped is never a fatal signal. Raises OSError."""
+    fd = os.memfd_create("gguf-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _OF_SIZE)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def has_fixed_size(fd: int) -> bool:
+    """Whether nobody can change the size of a file. Raises OSError where it is no file in memory."""
+    return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _OF_SIZE == _OF_SIZE
+
+
 @contextlib.contextmanager
 def sealed_path(content: bytes) -> Iterator[str]:
     """A path in this process of such a file. No other content ever had this path here: loaders know by their paths what
@@ -71,4 +90,4 @@ def run_on(content: bytes, before: list[str], after: list[str]) -> subprocess.Co
         return subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, errors="replace", check=False)
 
 
-__all__ = ["load_library", "run_on", "sealed", "sealed_path"]
+__all__ = ["has_fixed_size", "load_library", "of_fixed_size", "run_on", "sealed", "sealed_path"]

@@ -57,6 +57,7 @@ def seeds() -> Iterator[bytes]:
         [{"dtype": "S5", "shape": [1]}], [{"dtype": "f4,f4", "shape": [1]}], [{"dtype": "<f4"}], {}, None, [1],
         [{"dtype": "<f4", "shape": [1.5]}], [{"dtype": "u1", "shape": [1] * 70}],
         [{"dtype": "u1", "shape": [0, 1 << 62, 1 << 62]}], [{"dtype": 7, "shape": 1}],
+        [{"dtype": "|u1", "shape": [LARGE], "at": 0}], [{"dtype": "|u1", "shape": [1], "at": -1}],
     )  # fmt: skip
     for described in descriptions:
         yield mutations.framed(json.dumps({"arrays": described}).encode() + b"\n" + bytes(8))

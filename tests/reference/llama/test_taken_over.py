@@ -4,8 +4,10 @@ never a traceback, a hang, or names, sizes and indices that were not checked."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -23,6 +25,8 @@ from gguf_verify.llama.answers import Figures
 from gguf_verify.llama.model import Evaluation
 from gguf_verify.support import protocol
 from gguf_verify.support.errors import EnvironmentFault, LlamaFault
+from gguf_verify.support.lanes import Lane, Lanes
+from gguf_verify.support.sealed import of_fixed_size
 from tests.support.tools import FIXTURES
 
 Message = tuple[dict[str, Any], list[Any]] | bytes
@@ -33,13 +37,14 @@ W = np.zeros((3, 18), np.uint8)
 class FakeChild:
     """In place of llama.cpp's process: a thread that answers each request with the next of these messages, then ends.
 
-    Messages that are bytes are sent as they are."""
+    Messages that are bytes are sent as they are; arrays of others never through `lanes`.
+    """
 
-    def __init__(self, answers: list[list[Message]]) -> None:
+    def __init__(self, answers: list[list[Message]], lanes: Lanes | None = None) -> None:
         ours, theirs = socket.socketpair()
         self.link, self._theirs = Connection(ours.detach()), Connection(theirs.detach())
         self._answers = answers
-        self.pid = os.getpid()
+        self.pid, self.lanes = os.getpid(), lanes
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -186,6 +191,25 @@ def test_an_answer_that_is_not_valid(name: str, tiny: Model) -> None:
     with pytest.raises(LlamaFault, match="sent an answer that is not valid in") as caught:
         asked(call, tiny, message)
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("at", [-1, 1 << 20, (1 << 20) - 1, 1 << 70, None, "0", 0.5, [], {}])
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_array_where_the_memory_ends(at: object, shared: bool, tiny: Model) -> None:
+    """No place that the process names is read beyond the memory beside the socket, nor where there is none."""
+    floats = {"dtype": "<f4", "shape": [100, 100], "at": at}
+    line = json.dumps({"result": {}, "arrays": [floats]}).encode() + b"\n"
+    lanes = Lanes(Lane(of_fixed_size(1 << 20)), Lane(of_fixed_size(1 << 20))) if shared else None
+    child = FakeChild([[struct.pack("!i", len(line)) + line]], lanes)
+    try:
+        with (
+            pytest.raises(LlamaFault, match="sent an answer that is not valid in multiply"),
+            Llama(60.0, child=child) as llama,  # type: ignore[arg-type]
+        ):
+            llama.multiply(2, np.zeros((100, 18), np.uint8), np.zeros((100, 32), np.float32))
+    finally:
+        if lanes is not None:
+            lanes.close()
 
 
 def test_words_are_escaped(tiny: Model) -> None:

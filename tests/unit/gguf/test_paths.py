@@ -90,7 +90,7 @@ def test_what_the_machine_cannot_do(error: BaseException, tmp_path: Path, monkey
     def refuse(*_arguments: object, **_named: object) -> None:
         raise error
 
-    monkeypatch.setattr("gguf_verify.gguf.mapped.np.memmap", refuse)
+    monkeypatch.setattr("gguf_verify.gguf.mapped.mmap.mmap", refuse)
     with pytest.raises(EnvironmentFault, match="cannot be read") as caught:
         open_model(path)
     assert caught.value.exit_code == 3

@@ -87,7 +87,7 @@ class CpuDevice(Device):
                     parts.append(self._computed(ctx, g.ggml_mul_mat(ctx, wv, xv), threads, (count, m, n)))
         finally:
             g.ggml_free(ctx)
-        return np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def taken(self, product: Product, x: Floats, wanted: Sequence[int]) -> dict[int, Bytes]:
         return {kind: self._ggml.from_float(kind, x) for kind in wanted}

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from ...support import protocol
+from ...support.lanes import Lane, Lanes
 
 if TYPE_CHECKING:
     from .calls import Call
 
 _PR_SET_PDEATHSIG = 1
-WITHOUT_LLAMA = "--without-llama"
+WITHOUT_LLAMA, LANES = "--without-llama", "--lanes="
 
 
-def calls(link: Connection, llama: bool) -> dict[str, Call]:
+def calls(link: Connection, llama: bool, lanes: Lanes | None = None) -> dict[str, Call]:
     """Every call that this process answers, by name; without llama.cpp, the scans of files alone. Raises what the
     loading of llama.cpp's libraries raises."""
     from .files import FilePasses
@@ -32,14 +33,15 @@ def calls(link: Connection, llama: bool) -> dict[str, Call]:
     from .products import Products
 
     libraries, products = Libraries(), Products()
-    kinds = (Library(libraries), products, FilePasses(link), LoadedModel(link, libraries, products.device))
+    kinds = (Library(libraries), products, FilePasses(link), LoadedModel(link, libraries, products.device, lanes))
     return {name: call for kind in kinds for name, call in kind.calls().items()}
 
 
-def serve(link: Connection, llama: bool = True) -> None:
+def serve(link: Connection, llama: bool = True, lanes: Lanes | None = None) -> None:
     """Answer calls until the parent goes."""
+    out, back = lanes or (None, None)
     try:
-        known = calls(link, llama)
+        known = calls(link, llama, lanes)
     except Exception as error:
         protocol.send(link, {"error": f"{type(error).__name__}: {error}"})
         return
@@ -48,12 +50,14 @@ def serve(link: Connection, llama: bool = True) -> None:
         _prepare()
     while True:
         try:
-            header, arrays = protocol.receive(link)
+            header, arrays = protocol.receive(link, lane=back)
         except (EOFError, OSError):
             return
-        answer, out = _answer(known, header, arrays)
+        if out is not None:
+            out.all_taken()  # the parent asks for nothing before it has the answer to what it asked last
+        answer, made = _answer(known, header, arrays)
         try:
-            protocol.send(link, answer, *out)
+            protocol.send(link, answer, *made, lane=out)
         except OSError:  # the parent is gone
             return
 
@@ -86,10 +90,13 @@ def _die_with_parent() -> None:
 
 
 def main() -> None:
-    """Serve the socket whose file descriptor is the last argument; after `--without-llama`, without llama.cpp."""
+    """Serve the socket whose file descriptor is the last argument; after `--without-llama`, without llama.cpp. Those
+    after `--lanes=` are of the lanes from the parent and to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     _die_with_parent()
-    serve(Connection(int(sys.argv[-1])), WITHOUT_LLAMA not in sys.argv)
+    handles = [argument.removeprefix(LANES).split(",") for argument in sys.argv if argument.startswith(LANES)]
+    lanes = [Lanes(Lane(int(out), mapped=True), Lane(int(back))) for back, out in handles]
+    serve(Connection(int(sys.argv[-1])), WITHOUT_LLAMA not in sys.argv, *lanes)
 
 
 if __name__ == "__main__":

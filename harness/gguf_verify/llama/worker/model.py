@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...support import protocol
+from ...support.lanes import Lanes
 from .. import ggml
 from ..backends.device import Device
 from .calls import Call, CallFailed, Libraries, Reply, text
@@ -24,8 +25,10 @@ MOST_TOKENS_A_BYTE = 64
 class LoadedModel:
     """The model that this process holds and its context, if any."""
 
-    def __init__(self, link: Connection, libraries: Libraries, device_of: Callable[[str], Device]) -> None:
-        self._link, self._lib, self._device_of = link, libraries.api, device_of
+    def __init__(
+        self, link: Connection, libraries: Libraries, device_of: Callable[[str], Device], lanes: Lanes | None = None
+    ) -> None:
+        self._link, self._lib, self._device_of, self._lanes = link, libraries.api, device_of, lanes
         self._device: Device
         self._model: Any = None
         self._context: Any = None
@@ -152,15 +155,17 @@ class LoadedModel:
         float32[len(tokens) - first, n_vocab] of those from number `first` on, or embeddings. Modes: plain, capture,
         graft.
 
-        In capture and graft the parent gets an event for each product with weights and answers it; in graft its answer
-        is the output with which the graph goes on.
+        In capture and graft the parent gets an event for each product with weights and answers it, in graft by the
+        output with which the graph goes on. "ahead" of the options: see `Tap`.
         """
-        tap = None if mode == "plain" else Tap(self._link, self._device, mode == "graft", **options)
+        tap = None if mode == "plain" else Tap(self._link, self._lanes, self._device, mode == "graft", **options)
         self._tap = tap
         try:
             logits = self._decode(tokens, first, position)
         finally:
             self._tap = None
+            if tap is not None:
+                tap.settle()
         if tap is None:
             return {"seen": {"lookup": {}, "unsupported": {}, "used": {}}}, (logits,)
         if tap.failure is not None:

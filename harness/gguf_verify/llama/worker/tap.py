@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy.typing as npt
+
 from ...support import protocol
+from ...support.lanes import Lane, Lanes
 from .. import ggml
 from ..backends.device import Device, Product
 from . import nodes
@@ -18,17 +21,24 @@ class Tap:
     """Called for each node of one evaluation; `seen` tells what the graph did with weights but multiply them.
 
     Args:
+        lanes: for the arrays of products, and of answers.
         device: where the model is loaded.
         replaces: the parent's answer is the output with which the graph goes on.
         activations: ggml types in which activations are wanted too.
         checksum: the crc32 of the weights is wanted too.
+        ahead: the graph goes on while so many products are not answered.
     """
 
     def __init__(
-        self, link: Connection, device: Device, replaces: bool, activations: Sequence[int] = (), checksum: bool = False
-    ) -> None:
+        self, link: Connection, lanes: Lanes | None, device: Device, replaces: bool, activations: Sequence[int] = (),
+        checksum: bool = False, ahead: int = 0,
+    ) -> None:  # fmt: skip
         self._link, self._device = link, device
+        self._out: Lane | None
+        self._back: Lane | None
+        self._out, self._back = lanes or (None, None)
         self._replaces, self._activations, self._checksum = replaces, activations, checksum
+        self._ahead, self._unanswered = 0 if replaces else ahead, 0
         self.seen: dict[str, dict[str, Any]] = {"lookup": {}, "unsupported": {}, "used": {}}
         self.failure: BaseException | None = None
 
@@ -78,7 +88,9 @@ class Tap:
                 self.seen["used"][name].append(op)
 
     def _told(self, t: Any) -> bool:
-        """Tell the parent of a product and wait for its answer."""
+        """Tell the parent of a product, and wait for its answers until no more than `ahead` are missing."""
+        while self._unanswered and self._link.poll():  # one of them may say that nobody follows any more
+            self._answer()
         node = t.contents
         if not node.src[0]:
             return True
@@ -98,8 +110,9 @@ class Tap:
             "first_rows": parts.first_rows, "on_backend": product.on_backend, "experts": experts,
             "tokens": product.tokens,
         }  # fmt: skip
-        x = ggml.read_tensor(node.src[1])
-        y = ggml.read_tensor(t)
+        empty = ggml.empty if self._out is None else self._out.empty
+        x = ggml.read_tensor(node.src[1], empty=empty)
+        y = ggml.read_tensor(t, empty=empty)
         if self._checksum and ggml.readable(node.src[0]):
             header["crc32"] = [zlib.crc32(ggml.read_bytes(node.src[0], at, parts.nbytes).data) for at in parts.offsets]
         wanted = self._activations
@@ -107,10 +120,27 @@ class Tap:
             wanted = [w.type] if w.type != ggml.F32 else []  # rounded to the weights' type, or not at all
         quantized = self._device.taken(product, x, wanted) if wanted else {}
         header["activations"] = list(quantized)
-        protocol.send(self._link, header, x, y, parts.matrix, parts.row, *quantized.values())
-        answer, given = protocol.receive(self._link)
-        if answer.get("stop"):
-            raise CallFailed("stopped")
-        if self._replaces and given:
-            ggml.write_tensor(t, given[0])
+        protocol.send(self._link, header, x, y, parts.matrix, parts.row, *quantized.values(), lane=self._out)
+        self._unanswered += 1
+        while self._unanswered > self._ahead:
+            given = self._answer()
+            if self._replaces and given:
+                ggml.write_tensor(t, given[0])
         return True
+
+    def _answer(self) -> list[npt.NDArray[Any]]:
+        """Wait for the answer to the oldest product without one: its arrays. Raises CallFailed where it says that no
+        further answer comes."""
+        answer, given = protocol.receive(self._link, lane=self._back)
+        if answer.get("stop"):
+            self._unanswered = 0
+            raise CallFailed("stopped")
+        self._unanswered -= 1
+        if self._out is not None:
+            self._out.taken()
+        return given
+
+    def settle(self) -> None:
+        """Wait for the answers that are still missing: none may be taken for the next call."""
+        while self._unanswered:
+            self._answer()
