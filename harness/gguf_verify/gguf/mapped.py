@@ -19,6 +19,8 @@ from ..support.near import nearest
 from ..support.text import printable
 
 Bytes = npt.NDArray[np.uint8]
+#: Bytes that are read at a time where only the cache is to have them.
+_LOADED = 1 << 18
 #: Errors that say that the path names no file.
 _NO_FILE = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
@@ -99,6 +101,13 @@ class Mapped:
                 "was opened"
             )
         return self._bytes
+
+    def load(self, nbytes: int) -> None:
+        """Bring the first bytes into memory. A page that is missing when the mapping is used stops all threads."""
+        assert self._file is not None
+        with contextlib.suppress(OSError):  # whoever needs them will say what is wrong
+            for at in range(0, min(nbytes, self.size), _LOADED):
+                os.pread(self._file.fileno(), _LOADED, at)
 
     def next_data(self, position: int) -> int:
         """The first byte at or after `position` that is not in a hole of a sparse file; the size if there is none."""
