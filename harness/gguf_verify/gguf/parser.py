@@ -151,7 +151,7 @@ class _Parser:
             i.name: Tensor(i.name, i.type, i.shape, i.start, self.ranges, i.at, self.mapped, self.part)
             for i in self.located
         }
-        file.byte_map = self.ranges
+        file.byte_map, file.header_end = self.ranges, self.pos
         file.findings = self.findings.listed(self.part)
         file.refused = next((f for f in file.findings if f.effect == "refuse"), None)
 
@@ -480,6 +480,7 @@ class _Parser:
             length = length_of(view, pos)[0]
             start = pos + 8
             if length > size - start or length > MAX_STRING:
+                self.pos = start
                 refuse(
                     "string-length", pos, start, f"at most {min(size - start, MAX_STRING)} bytes of element {i} of "
                     f"{quoted(key)}", f"a length of {length}", key,

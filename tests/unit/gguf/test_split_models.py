@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -37,20 +38,21 @@ def test_split_models(entry: SplitEntry, tmp_path: Path) -> None:
     assert str(caught.value).isprintable()
 
 
-def _split(folder: Path, bodies: list[bytes], extra: list[bytes] = ()) -> Path:
-    """A model of a part for each tensor name; `extra` are key-value pairs of every part."""
-    count = len(bodies)
+def _split(folder: Path, names: str, extra: Sequence[list[bytes]] = ()) -> Path:
+    """A model of parts with a tensor each; `extra` are key-value pairs of every part."""
+    count = len(names)
     paths = [folder / f"m-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
-    for i, (path, name) in enumerate(zip(paths, bodies, strict=True)):
+    for i, (path, name) in enumerate(zip(paths, names, strict=True)):
         pairs = [corpus.pair("split.no", corpus.U16, struct.pack("<H", i))]
         pairs += [corpus.pair("split.count", corpus.U16, struct.pack("<H", count)), *extra]
-        path.write_bytes(corpus.gguf(pairs, [corpus.info(name.decode(), [8], corpus.T_F32, 0)], [A]).data)
+        path.write_bytes(corpus.gguf(pairs, [corpus.info(name, [8], corpus.T_F32, 0)], [A]).data)
     return paths[0]
 
 
 def _late_first(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
     """Makes `Ahead` parse `count` parts at the same time, and end the last one first; the order in which they end."""
-    ended, together = [], threading.Barrier(count)
+    ended: list[int] = []
+    together = threading.Barrier(count)
     turn = threading.Condition()
 
     def parse_backwards(path: Path, number: int, budget: Budget, load: int) -> GgufFile:
@@ -68,16 +70,18 @@ def _late_first(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
 
 
 def test_parts_are_parsed_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = _split(tmp_path, [b"a", b"b", b"c", b"d"])
+    path = _split(tmp_path, "abcd")
     ended = _late_first(monkeypatch, 3)
-    monkeypatch.setattr(model, "parse", lambda path, number, budget: parse(path, number, budget) if not number else 1 / 0)
+    monkeypatch.setattr(
+        model, "parse", lambda path, number, budget: parse(path, number, budget) if not number else 1 / 0
+    )
     with open_model(path) as whole:
         assert [t.part for t in whole.tensors.values()] == [0, 1, 2, 3]
     assert ended == [3, 2, 1]
 
 
 def test_the_first_part_that_is_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = _split(tmp_path, [b"a", b"b", b"c", b"d"])
+    path = _split(tmp_path, "abcd")
     for number in (3, 4):
         part = tmp_path / f"m-{number:05d}-of-00004.gguf"
         part.write_bytes(b"GGUX" + part.read_bytes()[4:])
@@ -90,7 +94,7 @@ def test_the_first_part_that_is_wrong_is_named(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("limit", ["tensors", "keys", "key_bytes", "strings"])
 def test_limits_hold_for_all_parts_together(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [corpus.array(f"w{i}", corpus.STRING, 20, [corpus.text("x")] * 20) for i in range(20)]
-    path = _split(tmp_path, [b"a", b"b", b"c", b"d"], words)
+    path = _split(tmp_path, "abcd", words)
     with open_model(path) as whole:
         held = sum(len(part.tensors) for part in whole.parts)
         keys = sum(len(part.metadata) for part in whole.parts)
@@ -113,7 +117,7 @@ def test_limits_hold_for_all_parts_together(limit: str, tmp_path: Path, monkeypa
 
 
 def test_parts_that_nobody_took_are_closed(tmp_path: Path) -> None:
-    path = _split(tmp_path, [b"a", b"b", b"c", b"b"])
+    path = _split(tmp_path, "abcb")
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(RefusedFile, match="the name 'b' again"):
         open_model(path)
