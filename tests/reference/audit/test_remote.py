@@ -74,11 +74,11 @@ def partly(path: Path) -> tuple[Drawn, set[int]]:
     return drawn, inside
 
 
-@pytest.mark.parametrize("which", ["first", "middle", "last"])
+@pytest.mark.parametrize("which", ["first", "last"])
 def test_a_finding_of_a_sample_is_one_of_the_file(which: str, tmp_path: Path) -> None:
     drawn, inside = partly(TINY["Q4_0"])
     t, ordered = drawn.tensor, sorted(inside)
-    number = {"first": ordered[0], "middle": ordered[len(ordered) // 2], "last": ordered[-1]}[which]
+    number = {"first": ordered[0], "last": ordered[-1]}[which]
     path = tmp_path / "m.gguf"
     body = bytearray(TINY["Q4_0"].read_bytes())
     at = t.offset + number * t.type.block_bytes
@@ -142,7 +142,7 @@ BROKEN: dict[str, tuple[type[HarnessError], str, float]] = {
     "zipped": (EnvironmentFault, "the server sends the file encoded", 20),
     "busy": (EnvironmentFault, "the server answers 503, 3 times", 20),
     "hangs": (EnvironmentFault, r"no answer in 0.3 s|took more than 0.3 s", 0.3),
-    "hangs_later": (EnvironmentFault, r"no answer in 2 s|took more than 2 s", 2),
+    "hangs_later": (EnvironmentFault, r"no answer in 1 s|took more than 1 s", 1),
     "drips": (EnvironmentFault, r"no answer in 0.3 s|took more than 0.3 s", 0.3),
     "forbidden": (EnvironmentFault, "gives no access \\(403\\)", 20),
     "nonsense": (EnvironmentFault, "is no valid HTTP|the connection broke", 20),
@@ -228,7 +228,7 @@ def test_a_header_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert looked_at(server).exit_code == 4
 
 
-@pytest.mark.parametrize("first", [24, 25, 31, 32, 33, 40, 100, 500, 2000])
+@pytest.mark.parametrize("first", [24, 33, 100, 2000])
 def test_where_the_first_bytes_end_makes_no_difference(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "FIRST", first)
     with open_model(TINY["Q4_0"]) as model, served({"/m.gguf": TINY["Q4_0"]}) as server:
@@ -242,7 +242,7 @@ def test_every_crafted_header_is_refused_as_a_local_file(tmp_path: Path, monkeyp
     path = tmp_path / "m.gguf"
     differing = []
     with served({}) as server:
-        for entry in corpus.BAD[::4]:
+        for entry in corpus.BAD[::8]:
             data = entry.build().data
             path.write_bytes(data)
             server.files["/m.gguf"] = data
