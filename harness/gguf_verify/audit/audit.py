@@ -191,9 +191,9 @@ class Audit(Shown):
 
     @property
     def exit_code(self) -> int:
-        """4 where the file was refused; 3 where it was changed meanwhile; 1 for an error, or for a warning if strict;
-        3 where the audit ended early; 5 where something could not be judged; else 0. Findings that are waived do not
-        count."""
+        """4 where the file was refused; 3 where it was changed meanwhile; 1 for an error, or for a warning if strict; 3
+        where the audit ended early; 5 where something could not be judged, or a sample alone was; else 0. Findings that
+        are waived do not count."""
         if self.refused is not None:
             return EXIT_MALFORMED
         if self.changed:
@@ -203,7 +203,7 @@ class Audit(Shown):
             return EXIT_MISMATCH
         if self.fault:
             return EXIT_ENVIRONMENT
-        return EXIT_UNVERIFIED if self.unverified else EXIT_VERIFIED
+        return EXIT_UNVERIFIED if self.unverified or self.sample is not None else EXIT_VERIFIED
 
     @property
     def counts(self) -> Counter[str]:
@@ -213,9 +213,8 @@ class Audit(Shown):
     @property
     def verdict(self) -> AuditVerdict:
         """In a word or two. "clean" is said of a file with no error and no warning, of which everything was checked."""
-        # a sample is never "clean", even where it holds all blocks: padding was not looked at
         code = self.exit_code
-        if code == EXIT_VERIFIED:
+        if code == EXIT_VERIFIED or (code == EXIT_UNVERIFIED and self.sample is not None and not self.unverified):
             if self.waived:
                 return "waived"
             if self.counts["warning"]:
