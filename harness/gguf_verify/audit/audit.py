@@ -496,7 +496,9 @@ class Examination:
             parts: the tensors in parts, which are scanned one after the other; it may end before all of them.
         """
         if self.sampled is not None:
-            self.unverified += [(t.name, f"one of more than {OF_ALL:,} tensors: not sampled") for t in self.sampled.left]
+            self.unverified += [
+                (t.name, f"one of more than {OF_ALL:,} tensors: not sampled") for t in self.sampled.left
+            ]
             tensors = self.sampled.tensors
         with self._bar("audit", tensors) as bar:
             for part in [tensors] if parts is None else parts:

@@ -19,7 +19,6 @@ from ..support.address import Address
 from ..support.errors import EnvironmentFault, HarnessError, NoSuchFile
 from ..support.text import printable
 
-INSTALL = "pip install 'gguf-verify[remote]'"
 #: Bytes of one request; seconds until its answer has come, and seconds until there is a connection.
 MOST_BYTES, REQUEST_LIMIT, CONNECT_LIMIT = 4 << 20, 60.0, 15.0
 #: Requests at the same time.
@@ -75,7 +74,8 @@ def why_missing() -> str | None:
     if not missing:
         return None
     are = "is" if len(missing) == 1 else "are"
-    return f"a remote file is read by {' and '.join(missing)}, which {are} not installed; run: {INSTALL}"
+    said = f"a remote file is read by {' and '.join(missing)}, which {are} not installed (the extra 'remote')"
+    return f"{said}; run: pip install {' '.join(missing)}"
 
 
 class Ranges:
@@ -308,4 +308,4 @@ def _why(error: Exception) -> str:
             return f"the answer is no valid HTTP ({type(error).__name__})"
 
 
-__all__ = ["AT_ONCE", "INSTALL", "MOST_BYTES", "Ranges", "Span", "why_missing"]
+__all__ = ["AT_ONCE", "MOST_BYTES", "Ranges", "Span", "why_missing"]
