@@ -24,6 +24,8 @@ from ..llama.child import Child
 from ..llama.installed import INSTALL
 from ..processes.sandbox import current, sandboxed
 from ..results import WaiverUse
+from ..support import scratch
+from ..support.address import FETCHED, Address, located
 from ..support.errors import (
     EXIT_ENVIRONMENT,
     EXIT_MALFORMED,
@@ -46,6 +48,8 @@ from .fingerprint import Fingerprint, fingerprint, patterns_of
 from .importance import Importance, read_importance
 from .readers import GRACE, READERS, TIME_LIMIT, Readers, Reading, not_compared
 from .readers import compare as compare_readers
+from .remote import Remote
+from .sample import OF_ALL, Sample, Sampled
 from .source import Comparison, compare, comparison_findings
 from .sources import Source, open_source
 
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
 
 AuditVerdict = Literal[
     "clean",
+    "clean in the sample",
     "clean as far as checked",
     "waived",
     "warnings",
@@ -73,6 +78,7 @@ class AuditOptions:
         llama: let llama.cpp decode and read the file.
         today: the day that waivers are compared with; None for today in UTC.
         sandbox: how llama.cpp's process and the readers' are confined: "auto", "bwrap", "landlock" or "off".
+        seed: of the sample of a remote file.
     """
 
     tensor: str | None = None
@@ -89,6 +95,7 @@ class AuditOptions:
     waivers: Path | None = None
     today: date | None = None
     sandbox: str = "auto"
+    seed: int = 0
 
 
 def _gguf_version() -> str:
@@ -157,9 +164,10 @@ class Audit(Shown):
         command: the command that repeats it.
         waivers: what became of the waivers that are about this file.
         waived: the findings that a waiver covers.
+        sample: what was looked at of a remote file; None of a file that was read as a whole.
     """
 
-    path: Path
+    path: Path | Address
     files: tuple[GgufFile, ...]
     header: AuditHeader
     findings: tuple[Finding, ...] = ()
@@ -179,12 +187,13 @@ class Audit(Shown):
     command: str = ""
     waivers: tuple[WaiverUse, ...] = ()
     waived: frozenset[Finding] = frozenset()
+    sample: Sample | None = None
 
     @property
     def exit_code(self) -> int:
-        """4 where the file was refused; 3 where it was changed meanwhile; 1 for an error, or for a warning if strict;
-        3 where the audit ended early; 5 where something could not be judged; else 0. Findings that are waived do not
-        count."""
+        """4 where the file was refused; 3 where it was changed meanwhile; 1 for an error, or for a warning if strict; 3
+        where the audit ended early; 5 where something could not be judged, or a sample alone was; else 0. Findings that
+        are waived do not count."""
         if self.refused is not None:
             return EXIT_MALFORMED
         if self.changed:
@@ -194,7 +203,7 @@ class Audit(Shown):
             return EXIT_MISMATCH
         if self.fault:
             return EXIT_ENVIRONMENT
-        return EXIT_UNVERIFIED if self.unverified else EXIT_VERIFIED
+        return EXIT_UNVERIFIED if self.unverified or self.sample is not None else EXIT_VERIFIED
 
     @property
     def counts(self) -> Counter[str]:
@@ -205,11 +214,13 @@ class Audit(Shown):
     def verdict(self) -> AuditVerdict:
         """In a word or two. "clean" is said of a file with no error and no warning, of which everything was checked."""
         code = self.exit_code
-        if code == EXIT_VERIFIED:
+        if code == EXIT_VERIFIED or (code == EXIT_UNVERIFIED and self.sample is not None and not self.unverified):
             if self.waived:
                 return "waived"
             if self.counts["warning"]:
                 return "warnings"
+            if self.sample is not None:
+                return "clean in the sample"
             return "clean as far as checked" if self.left_out else "clean"
         words: dict[int, AuditVerdict] = {
             EXIT_MISMATCH: "wrong", EXIT_ENVIRONMENT: "broken off", EXIT_MALFORMED: "refused",
@@ -225,6 +236,8 @@ class Audit(Shown):
         match self.verdict:
             case "clean":
                 said = "every byte is owned, every block decodes as in llama.cpp; no errors, no warnings"
+            case "clean in the sample":
+                said = "no errors, no warnings" + (f"; not compared with {left}" if left else "")
             case "clean as far as checked":
                 said = f"no errors, no warnings; not compared with {left}"
             case "waived":
@@ -246,7 +259,7 @@ class Audit(Shown):
                 said = f"nothing wrong was found, but {_plural(len(self.unverified), 'thing')} could not be checked"
                 if left:
                     said += f"; not compared with {left}"
-        return said + self._of_source()
+        return said + self._of_source() + (f"; an audit {self.sample.sentence}" if self.sample else "")
 
     def _of_source(self) -> str:
         """How much of the file is what llama.cpp makes of its source, for the end of a sentence."""
@@ -261,45 +274,62 @@ class Audit(Shown):
     def words(self) -> str:
         """The verdict as reports say it: only what has no waived finding is "clean"."""
         n = len(self.waived)
-        return f"clean with {n:,} waived finding{'' if n == 1 else 's'}" if self.verdict == "waived" else self.verdict
+        of = " in the sample" if self.sample else ""
+        return (
+            f"clean{of} with {n:,} waived finding{'' if n == 1 else 's'}" if self.verdict == "waived" else self.verdict
+        )
 
 
 def audit(
-    path: Path | str, options: AuditOptions | None = None, command: str = "", child: Child | None = None
+    path: Path | Address | str, options: AuditOptions | None = None, command: str = "", child: Child | None = None
 ) -> Audit:
-    """Audit a GGUF file, or all parts of a split model.
+    """Audit a GGUF file, or all parts of a split model. Of a remote one (hf://, https://, http://) the headers are
+    read, and a sample of its blocks.
 
     The result also holds why a file was refused, and what this machine could not check.
 
     Args:
-        child: a llama.cpp process that was started ahead.
+        child: a llama.cpp process that was started ahead; for a remote file it must be shown the folder of copies.
 
     Raises:
         MalformedFile: the source is refused.
         UsageError: the options select nothing, or there is no such file or source.
-        EnvironmentFault: the file or the source cannot be read here.
+        EnvironmentFault: the file or the source cannot be read here, or a server does not serve it.
     """
     start = time.perf_counter()
     options = options or AuditOptions()
+    where = located(path) if isinstance(path, str) else path
+    if isinstance(where, Address) and options.source:
+        raise UsageError("--source compares every block, and of a remote file a sample is read: download it first")
     known = () if options.waivers is None else read_waivers(options.waivers)
     with ExitStack() as stack:
         stack.enter_context(sandboxed(options.sandbox))
         # the pool is left last: what runs in it ends when the files and the readers are closed
         pool = stack.enter_context(ThreadPoolExecutor(2))
         missing = why_missing() if options.llama else "it was not asked"
+        copies: tuple[Path, ...] = ()
+        remote, path = None, where
+        if isinstance(where, Address):
+            remote = stack.enter_context(Remote(where, options.time_limit, options.progress))
+            copies, path = (scratch.shared(FETCHED),), remote.open()
+        assert isinstance(path, Path)
         readers = None
         if options.readers:
             names = READERS[: 1 if missing else None]
-            readers = stack.enter_context(Readers(min(TIME_LIMIT, options.time_limit), names=names))
+            readers = stack.enter_context(Readers(min(TIME_LIMIT, options.time_limit), names=names, shown=copies))
         if missing and options.source:
             raise EnvironmentFault("--source compares with what llama.cpp makes of it, and " + _without(missing))
         try:
             model = stack.enter_context(open_model(path))
+            if remote is not None:
+                remote.named(model)
         except RefusedFile as error:
-            result = _refused(Path(path), error, readers)
+            result = _refused(where, error, readers)
         else:
             source = stack.enter_context(open_source(options.source, model)) if options.source else None
-            result = _readable(model, source, options, readers, pool, child)
+            if child is None and remote is not None:
+                child = Child(options.verbose, missing is None, shown=copies)
+            result = _readable(model, source, options, readers, pool, child, remote)
     if missing:
         why = _without(missing)
         result.left_out += [("llama.cpp", f"{why}: its decoding of the blocks was not compared")]
@@ -340,13 +370,16 @@ def _plural(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def _refused(path: Path, error: RefusedFile, readers: Readers | None) -> Audit:
+def _refused(path: Path | Address, error: RefusedFile, readers: Readers | None) -> Audit:
     """The audit of a refused file, which may be a later part of the model that was named."""
     start = time.perf_counter()
     with parse(error.path, error.finding.part) as file:
         took = time.perf_counter() - start
         findings = (*file.findings, *coverage(file)) if file.refused else (*file.findings, error.finding)
-        header = AuditHeader(file=str(path), size=file.size, sha256=(file.mapped.sha256(),))
+        digest = None if isinstance(path, Address) else (file.mapped.sha256(),)
+        header = AuditHeader(file=str(path), size=file.size, sha256=digest)
+        if isinstance(path, Address):
+            file.address = path.beside(file.path.name)
         result = Audit(path, (file,), header, n_tensors=len(file.tensors), refused=error.finding)
         try:
             readings = readers.read(error.path, max(GRACE, took)) if readers else ()
@@ -371,18 +404,21 @@ def coverage(file: GgufFile) -> tuple[Finding, ...]:
 
 def _readable(
     model: Model, source: Source | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor,
-    child: Child | None,
+    child: Child | None, remote: Remote | None = None,
 ) -> Audit:  # fmt: skip
     tensors = select(model, options.tensor)
+    sampled = remote.sample(model, tensors, options.seed) if remote is not None else None
     importance = read_importance(options.imatrix) if options.imatrix else None
-    digests = pool.submit(model.sha256) if options.digest else None
+    digests = pool.submit(model.sha256) if options.digest and remote is None else None
     readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
+    where = model.path if remote is None else remote.address
     header = AuditHeader(
-        file=str(model.path), size=model.size, sha256=None, architecture=model.architecture, threads=options.threads,
+        file=str(where), size=model.size, sha256=None, architecture=model.architecture, threads=options.threads,
         source=str(source.path) if source else None,
         imatrix=str(importance.path) if importance else None, imatrix_sha256=importance.sha256 if importance else None,
     )  # fmt: skip
-    result = Audit(model.path, model.parts, header, n_tensors=len(model.tensors))
+    sample = sampled.sample if sampled is not None else None
+    result = Audit(where, model.parts, header, n_tensors=len(model.tensors), sample=sample)
     ours = (*model.findings, *check_consistency(model), *(f for part in model.parts for f in coverage(part)))
     try:
         kind = Llama if options.llama and why_missing() is None else WithoutLlama
@@ -393,7 +429,7 @@ def _readable(
                     header, llama_cpp_python=versions["llama_cpp_python"], llama_cpp=versions["llama_cpp"],
                     ggml=versions["ggml"],
                 )  # fmt: skip
-            examined = Examination(model, llama, options.threads, options.progress)
+            examined = Examination(model, llama, options.threads, options.progress, sampled)
             examined.read(tensors)
             if source is not None:
                 examined.compare(tensors, source, importance)
@@ -433,9 +469,12 @@ def select(model: Model, pattern: str | None) -> list[Tensor]:
 class Examination:
     """The part of an audit that needs llama.cpp's process. Where a fault ends it, the fault and all results stay."""
 
-    def __init__(self, model: Model, llama: Llama | WithoutLlama, threads: int, progress: bool) -> None:
+    def __init__(
+        self, model: Model, llama: Llama | WithoutLlama, threads: int, progress: bool, sampled: Sampled | None = None
+    ) -> None:
         self.model = model
         self.llama = llama
+        self.sampled = sampled
         self.threads = threads
         self.progress = progress
         self.contents: list[Content] = []
@@ -450,12 +489,17 @@ class Examination:
         self, tensors: Sequence[Tensor], told: Callable[[Content], object] = lambda _content: None,
         parts: Iterable[Sequence[Tensor]] | None = None,
     ) -> None:  # fmt: skip
-        """Scan every tensor.
+        """Scan every tensor, or what was drawn of them.
 
         Args:
             told: gets what is known of each tensor as it comes.
             parts: the tensors in parts, which are scanned one after the other; it may end before all of them.
         """
+        if self.sampled is not None:
+            self.unverified += [
+                (t.name, f"one of more than {OF_ALL:,} tensors: not sampled") for t in self.sampled.left
+            ]
+            tensors = self.sampled.tensors
         with self._bar("audit", tensors) as bar:
             for part in [tensors] if parts is None else parts:
                 with closing(contents(part, self.llama, self.threads, bar.update)) as found:
@@ -464,6 +508,8 @@ class Examination:
             if isinstance(self.llama, Llama):
                 self.findings += unused_codes(self.contents, self.llama)
             bar.update((bar.total or 0) - bar.n)
+        if self.sampled is not None:
+            self.findings = [self.sampled.said(f) for f in self.findings]
         self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
 
     def _follow(
@@ -472,6 +518,7 @@ class Examination:
         for tensor in tensors[len(self.contents) :][:1]:
             under_way(bar, tensor.name)
         for content in found:
+            content = content if self.sampled is None else self.sampled.placed(content)
             self.contents.append(content)
             self.findings += content_findings(content)
             if content.unverified:

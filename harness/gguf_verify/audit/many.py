@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..gguf.model import PART_NAME
+from ..support.address import Address
 from ..support.errors import (
     EXIT_ENVIRONMENT,
     EXIT_MALFORMED,
@@ -32,7 +33,7 @@ MAX_FILES = 10_000
 class Unopened:
     """A file that could not be audited at all, and why in one line."""
 
-    path: Path
+    path: Path | Address
     why: str
     exit_code: int
 
@@ -80,11 +81,14 @@ class Audits:
         return tuple(a for a in self.audits if isinstance(a, Audit))
 
 
-def gguf_files(paths: Sequence[Path]) -> list[Path]:
+def gguf_files(paths: Sequence[Path | Address]) -> list[Path | Address]:
     """The files that are named, and every *.gguf in the folders that are named, each once; of a split model in a folder
     the first part alone, if it is there. Raises UsageError where a folder holds none, or there are too many."""
-    found: dict[Path, Path] = {}
+    found: dict[Path | Address, Path | Address] = {}
     for path in paths:
+        if isinstance(path, Address):
+            found[path] = path
+            continue
         listed = [path] if not path.is_dir() else list(_in_folder(path))
         if not listed:
             raise UsageError(f"no .gguf file in {printable(str(path))}")
@@ -105,7 +109,7 @@ def _in_folder(folder: Path) -> Iterator[Path]:
         yield file
 
 
-def audit_each(paths: Sequence[Path], run: Callable[[Path], Audit]) -> tuple[Audit | Unopened, ...]:
+def audit_each(paths: Sequence[Path | Address], run: Callable[[Path | Address], Audit]) -> tuple[Audit | Unopened, ...]:
     """Audit each file; one that cannot be opened keeps no other from being audited. Raises UsageError where none can be
     audited for the same reason."""
     done: list[Audit | Unopened] = []

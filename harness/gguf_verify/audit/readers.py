@@ -108,9 +108,14 @@ class Readers:
         time_limit: seconds for one file; a reader that takes longer counts as hung, and is stopped.
         memory: bytes that a reader may take for one file besides the file's size.
         names: of the readers, in order.
+        shown: folders of this run that they may read.
     """
 
-    def __init__(self, time_limit: float = TIME_LIMIT, memory: int = MEMORY, names: Sequence[str] = READERS) -> None:
+    def __init__(
+        self, time_limit: float = TIME_LIMIT, memory: int = MEMORY, names: Sequence[str] = READERS,
+        shown: tuple[Path, ...] = (),
+    ) -> None:  # fmt: skip
+        self._shown = shown
         self._names = tuple(names)
         self._time_limit = time_limit
         self._memory = memory
@@ -189,7 +194,7 @@ class Readers:
                 if name in self._children and not self._children[name].alive:
                     self._children.pop(name).close()
                 if name not in self._children:
-                    self._children[name] = _Child(name)
+                    self._children[name] = _Child(name, self._shown)
             children = tuple(self._children[name] for name in self._names)
         try:
             for child in children:
@@ -207,7 +212,7 @@ _CONFINED = replace(CONFINED, limits=replace(CONFINED.limits, log=MAX_PRINTED))
 class _Child(Spawned):
     """One reader's process, and the request that it is working on."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, shown: tuple[Path, ...] = ()) -> None:
         self.name = name
         self.version = ""
         self._timer: threading.Timer | None = None
@@ -215,7 +220,10 @@ class _Child(Spawned):
         self._since = 0
         self._hung = threading.Event()
         super().__init__(
-            "gguf_verify.llama.reader_process", name, environment={"GGML_NO_BACKTRACE": "1"}, confined=_CONFINED
+            "gguf_verify.llama.reader_process",
+            name,
+            environment={"GGML_NO_BACKTRACE": "1"},
+            confined=replace(_CONFINED, shown=shown),
         )
 
     @property

@@ -62,8 +62,8 @@ def _check_first(word: str) -> None:
     shown = printable(word, 200)
     if "://" in word[:20]:
         raise UsageError(
-            f"{shown} is a URL, and nothing is downloaded: fetch the file first (for example with curl -LO) and give "
-            "its path",
+            f"{shown} is a URL, of which only `gguf-verify audit` reads a sample: fetch the file first (for example "
+            "with curl -LO) and give its path",
             "url",
         )
     if not word.startswith("-") and not {".", "/"} & set(word) and not os.path.exists(word):

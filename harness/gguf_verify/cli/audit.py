@@ -12,8 +12,10 @@ from ..llama.child import Child
 from ..llama.installed import why_missing
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
+from ..support.address import FETCHED, Address, located
 from ..support.command_line import cores
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
+from ..support.scratch import shared
 from .command import Command
 from .common import (
     EXIT_CODES,
@@ -46,9 +48,10 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES.format(verified=_VERIFIED, mismatch=_MISMATCH),
     )  # fmt: skip
     add = parser.add_argument
-    add("model", type=Path, nargs="+", metavar="MODEL.gguf",
+    add("model", type=located, nargs="+", metavar="MODEL.gguf",
         help="files, first parts of split models, or folders that are searched for *.gguf; of several files the exit "
-        "code is the worst: 4, 1, 3, 2, 5, 0")  # fmt: skip
+        "code is the worst: 4, 1, 3, 2, 5, 0. Of hf://OWNER/REPO/FILE, https://… and http://… the header is read, and "
+        "a sample of the blocks")  # fmt: skip
     add("--map", action="store_true", help="show the byte map: every range of the file and its owner")
     add("--source", type=Path, metavar="FILE",
         help="also compare the file with what llama.cpp makes of this one: a GGUF in F32, F16 or BF16, a safetensors "
@@ -67,6 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do without llama.cpp, which then need not be installed: blocks are decoded, but compared with nothing",
     )
+    add("-s", "--seed", type=int, default=0, metavar="N",
+        help="of the sample of a remote file (default: %(default)s)")  # fmt: skip
     add("-v", "--verbose", action="store_true", help="show statistics of every tensor, and llama.cpp's log on stderr")
     block = parser.add_argument_group("x-ray of one block")
     block.add_argument("--tensor", metavar="NAME",
@@ -97,7 +102,13 @@ def run(argv: list[str]) -> int:
 
 
 def _inputs(args: argparse.Namespace) -> list[Path]:
-    return [*args.model, *filter(None, (args.source, args.imatrix, args.waivers))]
+    files = [model for model in args.model if isinstance(model, Path)]
+    return [*files, *filter(None, (args.source, args.imatrix, args.waivers))]
+
+
+def _spelled(argv: list[str]) -> str:
+    """The command line as `spell` has it, without the secrets that an address may hold."""
+    return spell([text if Address.of(text) is None else str(Address(text)) for text in argv])
 
 
 def _audit(args: argparse.Namespace, argv: list[str]) -> int:
@@ -105,13 +116,14 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
         raise UsageError("--imatrix says how --source was quantized: give both")
     if args.no_llama and args.source:
         raise UsageError("--source compares with what llama.cpp makes of it, and --no-llama does without")
-    one = len(args.model) == 1 and not args.model[0].is_dir()
+    remote = any(isinstance(model, Address) for model in args.model)
+    one = len(args.model) == 1 and (remote or not args.model[0].is_dir())
     kind = Kind.AUDIT if one else Kind.AUDITS
     files = asked_for(args, kind, *_inputs(args))
     llama = not args.no_llama and why_missing() is None
     with (
         sandboxed(args.sandbox),
-        contextlib.closing(Child(args.verbose, llama)) as child,
+        contextlib.closing(Child(args.verbose, llama, shown=(shared(FETCHED),) if remote else ())) as child,
     ):  # it starts while this process loads the rest
         from ..audit import AuditOptions, audit
         from ..audit.many import Audits, audit_each, gguf_files
@@ -120,16 +132,16 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
             tensor=args.tensor, source=args.source, imatrix=args.imatrix, llama=not args.no_llama,
             readers=not args.no_readers, digest=not args.no_sha256, strict=args.strict,
             threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose, progress=on_terminal(),
-            waivers=args.waivers, sandbox=args.sandbox,
+            waivers=args.waivers, sandbox=args.sandbox, seed=args.seed,
         )  # fmt: skip
         shown = form(args.verbose, args.map)
         if one:
-            result = audit(args.model[0], options, spell(argv), child)
+            result = audit(args.model[0], options, _spelled(argv), child)
             return deliver(kind, result, result.exit_code, shown, files)
         child.close()  # each audit has its own
         start = time.perf_counter()
         done = audit_each(gguf_files(args.model), lambda path: audit(path, options))
-        results = Audits(done, time.perf_counter() - start, spell(argv))
+        results = Audits(done, time.perf_counter() - start, _spelled(argv))
         return deliver(kind, results, results.exit_code, shown, files)
 
 
@@ -144,6 +156,8 @@ def _xray(args: argparse.Namespace) -> int:
         raise UsageError("--map, --source, --strict and --waivers belong to a whole audit, not to one block's x-ray")
     if len(args.model) > 1:
         raise UsageError("the x-ray of one block is one of one file")
+    if isinstance(args.model[0], Address):
+        raise UsageError("the x-ray of one block reads a file of this machine: download it first")
     files = asked_for(args, Kind.XRAY, *_inputs(args))
     offset = None if args.offset is None else parse_offset(args.offset)
     with open_model(args.model[0]) as model:

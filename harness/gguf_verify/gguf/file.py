@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..formats import TensorType
+from ..support.address import Address
 from ..support.text import printable
 from .mapped import Bytes, Mapped
 from .records import Finding, Range
@@ -110,6 +111,8 @@ class GgufFile:
         byte_map: ascending ranges that hold every byte of the file exactly once.
         findings: everything wrong with it, the refusal included.
         refused: the finding that ended reading, or None.
+        header_end: absolute byte offset of the first byte that reading the header did not come to.
+        address: where the file is a copy of another one, that one's.
     """
 
     mapped: Mapped
@@ -123,6 +126,13 @@ class GgufFile:
     byte_map: ByteMap = field(default_factory=ByteMap)
     findings: tuple[Finding, ...] = ()
     refused: Finding | None = None
+    header_end: int = 0
+    address: Address | None = None
+
+    @property
+    def shown(self) -> str:
+        """The file as reports name it, not escaped."""
+        return str(self.address or self.path)
 
     @property
     def path(self) -> Path:

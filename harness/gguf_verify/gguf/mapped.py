@@ -24,6 +24,10 @@ from ..support.text import printable
 Bytes = npt.NDArray[np.uint8]
 #: Pages of so many bytes stay mapped of the parts that were asked for.
 _MAPPED = 1 << 28
+#: Bytes that are read at a time where only the cache is to have them.
+_LOADED = 1 << 18
+#: Bytes that the disk is asked for ahead of a reader.
+_ASKED_FOR = 1 << 24
 #: Errors that say that the path names no file.
 _NO_FILE = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
@@ -128,6 +132,13 @@ class Mapped:
         if whole is not None and start < stop:
             whole.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
+    def load(self, nbytes: int) -> None:
+        """Bring the first bytes into memory. A page that is missing when the mapping is used stops all threads."""
+        assert self._file is not None
+        with contextlib.suppress(OSError):  # whoever needs them will say what is wrong
+            for at in range(0, min(nbytes, self.size), _LOADED):
+                os.pread(self._file.fileno(), _LOADED, at)
+
     def next_data(self, position: int) -> int:
         """The first byte at or after `position` that is not in a hole of a sparse file; the size if there is none."""
         assert self._file is not None
@@ -152,8 +163,14 @@ class Mapped:
         """The hex digest of the whole file, which is read as a stream and not through the mapping."""
         self.read()
         assert self._file is not None
-        self._file.seek(0)
-        return hashlib.file_digest(self._file, "sha256").hexdigest()
+        fd, digest, buffer = self._file.fileno(), hashlib.sha256(), bytearray(_LOADED)
+        view, at = memoryview(buffer), 0
+        while got := os.preadv(fd, [buffer], at):
+            if not at % _ASKED_FOR:  # the disk reads what comes next while this is hashed
+                os.posix_fadvise(fd, at + _ASKED_FOR, _ASKED_FOR, os.POSIX_FADV_WILLNEED)
+            digest.update(view[:got])
+            at += got
+        return digest.hexdigest()
 
     def close(self) -> None:
         """Close the file. Views that are still held keep their pages."""

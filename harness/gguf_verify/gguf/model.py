@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
 from ..results import FileInfo
+from ..support.command_line import cores
 from ..support.errors import HarnessError, MalformedFile
 from ..support.text import printable
+from .ahead import MOST_AT_ONCE, Ahead
 from .file import GgufFile, Tensor
 from .parser import parse
 from .records import Finding, finding
@@ -75,9 +78,11 @@ class Model:
         return tuple(f for part in self.parts for f in part.findings)
 
     def sha256(self) -> tuple[str, ...]:
-        """The hex digest of each part, computed at the first call."""
+        """The hex digest of each part, computed at the first call: of several parts at a time, since one digest is
+        computed by one core."""
         if not self._digests:
-            self._digests = tuple(part.mapped.sha256() for part in self.parts)
+            with ThreadPoolExecutor(max(1, min(len(self.parts), cores(), MOST_AT_ONCE))) as pool:
+                self._digests = tuple(pool.map(lambda part: part.mapped.sha256(), self.parts))
         return self._digests
 
     def info(self) -> FileInfo:
@@ -139,8 +144,9 @@ def open_model(path: Path | str) -> Model:
     try:
         count = _split_count(parts[0])
         if count > 1:
-            for number in range(1, count):
-                parts.append(_later_part(parts[0], number, count, budget))
+            with Ahead(part_paths(path, count)) as ahead:
+                for number in range(1, count):
+                    parts.append(_later_part(parts[0], number, count, budget, ahead))
             _check_total(parts)
         return Model(path, tuple(parts), _merged(parts))
     except BaseException:
@@ -195,21 +201,24 @@ def _split_count(first: GgufFile) -> int:
     return count
 
 
+def part_names(first: str, count: int) -> list[str]:
+    """The names of the files of a model of `count` parts, of which the first has that name."""
+    name = PART_NAME.fullmatch(first)
+    return [first] if name is None else [f"{name['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
+
+
 def part_paths(first: Path, count: int) -> list[Path]:
     """The files of a model of `count` parts, of which `first` is the first."""
-    name = PART_NAME.fullmatch(first.name)
-    if name is None:
-        return [first]
-    return [first.with_name(f"{name['prefix']}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)]
+    return [first.with_name(name) for name in part_names(first.name, count)]
 
 
-def _later_part(first: GgufFile, number: int, count: int, budget: Budget) -> GgufFile:
-    path = part_paths(first.path, count)[number]
+def _later_part(first: GgufFile, number: int, count: int, budget: Budget, ahead: Ahead) -> GgufFile:
+    path = ahead.paths[number]
     if not path.exists():
         raise _refuse(
             first, "split-part-missing", "split.count", f"{count} parts", f"no file {printable(path.name)} beside it"
         )
-    part = _readable(path, number, budget)
+    part = ahead.take(number, budget) or _readable(path, number, budget)
     try:
         for key, expected in (("split.no", number), ("split.count", count)):
             found = _integer(part, key)

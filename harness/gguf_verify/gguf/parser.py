@@ -85,13 +85,14 @@ CHUNK = 128 * STRIDE  # strings that are checked together
 JOINED = 1 << 18  # most bytes of strings that are decoded together
 
 
-def parse(path: Path | str, part: int = 0, budget: Budget | None = None) -> GgufFile:
+def parse(path: Path | str, part: int = 0, budget: Budget | None = None, load: int = 0) -> GgufFile:
     """Reads one file. What the file holds never raises an exception: `GgufFile.refused` says why reading ended early.
 
     Args:
         path: the file. Other parts of a split model are not read.
         part: its index in a split model.
         budget: what the parts before have left of the budget; a whole budget by default.
+        load: bytes at the start that are loaded first, so that other threads need not wait for this file's disk.
 
     Raises NoSuchFile where there is no regular file of that path, EnvironmentFault where it cannot be read or mapped,
     MalformedFile where it shrinks while it is read.
@@ -99,6 +100,7 @@ def parse(path: Path | str, part: int = 0, budget: Budget | None = None) -> Gguf
     mapped = Mapped(Path(path))
     file = GgufFile(mapped, part)
     try:
+        mapped.load(load)
         parser = _Parser(mapped, part, budget or Budget())
         try:
             parser.read_all()
@@ -149,7 +151,7 @@ class _Parser:
             i.name: Tensor(i.name, i.type, i.shape, i.start, self.ranges, i.at, self.mapped, self.part)
             for i in self.located
         }
-        file.byte_map = self.ranges
+        file.byte_map, file.header_end = self.ranges, self.pos
         file.findings = self.findings.listed(self.part)
         file.refused = next((f for f in file.findings if f.effect == "refuse"), None)
 
@@ -478,6 +480,7 @@ class _Parser:
             length = length_of(view, pos)[0]
             start = pos + 8
             if length > size - start or length > MAX_STRING:
+                self.pos = start
                 refuse(
                     "string-length", pos, start, f"at most {min(size - start, MAX_STRING)} bytes of element {i} of "
                     f"{quoted(key)}", f"a length of {length}", key,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from struct import Struct
 from typing import overload
@@ -60,6 +60,19 @@ class Budget:
         if nbytes > self.held:
             return False
         self.held -= nbytes
+        return True
+
+    def share(self, n: int) -> Budget:
+        """An n-th of each."""
+        return Budget(**{name: value // n for name, value in asdict(self).items()})
+
+    def spend(self, before: Budget, after: Budget) -> bool:
+        """Whether what reading a part took, from `before` to `after`, can be kept. If so, it is subtracted."""
+        left = {name: value - getattr(before, name) + getattr(after, name) for name, value in asdict(self).items()}
+        if min(left.values()) < 0:
+            return False
+        for name, value in left.items():
+            setattr(self, name, value)
         return True
 
 
@@ -215,6 +228,11 @@ class Metadata(Mapping[str, object]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
+
+    @property
+    def borrows(self) -> bool:
+        """Whether a value is a view of the file."""
+        return bool(self._borrowed)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

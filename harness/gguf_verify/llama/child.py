@@ -27,9 +27,17 @@ class Child(Spawned):
         llama: whether it loads llama.cpp; one that does not can only scan files.
         folder: the only one that it writes into, which is kept after its end; None: one that is removed.
         room: bytes that it may write there, beside the usual.
+        shown: folders of this run that it may read.
     """
 
-    def __init__(self, verbose: bool = False, llama: bool = True, folder: Path | None = None, room: int = 0) -> None:
+    def __init__(
+        self,
+        verbose: bool = False,
+        llama: bool = True,
+        folder: Path | None = None,
+        room: int = 0,
+        shown: tuple[Path, ...] = (),
+    ) -> None:
         usual = CONFINED.limits
         limits = replace(usual, file_size=usual.file_size + room, folder_size=usual.folder_size + room)
         self._lane_files = _lane_files()
@@ -46,7 +54,7 @@ class Child(Spawned):
                 "GGML_CUDA_DISABLE_GRAPHS": "1",
             },
             verbose=verbose,
-            confined=replace(CONFINED, limits=limits, folder=folder),
+            confined=replace(CONFINED, limits=limits, folder=folder, shown=shown),
         )
 
     @cached_property

@@ -89,19 +89,21 @@ def of_audit(audit: Audit) -> dict[str, Any]:
 
     Ranges of bytes are half-open: start is the first byte, stop the one after the last.
 
-    kind "audit"; verdict "clean", "clean as far as checked", "waived", "warnings", "wrong", "refused", "broken off" or
-    "not everything verified"; sentence: what that means here; exit_code; header: versions, file, sha256; seconds,
-    command, strict; fault: what broke the audit off, or null; n_tensors: how many the model has, of which `tensors`
-    were looked at; findings: {severity, id, effect, part, start, stop, expected, found, why, owner}; waivers: {what,
-    reason, until, state, failures}; files: one a part, whose byte_map lists [start, stop, kind, owner, note]; tensors:
-    {name, type, shape, part, offset, bytes, statistics or null}, where `codes` counts each code from the lowest;
-    fingerprints: {type, blocks, consistent or null, rules: {producer, rule, obeying}}; readers: a list a part; source:
-    null without --source, else {tensor, outcome ("same", "differs", "possible" or "impossible" with an importance
-    matrix, "missing" or "not compared"), differing, first: [row, block] or null, made: hex or null, error and
-    made_error: relative to the source, of the file's values and of those that llama.cpp makes, unverified, judgement or
-    null, with_importance, through}; unmapped: tensors of the source that were not compared, {name, why}; unverified:
-    {name, why}; left_out: what was not asked, {name, why}; not_listed: of a list that would be too long (`MOST_RANGES`,
-    `MOST_TENSORS`), how many entries it lacks.
+    kind "audit"; verdict "clean", "clean in the sample", "clean as far as checked", "waived", "warnings", "wrong",
+    "refused", "broken off" or "not everything verified"; sentence: what that means here; exit_code; header: versions,
+    file, sha256; seconds, command, strict; fault: what broke the audit off, or null; n_tensors: how many the model has,
+    of which `tensors` were looked at; findings: {severity, id, effect, part, start, stop, expected, found, why, owner};
+    waivers: {what, reason, until, state, failures}; files: one a part, whose byte_map lists [start, stop, kind, owner,
+    note]; tensors: {name, type, shape, part, offset, bytes, statistics or null}, where `codes` counts each code from
+    the lowest; fingerprints: {type, blocks, consistent or null, rules: {producer, rule, obeying}}; readers: a list a
+    part; source: null without --source, else {tensor, outcome ("same", "differs", "possible" or "impossible" with an
+    importance matrix, "missing" or "not compared"), differing, first: [row, block] or null, made: hex or null, error
+    and made_error: relative to the source, of the file's values and of those that llama.cpp makes, unverified,
+    judgement or null, with_importance, through}; unmapped: tensors of the source that were not compared, {name, why};
+    unverified: {name, why}; left_out: what was not asked, {name, why}; not_listed: of a list that would be too long
+    (`MOST_RANGES`, `MOST_TENSORS`), how many entries it lacks; sample: null, or of a remote file {seed, fetched and
+    size in bytes, requests, blocks, of_blocks, piece_bytes, pieces: of a tensor, or null for all, untold: what it
+    cannot tell}, where statistics are of the sampled blocks.
     """
     fields = {
         "schema": _OTHER_VERSION, "kind": "audit", "verdict": audit.verdict, "sentence": audit.sentence,
@@ -109,7 +111,7 @@ def of_audit(audit: Audit) -> dict[str, Any]:
         "command": audit.command, "strict": audit.strict, "fault": audit.fault, "n_tensors": audit.n_tensors,
         "findings": [{"severity": f.severity, "waived": f in audit.waived, **asdict(f)} for f in audit.findings],
         "files": [
-            {"path": str(f.path), "size": f.size, "version": f.version, "alignment": f.alignment,
+            {"path": f.shown, "size": f.size, "version": f.version, "alignment": f.alignment,
              "data_offset": f.data_offset, "refused": f.refused.id if f.refused else None,
              "byte_map": [_range(r) for r in f.byte_map[:MOST_RANGES]]}
             for f in audit.files
@@ -130,6 +132,7 @@ def of_audit(audit: Audit) -> dict[str, Any]:
         "waivers": [msgspec.structs.asdict(use) for use in audit.waivers],
         "left_out": [{"name": name, "why": why} for name, why in audit.left_out],
         "not_listed": _not_listed(audit),
+        "sample": {**asdict(audit.sample), "untold": audit.sample.untold} if audit.sample else None,
     }  # fmt: skip
     return _as_object(fields)
 

@@ -73,7 +73,7 @@ def of_run(report: Report) -> Json:
 
 
 def _of_audit(audit: Audit) -> Iterator[Json]:
-    by_part = {file.part: str(file.path) for file in audit.files}
+    by_part = {file.part: file.shown for file in audit.files}
     starts = {(t.part, t.name): t.offset for t in (c.tensor for c in audit.contents)}
     for f in audit.findings:
         path = by_part.get(f.part, str(audit.path))

@@ -53,8 +53,15 @@ MESSAGES: dict[str, Message] = {
         Message(
             "url",
             "A URL was given in place of a file.",
-            "This program opens no network connections: what is verified is the bytes of a local file.",
+            "What is verified is the bytes of a local file; `gguf-verify audit` alone reads a header and a sample of "
+            "blocks of a remote one.",
             "Download the file and give its path.",
+        ),
+        Message(
+            "remote-file",
+            "A remote file could not be read, or not in ranges, or the server says of it what cannot be.",
+            "An audit of a remote file reads its header and a sample of its blocks, and never all of it.",
+            "Repeat the audit if the network or the server failed; else download the file and give its path.",
         ),
         Message(
             "no-such-file",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
-from gguf_verify.gguf import RULES, RefusedFile, open_model, printable
+from gguf_verify.gguf import RULES, GgufFile, RefusedFile, ahead, model, open_model, parse, printable
+from gguf_verify.gguf.storage import Budget
 from tests.support import corpus
 from tests.support.corpus import A, SplitEntry
 from tests.support.crafted_files import by_name
@@ -32,6 +36,95 @@ def test_split_models(entry: SplitEntry, tmp_path: Path) -> None:
     assert caught.value.finding.id == RULES[entry.slug].id
     assert entry.named in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+def _split(folder: Path, names: str, extra: Sequence[list[bytes]] = ()) -> Path:
+    """A model of parts with a tensor each; `extra` are key-value pairs of every part."""
+    count = len(names)
+    paths = [folder / f"m-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
+    for i, (path, name) in enumerate(zip(paths, names, strict=True)):
+        pairs = [corpus.pair("split.no", corpus.U16, struct.pack("<H", i))]
+        pairs += [corpus.pair("split.count", corpus.U16, struct.pack("<H", count)), *extra]
+        path.write_bytes(corpus.gguf(pairs, [corpus.info(name, [8], corpus.T_F32, 0)], [A]).data)
+    return paths[0]
+
+
+def _late_first(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
+    """Makes `Ahead` parse `count` parts at the same time, and end the last one first; the order in which they end."""
+    ended: list[int] = []
+    together = threading.Barrier(count)
+    turn = threading.Condition()
+
+    def parse_backwards(path: Path, number: int, budget: Budget, load: int) -> GgufFile:
+        together.wait(20)  # breaks where they are parsed one after the other
+        with turn:
+            assert turn.wait_for(lambda: len(ended) == count - number, 20)
+            try:
+                return parse(path, number, budget, load)
+            finally:
+                ended.append(number)
+                turn.notify_all()
+
+    monkeypatch.setattr(ahead, "parse", parse_backwards)
+    return ended
+
+
+def test_parts_are_parsed_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _split(tmp_path, "abcd")
+    ended = _late_first(monkeypatch, 3)
+    monkeypatch.setattr(
+        model, "parse", lambda path, number, budget: parse(path, number, budget) if not number else 1 / 0
+    )
+    with open_model(path) as whole:
+        assert [t.part for t in whole.tensors.values()] == [0, 1, 2, 3]
+    assert ended == [3, 2, 1]
+
+
+def test_the_first_part_that_is_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _split(tmp_path, "abcd")
+    for number in (3, 4):
+        part = tmp_path / f"m-{number:05d}-of-00004.gguf"
+        part.write_bytes(b"GGUX" + part.read_bytes()[4:])
+    ended = _late_first(monkeypatch, 3)
+    with pytest.raises(RefusedFile, match=r"m-00003-of-00004\.gguf: byte 0:"):
+        open_model(path)
+    assert ended == [3, 2, 1]
+
+
+@pytest.mark.parametrize("limit", ["tensors", "keys", "key_bytes", "strings"])
+def test_limits_hold_for_all_parts_together(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [corpus.array(f"w{i}", corpus.STRING, 20, [corpus.text("x")] * 20) for i in range(20)]
+    path = _split(tmp_path, "abcd", words)
+    with open_model(path) as whole:
+        held = sum(len(part.tensors) for part in whole.parts)
+        keys = sum(len(part.metadata) for part in whole.parts)
+        taken = {"tensors": held, "keys": keys, "strings": 4 * 400}
+        taken["key_bytes"] = sum(len(key) for part in whole.parts for key in part.metadata)
+    said = []
+    for most in (taken[limit], taken[limit] - 1):
+        for alone in (True, False):
+            with monkeypatch.context() as patch:
+                patch.setattr(model, "Budget", lambda most=most: Budget(**{limit: most}))
+                if alone:
+                    patch.setattr(ahead.Ahead, "take", lambda self, number, budget: None)
+                try:
+                    open_model(path).close()
+                    said.append("")
+                except RefusedFile as error:
+                    said.append(str(error))
+    assert said[:2] == ["", ""]
+    assert said[2] == said[3] != ""
+
+
+def test_parts_that_nobody_took_are_closed(tmp_path: Path) -> None:
+    path = _split(tmp_path, "abcb")
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RefusedFile, match="the name 'b' again"):
+        open_model(path)
+    (tmp_path / "m-00002-of-00004.gguf").unlink()
+    with pytest.raises(RefusedFile, match="no file m-00002-of-00004"):
+        open_model(path)
+    assert len(os.listdir("/proc/self/fd")) == opened
 
 
 def test_printable() -> None:

@@ -52,6 +52,7 @@ _CHUNK_BYTES = 1 << 19  # stays in the second cache
 _SHARE_BYTES = 1 << 22  # of a thread at a time
 _FLOATS = 1 << 20  # of a chunk that is quantized anew
 _AHEAD = 8  # pieces for each thread, so that none waits for what lies between tensors
+_ANNOUNCED = 1 << 26  # bytes of one piece that the disk is asked for at a time
 _TELL_BYTES = 1 << 26
 _SMALL_BYTES = 1 << 15  # a piece that is scanned before another thread has taken it
 
@@ -177,6 +178,7 @@ class FileScanner:
                     ready = prepared[id(job.kind)] = _Prepared(job.kind, self._library(job.kind.library), self._llama)
                 scanning = _Scanning(job, ready, self._buffer, threads)
                 for start in scanning.starts:
+                    scanning.announce(start)
                     yield scanning, start
 
         waiting: deque[tuple[_Scanning, int, Future[Tally]]] = deque()
@@ -392,6 +394,14 @@ class _Scanning:
     def size(self, start: int) -> int:
         """Bytes of the piece that starts there."""
         return min(self._share, len(self._job.part.mapped) - start)
+
+    def announce(self, start: int) -> None:
+        """Have the disk read a piece, or the first bytes of a large one, before a thread waits for it: to the system,
+        threads that read a file in turns do not read it in order, and it reads nothing ahead."""
+        nbytes = min(self.size(start), _ANNOUNCED)
+        if nbytes >= _SMALL_BYTES:
+            part = self._job.part
+            os.posix_fadvise(part.fd, part.start + start, nbytes, os.POSIX_FADV_WILLNEED)
 
     def tally(self, start: int) -> Tally:
         """Tally one piece. Raises Unusable."""

@@ -20,7 +20,8 @@ _WIDEST = 40
 _TYPES = 8
 
 _LEVELS = {
-    "clean": "good", "clean as far as checked": "warn", "warnings": "warn", "waived": "warn",
+    "clean": "good", "clean in the sample": "warn", "clean as far as checked": "warn", "warnings": "warn",
+    "waived": "warn",
     "not everything verified": "warn",
     "broken off": "warn", "wrong": "bad", "refused": "bad", "error": "bad", "warning": "warn", "note": "good",
 }  # fmt: skip
@@ -175,6 +176,7 @@ def _facts(audit: Audit) -> list[tuple[str, str]]:
     h = audit.header
     facts = [("size", f"{h.size:,} bytes"), ("architecture", h.architecture or "unknown")]
     facts += [("sha256", digest) for digest in h.sha256 or ["not computed"]]
+    facts += [("sample", f"{s.words}; {s.untold}")] if (s := audit.sample) else []
     facts += [("source", h.source), *(("", d) for d in h.source_sha256 or ())] if h.source else []
     facts += [("importance matrix", h.imatrix), ("", h.imatrix_sha256 or "")] if h.imatrix else []
     llama = f"llama.cpp {h.llama_cpp} (llama-cpp-python {h.llama_cpp_python})" if h.llama_cpp else "no llama.cpp"

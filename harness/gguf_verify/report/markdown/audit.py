@@ -15,6 +15,8 @@ def render(audit: Audit, limit: int = LIMIT) -> str:
     page.add(f"## {MARKS[LEVELS.get(audit.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
     tensors = f"{len(audit.contents):,} of {audit.n_tensors:,} tensors read"
     page.add(f"{escaped(audit.path.name, 100)}: {audit.header.size:,} bytes, {tensors}.", "")
+    if audit.sample:
+        page.add(f"An audit {audit.sample.sentence}: {escaped(audit.sample.untold, 600)}.", "")
     if audit.fault:
         page.add(f"Broken off: {escaped(audit.fault)}.", "")
     if audit.findings:

@@ -139,6 +139,9 @@ def _header(audit: Audit) -> Iterator[tuple[str, str]]:
     about = [printable(h.file, 200), f"{h.size:,} bytes", printable(h.architecture or "", 40), types]
     yield "file", " · ".join(filter(None, about))
     yield from (("sha256" if not i else "", d) for i, d in enumerate(h.sha256 or ["not computed"]))
+    if audit.sample:
+        yield "sample", audit.sample.words
+        yield "", audit.sample.untold
     if h.source:
         yield "source", printable(h.source, 200)
         yield from (("", digest) for digest in h.source_sha256 or ["not computed"])

@@ -23,7 +23,8 @@ def _counts(audit: Audit) -> str:
 
 def line(audit: Audit) -> str:
     """Verdict and counts."""
-    return f"Audit: {audit.verdict}; {audit.n_tensors:,} tensors; {_counts(audit)}"
+    sample = f" {audit.sample.sentence}" if audit.sample else ""
+    return f"Audit{sample}: {audit.verdict}; {audit.n_tensors:,} tensors; {_counts(audit)}"
 
 
 def html(audit: Audit) -> str:

@@ -1,0 +1,321 @@
+"""Audits of remote files: a header and a sample of blocks, from servers that are not trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.audit import Audit, AuditOptions, audit, ranges, remote
+from gguf_verify.audit.sample import OF_TENSOR, PIECE, Drawn, draw
+from gguf_verify.cli import main
+from gguf_verify.gguf import open_model
+from gguf_verify.support.address import Address
+from gguf_verify.support.errors import EnvironmentFault, HarnessError, NoSuchFile, UsageError
+from tests.support import corpus
+from tests.support.audits import TINY, ids, rule
+from tests.support.range_server import Server, served
+
+#: More than any audit here may fetch from a server that sends without end: buffers of sockets hold some of it.
+SOME = 8 << 20
+
+
+def looked_at(server: Server, path: str = "/m.gguf", **options: object) -> Audit:
+    """An audit without llama.cpp and other readers, which say nothing about what is fetched."""
+    chosen = {"progress": False, "threads": 1, "llama": False, "readers": False, "time_limit": 20.0, **options}
+    return audit(server.url(path), AuditOptions(**chosen))  # type: ignore[arg-type]
+
+
+def drawn_of(path: Path, seed: int = 0) -> dict[str, Drawn]:
+    with open_model(path) as model:
+        return {d.tensor.name: d for d in draw(list(model.tensors.values()), seed)[0]}
+
+
+def cli(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gguf_verify", *map(str, arguments)]
+    env = {**os.environ, "NO_PROXY": "*", **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
+
+
+def test_the_report_says_what_it_is_of(tmp_path: Path) -> None:
+    with served({"/a/m\x1b[31m.gguf": TINY["Q4_0"]}) as server:
+        url = server.url("/a/m%1b[31m.gguf?signature=SECRET").replace("//", "//user:PASSWORD@")
+        done = cli("audit", url, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--strict")
+    assert (done.returncode, done.stderr) == (5, "")
+    first = done.stdout.splitlines()[0]
+    assert re.match(r"CLEAN IN THE SAMPLE: .* of the header and of [\d,]+ of 83,712 blocks \(\d\d\.\d\d %\)", first)
+    assert "not of the whole file" in first
+    assert not re.search(r"CLEAN(?! IN THE SAMPLE)", done.stdout)
+    assert "\x1b" not in done.stdout
+    made = json.loads((tmp_path / "a.json").read_text())
+    assert made["verdict"] == "clean in the sample"
+    sample = made["sample"]
+    assert (sample["fetched"], sample["requests"]) == (server.sent, len(server.asked))
+    assert 0 < sample["fetched"] < sample["size"] == TINY["Q4_0"].stat().st_size
+    assert "probability that a fault is missed" in sample["untold"]
+    assert made["header"]["sha256"] is None
+    assert [r["verdict"] for r in made["readers"][0]] == ["accepted", "accepted"]
+    for text in (done.stdout, (tmp_path / "a.json").read_text(), (tmp_path / "a.html").read_text()):
+        assert "SECRET" not in text
+        assert "PASSWORD" not in text
+        assert "/fetched/" not in text
+
+
+def partly(path: Path) -> tuple[Drawn, set[int]]:
+    """A tensor of which some pieces were drawn, and their blocks."""
+    drawn = next(d for d in drawn_of(path).values() if len(d.pieces) < d.of and d.tensor.type.quantized)
+    blocks = drawn.tensor.nbytes // drawn.tensor.type.block_bytes
+    inside = {b for p in drawn.pieces for b in range(p * drawn.blocks, min((p + 1) * drawn.blocks, blocks))}
+    return drawn, inside
+
+
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_a_finding_of_a_sample_is_one_of_the_file(which: str, tmp_path: Path) -> None:
+    drawn, inside = partly(TINY["Q4_0"])
+    t, ordered = drawn.tensor, sorted(inside)
+    number = {"first": ordered[0], "last": ordered[-1]}[which]
+    path = tmp_path / "m.gguf"
+    body = bytearray(TINY["Q4_0"].read_bytes())
+    at = t.offset + number * t.type.block_bytes
+    body[at : at + 2] = b"\x00\x7c"  # the scale is infinite
+    path.write_bytes(body)
+    whole = audit(path, AuditOptions(llama=False, readers=False, progress=False))
+    with served({"/m.gguf": path}) as server:
+        result = looked_at(server)
+    assert ids(result) == ids(whole) == [rule("scale-not-finite")]
+    assert (result.exit_code, result.verdict) == (1, "wrong")
+    (found,), (expected,) = result.findings, whole.findings
+    assert (found.start, found.stop, found.owner) == (expected.start, expected.stop, expected.owner) == (
+        at, at + t.type.block_bytes, t.name,
+    )  # fmt: skip
+    assert found.found == f"in the sample, {expected.found}"
+    assert "not of the whole file" in result.sentence
+
+
+def test_a_fault_outside_the_sample_is_not_claimed_to_be_absent(tmp_path: Path) -> None:
+    drawn, inside = partly(TINY["Q4_0"])
+    t = drawn.tensor
+    outside = next(b for b in range(t.nbytes // t.type.block_bytes) if b not in inside)
+    body = bytearray(TINY["Q4_0"].read_bytes())
+
+    body[t.offset + outside * t.type.block_bytes : t.offset + outside * t.type.block_bytes + 2] = b"\x00\x7c"
+    piece = outside // drawn.blocks
+    other = next(seed for seed in range(1, 1000) if piece in draw([t], seed)[0][0].pieces)
+    with served({"/m.gguf": bytes(body)}) as server:
+        assert [looked_at(server, seed=seed).verdict for seed in (0, other)] == ["clean in the sample", "wrong"]
+
+
+def test_the_draw() -> None:
+    one, again, other = (drawn_of(TINY["Q4_0"], seed) for seed in (1, 1, 2))
+    assert {n: d.pieces for n, d in one.items()} == {n: d.pieces for n, d in again.items()}
+    assert {n: d.pieces for n, d in one.items()} != {n: d.pieces for n, d in other.items()}
+    for d in one.values():
+        assert len(set(d.pieces)) == min(d.of, OF_TENSOR)
+        assert (d.nbytes == d.tensor.nbytes) == (d.of <= OF_TENSOR)
+        assert all(0 < stop - start <= PIECE for start, stop in d.spans)
+        assert max(stop for _, stop in d.spans) <= d.tensor.offset + d.tensor.nbytes
+    (d,) = (d for d in one.values() if d.tensor.name == partly(TINY["Q4_0"])[0].tensor.name)
+    seen = [p for seed in range(300) for p in drawn_of_tensor(d, seed)]
+    assert {seen.count(p) > 0 for p in range(d.of)} == {True}  # every piece may be drawn
+
+
+def drawn_of_tensor(d: Drawn, seed: int) -> tuple[int, ...]:
+    return draw([d.tensor], seed)[0][0].pieces
+
+
+#: Behaviour of a server → the error, what its line says, and the seconds it may take.
+BROKEN: dict[str, tuple[type[HarnessError], str, float]] = {
+    "no_ranges": (EnvironmentFault, "does not serve ranges, so only all of it can be audited: download it first", 20),
+    "no_ranges_without_end": (EnvironmentFault, "does not serve ranges", 20),
+    "other_range": (EnvironmentFault, "asked for bytes 0 to 1048575, the server sends bytes 1-", 20),
+    "longer_answer": (EnvironmentFault, "asked for bytes 0 to 1048575, the server sends .* in 1,495,200 bytes", 20),
+    "no_size": (EnvironmentFault, "which names no range", 20),
+    "huge_size": (EnvironmentFault, "4,611,686,018,427,387,904 bytes, which no file here can have", 20),
+    "another_size_later": (EnvironmentFault, "the file was changed while it was fetched", 20),
+    "another_version_later": (EnvironmentFault, "the file was changed while it was fetched", 20),
+    "cut": (EnvironmentFault, "the connection broke, 3 times", 20),
+    "zipped": (EnvironmentFault, "the server sends the file encoded", 20),
+    "busy": (EnvironmentFault, "the server answers 503, 3 times", 20),
+    "hangs": (EnvironmentFault, r"no answer in 0.3 s|took more than 0.3 s", 0.3),
+    "hangs_later": (EnvironmentFault, r"no answer in 1 s|took more than 1 s", 1),
+    "drips": (EnvironmentFault, r"no answer in 0.3 s|took more than 0.3 s", 0.3),
+    "forbidden": (EnvironmentFault, "gives no access \\(403\\)", 20),
+    "nonsense": (EnvironmentFault, "is no valid HTTP|the connection broke", 20),
+}
+
+
+@pytest.mark.parametrize("behaviour", BROKEN)
+def test_a_broken_server_is_named_in_a_line(behaviour: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "PAUSES", (0.01, 0.01))
+    error, said, seconds = BROKEN[behaviour]
+    with served({"/m.gguf": TINY["Q4_0"]}, behaviour) as server:
+        with pytest.raises(error, match=said) as caught:
+            looked_at(server, "/m.gguf?signature=SECRET", time_limit=seconds)
+        assert server.sent < SOME
+    line = str(caught.value)
+    assert line.startswith(f"http://127.0.0.1:{server.server_address[1]}/m.gguf?…: ")
+    assert line.isprintable()
+    assert "SECRET" not in line
+
+
+def test_an_answer_without_end_is_cut() -> None:
+    with served({"/m.gguf": TINY["Q4_0"]}, "part_without_end") as server:
+        assert looked_at(server).verdict == "clean in the sample"  # what was asked for came first
+        assert server.sent < 64 * SOME
+
+
+def test_a_server_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "PAUSES", (0.01, 0.01))
+    with served({"/m.gguf": TINY["Q4_0"]}, "busy_once") as server:
+        assert looked_at(server).verdict == "clean in the sample"
+
+
+def test_a_small_file_needs_no_ranges() -> None:
+    body = corpus.gguf([], [corpus.info("t", [8], corpus.T_F32, 0)], [corpus.A]).data
+    with served({"/m.gguf": body}, "no_ranges") as server:
+        result = looked_at(server)
+    assert (result.verdict, result.exit_code, len(server.asked)) == ("clean in the sample", 5, 1)
+
+
+def test_redirects() -> None:
+    page = b"<!DOCTYPE html>" + bytes(2 << 20)
+    with served({"/page": page, "/there": TINY["Q4_0"]}) as server:
+        server.redirects["/m.gguf"] = "/there"
+        assert looked_at(server).verdict == "clean in the sample"
+        assert [a.path for a in server.asked[:3]] == ["/m.gguf", "/there", "/there"]  # then no more is redirected
+        server.redirects["/m.gguf"] = "/page"
+        refused = looked_at(server)
+        assert (refused.exit_code, refused.verdict) == (4, "refused")
+        assert "a web page: download the file itself" in refused.sentence
+        assert refused.files[0].shown == server.url()
+        for to, said in (("/m.gguf", "redirects without end"), ("file:///etc/passwd", "no address of a file")):
+            server.redirects["/m.gguf"] = to
+            with pytest.raises(EnvironmentFault, match=said):
+                looked_at(server)
+
+
+def test_no_file_and_no_server() -> None:
+    with served({}) as server:
+        with pytest.raises(NoSuchFile, match="the server has no such file \\(404\\)") as missing:
+            looked_at(server)
+        assert missing.value.exit_code == 2
+        with pytest.raises(EnvironmentFault, match="no connection by TLS: "):
+            audit(server.url(scheme="https"), AuditOptions(progress=False, time_limit=5))
+        server.files["/m.gguf"] = b""
+        assert looked_at(server).sentence.startswith("cannot be read safely: an empty file")
+    with pytest.raises(EnvironmentFault, match="no connection: ") as gone:
+        looked_at(server)
+    assert gone.value.exit_code == 3
+
+
+def test_a_header_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST", 1 << 12)
+    monkeypatch.setattr(remote, "MOST_HEADER", 1 << 16)
+    words = corpus.array("words", corpus.STRING, 40_000, [corpus.text("abcd") * 40_000])
+    body = corpus.with_pair(words).data
+    with served({"/m.gguf": body}) as server:
+        with pytest.raises(EnvironmentFault, match="the header does not end within 0 MiB, and no more is fetched"):
+            looked_at(server)
+        assert server.sent == 1 << 16
+        monkeypatch.setattr(remote, "MOST_HEADER", 1 << 20)
+        assert looked_at(server).refused is None
+        server.files["/m.gguf"] = body[: 1 << 18]  # and one that the file ends in
+        assert looked_at(server).exit_code == 4
+
+
+@pytest.mark.parametrize("first", [24, 33, 100, 2000])
+def test_where_the_first_bytes_end_makes_no_difference(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST", first)
+    with open_model(TINY["Q4_0"]) as model, served({"/m.gguf": TINY["Q4_0"]}) as server:
+        result = looked_at(server, tensor="output_norm")
+        assert [*result.files[0].byte_map] == [*model.parts[0].byte_map]
+        assert list(result.files[0].metadata) == list(model.metadata)
+
+
+def test_every_crafted_header_is_refused_as_a_local_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FIRST", 40)
+    path = tmp_path / "m.gguf"
+    differing = []
+    with served({}) as server:
+        for entry in corpus.BAD[::8]:
+            data = entry.build().data
+            path.write_bytes(data)
+            server.files["/m.gguf"] = data
+            local = audit(path, AuditOptions(llama=False, readers=False, progress=False, digest=False))
+            there = looked_at(server)
+            if (local.refused, local.exit_code or 5) != (there.refused, there.exit_code):
+                differing.append(entry.name)
+    assert differing == []
+
+
+def test_split_models() -> None:
+    entry = next(e for e in corpus.SPLITS if e.slug is None and len(e.files) > 1)
+    with served({f"/a b/{name}": data for name, data in entry.files.items()}) as server:
+        opened = f"/a%20b/{entry.opened}?signature=SECRET"
+        result = looked_at(server, opened)
+        assert (len(result.files), result.verdict) == (len(entry.files), "clean in the sample")
+        assert [file.shown for file in result.files] == [server.url(f"/a%20b/{name}") + "?…" for name in entry.files]
+        assert all(asked.path.endswith("?signature=SECRET") for asked in server.asked)
+        last = list(entry.files)[-1]
+        del server.files[f"/a b/{last}"]
+        refused = looked_at(server, opened)
+        assert (refused.exit_code, ids(refused)) == (4, [rule("split-part-missing")])
+        assert f"no file {last} beside it" in refused.sentence
+
+
+def test_the_hub(tmp_path: Path) -> None:
+    with served({"/cdn/m.gguf": TINY["Q4_0"]}) as cdn, served({}) as hub:
+        hub.redirects["/owner/repo/resolve/main/folder/m.gguf"] = cdn.url("/cdn/m.gguf?signature=SECRET")
+        for path in ("/api/models/owner/repo", "/api/models/owner/repo/revision/main"):
+            hub.answers[path] = json.dumps({"id": "owner/repo", "sha": "0" * 40, "siblings": []}).encode()
+        environment = {"HF_ENDPOINT": hub.url(""), "HF_TOKEN": "hf_SECRET", "HF_HOME": str(tmp_path)}
+        options = ("--no-llama", "--no-readers", "--json", tmp_path / "a.json")
+        done = cli("audit", "hf://owner/repo/folder/m.gguf", *options, **environment)
+        assert (done.returncode, done.stderr) == (5, "")
+        assert done.stdout.startswith("CLEAN IN THE SAMPLE: hf://owner/repo/folder/m.gguf: ")
+        assert "SECRET" not in done.stdout + (tmp_path / "a.json").read_text()
+        assert {a.authorization for a in hub.asked if "resolve" in a.path} == {"Bearer hf_SECRET"}
+        assert {a.authorization for a in cdn.asked} == {None}
+        gone = cli("audit", "hf://owner/other/m.gguf", *options, **environment)
+        assert (gone.returncode, gone.stdout) == (2, "")
+        assert re.fullmatch(r"gguf-verify: hf://owner/other/m\.gguf: the hub has no such repository .*\n", gone.stderr)
+
+
+def test_what_the_extra_installs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "find_spec", lambda name: None if name == "aiohttp" else name)
+    with pytest.raises(EnvironmentFault, match=r"aiohttp, which is not .*; run: pip install aiohttp$"):
+        audit("https://localhost/m.gguf")
+
+
+def test_many_files_and_what_needs_a_whole_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with served({"/m.gguf": TINY["Q4_0"]}) as server:
+        names = [server.url(), server.url("/n.gguf"), str(TINY["Q5_1"])]
+        assert main(["audit", *names, "--no-llama", "--no-readers"]) == 2
+        printed = capsys.readouterr().out
+        for line in ("CLEAN IN THE SAMPLE: http", r"BROKEN OFF: http.*\(404\)", "CLEAN AS FAR AS CHECKED: "):
+            assert re.search(f"^{line}", printed, re.MULTILINE)
+        for wrong in (["--source", str(TINY["F16"])], ["--offset", "1"]):
+            assert main(["audit", server.url(), *wrong]) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["https://", "https:///m.gguf", "http://h/", "hf://a/b/%00", "https://h/a%2fb", "https://[/m"]
+)
+def test_addresses_that_name_no_file(text: str) -> None:
+    with pytest.raises(UsageError, match="names no file"):
+        Address.of(text)
+
+
+def test_addresses() -> None:
+    assert Address.of("m.gguf") is None
+    assert Address.of("/a/https://b") is None
+    address = Address.of("HTTPS://u:p@h:8/a%20b/m-1.gguf?t=1#x")
+    assert address is not None
+    assert (address.name, address.scheme, str(address)) == ("m-1.gguf", "https", "https://h:8/a%20b/m-1.gguf?…")
+    assert address.beside("m 2.gguf").url == "https://u:p@h:8/a%20b/m%202.gguf?t=1#x"
+    assert "p@" not in repr(address)
