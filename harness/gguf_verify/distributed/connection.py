@@ -19,6 +19,8 @@ LOCAL = "local"
 #: The longest path of a socket (sun_path in unix(7)), and how long what Ray appends to its folder's may be.
 _SOCKET, _APPENDED = 107, 66
 _LOOPBACK = "127.0.0.1"
+#: Ray keeps the first that it reads.
+_TOKEN = secrets.token_hex(32)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -86,7 +88,7 @@ def _variables(address: str) -> Iterator[None]:
         made |= {
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a node has the address 127.0.0.1, and listens there
             "RAY_AUTH_MODE": "token",  # other users of this machine cannot have it run what they like
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_AUTH_TOKEN": _TOKEN,
             "RAY_enable_metrics_collection": "0",
         }
     before = {name: os.environ.get(name) for name in made}
