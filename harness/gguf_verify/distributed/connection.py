@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from ..support import scratch
 from ..support.command_line import cores
 from ..support.errors import EnvironmentFault
+from ..support.text import printable
 
 #: The address that means: processes of this machine alone.
 LOCAL = "local"
@@ -21,6 +23,8 @@ _SOCKET, _APPENDED = 107, 66
 _LOOPBACK = "127.0.0.1"
 #: Ray keeps the first that it reads.
 _TOKEN = secrets.token_hex(32)
+#: Seconds in which a cluster takes a connection.
+_TO_REACH = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -71,13 +75,27 @@ def _join(address: str) -> None:
     import ray
 
     try:
+        _reach(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
-        raise EnvironmentFault(f"--ray {address}: no cluster of Ray answers there: {_first_line(error)}") from error
+        raise EnvironmentFault(
+            f"--ray {printable(address)}: no cluster of Ray answers there: {_first_line(error)}"
+        ) from error
+
+
+def _reach(address: str) -> None:
+    """Ray tries for minutes where nobody listens. Raises OSError, ValueError for what is no address."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("an address is HOST:PORT, ray://HOST:PORT, auto or local")
+    socket.create_connection((host.strip("[]"), int(port)), _TO_REACH).close()
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    said = getattr(error, "strerror", None) or str(error).strip()
+    return printable(next(iter(said.splitlines()), type(error).__name__), 200)
 
 
 @contextmanager
