@@ -41,7 +41,7 @@ def judges(address: str | None, run: Run, path: Any, kernel: Any, host: Any, opt
     if options.save_case:
         raise UsageError("--save-case needs the wrong product in this process: leave --ray out")
     if find_spec("ray") is None:
-        raise EnvironmentFault(f"--ray needs Ray, which is not installed; run: {INSTALL}", "no-ray")
+        raise EnvironmentFault(f"--ray needs Ray, which is not installed; run: {INSTALL}")
     with connected(address):
         from .cluster import cluster  # it imports Ray
 

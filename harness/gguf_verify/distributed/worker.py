@@ -73,6 +73,7 @@ class Worker:
             try:
                 self._run = self._opened()
             except (HarnessError, LlamaRefused) as error:
+                error.args = (f"a worker of Ray on {platform.node()}: {error}",)
                 self._fault = Refused.of(error)
                 self._stack.close()
         return self._fault
@@ -105,22 +106,17 @@ class Worker:
         stack.enter_context(sandboxed(options.sandbox, options.kernel_memory))
         if (work.scratch / "lock").exists():
             scratch.join(work.scratch)
-        try:
-            run = stack.enter_context(open_run(work.path, work.kernel, work.host, options))
-        except HarnessError as error:
-            error.args = (f"a worker of Ray on {platform.node()}: {error}",)
-            raise
+        run = stack.enter_context(open_run(work.path, work.kernel, work.host, options))
         stack.callback(run.close)
         machine, parts = files(run.model)
         same_files = bool(machine) and (machine, parts) == (work.machine, work.parts)
         if not same_files and run.model.sha256() != work.digests:
             raise EnvironmentFault(
-                f"a worker of Ray on {platform.node()} finds another file as {work.path}: its SHA-256 is not that of "
-                "the file here; put the same file there"
+                f"it finds another file as {work.path}: the SHA-256 is not that of the file here; put the same file there"
             )
         differs = difference(work.known, identity(run, work.kernel))
         if differs is not None:
-            raise EnvironmentFault(f"a worker of Ray on {platform.node()} has {differs}; nothing was judged there")
+            raise EnvironmentFault(f"it has {differs}; nothing was judged there")
         return run
 
 
