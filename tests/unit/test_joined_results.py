@@ -154,7 +154,7 @@ def test_explanations_of_parts(calls: list[tuple[bool, str | None]], cuts: list[
             if said:
                 to.say(_diagnosis(verdict or "unknown", str(i)))
             else:
-                to.add((verdict, str(i)))
+                to.add((verdict, str(i)))  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gguf_verify.rungs.explain._output_map", lambda call, grid: grid)
@@ -214,7 +214,7 @@ def test_distances_of_an_oracle(found: list[tuple[str, float]], cut: int) -> Non
 
 
 def test_activations_that_parts_share_are_counted_once() -> None:
-    several, one = Quantizers(SimpleNamespace()), Agreement(32, 1, 1, 1, 0, None)
+    several, one = Quantizers(SimpleNamespace()), Agreement(32, 1, 1, 1, 0, None)  # type: ignore[arg-type]
     several.join({("MMQ", b"1"): one})
     several.join({("MMQ", b"1"): one, ("MMQ", b"2"): one, ("MMVQ", b"1"): one})
     assert list(several.seen) == [("MMQ", b"1"), ("MMQ", b"2"), ("MMVQ", b"1")]

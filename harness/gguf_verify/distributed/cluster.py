@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -50,7 +51,7 @@ def cluster(address: str, run: Run, path: str, kernel: str, host: str, options: 
         machine, parts = files(run.model)
         work = Work(
             path, kernel, host, replace(options, threads=threads, progress=False), machine, parts, run.model.sha256(),
-            identity(run, kernel), scratch.top(),
+            identity(run, kernel), Path.cwd(), scratch.top(),
         )  # fmt: skip
         kind = ray.remote(Worker).options(
             num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0, max_restarts=-1, max_task_retries=RETRIES

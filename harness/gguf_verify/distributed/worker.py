@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import platform
 from contextlib import ExitStack
@@ -29,6 +31,7 @@ class Work:
         machine, parts: see `identity.files`.
         digests: SHA-256 of each part.
         known: see `identity.identity`.
+        folder: in which relative paths begin, where the worker has it.
         scratch: the folder of temporary files of the process that asks, where it is on the same machine.
     """
 
@@ -40,6 +43,7 @@ class Work:
     parts: list[list[int]]
     digests: tuple[str, ...]
     known: dict[str, str]
+    folder: Path
     scratch: Path
 
 
@@ -102,6 +106,8 @@ class Worker:
     def _opened(self) -> Run:
         work = self._work
         options = work.options
+        with contextlib.suppress(OSError):
+            os.chdir(work.folder)
         stack = self._stack
         stack.enter_context(sandboxed(options.sandbox, options.kernel_memory))
         if (work.scratch / "lock").exists():
@@ -111,9 +117,7 @@ class Worker:
         machine, parts = files(run.model)
         same_files = bool(machine) and (machine, parts) == (work.machine, work.parts)
         if not same_files and run.model.sha256() != work.digests:
-            raise EnvironmentFault(
-                f"it finds another file as {work.path}: the SHA-256 is not that of the file here; put the same file there"
-            )
+            raise EnvironmentFault(f"it finds another file as {work.path}: its SHA-256 is not that of the file here")
         differs = difference(work.known, identity(run, work.kernel))
         if differs is not None:
             raise EnvironmentFault(f"it has {differs}; nothing was judged there")

@@ -59,7 +59,7 @@ def test_what_breaks_off_a_plan_comes_after_what_was_found(wrong: Wrong, monkeyp
     capture = LoadedModel.capture
 
     def broken(self: LoadedModel, *args: object, **more: object) -> object:
-        for i, gemm in enumerate(capture(self, *args, **more)):
+        for i, gemm in enumerate(capture(self, *args, **more)):  # type: ignore[arg-type]
             if i == 6:
                 raise LlamaRefused("no more")
             yield gemm

@@ -35,7 +35,7 @@ OPTIONS = Options(progress=False, threads=1)
     ],
 )
 def test_what_another_process_cannot_open(asked: dict[str, Any], words: str) -> None:
-    given = {"path": MODEL, "kernel": "q8_1_naive", "host": "cpu", "options": OPTIONS} | asked
+    given: dict[str, Any] = {"path": MODEL, "kernel": "q8_1_naive", "host": "cpu", "options": OPTIONS} | asked
     with pytest.raises(UsageError, match=words), judges("local", None, **given):
         pass
 
@@ -76,7 +76,7 @@ def _work(run: Run) -> worker.Work:
     machine, parts = identity.files(run.model)
     known = identity.identity(run, "q8_1_naive")
     return worker.Work(
-        str(MODEL), "q8_1_naive", "cpu", OPTIONS, machine, parts, run.model.sha256(), known, scratch.top()
+        str(MODEL), "q8_1_naive", "cpu", OPTIONS, machine, parts, run.model.sha256(), known, Path.cwd(), scratch.top()
     )
 
 
