@@ -23,7 +23,7 @@ from ..support import scratch
 from ..support.errors import EnvironmentFault, HarnessError
 from ..support.progress import Steps
 from .identity import files, identity
-from .worker import Refused, Work, Worker
+from .worker import Judged, Refused, Work, Worker
 
 #: Times that Ray gives a task out again whose worker was lost.
 RETRIES = 3
@@ -96,7 +96,7 @@ class Cluster:
                 if not over and self._room(queue):
                     try:
                         step = next(plan)
-                        queue.append((step, None if step.task is None else self._give(step)))
+                        queue.append((step, None if step.task is None else self._give(run, step)))
                     except StopIteration:
                         over = True
                     except (HarnessError, LlamaRefused) as error:
@@ -104,34 +104,35 @@ class Cluster:
                 self._look(waits=over or not self._room(queue))
                 while queue and queue[0][1] not in self._given:
                     step, answer = queue.popleft()
-                    yield step, None if answer is None else self._value(answer)
+                    yield step, None if answer is None else self._found(run, answer)
         if broken is not None:
             raise broken
 
     def again(self, run: Run, task: Task[Found]) -> Found:
         """As `Judges.again`."""
-        answer = self._send(ray.put(task))
+        answer = self._send(run, ray.put(task))
         while answer in self._given:
             self._look(waits=True)
-        found: Found = self._value(answer)
+        found: Found = self._found(run, answer)
         return found
 
     def _room(self, queue: deque[tuple[Step[T], Any]]) -> bool:
         n = len(self._workers)
         return len(self._given) < _GIVEN * n and len(queue) < _UNMERGED * n
 
-    def _give(self, step: Step[T]) -> Any:
+    def _give(self, run: Run, step: Step[T]) -> Any:
         """Give its task out. From then on its arrays are those of the object store."""
         kept = ray.put(step.task)
         step.task = ray.get(kept)
-        return self._send(kept)
+        return self._send(run, kept)
 
-    def _send(self, kept: Any) -> Any:
+    def _send(self, run: Run, kept: Any) -> Any:
         loads = [0] * len(self._workers)
         for i in self._given.values():
             loads[i] += 1
         i = loads.index(min(loads))
-        answer = self._workers[i].judge.remote(kept)
+        left = run.budget.left if run.budget.limited else None
+        answer = self._workers[i].judge.remote(kept, left, run.budget.words)
         self._given[answer] = i
         return answer
 
@@ -141,6 +142,12 @@ class Cluster:
             ready, _ = ray.wait([*self._given], num_returns=1, timeout=None if waits else 0)
             for answer in ready:
                 del self._given[answer]
+
+    def _found(self, run: Run, answer: Any) -> Any:
+        """What a task found. Raises what the worker raised."""
+        judged: Judged = self._value(answer)
+        run.budget.cut |= judged.cut
+        return judged.found
 
     @staticmethod
     def _value(answer: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from ..llama import LlamaRefused
 from ..processes.sandbox import sandboxed
 from ..results import Options
+from ..rungs.budget import Budget
 from ..rungs.opening import open_run
 from ..rungs.run import Run
 from ..rungs.tasks import Task
@@ -45,6 +46,14 @@ class Work:
     known: dict[str, str]
     folder: Path
     scratch: Path
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a task found, and whether the time that was left kept something from being looked for."""
+
+    found: Any
+    cut: bool
 
 
 @dataclass(frozen=True)
@@ -82,12 +91,18 @@ class Worker:
                 self._stack.close()
         return self._fault
 
-    def judge(self, task: Task[Any]) -> Any:
-        """What the task finds, with the time of its stages; Refused where it cannot be judged here."""
+    def judge(self, task: Task[Any], left: float | None = None, words: str = "") -> Judged | Refused:
+        """What the task finds, with the time of its stages; Refused where it cannot be judged here.
+
+        Args:
+            left: seconds that the rung has, where it has not as many as it takes; `words` say why that is all.
+        """
         fault = self.open()
         if fault is not None:
             return fault
         assert self._run is not None
+        budget = self._run.budget = Budget(left)
+        budget.words = words
         before = stages.seconds()
         try:
             found = task.judge(self._run)
@@ -96,7 +111,7 @@ class Worker:
         part = getattr(found, "part", None)
         if part is not None:
             part.stages.update(stages.since(before))
-        return found
+        return Judged(found, budget.cut)
 
     def close(self) -> None:
         """End what was started."""
@@ -124,4 +139,4 @@ class Worker:
         return run
 
 
-__all__ = ["Refused", "Work", "Worker"]
+__all__ = ["Judged", "Refused", "Work", "Worker"]

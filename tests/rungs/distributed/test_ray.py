@@ -7,14 +7,17 @@ import socket
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import gguf_verify.rungs.blocks
 from gguf_verify.distributed.connection import connected
+from gguf_verify.distributed.worker import Judged
 from gguf_verify.llama import LlamaRefused
 from gguf_verify.results import Options, Report
+from gguf_verify.rungs.budget import Budget
 from gguf_verify.rungs.tasks import Step
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
@@ -62,11 +65,17 @@ def test_a_lost_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(there) == told(here)
 
 
+def run_of() -> Any:
+    """A run of which only the budget is asked."""
+    return SimpleNamespace(budget=Budget())
+
+
 class Judge:
     """A worker that only judges."""
 
-    def judge(self, task: Any) -> Any:
-        return task.judge(None)
+    def judge(self, task: Any, left: float | None, words: str) -> Judged:
+        assert (left, words) == (None, Budget().words)
+        return Judged(task.judge(None), cut=False)
 
 
 def test_order_and_bounds(tmp_path: Path) -> None:
@@ -88,7 +97,7 @@ def test_order_and_bounds(tmp_path: Path) -> None:
     found, ahead = [], []
 
     def follow() -> None:
-        for _, answer in Cluster(workers).each(None, plan()):
+        for _, answer in Cluster(workers).each(run_of(), plan()):
             found.append(answer)
             ahead.append(len(planned) - len(found))
 
@@ -109,7 +118,7 @@ def test_a_task_that_is_lost_each_time() -> None:
     worker = ray.remote(Judge).options(num_cpus=0, max_restarts=-1, max_task_retries=1).remote()
     task = Waits(0, "", waits=False, marks=False, dies=True)
     with pytest.raises(EnvironmentFault, match="a worker of Ray was lost"):
-        list(Cluster([worker]).each(None, (Step(task=task) for _ in range(1))))
+        list(Cluster([worker]).each(run_of(), (Step(task=task) for _ in range(1))))
     ray.kill(worker)
 
 

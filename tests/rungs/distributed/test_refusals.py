@@ -151,3 +151,20 @@ def test_kernels_of_one_name(work: worker.Work, tmp_path: Path) -> None:
         run.close()
     assert identity.difference(before, before) is None
     assert "kernel's file" in (identity.difference(before, after) or "")
+
+
+def test_what_time_is_left(work: worker.Work) -> None:
+    """A task gets the time that is left, and tells where that kept it from looking for something."""
+
+    class Asks:
+        def judge(self, run: Run) -> Any:
+            run.budget.cut = run.budget.spent
+            return run.budget.limited, run.budget.words
+
+    of = worker.Worker(work)
+    try:
+        assert of.judge(Asks()) == worker.Judged((False, ""), cut=False)
+        assert of.judge(Asks(), 1e6, "why") == worker.Judged((True, "why"), cut=False)
+        assert of.judge(Asks(), 0.0, "why") == worker.Judged((True, "why"), cut=True)
+    finally:
+        of.close()
