@@ -17,7 +17,7 @@ from ..rungs.tasks import Here, Judges
 from ..support.errors import EnvironmentFault, UsageError
 from .connection import LOCAL, connected
 
-INSTALL = "pip install 'gguf-verify[ray]'"
+INSTALL = "pip install 'ray>=2.52'"
 
 
 @contextmanager
