@@ -11,6 +11,7 @@ from typing import Any
 
 from .cases import Keeper
 from .costs import Text, measure, open_source, read_text
+from .distributed import judges
 from .environment import environment_of, unknown_environment
 from .gguf import Model
 from .gguf.matrices import may_be_matrix
@@ -68,6 +69,7 @@ def verify(
     watcher: Watcher | None = None,
     interrupted_report: bool = False,
     clock: Callable[[], float] = time.monotonic,
+    ray: str | None = None,
 ) -> Report:
     """Verify a GGUF model with a kernel.
 
@@ -92,6 +94,8 @@ def verify(
             `Report.ended_by` and `Report.not_climbed` say what is missing. Before the first rung that is nothing, and
             most of the report's environment is "unknown". A run that was over by then is whole.
         clock: what time it is in seconds, for `Options.budget`.
+        ray: the address of a cluster of Ray, whose processes judge tensors and GEMMs, or "local" for processes of this
+            machine; None for this process. The report is the same.
 
     The file is read again at the end: `Report.changed` says where it is no longer the one that was verified.
 
@@ -135,6 +139,7 @@ def verify(
         with (
             sandboxed(options.sandbox, options.kernel_memory),
             open_run(path, kernel, host, options, None if keeper is None else keeper.keep) as run,
+            judges(ray, run, path, kernel, host, options) as run.judges,
         ):
             model = run.model
             chosen = asked_rungs(rungs, run.kernel.computes)

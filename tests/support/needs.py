@@ -153,6 +153,7 @@ NEEDS = {
     "nvrtc": Need("NVRTC", "pip install nvidia-cuda-nvrtc", _nvrtc),
     "torch": Need("PyTorch", "pip install torch", _modules("torch")),
     "triton": Need("Triton", "pip install triton torch", _modules("triton", "torch")),
+    "ray": Need("Ray", "pip install '.[ray]'", _modules("ray")),
     "matplotlib": Need("matplotlib", "pip install matplotlib", _modules("matplotlib")),
     "shared-models": Need(
         "shared model", "the folder shared/models beside the checkout",

@@ -6,7 +6,7 @@ import platform
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -56,6 +56,9 @@ from .sources import Source, open_source
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+
+#: The contents of tensors, in order; told of bytes that are done.
+Scanning = Callable[[Sequence[Tensor], Callable[[int], object]], Generator[Content]]
 
 AuditVerdict = Literal[
     "clean",
@@ -487,22 +490,27 @@ class Examination:
 
     def read(
         self, tensors: Sequence[Tensor], told: Callable[[Content], object] = lambda _content: None,
-        parts: Iterable[Sequence[Tensor]] | None = None,
+        parts: Iterable[Sequence[Tensor]] | None = None, scan: Scanning | None = None,
     ) -> None:  # fmt: skip
         """Scan every tensor, or what was drawn of them.
 
         Args:
             told: gets what is known of each tensor as it comes.
             parts: the tensors in parts, which are scanned one after the other; it may end before all of them.
+            scan: who scans a part; None: llama.cpp's process.
         """
         if self.sampled is not None:
             self.unverified += [
                 (t.name, f"one of more than {OF_ALL:,} tensors: not sampled") for t in self.sampled.left
             ]
             tensors = self.sampled.tensors
+
+        def here(tensors: Sequence[Tensor], on_bytes: Callable[[int], object]) -> Generator[Content]:
+            return contents(tensors, self.llama, self.threads, on_bytes)
+
         with self._bar("audit", tensors) as bar:
             for part in [tensors] if parts is None else parts:
-                with closing(contents(part, self.llama, self.threads, bar.update)) as found:
+                with closing((scan or here)(part, bar.update)) as found:
                     self._follow(found, tensors, told, bar)
             self.findings += sign_findings(self.contents)
             if isinstance(self.llama, Llama):
@@ -566,4 +574,4 @@ def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (f.part, f.start, f.stop, f.id)))
 
 
-__all__ = ["Audit", "AuditHeader", "AuditOptions", "Examination", "audit", "coverage", "select"]
+__all__ = ["Audit", "AuditHeader", "AuditOptions", "Examination", "Scanning", "audit", "coverage", "select"]

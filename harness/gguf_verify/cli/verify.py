@@ -85,6 +85,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="write the first wrong product into a new folder, as files that NumPy can check")  # fmt: skip
     add("--certificate", type=Path, metavar="FILE",
         help="also write the verdict as a statement about digests, for `gguf-verify check-certificate`")  # fmt: skip
+    add("--ray", metavar="ADDRESS",
+        help="judge tensors and GEMMs in processes of Ray: of the cluster at this address, or local ones")  # fmt: skip
     add("--sign-with", type=Path, metavar="KEY",
         help="sign the certificate with this key of ssh-keygen, into FILE.sig")  # fmt: skip
     add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
@@ -199,6 +201,7 @@ def _run(args: argparse.Namespace) -> int:
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,
         source_text=args.source_text, waivers=args.waivers, watcher=watcher(args, options), interrupted_report=True,
+        ray=args.ray,
     )  # fmt: skip
     exit_code = deliver_run(report, args.verbose, files)
     return exit_code if certificate is None or not report.rungs else certificate.write(report, exit_code)
@@ -238,6 +241,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--source belongs to a verification, not to --identify")
     if args.identify and (args.certificate is not None or args.sign_with is not None):
         raise UsageError("--certificate belongs to a verification, not to --identify")
+    if args.identify and args.ray is not None:
+        raise UsageError("--ray belongs to a verification, not to --identify")
     if args.only_call and args.certificate is not None:
         raise UsageError("--certificate is about a whole verification, not about one call: leave --only-call out")
     if args.identify and args.waivers is not None:

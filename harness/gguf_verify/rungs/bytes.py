@@ -7,10 +7,14 @@ of the file, because nothing that is computed from it means anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from ..audit import Content, Examination, Readers, Reading, compare_readers, coverage
+from ..audit import Content, Examination, Readers, Reading, compare_readers, contents, coverage
 from ..audit.readers import TIME_LIMIT, not_compared
 from ..gguf import Finding, Tensor, check_consistency
 from ..gguf.matrices import matrix_of, may_be_matrix, where
@@ -21,9 +25,12 @@ from ..support.errors import Culprit
 from .course import in_order
 from .interface import Rung
 from .run import Run
+from .tasks import Step
 
 #: Bytes that are scanned at a time where a budget may end the scan.
 _PART = 1 << 28
+#: Tasks of the whole file for each that is wanted at a time.
+_TASKS = 4
 #: Rules of the audit whose blocks are reported one by one.
 _OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
 
@@ -45,7 +52,8 @@ def check(run: Run, result: RungResult) -> None:
         ours += [f for part in run.model.parts for f in coverage(part)]
         _say(result, ours)
         run.tick()
-        examined.read(tensors, told, _parts(run, tensors))
+        scan = None if run.judges.wanted == 1 else partial(_in_tasks, run)
+        examined.read(tensors, told, _parts(run, tensors), scan)
         _say(result, of_content := capped(examined.findings))
         _compare_readers(run, result, [*ours, *of_content], readings.result())
     if examined.fault is None:
@@ -57,6 +65,40 @@ RUNG = Rung(
     "bytes", 1, "Does every byte of the file mean to us what it means to llama.cpp?", ("blocks", "values"), check,
     tuple(COMPUTES),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ContentsTask:
+    """The contents of some tensors, which llama.cpp's process of another run scans."""
+
+    tensors: tuple[str, ...]
+
+    def judge(self, run: Run) -> tuple[tuple[Any, ...], ...]:
+        """Of each tensor the fields of `Content`, without the tensor. Raises EnvironmentFault."""
+        tensors = [run.model.tensors[name] for name in self.tensors]
+        with closing(contents(tensors, run.library, run.options.threads)) as found:
+            return tuple((c.scan, c.unverified, c.described, c.bad) for c in found)
+
+
+def _in_tasks(run: Run, tensors: Sequence[Tensor], on_bytes: Callable[[int], object]) -> Generator[Content]:
+    """The contents of tensors, as `Scanning`: consecutive ones together, a task of each."""
+
+    def plan() -> Generator[Step[ContentsTask]]:
+        some, nbytes = list[str](), 0
+        most = sum(t.nbytes for t in tensors) // (_TASKS * run.judges.wanted)
+        for i, tensor in enumerate(tensors, 1):
+            some.append(tensor.name)
+            nbytes += tensor.nbytes
+            if nbytes > most or i == len(tensors):
+                yield Step(task=ContentsTask(tuple(some)))
+                some, nbytes = [], 0
+
+    for step, found in run.judges.each(run, plan()):
+        assert step.task is not None
+        for name, fields in zip(step.task.tensors, found, strict=True):
+            content = Content(run.model.tensors[name], *fields)
+            on_bytes(content.tensor.nbytes)
+            yield content
 
 
 def _ordered(run: Run) -> list[Tensor]:

@@ -44,6 +44,9 @@ class Step(Generic[T]):
 class Judges(Protocol):
     """Who judges tasks."""
 
+    #: How many tasks keep it busy: work that needs no plan is divided into some more.
+    wanted: int
+
     def each(self, run: Run, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
         """The steps in order, each with what its task found (None without a task). Raises what the plan or a task
         raises, after all that came before it in the plan."""
@@ -56,6 +59,8 @@ class Judges(Protocol):
 
 class Here:
     """Each task is judged in this process when its turn comes, before the next is planned."""
+
+    wanted = 1
 
     def each(self, run: Run, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
         with closing(plan):

@@ -1,0 +1,170 @@
+"""What no process of Ray can judge, or must not: one line, and nothing is judged. Ray is not started here."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gguf_verify.cli import main
+from gguf_verify.distributed import identity, judges, worker
+from gguf_verify.kernels import open_kernel
+from gguf_verify.results import Options
+from gguf_verify.rungs.drawn import Drawn
+from gguf_verify.rungs.opening import open_run
+from gguf_verify.rungs.run import Run
+from gguf_verify.support import scratch
+from gguf_verify.support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
+from tests.support.tools import FIXTURES
+
+MODEL = FIXTURES / "tiny-Q4_0.gguf"
+OPTIONS = Options(progress=False, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"path": Drawn(("Q4_0",))}, "drawn data"),
+        ({"kernel": print}, "by their names"),
+        ({"host": object()}, "by their names"),
+        ({"options": dataclasses.replace(OPTIONS, save_case="case")}, "--save-case"),
+    ],
+)
+def test_what_another_process_cannot_open(asked: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"path": MODEL, "kernel": "q8_1_naive", "host": "cpu", "options": OPTIONS} | asked
+    with pytest.raises(UsageError, match=words), judges("local", None, **given):
+        pass
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
+    args = ["--rungs", "blocks", "--host", "cpu", "--progress", "never"]
+    assert main([str(MODEL), *args, "--ray", "local"]) == 3
+    assert "pip install 'ray" in capsys.readouterr().err
+
+
+@pytest.mark.needs("ray")
+@pytest.mark.parametrize(
+    ("address", "words"), [("nowhere", "HOST:PORT"), ("127.0.0.1:1", "refused"), ("127.0.0.1:99999", "HOST:PORT")]
+)
+def test_an_address_at_which_no_cluster_is(address: str, words: str) -> None:
+    """It is said at once; Ray would try for minutes."""
+    with (
+        pytest.raises(EnvironmentFault, match=f"no cluster of Ray answers there: .*{words}"),
+        judges(address, None, MODEL, "q8_1_naive", "cpu", OPTIONS),
+    ):
+        pass
+
+
+# ---- a worker that is not as this process ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def work() -> Iterator[worker.Work]:
+    with open_run(MODEL, "q8_1_naive", "cpu", OPTIONS) as run:
+        try:
+            yield _work(run)
+        finally:
+            run.close()
+
+
+def _work(run: Run) -> worker.Work:
+    machine, parts = identity.files(run.model)
+    known = identity.identity(run, "q8_1_naive")
+    return worker.Work(
+        str(MODEL), "q8_1_naive", "cpu", OPTIONS, machine, parts, run.model.sha256(), known, Path.cwd(), scratch.top()
+    )
+
+
+def opened(work: worker.Work, **other: Any) -> str | None:
+    of = worker.Worker(dataclasses.replace(work, **other))
+    try:
+        fault = of.open()
+        assert fault is None or of.judge(None) is fault
+        return None if fault is None else str(fault.error)
+    finally:
+        of.close()
+
+
+def test_the_same(work: worker.Work) -> None:
+    assert opened(work) is None
+
+
+def test_the_same_content_elsewhere(work: worker.Work, tmp_path: Path) -> None:
+    shutil.copy(MODEL, tmp_path / "model.gguf")
+    assert opened(work, path=str(tmp_path / "model.gguf")) is None
+
+
+def test_another_file(work: worker.Work, tmp_path: Path) -> None:
+    content = bytearray(MODEL.read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "model.gguf").write_bytes(content)
+    said = opened(work, path=str(tmp_path / "model.gguf"))
+    assert said is not None
+    assert "another file" in said
+    assert "\n" not in said
+
+
+def test_no_file(work: worker.Work, tmp_path: Path) -> None:
+    said = opened(work, path=str(tmp_path / "model.gguf"))
+    assert said is not None
+    assert said.startswith("a worker of Ray on ")
+
+
+@pytest.mark.parametrize("name", ["sandbox", "code of gguf-verify", "device", "kernel"])
+def test_another_machine(work: worker.Work, name: str) -> None:
+    """A worker that cannot be confined as this process is judges nothing; neither does one of another code."""
+    said = opened(work, known=work.known | {name: "other"})
+    assert said is not None
+    assert f"another {name}" in said
+
+
+def test_a_sandbox_that_is_not_there(work: worker.Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> Any:
+        raise EnvironmentFault("--sandbox bwrap: it is not installed")
+
+    monkeypatch.setattr(worker, "sandboxed", none)
+    assert (opened(work) or "").endswith(": --sandbox bwrap: it is not installed")
+
+
+def test_errors_are_passed_on_as_values() -> None:
+    """With their type where another process can make them again, and else with their words."""
+    assert isinstance(worker.Refused.of(UsageError("no")).error, UsageError)
+    odd = worker.Refused.of(KernelFinding("race", "words")).error
+    assert isinstance(odd, HarnessError)
+    assert str(odd) == "words"
+
+
+def test_kernels_of_one_name(work: worker.Work, tmp_path: Path) -> None:
+    """The file of a kernel is compared by its content."""
+    file = tmp_path / "kernel.py"
+    shutil.copy(FIXTURES.parent / "examples" / "numpy_q4_0.py", file)
+    with open_kernel(f"{file}:gemm", "cpu", 1) as kernel:
+        run = Run(None, kernel, OPTIONS)
+        before = identity.identity(run, f"{file}:gemm")
+        file.write_text(file.read_text() + "\n")
+        after = identity.identity(run, f"{file}:gemm")
+        run.close()
+    assert identity.difference(before, before) is None
+    assert "kernel's file" in (identity.difference(before, after) or "")
+
+
+def test_what_time_is_left(work: worker.Work) -> None:
+    """A task gets the time that is left, and tells where that kept it from looking for something."""
+
+    class Asks:
+        def judge(self, run: Run) -> Any:
+            run.budget.cut = run.budget.spent
+            return run.budget.limited, run.budget.words
+
+    of = worker.Worker(work)
+    try:
+        assert of.judge(Asks()) == worker.Judged((False, ""), cut=False)
+        assert of.judge(Asks(), 1e6, "why") == worker.Judged((True, "why"), cut=False)
+        assert of.judge(Asks(), 0.0, "why") == worker.Judged((True, "why"), cut=True)
+    finally:
+        of.close()
