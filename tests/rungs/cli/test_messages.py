@@ -30,7 +30,7 @@ SAFETENSORS = (2).to_bytes(8, "little") + b"{}" + bytes(100)
         (["no-such-model"], 2, r"'no-such-model' is no command and no file; "
          r".*a model is given by its path \[unknown-command\]"),
         (["https://example.invalid/m.gguf"], 2,
-         r"is a URL, and nothing is downloaded: fetch the file first .*\[url\]"),
+         r"is a URL, of which only `gguf-verify audit` reads a sample: fetch the file first .*\[url\]"),
         (["--kernel", "q8_1_dpa4"], 2, r"no kernel is called 'q8_1_dpa4'; did you mean 'q8_1_dp4a'\? there are: q8_1, "
          r".*FILE.py:NAME, FILE.cu:SYMBOL or FILE.toml \[unknown-kernel\]"),
         (["--rungs", "layer"], 2, r"no rung is called layer; did you mean 'layers'\? there are: bytes, blocks, codes, "
