@@ -261,8 +261,6 @@ class _Node:
         quantized: dict[int, Bytes],
     ) -> None:  # fmt: skip
         self._header, self._x, self._y, self._row, self._quantized = header, x, y, row, quantized
-        #: Row i of y comes of row i of x, by one matrix: nothing needs to be picked.
-        self._plain = len(x) == len(y) and not matrix.any() and bool((row == np.arange(len(x))).all())
         order = np.argsort(matrix, kind="stable")
         starts = np.flatnonzero(np.diff(matrix[order], prepend=-1))
         #: The output rows of each matrix that made any.
@@ -271,10 +269,7 @@ class _Node:
     def gemms(self) -> Iterator[Gemm]:
         """Each matrix that the node used, in their order."""
         for matrix, places in self._places.items():
-            if self._plain:
-                yield self._gemm(matrix, slice(None), self._y)
-            else:
-                yield self._gemm(matrix, self._row[places], self._y[places])
+            yield self._gemm(matrix, self._row[places], _picked(self._y, places))
 
     def idle(self) -> Iterator[Gemm]:
         """Each matrix that the node did not use, with some rows of x that others got."""
@@ -283,11 +278,12 @@ class _Node:
             if matrix not in self._places:
                 yield self._gemm(matrix, rows, self._y[:0], idle=True)
 
-    def _gemm(self, matrix: int, rows: npt.NDArray[Any] | slice, y: Floats, idle: bool = False) -> Gemm:
+    def _gemm(self, matrix: int, rows: npt.NDArray[Any], y: Floats, idle: bool = False) -> Gemm:
         header, checksums = self._header, self._header.crc32
+        quantized = {kind: _picked(x, rows) for kind, x in self._quantized.items()}
         return Gemm(
-            header.tensor, header.node, header.type, self._x[rows], y,
-            {kind: x[rows] for kind, x in self._quantized.items()}, None if checksums is None else checksums[matrix],
+            header.tensor, header.node, header.type, _picked(self._x, rows), y, quantized,
+            None if checksums is None else checksums[matrix],
             header.first_rows[matrix], idle, header.tokens, header.experts, header.on_backend,
         )  # fmt: skip
 
@@ -302,3 +298,8 @@ class _Node:
                     raise KernelFault(f"an output of {y.shape} for {len(places)} rows of {out.shape[1]}")
                 out[places] = y
         return out
+
+
+def _picked(array: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Rows of an array; where they are all of its rows in their order, the array itself."""
+    return array if np.array_equal(rows, np.arange(len(array))) else array[rows]
