@@ -47,7 +47,7 @@ def computed_on(
     k = w.shape[1] // fmt.block_bytes * fmt.block_size
     step = device.rows(k, outputs)
     parts: list[Product] = []
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), device.faults():
         for start in range(0, len(w), step):
             part = w[start : start + step]
             rows = device.put(part)
