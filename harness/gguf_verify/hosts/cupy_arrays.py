@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..results import HostInfo
 from ..support.arrays import Array, Library, register
-from ..support.errors import EnvironmentFault
+from ..support.errors import EnvironmentFault, UsageError
 from ..support.paths import kernel_root
 from .cupy_host import CupyHost, gpu_fault
 
@@ -150,7 +150,7 @@ class CupyFaults:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         cuda = self._cuda
         if isinstance(error, cuda.memory.OutOfMemoryError):
-            said = "the GPU's memory does not suffice for exact products (--oracle cpu computes them by NumPy)"
+            said = "the GPU's memory does not suffice for exact products (--exact-on cpu computes them by NumPy)"
             raise EnvironmentFault(f"{said}: {str(error).splitlines()[0]}") from None
         if isinstance(error, (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.cublas.CUBLASError)):
             raise EnvironmentFault(f"the GPU failed at exact products: {str(error).splitlines()[0]}") from None
@@ -164,8 +164,10 @@ def arrays_for(asked: str, host: str, seed: int) -> tuple[CupyArrays | None, str
         host: the name of the one that the kernel runs on.
         seed: of the sample that NumPy computes, too.
 
-    Raises EnvironmentFault where "gpu" was asked for and cannot be.
+    Raises EnvironmentFault where "gpu" was asked for and cannot be; UsageError for anything else.
     """
+    if asked not in ("auto", "cpu", "gpu"):
+        raise UsageError(f"exact products are computed on auto, cpu or gpu, not {asked!r}")
     if asked == "cpu" or (asked == "auto" and host != "gpu"):
         return None, "NumPy"
     fault = fault_of_arrays()
