@@ -153,6 +153,9 @@ class CardArray(NDArrayOperatorsMixin):
     def transpose(self, *axes: Any) -> CardArray:
         return CardArray(self.held.transpose(*axes))
 
+    def swapaxes(self, one: int, other: int) -> CardArray:
+        return CardArray(self.held.swapaxes(one, other))
+
     def sum(self, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> CardArray:
         return CardArray(_flushed(np.asarray(self.held.sum(axis=axis, dtype=dtype, keepdims=keepdims))))
 

@@ -50,7 +50,7 @@ class ExactProducts:
         """The products of single blocks of whole rows, as far as they can be computed together: see `each_block`."""
         if self._distance is not None or not isinstance(fmt, BlockFormat):
             return None
-        return each_block(semantics, fmt, rows, x, order, self._threads)
+        return each_block(semantics, fmt, rows, x, order, self._threads, self._run.device_for(rows, x))
 
     @contextmanager
     def of(self, tensor: Tensor) -> Iterator[None]:
