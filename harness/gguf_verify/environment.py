@@ -90,7 +90,7 @@ def environment_of(run: Run) -> Environment:
         file=run.file_info(),
         reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
         sandbox=_sandbox(run),
-        options=run.options,
+        options=run.options, exact_on=run.exact_on[1],
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def command_of(
         "-n": "n_predict", "-c": "ctx_size", "-s": "seed", "-t": "threads", "--tensor": "tensor",
         "--reference": "reference", "--probes": "probes", "--time-limit": "time_limit",
         "--kernel-time-limit": "kernel_time_limit", "--only-call": "only_call", "--sandbox": "sandbox",
-        "--kernel-memory": "kernel_memory",
+        "--kernel-memory": "kernel_memory", "--exact-on": "exact_on",
     }  # fmt: skip
     for flag, field in values.items():
         if (value := getattr(options, field)) != getattr(usual, field):

@@ -78,6 +78,7 @@ class Options:
         tensor: a regular expression that selects tensors; None for all.
         repack: let llama.cpp repack its weights.
         reference: the backend of llama.cpp that the kernel is compared with.
+        exact_on: where exact products are computed: "cpu", "gpu", or "auto" for the GPU where the kernel runs on one.
         time_limit: seconds that llama.cpp may take for one answer.
         kernel_time_limit: seconds that one call of a foreign kernel may take.
         kernel_memory: GiB of memory that a foreign kernel's processes may take together.
@@ -103,6 +104,7 @@ class Options:
     tensor: str | None = None
     repack: bool = False
     reference: str = "cpu"
+    exact_on: Literal["auto", "cpu", "gpu"] = "auto"
     time_limit: float = 900.0
     kernel_time_limit: float = 60.0
     kernel_memory: float = 16.0
@@ -286,7 +288,11 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that could matter to repeat a run."""
+    """Everything that could matter to repeat a run.
+
+    Args:
+        exact_on: where exact products were computed, in words.
+    """
 
     versions: Versions
     host: HostInfo
@@ -295,6 +301,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     reference: ReferenceInfo
     sandbox: SandboxInfo
     options: Options
+    exact_on: str = "NumPy"
 
 
 # ---- what a rung found -----------------------------------------------------------------------------------------------

@@ -100,6 +100,9 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     add("-s", "--seed", type=int, default=0, metavar="N", help="seed of the generated inputs (default: %(default)s)")
     add("--host", choices=HOST_CHOICES, default="auto",
         help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has")  # fmt: skip
+    add("--exact-on", choices=("auto", "cpu", "gpu"), default="auto",
+        help="where the exact products are computed that outputs are judged by; cpu: by NumPy; gpu: by CuPy, a sample "
+        "by NumPy too; auto: on the GPU, if the kernel runs there (default: %(default)s)")  # fmt: skip
     add("--declare", type=Path, metavar="FILE.toml",
         help="the declaration of your own kernel, where it is neither in its file nor beside it")  # fmt: skip
     add("--import", dest="imports", type=_listed, default=(), metavar="MODULES",
@@ -148,6 +151,7 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
         "thorough": args.thorough,
         "sanitize": args.sanitize, "exit_first": args.exitfirst, "only_call": args.only_call, "sandbox": args.sandbox,
         "declare": "" if args.declare is None else str(args.declare), "imports": args.imports, "loads": args.loads,
+        "exact_on": args.exact_on,
     }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from ..kernels.interface import Kernel, Weights
 from ..results import Call, Failure, RungResult, Side, TypeEnvelope
 from ..semantics import Order, Product, screened
 from ..semantics.terms_of_blocks import finite_scales
+from ..support.arrays import get
 from ..support.errors import KernelFault
 from .calls import ALONE, calling
 from .explain import Explanations, WrongCall
@@ -307,7 +308,11 @@ class TypeProbes:
         step = max(1, _CHUNK // k)
         for start in range(0, len(rows), step):
             span = slice(start, min(start + step, len(rows)))
-            yield span, screened(self._semantics, self._fmt, rows[span], encoded, order, self._run.options.threads)
+            device = self._run.device_for(rows[span], encoded)
+            yield (
+                span,
+                screened(self._semantics, self._fmt, rows[span], encoded, order, self._run.options.threads, device),
+            )
 
     def _no_tokens(self) -> None:
         """A call without tokens, which engines may never make: what happens is recorded and judged by nobody."""
@@ -355,7 +360,7 @@ class TypeProbes:
             values = special(k, self._like, 1e2 if halves else 1e4 if blocks else 1e6)
             finite = np.ones(len(values), bool)  # others are a matter of the definition's range
             for _, exact in self._exact(rows, self._semantics.bytes_of(values), None):
-                finite &= np.isfinite(exact.exact).all(axis=1)
+                finite &= get(np.isfinite(exact.exact).all(axis=1))
             return np.resize(values[finite], (m, k))
         values = drawn((m, k), self._like, self._run.options.seed)
         if m > 1 or probe.values == "drawn":

@@ -27,7 +27,7 @@ class ExactProducts:
     """The exact products of one rung."""
 
     def __init__(self, run: Run, result: RungResult) -> None:
-        self._threads = run.options.threads
+        self._run, self._threads = run, run.options.threads
         self._distance = OracleDistance(run, result) if run.kernel.definition.oracle is not None else None
 
     def product(
@@ -35,10 +35,11 @@ class ExactProducts:
     ) -> Product:
         """The product of weights uint8[N, row bytes] and activations uint8[M, row bytes]: see `semantics.product`.
 
-        Raises KernelFault where an author's oracle breaks its contract.
+        Raises KernelFault where an author's oracle breaks its contract; EnvironmentFault where a device computes other
+        numbers than NumPy.
         """
         if self._distance is None:
-            return screened(semantics, fmt, rows, x, order, self._threads)
+            return screened(semantics, fmt, rows, x, order, self._threads, self._run.device_for(rows, x))
         made = product(semantics, fmt, rows, x, order, self._threads)
         self._distance.add(semantics, fmt, rows, x, made)
         return made
@@ -49,7 +50,7 @@ class ExactProducts:
         """The products of single blocks of whole rows, as far as they can be computed together: see `each_block`."""
         if self._distance is not None or not isinstance(fmt, BlockFormat):
             return None
-        return each_block(semantics, fmt, rows, x, order, self._threads)
+        return each_block(semantics, fmt, rows, x, order, self._threads, self._run.device_for(rows, x))
 
     @contextmanager
     def of(self, tensor: Tensor) -> Iterator[None]:

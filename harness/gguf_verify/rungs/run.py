@@ -16,11 +16,13 @@ import numpy.typing as npt
 from ..formats import ElementFormat, WeightFormat
 from ..gguf import Model, Tensor
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
+from ..hosts.cupy_arrays import arrays_for
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama, LlamaRefused
 from ..llama.backends import BACKENDS, Backend
 from ..results import Call, FileInfo, Options, RungResult
 from ..semantics import Semantics, llama_cpu_semantics
+from ..semantics.device import Device
 from ..support.errors import UsageError
 from ..support.progress import Steps, progress_bar
 from .budget import Budget
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 T = TypeVar("T")
+
+#: Bytes of weights, times tokens, from which a product is computed on a device, if there is one.
+_WORTH_A_DEVICE = 1 << 20
 
 
 @dataclass
@@ -77,6 +82,16 @@ class Run:
         with Steps(self.options.progress) as told:
             told("llama.cpp loads the model")
             return Session(self.model.path, self.options, self.backend, self.budget.check)
+
+    @cached_property
+    def exact_on(self) -> tuple[Device | None, str]:
+        """Where exact products are computed, None for NumPy, and that in words. Raises EnvironmentFault."""
+        return arrays_for(self.options.exact_on, self.kernel.host.name, self.options.seed)
+
+    def device_for(self, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8]) -> Device | None:
+        """Where the product of these weights and activations is computed. Raises EnvironmentFault."""
+        device, _ = self.exact_on
+        return None if device is None or rows.nbytes * len(x) < _WORTH_A_DEVICE else device
 
     def close(self) -> None:
         """End the processes that were started."""

@@ -34,20 +34,21 @@ _FORMULAS = 2.0**-19
 
 def computed_on(
     device: Device, semantics: Semantics, fmt: BlockFormat, w: Bytes, outputs: int, there: Callable[[Array], Product],
-    here: Callable[[Bytes], Product],
+    here: Callable[[Bytes], Product], parts_of_row: int = 1,
 ) -> Product:  # fmt: skip
     """The product of weights uint8[N, row bytes] on a device, some rows at a time. Its sums and outputs are float32.
 
     Args:
         outputs: numbers that are held for a row beside its values.
         there, here: what gives the product of rows of weights, on the device and by NumPy.
+        parts_of_row: outputs are sums over parts of a row, so many of them.
 
     Raises EnvironmentFault where a sample differs, or the device's memory does not suffice.
     """
     k = w.shape[1] // fmt.block_bytes * fmt.block_size
     step = device.rows(k, outputs)
     parts: list[Product] = []
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), device.faults():
         for start in range(0, len(w), step):
             part = w[start : start + step]
             rows = device.put(part)
@@ -60,7 +61,7 @@ def computed_on(
                 at = device.put(drawn)
                 _compare_blocks(fmt, rows[at], part[drawn])
                 of_drawn = made.placed(lambda of, at=at: get(of[:, at]))  # type: ignore[misc]
-                _compare(semantics, fmt, of_drawn, here(part[drawn]), k)
+                _compare(semantics, fmt, of_drawn, here(part[drawn]), k // parts_of_row)
             parts.append(made)
     return parts[0] if len(parts) == 1 else concatenated(parts)
 

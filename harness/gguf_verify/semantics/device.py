@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,9 @@ class Device(Protocol):
 
     def put(self, values: npt.NDArray[Any]) -> Array:
         """NumPy's array on the card. Raises EnvironmentFault where its memory does not suffice."""
+
+    def faults(self) -> AbstractContextManager[None]:
+        """In this block the card's errors are EnvironmentFaults."""
 
     def rows(self, values: int, outputs: int) -> int:
         """Of weights with so many values and outputs a row, the rows that are decoded and multiplied at a time."""

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..support.arrays import get
 from ..support.errors import KernelFault
 from ..support.stages import counted
 from .accumulation import Accumulation
@@ -156,12 +157,13 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations
 
 
 def each_block(
-    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int = 1
-) -> list[Product] | None:
+    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int = 1,
+    device: Device | None = None,
+) -> list[Product] | None:  # fmt: skip
     """The products of each block along K alone, in its own call: for a block of weights, those of its rows, [M, N].
 
     Args:
-        semantics, fmt, w, x, order, threads: as in `product`, of whole rows.
+        semantics, fmt, w, x, order, threads, device: as in `product`, of whole rows. The products are NumPy's.
 
     None where the definition does not take the activations of a block by themselves, or adds up other things.
     """
@@ -175,13 +177,22 @@ def each_block(
     of_parts = prepared.apart(units)
     step = max(1, min(_TILE // max(1, m * units * in_block), -(-n // threads)))
 
+    def tile(rows: Bytes, x: Activations, of_parts: Activations) -> Product:
+        return _sum_of(Terms.of(semantics, fmt, rows, x).apart(units), semantics, fmt, of_parts, order)
+
     def one(start: int) -> Product:
         with np.errstate(all="ignore"):
-            terms = Terms.of(semantics, fmt, w[start : start + step], prepared).apart(units)
-            return _sum_of(terms, semantics, fmt, of_parts, order)
+            return tile(w[start : start + step], prepared, of_parts)
 
-    with ThreadPoolExecutor(threads) as pool:
-        made = concatenated(list(pool.map(one, range(0, n, step))))
+    if device is not None:
+        there = prepared.on(device), of_parts.on(device)
+        made = computed_on(
+            device, semantics, fmt, w, 16 * m * units * in_block, lambda rows: tile(rows, *there),
+            lambda rows: tile(rows, prepared, of_parts), units,
+        ).placed(get)  # fmt: skip
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            made = concatenated(list(pool.map(one, range(0, n, step))))
     return [made.rows(np.arange(u * m, (u + 1) * m)) for u in range(units)]
 
 

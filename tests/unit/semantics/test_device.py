@@ -11,6 +11,7 @@ from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics import ASCENDING, DECLARABLE, SEMANTICS, Order, Product, Semantics, judge, product, screened
+from gguf_verify.semantics.exact import each_block
 from gguf_verify.semantics.narrow import NARROW
 from gguf_verify.support.arrays import get
 from gguf_verify.support.errors import EnvironmentFault
@@ -98,6 +99,25 @@ def test_products_are_those_of_numpy(semantics: Semantics, formats: list[BlockFo
             wrong = judge(y, there)
             assert wrong.bad[1, 2], fmt.name
             assert isinstance(wrong.product.exact, np.ndarray)  # for those who look at it
+
+
+@pytest.mark.parametrize("name", ["q8_1", "q8_1_half", "mmq"])
+def test_products_of_each_block_are_those_of_numpy(name: str) -> None:
+    semantics, blocks = SEMANTICS[name], 4
+    order = ASCENDING if semantics.order_known else None
+    for fmt in (FORMATS[kind] for kind in ("Q4_0", "Q5_1", "Q4_K", "Q6_K")):
+        w = any_blocks(fmt, 5 * blocks, 4).reshape(5, -1)
+        x = np.random.default_rng(2).standard_normal((3, blocks * fmt.block_size)).astype(np.float32)
+        there, here = (
+            each_block(semantics, fmt, w, semantics.bytes_of(x), order, 1, device)
+            for device in (StrictDevice(rows_at_a_time=2), None)
+        )
+        assert (there is None) == (here is None)
+        for got, expected in zip(there or (), here or (), strict=True):
+            for field in ("exact", "bound", "spread"):
+                np.testing.assert_allclose(getattr(got, field), getattr(expected, field), rtol=1e-9, atol=1e-300)
+            if expected.ordered is not None:
+                np.testing.assert_array_equal(got.ordered, expected.ordered)
 
 
 def test_a_judgement_is_numpys() -> None:

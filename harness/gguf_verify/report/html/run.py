@@ -271,6 +271,8 @@ def picture(made: grid.Grid) -> Picture:
 def _environment(environment: Environment) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """The environment, a record after the other, each field in words."""
     for name, record in msgspec.to_builtins(environment).items():
+        if not isinstance(record, Mapping):
+            record = {"where": record}
         yield name, [(key.replace("_", " "), _words(value)) for key, value in record.items() if value not in (None, "")]
 
 

@@ -457,6 +457,8 @@ def _about(report: Report) -> Iterator[_Fact]:
     for code in kernel.code:
         yield _Fact("code run", printable(code, 400), spare=4)
     yield _Fact("host", printable(e.host.words, 300))
+    if e.exact_on != "NumPy":
+        yield _Fact("exact on", printable(e.exact_on, 300))
     types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
     name = printable(file.path.rpartition("/")[2], 200)
     about = f"{file.size:,} bytes, {printable(file.architecture or 'no architecture', 40)}: {types}"
@@ -523,6 +525,7 @@ def _environment(e: Environment, drawn: bool) -> Iterator[tuple[str, str]]:
         names = ", ".join(f"{kind} by {name}" for kind, name in kernel.element_kernels.items())
         where = "" if kernel.element_host == e.host else f" on {printable(kernel.element_host.words, 200)}"
         yield "", f"matrices that are not quantized: {names}{where}, in ascending k"
+    yield "exact on", printable(e.exact_on, 300)
     definitions = ", ".join(f"{kind}: {name}" for kind, name in e.reference.definitions.items())
     yield "reference", f"llama.cpp on {e.reference.where} · {definitions}"
     yield "sandbox", printable(e.sandbox.words, 400)

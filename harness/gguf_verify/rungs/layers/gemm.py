@@ -18,6 +18,7 @@ from ...llama import Gemm
 from ...results import Call, CallKind, Failure, RungResult, Side
 from ...semantics import Order, Product, Semantics, screened
 from ...semantics.elements import round_to
+from ...support.arrays import get, put
 from ...support.errors import Culprit
 from ..calls import ALONE, calling
 from ..envelope import OTHER_SHAPES
@@ -297,7 +298,8 @@ class GemmJudge:
             self._judge_kernel(OTHER_M, y, span, of_m, taken.encoded, taken.values, f" at M={m}")
 
     def _exact(self, semantics: Semantics, rows: Bytes, x: Bytes, order: Order | None = None) -> Product:
-        return screened(semantics, self.matrix.fmt, rows, x, order, self.run.options.threads)
+        run = self.run
+        return screened(semantics, self.matrix.fmt, rows, x, order, run.options.threads, run.device_for(rows, x))
 
     def _judge_llama(self, span: slice, expected: Product) -> None:
         part = np.ascontiguousarray(self.gemm.y[:, span])
@@ -366,14 +368,14 @@ class GemmJudge:
         not read at all: that difference of the definitions is exactly known. Where there is no finite exact value, each
         of the two has been judged by itself.
         """
-        ours, llama = y[:, span].astype(np.float64), self.gemm.y[:, span]
+        ours, llama = (put(of[:, span].astype(np.float64), shared.exact) for of in (y, self.gemm.y))
 
         def compared(shared: Product, theirs: Product) -> tuple[Doubles, npt.NDArray[np.bool_]]:
-            """The bounds, and which elements are outside of them."""
+            """The bounds, and of NumPy which elements are outside of them."""
             with np.errstate(all="ignore"):
                 allowed = shared.bound + theirs.bound + np.abs(shared.exact - theirs.exact)
                 finite = np.isfinite(shared.exact) & np.isfinite(theirs.exact)
-                return allowed, finite & ~(np.abs(ours - llama) <= allowed)
+                return allowed, get(finite & ~(np.abs(ours - llama) <= allowed))
 
         allowed, bad = compared(shared, theirs)
         if bad.any():
@@ -381,7 +383,7 @@ class GemmJudge:
             shared, theirs = shared.settled(rows), theirs.settled(rows)
             allowed, bad = compared(shared, theirs)
         with np.errstate(all="ignore"):
-            right = np.abs(ours - shared.exact) <= shared.bound
+            right = get(np.abs(ours - shared.exact) <= shared.bound)
         whose: tuple[tuple[Culprit, npt.NDArray[np.bool_]], ...] = ("llama.cpp", bad & right), ("kernel", bad & ~right)
         for culprit, wrong in whose:
             if not wrong.any():

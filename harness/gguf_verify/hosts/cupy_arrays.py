@@ -1,0 +1,182 @@
+"""CuPy's arrays for exact products (`semantics.device`): where they lie, how many, and float32 without flushing.
+
+cuBLAS multiplies float64 as IEEE 754 has it, by DGEMM or by tensor cores of float64, unless a user has it made of
+smaller numbers (`CUBLAS_EMULATE_DOUBLE_PRECISION`); then the sample that NumPy computes too differs. Products of
+float32 are those of integers below 2^24, which TF32 does not change either: no factor has more than 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..results import HostInfo
+from ..support.arrays import Array, Library, register
+from ..support.errors import EnvironmentFault, UsageError
+from ..support.paths import kernel_root
+from .cupy_host import CupyHost, gpu_fault
+
+_FILE, _THREADS = "oracle/rounding.cu", 256
+#: Bytes that are held for a value of weights, and for a number beside, while a product is computed.
+_OF_VALUE, _OF_NUMBER = 64, 8
+#: Of the card's memory that is free at the start, the share that this process may take; of that, the share and the most
+#: that one chunk of a product may. The rest is for kernels, here and in processes of their own.
+_OURS, _CHUNK, _MOST = 0.5, 0.25, 1 << 32
+#: Rows of a product of which NumPy computes some, too; products of fewer of which one in so many has one.
+_FEW, _ROWS, _EACH = 64, 2, 16
+
+
+def fault_of_arrays() -> str | None:
+    """Why CuPy cannot compute with arrays here, or None if it can. Beside what kernels need, that takes CUDA's headers
+    and cuBLAS, which CuPy looks for when it first uses them."""
+    fault = gpu_fault()
+    if fault is not None:
+        return fault
+    import cupy
+
+    try:
+        cupy.matmul(cupy.ones((2, 2)), cupy.ones((2, 2))).sum().item()
+    except Exception as error:  # of any of CuPy's libraries
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"CuPy lacks CUDA's libraries (pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]'): {said}"
+    return None
+
+
+class CupyRounding:
+    """`support.arrays.Rounding` by kernels that are compiled with neither flush to zero nor contraction."""
+
+    def __init__(self, host: CupyHost) -> None:
+        import cupy
+
+        self._cupy = cupy
+        self._kernels = {
+            entry: host.load(kernel_root(), _FILE, entry, {})
+            for entry in ("chain", "multiply_adds", "to_float32", "widened")
+        }
+
+    def chain(self, streams: Sequence[Array], start: Array) -> Array:
+        """float32[…] of one stream or two of float64[steps, …]."""
+        held = [self._cupy.ascontiguousarray(stream) for stream in streams]
+        begin = self._cupy.ascontiguousarray(start)
+        out = self._cupy.empty(held[0].shape[1:], np.float32)
+        numbers = np.int32(len(held)), np.int32(len(held[0])), np.int64(out.size)
+        return self._launched("chain", out, held[0], held[-1], begin, out, *numbers)
+
+    def multiply_adds(self, a: Array, w: Array) -> Array:
+        """float32[M, n] of float32[K, M] and float32[K, n]."""
+        a, w = self._cupy.ascontiguousarray(a), self._cupy.ascontiguousarray(w)
+        (k, m), n = a.shape, w.shape[1]
+        out = self._cupy.empty((m, n), np.float32)
+        return self._launched("multiply_adds", out, a, w, out, np.int32(k), np.int32(m), np.int32(n))
+
+    def to_float32(self, values: Array) -> Array:
+        """float64[…] rounded to float32, as float64."""
+        return self._each("to_float32", values)
+
+    def widened(self, values: Array) -> Array:
+        """float32[…] as float64."""
+        return self._each("widened", values)
+
+    def _each(self, entry: str, values: Array) -> Array:
+        held = self._cupy.ascontiguousarray(values)
+        out = self._cupy.empty(held.shape, np.float64)
+        return self._launched(entry, out, held, out, np.int64(out.size))
+
+    def _launched(self, entry: str, out: Array, *args: Any) -> Array:
+        if out.size:
+            self._kernels[entry]((-(-out.size // _THREADS), 1, 1), (_THREADS, 1, 1), args)
+        return out
+
+
+class CupyArrays:
+    """A GPU as a device of exact products. Raises EnvironmentFault if there is none.
+
+    Args:
+        seed: of the rows that NumPy computes too.
+    """
+
+    def __init__(self, seed: int) -> None:
+        host = CupyHost()
+        import cupy
+
+        self._cupy, self._info = cupy, host.info()
+        free, _ = self._cupy.cuda.runtime.memGetInfo()
+        pool = self._cupy.get_default_memory_pool()
+        ours = int(free * _OURS)
+        if not pool.get_limit():
+            pool.set_limit(size=ours)
+        self._chunk = min(_MOST, int(ours * _CHUNK))
+        self._rng, self._small = np.random.default_rng(seed), 0
+        register(self._cupy.ndarray, Library(self._cupy, CupyRounding(host)))
+
+    def info(self) -> HostInfo:
+        """The card."""
+        return self._info
+
+    def put(self, values: npt.NDArray[Any]) -> Array:
+        """NumPy's array on the card. Raises EnvironmentFault."""
+        with self.faults():
+            return self._cupy.asarray(values)
+
+    def faults(self) -> CupyFaults:
+        """In this block CUDA's errors are ours."""
+        return CupyFaults(self._cupy)
+
+    def rows(self, values: int, numbers: int) -> int:
+        """The rows of weights that are computed at a time, of so many values and other numbers each."""
+        return max(1, self._chunk // (_OF_VALUE * values + _OF_NUMBER * numbers))
+
+    def sample(self, rows: int) -> npt.NDArray[np.intp]:
+        """Which of so many rows are computed by NumPy too."""
+        if rows <= _FEW:
+            self._small += 1
+            if self._small % _EACH != 1:
+                return np.zeros(0, np.intp)
+        return np.sort(self._rng.choice(rows, min(rows, _ROWS if rows > _FEW else 1), replace=False)).astype(np.intp)
+
+
+class CupyFaults:
+    """CUDA's errors as ours: `with` it."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._cuda = cupy.cuda
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        cuda = self._cuda
+        if isinstance(error, cuda.memory.OutOfMemoryError):
+            said = "the GPU's memory does not suffice for exact products (--exact-on cpu computes them by NumPy)"
+            raise EnvironmentFault(f"{said}: {str(error).splitlines()[0]}") from None
+        if isinstance(error, (cuda.driver.CUDADriverError, cuda.runtime.CUDARuntimeError, cuda.cublas.CUBLASError)):
+            raise EnvironmentFault(f"the GPU failed at exact products: {str(error).splitlines()[0]}") from None
+
+
+def arrays_for(asked: str, host: str, seed: int) -> tuple[CupyArrays | None, str]:
+    """Where exact products are computed, None for NumPy, and that in words.
+
+    Args:
+        asked: "cpu", "gpu" or "auto".
+        host: the name of the one that the kernel runs on.
+        seed: of the sample that NumPy computes, too.
+
+    Raises EnvironmentFault where "gpu" was asked for and cannot be; UsageError for anything else.
+    """
+    if asked not in ("auto", "cpu", "gpu"):
+        raise UsageError(f"exact products are computed on auto, cpu or gpu, not {asked!r}")
+    if asked == "cpu" or (asked == "auto" and host != "gpu"):
+        return None, "NumPy"
+    fault = fault_of_arrays()
+    if fault is None:
+        made = CupyArrays(seed)
+        return made, f"{made.info().words}; a sample by NumPy, too"
+    if asked == "gpu":
+        raise EnvironmentFault(f"exact products cannot be computed on a GPU: {fault}")
+    return None, f"NumPy, since {fault}"
+
+
+__all__ = ["CupyArrays", "CupyRounding", "arrays_for", "fault_of_arrays"]

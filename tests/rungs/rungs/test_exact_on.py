@@ -1,0 +1,87 @@
+"""Rungs whose exact products are computed on a device: the verdict, the counts and what is wrong are those of NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify import verify
+from gguf_verify.results import Options, Report
+from gguf_verify.rungs import run as run_module
+from gguf_verify.support.errors import UsageError
+from tests.support.strict_arrays import StrictDevice
+from tests.support.tools import FIXTURES
+
+
+class Counting(StrictDevice):
+    """Counts the rows that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(rows_at_a_time=50, sampled=1)
+        self.asked = 0
+
+    def rows(self, values: int, outputs: int) -> int:
+        self.asked += 1
+        return super().rows(values, outputs)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    made = Counting()
+    monkeypatch.setattr(run_module, "arrays_for", lambda *_: (made, "a double"))
+    monkeypatch.setattr(run_module, "_WORTH_A_DEVICE", 0)
+    return made
+
+
+def run(model: str, rungs: tuple[str, ...] = ("blocks", "layers")) -> Report:
+    options = Options(probes="brief", n_predict=1, progress=False, tensor="blk.0.attn_q", threads=1)
+    return verify(FIXTURES / model, "q8_1_naive", "cpu", rungs, options)
+
+
+def assert_same(there: Report, here: Report) -> None:
+    """What was counted and what is wrong are the same, and how near outputs came to their bounds: those of a screen are
+    a little smaller."""
+    for got, expected in zip(there.rungs, here.rungs, strict=True):
+        assert (got.name, got.verdict, got.checked) == (expected.name, expected.verdict, expected.checked)
+        assert [f.what for f in got.failures] == [f.what for f in expected.failures]
+        for who, worst in expected.worst.items():
+            assert got.worst[who].utilisation == pytest.approx(worst.utilisation, rel=1e-4)
+
+
+def test_a_model_is_verified_as_by_numpy(request: pytest.FixtureRequest) -> None:
+    by_numpy = run("tiny-Q5_1.gguf")
+    device = request.getfixturevalue("device")
+    there = run("tiny-Q5_1.gguf")
+    assert device.asked
+    assert (there.environment.exact_on, by_numpy.environment.exact_on) == ("a double", "NumPy")
+    assert there.verdict == "verified"
+    assert_same(there, by_numpy)
+
+
+def test_a_wrong_kernel_fails(device: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gguf_verify.kernels.shipped import ShippedKernel
+
+    product = ShippedKernel.product
+
+    def wrong(self: ShippedKernel, weights: Any, x: np.ndarray) -> np.ndarray:
+        y = product(self, weights, x)
+        y[-1, 3:4] *= 1.0001
+        return y
+
+    monkeypatch.setattr(ShippedKernel, "product", wrong)
+    there = run("tiny-Q4_0.gguf", rungs=("layers",))
+    assert there.verdict == "mismatch"
+    own = next(f for f in there.rungs[0].failures if f.what.startswith("kernel: "))
+    assert (own.row, own.culprit) == (3, "kernel")
+    assert own.got == pytest.approx(own.expected * 1.0001, rel=1e-5)
+    assert own.utilisation > 1 or "bits of the declared order" in own.what
+
+
+def test_the_host_decides() -> None:
+    from gguf_verify.hosts.cupy_arrays import arrays_for
+
+    assert arrays_for("auto", "cpu", 0) == arrays_for("cpu", "gpu", 0) == (None, "NumPy")
+    with pytest.raises(UsageError):
+        arrays_for("tpu", "gpu", 0)
