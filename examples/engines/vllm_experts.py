@@ -20,18 +20,19 @@ def _offer(name, formats, padded, **declared):
     """Make NAME_float32, NAME_float16 and NAME_bfloat16 of this module."""
     lists = ["sorted_token_ids", "expert_ids", "num_tokens_post_padded"] if padded else ["ids"]
 
-    def product(weights, x, shape, **of_tokens):
-        kind, ops = TYPE[shape.format], torch.ops._C_gguf
-        if padded:
-            slots, experts, used = (of_tokens[name] for name in lists)
-            top_k = of_tokens["ids"].shape[1]
-            return ops.ggml_moe_a8(x, weights, slots, experts, used, kind, shape.n, top_k, shape.m)
-        return ops.ggml_moe_a8_vec(x, weights, of_tokens["ids"], of_tokens["ids"].shape[1], kind, shape.n, shape.m)
-
     taken = {"block_m": 4, "lists": ["ids", *lists]} if padded else {"lists": lists}
     if padded:  # other K: see "read behind" in findings.toml
         declared["domain"] = {"K": {"multiple": 512}}
     for dtype in ("float32", "float16", "bfloat16"):
+
+        def product(weights, x, shape, **of_tokens):
+            kind, ops = TYPE[shape.format], torch.ops._C_gguf
+            if padded:
+                slots, experts, used = (of_tokens[name] for name in lists)
+                top_k = of_tokens["ids"].shape[1]
+                return ops.ggml_moe_a8(x, weights, slots, experts, used, kind, shape.n, top_k, shape.m)
+            return ops.ggml_moe_a8_vec(x, weights, of_tokens["ids"], of_tokens["ids"].shape[1], kind, shape.n, shape.m)
+
         given = {"takes": dtype, "output": dtype, "arrays": "torch", "device": "cuda", "experts": taken, **declared}
         globals()[f"{name}_{dtype}"] = kernel(formats, computes="experts", **given)(product)
 

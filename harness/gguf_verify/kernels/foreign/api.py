@@ -342,7 +342,8 @@ def kernel(
         domain: where it promises to work, if not everywhere: see `gguf_verify.kernels.domain.domain_of`.
         more: further `KEYS`.
 
-    Raises UsageError for a format or semantics that does not exist, a domain that is none, and other keys.
+    Raises UsageError for a format or semantics that does not exist, a domain that is none, other keys, and a function
+    that declares something else already: both names would be what was declared last.
     """
     for key in more:
         if key not in KEYS:
@@ -352,7 +353,15 @@ def kernel(
     given["domain"] = found.domain.plain()
 
     def declare(function: Function) -> Function:
-        for name, value in {**given, "out": out, "semantics": semantics, "pack": pack}.items():
+        declared = {**given, "out": out, "semantics": semantics, "pack": pack}
+        before = getattr(function, "formats", None)
+        if before is not None and any(getattr(function, name, None) != value for name, value in declared.items()):
+            name = getattr(function, "__name__", "the function")
+            raise UsageError(
+                f"{_short(name)} declares something else already: declare a function of its own, such as "
+                f"lambda *given: {name}(*given)"
+            )
+        for name, value in declared.items():
             setattr(function, name, value)
         return function
 
