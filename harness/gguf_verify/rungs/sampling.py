@@ -22,6 +22,7 @@ from ..results import RungResult, Sampled
 from ..semantics import Product, Semantics
 from ..semantics.combinations import LIMIT, MISSED, Combinations
 from ..semantics.screen import bilinear
+from ..support.arrays import get
 from .run import Matrix, Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -83,7 +84,7 @@ class SampledOutputs:
                 for a, b in zip(ends, starts, strict=True) for start in range(a, b, step)
             ]  # fmt: skip
             mixed = int(np.random.default_rng(seed).integers(1 << 62))
-            self._combinations = Combinations(fmt, matrix.rows, mixed, run.options.threads)
+            self._combinations = Combinations(fmt, matrix.rows, mixed, run.options.threads, run.exact_on[0])
 
     @property
     def sampled(self) -> bool:
@@ -96,7 +97,7 @@ class SampledOutputs:
         if self._combinations is None:
             return
         with np.errstate(all="ignore"):
-            sums = (expected.spread**2).sum(axis=1)
+            sums = get((expected.spread**2).sum(axis=1))
         self._variance[side] = self._variance.get(side, np.zeros(len(sums))) + sums
 
     def suspicious(self, side: Hashable, y: Floats, semantics: Semantics, x: Bytes) -> bool:

@@ -52,21 +52,21 @@ def computed_on(
         for start in range(0, len(w), step):
             part = w[start : start + step]
             rows = device.put(part)
-            if _flushes(fmt, rows):
+            if flushes(fmt, rows):
                 parts.append(here(part).placed(device.put))
                 continue
             made = there(rows)
             drawn = device.sample(len(part))
             if len(drawn):
                 at = device.put(drawn)
-                _compare_blocks(fmt, rows[at], part[drawn])
+                compare_blocks(fmt, rows[at], part[drawn])
                 of_drawn = made.placed(lambda of, at=at: get(of[:, at]))  # type: ignore[misc]
                 _compare(semantics, fmt, of_drawn, here(part[drawn]), k // parts_of_row)
             parts.append(made)
     return parts[0] if len(parts) == 1 else concatenated(parts)
 
 
-def _flushes(fmt: BlockFormat, rows: Array) -> bool:
+def flushes(fmt: BlockFormat, rows: Array) -> bool:
     """Whether arithmetic in float32 meets numbers below its normal ones, which a device takes for zero. Only scales and
     minima may be such: codes are integers, and no format's values lie closer to each other than its smallest scale."""
     blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
@@ -74,7 +74,7 @@ def _flushes(fmt: BlockFormat, rows: Array) -> bool:
     return any(bool(((of != 0) & (of < _NORMAL)).any()) for of in bits)
 
 
-def _compare_blocks(fmt: BlockFormat, rows: Array, w: Bytes) -> None:
+def compare_blocks(fmt: BlockFormat, rows: Array, w: Bytes) -> None:
     """Compare what the device reads of blocks with what NumPy reads. Raises EnvironmentFault."""
     there, here = (of.reshape(len(w), -1, fmt.block_bytes) for of in (rows, w))
     readers = ("codes", fmt.codes), ("scales", fmt.scales), ("minima", fmt.minima), ("values", fmt.decode)

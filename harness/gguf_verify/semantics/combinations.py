@@ -21,14 +21,18 @@ What `COUNT` combinations miss, of errors e[n] beside rounding in the outputs of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
+from ..support.arrays import Array, get, put
 from ..support.stages import counted
+from .agreement import compare_blocks, flushes
 from .definition import Semantics
+from .device import Device
 from .screen import Screen, screen_of
 from .sums import Doubles
 
@@ -51,10 +55,13 @@ class Combinations:
         w: uint8[N, row bytes].
         seed: of the signs.
         threads: rows are shared out among so many.
+        device: where weights are decoded and added up; None for NumPy. Of what is read of blocks, NumPy reads a sample.
     """
 
-    def __init__(self, fmt: BlockFormat, w: Bytes, seed: int, threads: int = 1) -> None:
-        self._fmt, self._w, self._threads = fmt, w, threads
+    def __init__(
+        self, fmt: BlockFormat, w: Bytes, seed: int, threads: int = 1, device: Device | None = None
+    ) -> None:  # fmt: skip
+        self._fmt, self._w, self._threads, self._device = fmt, w, threads, device
         self.signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), (COUNT, len(w)))
         #: What a term makes of weights → V[COUNT, K] and v[COUNT, terms of a row].
         self._weights: dict[tuple[str, bool], tuple[Doubles, Doubles | None]] = {}
@@ -87,22 +94,43 @@ class Combinations:
         key = semantics.term.name, screen.has_second
         if key in self._weights:
             return self._weights[key]
-        rows = max(1, _VALUES // screen.columns)
         sums, minima = np.zeros((COUNT, screen.columns)), np.zeros((COUNT, screen.nb)) if screen.has_second else None
-
-        def one(start: int) -> tuple[Doubles, Doubles | None]:
-            with np.errstate(all="ignore"):
-                weights, least = screen.weights(self._w[start : start + rows])
-                signs = self.signs[:, start : start + rows]
-                return signs @ weights, None if least is None else signs @ least
-
-        with ThreadPoolExecutor(self._threads) as pool:
-            for first, second in pool.map(one, range(0, len(self._w), rows)):
-                sums += first
-                if minima is not None and second is not None:
-                    minima += second
+        for first, second in self._on_host(screen) if self._device is None else self._on_device(screen, self._device):
+            sums += first
+            if minima is not None and second is not None:
+                minima += second
         self._weights[key] = sums, minima
         return sums, minima
+
+    def _on_host(self, screen: Screen) -> Iterator[tuple[Doubles, Doubles | None]]:
+        rows = max(1, _VALUES // screen.columns)
+        with ThreadPoolExecutor(self._threads) as pool:
+            yield from pool.map(
+                lambda at: self._added(screen, at, self._w[at : at + rows]), range(0, len(self._w), rows)
+            )
+
+    def _on_device(self, screen: Screen, device: Device) -> Iterator[tuple[Doubles, Doubles | None]]:
+        """Raises EnvironmentFault."""
+        step = device.rows(screen.columns, 2 * COUNT)
+        with np.errstate(all="ignore"), device.faults():
+            for start in range(0, len(self._w), step):
+                part = self._w[start : start + step]
+                rows = device.put(part)
+                if flushes(self._fmt, rows):
+                    yield self._added(screen, start, part)
+                    continue
+                drawn = device.sample(len(part))
+                if len(drawn):
+                    compare_blocks(self._fmt, rows[device.put(drawn)], part[drawn])
+                first, second = self._added(screen, start, rows)
+                yield get(first), None if second is None else get(second)
+
+    def _added(self, screen: Screen, start: int, rows: Array) -> tuple[Array, Array | None]:
+        """The combinations of some rows, which lie where these do."""
+        with np.errstate(all="ignore"):
+            weights, least = screen.weights(rows)
+            signs = put(self.signs[:, start : start + len(rows)], weights)
+            return signs @ weights, None if least is None else signs @ least
 
 
 __all__ = ["COUNT", "LIMIT", "MISSED", "Combinations"]

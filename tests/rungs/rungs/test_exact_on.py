@@ -9,6 +9,7 @@ import pytest
 
 from gguf_verify import verify
 from gguf_verify.results import Options, Report
+from gguf_verify.rungs import blocks, sampling
 from gguf_verify.rungs import run as run_module
 from gguf_verify.support.errors import UsageError
 from tests.support.strict_arrays import StrictDevice
@@ -85,3 +86,20 @@ def test_the_host_decides() -> None:
     assert arrays_for("auto", "cpu", 0) == arrays_for("cpu", "gpu", 0) == (None, "NumPy")
     with pytest.raises(UsageError):
         arrays_for("tpu", "gpu", 0)
+
+
+def test_samples_and_combinations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large matrices are sampled, and their combinations are computed on the device too."""
+    for module in (sampling, blocks):
+        monkeypatch.setattr(module, "SMALL", 1 << 12)
+    monkeypatch.setattr(sampling, "ROWS", 4)
+    by_numpy = run("tiny-Q4_0.gguf")
+    device = request.getfixturevalue("device")
+    there = run("tiny-Q4_0.gguf")
+    assert device.asked
+    assert there.words.startswith("verified (sampled: ")
+    assert_same(there, by_numpy)
+    for got, expected in zip(there.rungs, by_numpy.rungs, strict=True):
+        assert got.sampled is not None
+        assert expected.sampled is not None
+        assert (got.sampled.of, got.sampled.alone) == (expected.sampled.of, expected.sampled.alone)

@@ -11,6 +11,7 @@ from gguf_verify.semantics import SEMANTICS, Semantics, product, quantized_insid
 from gguf_verify.semantics.combinations import COUNT, LIMIT, MISSED, Combinations
 from gguf_verify.semantics.screen import bilinear
 from tests.support.exact_products import real_weights
+from tests.support.strict_arrays import StrictDevice
 
 N, M, K = 640, 4, 512
 DEFINITIONS = {**SEMANTICS, "q8_1 inside": quantized_inside(SEMANTICS["q8_1"])}
@@ -82,3 +83,13 @@ def test_what_is_not_finite_is_suspicious() -> None:
     y[2, 77] = np.nan
     assert combined.suspicious(y, expected, variance).tolist() == [False, False, True, False]
     assert combined.suspicious(y, expected, np.zeros(M)).all()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Q4_0", "q8_1"), ("Q4_K", "mmq"), ("Q6_K", "f32")])
+def test_on_a_card(kind: str, name: str) -> None:
+    """The same sums, on a double of a card, some rows at a time."""
+    fmt, semantics = FORMATS[kind], DEFINITIONS[name]
+    w, x = real_weights(fmt, N, K), semantics.bytes_of(drawn((M, K), np.ones((1, 1), np.float32), 1))
+    here = Combinations(fmt, w, 7).expected(semantics, x)
+    there = Combinations(fmt, w, 7, device=StrictDevice(rows_at_a_time=100)).expected(semantics, x)
+    np.testing.assert_allclose(there, here, rtol=1e-10, atol=1e-9 * np.abs(here).max())
