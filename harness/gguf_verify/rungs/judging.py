@@ -192,7 +192,7 @@ def judge_whole(
     """Judge a kernel's whole output float32[M, N], some rows of W at a time; the matrix begins with row `first_row`.
     Returns token and row of the first wrong element that is found."""
     step = max(1, CHUNK_OUTPUTS // len(y))
-    sample = SampledOutputs(run, result, matrix, first_row, [semantics], step)
+    sample = SampledOutputs(run, result, matrix, first_row, [semantics], [y], step)
 
     def judged(spans: list[slice]) -> tuple[int, int] | None:
         first = None

@@ -1,9 +1,10 @@
 """Which rows of a large matrix are judged element by element, and how its whole outputs are checked all the same.
 
 A small matrix is judged whole, and so is every one with `--thorough`. Of a large one runs of rows are judged: the
-first, the last, and others that the seed draws, one in each stretch between these. The whole outputs are checked by
-random combinations of all rows (`semantics.combinations`). Where a combination is suspicious, or a sampled element is
-wrong, the other rows are judged too, so a combination alone never fails a kernel.
+first, the last, and others that are drawn, one in each stretch between these. The whole outputs are checked by random
+combinations of all rows (`semantics.combinations`). Where a combination is suspicious, or a sampled element is wrong,
+the other rows are judged too, so a combination alone never fails a kernel. Which rows are judged, and the signs, depend
+on the bytes of the outputs: no kernel can know them while it computes.
 
 A definition whose product is none of matrices (it rounds inside an element, or stores halves) has no combinations: it
 is judged whole.
@@ -11,8 +12,8 @@ is judged whole.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Hashable
+import hashlib
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -61,12 +62,14 @@ class SampledOutputs:
         matrix: uint8[N, row bytes].
         first_row: of the tensor, with which it begins.
         definitions: of its outputs.
+        outputs: of the kernel, float32[M, N] each.
         step: rows that are judged at a time where all are.
     """
 
     def __init__(
-        self, run: Run, result: RungResult, matrix: Matrix, first_row: int, definitions: list[Semantics], step: int
-    ) -> None:
+        self, run: Run, result: RungResult, matrix: Matrix, first_row: int, definitions: list[Semantics],
+        outputs: Iterable[Floats], step: int,
+    ) -> None:  # fmt: skip
         fmt, n = matrix.fmt, len(matrix.rows)
         self._result, self._n = result, n
         self._combinations: Combinations | None = None
@@ -76,7 +79,7 @@ class SampledOutputs:
         if not isinstance(fmt, BlockFormat) or not all(bilinear(of, fmt) for of in definitions):
             return
         if run.only is None and is_large(run, n, matrix.tensor.k, RUNS * ROWS):
-            seed = run.options.seed, zlib.crc32(matrix.tensor.name.encode()), first_row
+            seed = run.options.seed, first_row, _digest(matrix.tensor.name, outputs)
             self.spans = runs(n, RUNS, ROWS, seed)
             ends, starts = [0, *(s.stop for s in self.spans)], [*(s.start for s in self.spans), n]
             self.rest = [
@@ -112,7 +115,8 @@ class SampledOutputs:
         expected = self._combinations.expected(semantics, x[: len(y)])
         with np.errstate(all="ignore"):
             size = np.sqrt((y.astype(np.float64) ** 2).mean(axis=1))
-            shares = np.divide(2 * LIMIT * np.sqrt(variance), size, out=np.zeros(len(y)), where=size > 0)
+            least = 2 * LIMIT * np.sqrt(variance * self._combinations.share)
+            shares = np.divide(least, size, out=np.zeros(len(y)), where=size > 0)
         self._smallest = max(self._smallest, float(np.median(shares)) if len(shares) else 0.0)
         return bool(self._combinations.suspicious(y, expected, variance).any())
 
@@ -126,6 +130,13 @@ class SampledOutputs:
             return
         alone = outputs * sum(s.stop - s.start for s in self.spans) // self._n
         self._result.keep_sampled(Sampled("outputs", outputs, alone, MISSED, self._smallest))
+
+
+def _digest(name: str, outputs: Iterable[Floats]) -> int:
+    found = hashlib.sha256(name.encode())
+    for y in outputs:
+        found.update(np.ascontiguousarray(y).data)
+    return int.from_bytes(found.digest()[:8], "little")
 
 
 __all__ = ["ROWS", "RUNS", "SMALL", "SampledOutputs", "is_large", "runs", "whole"]

@@ -10,9 +10,11 @@ real numbers and rounding in place of a field). All sums here are in float64: th
 
 An output's rounding error has the standard deviation σ[m, n], its spread (`exact`). Of a combination these errors have
 the variance Σ_n σ[m, n]², whatever the signs; it is estimated from sampled rows. A combination is *suspicious* where
-it is off by more than LIMIT such deviations. That is no verdict: whoever asks computes what is suspicious whole.
+it is off by more than LIMIT such deviations. That is no verdict: whoever asks computes what is suspicious whole. The
+rounding of many rows hides a small error, so a matrix of more than GROUP rows is divided into groups, each with
+combinations of its own.
 
-What `COUNT` combinations miss, of errors e[n] beside rounding in the outputs of one token, with T = 2·LIMIT·√Σσ²:
+What `COUNT` combinations miss, of errors e[n] beside rounding in a group's outputs of one token, with T = 2·LIMIT·√Σσ²:
 
 - A single wrong output with |e| > T is never missed: its sign does not matter.
 - In general S = Σ r[n]·e[n] has E S² = Σe² and E S⁴ ≤ 3·(Σe²)². By Paley and Zygmund P(|S| > t·√Σe²) ≥ (1 - t²)²/3, so
@@ -21,6 +23,7 @@ What `COUNT` combinations miss, of errors e[n] beside rounding in the outputs of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,6 +44,8 @@ Floats = npt.NDArray[np.float32]
 
 #: Combinations of a matrix, and the standard deviations beyond which one is suspicious: a right output is within 3.
 COUNT, LIMIT = 64, 8.0
+#: Rows of which one combination is made, at most.
+GROUP = 1 << 13
 #: The probability with which errors of at least four limits, by the root of the sum of their squares, are missed.
 MISSED = (13 / 16) ** COUNT
 #: Values of weights that are decoded at a time.
@@ -63,12 +68,14 @@ class Combinations:
     ) -> None:  # fmt: skip
         self._fmt, self._w, self._threads, self._device = fmt, w, threads, device
         self.signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), (COUNT, len(w)))
-        #: What a term makes of weights → V[COUNT, K] and v[COUNT, terms of a row].
+        #: The rows of each group, in order.
+        self.groups = [slice(int(a), int(b)) for a, b in _pairs(np.linspace(0, len(w), -(-len(w) // GROUP) + 1))]
+        #: What a term makes of weights → V[groups·COUNT, K] and v[groups·COUNT, terms of a row].
         self._weights: dict[tuple[str, bool], tuple[Doubles, Doubles | None]] = {}
 
     @counted("exact product")
     def expected(self, semantics: Semantics, x: Bytes) -> Doubles:
-        """The combinations of the exact product of activations uint8[M, row bytes], float64[M, COUNT].
+        """The combinations of the exact product of activations uint8[M, row bytes], float64[M, groups·COUNT].
 
         Args:
             semantics: whose product is one of matrices (`screen.bilinear`).
@@ -83,47 +90,62 @@ class Combinations:
         """Which tokens of an output float32[M, N] have a combination that is too far off, bool[M].
 
         Args:
-            expected: float64[M, COUNT].
-            variance: Σ_n σ², float64[M].
+            expected: float64[M, groups·COUNT].
+            variance: Σ_n σ² of all rows, float64[M].
         """
         with np.errstate(all="ignore"):
-            off = np.abs(y.astype(np.float64) @ self.signs.T - expected)
-            return np.asarray(~(off <= LIMIT * np.sqrt(variance)[:, None]).all(axis=1))
+            made = [y[:, rows].astype(np.float64) @ self.signs[:, rows].T for rows in self.groups]
+            shares = np.repeat([(rows.stop - rows.start) / y.shape[1] for rows in self.groups], COUNT)
+            off = np.abs(np.concatenate(made, axis=1) - expected)
+            within = (off <= LIMIT * np.sqrt(variance[:, None] * shares)).all(axis=1)
+            return np.asarray(~(within & np.isfinite(variance)))
+
+    @property
+    def share(self) -> float:
+        """Of all rows, those of the largest group."""
+        return max(rows.stop - rows.start for rows in self.groups) / len(self._w)
 
     def _of(self, semantics: Semantics, screen: Screen) -> tuple[Doubles, Doubles | None]:
         key = semantics.term.name, screen.has_second
         if key in self._weights:
             return self._weights[key]
-        sums, minima = np.zeros((COUNT, screen.columns)), np.zeros((COUNT, screen.nb)) if screen.has_second else None
-        for first, second in self._on_host(screen) if self._device is None else self._on_device(screen, self._device):
-            sums += first
+        count = COUNT * len(self.groups)
+        sums, minima = np.zeros((count, screen.columns)), np.zeros((count, screen.nb)) if screen.has_second else None
+        for group, first, second in (
+            self._on_host(screen) if self._device is None else self._on_device(screen, self._device)
+        ):
+            span = slice(group * COUNT, (group + 1) * COUNT)
+            sums[span] += first
             if minima is not None and second is not None:
-                minima += second
+                minima[span] += second
         self._weights[key] = sums, minima
         return sums, minima
 
-    def _on_host(self, screen: Screen) -> Iterator[tuple[Doubles, Doubles | None]]:
-        rows = max(1, _VALUES // screen.columns)
-        with ThreadPoolExecutor(self._threads) as pool:
-            yield from pool.map(
-                lambda at: self._added(screen, at, self._w[at : at + rows]), range(0, len(self._w), rows)
-            )
+    def _parts(self, step: int) -> list[tuple[int, int, Bytes]]:
+        """Number of the group, first row and bytes of rows, at most `step` at a time."""
+        return [
+            (group, at, self._w[at : min(at + step, rows.stop)])
+            for group, rows in enumerate(self.groups) for at in range(rows.start, rows.stop, step)
+        ]  # fmt: skip
 
-    def _on_device(self, screen: Screen, device: Device) -> Iterator[tuple[Doubles, Doubles | None]]:
+    def _on_host(self, screen: Screen) -> Iterator[tuple[int, Doubles, Doubles | None]]:
+        parts = self._parts(max(1, _VALUES // screen.columns))
+        with ThreadPoolExecutor(self._threads) as pool:
+            yield from pool.map(lambda part: (part[0], *self._added(screen, *part[1:])), parts)
+
+    def _on_device(self, screen: Screen, device: Device) -> Iterator[tuple[int, Doubles, Doubles | None]]:
         """Raises EnvironmentFault."""
-        step = device.rows(screen.columns, 2 * COUNT)
         with np.errstate(all="ignore"), device.faults():
-            for start in range(0, len(self._w), step):
-                part = self._w[start : start + step]
+            for group, start, part in self._parts(device.rows(screen.columns, 2 * COUNT)):
                 rows = device.put(part)
                 if flushes(self._fmt, rows):
-                    yield self._added(screen, start, part)
+                    yield group, *self._added(screen, start, part)
                     continue
                 drawn = device.sample(len(part))
                 if len(drawn):
                     compare_blocks(self._fmt, rows[device.put(drawn)], part[drawn])
                 first, second = self._added(screen, start, rows)
-                yield get(first), None if second is None else get(second)
+                yield group, get(first), None if second is None else get(second)
 
     def _added(self, screen: Screen, start: int, rows: Array) -> tuple[Array, Array | None]:
         """The combinations of some rows, which lie where these do."""
@@ -133,4 +155,8 @@ class Combinations:
             return signs @ weights, None if least is None else signs @ least
 
 
-__all__ = ["COUNT", "LIMIT", "MISSED", "Combinations"]
+def _pairs(ends: Doubles) -> Iterator[tuple[float, float]]:
+    return itertools.pairwise(np.floor(ends).tolist())
+
+
+__all__ = ["COUNT", "GROUP", "LIMIT", "MISSED", "Combinations"]

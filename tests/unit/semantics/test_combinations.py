@@ -7,7 +7,7 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.rungs.generated_inputs import drawn
-from gguf_verify.semantics import SEMANTICS, Semantics, product, quantized_inside
+from gguf_verify.semantics import SEMANTICS, Semantics, combinations, product, quantized_inside
 from gguf_verify.semantics.combinations import COUNT, LIMIT, MISSED, Combinations
 from gguf_verify.semantics.screen import bilinear
 from tests.support.exact_products import real_weights
@@ -78,11 +78,24 @@ def test_errors_that_cancel_in_sums_do_not_cancel_here() -> None:
     assert MISSED < 1e-5
 
 
+def test_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows are divided, and an error that the rounding of all of them would hide is found."""
+    monkeypatch.setattr(combinations, "GROUP", 100)
+    combined, y, expected, variance = made("Q4_0", "q8_1")
+    assert [rows.start for rows in combined.groups] == [0, 91, 182, 274, 365, 457, 548]
+    assert combined.groups[-1].stop == N
+    assert expected.shape == (M, 7 * COUNT)
+    assert not combined.suspicious(y, expected, variance).any()
+    y[1, 300] += np.float32(2.2 * LIMIT * np.sqrt(variance[1] * combined.share))
+    assert combined.suspicious(y, expected, variance).tolist() == [False, True, False, False]
+
+
 def test_what_is_not_finite_is_suspicious() -> None:
     combined, y, expected, variance = made("Q4_0", "q8_1")
     y[2, 77] = np.nan
     assert combined.suspicious(y, expected, variance).tolist() == [False, False, True, False]
     assert combined.suspicious(y, expected, np.zeros(M)).all()
+    assert combined.suspicious(y, expected, np.full(M, np.inf)).all()
 
 
 @pytest.mark.parametrize(("kind", "name"), [("Q4_0", "q8_1"), ("Q4_K", "mmq"), ("Q6_K", "f32")])

@@ -240,7 +240,8 @@ class GemmJudge:
         """Judge the kernel's outputs and llama.cpp's. Raises KernelFault of an author's oracle."""
         definitions = [self.semantics, self.llama] if self.run.backend.compared else [self.semantics]
         step = max(1, CHUNK_OUTPUTS // len(self.gemm.x))
-        sample = SampledOutputs(self.run, self.result, self.matrix, self.gemm.first_row, definitions, step)
+        outputs = [made.own, made.shared, *made.others.values()]
+        sample = SampledOutputs(self.run, self.result, self.matrix, self.gemm.first_row, definitions, outputs, step)
         failed, gaps = self.result.n_failures, _Gaps()
         for span in sample.spans:
             self._judge_rows(made, span, exact, gaps, sample)
