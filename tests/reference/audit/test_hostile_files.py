@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,9 +106,9 @@ def test_the_time_limit_reaches_the_readers(tmp_path: Path, monkeypatch: pytest.
     limits = []
 
     class Hasty(Readers):
-        def __init__(self, time_limit: float, names: Sequence[str]) -> None:
+        def __init__(self, time_limit: float, **given: Any) -> None:
             limits.append(time_limit)
-            super().__init__(0.5, names=names)
+            super().__init__(0.5, **given)
 
     monkeypatch.setattr(sys.modules["gguf_verify.audit.audit"], "Readers", Hasty)
     path = hostile_files.make("empty tokens", 8_000_000, tmp_path / "m.gguf")  # a million, which gguf-py reads for 10 s
