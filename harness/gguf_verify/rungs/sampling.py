@@ -33,7 +33,7 @@ Doubles = npt.NDArray[np.float64]
 #: Weights of a matrix that is judged whole.
 SMALL = 1 << 21
 #: Runs of rows whose elements are judged, and the rows of each.
-RUNS, ROWS = 8, 32
+RUNS, ROWS = 4, 64
 
 
 def whole(n: int, step: int) -> list[slice]:

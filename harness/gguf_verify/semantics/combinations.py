@@ -26,6 +26,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,15 @@ MISSED = (13 / 16) ** COUNT
 _VALUES = 1 << 20
 
 
+@dataclass(frozen=True)
+class _Decoded:
+    """How a definition decodes weights: to values; to codes without their offset; with scales that are halves."""
+
+    values: bool
+    offset: bool
+    halves: bool
+
+
 class Combinations:
     """Combinations of the rows of one matrix.
 
@@ -70,8 +80,8 @@ class Combinations:
         self.signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), (COUNT, len(w)))
         #: The rows of each group, in order.
         self.groups = [slice(int(a), int(b)) for a, b in _pairs(np.linspace(0, len(w), -(-len(w) // GROUP) + 1))]
-        #: What a term makes of weights → V[groups·COUNT, K] and v[groups·COUNT, terms of a row].
-        self._weights: dict[tuple[str, bool], tuple[Doubles, Doubles | None]] = {}
+        #: How weights are decoded → V[groups·COUNT, K] and v[groups·COUNT, terms of a row].
+        self._weights: dict[_Decoded, tuple[Doubles, Doubles | None]] = {}
 
     @counted("exact product")
     def expected(self, semantics: Semantics, x: Bytes) -> Doubles:
@@ -106,8 +116,13 @@ class Combinations:
         return max(rows.stop - rows.start for rows in self.groups) / len(self._w)
 
     def _of(self, semantics: Semantics, screen: Screen) -> tuple[Doubles, Doubles | None]:
-        key = semantics.term.name, screen.has_second
+        term, fmt = semantics.term, self._fmt
+        key = _Decoded(term.of_values, not term.of_values and term.integer_offset(fmt), term.half_scales(fmt))
         if key in self._weights:
+            return self._weights[key]
+        if key.offset and (found := self._weights.get(replace(key, offset=False))) is not None and found[1] is not None:
+            sums, minima = found  # an offset that is not taken off codes is a minimum of -o·d
+            self._weights[key] = sums + np.repeat(minima, sums.shape[1] // minima.shape[1], axis=1), None
             return self._weights[key]
         count = COUNT * len(self.groups)
         sums, minima = np.zeros((count, screen.columns)), np.zeros((count, screen.nb)) if screen.has_second else None

@@ -39,7 +39,7 @@ def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixture's matrices are large."""
     for module in (sampling, blocks):
         monkeypatch.setattr(module, "SMALL", 1 << 12)
-    monkeypatch.setattr(sampling, "ROWS", 4)
+    monkeypatch.setattr(sampling, "ROWS", 8)
 
 
 def verified(kernel: str, *rungs: str, tensor: str | None = TENSOR, **options: Any) -> Report:

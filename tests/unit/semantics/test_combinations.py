@@ -64,6 +64,19 @@ def test_the_combinations_are_those_of_the_exact_product() -> None:
     np.testing.assert_allclose(combined.expected(semantics, x), whole, rtol=1e-10, atol=1e-9 * np.abs(whole).max())
 
 
+def test_definitions_share_what_is_decoded() -> None:
+    """An offset that one takes off the codes and another multiplies by the sums: the same weights."""
+    fmt = FORMATS["Q4_0"]
+    w, values = real_weights(fmt, N, K), drawn((M, K), np.ones((1, 1), np.float32), 1)
+    both = Combinations(fmt, w, 7)
+    for name in ("q8_1", "mmq", "q8_0_cpu"):
+        x = SEMANTICS[name].bytes_of(values)
+        alone = Combinations(fmt, w, 7).expected(SEMANTICS[name], x)
+        np.testing.assert_allclose(
+            both.expected(SEMANTICS[name], x), alone, rtol=1e-10, atol=1e-10 * np.abs(alone).max()
+        )
+
+
 def test_errors_that_cancel_in_sums_do_not_cancel_here() -> None:
     """Two rows that are exchanged, errors of both signs, and all rows wrong by little."""
     combined, y, expected, variance = made("Q4_0", "q8_1")
