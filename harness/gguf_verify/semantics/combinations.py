@@ -120,8 +120,9 @@ class Combinations:
         key = _Decoded(term.of_values, not term.of_values and term.integer_offset(fmt), term.half_scales(fmt))
         if key in self._weights:
             return self._weights[key]
-        if key.offset and (found := self._weights.get(replace(key, offset=False))) is not None and found[1] is not None:
-            sums, minima = found  # an offset that is not taken off codes is a minimum of -o·d
+        unsigned = self._weights.get(replace(key, offset=False)) if key.offset else None
+        if unsigned is not None and unsigned[1] is not None:
+            sums, minima = unsigned[0], unsigned[1]  # an offset that is not taken off codes is a minimum of -o·d
             self._weights[key] = sums + np.repeat(minima, sums.shape[1] // minima.shape[1], axis=1), None
             return self._weights[key]
         count = COUNT * len(self.groups)
