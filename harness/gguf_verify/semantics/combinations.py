@@ -122,8 +122,8 @@ class Combinations:
             return self._weights[key]
         unsigned = self._weights.get(replace(key, offset=False)) if key.offset else None
         if unsigned is not None and unsigned[1] is not None:
-            sums, minima = unsigned[0], unsigned[1]  # an offset that is not taken off codes is a minimum of -o·d
-            self._weights[key] = sums + np.repeat(minima, sums.shape[1] // minima.shape[1], axis=1), None
+            codes, offsets = unsigned[0], unsigned[1]  # an offset that is not taken off codes is a minimum of -o·d
+            self._weights[key] = codes + np.repeat(offsets, codes.shape[1] // offsets.shape[1], axis=1), None
             return self._weights[key]
         count = COUNT * len(self.groups)
         sums, minima = np.zeros((count, screen.columns)), np.zeros((count, screen.nb)) if screen.has_second else None
