@@ -63,6 +63,12 @@ def test_an_address_at_which_no_cluster_is(address: str, words: str) -> None:
 # ---- a worker that is not as this process ----------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker joins the folder of who asks; here that is this process, which owns it."""
+    monkeypatch.setattr(scratch, "_joined", None)
+
+
 @pytest.fixture(scope="module")
 def work() -> Iterator[worker.Work]:
     with open_run(MODEL, "q8_1_naive", "cpu", OPTIONS) as run:

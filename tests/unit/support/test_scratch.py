@@ -27,6 +27,7 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setattr(scratch, "_own", None)
+    monkeypatch.setattr(scratch, "_joined", None)
     monkeypatch.delenv(scratch.VARIABLE, raising=False)
     yield folder
     scratch.remove()
