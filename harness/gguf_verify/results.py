@@ -748,7 +748,7 @@ class Sampled(msgspec.Struct, frozen=True):
         missed: the largest probability with which those combinations miss wrong outputs of one token whose errors have,
             as the root of the sum of their squares, more than twice `smallest`; None for blocks.
         smallest: the error from which on a single wrong output is never missed, as a share of the root mean square of
-            its token's outputs: the largest median of any product. None for blocks.
+            its token's outputs: the largest of any token of any product. None for blocks.
     """
 
     what: str
@@ -1247,9 +1247,15 @@ class Report(Shown, msgspec.Struct, kw_only=True):
             return f"{self.verdict}, not compared with llama.cpp"
         sampled = [rung.sampled for rung in self.rungs if rung.sampled is not None]
         if self.verdict == "verified" and sampled:
-            missed = [part.missed for part in sampled if part.missed is not None]
-            what = f"misses wrong outputs with a probability of at most {max(missed):.1g}" if missed else "some blocks"
-            return f"verified (sampled: {what})"
+            of_outputs = [part for part in sampled if part.missed is not None]
+            if not of_outputs:
+                return "verified (sampled: some blocks)"
+            size = 2 * max(part.smallest or 0.0 for part in of_outputs)
+            missed = max(part.missed or 0.0 for part in of_outputs)
+            return (
+                f"verified (sampled: misses errors above {size:.1g} times the outputs' size with a probability of at "
+                f"most {missed:.1g})"
+            )
         if self.verdict != "waived":
             return self.verdict
         return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}"

@@ -89,11 +89,6 @@ class SampledOutputs:
             mixed = int(np.random.default_rng(seed).integers(1 << 62))
             self._combinations = Combinations(fmt, matrix.rows, mixed, run.options.threads, run.exact_on[0])
 
-    @property
-    def sampled(self) -> bool:
-        """Whether some rows alone are judged at first."""
-        return self._combinations is not None
-
     def saw(self, side: Hashable, expected: Product) -> None:
         """Take the deviations of rounding errors from the product of sampled rows; a side is one definition and the
         activations of one call."""
@@ -117,7 +112,7 @@ class SampledOutputs:
             size = np.sqrt((y.astype(np.float64) ** 2).mean(axis=1))
             least = 2 * LIMIT * np.sqrt(variance * self._combinations.share)
             shares = np.divide(least, size, out=np.zeros(len(y)), where=size > 0)
-        self._smallest = max(self._smallest, float(np.median(shares)) if len(shares) else 0.0)
+        self._smallest = max(self._smallest, float(shares.max(initial=0.0)))
         return bool(self._combinations.suspicious(y, expected, variance).any())
 
     def record(self, outputs: int, judged_whole: bool) -> None:

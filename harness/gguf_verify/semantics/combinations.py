@@ -55,11 +55,13 @@ _VALUES = 1 << 20
 
 @dataclass(frozen=True)
 class _Decoded:
-    """How a definition decodes weights: to values; to codes without their offset; with scales that are halves."""
+    """How a definition decodes weights: to values; to codes without their offset; with scales that are halves; with
+    minima, which meet sums of activations."""
 
     values: bool
     offset: bool
     halves: bool
+    minima: bool
 
 
 class Combinations:
@@ -117,10 +119,11 @@ class Combinations:
 
     def _of(self, semantics: Semantics, screen: Screen) -> tuple[Doubles, Doubles | None]:
         term, fmt = semantics.term, self._fmt
-        key = _Decoded(term.of_values, not term.of_values and term.integer_offset(fmt), term.half_scales(fmt))
+        offset = not term.of_values and term.integer_offset(fmt)
+        key = _Decoded(term.of_values, offset, term.half_scales(fmt), screen.has_second)
         if key in self._weights:
             return self._weights[key]
-        unsigned = self._weights.get(replace(key, offset=False)) if key.offset else None
+        unsigned = self._weights.get(replace(key, offset=False, minima=True)) if offset and not key.minima else None
         if unsigned is not None and unsigned[1] is not None:
             codes, offsets = unsigned[0], unsigned[1]  # an offset that is not taken off codes is a minimum of -o·d
             self._weights[key] = codes + np.repeat(offsets, codes.shape[1] // offsets.shape[1], axis=1), None

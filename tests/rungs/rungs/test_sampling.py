@@ -51,8 +51,13 @@ def test_a_right_kernel_is_verified_and_says_what_a_sample_can_miss() -> None:
     report = verified("q8_1")
     assert report.exit_code == 0, report.rungs
     assert report.verdict == "verified"
-    assert report.words == "verified (sampled: misses wrong outputs with a probability of at most 2e-06)"
     sampled = {rung.name: rung.sampled for rung in report.rungs if rung.sampled is not None}
+    size = 2 * max(part.smallest or 0.0 for part in sampled.values())
+    assert 0 < size < 1
+    assert report.words == (
+        f"verified (sampled: misses errors above {size:.1g} times the outputs' size with a probability of at "
+        "most 2e-06)"
+    )
     assert list(sampled) == ["blocks", "layers", "tokens"]
     assert all(0 < part.alone < part.of for part in sampled.values())
     shown = text_of(Kind.RUN, report, verbose=True)
