@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.foreign.declared import parse
@@ -146,6 +147,15 @@ def test_a_later_measurement_replaces_rows_that_it_could_run() -> None:
         ("Q8_0", "verified"),
     ]
     assert merged.repetitions["x"].text == "old"
+
+
+def test_devices_and_packages_of_earlier_rows_stay() -> None:
+    before = replace(measured(row()), device="a card and another card", versions={"torch": "2", "triton": "3"})
+    for device, devices in (("another card", "a card and another card"), ("c", "a card and another card and c")):
+        now = replace(measured(row()), device=device, versions={"torch": "2.1"})
+        merged = _merged(before, now, CATALOGUE)
+        assert merged.device == devices
+        assert merged.versions == {"torch": "2.1", "triton": "3"}
 
 
 # ---- what a report says of one type ----------------------------------------------------------------------------------

@@ -140,11 +140,12 @@ def _merged(before: Measured | None, now: Measured, catalogue: Catalogue) -> Mea
         (kernel.adapter, kind) for engine in catalogue.engines for kernel in engine.kernels for kind in kernel.types
     ]
     repetitions = {**(before.repetitions if before else {}), **now.repetitions}
-    device = now.device
-    if before and device not in before.device.split(_AND):  # some rows are of another one
-        device = f"{before.device}{_AND}{device}"
+    device, versions = now.device, now.versions
+    if before:  # some rows are of another one, or of packages that are not here now
+        known = before.device.split(_AND)
+        device, versions = _AND.join([*known, *({device} - {*known})]), before.versions | versions
     return structs.replace(
-        now, device=device, rows=tuple(rows[key] for key in order if key in rows),
+        now, device=device, versions=versions, rows=tuple(rows[key] for key in order if key in rows),
         repetitions=dict(sorted(repetitions.items())),
     )  # fmt: skip
 
