@@ -11,11 +11,7 @@ __device__ __forceinline__ int e2m1(int nibble) {
     return nibble & 8 ? -magnitude : magnitude;
 }
 
-// The low nibbles of four bytes at once. From 5 on the integer is more than the bits say: by 1, 2 and 5.
-__device__ __forceinline__ int e2m1_word(uint32_t nibbles) {
-    const uint32_t bit0 = nibbles & 0x01010101, bit1 = nibbles >> 1 & 0x01010101, bit2 = nibbles >> 2 & 0x01010101;
-    const uint32_t magnitude =
-        (nibbles & 0x07070707) + (bit0 & bit2) + 2 * (bit1 & bit2) + 2 * (bit0 & bit1 & bit2);
-    const uint32_t negative = (nibbles >> 3 & 0x01010101) * 255;  // all bits of the bytes with a sign
-    return subtract_bytes(magnitude & ~negative, magnitude & negative);
-}
+static const __device__ int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// The low nibbles of four bytes, and the high ones.
+__device__ __forceinline__ void e2m1_words(uint32_t nibbles, int& low, int& high) { look_up(E2M1, nibbles, low, high); }

@@ -28,9 +28,7 @@ struct IQ4_NL {
     }
 
     __device__ void codes4(int, int j, int& low, int& high) const {
-        const uint32_t word = load_word_2(qs, j);  // 18-byte blocks: only 2-byte aligned
-        low = iq4_word(word);
-        high = iq4_word(word >> 4);
+        iq4_words(load_word_2(qs, j), low, high);  // 18-byte blocks: only 2-byte aligned
     }
 
     // llama.cpp's dequantize_row_iq4_nl

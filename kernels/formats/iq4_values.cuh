@@ -2,10 +2,9 @@
 #pragma once
 #include "../common.cuh"
 #include "tables/kvalues.cuh"
+#include "words.cuh"
 
-// The values of the low nibbles of four bytes.
-__device__ __forceinline__ int iq4_word(uint32_t nibbles) {
-    uint32_t word = 0;
-    for (int i = 0; i < 4; ++i) word |= (uint32_t)(uint8_t)KVALUES[nibbles >> 8 * i & 15] << 8 * i;
-    return (int)word;
+// The values of the low nibbles of four bytes, and of the high ones.
+__device__ __forceinline__ void iq4_words(uint32_t nibbles, int& low, int& high) {
+    look_up(KVALUES, nibbles, low, high);
 }

@@ -35,9 +35,7 @@ struct alignas(4) IQ4_XS {
     }
 
     __device__ void codes4(int s, int j, int& low, int& high) const {
-        const uint32_t word = load_word_4(qs + 16 * s, j);
-        low = iq4_word(word);
-        high = iq4_word(word >> 4);
+        iq4_words(load_word_4(qs + 16 * s, j), low, high);
     }
 
     // llama.cpp's dequantize_row_iq4_xs

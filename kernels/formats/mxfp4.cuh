@@ -39,9 +39,7 @@ struct MXFP4 {
     }
 
     __device__ void codes4(int, int j, int& low, int& high) const {  // 17-byte blocks: not aligned at all
-        const uint32_t word = load_word_1(qs, j);
-        low = e2m1_word(word);
-        high = e2m1_word(word >> 4);
+        e2m1_words(load_word_1(qs, j), low, high);
     }
 
     // llama.cpp's dequantize_row_mxfp4

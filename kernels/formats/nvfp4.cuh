@@ -43,8 +43,8 @@ struct alignas(4) NVFP4 {
 
     __device__ void codes4(int s, int j, int& low, int& high) const {
         const uint8_t* p = qs + s * 16;
-        low = e2m1_word(load_word_4(p, j % 2) >> j / 2 * 4);
-        high = e2m1_word(load_word_4(p, 2 + j % 2) >> j / 2 * 4);
+        const uint32_t first = load_word_4(p, j % 2) >> j / 2 * 4, second = load_word_4(p, 2 + j % 2) >> j / 2 * 4;
+        e2m1_words((first & 0x0F0F0F0F) | (second & 0x0F0F0F0F) << 4, low, high);
     }
 
     // llama.cpp's dequantize_row_nvfp4

@@ -29,6 +29,29 @@ __device__ __forceinline__ uint32_t spread_high_bits(uint32_t nibble) {
            (nibble << 25 & 0x10000000);
 }
 
+// What a table, whose entries the compiler knows, holds at eight nibbles: of the low ones of four bytes in `low`, of the
+// high ones in `high`. A GPU selects bytes: it looks up four among eight values at a time, so each is looked up in both
+// halves of the table, and its own highest bit says which one it was.
+__device__ __forceinline__ void look_up(const int8_t (&table)[16], uint32_t nibbles, int& low, int& high) {
+    uint32_t found[2] = {};
+#ifdef __CUDACC__
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) words[i / 4] |= (uint32_t)(uint8_t)table[i] << i % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t four = nibbles >> 16 * i;
+        found[i] = __byte_perm(__byte_perm(words[0], words[1], four), __byte_perm(words[2], words[3], four),
+                               0x3210 | (four >> 1 & 0x4444));
+    }
+    low = (int)__byte_perm(found[0], found[1], 0x6420);
+    high = (int)__byte_perm(found[0], found[1], 0x7531);
+#else
+    for (int i = 0; i < 8; ++i) found[i % 2] |= (uint32_t)(uint8_t)table[nibbles >> 4 * i & 15] << i / 2 * 8;
+    low = (int)found[0], high = (int)found[1];
+#endif
+}
+
 // Two halves a - b at once; exact where the kernels use it.
 __device__ __forceinline__ uint32_t subtract_halves(uint32_t a, uint32_t b) {
 #ifdef __CUDACC__

@@ -185,7 +185,9 @@ def test_shared_memory_that_no_tool_looks_at(tmp_path: Path, gpu: Host, monkeypa
     host.close()
 
 
-@pytest.mark.parametrize("name", ["q8_1_naive", "q8_1_tiled", "q8_1_mma", "q8_1_wgmma", "q8_1_gemv", "q8_1_split_k"])
+@pytest.mark.parametrize(
+    "name", ["q8_1_naive", "q8_1_tiled", "q8_1_mma", "q8_1_wgmma", "q8_1_gemv", "q8_1_split_k", "q8_1_decode"]
+)
 def test_shipped_kernels_have_no_finding(gpu: Host, name: str) -> None:
     checked(ShippedKernel(KERNELS[name], gpu))
 

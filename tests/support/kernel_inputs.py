@@ -15,6 +15,7 @@ from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.hosts.base import Host
+from gguf_verify.kernels.interleaved import Interleaved
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Tiles
 from gguf_verify.kernels.packed import Packed
@@ -35,7 +36,8 @@ OFTEN = frozenset({"Q4_0", "Q5_1", "Q6_K"})
 ON_EVERY_FORMAT = frozenset({"f32_naive", "q8_1_dp4a"})
 
 
-PLAIN = [k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed)]  # not PACKED of packed_kernels
+#: Neither PACKED of packed_kernels, nor what tests/reference/kernels/test_decode.py has.
+PLAIN = [k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed | Interleaved)]
 
 
 PAIRS = [(k, f) for f in FORMATS.values() for k in PLAIN if KERNELS[k].covers(f)]

@@ -22,10 +22,10 @@ from gguf_verify.support.arrays import Library, register
 
 #: Functions of NumPy that CuPy has under the same name, as far as they are used.
 NAMES = frozenset((
-    "absolute", "add", "argmax", "argsort", "argwhere", "bitwise_and", "bitwise_or", "broadcast_to",
+    "absolute", "add", "argmax", "argsort", "argwhere", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_to",
     "concatenate", "copysign", "cumsum", "divide", "einsum", "equal", "frexp", "full_like", "greater",
     "greater_equal", "invert", "isfinite", "isnan", "ldexp", "left_shift", "less", "less_equal", "matmul",
-    "maximum", "minimum", "multiply", "nan_to_num", "negative", "nextafter", "not_equal", "power", "repeat",
+    "maximum", "minimum", "multiply", "nan_to_num", "negative", "nextafter", "not_equal", "packbits", "power", "repeat",
     "right_shift", "rint", "sqrt", "square", "stack", "subtract", "tensordot", "unpackbits", "where",
     "zeros_like",
 ))  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
-from ..hosts.base import Host, Written
+from ..hosts.base import Host, Source, Written
 from ..hosts.schedule import Schedule
 from ..processes.sandbox import Sandbox
 from ..results import HostInfo
@@ -157,6 +158,11 @@ class Kernel(Candidate):
         """What such products launch, which nothing is computed for; None where that cannot be seen. Raises
         KernelFault."""
         return None
+
+    def sources(self, fmt: WeightFormat, m: int, n: int, k: int) -> Sequence[Source]:
+        """What `upload`, `product`, `gemm` and `quantize` load for such operands, as far as that is known before they
+        are called: for `Host.compile_ahead`."""
+        return ()
 
     def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
         """The one launch of `gemm` on such operands, whose thread blocks `alone` can run; or why it cannot, in words.

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import WeightFormat
-from ..hosts.base import Grid, Host
+from ..hosts.base import Grid, Host, Source
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -147,4 +147,25 @@ class Recorder(Host):
         raise NotImplementedError("nothing is computed")
 
 
-__all__ = ["Launched", "Placeholder", "Recorder", "SparseProduct"]
+class Foresight(Recorder):
+    """A recorder that compiles nothing either: it records what would be loaded."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.sources: list[Source] = []
+
+    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
+        self.sources.append(Source(root, file, entry, defines, target))
+
+    def resident(self, kernel: Any, threads: int, shared: int) -> int:
+        return 1
+
+    def side_by_side(self, output: Any, rows: Bytes) -> Any:
+        raise Unforeseen
+
+
+class Unforeseen(Exception):
+    """What follows depends on contents, which a recorder has none of."""
+
+
+__all__ = ["Foresight", "Launched", "Placeholder", "Recorder", "SparseProduct", "Unforeseen"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from ..formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
-from ..hosts.base import Host, Sparse, Written
+from ..hosts.base import Host, Source, Sparse, Written
 from ..hosts.schedule import Schedule
 from ..semantics import ASCENDING, Order
 from ..support.errors import UsageError
@@ -18,7 +19,7 @@ from ..support.paths import kernel_root
 from ..support.stages import stage
 from .interface import Kernel, Weights
 from .launch import Launch, Multiply
-from .launches import Launched, Placeholder, Recorder, SparseProduct
+from .launches import Foresight, Launched, Placeholder, Recorder, SparseProduct, Unforeseen
 from .operands import fitting, whole_blocks, whole_rows
 from .spec import KernelSpec
 
@@ -98,6 +99,18 @@ class ShippedKernel(Kernel):
         weights = Weights(fmt, n, k, Placeholder(0, "weights"))
         multiply(site, weights, Placeholder(0, "activations"), Placeholder(4 * m * n, "output"), m)
         return recorder.launched
+
+    def sources(self, fmt: WeightFormat, m: int, n: int, k: int) -> list[Source]:
+        foresight, launch = Foresight(self.host), self.spec.launch
+        site = self.spec.site(foresight, self.root, self._older)
+        weights = Weights(fmt, n, k, Placeholder(0, "weights"))
+        rows = np.broadcast_to(np.uint8(0), (n, k // fmt.block_size * fmt.block_bytes))
+        with suppress(Unforeseen):
+            launch.prepare(site, fmt, rows)
+        for multiply in (launch.multiply_values, launch.multiply):
+            multiply(site, weights, Placeholder(0, "activations"), Placeholder(0, "output"), m)
+        site.quantized(Placeholder(0, "activations"), m * k // 32)
+        return foresight.sources
 
     def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
         if not self.host.runs_alone:

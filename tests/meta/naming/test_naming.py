@@ -16,6 +16,7 @@ from gguf_verify.diagnosis import FAULTS, Diagnosis, diagnose
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf import open_model
 from gguf_verify.measure.naming import edits, naming, places
+from gguf_verify.measure.one_block import Plan
 from gguf_verify.results import Failure, FaultMatch, RungResult
 from gguf_verify.support.paths import kernel_root
 from tests.support.tools import FIXTURES
@@ -109,7 +110,7 @@ def report(*failures: Failure) -> RungResult:
 
 
 def test_what_a_report_is_worth() -> None:
-    plan = places.Plan("", "w", 3, 5, np.zeros(1, np.uint8), np.zeros(1, np.uint8))
+    plan = Plan("", "w", 3, 5, np.zeros(1, np.uint8), np.zeros(1, np.uint8))
     right = Failure("kernel: is outside the bound", "w", 3, 5)
     alone = Failure("kernel: w row 3 (no single block is wrong: look at the accumulation over K)", "w", 3)
     assert places.judged(report(), plan) == "unseen"
@@ -125,7 +126,7 @@ def test_what_a_report_is_worth() -> None:
         assert places.judged(report(*wrong), plan).startswith("rows")
 
 
-def beside(result: RungResult, plan: places.Plan) -> str:
+def beside(result: RungResult, plan: Plan) -> str:
     """The same reports held against the row beside the fault's: every one is a miss."""
     return places.judged(result, dataclasses.replace(plan, row=plan.row + 1))
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from gguf_verify.formats import BlockFormat
 from gguf_verify.support.paths import kernel_root
-from tests.support.needs import libasan, need
 from tests.support.packed_kernels import PACKED, at_once
-from tests.support.tools import ROOT, altered_kernel
+from tests.support.tools import altered_kernel, under_sanitizers
 
 SANITIZED = """
 import ctypes, mmap, sys
@@ -38,20 +34,11 @@ print("clean")
 """
 
 
-def under_sanitizers(root: Path, fmt: str, *names: str) -> subprocess.CompletedProcess[str]:
-    need("libasan")
-    environment = os.environ | {"LD_PRELOAD": str(libasan()), "ASAN_OPTIONS": "detect_leaks=0"}
-    command = [sys.executable, "-c", SANITIZED, str(root), fmt, *names]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )  # fmt: skip
-
-
 #: What includes 07 stands for it in `make test`.
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "q8_1_gemv")) for n in PACKED])
 @at_once("Q5_1")
 def test_clean_under_sanitizers(fmt: BlockFormat, name: str) -> None:
-    done = under_sanitizers(kernel_root(), fmt.name, name)
+    done = under_sanitizers(SANITIZED, str(kernel_root()), fmt.name, name)
     assert done.stdout == "clean\n", done.stderr[-3000:]
 
 
@@ -68,7 +55,7 @@ def test_clean_under_sanitizers(fmt: BlockFormat, name: str) -> None:
     ],
 )  # fmt: skip
 def test_sanitizers_see(tmp_path: Path, name: str, file: str, old: str, new: str) -> None:
-    done = under_sanitizers(altered_kernel(tmp_path, name, file, old, new).root, "Q5_1", name)
+    done = under_sanitizers(SANITIZED, str(altered_kernel(tmp_path, name, file, old, new).root), "Q5_1", name)
     assert done.returncode != 0
     # past the allocation, which may end beside a stack's guards
     assert re.search("AddressSanitizer: (heap|stack)-buffer-(over|under)flow", done.stderr), done.stderr[-2000:]

@@ -456,6 +456,6 @@ def sources(root: Path) -> list[str]:
     files = (
         str(p.relative_to(root))
         for p in sorted(root.rglob("*.cu*"))
-        if not {"emulator", "oracle"} & {*p.relative_to(root).parts}
+        if not {"emulator", "oracle", "probes"} & {*p.relative_to(root).parts}
     )
     return [f for f in files if f not in left]

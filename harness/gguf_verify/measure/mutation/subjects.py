@@ -21,9 +21,11 @@ _BY_FILE = {
                   "q8_1_tiled Q5_1",
     "packed.cuh": "q8_1_split_k Q8_0, q8_1_gemv Q8_0, q8_1_split_k Q5_1, q8_1_gemv Q5_1, q8_1_split_k Q4_0, "
                   "q8_1_gemv Q4_0, q8_1_split_k Q5_0, q8_1_gemv Q5_0",
+    "interleaved.cuh": "q8_1_decode MXFP4, q8_1_decode Q3_K, q8_1_decode Q6_K",
     "quantize/q8_1.cu": "q8_1_naive Q4_0",
     "quantize/q8_1.cuh": "q8_1_naive Q4_0, q8_1_wgmma Q4_0, q8_1_gemv Q4_0",
     "pack/activations.cu": "q8_1_wgmma Q4_0, q8_1_wgmma Q8_0, q8_1_split_k Q5_1",
+    "pack/interleaved.cu": "q8_1_decode MXFP4, q8_1_decode Q3_K",
     "pack/weights.cu": "q8_1_wgmma Q4_0, q8_1_gemv Q5_1, q8_1_wgmma Q8_0",
 }  # fmt: skip
 
@@ -52,5 +54,11 @@ def subjects(root: Path, file: str) -> list[Subject]:
 
 def row_of(file: str) -> str:
     """The row of the score's table that a source belongs to."""
-    by_folder = {"formats": "format headers", "quantize": "quantizer", "pack": "packing", "packed.cuh": "packing"}
+    by_folder = {
+        "formats": "format headers",
+        "quantize": "quantizer",
+        "pack": "packing",
+        "packed.cuh": "packing",
+        "interleaved.cuh": "packing",
+    }
     return by_folder.get(file.split("/")[0], "GEMM sources")

@@ -1,0 +1,108 @@
+"""q8_1_decode: few tokens and weights of any type, which are read once; a lane has a row."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...formats import BlockFormat, WeightFormat
+from ...semantics import ASCENDING
+from ..interface import Weights
+from ..interleaved import ROWS, Interleaved
+from ..site import Site
+from ..spec import FEW, KernelSpec
+
+#: KiB of shared memory that the blocks of a multiprocessor, and one of them, may take, by compute capability; elsewhere
+#: what every card from sm_80 on offers (CUDA Programming Guide, compute capabilities). A block takes 1 KiB more than it
+#: asks for, and its barriers and batons take less than 2 KiB.
+_SHARED, _SHARED_ELSEWHERE = {"75": (64, 64), "90": (228, 227)}, (100, 99)
+_BESIDE = 3 << 10
+#: Values of K that a warp takes at a time, most stages of its ring, and most sums of a lane, of which twice as many
+#: registers would spill; half of them leave registers for two blocks.
+_UNIT, _MOST_STAGES, _MOST_SUMS = 256, 4, 64
+#: A build for rows of this length serves shorter ones, too.
+_COMMON = 4096
+#: Bytes of activations that a block keeps where they do not fit whole; then they are taken in parts.
+_X_BYTES = 40 << 10
+
+
+class Decode(Interleaved):
+    """Up to 8 tokens at a time read the weights once.
+
+    Each launch overlaps the one before it and meanwhile reads the weights, which were packed and checked by then.
+    """
+
+    knows_older: ClassVar[bool] = True
+
+    def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self._launch("gemm", site, weights, x, out, m, self.shape(site.host.sm, weights, m))
+
+    def multiply_values(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
+        shape = self.shape(site.host.sm, weights, m)
+        if shape["X_SLICES"] * 32 < weights.k:
+            super().multiply_values(site, weights, x, out, m)
+        else:
+            self._launch("gemm_values", site, weights, x, out, m, shape)
+
+    @classmethod
+    def shape(cls, sm: str | None, weights: Weights, m: int) -> dict[str, int]:
+        """The macros: two blocks to a multiprocessor where registers and shared memory suffice, else one, or one of
+        fewer warps; x in parts of X_SLICES where all of it does not fit beside two stages."""
+        fmt, slices = weights.fmt, weights.k // 32
+        assert isinstance(fmt, BlockFormat)
+        tokens = next(t for t in (1, 2, 4, 8) if t >= min(m, FEW))
+        unit = _UNIT
+        while tokens * cls._groups(fmt, unit) > _MOST_SUMS and unit > fmt.block_size:
+            unit //= 2
+        of_all, of_one = _SHARED.get(sm or "90", _SHARED_ELSEWHERE)
+        found = []
+        for ctas, warps in ((2, 8), (1, 8), (1, 4), (1, 2)):
+            if ctas == 2 and tokens * cls._groups(fmt, unit) > _MOST_SUMS // 2:
+                continue
+            a_round = warps * unit // 32
+            shape = {"TOKENS": tokens, "WARPS": warps, "CTAS": ctas, "UNIT": unit, "STAGES": 0, "X_SLICES": 0}
+            room = (min(of_one, of_all // ctas) << 10) - _BESIDE
+            stage = cls.shared(fmt, shape | {"STAGES": 1})
+            a_slice = cls.shared(fmt, shape | {"X_SLICES": 1})
+            whole = -(-max(slices, _COMMON // 32) // a_round) * a_round
+            for x_slices in (whole, min(whole, _X_BYTES // a_slice // a_round * a_round)):
+                stages = min(_MOST_STAGES, (room - x_slices * a_slice) // stage)
+                if x_slices > 0 and stages > 0:
+                    found.append(shape | {"STAGES": stages, "X_SLICES": x_slices})
+        # the first of the best
+        return max(found, key=lambda s: (s["STAGES"] > 1, s["WARPS"] > 2, s["X_SLICES"] >= slices))
+
+    @staticmethod
+    def _groups(fmt: BlockFormat, unit: int) -> int:
+        """Groups of values under one scale in a unit: as many sums of each token wait in registers."""
+        return unit // (16 if fmt.group == 16 else 32)
+
+    @staticmethod
+    def shared(fmt: WeightFormat, shape: dict[str, int]) -> int:
+        """Bytes of shared memory: the rings of weights, and of x its scales, sums of codes, and codes."""
+        assert isinstance(fmt, BlockFormat)
+        ring = shape["WARPS"] * shape["STAGES"] * ROWS * (shape["UNIT"] // fmt.block_size) * fmt.block_bytes
+        return ring + shape["TOKENS"] * shape["X_SLICES"] * (32 + 8 + 8)
+
+    def _launch(
+        self, entry: str, site: Site, weights: Weights, x: Any, out: Any, m: int, shape: dict[str, int]
+    ) -> None:  # fmt: skip
+        fmt, host = weights.fmt, site.host
+        assert isinstance(fmt, BlockFormat)
+        threads, shared = shape["WARPS"] * 32, self.shared(fmt, shape)
+        gemm = site.function(entry, fmt, macros={k: str(v) for k, v in shape.items()})
+        tiles = -(-m // shape["TOKENS"])
+        of_tile = min(-(-weights.n // ROWS), max(1, host.resident(gemm, threads, shared) // tiles))
+        args = [
+            weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k // fmt.block_size),
+            np.int64(of_tile),
+        ]  # fmt: skip
+        host.launch(gemm, (tiles * of_tile, 1, 1), (threads, 1, 1), args, shared=shared, overlaps=True)
+
+
+# No family chooses it before it has run on a card.
+STEP = KernelSpec(
+    "q8_1_decode", "gemm/q8_1/10_decode.cu", "q8_1", ASCENDING, "W4A8/W8A8, few tokens, any type, weights read once",
+    Decode(),
+)  # fmt: skip

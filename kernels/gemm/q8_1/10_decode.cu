@@ -1,0 +1,251 @@
+// 10 decode, weights of any type: a few tokens, whose product takes the time of reading W once. 08 keeps tensor cores
+// busy that a few tokens do not need, with a layout that fits codes of 4, 5 and 8 bits alone. Here nothing is known of a
+// type but its header in formats/:
+//
+//   - A lane has a row. What 32 lanes read of a block lies side by side (interleaved.cuh), so that copies are bulk
+//     copies and no two lanes meet in a bank; a lane copies its block into registers and unpacks it there, by codes4 of
+//     the type, at places that the compiler knows.
+//   - The warps of a thread block have different units of K, of UNIT values. A unit's products are integers (__dp4a),
+//     exact in any order, and wait in registers until it is the unit's turn: the sums of 32 rows so far are a baton that
+//     goes from warp to warp. Only the warp that has it adds, in ascending k, as 01 does: one or two operations in a
+//     chain for each 32 or 16 values.
+//   - Everything else is as in 08: each warp keeps its own ring filled, launches overlap, x is quantized on the way by
+//     each thread block, and thread blocks go on to further strips.
+//
+// NVRTC 13 makes a loop of 677 instructions for a unit of Q4_K and one token (sm_90; Q4_0 588, IQ4_XS 1,107, MXFP4 1,399).
+// With N = 14336 and K = 4096 there are 14 units for each scheduler of 132 multiprocessors: 9,200 instructions in the
+// 14,000 cycles that 33 MB take at 4.1 TB/s. These are counts; the kernel has not been timed.
+#include "../../async.cuh"
+#include "../../interleaved.cuh"
+#include "quantize/q8_1.cuh"
+
+using interleaved::BLOCK;
+
+constexpr int BLOCKS = UNIT / FORMAT::VALUES;                   // of a unit
+constexpr int OF_BLOCK = FORMAT::VALUES / QK, SLICES = UNIT / QK, GROUPS = Scales<FORMAT>::GROUPS;
+constexpr int THREADS = WARPS * 32, ROUND = WARPS * SLICES;     // slices that all warps have at a time
+constexpr int SLOT = BLOCKS * BLOCK;                            // a unit's weights
+constexpr bool SUMS = FORMAT::MINIMUM == Minimum::MEETS_CODES;  // of activations' codes
+constexpr int SCALES_AT = WARPS * STAGES * SLOT, SUMS_AT = SCALES_AT + TOKENS * X_SLICES * 8;
+constexpr int X_AT = (SUMS_AT + (SUMS ? TOKENS * X_SLICES * GROUPS * 4 : 0) + 15) / 16 * 16;
+static_assert(UNIT % FORMAT::VALUES == 0 && X_SLICES % ROUND == 0, "parts of x are whole rounds");
+
+// x in shared memory: its codes, its scales {d, s} and, where minima are multiplied by them, the sums of its codes.
+struct Activations {
+    uint4* codes;    // [TOKENS][X_SLICES][2], of 16 values each
+    float2* scales;  // [TOKENS][X_SLICES]
+    float* sums;     // [TOKENS][X_SLICES][GROUPS]
+};
+
+// Codes of the values 4c…4c+3 and 16+4c…16+4c+3 of slice `slice` of all of x, and its scales as halves. All lanes of a
+// warp take part; four share a slice.
+struct Part {
+    uint32_t low, high;
+    uint16_t d, s;
+};
+template <bool VALUES>
+__device__ __forceinline__ Part part_of(const void* x, int64_t slice, int c, bool there) {
+    Part p = {};
+    if (VALUES) {
+        const float4* from = (const float4*)x + slice * 8 + c;
+        float4 v[2] = {};
+        if (there) v[0] = from[0], v[1] = from[4];
+        const Quantized q = quantized(v, c);
+        p = {four_bytes(q.q), four_bytes(q.q + 4), float_to_half(q.d), float_to_half(q.s)};
+    } else if (there) {
+        const Q8_1* from = (const Q8_1*)x + slice;
+        p = {load_word_4(from->qs, c), load_word_4(from->qs, c + 4), from->d, from->s};
+    }
+    return p;
+}
+
+// `count` slices of each token from slice `first` on.
+template <bool VALUES>
+__device__ __forceinline__ void take_x(const Activations& to, const void* x, int tokens, int64_t slices, int64_t first,
+                                       int count) {
+    const int c = threadIdx.x % 4, all = tokens * count * 4;
+#pragma unroll 1
+    for (int i = threadIdx.x; i / 32 * 32 < all; i += THREADS) {
+        const int token = i / 4 / count;
+        // thread blocks begin at different places, or all would wait for the same one
+        int slice = i / 4 - token * count + (int)(blockIdx.x % 32) * count / 32;
+        if (slice >= count) slice -= count;
+        const Part p = part_of<VALUES>(x, token * slices + first + slice, c, i < all);
+        const int at = token * X_SLICES + slice;
+        if (SUMS) {
+            int low = __dp4a((int)p.low, 0x01010101, 0), high = __dp4a((int)p.high, 0x01010101, 0);
+#pragma unroll
+            for (int apart = 1; apart <= 2; apart *= 2) {
+                low += __shfl_xor_sync(0xFFFFFFFF, low, apart), high += __shfl_xor_sync(0xFFFFFFFF, high, apart);
+            }
+            if (i < all && c == 0) {
+                to.sums[at * GROUPS] = (float)(GROUPS == 2 ? low : low + high);
+                if (GROUPS == 2) to.sums[at * GROUPS + GROUPS - 1] = (float)high;
+            }
+        }
+        if (i >= all) continue;
+        uint32_t* codes = (uint32_t*)(to.codes + at * 2);
+        codes[c] = p.low, codes[4 + c] = p.high;
+        if (c == 0) to.scales[at] = {half_to_float(p.d), half_to_float(p.s)};
+    }
+}
+
+template <bool VALUES>
+__device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* __restrict__ x, float* __restrict__ y,
+                                    int64_t M, int64_t N, int64_t blocks, int64_t of_tile) {
+    DYNAMIC_SHARED(shared);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int nb = (int)blocks, units = (nb + BLOCKS - 1) / BLOCKS, rounds = (units + WARPS - 1) / WARPS;
+    const int slices = nb * OF_BLOCK;
+    const int64_t strips = (N + 31) / 32, first_strip = blockIdx.x % of_tile, first_token = blockIdx.x / of_tile * TOKENS;
+    const int tokens = M - first_token < TOKENS ? (int)(M - first_token) : TOKENS;
+    const int64_t steps = (strips - first_strip + of_tile - 1) / of_tile * rounds;
+    const Activations on_chip = {(uint4*)(shared + X_AT), (float2*)(shared + SCALES_AT), (float*)(shared + SUMS_AT)};
+    uint8_t* ring = shared + warp * (STAGES * SLOT);
+    __shared__ float baton[TOKENS][32];
+    __shared__ MBarrier all_full[BULK_COPIES ? WARPS * STAGES : 1];
+    MBarrier* full = all_full + (BULK_COPIES ? warp * STAGES : 0);
+    if (BULK_COPIES && lane == 0) {
+        for (int i = 0; i < STAGES; ++i) mbarrier_init(&full[i], 1);
+        before_bulk_copies();
+    }
+    __syncwarp();
+
+    // The copies are STAGES units ahead.
+    int64_t ahead = first_strip;
+    int ahead_unit = warp;
+    const auto fill = [&](int stage) {
+        if (ahead_unit >= units) ahead_unit = warp, ahead += of_tile;
+        if (ahead < strips && ahead_unit < units) {
+            const int first = ahead_unit * BLOCKS, count = nb - first < BLOCKS ? nb - first : BLOCKS;
+            const uint8_t* from = w + (ahead * nb + first) * BLOCK;
+            if (!BULK_COPIES) {
+                for (int i = lane * 16; i < count * BLOCK; i += 512) async_copy16(ring + stage * SLOT + i, from + i);
+            } else if (lane == 0) {
+                mbarrier_expect(&full[stage], count * BLOCK);
+                bulk_copy(ring + stage * SLOT, from, count * BLOCK, &full[stage]);
+            }
+        }
+        if (!BULK_COPIES) async_commit();
+        ahead_unit += WARPS;
+    };
+    if (warp < units) {
+#pragma unroll 1
+        for (int i = 0; i < STAGES; ++i) fill(i);
+    }
+    wait_for_last_launch();
+    x = VALUES ? (const void*)((const float*)x + first_token * slices * QK)
+               : (const void*)((const Q8_1*)x + first_token * slices);
+    take_x<VALUES>(on_chip, x, tokens, slices, 0, VALUES || slices < X_SLICES ? slices : X_SLICES);
+    __syncthreads();
+    let_next_launch_start();
+
+    int stage = 0, parity = 0, round = 0, x_base = 0;  // x_base: the slice of x on chip at which the round begins
+    int64_t strip = first_strip;
+    for (int64_t step = 0; step < steps; ++step, ++round, x_base += ROUND) {
+        if (round == rounds) round = x_base = 0, strip += of_tile;
+        if (x_base == X_SLICES) x_base = 0;
+        if (!VALUES && slices > X_SLICES && step > 0 && x_base == 0) {
+            const int first = round * ROUND, left = slices - first;
+            __syncthreads();
+            take_x<false>(on_chip, x, tokens, slices, first, left < X_SLICES ? left : X_SLICES);
+            __syncthreads();
+        }
+        const int unit = round * WARPS + warp;
+        if (unit >= units) continue;
+
+        // the unit's products
+        const int count = nb - unit * BLOCKS < BLOCKS ? nb - unit * BLOCKS : BLOCKS, slice = x_base + warp * SLICES;
+        int sums[TOKENS][SLICES][GROUPS];
+        Scales<FORMAT> scales[SLICES];
+        if (BULK_COPIES) {
+            mbarrier_wait(&full[stage], parity);
+        } else {
+            async_wait<STAGES - 1>();
+            __syncwarp();
+        }
+#pragma unroll
+        for (int b = 0; b < BLOCKS; ++b) {
+            if (b >= count) continue;
+            interleaved::Block block;
+            block.read(ring + stage * SLOT + b * BLOCK, lane);
+            const FORMAT& weights = block.format();
+#pragma unroll
+            for (int of_block = 0; of_block < OF_BLOCK; ++of_block) {
+                const int s = b * OF_BLOCK + of_block;
+                scales[s].read(weights, of_block);
+                int codes[8];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) weights.codes4(of_block, j, codes[j], codes[4 + j]);
+#pragma unroll
+                for (int token = 0; token < TOKENS; ++token) {
+#pragma unroll
+                    for (int h = 0; h < GROUPS; ++h) sums[token][s][h] = INTEGER_BASE;
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const uint4 four = on_chip.codes[(token * X_SLICES + slice + s) * 2 + half];
+                        int& sum = sums[token][s][half % GROUPS];
+                        sum = __dp4a(codes[4 * half], (int)four.x, sum);
+                        sum = __dp4a(codes[4 * half + 1], (int)four.y, sum);
+                        sum = __dp4a(codes[4 * half + 2], (int)four.z, sum);
+                        sum = __dp4a(codes[4 * half + 3], (int)four.w, sum);
+                    }
+                }
+            }
+        }
+        __syncwarp();
+        fill(stage);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        parity ^= stage == 0;
+
+        // Its turn. Who has a strip's last unit gives the baton to the warp that begins the next strip, and both may be
+        // the same one.
+        const bool begins = unit == 0, ends = unit == units - 1;
+        if (begins ? step > 0 && (units - 1) % WARPS != 0 : true) barrier_sync(1 + warp, 64);
+        float acc[TOKENS];
+#pragma unroll
+        for (int token = 0; token < TOKENS; ++token) acc[token] = begins ? 0.0f : baton[token][lane];
+#pragma unroll
+        for (int s = 0; s < SLICES; ++s) {
+            if (s / OF_BLOCK >= count) continue;
+#pragma unroll
+            for (int token = 0; token < TOKENS; ++token) {
+                const int at = token * X_SLICES + slice + s;
+                const float2 of_x = on_chip.scales[at];
+#pragma unroll
+                for (int h = 0; h < GROUPS; ++h)
+                    acc[token] = add_group<FORMAT>(acc[token], scales[s].scale(h), scales[s].minimum(h), of_x.x, of_x.y,
+                                                   above_base(sums[token][s][h]),
+                                                   SUMS ? on_chip.sums[at * GROUPS + h] : 0.0f);
+            }
+        }
+        if (!ends) {
+#pragma unroll
+            for (int token = 0; token < TOKENS; ++token) baton[token][lane] = acc[token];
+        }
+        const int next = ends ? 0 : (warp + 1) % WARPS;
+        if (next != warp && !(ends && strip + of_tile >= strips)) barrier_arrive(1 + next, 64);
+        if (ends) {
+            const int64_t n = strip * 32 + lane;
+#pragma unroll
+            for (int token = 0; token < TOKENS; ++token)
+                if (n < N && token < tokens) y[(first_token + token) * N + n] = acc[token];
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
+    gemm(const uint8_t* __restrict__ w,  // interleaved strips
+         const Q8_1* __restrict__ x,     // (M, K/32)
+         float* __restrict__ y,          // (M, N)
+         int64_t M, int64_t N, int64_t blocks,
+         int64_t of_tile) {  // thread blocks of each tile of TOKENS
+    run<false>(w, x, y, M, N, blocks, of_tile);
+}
+
+// The same from values, of at most X_SLICES slices a row.
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
+    gemm_values(const uint8_t* __restrict__ w, const float* __restrict__ x, float* __restrict__ y, int64_t M, int64_t N,
+                int64_t blocks, int64_t of_tile) {
+    run<true>(w, x, y, M, N, blocks, of_tile);
+}

@@ -1,0 +1,7 @@
+// Does nothing: what a launch takes by itself, in a graph of launches that may overlap.
+#include "async.cuh"
+
+extern "C" __global__ void empty() {
+    wait_for_last_launch();
+    let_next_launch_start();
+}

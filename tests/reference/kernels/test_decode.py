@@ -1,0 +1,255 @@
+"""q8_1_decode: interleaved weights of any type, and the baton that goes from warp to warp."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.kernels import interleaved
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.ladder.q8_1_decode import Decode
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.support.errors import KernelFault
+from gguf_verify.support.paths import kernel_root
+from tests.support.kernel_inputs import (
+    assert_same,
+    put_extremes,
+    quantizer_inputs,
+    random_activations,
+    random_blocks,
+    random_weights,
+    stack_bytes,
+)
+from tests.support.needs import need
+from tests.support.tools import altered_kernel, under_sanitizers
+
+#: A superblock with minima, one with groups of 16, blocks of 32 under minima, blocks of no even size.
+KINDS = ("Q4_K", "Q6_K", "Q5_1", "MXFP4")
+SOURCE = "gemm/q8_1/10_decode.cu"
+
+
+def kinds(*names: str) -> pytest.MarkDecorator:
+    """All types, those that are not named in `make test-all` alone: each is a compilation of a large kernel."""
+    return pytest.mark.parametrize(
+        "fmt", [pytest.param(f, id=n, marks=[pytest.mark.slow] * (n not in names)) for n, f in FORMATS.items()]
+    )
+
+
+def columns(fmt: BlockFormat, units: float) -> int:
+    """K of so many units, of which the last may lack blocks."""
+    return max(1, round(units * 256 / fmt.block_size)) * fmt.block_size
+
+
+def check(host: CpuHost, fmt: BlockFormat, m: int, n: int, k: int, kernel: ShippedKernel | None = None) -> None:
+    """The bits of the naive kernel."""
+    rng, naive = np.random.default_rng(k), ShippedKernel(KERNELS["q8_1_naive"], host)
+    w, x = random_weights(rng, fmt, n, k), random_activations(rng, naive.spec, m, k)
+    kernel = kernel or ShippedKernel(KERNELS["q8_1_decode"], host)
+    expected = naive.gemm(naive.upload(fmt, w), x)
+    assert np.isfinite(expected).all()
+    assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected, (fmt.name, m, n, k))
+
+
+#: M, N, units of K: one; a strip's edge; a round that is not full, or ends in the middle of a unit; more rounds than
+#: stages; more tokens than are read at once; more strips than thread blocks, so that the baton goes on to the next one.
+SHAPES = [(1, 1, 1), (2, 33, 3.25), (1, 70, 9.5), (5, 31, 20), (9, 64, 8), (1, 290, 17)]
+
+
+@kinds(*KINDS)
+def test_bits_are_naives(host: CpuHost, fmt: BlockFormat) -> None:
+    for m, n, units in SHAPES:
+        check(host, fmt, m, n, columns(fmt, units))
+
+
+@kinds("Q2_K", "MXFP4")
+def test_infinities_and_nan(host: CpuHost, fmt: BlockFormat) -> None:
+    """As scales and minima of some rows: what a unit adds to a sum that is none stays none."""
+    rng, naive = np.random.default_rng(7), ShippedKernel(KERNELS["q8_1_naive"], host)
+    blocks = random_blocks(rng, fmt, 33, 1024)
+    put_extremes(rng, fmt, fmt.view(blocks))
+    w, x = blocks.reshape(33, -1), random_activations(rng, naive.spec, 3, 1024)
+    with np.errstate(all="ignore"):
+        expected = naive.gemm(naive.upload(fmt, w), x)
+    assert 0 < (~np.isfinite(expected)).sum() < expected.size
+    kernel = ShippedKernel(KERNELS["q8_1_decode"], host)
+    assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
+
+
+@kinds("Q4_K")
+def test_bits_without_bulk_copies(fmt: BlockFormat) -> None:
+    """As on cards before Hopper, where lanes copy."""
+    host, before = CpuHost(2), CpuHost(2, ["-D__CUDA_ARCH__=800"])
+    for m, n, units in SHAPES[1:4]:
+        check(host, fmt, m, n, columns(fmt, units), ShippedKernel(KERNELS["q8_1_decode"], before))
+
+
+@kinds("Q5_1", "Q2_K")
+def test_values_are_quantized_on_the_way(host: CpuHost, fmt: BlockFormat) -> None:
+    """With the bits of the quantizer beside it, on every kind of input."""
+    rng, kernel = np.random.default_rng(29), ShippedKernel(KERNELS["q8_1_decode"], host)
+    for kind, x in quantizer_inputs().items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = np.tile(x.astype(np.float32)[-3:], (1, 32))[:, :1024]
+        weights = kernel.upload(fmt, random_weights(rng, fmt, 20, x.shape[1]))
+        assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (fmt.name, kind))
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "units"), [("Q4_K", 3, 33), pytest.param("Q6_K", 1, 120, marks=pytest.mark.slow)]
+)
+def test_rows_longer_than_shared_memory(
+    host: CpuHost, monkeypatch: pytest.MonkeyPatch, name: str, m: int, units: int
+) -> None:
+    """x is taken in parts, from Q8_1 and from values."""
+    monkeypatch.setattr("gguf_verify.kernels.ladder.q8_1_decode._SHARED", {"90": (90, 90)})
+    monkeypatch.setattr("gguf_verify.kernels.ladder.q8_1_decode._X_BYTES", 16 << 10)
+    fmt, rng, kernel = FORMATS[name], np.random.default_rng(31), ShippedKernel(KERNELS["q8_1_decode"], host)
+    k = 256 * units
+    weights = kernel.upload(fmt, random_weights(rng, fmt, 9, k))
+    shape = Decode.shape(None, weights, m)
+    assert shape["X_SLICES"] < k // 32
+    assert shape["X_SLICES"] % (shape["WARPS"] * shape["UNIT"] // 32) == 0
+    check(host, fmt, m, 9, k)
+    check(host, fmt, m, 300, k)
+    x = rng.standard_normal((m, k)).astype(np.float32)
+    assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)))
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize(("sm", "most"), [("75", 64 << 10), ("86", 99 << 10), ("90", 227 << 10), ("120", 99 << 10)])
+def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int) -> None:
+    """Limits: CUDA C++ programming guide, compute capabilities."""
+    for m in (1, 2, 3, 8, 100):
+        for k in (fmt.block_size, 4096, 14336, 53248, 1 << 20):
+            shape = Decode.shape(sm, Weights(fmt, 1, k, None), m)
+            assert Decode.shared(fmt, shape) + 2048 <= most
+            assert 0 < shape["X_SLICES"] * shape["TOKENS"] * 48 <= most
+            assert shape["X_SLICES"] % (shape["WARPS"] * shape["UNIT"] // 32) == 0
+            assert shape["UNIT"] % fmt.block_size == 0
+            assert shape["STAGES"] > 0
+            if m == 1 and k <= 14336:  # a usual row is quantized on the way
+                assert shape["X_SLICES"] * 32 >= k
+
+
+@kinds("Q6_K")
+def test_compiles_without_spills(fmt: BlockFormat) -> None:
+    need("nvrtc")
+    supported = nvrtc.architectures()
+    for sm, m in (("75", 8), ("90", 1), ("90", 2), ("90", 4), ("90", 8), ("120", 8)):
+        if int(sm) in supported:
+            shape = Decode.shape(sm, Weights(fmt, 1, 4096, None), m)
+            macros = fmt.macros | {name: str(value) for name, value in shape.items()}
+            stacks = list(stack_bytes(nvrtc.compile_cubin(kernel_root(), SOURCE, sm, macros)))
+            assert stacks
+            assert not any(stacks), (fmt.name, sm, shape, stacks)
+
+
+@pytest.mark.parametrize("nbytes", range(1, 211))
+def test_pieces_are_the_whole_block_at_places_that_can_be_read(nbytes: int) -> None:
+    found = list(interleaved.pieces(nbytes))
+    assert sum(size for _, size in found) == nbytes
+    assert [at for at, _ in found] == [sum(size for _, size in found[:i]) for i in range(len(found))]
+    assert all(at % size == 0 for at, size in found)
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_packing_is_undone(host: CpuHost, fmt: BlockFormat) -> None:
+    """And a change of any byte is seen, also of one that belongs to no row."""
+    rng, kernel = np.random.default_rng(3), ShippedKernel(KERNELS["q8_1_decode"], host)
+    for n, blocks in ((1, 1), (37, 3)):
+        rows = random_blocks(rng, fmt, n, blocks * fmt.block_size).reshape(n, -1)
+        packed = host.download(kernel.upload(fmt, rows).buffer)
+        assert packed.size == -(-n // 32) * 32 * rows.shape[1]
+        again, clean = interleaved.unpacked(fmt, packed, n)
+        assert clean
+        np.testing.assert_array_equal(again, rows)
+        for at in (*rng.integers(0, packed.size, 20), packed.size - 1):
+            other = packed.copy()
+            other[at] ^= 0x10
+            again, clean = interleaved.unpacked(fmt, other, n)
+            assert not clean or (again != rows).any()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("row < N ? from[at + j] : 0", "from[at + j]", id="rows past the last"),
+        pytest.param("i % ROWS * size + j", "i % ROWS * size + j / 2 * 2", id="bytes"),
+        pytest.param("chunk / blocks * ROWS", "chunk / blocks * (ROWS - 1)", id="strips"),
+    ],
+)
+def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
+    kernel = altered_kernel(tmp_path, "q8_1_decode", "pack/interleaved.cu", old, new)
+    rows = np.random.default_rng(5).integers(1, 256, (100, 144), np.uint8)  # more than the 39 that are given
+    with pytest.raises(KernelFault, match="do not hold the file's bytes"):
+        kernel.upload(FORMATS["Q4_K"], rows[:39])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("begins ? 0.0f : baton[token][lane]", "baton[token][lane]", id="sums of the strip before"),
+        pytest.param("parity ^= stage == 0;", "", id="a stale stage"),
+        pytest.param("slice = x_base + warp * SLICES", "slice = warp * SLICES", id="another round's activations"),
+        pytest.param("(token * X_SLICES + slice + s) * 2", "(0 * X_SLICES + slice + s) * 2",
+                     id="another token's activations", marks=pytest.mark.slow),
+        pytest.param("* BLOCKS < BLOCKS ? nb - unit", "* BLOCKS < 0 ? nb - unit",
+                     id="blocks past the last", marks=pytest.mark.slow),
+        pytest.param("ahead_unit += WARPS;", "ahead_unit += 1;", id="another unit's weights", marks=pytest.mark.slow),
+        pytest.param("codes[4 + c] = p.high", "codes[4 + c] = p.low", id="halves", marks=pytest.mark.slow),
+        pytest.param("(float)(GROUPS == 2 ? low : low + high)", "(float)low", id="sums of codes"),
+        pytest.param("n < N && token < tokens", "token < tokens", id="a row past the last"),
+    ],
+)  # fmt: skip
+def test_faults_are_seen(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
+    kernel = altered_kernel(tmp_path, "q8_1_decode", SOURCE, old, new)
+
+    def seen(m: int, n: int, units: float, fmt: BlockFormat) -> bool:
+        try:
+            check(host, fmt, m, n, columns(fmt, units), kernel)
+        except (AssertionError, KernelFault):
+            return True
+        return False
+
+    # blocks of 32 end in the middle of a unit
+    assert any(seen(*shape, FORMATS[name]) for name in ("Q4_K", "Q5_1") for shape in reversed(SHAPES))
+
+
+SANITIZED = """
+import sys
+from pathlib import Path
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from tests.reference.kernels.test_decode import check, columns
+from tests.support.kernel_inputs import SANITIZERS
+kernel = ShippedKernel(KERNELS["q8_1_decode"], CpuHost(1, SANITIZERS), Path(sys.argv[1]))
+check(CpuHost(1), FORMATS["MXFP4"], 3, 33, columns(FORMATS["MXFP4"], 9.5), kernel)
+print("clean")
+"""
+
+
+def test_clean_under_sanitizers() -> None:
+    done = under_sanitizers(SANITIZED, str(kernel_root()))
+    assert done.stdout == "clean\n", done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        pytest.param(SOURCE, "all = tokens * count * 4", "all = TOKENS * count * 4", id="a token past the last",
+                     marks=pytest.mark.slow),
+        pytest.param("pack/interleaved.cu", "row < N ? from[at + j] : 0", "from[at + j]", id="a row past the last"),
+    ],
+)  # fmt: skip
+def test_sanitizers_see(tmp_path: Path, file: str, old: str, new: str) -> None:
+    done = under_sanitizers(SANITIZED, str(altered_kernel(tmp_path, "q8_1_decode", file, old, new).root))
+    assert done.returncode != 0
+    assert re.search("AddressSanitizer: (heap|stack)-buffer-(over|under)flow", done.stderr), done.stderr[-2000:]
