@@ -276,7 +276,8 @@ constexpr uint64_t MOST_FIBERS = 24000;
 constexpr size_t GUARD = 68 << 10;
 
 // Stacks outlive their launch: to map and unmap them took a quarter of the time of small launches. One pool for all
-// libraries of the process (an inline variable is), since mappings are few.
+// libraries of the process whose stacks have one size (an inline variable is), since mappings are few.
+template <size_t BYTES>
 class Stacks {
   public:
     char* take() {
@@ -284,7 +285,7 @@ class Stacks {
             const std::lock_guard<std::mutex> lock(mutex_);
             if (char* stack = first_) return first_ = next(stack), --kept_, stack;
         }
-        void* p = mmap(nullptr, GUARD + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void* p = mmap(nullptr, GUARD + BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED || mprotect(p, GUARD, PROT_NONE) != 0) {
             fputs("cuda_on_cpu: no memory for a thread's stack\n", stderr);
             abort();
@@ -293,19 +294,20 @@ class Stacks {
     }
     void give_back(char* stack) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (kept_ == MOST_KEPT) return (void)munmap(stack - GUARD, GUARD + STACK_BYTES);
+        if (kept_ == MOST_KEPT) return (void)munmap(stack - GUARD, GUARD + BYTES);
         next(stack) = first_, first_ = stack, ++kept_;
     }
 
   private:
     static constexpr int MOST_KEPT = 2048;
     // a stack that nobody uses names the next, where it was used before
-    static char*& next(char* stack) { return *(char**)(stack + STACK_BYTES - sizeof(char*)); }
+    static char*& next(char* stack) { return *(char**)(stack + BYTES - sizeof(char*)); }
     std::mutex mutex_;
     char* first_ = nullptr;
     int kept_ = 0;
 };
-inline __attribute__((visibility("default"))) Stacks stacks;
+template <size_t BYTES>
+inline __attribute__((visibility("default"))) Stacks<BYTES> stacks;
 
 class BlockRunner {
   public:
@@ -317,7 +319,7 @@ class BlockRunner {
             // A fiber never returns, so its last frames keep their marks, and they would outlive the mapping.
             __asan_unpoison_memory_region(f->stack, STACK_BYTES);
 #endif
-            stacks.give_back(f->stack);
+            stacks<STACK_BYTES>.give_back(f->stack);
             delete f;
         }
     }
@@ -592,7 +594,7 @@ class BlockRunner {
     Fiber* fresh() {
         if (used_ == fibers_.size()) {
             auto* f = new Fiber;
-            f->stack = stacks.take();
+            f->stack = stacks<STACK_BYTES>.take();
             fibers_.push_back(f);
         }
         Fiber* f = fibers_[used_++];

@@ -17,7 +17,7 @@ namespace scan {
 constexpr int MAX_RULES = 8;
 constexpr int MAX_BAD = 21;  // positions kept of each kind of bad block: those a report lists, and one more
 
-// What a scan adds up. `harness/gguf_verify/llama/file_scan.py` has the same struct.
+// What a scan adds up. `harness/gguf_verify/llama/worker/tensor_scan.py` has the same struct.
 struct Tally {
     int64_t blocks, zero_scales, zero_blocks, subnormal_scales, negative_scales;
     int64_t not_finite, differing;                                 // bad blocks
@@ -95,179 +95,15 @@ inline uint64_t row_hash(const uint8_t* p, int64_t n) {
     return lanes[0].a ^ lanes[0].b;
 }
 
+}  // namespace scan
+
 #ifdef FORMAT
-
-// Codes are counted from this one; `BlockFormat.low` and `bits` of gguf_verify.formats say the same.
-#ifndef CODE_LOW
-#error "compile with -DCODE_LOW and -DCODE_BITS"
-#endif
-constexpr int CODES = 1 << CODE_BITS;
-
-constexpr int VALUES = FORMAT::VALUES, SLICES = VALUES / QK, BYTES = sizeof(FORMAT);
-constexpr int BATCH = VALUES <= 256 ? 2048 / VALUES : 8;  // blocks: 2,048 values stay in the first cache
-
-typedef uint8_t Lanes __attribute__((vector_size(QK)));
-
-inline Lanes lanes_of(const int8_t* slice) {
-    Lanes lanes;
-    memcpy(&lanes, slice, QK);
-    return lanes;
-}
-
-// Not 0 where one of the lanes, which are 0 or 255, is set.
-inline uint32_t any(Lanes lanes) {
-#ifdef __AVX2__
-    return (uint32_t)_mm256_movemask_epi8((__m256i)lanes);
-#else
-    uint64_t words[4];
-    memcpy(words, &lanes, QK);
-    words[0] |= words[1] | words[2] | words[3];
-    return (uint32_t)(words[0] | words[0] >> 32);
-#endif
-}
-
-// Which of the codes in `wanted` each of n blocks holds. Bit c is code c, where there are 32 codes at most. Of signed
-// bytes: bit 0 is -128, bit 1 -127, bit 2 127, bit 3 any other.
-inline void find_codes(const int8_t (*q)[VALUES], int64_t n, uint32_t wanted, uint32_t (&present)[BATCH]) {
-    constexpr int8_t NAMED[3] = {-128, -127, 127};
-    uint32_t found[BATCH];
-    memset(present, 0, sizeof present);
-    for (; wanted; wanted &= wanted - 1) {
-        const int bit = __builtin_ctz(wanted);
-        const bool other = CODES > 32 && bit > 2;
-        const uint8_t code = CODES > 32 ? NAMED[other ? 0 : bit] : bit + CODE_LOW;
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < n; ++j) {
-            Lanes lanes = {};
-            for (int s = 0; s < SLICES; ++s) {
-                const Lanes slice = lanes_of(q[j] + s * QK);
-                if (!other) lanes |= (Lanes)(slice == code);
-                else lanes |= (Lanes)((Lanes)(slice - 127) > 2);  // 127, -128 and -127 are 127, 128 and 129
-            }
-            found[j] = any(lanes);
-        }
-        for (int64_t j = 0; j < n; ++j) present[j] |= (uint32_t)(found[j] != 0) << bit;
-    }
-}
-
-// Counts of all codes from `C` on, so many at a time that the counters stay in registers.
-template <int C>
-inline void count_lanes(const int8_t (*slice)[QK], int64_t slices, uint32_t* codes) {
-    constexpr int SOME = CODES - C < 8 ? CODES - C : 8;
-    Lanes found[SOME] = {};
-    for (int64_t j = 0; j < slices; ++j) {
-        const Lanes lanes = lanes_of(slice[j]);
-#pragma GCC unroll 8
-        for (int c = 0; c < SOME; ++c) found[c] -= (Lanes)(lanes == (uint8_t)(C + c + CODE_LOW));  // true is -1
-    }
-    for (int c = 0; c < SOME; ++c)
-        for (int i = 0; i < QK; ++i) codes[C + c] += found[c][i];
-    if constexpr (C + SOME < CODES) count_lanes<C + SOME>(slice, slices, codes);
-}
-
-#ifdef __AVX512VPOPCNTDQ__
-constexpr bool COUNTS_BITS = CODE_BITS < 8 && BATCH * VALUES % 512 == 0;
-
-typedef uint64_t Row __attribute__((vector_size(64)));
-
-// Rows i and i + S of 8, in which a bit and the one S above it change places.
-template <int S>
-inline void exchange(Row (&rows)[8]) {
-    constexpr uint64_t MASK = S == 4 ? 0x0F0F0F0F0F0F0F0Fu : S == 2 ? 0x3333333333333333u : 0x5555555555555555u;
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        if (i & S) continue;
-        const Row moved = (rows[i] >> S ^ rows[i + S]) & MASK;
-        rows[i + S] ^= moved;
-        rows[i] ^= moved << S;
-    }
-}
-
-// Codes counted by their bits. The codes of a batch become planes, one of each bit; the places in all planes of a set
-// are the codes that have all the bits of that set; and the counts of all sets give those of all codes.
-struct BitCounts {
-    static constexpr int GROUPS = BATCH * VALUES / 512;
-    Row of_set[CODES] = {};
-    int64_t codes = 0;
-
-    template <int BIT, int SET>
-    void count(const Row (&planes)[8][GROUPS], const Row (&held)[GROUPS]) {
-        if constexpr (BIT < CODE_BITS) {
-            Row both[GROUPS], sum = {};
-#pragma GCC unroll 4
-            for (int g = 0; g < GROUPS; ++g) {
-                both[g] = SET ? held[g] & planes[BIT][g] : planes[BIT][g];
-                sum += (Row)_mm512_popcnt_epi64((__m512i)both[g]);
-            }
-            of_set[SET | 1 << BIT] += sum;
-            count<BIT + 1, (SET | 1 << BIT)>(planes, both);
-            count<BIT + 1, SET>(planes, held);
-        }
-    }
-
-    void add(const int8_t (*q)[VALUES]) {  // a whole batch
-        Row planes[8][GROUPS];
-        for (int g = 0; g < GROUPS; ++g) {
-            Row rows[8];
-            memcpy(rows, (const int8_t*)q + 512 * g, 512);
-            exchange<4>(rows), exchange<2>(rows), exchange<1>(rows);
-#pragma GCC unroll 8
-            for (int b = 0; b < CODE_BITS; ++b) planes[b][g] = rows[b];
-        }
-        count<0, 0>(planes, planes[0]);
-        codes += BATCH * VALUES;
-    }
-
-    void add_to(int64_t (&tally)[256]) const {
-        int64_t n[CODES];
-        for (int set = 1; set < CODES; ++set) {
-            n[set] = 0;
-            for (int i = 0; i < 8; ++i) n[set] += of_set[set][i];
-        }
-        n[0] = codes;
-        for (int bit = 1; bit < CODES; bit *= 2)
-            for (int set = 0; set < CODES; ++set)
-                if (!(set & bit)) n[set] -= n[set | bit];
-        for (int code = 0; code < CODES; ++code) tally[(code - CODE_LOW) & (CODES - 1)] += n[code];
-    }
-};
-#else
-constexpr bool COUNTS_BITS = false;
-
-struct BitCounts {
-    void add(const int8_t (*)[VALUES]) {}
-    void add_to(int64_t (&)[256]) const {}
-};
+#include "scan_codes.hpp"
 #endif
 
-struct Counts {
-    uint32_t codes[4][256] = {};
-    BitCounts bits;
-    int64_t uncounted = 0;
+namespace scan {
 
-    void add(const int8_t (*q)[VALUES], int64_t n, Tally& t) {
-        if (COUNTS_BITS && n == BATCH) return bits.add(q);
-        const int64_t slices = n * SLICES;
-        const int8_t(*slice)[QK] = (const int8_t(*)[QK])q;
-        if constexpr (CODES > 32) {  // four tables, since increments of one counter wait for each other
-            for (int64_t j = 0; j < slices; ++j)
-                for (int i = 0; i < QK; i += 4)
-                    for (int k = 0; k < 4; ++k) ++codes[k][(uint8_t)(slice[j][i + k] - CODE_LOW)];
-        } else {  // comparing 32 with each code is faster than counting one by one
-            static_assert(BATCH * SLICES < 256, "a batch's counts fit in a byte");
-            count_lanes<0>(slice, slices, codes[0]);
-        }
-        if ((uncounted += n * VALUES) > 1 << 30) add_to(t);  // before 32 bits could overflow
-    }
-
-    void add_to(Tally& t) {
-        for (int c = 0; c < 256; ++c)
-            for (auto& table : codes) t.codes[c] += table[c], table[c] = 0;
-        bits.add_to(t.codes);
-        bits = {};
-        uncounted = 0;
-    }
-};
+#ifdef FORMAT
 
 constexpr int STEP = FORMAT::GROUP == 16 ? 16 : QK;  // values in a row with the same scale
 
@@ -382,10 +218,21 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
         decode(batch, n);
         memcpy(batch.theirs, batch.ours, (size_t)n * VALUES * 4);
     }
-    counts.add(batch.q, n, t);
     uint32_t wanted = 0;
     for (int r = 0; r < n_rules; ++r) wanted |= rules[r].all | rules[r].any | rules[r].none;
-    if (wanted) find_codes(batch.q, n, wanted, batch.present);
+    const bool in_sets = FINDS_HOLDERS && n == BATCH;
+    uint64_t holding[32];  // by code, the blocks that hold it
+    if (COUNTS_BITS && n == BATCH) {
+        const Planes planes(batch.q);
+        counts.bits.add(planes);
+        for (uint32_t left = in_sets ? wanted : 0; left; left &= left - 1) {
+            const int bit = __builtin_ctz(left);
+            holding[bit] = holders(planes, (uint32_t)(bit + CODE_LOW));
+        }
+    } else {
+        counts.add(batch.q, n, t);
+    }
+    if (wanted && !in_sets) find_codes(batch.q, n, wanted, batch.present);
     // Almost always all blocks are sound and have a normal scale: that takes loops without branches.
     constexpr uint32_t INFINITE = 0x7F800000;
     const uint32_t normal = bits_of(FORMAT::NORMAL);
@@ -405,6 +252,7 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
     for (int64_t j = 0; j < n; ++j) special |= zero_block(batch.theirs[j], 8);  // 8 zeros make it a suspect
     if (special) {
         decode(batch, n);
+        if (wanted && in_sets) find_codes(batch.q, n, wanted, batch.present);
         return scan_special(batch, first, n, rules, n_rules, t);
     }
     t.negative_scales += negative;
@@ -412,9 +260,13 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
     widen(t.least_scale, t.most_scale, float_of(most));
     if (STORES_MIN) widen(t.least_min, t.most_min, least_m), widen(t.least_min, t.most_min, most_m);
     for (int r = 0; r < n_rules; ++r) {
-        uint32_t obeying = 0;
-        for (int64_t j = 0; j < n; ++j) obeying += rules[r].obeyed(batch.present[j]);
-        t.obeying[r] += obeying;
+        if (in_sets) {
+            t.obeying[r] += obeying(rules[r], holding);
+            continue;
+        }
+        uint32_t sum = 0;
+        for (int64_t j = 0; j < n; ++j) sum += rules[r].obeyed(batch.present[j]);
+        t.obeying[r] += sum;
     }
 }
 

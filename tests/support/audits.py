@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.audit import Audit, AuditOptions, audit, content
-from gguf_verify.audit.audit import AuditHeader
+from gguf_verify.audit.record import AuditHeader
 from gguf_verify.gguf import RULES, open_model
 from gguf_verify.gguf.records import finding
 from gguf_verify.hosts import CpuHost

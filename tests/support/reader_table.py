@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf_verify.audit.readers import READERS, Readers, Reading, compare
+from gguf_verify.audit.readers import READERS, Readers
+from gguf_verify.audit.readings import Reading, compare
 from gguf_verify.gguf import RULES, Finding, RefusedFile, check_consistency, open_model, parse
 from tests.support import corpus
 from tests.support.corpus import Entry, SplitEntry

@@ -10,6 +10,7 @@ unused where (1 - L)^B < α. Codes that llama.cpp never uses (-128 of Q8_0), or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,9 @@ _ALPHA = 1e-17
 _VALUES, _OF_SUPERBLOCKS, _FIRST_LOOK, _COLUMNS = 1 << 18, 1 << 16, 1 << 14, 256
 _MOST_NAMED = 6
 
-Draw = Callable[[np.random.Generator, tuple[int, int]], npt.NDArray[np.float64]]
+if TYPE_CHECKING:  # NumPy imports its generators when they are first named
+    Draw = Callable[[np.random.Generator, tuple[int, int]], npt.NDArray[np.float64]]
+
 #: Weights from bounded ones to ones with outliers.
 _WEIGHTS: tuple[Draw, ...] = (
     lambda rng, shape: rng.standard_normal(shape),

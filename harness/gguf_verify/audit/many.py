@@ -21,7 +21,7 @@ from ..support.errors import (
     UsageError,
 )
 from ..support.text import printable
-from .audit import Audit
+from .record import Audit
 
 #: Exit codes from the worst on: that of several files is the first which one of them has.
 PRECEDENCE = (EXIT_MALFORMED, EXIT_MISMATCH, EXIT_ENVIRONMENT, EXIT_USAGE, EXIT_UNVERIFIED, EXIT_VERIFIED)

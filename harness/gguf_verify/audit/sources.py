@@ -48,6 +48,7 @@ class Source:
         reasons: GGUF name → why that tensor cannot be compared.
         unmapped: names in the source's own files of tensors that no name of GGUF is known for, and why.
         converted: whether a converter stands between the source and a file of llama.cpp, which may round values.
+        files: that it is of.
     """
 
     path: Path
@@ -56,17 +57,17 @@ class Source:
     reasons: Mapping[str, str] = field(default_factory=dict)
     unmapped: tuple[tuple[str, str], ...] = ()
     converted: bool = False
-    _files: tuple[Mapped, ...] = ()
+    files: tuple[Mapped, ...] = ()
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def sha256(self) -> tuple[str, ...]:
         """The digest of each file."""
-        return tuple(mapped.sha256() for mapped in self._files)
+        return tuple(mapped.sha256() for mapped in self.files)
 
     @property
     def changed(self) -> bool:
         """Whether a file is no longer the one that was opened."""
-        return any(mapped.changed for mapped in self._files)
+        return any(mapped.changed for mapped in self.files)
 
     def close(self) -> None:
         self._stack.close()
@@ -86,7 +87,7 @@ def open_source(path: Path, model: Model) -> Source:
     stack = ExitStack()
     stack.callback(source.close)
     tensors = {name: Origin.of(tensor) for name, tensor in source.tensors.items()}
-    return Source(path, "GGUF", tensors, _files=tuple(p.mapped for p in source.parts), _stack=stack)
+    return Source(path, "GGUF", tensors, files=tuple(p.mapped for p in source.parts), _stack=stack)
 
 
 def _shards(path: Path) -> list[Path]:

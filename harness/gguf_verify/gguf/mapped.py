@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import mmap
 import os
@@ -20,14 +19,13 @@ import numpy.typing as npt
 from ..support.errors import EnvironmentFault, MalformedFile, NoSuchFile
 from ..support.near import nearest
 from ..support.text import printable
+from .digests import Digests, digests, pieces_of, whole_of
 
 Bytes = npt.NDArray[np.uint8]
 #: Pages of so many bytes stay mapped of the parts that were asked for.
 _MAPPED = 1 << 28
 #: Bytes that are read at a time where only the cache is to have them.
 _LOADED = 1 << 18
-#: Bytes that the disk is asked for ahead of a reader.
-_ASKED_FOR = 1 << 24
 #: Errors that say that the path names no file.
 _NO_FILE = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
@@ -159,18 +157,23 @@ class Mapped:
             return True
         return any(_state(state) != self._state for state in states)
 
-    def sha256(self) -> str:
-        """The hex digest of the whole file, which is read as a stream and not through the mapping."""
+    def digests(self) -> Digests:
+        """Of the whole file and of its pieces; it is read as a stream and not through the mapping."""
         self.read()
         assert self._file is not None
-        fd, digest, buffer = self._file.fileno(), hashlib.sha256(), bytearray(_LOADED)
-        view, at = memoryview(buffer), 0
-        while got := os.preadv(fd, [buffer], at):
-            if not at % _ASKED_FOR:  # the disk reads what comes next while this is hashed
-                os.posix_fadvise(fd, at + _ASKED_FOR, _ASKED_FOR, os.POSIX_FADV_WILLNEED)
-            digest.update(view[:got])
-            at += got
-        return digest.hexdigest()
+        return digests(self._file.fileno())
+
+    def sha256(self) -> str:
+        """The hex digest of the whole file alone."""
+        self.read()
+        assert self._file is not None
+        return whole_of(self._file.fileno())
+
+    def pieces(self) -> tuple[bytes, ...]:
+        """The digests of its pieces alone, in less time."""
+        self.read()
+        assert self._file is not None
+        return pieces_of(self._file.fileno())
 
     def close(self) -> None:
         """Close the file. Views that are still held keep their pages."""

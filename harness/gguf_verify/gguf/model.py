@@ -15,6 +15,7 @@ from ..support.command_line import cores
 from ..support.errors import HarnessError, MalformedFile
 from ..support.text import printable
 from .ahead import MOST_AT_ONCE, Ahead
+from .digests import Digests
 from .file import GgufFile, Tensor
 from .parser import parse
 from .records import Finding, finding
@@ -54,7 +55,7 @@ class Model:
     path: Path
     parts: tuple[GgufFile, ...]
     tensors: Mapping[str, Tensor]
-    _digests: tuple[str, ...] = field(default=(), repr=False)
+    _digests: tuple[Digests, ...] = field(default=(), repr=False)
 
     @property
     def metadata(self) -> Mapping[str, object]:
@@ -82,8 +83,8 @@ class Model:
         computed by one core."""
         if not self._digests:
             with ThreadPoolExecutor(max(1, min(len(self.parts), cores(), MOST_AT_ONCE))) as pool:
-                self._digests = tuple(pool.map(lambda part: part.mapped.sha256(), self.parts))
-        return self._digests
+                self._digests = tuple(pool.map(lambda part: part.mapped.digests(), self.parts))
+        return tuple(digests.whole for digests in self._digests)
 
     def info(self) -> FileInfo:
         """What a report says of the model's file."""
@@ -109,10 +110,10 @@ class Model:
         for part, digest in zip(self.parts, self._digests, strict=True):
             name = printable(part.path.name, 100)
             try:
-                now = part.mapped.sha256()
+                now = part.mapped.sha256() if part.mapped.pieces() != digest.pieces else digest.whole
             except (OSError, HarnessError):
                 return f"{name} can no longer be read"
-            if now != digest:
+            if now != digest.whole:
                 return f"{name} has the SHA-256 {now} now"
             if part.mapped.changed:  # while it was read just now
                 return changed.format(name)

@@ -25,8 +25,8 @@ from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
     from ..audit import Audit
-    from ..audit.audit import AuditHeader
     from ..audit.many import Audits
+    from ..audit.record import AuditHeader
     from ..audit.xray import XRay
     from ..captured import Judged
     from ..gguf import Range

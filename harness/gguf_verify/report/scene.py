@@ -10,8 +10,8 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
+from html import escape
 from typing import TYPE_CHECKING, NamedTuple
-from xml.sax.saxutils import escape, quoteattr
 
 from . import shades
 
@@ -183,13 +183,15 @@ def svg(
         alone: it is a document of its own, on white or, where `dark`, as the reader's theme is.
         most_titles: how many boxes say what they hold when they are pointed at; marked ones do first. None for all.
     """
+    from xml.sax.saxutils import quoteattr  # late: it imports what opens addresses
+
     space = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
     width, height = _n(scene.width), _n(scene.height)
     title = safe(title)
     out = [
         f'<svg{space} class="pic" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
         f"aria-label={quoteattr(title)}>",
-        f"<title>{escape(title)}</title>", f"<desc>{escape(safe(told))}</desc>",
+        f"<title>{escape(title, False)}</title>", f"<desc>{escape(safe(told), False)}</desc>",
     ]  # fmt: skip
     if alone:
         out += [f"<style>{_alone(dark)}</style>", f'<rect class="t-card" width="{width}" height="{height}"/>']
@@ -201,7 +203,7 @@ def svg(
         if v in titled:
             out.append(
                 f'<rect class="{_class(v.shade)}" x="{_n(v.x)}" y="{_n(v.y)}" width="{_n(v.width)}" '
-                f'height="{_n(v.height)}"><title>{escape(safe(v.title))}</title></rect>'
+                f'height="{_n(v.height)}"><title>{escape(safe(v.title), False)}</title></rect>'
             )
         else:
             part = f"M{_n(v.x)} {_n(v.y)}h{_n(v.width)}v{_n(v.height)}h-{_n(v.width)}z"
@@ -233,7 +235,7 @@ def _element(v: Item) -> str:
         kinds = [f"on {v.shade}" if v.shade else f"t-{v.tone}", *(["mono"] if v.mono else []),
                  *(["b"] if v.bold else []), *([v.anchor] if v.anchor != "start" else [])]  # fmt: skip
         size = "" if v.size == 13 else f' font-size="{_n(v.size)}"'
-        return f'<text class="{" ".join(kinds)}" x="{_n(v.x)}" y="{_n(v.y)}"{size}>{escape(safe(v.text))}</text>'
+        return f'<text class="{" ".join(kinds)}" x="{_n(v.x)}" y="{_n(v.y)}"{size}>{escape(safe(v.text), False)}</text>'
     if isinstance(v, Line):
         at = f'x1="{_n(v.x1)}" y1="{_n(v.y1)}" x2="{_n(v.x2)}" y2="{_n(v.y2)}"'
         return f'<line class="rule s-{v.tone}" stroke-width="{_n(v.width)}" {at}/>'

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gguf_verify.audit import Audit
-from gguf_verify.audit.audit import AuditHeader
+from gguf_verify.audit.record import AuditHeader
 from gguf_verify.nightly.records import Key, Night, Outcome
 from gguf_verify.nightly.summary import NightReport
 from gguf_verify.report.writer import Form, Kind, Writer, writers

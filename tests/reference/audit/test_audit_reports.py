@@ -72,10 +72,11 @@ def test_the_map_prints_every_byte_once() -> None:
 
 
 def test_the_report_fits_in_100_columns() -> None:
-    """But for names, of which there is no end."""
+    """But for names, of which there is no end, and what a system's sandbox lacks."""
+    free = ("file  ", "CLEAN: ", "sandbox  ")
     for path in (TINY["Q4_0"], TINY["Q5_1"], TINY["F16"]):
         for line in text_of(Kind.AUDIT, run(path, readers=False), verbose=True).splitlines():
-            assert len(re.sub(r"  \S+\.weight$", "", line)) <= 100 or line.startswith(("file  ", "CLEAN: ")), line
+            assert len(re.sub(r"  \S+\.weight$", "", line)) <= 100 or line.startswith(free), line
 
 
 def test_colour_only_where_it_is_asked_for(tmp_path: Path) -> None:

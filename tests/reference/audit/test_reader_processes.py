@@ -17,7 +17,9 @@ from unittest.mock import patch
 
 import pytest
 
-from gguf_verify.audit.readers import READERS, Readers, Reading, Seen, _Child, compare
+from gguf_verify.audit.reader_child import ReaderChild
+from gguf_verify.audit.readers import READERS, Readers
+from gguf_verify.audit.readings import Reading, Seen, compare
 from gguf_verify.gguf import parse
 from gguf_verify.support.errors import EnvironmentFault, NoSuchFile
 from tests.support import corpus
@@ -135,10 +137,12 @@ def test_killed_between_two_files(sane: Path) -> None:
         assert verdicts(readers.read(sane)) == ["accepted", "accepted"]
 
 
-def test_out_of_memory(sane: Path, endless: Path) -> None:
-    """gguf-py where its memory ends before its time; llama.cpp where a file claims more data than there is memory."""
+def test_out_of_memory(sane: Path) -> None:
+    """gguf-py where it copies a key that is too long; llama.cpp where a file claims more data than there is memory."""
+    long = sane.with_name("long.gguf")
+    long.write_bytes(corpus.with_pair(corpus.pair(b"x" * (64 << 20), corpus.BOOL, b"\1")).data)
     with Readers(PATIENCE, memory=32 << 20) as readers:
-        assert verdicts(readers.read(endless)) == ["out of memory", "refused"]
+        assert verdicts(readers.read(long))[0] == "out of memory"
         assert verdicts(readers.read(sane)) == ["accepted", "accepted"]
         (entry,) = (e for e in corpus.REFUSED if e.name == "4 TiB of data claimed")
         path = sane.with_name("claims.gguf")
@@ -157,6 +161,19 @@ def test_memory_is_beside_the_file(tmp_path: Path) -> None:
         os.truncate(path, file.data_offset + (1 << 30))
     with Readers(PATIENCE, memory=32 << 20) as readers:
         assert verdicts(readers.read(path)) == ["accepted", "accepted"]
+
+
+def test_a_vocabulary_takes_no_memory(tmp_path: Path) -> None:
+    """gguf-py reads every element of an array and keeps none: these would take 100 MB."""
+    path = tmp_path / "vocabulary.gguf"
+    tokens = corpus.array("tokenizer.ggml.tokens", corpus.STRING, 200_000, [corpus.text("word") * 200_000])
+    path.write_bytes(corpus.with_pair(tokens).data)
+    unknown = path.with_name("unknown.gguf")
+    tokens = corpus.array("tokenizer.ggml.tokens", 99, 200_000, [corpus.text("word") * 200_000])
+    unknown.write_bytes(corpus.with_pair(tokens).data)
+    with Readers(PATIENCE, memory=32 << 20) as readers:
+        assert verdicts(readers.read(path)) == ["accepted", "accepted"]
+        assert verdicts(readers.read(unknown)) == ["refused", "refused"]  # of a type that does not exist
 
 
 def test_refusals_do_not_crash_what_follows(sane: Path, tmp_path: Path) -> None:
@@ -337,7 +354,7 @@ def test_refusal_is_one_short_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize("fault", ["import", "hang"])
 def test_reader_that_cannot_be_started(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sane: Path) -> None:
     if fault == "hang":
-        monkeypatch.setattr("gguf_verify.audit.readers.START_LIMIT", 0.5)
+        monkeypatch.setattr("gguf_verify.audit.reader_child.START_LIMIT", 0.5)
     stop = "time.sleep(60)" if fault == "hang" else "raise ImportError('no gguf here')"
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, time\n"
@@ -412,7 +429,7 @@ def test_every_seen_field_is_compared() -> None:
 
 def test_two_threads_hang_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One ends the process, another waits for its answer: after an interrupt both close our end."""
-    child = _Child(READERS[0])
+    child = ReaderChild(READERS[0])
     child.greet()
     close, closed = child.link._close, []  # type: ignore[attr-defined]
 
@@ -432,7 +449,7 @@ def test_two_threads_hang_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_last_words_while_another_thread_closes() -> None:
     """What it printed is not read from a descriptor that is closed meanwhile."""
-    child = _Child(READERS[0])
+    child = ReaderChild(READERS[0])
     child.greet()
     assert child._log is not None
     asked, last = threading.Event(), child._log.last

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.audit.readers import READERS, Readers, Reading, compare, not_compared, ours
+from gguf_verify.audit.readers import READERS, Readers
+from gguf_verify.audit.readings import Reading, compare, not_compared, ours
 from gguf_verify.gguf import RULES, Finding, GgufFile, parse
 from gguf_verify.llama.reader_process import MAX_WHOLE
 from tests.support import corpus

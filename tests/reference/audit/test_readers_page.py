@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gguf_verify.audit.readers import EXPLAIN, READERS
+from gguf_verify.audit.readers import READERS
+from gguf_verify.audit.readings import EXPLAIN
 from gguf_verify.gguf import RULES, check_consistency, open_model
 from tests.support import corpus
 from tests.support.reader_table import PAGE, Table, _by_slug, render

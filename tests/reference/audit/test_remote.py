@@ -19,6 +19,7 @@ from gguf_verify.support.address import Address
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, NoSuchFile, UsageError
 from tests.support import corpus
 from tests.support.audits import TINY, ids, rule
+from tests.support.processes import children, wait_until
 from tests.support.range_server import Server, served
 
 #: More than any audit here may fetch from a server that sends without end: buffers of sockets hold some of it.
@@ -153,6 +154,7 @@ BROKEN: dict[str, tuple[type[HarnessError], str, float]] = {
 def test_a_broken_server_is_named_in_a_line(behaviour: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "PAUSES", (0.01, 0.01))
     error, said, seconds = BROKEN[behaviour]
+    before = set(children(os.getpid()))
     with served({"/m.gguf": TINY["Q4_0"]}, behaviour) as server:
         with pytest.raises(error, match=said) as caught:
             looked_at(server, "/m.gguf?signature=SECRET", time_limit=seconds)
@@ -161,6 +163,7 @@ def test_a_broken_server_is_named_in_a_line(behaviour: str, monkeypatch: pytest.
     assert line.startswith(f"http://127.0.0.1:{server.server_address[1]}/m.gguf?…: ")
     assert line.isprintable()
     assert "SECRET" not in line
+    assert wait_until(lambda: set(children(os.getpid())) <= before)  # llama.cpp's process has started by then
 
 
 def test_an_answer_without_end_is_cut() -> None:

@@ -71,6 +71,34 @@ def test_every_figure_of_a_scan(fmt: BlockFormat, llama: Llama, rng: np.random.G
         assert scan.obeying[i] == sum(obeys(fmt, set(codes), r.masks) for codes in q[d != 0].tolist()), r
 
 
+@pytest.mark.parametrize("fmt", LEGACY.values(), ids=list(LEGACY))
+def test_rules_where_no_block_is_special(
+    fmt: BlockFormat, llama: Llama, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """Whole batches of sound blocks are counted together. Some blocks lack some codes, so that each rule holds for a
+    part of them; the last batch is not whole."""
+    per_row, n_rows = 7, 997
+    values = rng.uniform(-1, 1, (n_rows * per_row, 32)).astype(np.float32)
+    few = rng.integers(0, 4, len(values))
+    values[few == 1] = np.abs(values[few == 1])
+    values[few == 2] = np.round(values[few == 2])
+    values[few == 3, 1:] *= 0.3
+    blocks = fmt.encode(values)
+    blocks[::3, 1] ^= 0x80  # the scale's sign
+    spare = rng.integers(0, 256, blocks[::5].shape, np.uint8)
+    blocks[::5, fmt.field_offset("qs") :] = spare[:, fmt.field_offset("qs") :]
+    scan = scanned(one_tensor(tmp_path / "m.gguf", blocks.reshape(n_rows, -1), fmt.name), llama)
+    d, q = fmt.scale(blocks), fmt.codes(blocks).astype(int)
+    assert np.isfinite(d).all()
+    assert (scan.differing, scan.not_finite, scan.zero_scales) == (0, 0, (d == 0).sum())
+    low = -128 if fmt.bits == 8 else 0
+    assert scan.codes.tolist() == np.bincount((q - low).ravel(), minlength=256).tolist()
+    for i, r in enumerate(patterns_of(fmt)):
+        obeying = sum(obeys(fmt, set(codes), r.masks) for codes in q[d != 0].tolist())
+        assert scan.obeying[i] == obeying, r
+        assert 0 < obeying < len(blocks)
+
+
 @pytest.mark.parametrize("fmt", [f for f in FORMATS.values() if f.name not in LEGACY], ids=lambda f: f.name)
 def test_a_scan_of_any_format(fmt: BlockFormat, llama: Llama, rng: np.random.Generator, tmp_path: Path) -> None:
     """What does not depend on how the scales are stored."""

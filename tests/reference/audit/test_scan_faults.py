@@ -247,14 +247,15 @@ def test_too_many_rows_to_tell_equal_ones(rng: np.random.Generator, tmp_path: Pa
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
         (tmp_path / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
     script = (
-        "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
+        "import json, os, sys; from gguf_verify.llama import ggml\n"
+        "from gguf_verify.llama.worker import file_scan, tensor_scan\n"
         "library = open(sys.argv[2], 'rb').read()\n"
-        "ggml.ggml_cpu_init(); file_scan.MAX_HASHED_ROWS = 4\n"
+        "ggml.ggml_cpu_init(); tensor_scan.MAX_HASHED_ROWS = 4\n"
         "scanner, now = file_scan.FileScanner(print), os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "part = lambda n: scanner.part_of(sys.argv[1], identity, 0, n * 180)\n"
-        "kind = file_scan.Kind(2, 18, 32, library)\n"
-        "scan = lambda n: next(scanner.scans([file_scan.Job(part(n), kind, 180)], 1))[0]\n"
+        "kind = tensor_scan.Kind(2, 18, 32, library)\n"
+        "scan = lambda n: next(scanner.scans([tensor_scan.Job(part(n), kind, 180)], 1))[0]\n"
         "print(json.dumps([[f[k] for k in ('blocks', 'duplicate_rows', 'duplicate')] for f in (scan(4), scan(5))]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
@@ -271,17 +272,18 @@ def test_long_rows_are_read_in_pieces(rng: np.random.Generator, tmp_path: Path) 
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
         (tmp_path / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
     script = (
-        "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
+        "import json, os, sys; from gguf_verify.llama import ggml\n"
+        "from gguf_verify.llama.worker import file_scan, tensor_scan\n"
         "library = open(sys.argv[2], 'rb').read()\n"
-        "ggml.ggml_cpu_init(); file_scan._CHUNK_BYTES = 36; now = os.stat(sys.argv[1])\n"
+        "ggml.ggml_cpu_init(); tensor_scan._CHUNK_BYTES = 36; now = os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "def scan(longest):\n"
-        "    file_scan.LONG_ROW, scanner = longest, file_scan.FileScanner(print)\n"
+        "    tensor_scan.LONG_ROW, scanner = longest, file_scan.FileScanner(print)\n"
         "    part = scanner.part_of(sys.argv[1], identity, 0, 8 * 180)\n"
         "    sizes, buffer = [], scanner._buffer\n"
         "    scanner._buffer = lambda size: (sizes.append(size), buffer(size))[1]\n"
-        "    kind = file_scan.Kind(2, 18, 32, library)\n"
-        "    return next(scanner.scans([file_scan.Job(part, kind, 180)], 1))[0], max(sizes)\n"
+        "    kind = tensor_scan.Kind(2, 18, 32, library)\n"
+        "    return next(scanner.scans([tensor_scan.Job(part, kind, 180)], 1))[0], max(sizes)\n"
         "print(json.dumps([scan(180), scan(179)]))"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "rows"), str(tmp_path / "scanner")]
@@ -302,16 +304,18 @@ def test_pieces_of_tensors_add_up(rng: np.random.Generator, tmp_path: Path) -> N
     with open_model(one_tensor(tmp_path / "m.gguf", rows, "Q4_0")) as model:
         (tmp_path / "scanner").write_bytes(content.scanner(model.tensors["w"].type))
     script = (
-        "import json, os, sys; from gguf_verify.llama import ggml; from gguf_verify.llama.worker import file_scan\n"
+        "import json, os, sys; from gguf_verify.llama import ggml\n"
+        "from gguf_verify.llama.worker import file_scan, tensor_scan\n"
         "library = open(sys.argv[2], 'rb').read()\n"
-        "ggml.ggml_cpu_init(); file_scan._CHUNK_BYTES, file_scan._SHARE_BYTES = 180, 360; now = os.stat(sys.argv[1])\n"
+        "ggml.ggml_cpu_init(); tensor_scan._CHUNK_BYTES, tensor_scan._SHARE_BYTES = 180, 360\n"
+        "now = os.stat(sys.argv[1])\n"
         "identity = [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns]\n"
         "def scan(threads, whole):\n"
-        "    file_scan._SHARE_BYTES, told = 1 << 20 if whole else 360, []\n"
+        "    tensor_scan._SHARE_BYTES, told = 1 << 20 if whole else 360, []\n"
         "    file_scan._TELL_BYTES, scanner, start, jobs = 1, file_scan.FileScanner(told.append), 0, []\n"
         f"    for n in {sizes}:\n"
         "        part = scanner.part_of(sys.argv[1], identity, 180 * start, 180 * n)\n"
-        "        jobs.append(file_scan.Job(part, file_scan.Kind(2, 18, 32, library, [(1, 0, 0)], 4), 180))\n"
+        "        jobs.append(tensor_scan.Job(part, tensor_scan.Kind(2, 18, 32, library, [(1, 0, 0)], 4), 180))\n"
         "        start += n\n"
         "    return [[f, [a.tolist() for a in arrays]] for f, arrays in scanner.scans(jobs, threads)], told\n"
         "print(json.dumps([scan(1, True), scan(2, True), scan(3, False)]))"

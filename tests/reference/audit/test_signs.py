@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.audit import audit
-from gguf_verify.audit.audit import AuditOptions
+from gguf_verify.audit import AuditOptions, audit
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf import Finding
 from gguf_verify.llama import Llama

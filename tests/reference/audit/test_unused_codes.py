@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.audit import audit
-from gguf_verify.audit.audit import AuditOptions
+from gguf_verify.audit import AuditOptions, audit
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf import Finding
 from gguf_verify.llama import Llama, LlamaRefused

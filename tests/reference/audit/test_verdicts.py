@@ -13,7 +13,8 @@ import pytest
 
 from gguf_verify.audit import Examination, content
 from gguf_verify.audit.fingerprint import REFERENCE
-from gguf_verify.audit.readers import Readers, Reading
+from gguf_verify.audit.readers import Readers
+from gguf_verify.audit.readings import Reading
 from gguf_verify.formats import ELEMENTS, tensor_type
 from gguf_verify.gguf import Model, Range, open_model
 from gguf_verify.gguf.storage import ByteMap

@@ -7,12 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from gguf_verify.audit.xray import (
-    WINDOW,
-    find_block,
-    llama_values,
-    xray,
-)
+from gguf_verify.audit.places import WINDOW, find_block
+from gguf_verify.audit.xray import llama_values, xray
 from gguf_verify.formats import NO_TO_FLOAT, tensor_type
 from gguf_verify.gguf import open_model
 from gguf_verify.llama import Llama, LlamaRefused

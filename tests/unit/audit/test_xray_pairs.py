@@ -6,12 +6,9 @@ import re
 
 import pytest
 
-from gguf_verify.audit import xray as xray_module
-from gguf_verify.audit.xray import (
-    XRay,
-    grid,
-    xray,
-)
+from gguf_verify.audit import block_reading
+from gguf_verify.audit.places import grid
+from gguf_verify.audit.xray import XRay, xray
 from gguf_verify.gguf import Tensor
 from tests.support.blocks_by_hand import Make, f32, hand_built, shown_pair
 
@@ -63,7 +60,7 @@ def test_pair_without_a_difference(make: Make) -> None:
 
 
 def test_pair_of_a_type_that_is_not_covered(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(xray_module._COVERED, "Q4_K")
+    monkeypatch.delitem(block_reading._COVERED, "Q4_K")
     tensor = make(12, [256], bytes(144))
     a = xray(tensor, 0, 0, f32(*[0] * 256))
     b = xray(tensor, 0, 0, f32(*[0] * 200, *[1] * 56), raw=bytes(100) + b"\x99" + bytes(43))

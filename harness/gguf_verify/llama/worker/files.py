@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy.typing as npt
 
 from ...support import protocol
 from .calls import Call, CallFailed, Reply
-from .file_scan import FileScanner, Job, Kind, Part, Result, Unusable
+from .file_scan import FileScanner
+from .tensor_scan import Job, Kind, Part, Result, Unusable
 
 #: The first message tells of so many scans at most, each later one of twice as many up to the second number, and none
 #: of more bytes: a message takes longer than a small scan.
@@ -98,13 +100,16 @@ class FilePasses:
         n_rows: int, k: int, threads: int, through: int | None = None,
         importance: npt.NDArray[np.float32] | None = None, order: npt.NDArray[np.int64] | None = None,
     ) -> Reply:  # fmt: skip
-        """Compare a tensor with what llama.cpp makes of its source: see `FileScanner.requantize`."""
+        """Compare a tensor with what llama.cpp makes of its source: see `requantizing.requantize`."""
+        from .requantizing import requantize  # late: it loads llama.cpp, which scans may do without
+
         target = self._part(path, identity, start, nbytes).mapped
         raw = self._part(source, source_identity, source_start, source_nbytes).mapped
         try:
-            figures, block = self._scanner.requantize(
-                raw, source_type, target, type, n_rows, k, threads, importance, order, through
-            )
+            figures, block = requantize(
+                raw, source_type, target, type, n_rows, k, importance, order, through,
+                spread=partial(self._scanner.spread, threads=threads),
+            )  # fmt: skip
         except Unusable as error:
             raise CallFailed(str(error)) from None
         return figures, (block,)

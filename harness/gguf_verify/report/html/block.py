@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...audit.xray import FieldBytes, Reading, read_block
+from ...audit.block_reading import FieldBytes, Reading, read_block
 from ...formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS
 
 

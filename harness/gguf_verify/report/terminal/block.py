@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...audit.xray import FieldBytes, read_block
+from ...audit.block_reading import FieldBytes, read_block
 from ...formats import ACTIVATION_FORMATS, ELEMENTS
 
 _MOST_CODES = 64

@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from ...audit.xray import FieldBytes, Place, XRay, differing
+from ...audit.block_reading import FieldBytes
+from ...audit.places import Place
+from ...audit.xray import XRay, differing
 from ...formats.diagram import bit_diagram
 from ...support.text import printable
 from ..writer import Form

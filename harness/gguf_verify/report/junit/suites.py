@@ -1,4 +1,4 @@
-"""A night as JUnit XML: a test case for each cell, a suite for each variant of llama.cpp; `schemas/junit.xsd`.
+"""The suites and test cases of a night; `../schemas/junit.xsd`.
 
 JUnit XML has no standard schema; this is what the dialects of Ant, Maven Surefire, Jenkins and GitLab have in common. A
 cell that is wrong is a failure; one that could not be judged, was not run or vanished is an error. Only a cell all of
@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ..nightly.records import Cell, Key, Night, Outcome
-from ..nightly.summary import NightReport
-from ..support.text import printable
-from .writer import Kind, Writer
+from ...nightly.records import Cell, Key, Night, Outcome
+from ...nightly.summary import NightReport
+from ...support.text import printable
 
 
 class _Case(NamedTuple):
@@ -118,8 +117,3 @@ def _timestamp(started: str) -> str:
     """UTC without a zone: the strictest of the readers accept nothing else."""
     at = datetime.fromisoformat(started)
     return (at.astimezone(UTC) if at.tzinfo else at).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-WRITER = Writer(
-    "JUnit", "--junit", "also write the report as JUnit XML", {Kind.NIGHT: lambda report, form: render(report)}
-)

@@ -1,0 +1,191 @@
+"""What our decode makes of the bytes of one block: fields, scales, codes by their bits, and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS, BlockFormat, Field, decode_elements
+from ..formats.layout import Piece
+
+Floats = npt.NDArray[np.float32]
+
+_COVERED = FORMATS | ACTIVATION_FORMATS
+
+
+@dataclass(frozen=True)
+class FieldBytes:
+    """A field of this block.
+
+    Args:
+        field: its description.
+        start: byte in the block; the field ends before `stop`.
+        offset: absolute byte offset in the file.
+        raw: its bytes.
+        values: its items: halves as floats, everything else as integers.
+    """
+
+    field: Field
+    start: int
+    stop: int
+    offset: int
+    raw: bytes
+    values: tuple[int | float, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of every code: what one field holds of them, since codes may be put together from several.
+
+    Args:
+        name: the field it stands in; of an element "sign", "exponent" or "mantissa".
+        high, low: the bits of the code that it is.
+        values: of each value in order.
+    """
+
+    name: str
+    high: int
+    low: int
+    values: tuple[int, ...]
+
+
+@dataclass
+class Reading:
+    """What our decode makes of the bytes; nothing by default. See `XRay`."""
+
+    rule: str = ""
+    fields: tuple[FieldBytes, ...] = ()
+    scale: float | None = None
+    minimum: float | None = None
+    minimum_is: str = ""
+    codes: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
+    items: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    values: Floats | None = None
+    scales: tuple[float, ...] = ()
+    minima: tuple[float, ...] = ()
+
+
+def read_block(kind: str, content: bytes, offset: int = 0) -> Reading:
+    """What our decode makes of a block's bytes, or of a window of elements; nothing for a type that it does not cover.
+
+    Args:
+        kind: name of the type.
+        content: the whole block, or whole elements; ValueError otherwise.
+        offset: where it stands in the file.
+    """
+    fmt = _COVERED.get(kind)
+    if fmt is not None:
+        if len(content) != fmt.block_bytes:
+            raise ValueError(f"{len(content)} bytes for a block of {fmt.block_bytes}")
+        return _of_block(fmt, content, offset)
+    if kind not in ELEMENTS:
+        return Reading()
+    if not content or len(content) * 8 % (8 * ELEMENTS[kind].block_bytes):
+        raise ValueError(f"{len(content)} bytes are no elements of {kind}")
+    return _of_elements(kind, content, offset)
+
+
+def _of_block(fmt: BlockFormat, content: bytes, offset: int) -> Reading:
+    raw = np.frombuffer(content, np.uint8)[None]
+    fields = tuple(_fields(fmt.fields, content, offset))
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        scales, minima, values = fmt.scales(raw)[0].tolist(), fmt.minima(raw)[0].tolist(), fmt.decode(raw)[0]
+    has_min = fmt.has_min or fmt.offset != 0
+    if fmt.groups > 1:
+        scale = minimum = None
+    else:
+        scale, minimum = scales[0], minima[0] if has_min else None
+    computed = f"-{fmt.offset}·d" if fmt.offset else ""
+    items, sources = _sources(fields, fmt.block_size)
+    return Reading(
+        fmt.rule, fields, scale, minimum, "stored" if fmt.has_min else computed,
+        tuple(fmt.codes(raw)[0].tolist()), _parts(fields, fmt.block_size), items, sources, values,
+        tuple(scales) if fmt.groups > 1 else (), tuple(minima) if fmt.groups > 1 and has_min else (),
+    )  # fmt: skip
+
+
+def _of_elements(kind: str, content: bytes, offset: int) -> Reading:
+    raw = np.frombuffer(content, np.uint8)
+    n = len(raw) // ELEMENTS[kind].block_bytes
+    field = ELEMENTS[kind].field(n)
+    words = raw.view(field.dtype)
+    parts, low = [], field.item_bits
+    for bits in field.layout[0].bits:
+        low -= bits.width
+        of_all = (words >> low) & ((1 << bits.width) - 1)
+        parts.append(Part(bits.name, low + bits.width - 1, low, tuple(of_all.tolist())))
+    with np.errstate(invalid="ignore"):
+        values = decode_elements(kind, raw)
+    codes = tuple(words.tolist())
+    size = field.item_bits // 8
+    sources = tuple(f"byte {offset + i * size}" for i in range(n))
+    return Reading(
+        f"x is {field.doc}", tuple(_fields([field], content, offset)), codes=codes, parts=tuple(parts), items=codes,
+        sources=sources, values=values,
+    )  # fmt: skip
+
+
+def _fields(fields: Sequence[Field], content: bytes, offset: int) -> list[FieldBytes]:
+    out, start = [], 0
+    for field in fields:
+        raw = content[start : start + field.nbytes]
+        with np.errstate(invalid="ignore"):
+            values = tuple(np.frombuffer(raw, field.dtype).tolist())
+        out.append(FieldBytes(field, start, start + field.nbytes, offset + start, raw, values))
+        start += field.nbytes
+    return out
+
+
+def _items(field: FieldBytes) -> list[int]:
+    """The items' bits as integers."""
+    return [int(v) for v in np.frombuffer(field.raw, f"<u{field.field.item_bits // 8}")]
+
+
+def _parts(fields: Sequence[FieldBytes], n: int) -> tuple[Part, ...]:
+    """The codes by the fields that their bits stand in, high bits first."""
+    parts = []
+    for field in fields:
+        pieces = [p for p in field.field.pieces() if p.name == "x" and p.index is not None]
+        if not pieces:
+            continue
+        items, low = _items(field), min(p.low for p in pieces)
+        values = [0] * n
+        for p in pieces:
+            assert p.index is not None
+            values[p.index] |= (items[p.item] >> p.shift & (1 << p.width) - 1) << (p.low - low)
+        parts.append(Part(field.field.name, max(p.low + p.width for p in pieces) - 1, low, tuple(values)))
+    return tuple(sorted(parts, key=lambda part: -part.low))
+
+
+def _sources(fields: Sequence[FieldBytes], n: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """For each value the item with the low bits of its code, and where its code's bits stand; empty without codes."""
+    found: list[list[tuple[int, int, str]]] = [[] for _ in range(n)]
+    for field in fields:
+        items = _items(field)
+        for p in field.field.pieces():
+            if p.name == "x" and p.index is not None:
+                byte = field.offset + (p.item * field.field.item_bits + p.shift) // 8
+                found[p.index].append((p.low, items[p.item], f"{_bits_of(field.field, p)} (byte {byte})"))
+    if not all(found):
+        return (), ()
+    for of_value in found:
+        of_value.sort()
+    return tuple(v[0][1] for v in found), tuple(", ".join(words for _, _, words in v) for v in found)
+
+
+def _bits_of(field: Field, piece: Piece) -> str:
+    """Such as `qs[3] bits 7…4`."""
+    item = f"{field.name}[{piece.item}]" if field.count > 1 else field.name
+    if piece.width == field.item_bits:
+        return item
+    if piece.width == 1:
+        return f"{item} bit {piece.shift}"
+    return f"{item} bits {piece.shift + piece.width - 1}…{piece.shift}"
+
+
+__all__ = ["FieldBytes", "Part", "Reading", "read_block"]

@@ -1,0 +1,160 @@
+"""One other reader in a process of its own: it is started, asked and answers within time limits, and how it ended is
+told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ..llama.child import CONFINED
+from ..llama.reader_process import MAX_ANSWER, MAX_HELLO, MAX_PRINTED, MAX_SAID, Answer, Hello
+from ..llama.reader_process import said as text_of
+from ..processes.child import Spawned, signal_name
+from ..support.errors import EnvironmentFault
+from ..support.text import printable
+from .readings import Reading, Seen, Verdict, stripped
+
+#: Seconds that a reader may take to start.
+START_LIMIT = 60.0
+
+BROKE: Verdict = "broke"
+STOPPED: Verdict = "stopped"
+
+_HELLO, _ANSWER = msgspec.json.Decoder(Hello), msgspec.json.Decoder(Answer)
+
+#: What a reader's process may do.
+_CONFINED = replace(CONFINED, limits=replace(CONFINED.limits, log=MAX_PRINTED))
+
+
+class ReaderChild(Spawned):
+    """One reader's process, and the request that it is working on."""
+
+    def __init__(self, name: str, shown: tuple[Path, ...] = ()) -> None:
+        self.name = name
+        self.version = ""
+        self._timer: threading.Timer | None = None
+        self._time_limit = 0.0
+        self._since = 0
+        self._hung = threading.Event()
+        super().__init__(
+            "gguf_verify.llama.reader_process",
+            name,
+            environment={"GGML_NO_BACKTRACE": "1"},
+            confined=replace(_CONFINED, shown=shown),
+        )
+
+    @property
+    def alive(self) -> bool:
+        return super().alive and not self._hung.is_set()
+
+    def close(self, seconds: float | None = None) -> None:
+        self._disarm()
+        super().close(seconds)
+
+    def greet(self) -> None:
+        """Wait, once, until it is ready. Raises EnvironmentFault where it does not start."""
+        if self.version:
+            return
+        self._arm(START_LIMIT)
+        try:
+            hello = _HELLO.decode(self.link.recv_bytes(MAX_HELLO))
+        except (EOFError, OSError):
+            hello = Hello(error=self._death().said)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            hello = Hello(error="its first message is not valid")
+        finally:
+            self._disarm()
+        if hello.version is None:
+            raise EnvironmentFault(f"{self.name} cannot be used: {printable(str(hello.error), 300)}")
+        self.version = printable(hello.version, 60)
+
+    def ask(self, path: Path | str, memory: int, time_limit: float) -> None:
+        request = {"path": os.path.abspath(os.fsdecode(path)), "memory": memory}
+        self._arm(time_limit)
+        self._since = self.printed
+        with contextlib.suppress(OSError):  # dead: its answer will say so
+            self.link.send_bytes(json.dumps(request).encode())
+
+    def answer(self) -> Reading:
+        """What it sees. Raises nothing: a reader that a file has taken over may send anything."""
+        try:
+            return self._reading(_ANSWER.decode(self.link.recv_bytes(MAX_ANSWER)))
+        except (EOFError, OSError):
+            return self._death()
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return Reading(self.name, "broke", "sent an answer that is not valid")
+        finally:
+            self._disarm()
+
+    def _reading(self, answer: Answer) -> Reading:
+        """Raises ValueError where the answer contradicts itself."""
+        if answer.refused is not None:
+            return Reading(self.name, "refused", printable(" ".join(text_of(answer.refused[:MAX_SAID]).split()), 200))
+        if answer.stopped is not None:
+            return Reading(self.name, "stopped", printable(answer.stopped, 200))
+        if answer.tensors is None or answer.data_offset is None:
+            raise ValueError("neither a verdict nor tensors")
+        shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few different ones, of which each is kept once
+
+        def shape_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
+            return shapes.get(sizes) or shapes.setdefault(sizes, stripped(sizes))
+
+        tensors = tuple(
+            Seen(text_of(name), shape_of(sizes), kind, offset, nbytes)
+            for name, kind, sizes, offset, nbytes in answer.tensors
+        )
+        return Reading(self.name, "accepted", printable(answer.said, 200), answer.data_offset, tensors)
+
+    # A child may hang in the middle of an answer, where a time limit on the link would not notice it. So a timer kills
+    # the child, and the thread that waits for it reads the end of the stream.
+
+    def _arm(self, seconds: float) -> None:
+        self._time_limit = seconds
+        self._timer = threading.Timer(seconds, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _disarm(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+
+    def _expire(self) -> None:
+        self._hung.set()
+        self.kill()
+
+    def _death(self) -> Reading:
+        """How it ended, and its last lines of output."""
+        self.hang_up()  # if it is still running, it ends now
+        if not self._hung.is_set():
+            self.wait(5)
+        self.kill()
+        code = self.wait()
+        assert code is not None
+        if self._hung.is_set():
+            return Reading(self.name, "stopped", f"hung: no answer in {self._time_limit:g} s")
+        if reason := self.stopped_for:
+            return Reading(self.name, "stopped", f"was killed, since it {reason}")
+        words = self._last_words()
+        how, verdict = f"ended (exit code {code})", BROKE
+        if code < 0:
+            name = signal_name(code) or f"signal {-code}"
+            starved = "insufficient memory" in words or "bad_alloc" in words
+            how, verdict = (f"out of memory ({name})", STOPPED) if starved else (f"crashed ({name})", BROKE)
+        return Reading(self.name, verdict, f"{how}: {words}" if words else how)
+
+    def _last_words(self) -> str:
+        """The last lines that it printed about this file. Source files are named without their folders."""
+        lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line) for line in self.last_lines(4096, self._since)]
+        return printable(" | ".join(lines[-2:]), 200)
+
+
+__all__ = ["START_LIMIT", "ReaderChild"]

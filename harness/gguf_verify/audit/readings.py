@@ -1,0 +1,174 @@
+"""What a reader sees in a file, and how the readers' verdicts compare with each other and with ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
+from typing import Literal, NamedTuple
+
+from ..formats import tensor_type
+from ..gguf import Finding, GgufFile
+from ..gguf.records import finding
+from ..support.text import quoted
+
+Verdict = Literal["accepted", "refused", "broke", "stopped"]
+
+#: By reader, the rules for which it refuses a file that we accept. No other finding explains a refusal.
+EXPLAIN = {
+    "gguf-py": ("bad-utf8",),
+    "llama.cpp": ("nested-array", "offset-order", "gap", "zero-with-data", "padding-cut"),
+}
+
+
+class Seen(NamedTuple):
+    """A tensor as a reader sees it.
+
+    Args:
+        name: as far as the reader read it; bytes that are not UTF-8 are surrogates.
+        shape: row length first, without trailing ones, so () for a single value.
+        type_id: ggml's number of its type.
+        offset: absolute byte offset of its data.
+        nbytes: of its data.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type_id: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one reader makes of one file.
+
+    Args:
+        reader: one of `READERS`.
+        verdict: "broke" where it crashed; "stopped" where it hung, ran out of memory or found more than it can tell.
+        said: why it refused; how it broke, such as "crashed (SIGABRT): last line of output"; why it was stopped, such
+            as "hung: no answer in 60 s"; or what it left out. Escaped.
+        data_offset: absolute byte offset that its tensor offsets are relative to; None where it did not accept the
+            file.
+        tensors: in the reader's order.
+    """
+
+    reader: str
+    verdict: Verdict
+    said: str = ""
+    data_offset: int | None = None
+    tensors: tuple[Seen, ...] = ()
+
+
+def stripped(shape: Iterable[int]) -> tuple[int, ...]:
+    """A shape without its trailing ones, which ggml adds up to four dimensions: () for a single value."""
+    out = list(shape)
+    while out and out[-1] == 1:
+        out.pop()
+    return tuple(out)
+
+
+def compare(file: GgufFile, readings: Sequence[Reading], explained: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings where the two readers' verdicts or tensors differ from ours; none where all three agree.
+
+    Args:
+        file: our own reading of the file, refused or not.
+        readings: the other readers' readings of the same bytes.
+        explained: our findings on the file. Those that `EXPLAIN` names are reasons for a reader's refusal.
+    """
+    found = [f for reading in readings for f in _beside(file, reading, explained)]
+    if file.refused is not None:
+        accepted = [reading for reading in readings if reading.verdict == "accepted"]
+        for one, other in pairwise(accepted):
+            found += _differing(file, one, other)
+    return tuple(replace(f, part=file.part) for f in found)
+
+
+def _beside(file: GgufFile, reading: Reading, explained: Sequence[Finding]) -> list[Finding]:
+    """Our verdict compared with one reader's."""
+    who, said = reading.reader, f": {reading.said}" if reading.said else ""
+    refused = file.refused
+    # The cause of our refusal is the likeliest cause of the reader's too; otherwise no place in the file is known.
+    start, stop = (refused.start, refused.stop) if refused else (0, file.size)
+    if reading.verdict == "stopped":
+        return []  # nothing is known: `not_compared` says so
+    if reading.verdict == "broke":
+        return [finding("reader-broke", start, stop, f"{who} to accept or refuse the file", f"{who} {reading.said}")]
+    if refused is not None:
+        if reading.verdict == "refused":
+            return []
+        note = f"{who} accepts it with {_count(reading)}" + (f" ({reading.said})" if reading.said else "")
+        return [finding("reader-verdict", start, stop, f"{who} to refuse the file, as {refused.id} does", note)]
+    if reading.verdict == "accepted":
+        return _differing(file, ours(file), reading)
+    expected, found = f"a file that {who} reads", f"{who} refuses it{said}"
+    reasons = [f for f in explained if f.id.split("-", 2)[-1] in EXPLAIN.get(who, ()) and f.part == file.part]
+    if reasons:
+        at = reasons[0]
+        return [finding("reader-verdict", at.start, at.stop, expected, f"{found}; {at.id} says why")]
+    return [finding("llama-refuses" if who == "llama.cpp" else "gguf-py-refuses", start, stop, expected, found)]
+
+
+def not_compared(readings: Sequence[Reading]) -> list[tuple[str, str]]:
+    """What could not be judged because a reader was stopped: pairs of name and reason."""
+    return [(f"what {r.reader} sees", f"not compared: {r.said}") for r in readings if r.verdict == "stopped"]
+
+
+def ours(file: GgufFile) -> Reading:
+    """Our own reading of a file that we accept, as a Reading of "gguf-verify"."""
+    tensors = tuple(Seen(t.name, stripped(t.shape), t.type.type_id, t.offset, t.nbytes) for t in file.tensors.values())
+    return Reading("gguf-verify", "accepted", "", file.data_offset, tensors)
+
+
+def _differing(file: GgufFile, one: Reading, other: Reading) -> list[Finding]:
+    """One finding for the first difference between two readings; none where they see the same tensors."""
+    differing = [(i, a, b) for i, (a, b) in enumerate(zip_longest(one.tensors, other.tensors)) if a != b]
+    a_start, b_start = one.data_offset or 0, other.data_offset or 0
+    if one.tensors and other.tensors and a_start != b_start:
+        start, stop = sorted(min(offset, file.size) for offset in (a_start, b_start))
+        expected, found, owner = f"byte {a_start}", f"{other.reader} counts offsets from byte {b_start}", ""
+    elif not differing:
+        return []
+    else:
+        i, a, b = differing[0]
+        more = f" (the first of {len(differing)} that differ)" if len(differing) > 1 else ""
+        if a is None or b is None:
+            field = len(Seen._fields) - 1
+            expected, found = _count(one), f"{other.reader} sees {_count(other)}"
+        else:
+            field = next(k for k in range(len(a)) if a[k] != b[k])
+            expected, found = _shown(a, field), f"{other.reader} sees {_shown(b, field)} in tensor {i}{more}"
+        start, stop, owner = _place(file, i, field)
+    return [finding("reader-differs", start, stop, f"{expected}, as {one.reader} does", found, owner)]
+
+
+def _count(reading: Reading) -> str:
+    return f"{len(reading.tensors)} tensor" + "s" * (len(reading.tensors) != 1)
+
+
+def _shown(seen: Seen, field: int) -> str:
+    """One field of a tensor, by its place in Seen."""
+    kind = tensor_type(seen.type_id)
+    return (
+        f"the name {quoted(seen.name)}",
+        f"the shape {' x '.join(map(str, seen.shape)) or '1'}",
+        f"type {kind.name if kind else seen.type_id}",
+        f"data at byte {seen.offset}",
+        f"{seen.nbytes} bytes of data",
+    )[field]
+
+
+def _place(file: GgufFile, index: int, field: int) -> tuple[int, int, str]:
+    """Start, end and owner of a field of a tensor's description, by our own parse. The size belongs to all of it."""
+    tensors = list(file.tensors.values())
+    if index < len(tensors):
+        described = tensors[index].described
+        first, last = (described[field], described[field]) if field < len(described) else (described[0], described[-1])
+        return first.start, last.stop, tensors[index].name
+    if file.refused is not None:
+        return file.refused.start, file.refused.stop, file.refused.owner
+    count = next(r for r in file.byte_map if r.kind == "tensor count")
+    return count.start, count.stop, ""
+
+
+__all__ = ["EXPLAIN", "Reading", "Seen", "Verdict", "compare", "not_compared", "ours", "stripped"]

@@ -1,0 +1,260 @@
+"""What an audit is asked for, and what it found: the record with its verdict, its sentence and its exit code."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..gguf import Finding, GgufFile
+from ..processes.sandbox import current
+from ..results import WaiverUse
+from ..support.address import Address
+from ..support.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_MALFORMED,
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_VERIFIED,
+)
+from ..support.shown import Shown
+from ..support.version import project_version
+from .content import Content
+from .fingerprint import Fingerprint
+from .readings import Reading
+from .sample import Sample
+from .source import Comparison
+
+AuditVerdict = Literal[
+    "clean",
+    "clean in the sample",
+    "clean as far as checked",
+    "waived",
+    "warnings",
+    "wrong",
+    "refused",
+    "broken off",
+    "not everything verified",
+]
+
+
+@dataclass
+class AuditOptions:
+    """The choices of the command line, whose help explains them.
+
+    Args:
+        llama: let llama.cpp decode and read the file.
+        today: the day that waivers are compared with; None for today in UTC.
+        sandbox: how llama.cpp's process and the readers' are confined: "auto", "bwrap", "landlock" or "off".
+        seed: of the sample of a remote file.
+    """
+
+    tensor: str | None = None
+    source: Path | None = None
+    imatrix: Path | None = None
+    llama: bool = True
+    readers: bool = True
+    digest: bool = True
+    strict: bool = False
+    threads: int = 1
+    time_limit: float = 900.0
+    verbose: bool = False
+    progress: bool = True
+    waivers: Path | None = None
+    today: date | None = None
+    sandbox: str = "auto"
+    seed: int = 0
+
+
+def _gguf_version() -> str:
+    from importlib import metadata  # slow to import
+
+    return metadata.version("gguf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditHeader:
+    """The versions of what read the file, and what was read.
+
+    Args:
+        llama_cpp, llama_cpp_python, ggml: None where llama.cpp's process told nothing.
+        file, source, imatrix: paths; the last two are None where none was given.
+        size: bytes of all parts.
+        sha256, source_sha256: a digest for each part; None where they were not computed.
+        imatrix_sha256: the digest of the importance matrix.
+        architecture: None where the file was refused.
+        threads: that llama.cpp's decoders took.
+        sandbox: how its process and the readers' were confined, in words.
+    """
+
+    gguf_verify: str = field(default_factory=project_version)
+    python: str = field(default_factory=platform.python_version)
+    numpy: str = np.__version__
+    gguf: str = field(default_factory=_gguf_version)
+    platform: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}")
+    llama_cpp: str | None = None
+    llama_cpp_python: str | None = None
+    ggml: str | None = None
+    file: str
+    size: int
+    sha256: tuple[str, ...] | None
+    architecture: str | None = None
+    threads: int = 1
+    source: str | None = None
+    source_sha256: tuple[str, ...] | None = None
+    imatrix: str | None = None
+    imatrix_sha256: str | None = None
+    sandbox: str = field(default_factory=lambda: current().words)
+
+
+@dataclass(repr=False)
+class Audit(Shown):
+    """What an audit found.
+
+    Args:
+        path: the file that was named.
+        files: that file, or all parts of a split model.
+        header: versions, sizes, digests.
+        findings: all findings, sorted by part and offset.
+        contents: one for each tensor.
+        fingerprints: one for each covered type.
+        readings: what other readers saw, by part.
+        comparisons: with the source's tensors, where a source was given.
+        unmapped: tensors of the source that no name of GGUF is known for, with the reason.
+        unverified: what could not be judged: pairs of name and reason.
+        refused: the finding for which the parser refused the file, or None.
+        strict: whether warnings count as errors.
+        left_out: what was not checked, and why, where the user or this machine left it out.
+        n_tensors: how many the model has. `contents` holds fewer where the user selected some.
+        fault: why the audit ended early, where this machine could not finish it.
+        changed: whether a file was changed while it was read, so that the findings need not be true of it.
+        seconds: how long it took.
+        command: the command that repeats it.
+        waivers: what became of the waivers that are about this file.
+        waived: the findings that a waiver covers.
+        sample: what was looked at of a remote file; None of a file that was read as a whole.
+    """
+
+    path: Path | Address
+    files: tuple[GgufFile, ...]
+    header: AuditHeader
+    findings: tuple[Finding, ...] = ()
+    contents: tuple[Content, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()
+    readings: tuple[tuple[Reading, ...], ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    unmapped: tuple[tuple[str, str], ...] = ()
+    unverified: list[tuple[str, str]] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    refused: Finding | None = None
+    strict: bool = False
+    n_tensors: int = 0
+    fault: str | None = None
+    changed: bool = False
+    seconds: float = 0.0
+    command: str = ""
+    waivers: tuple[WaiverUse, ...] = ()
+    waived: frozenset[Finding] = frozenset()
+    sample: Sample | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """4 where the file was refused; 3 where it was changed meanwhile; 1 for an error, or for a warning if strict; 3
+        where the audit ended early; 5 where something could not be judged, or a sample alone was; else 0. Findings that
+        are waived do not count."""
+        if self.refused is not None:
+            return EXIT_MALFORMED
+        if self.changed:
+            return EXIT_ENVIRONMENT
+        severities = {f.severity for f in self.findings if f not in self.waived}
+        if "error" in severities or (self.strict and "warning" in severities):
+            return EXIT_MISMATCH
+        if self.fault:
+            return EXIT_ENVIRONMENT
+        return EXIT_UNVERIFIED if self.unverified or self.sample is not None else EXIT_VERIFIED
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many findings there are of each severity."""
+        return Counter(f.severity for f in self.findings)
+
+    @property
+    def verdict(self) -> AuditVerdict:
+        """In a word or two. "clean" is said of a file with no error and no warning, of which everything was checked."""
+        code = self.exit_code
+        if code == EXIT_VERIFIED or (code == EXIT_UNVERIFIED and self.sample is not None and not self.unverified):
+            if self.waived:
+                return "waived"
+            if self.counts["warning"]:
+                return "warnings"
+            if self.sample is not None:
+                return "clean in the sample"
+            return "clean as far as checked" if self.left_out else "clean"
+        words: dict[int, AuditVerdict] = {
+            EXIT_MISMATCH: "wrong", EXIT_ENVIRONMENT: "broken off", EXIT_MALFORMED: "refused",
+            EXIT_UNVERIFIED: "not everything verified",
+        }  # fmt: skip
+        return words[code]
+
+    @property
+    def sentence(self) -> str:
+        """What the verdict means for this file, in a line."""
+        n = self.counts
+        left = ", ".join(dict.fromkeys(name for name, _ in self.left_out))
+        match self.verdict:
+            case "clean":
+                said = "every byte is owned, every block decodes as in llama.cpp; no errors, no warnings"
+            case "clean in the sample":
+                said = "no errors, no warnings" + (f"; not compared with {left}" if left else "")
+            case "clean as far as checked":
+                said = f"no errors, no warnings; not compared with {left}"
+            case "waived":
+                said = f"{_plural(len(self.waived), 'finding')} waived; nothing else is wrong"
+            case "warnings":
+                said = f"no errors, but {_plural(n['warning'], 'warning')}" + (
+                    f"; not compared with {left}" if left else ""
+                )
+            case "wrong":
+                said = _plural(n["error"], "error") + (
+                    f" and {_plural(n['warning'], 'warning')}" if n["warning"] else ""
+                )
+            case "refused":
+                assert self.refused is not None
+                said = f"cannot be read safely: {self.refused.found} ({self.refused.id})"
+            case "broken off":
+                said = self.fault or "the audit could not be finished"
+            case _:
+                said = f"nothing wrong was found, but {_plural(len(self.unverified), 'thing')} could not be checked"
+                if left:
+                    said += f"; not compared with {left}"
+        return said + self._of_source() + (f"; an audit {self.sample.sentence}" if self.sample else "")
+
+    def _of_source(self) -> str:
+        """How much of the file is what llama.cpp makes of its source, for the end of a sentence."""
+        if not self.comparisons or self.verdict in ("refused", "broken off"):
+            return ""
+        outcomes = Counter(c.outcome for c in self.comparisons)
+        said = f"; {outcomes['same']:,} of {_plural(len(self.comparisons), 'tensor')} proven to be the source's"
+        possible = outcomes["possible"]
+        return said + (f", {possible:,} possible with an importance matrix and not proven" if possible else "")
+
+    @property
+    def words(self) -> str:
+        """The verdict as reports say it: only what has no waived finding is "clean"."""
+        n = len(self.waived)
+        of = " in the sample" if self.sample else ""
+        return (
+            f"clean{of} with {n:,} waived finding{'' if n == 1 else 's'}" if self.verdict == "waived" else self.verdict
+        )
+
+
+def _plural(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+__all__ = ["Audit", "AuditHeader", "AuditOptions", "AuditVerdict"]

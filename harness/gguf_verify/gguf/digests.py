@@ -1,0 +1,89 @@
+"""Digests of a file: one of the whole, which one core computes, and those of its pieces, which many do.
+
+The whole's is what a report states. Whether a file is still the same is told by its pieces, in a fraction of the time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..support.command_line import cores
+from ..support.threads import each
+
+#: Bytes of a piece, and that are read at a time.
+PIECE, _BUFFER = 1 << 26, 1 << 22
+#: Bytes that are read at a time where one thread does everything: they stay in its cache.
+_SMALL_BUFFER = 1 << 18
+#: Bytes that the disk is asked for ahead of a reader.
+_ASKED_FOR = 1 << 24
+
+
+@dataclass(frozen=True)
+class Digests:
+    """SHA-256 of a file, in hex, and of each `PIECE` bytes of it."""
+
+    whole: str
+    pieces: tuple[bytes, ...]
+
+
+def digests(fd: int) -> Digests:
+    """Both, of the same bytes: each is read once. The file is read as a stream. Raises OSError."""
+    whole, pieces, at = hashlib.sha256(), list[bytes](), 0
+    piece, size = hashlib.sha256(), min(_BUFFER, max(1, os.fstat(fd).st_size))
+    now, later = bytearray(size), bytearray(size)
+    got = os.preadv(fd, [now], 0)
+    while got:
+        view, behind = memoryview(now)[:got], at + got
+        if not at % _ASKED_FOR:
+            os.posix_fadvise(fd, behind, _ASKED_FOR, os.POSIX_FADV_WILLNEED)
+        room = memoryview(later)[: min(size, PIECE - behind % PIECE)]  # no buffer belongs to two pieces
+
+        def read(room: memoryview = room, behind: int = behind) -> int:
+            return os.preadv(fd, [room], behind)
+
+        def hash_whole(view: memoryview = view) -> None:
+            whole.update(view)
+
+        def hash_piece(view: memoryview = view, piece: hashlib._Hash = piece) -> None:
+            piece.update(view)
+
+        tasks: list[Callable[[], int | None]] = [hash_whole, hash_piece, read]
+        got = each(lambda task: task(), tasks, 3 if size == _BUFFER else 1)[2] or 0
+        if not behind % PIECE:
+            pieces.append(piece.digest())
+            piece = hashlib.sha256()
+        now, later, at = later, now, behind
+    if at % PIECE:
+        pieces.append(piece.digest())
+    return Digests(whole.hexdigest(), tuple(pieces))
+
+
+def whole_of(fd: int) -> str:
+    """That of the whole alone. Raises OSError."""
+    whole, buffer, at = hashlib.sha256(), bytearray(_SMALL_BUFFER), 0
+    while got := os.preadv(fd, [buffer], at):
+        if not at % _ASKED_FOR:  # the disk reads what comes next while this is hashed
+            os.posix_fadvise(fd, at + _ASKED_FOR, _ASKED_FOR, os.POSIX_FADV_WILLNEED)
+        whole.update(memoryview(buffer)[:got])
+        at += got
+    return whole.hexdigest()
+
+
+def pieces_of(fd: int) -> tuple[bytes, ...]:
+    """Those of the pieces alone, several at a time. Raises OSError."""
+
+    def one(start: int) -> bytes:
+        digest, buffer, at = hashlib.sha256(), bytearray(min(_BUFFER, size - start)), start
+        while at < start + PIECE and (got := os.preadv(fd, [memoryview(buffer)[: start + PIECE - at]], at)):
+            digest.update(memoryview(buffer)[:got])
+            at += got
+        return digest.digest()
+
+    size = os.fstat(fd).st_size
+    return tuple(each(one, range(0, size, PIECE), cores()))
+
+
+__all__ = ["PIECE", "Digests", "digests", "pieces_of", "whole_of"]

@@ -1,0 +1,296 @@
+"""The scan of one tensor, in pieces that any thread may take, and what they add up to.
+
+`kernels/emulator/scan.hpp` does the work: llama.cpp and this project each decode a batch of blocks, which is tallied
+before it leaves the cache.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...support import protocol
+
+if TYPE_CHECKING:
+    from .. import ggml
+else:
+
+    class _Late:
+        """The bindings, loaded when they are first used: scans without llama.cpp use none."""
+
+        def __getattr__(self, name: str) -> Any:
+            from .. import ggml
+
+            return getattr(ggml, name)
+
+    ggml = _Late()
+
+Bytes = npt.NDArray[np.uint8]
+#: Figures by name, and arrays.
+Result = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
+MAX_RULES, MAX_BAD = 8, 21
+#: Rows are hashed up to this number: 8 bytes each for the hash and as many for the order.
+MAX_HASHED_ROWS = 1 << 23
+#: Longer rows, in bytes, are read in pieces: a buffer for one must not grow with the file.
+LONG_ROW = 1 << 23
+_CHUNK_BYTES = 1 << 17  # stays in the second cache, with the pages that it is copied from
+_SHARE_BYTES = 1 << 22  # of a thread at a time
+_ANNOUNCED = 1 << 26  # bytes of one piece that the disk is asked for at a time
+SMALL_BYTES = 1 << 15  # a piece that is scanned before another thread has taken it
+
+
+class Tally(c.Structure):
+    """`scan::Tally` of kernels/emulator/scan.hpp."""
+
+    _fields_ = [
+        *((name, c.c_int64) for name in (
+            "blocks", "zero_scales", "zero_blocks", "subnormal_scales", "negative_scales", "not_finite", "differing",
+        )),
+        ("first_not_finite", c.c_int64 * MAX_BAD),
+        ("first_differing", c.c_int64 * MAX_BAD),
+        ("first_subnormal", c.c_int64),
+        ("obeying", c.c_int64 * MAX_RULES),
+        ("codes", c.c_int64 * 256),
+        *((name, c.c_float) for name in ("least_scale", "most_scale", "least_min", "most_min")),
+    ]  # fmt: skip
+
+
+#: The arguments of `scan_file`.
+_SCAN_FILE: Sequence[Any] = [
+    c.c_int, c.c_int64, c.c_int64, c.c_int64, c.c_void_p, c.c_int64, c.c_void_p, c.c_void_p, c.c_int, c.c_void_p,
+    c.c_int64, c.c_void_p, c.c_void_p, c.c_int64, c.c_void_p,
+]  # fmt: skip
+_INFINITY = float("inf")
+#: Numbers of drawn blocks that are remembered.
+_MOST_PICKED = 256
+
+_SUMS = ("blocks", "zero_scales", "zero_blocks", "subnormal_scales", "negative_scales", "not_finite", "differing")
+
+
+class Unusable(Exception):
+    """The file is not the one that the parent opened, or cannot be what was asked for."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a file: mapped, uint8[nbytes], and as a file descriptor and the offset at which they start."""
+
+    mapped: Bytes
+    fd: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type that is scanned.
+
+    Args:
+        type, block_bytes, block_size: of ggml, in bytes, and in values.
+        library: kernels/emulator/scan.hpp, compiled for the type: the content of a shared library.
+        rules: (all of, one of, none of) masks of codes.
+        drawn: how many blocks of a tensor are wanted as they are.
+    """
+
+    type: int
+    block_bytes: int
+    block_size: int
+    library: bytes
+    rules: Sequence[Sequence[int]] = ()
+    drawn: int = 0
+
+
+class Job(NamedTuple):
+    """A tensor to scan: its bytes, its type, and the bytes of a row."""
+
+    part: Part
+    kind: Kind
+    row_bytes: int
+
+
+class Rule(c.Structure):
+    """`scan::Rule`."""
+
+    _fields_ = [("all", c.c_uint32), ("any", c.c_uint32), ("none", c.c_uint32)]
+
+
+class Prepared:
+    """What the scans of all tensors of one type share.
+
+    Args:
+        llama: compare with llama.cpp's conversion.
+    """
+
+    def __init__(self, kind: Kind, scanner: c.CDLL, llama: bool) -> None:
+        self.scanner = scanner
+        self.converter = ggml.ggml_get_type_traits(kind.type).contents.to_float if llama else None
+        self.to_float = c.cast(self.converter, c.c_void_p) if self.converter else None
+        self.rules = (Rule * MAX_RULES)(*(Rule(*r) for r in kind.rules))
+        self.n_rules = len(kind.rules)
+        self.scan_file = scanner.scan_file
+        self.scan_file.argtypes = _SCAN_FILE
+        self._drawn = kind.drawn
+        self._picked: dict[int, npt.NDArray[np.int64]] = {}
+
+    def picked(self, blocks: int) -> npt.NDArray[np.int64]:
+        """The numbers of the blocks of a tensor of so many that are returned as they are."""
+        found = self._picked.get(blocks)
+        if found is None:
+            found = np.asarray(protocol.evenly(blocks, self._drawn), np.int64)
+            if len(self._picked) < _MOST_PICKED:
+                self._picked[blocks] = found
+        return found
+
+
+class Scanning:
+    """One tensor's scan: any thread may tally a piece, in any order; tallies are added in the order of the pieces."""
+
+    def __init__(self, job: Job, ready: Prepared, buffer: Callable[[int], Bytes], threads: int) -> None:
+        self._job, self._ready, self._buffer = job, ready, buffer
+        nbytes, row_bytes = len(job.part.mapped), job.row_bytes
+        n_rows = nbytes // row_bytes
+        self._hashes = np.empty(n_rows, np.uint64) if 1 < n_rows <= MAX_HASHED_ROWS else None
+        # whole rows, unless they are too long for a buffer, so that they are hashed while they are in the cache
+        self._by_row = self._hashes is not None and row_bytes <= LONG_ROW
+        unit = row_bytes if self._by_row else job.kind.block_bytes
+        self._step = max(1, _CHUNK_BYTES // unit) * unit
+        # pieces of about the same size, so that a small tensor is one: each takes Python some 0.1 ms
+        pieces = max(1, round(nbytes / _SHARE_BYTES)) if threads > 1 else 1
+        self._share = -(-nbytes // (pieces * self._step)) * self._step
+        self.starts = range(0, nbytes, self._share)
+        self._picked = ready.picked(nbytes // job.kind.block_bytes)
+        self._blocks = np.empty((len(self._picked), job.kind.block_bytes), np.uint8)
+        self._added = 0
+        self._total: Tally | None = None
+
+    def size(self, start: int) -> int:
+        """Bytes of the piece that starts there."""
+        return min(self._share, len(self._job.part.mapped) - start)
+
+    def announce(self, start: int) -> None:
+        """Have the disk read a piece, or the first bytes of a large one, before a thread waits for it: to the system,
+        threads that read a file in turns do not read it in order, and it reads nothing ahead."""
+        nbytes = min(self.size(start), _ANNOUNCED)
+        if nbytes >= SMALL_BYTES:
+            part = self._job.part
+            os.posix_fadvise(part.fd, part.start + start, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def tally(self, start: int) -> Tally:
+        """Tally one piece. Raises Unusable."""
+        job, ready = self._job, self._ready
+        out = Tally(first_subnormal=-1, least_scale=_INFINITY, most_scale=-_INFINITY, least_min=_INFINITY,
+                    most_min=-_INFINITY)  # fmt: skip
+        hashes = self._hashes
+        target = pointer(hashes[start // job.row_bytes :]) if hashes is not None and self._by_row else None
+        failed = ready.scan_file(
+            job.part.fd, job.part.start + start, self.size(start), start // job.kind.block_bytes,
+            pointer(self._buffer(self._step)), self._step, ready.to_float, ready.rules, ready.n_rules, c.byref(out),
+            job.row_bytes, target, pointer(self._picked), len(self._picked), pointer(self._blocks),
+        )  # fmt: skip
+        if failed < 0:
+            raise Unusable("the file has shrunk since it was opened")
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        return out
+
+    def add(self, t: Tally) -> bool:
+        """Add the next piece's tally; returns whether it was the last."""
+        total = self._total
+        if total is None:
+            self._total = t
+        else:
+            for key, count in (("not_finite", t.not_finite), ("differing", t.differing)):
+                held, some = getattr(total, f"first_{key}"), getattr(t, f"first_{key}")
+                known = min(getattr(total, key), MAX_BAD)
+                for i in range(min(count, MAX_BAD - known)):
+                    held[known + i] = some[i]
+            for name in _SUMS:
+                setattr(total, name, getattr(total, name) + getattr(t, name))
+            if total.first_subnormal < 0:
+                total.first_subnormal = t.first_subnormal
+            for name in ("obeying", "codes"):
+                of_all = np.frombuffer(getattr(total, name), np.int64)
+                of_all += np.frombuffer(getattr(t, name), np.int64)
+            total.least_scale, total.most_scale = (
+                min(total.least_scale, t.least_scale),
+                max(total.most_scale, t.most_scale),
+            )
+            total.least_min, total.most_min = min(total.least_min, t.least_min), max(total.most_min, t.most_min)
+        self._added += 1
+        return self._added == len(self.starts)
+
+    def result(self) -> Result:
+        """What `FileScanner.scans` returns, once all is added."""
+        duplicate_rows, duplicate = self._duplicates()
+        total, kind = self._total, self._job.kind
+        assert total is not None
+        first = {
+            f"first_{key}": list(getattr(total, f"first_{key}")[: min(getattr(total, key), MAX_BAD)])
+            for key in ("not_finite", "differing")
+        }
+        figures = {
+            **{name: getattr(total, name) for name in _SUMS}, **first, "first_subnormal": total.first_subnormal,
+            "obeying": list(total.obeying[: self._ready.n_rules]),
+            "scale": _span(total.least_scale, total.most_scale), "minimum": _span(total.least_min, total.most_min),
+            "duplicate_rows": duplicate_rows, "duplicate": duplicate,
+        }  # fmt: skip
+        size, data = kind.block_bytes, self._job.part.mapped
+        differing = [data[b * size : (b + 1) * size] for b in first["first_differing"]]
+        theirs = self._decoded(np.concatenate(differing).reshape(-1, size) if differing else _NOTHING)
+        codes = np.frombuffer(total.codes, np.int64)
+        return figures, (codes, self._blocks, self._decoded(self._blocks), theirs)
+
+    def _decoded(self, blocks: Bytes) -> npt.NDArray[np.float32]:
+        values = np.zeros((len(blocks), self._job.kind.block_size), np.float32)
+        if not len(blocks):
+            return values
+        if self._ready.converter:
+            self._ready.converter(pointer(blocks), pointer(values), values.size)
+        elif values.nbytes == blocks.nbytes:
+            values[:] = blocks.view(np.float32)  # F32's own
+        return values
+
+    def _duplicates(self) -> tuple[int | None, list[int] | None]:
+        hashes, data, row_bytes = self._hashes, self._job.part.mapped, self._job.row_bytes
+        n_rows = len(data) // row_bytes
+        if hashes is None:
+            return (0, None) if n_rows < 2 else (None, None)
+        if not self._by_row:
+            self._ready.scanner.hash_rows(
+                c.c_void_p(pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes),
+                c.c_void_p(pointer(hashes)),
+            )  # fmt: skip
+        ascending = np.sort(hashes)  # ten times faster than their order, which is rarely needed
+        if not (ascending[1:] == ascending[:-1]).any():
+            return 0, None
+        order = np.argsort(hashes, kind="stable")
+        pair = np.zeros(2, np.int64)
+        self._ready.scanner.count_duplicates.restype = c.c_int64
+        found = self._ready.scanner.count_duplicates(
+            c.c_void_p(pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes), c.c_void_p(pointer(hashes)),
+            c.c_void_p(pointer(order)), c.c_void_p(pointer(pair)),
+        )  # fmt: skip
+        return int(found), [int(pair[0]), int(pair[1])] if found else None
+
+
+_NOTHING = np.empty((0, 0), np.uint8)
+
+
+def pointer(array: npt.NDArray[Any]) -> int:
+    """Address of a contiguous array."""
+    return int(array.ctypes.data)
+
+
+def _span(least: float, most: float) -> list[float] | None:
+    return [float(least), float(most)] if least <= most else None
+
+
+__all__ = [
+    "LONG_ROW", "MAX_BAD", "MAX_HASHED_ROWS", "MAX_RULES", "SMALL_BYTES", "Job", "Kind", "Part", "Prepared", "Result",
+    "Rule", "Scanning", "Tally", "Unusable", "pointer",
+]  # fmt: skip

@@ -1,0 +1,20 @@
+"""A night as JUnit XML: a test case for each cell, a suite for each variant of llama.cpp. See `suites`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..writer import Form, Kind, Writer
+
+if TYPE_CHECKING:
+    from ...nightly.summary import NightReport
+
+
+def render(report: NightReport, _form: Form | None = None) -> str:
+    """The night that is reported. Raises ValueError where its `started` is no ISO 8601."""
+    from . import suites  # late: no other report needs XML and what a night is made of
+
+    return suites.render(report)
+
+
+WRITER = Writer("JUnit", "--junit", "also write the report as JUnit XML", {Kind.NIGHT: render})
