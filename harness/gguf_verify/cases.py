@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .results import Environment
-from .rungs.explain import WrongCall
+from .rungs.explain import WrongOutput
 from .semantics import Judgement, Product, judge, product
 from .semantics.gates import SCORE_LIMIT
 from .support.command_line import repeat, shown
@@ -88,7 +88,7 @@ class Keeper:
         self.words = "no case was written: no product of the kernel is wrong, or none gave outputs"
         self._done = False
 
-    def keep(self, call: WrongCall) -> None:
+    def keep(self, call: WrongOutput) -> None:
         """Write the call, where it is the first. That a disk is full is no verdict on a kernel: `words` says it."""
         if self._done:
             return
@@ -101,7 +101,7 @@ class Keeper:
             self.words = f"the first wrong product is in {printable(str(self._folder))}: see README.md there"
 
 
-def write_case(folder: Path, call: WrongCall, model: str, command: str, environment: Environment | None) -> None:
+def write_case(folder: Path, call: WrongOutput, model: str, command: str, environment: Environment | None) -> None:
     """Write a call into a folder. Raises OSError."""
     rows, tokens = _kept(call)
     w, y = call.rows[rows], np.ascontiguousarray(call.y[np.ix_(tokens, rows)])
@@ -133,7 +133,7 @@ def write_case(folder: Path, call: WrongCall, model: str, command: str, environm
     (folder / "README.md").write_text(_readme(call, described, expected, y, judged), errors="backslashreplace")
 
 
-def _kept(call: WrongCall) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+def _kept(call: WrongOutput) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     """Numbers of the rows and of the tokens: all, or as many with wrong outputs as MOST_BYTES allow."""
     (m, n), k = call.y.shape, call.encoded.shape[1] + call.taken.shape[1] * call.taken.itemsize
     if m * n * 24 + m * k + call.rows.nbytes <= MOST_BYTES:
@@ -144,7 +144,7 @@ def _kept(call: WrongCall) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
     return (rows if len(rows) <= most else np.array([call.n])), tokens
 
 
-def _activations(call: WrongCall, taken: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any] | None]:
+def _activations(call: WrongOutput, taken: npt.NDArray[Any]) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any] | None]:
     """Values float32[M, K]; and the blocks uint8[M, row bytes], where the kernel was given those."""
     fmt = call.semantics.activations
     if taken.dtype == np.float32:
@@ -153,7 +153,7 @@ def _activations(call: WrongCall, taken: npt.NDArray[Any]) -> tuple[npt.NDArray[
     return call.semantics.values_of(taken)[:, :k], None if fmt is None else taken
 
 
-def _readme(call: WrongCall, said: dict[str, Any], p: Product, y: npt.NDArray[np.float32], judged: Judgement) -> str:
+def _readme(call: WrongOutput, said: dict[str, Any], p: Product, y: npt.NDArray[np.float32], judged: Judgement) -> str:
     m, n = (int(i) for i in np.argwhere(judged.bad)[0]) if judged.bad.any() else judged.worst
     whole = said["of"]
     cut = said["m"] < whole["m"] or said["n"] < whole["n"]
@@ -193,11 +193,11 @@ def _readme(call: WrongCall, said: dict[str, Any], p: Product, y: npt.NDArray[np
     return "\n".join(lines) + "\n"
 
 
-def _of_file(call: WrongCall) -> bool:
+def _of_file(call: WrongOutput) -> bool:
     return call.call is None or call.call.kind in ("own", "shared", "other-m", "graft")
 
 
-def _blocks(call: WrongCall) -> bool:
+def _blocks(call: WrongOutput) -> bool:
     return call.taken.dtype != np.float32 and call.semantics.activations is not None
 
 

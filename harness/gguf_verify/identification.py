@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from .diagnosis.diagnose import diagnose
 from .diagnosis.identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
+from .distributed import judges
 from .formats import ElementFormat, WeightFormat
 from .gguf import Tensor
 from .gguf.matrices import may_be_matrix
@@ -25,6 +26,7 @@ from .results import Options
 from .rungs import Run
 from .rungs.drawn import NONE, Drawn
 from .rungs.opening import open_run
+from .rungs.tasks import Step
 from .semantics import Semantics
 from .semantics.cuda import NoDefinition
 from .support.errors import (
@@ -109,7 +111,7 @@ class IdentifyReport(Shown):
 
 def identify_model(
     path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL, host: Host | str = "auto",
-    options: Options | None = None, command: str = "",
+    options: Options | None = None, command: str = "", ray: str | None = None,
 ) -> IdentifyReport:  # fmt: skip
     """Identify, on one matrix of each type of a GGUF model and known activations.
 
@@ -122,7 +124,11 @@ def identify_model(
     references = [*BACKENDS, NONE] if isinstance(path, Drawn) else [*BACKENDS]
     if options.reference not in references:
         raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(references)}")
-    with sandboxed(options.sandbox, options.kernel_memory), open_run(path, kernel, host, options) as run:
+    with (
+        sandboxed(options.sandbox, options.kernel_memory),
+        open_run(path, kernel, host, options) as run,
+        judges(ray, run, path, kernel, host, options) as run.judges,
+    ):
         model, multiplier = run.model, run.kernel
         try:
             matrices: dict[str, list[Tensor]] = {}
@@ -140,8 +146,12 @@ def identify_model(
                 first = {kind: of[0] for kind, of in matrices.items()}
                 report.products += (Identified(*found) for found in identify_task(run, multiplier, first))
                 matrices = {}
-            for kind, tensors in run.progress("identify", matrices.items(), len(matrices), "type"):
-                _one_type(run, report, kind, tensors)
+            tasks = (Step(task=TypeTask(kind, tuple(t.name for t in of))) for kind, of in matrices.items())
+            with run.bar("identify", len(matrices), "type") as bar:
+                for _, found in run.judges.each(run, tasks):
+                    report.products += found.products
+                    report.unable += found.unable
+                    bar.update()
             if model.changed:
                 raise EnvironmentFault("a file was changed while it was read")
         finally:
@@ -149,10 +159,32 @@ def identify_model(
     return report
 
 
-def _one_type(run: Run, report: IdentifyReport, kind: str, tensors: list[Tensor]) -> None:
+@dataclass
+class TypeFound:
+    """The products of one type's matrices, and what could not be looked at: (type, why)."""
+
+    products: list[Identified] = field(default_factory=list)
+    unable: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TypeTask:
+    """A type, and the names of the matrices of it."""
+
+    kind: str
+    tensors: tuple[str, ...]
+
+    def judge(self, run: Run) -> TypeFound:
+        """What is identified with the first matrix that tells definitions apart. Raises EnvironmentFault."""
+        found = TypeFound()
+        _one_type(run, found, self.kind, [run.model.tensors[name] for name in self.tensors])
+        return found
+
+
+def _one_type(run: Run, found: TypeFound, kind: str, tensors: list[Tensor]) -> None:
     why = run.uncovered(tensors[0])
     if why is not None:
-        report.unable.append((kind, why))
+        found.unable.append((kind, why))
         return
     for tensor in tensors:
         fmt = tensor.type.weights
@@ -161,29 +193,29 @@ def _one_type(run: Run, report: IdentifyReport, kind: str, tensors: list[Tensor]
         if len(rows):
             break
     else:
-        report.unable.append((kind, "no matrix has rows of numbers that are finite, not all zero and not too long"))
+        found.unable.append((kind, "no matrix has rows of numbers that are finite, not all zero and not too long"))
         return
     for m in TOKENS:
         x = known_inputs(m, tensor.k)
-        report.products.append(_kernel(run, tensor, fmt, rows, x))
+        found.products.append(_kernel(run, tensor, fmt, rows, x))
         if run.backend.compared:
-            _llama(run, report, tensor, fmt, rows, x)
+            _llama(run, found, tensor, fmt, rows, x)
 
 
 def _llama(
-    run: Run, report: IdentifyReport, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8],
+    run: Run, found: TypeFound, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8],
     x: npt.NDArray[np.float32],
 ) -> None:  # fmt: skip
     """llama.cpp's product, judged on the activations as its quantizers made them if the backend reveals these."""
     try:
         declared = run.backend.definition(fmt, len(x))
     except NoDefinition as error:
-        report.unable.append((f"{fmt.name}, M={len(x)}", f"with --reference {run.backend.name}: {error}"))
+        found.unable.append((f"{fmt.name}, M={len(x)}", f"with --reference {run.backend.name}: {error}"))
         return
     backend = run.backend
     y = backend.multiply(fmt, rows, x, run.options.threads)
     taken = {s.name: backend.activations(s.name, x) for s in definitions(fmt) if s.name in backend.reveals}
-    report.products.append(_product(run, tensor, fmt, rows, x, backend.who, declared, y, taken))
+    found.products.append(_product(run, tensor, fmt, rows, x, backend.who, declared, y, taken))
 
 
 def usable_rows(run: Run, tensor: Tensor, fmt: WeightFormat) -> npt.NDArray[np.uint8]:

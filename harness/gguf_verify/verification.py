@@ -31,6 +31,7 @@ from .results import (
 )
 from .rungs import RUNGS, Run, Rung, asked_rungs, known_rungs, rungs_for
 from .rungs.budget import Budget
+from .rungs.compiling import compile_ahead
 from .rungs.drawn import DRAWN_RUNGS, NONE, Drawn, DrawnRun
 from .rungs.opening import open_run
 from .support.durations import is_duration
@@ -166,6 +167,8 @@ def verify(
                 if keeper is not None:
                     keeper.environment = report.environment
                 waive = partial(apply, report, known, day)
+                if not options.only_call:
+                    compile_ahead(run)
                 climb = _Climb(run, report, chosen, waive, on_rung, watcher or Watcher())
                 climb.all()
                 if before is not None and not model.changed:

@@ -87,6 +87,15 @@ elif word == "killed-once":
     else:
         open(rest[0], "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
+elif word in ("killed-with-its-worker", "kills-its-worker"):
+    if not rest or not os.path.exists(rest[0]):
+        for marker in rest:
+            open(marker, "w").close()
+        # the process that keeps this one was started by the one that runs the cell
+        with open(f"/proc/{os.getppid()}/stat") as file:
+            os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
+        signal.pause()
+    write(made)
 elif word == "lies":  # a pass without a report
     pass
 elif word == "garbage":

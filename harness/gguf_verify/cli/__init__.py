@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ..support.errors import EXIT_INTERRUPTED, HarnessError, say, signal_of
 from ..support.supported import check_machine
@@ -16,6 +17,8 @@ from .interrupts import interruptible
 
 #: The command of a command line that names none.
 DEFAULT = "verify"
+#: Read by NumPy's library when it is loaded.
+_BLAS = "OPENBLAS_NUM_THREADS"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,14 +45,31 @@ def _run(argv: list[str]) -> int:
 
     if argv[:1] == ["help"] and not os.path.exists("help"):
         argv = [*argv[1:2], "--help"]
-    command = find(argv[0]) if argv else None
+    with _one_thread_of_blas():
+        command = find(argv[0]) if argv else None
     if command is not None:
         return command.run(argv[1:])
     if argv:
         _check_first(argv[0])
-    default = find(DEFAULT)
+    with _one_thread_of_blas():
+        default = find(DEFAULT)
     assert default is not None
     return default.run(argv)
+
+
+@contextmanager
+def _one_thread_of_blas() -> Iterator[None]:
+    """NumPy, where it is loaded in this block, multiplies by one thread, unless the user chose a number. Products are
+    shared out among threads here, and a thread of OpenBLAS that has nothing to do spins: it takes its core from them,
+    and from llama.cpp."""
+    if _BLAS in os.environ:
+        yield
+        return
+    os.environ[_BLAS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_BLAS]  # a kernel in a process of its own has as many as it likes
 
 
 def _check_first(word: str) -> None:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..llama.child import Child
@@ -22,6 +23,7 @@ from .common import (
     MOST_THREADS,
     Parser,
     add_common,
+    add_ray,
     add_reports,
     asked_for,
     check_ranges,
@@ -72,6 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("-s", "--seed", type=int, default=0, metavar="N",
         help="of the sample of a remote file (default: %(default)s)")  # fmt: skip
+    add_ray(parser, "scan tensors, and compare them with --source,")
     add("-v", "--verbose", action="store_true", help="show statistics of every tensor, and llama.cpp's log on stderr")
     block = parser.add_argument_group("x-ray of one block")
     block.add_argument("--tensor", metavar="NAME",
@@ -117,12 +120,17 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
     if args.no_llama and args.source:
         raise UsageError("--source compares with what llama.cpp makes of it, and --no-llama does without")
     remote = any(isinstance(model, Address) for model in args.model)
+    if remote and args.ray is not None:
+        raise UsageError(
+            "--ray has files of this machine read in several processes; of a remote one a sample is read: leave it out"
+        )
     one = len(args.model) == 1 and (remote or not args.model[0].is_dir())
     kind = Kind.AUDIT if one else Kind.AUDITS
     files = asked_for(args, kind, *_inputs(args))
     llama = not args.no_llama and why_missing() is None
     with (
         sandboxed(args.sandbox),
+        _ray(args.ray),
         contextlib.closing(Child(args.verbose, llama, shown=(shared(FETCHED),) if remote else ())) as child,
     ):  # it starts while this process loads the rest
         from ..audit import AuditOptions, audit
@@ -134,26 +142,46 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
             threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose, progress=on_terminal(),
             waivers=args.waivers, sandbox=args.sandbox, seed=args.seed,
         )  # fmt: skip
+        elsewhere = None
+        if args.ray is not None:
+            from ..distributed.audits import examiners
+
+            elsewhere = examiners(args.ray, options)
         shown = form(args.verbose, args.map)
         if one:
-            result = audit(args.model[0], options, _spelled(argv), child)
+            result = audit(args.model[0], options, _spelled(argv), child, elsewhere)
             return deliver(kind, result, result.exit_code, shown, files)
         child.close()  # each audit has its own
         start = time.perf_counter()
-        done = audit_each(gguf_files(args.model), lambda path: audit(path, options))
+        done = audit_each(gguf_files(args.model), lambda path: audit(path, options, elsewhere=elsewhere))
         results = Audits(done, time.perf_counter() - start, _spelled(argv))
         return deliver(kind, results, results.exit_code, shown, files)
+
+
+@contextlib.contextmanager
+def _ray(address: str | None) -> Iterator[None]:
+    """In this block Ray is connected, where it was asked for. Raises EnvironmentFault."""
+    if address is None:
+        yield
+        return
+    from ..distributed import ray_at  # it loads what else an audit need not wait for
+
+    with ray_at(address):
+        yield
 
 
 def _xray(args: argparse.Namespace) -> int:
     import numpy as np
 
-    from ..audit.xray import find_block, llama_values, parse_offset, xray
+    from ..audit.places import find_block, parse_offset
+    from ..audit.xray import llama_values, xray
     from ..gguf import open_model
     from ..llama import Llama
 
-    if args.map or args.source or args.strict or args.waivers:
-        raise UsageError("--map, --source, --strict and --waivers belong to a whole audit, not to one block's x-ray")
+    if args.map or args.source or args.strict or args.waivers or args.ray is not None:
+        raise UsageError(
+            "--map, --source, --strict, --waivers and --ray belong to a whole audit, not to one block's x-ray"
+        )
     if len(args.model) > 1:
         raise UsageError("the x-ray of one block is one of one file")
     if isinstance(args.model[0], Address):

@@ -52,6 +52,15 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--version", action=_ShowVersion, nargs=0, help="show the version")
 
 
+def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--ray`, of commands that can do so in several processes."""
+    parser.add_argument(
+        "--ray", metavar="ADDRESS",
+        help=f"{what} in processes of Ray: of the cluster at this address (HOST:PORT, ray://HOST:PORT or auto), or "
+        "local ones",
+    )  # fmt: skip
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line that says what may be meant. Raises UsageError instead of ending the
     process."""

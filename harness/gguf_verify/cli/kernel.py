@@ -93,11 +93,12 @@ def verified(args: argparse.Namespace) -> int:
     if args.identify:
         if args.only_call or args.budget is not None:
             raise UsageError("--only-call and --budget belong to rungs, not to --identify")
-        found = identify_model(drawn, args.kernel, args.host, options, command)
+        found = identify_model(drawn, args.kernel, args.host, options, command, args.ray)
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     report = verify(
-        drawn, args.kernel, args.host, rungs, options, command, watcher=watcher(args, options), interrupted_report=True
-    )
+        drawn, args.kernel, args.host, rungs, options, command, watcher=watcher(args, options), interrupted_report=True,
+        ray=args.ray,
+    )  # fmt: skip
     return deliver_run(report, args.verbose, files)
 
 

@@ -17,7 +17,17 @@ from ..nightly.summary import NightReport
 from ..report.writer import Kind
 from ..support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
 from .command import Command
-from .common import Parser, add_reports, asked_for, check_ranges, deliver, internal_errors, on_terminal, print_lines
+from .common import (
+    Parser,
+    add_ray,
+    add_reports,
+    asked_for,
+    check_ranges,
+    deliver,
+    internal_errors,
+    on_terminal,
+    print_lines,
+)
 
 _EPILOG = """\
 exit codes
@@ -54,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
         "-j", "--jobs", type=int, metavar="N", help="how many cells run at the same time (default: the configuration's)"
     )
     run_.add_argument("--new", action="store_true", help="begin a new night instead of resuming the last one")
+    add_ray(run_, "run the cells")
     add_reports(run_, Kind.NIGHT)
     compare_ = commands.add_parser("compare", help="show what is worse, better or gone since another night")
     _add_source(compare_)
@@ -95,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:
         check_ranges(("-j", args.jobs, 1, 256))
     config = read_config(args.config)
     files = asked_for(args, Kind.NIGHT, args.config, config.history)
-    night = run_night(config, Settings(jobs=args.jobs, new=args.new, terminal=on_terminal()))
+    night = run_night(config, Settings(jobs=args.jobs, new=args.new, ray=args.ray, terminal=on_terminal()))
     earlier: list[Night] = []
     whole = night
     if files:

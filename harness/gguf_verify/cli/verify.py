@@ -28,6 +28,7 @@ from .common import (
     Files,
     LateEpilog,
     add_common,
+    add_ray,
     add_reports,
     asked_for,
     check_ranges,
@@ -85,8 +86,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="write the first wrong product into a new folder, as files that NumPy can check")  # fmt: skip
     add("--certificate", type=Path, metavar="FILE",
         help="also write the verdict as a statement about digests, for `gguf-verify check-certificate`")  # fmt: skip
-    add("--ray", metavar="ADDRESS",
-        help="judge tensors and GEMMs in processes of Ray: of the cluster at this address, or local ones")  # fmt: skip
     add("--sign-with", type=Path, metavar="KEY",
         help="sign the certificate with this key of ssh-keygen, into FILE.sig")  # fmt: skip
     add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
@@ -131,6 +130,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     add("--progress", choices=("auto", "always", "never"), default="auto",
         help="failures as they are found, rungs as they end, and bars, on stderr; auto: only on a terminal; always: "
         "elsewhere too, with a line every 30 s in place of bars (default: %(default)s)")  # fmt: skip
+    add_ray(parser, "judge tensors and GEMMs")
     add("--only-call", default="", metavar="CALL",
         help="make only this call of the kernel; a report prints it, with --rungs and --tensor")  # fmt: skip
 
@@ -199,7 +199,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.identify and (args.only_call or args.save_case or args.budget is not None):
         raise UsageError("--only-call, --save-case and --budget belong to rungs, not to --identify")
     if args.identify:
-        found = identify_model(args.model, args.kernel, args.host, options, _command(args, options))
+        found = identify_model(args.model, args.kernel, args.host, options, _command(args, options), args.ray)
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     certificate = Certificates.asked_for(args.certificate, args.sign_with, args.kernel, _rungs(args), inputs, files)
     report = verify(
@@ -245,8 +245,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--source belongs to a verification, not to --identify")
     if args.identify and (args.certificate is not None or args.sign_with is not None):
         raise UsageError("--certificate belongs to a verification, not to --identify")
-    if args.identify and args.ray is not None:
-        raise UsageError("--ray belongs to a verification, not to --identify")
     if args.only_call and args.certificate is not None:
         raise UsageError("--certificate is about a whole verification, not about one call: leave --only-call out")
     if args.identify and args.waivers is not None:

@@ -1,23 +1,35 @@
-"""Tasks of rungs in processes of Ray, on this machine or on several: `--ray`.
+"""Tasks in processes of Ray, on this machine or on several: `--ray`.
 
-It may import the rungs and what is below them. Ray itself is imported where it was asked for, and nowhere else.
+It may import the rungs, the audit and what is below them. Ray itself is imported where it was asked for, and nowhere
+else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..results import Options
+from ..rungs.drawn import Drawn
 from ..rungs.run import Run
 from ..rungs.tasks import Here, Judges
 from ..support.errors import EnvironmentFault, UsageError
 from .connection import LOCAL, connected
 
 INSTALL = "pip install 'ray>=2.52'"
+
+
+@contextmanager
+def ray_at(address: str) -> Iterator[None]:
+    """In this block Ray is connected. Raises EnvironmentFault where it is not installed or not to be reached."""
+    if find_spec("ray") is None:
+        raise EnvironmentFault(f"--ray needs Ray, which is not installed; run: {INSTALL}")
+    with connected(address):
+        yield
 
 
 @contextmanager
@@ -34,19 +46,20 @@ def judges(address: str | None, run: Run, path: Any, kernel: Any, host: Any, opt
     if address is None:
         yield Here()
         return
-    if not isinstance(path, str | Path):
-        raise UsageError("--ray opens a model in several processes; drawn data are in this one: leave it out")
+    if not isinstance(path, str | Path | Drawn):
+        raise UsageError("--ray opens a model in several processes: give it by its path")
     if not isinstance(kernel, str) or not isinstance(host, str):
         raise UsageError("--ray opens the kernel and its host in several processes: give both by their names")
-    if options.save_case:
-        raise UsageError("--save-case needs the wrong product in this process: leave --ray out")
-    if find_spec("ray") is None:
-        raise EnvironmentFault(f"--ray needs Ray, which is not installed; run: {INSTALL}")
-    with connected(address):
+    named = path if isinstance(path, Drawn) else str(Path(path).absolute())
+    with ray_at(address):
         from .cluster import cluster  # it imports Ray
+        from .runs import RunWork, uses_gpu
 
-        with cluster(address, run, str(Path(path).absolute()), kernel, host, options) as found:
+        def work(threads: int) -> RunWork:
+            return RunWork.of(run, named, kernel, host, replace(options, threads=threads))
+
+        with cluster(address, work, uses_gpu(run), options.time_limit, options.progress) as found:
             yield found
 
 
-__all__ = ["INSTALL", "LOCAL", "judges"]
+__all__ = ["INSTALL", "LOCAL", "judges", "ray_at"]

@@ -1,32 +1,24 @@
-"""The processes of Ray that judge a run's tasks: how they are started, what they are given, and in which order what
-they find comes back."""
+"""The processes of Ray that judge tasks: how they are started, what they are given, and in which order what they find
+comes back."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from ..hosts import HOSTS
 from ..llama import LlamaRefused
-from ..results import Options
-from ..rungs.run import Run
 from ..rungs.tasks import Found, Step, T, Task
-from ..support import scratch
 from ..support.errors import EnvironmentFault, HarnessError
 from ..support.progress import Steps
-from .identity import files, identity
-from .worker import Judged, Refused, Work, Worker
+from .connection import RETRIES
+from .worker import Budgeted, Judged, Refused, Work, Worker
 
-#: Times that Ray gives a task out again whose worker was lost.
-RETRIES = 3
 #: Tasks of a worker: those that are given out, so that it never waits, and those whose turn has not come to be merged.
 _GIVEN, _UNMERGED = 2, 4
 #: Seconds in which workers end by themselves.
@@ -34,32 +26,28 @@ _TO_CLOSE = 10.0
 
 
 @contextmanager
-def cluster(address: str, run: Run, path: str, kernel: str, host: str, options: Options) -> Iterator[Cluster]:
-    """Workers for a run: one for each GPU where the kernel or llama.cpp needs one, else one for each CPU.
+def cluster(
+    address: str, work_of: Callable[[int], Work], gpus: bool, time_limit: float, progress: bool
+) -> Iterator[Cluster]:
+    """Workers for what `work_of` makes, given the threads that each has: one for each GPU, or else for each CPU.
 
     Raises EnvironmentFault.
     """
-    with Steps(options.progress) as told:
-        told("workers of Ray open the model and the kernel")
-        gpus = not HOSTS[run.kernel.host.name].emulated or options.reference != "cpu"
+    with Steps(progress) as told:
+        told("workers of Ray open the files")
         there = ray.cluster_resources()
         cpus = int(there.get("CPU", 0))
         count = int(there.get("GPU", 0)) if gpus else cpus
         if not count:
             raise EnvironmentFault(f"--ray {address}: it has no {'GPU' if gpus else 'CPU'} for a worker")
-        threads = max(1, cpus // count)
-        machine, parts = files(run.model)
-        work = Work(
-            path, kernel, host, replace(options, threads=threads, progress=False), machine, parts, run.model.sha256(),
-            identity(run, kernel), Path.cwd(), scratch.top(),
-        )  # fmt: skip
+        work = work_of(max(1, cpus // count))
         kind = ray.remote(Worker).options(
             num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0, max_restarts=-1, max_task_retries=RETRIES
         )
         workers = [kind.remote(work) for _ in range(count)]
         try:
             opened = Cluster(workers)
-            opened.begin(options.time_limit)
+            opened.begin(time_limit)
             yield opened
         finally:
             _end(workers)
@@ -79,7 +67,7 @@ class Cluster:
         self._given: dict[Any, int] = {}
 
     def begin(self, time_limit: float) -> None:
-        """Wait until a worker has opened the run. Raises EnvironmentFault."""
+        """Wait until a worker has opened its work. Raises EnvironmentFault."""
         begun = [worker.open.remote() for worker in self._workers]
         ready, _ = ray.wait(begun, timeout=time_limit)
         if not ready:
@@ -87,7 +75,7 @@ class Cluster:
         for answer in ready:
             self._value(answer)
 
-    def each(self, run: Run, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
+    def each(self, on: Budgeted, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
         """As `Judges.each`; tasks are given out ahead of their turn."""
         queue = deque[tuple[Step[T], Any]]()
         over, broken = False, None
@@ -96,7 +84,7 @@ class Cluster:
                 if not over and self._room(queue):
                     try:
                         step = next(plan)
-                        queue.append((step, None if step.task is None else self._give(run, step)))
+                        queue.append((step, None if step.task is None else self._give(on, step)))
                     except StopIteration:
                         over = True
                     except (HarnessError, LlamaRefused) as error:
@@ -104,35 +92,35 @@ class Cluster:
                 self._look(waits=over or not self._room(queue))
                 while queue and queue[0][1] not in self._given:
                     step, answer = queue.popleft()
-                    yield step, None if answer is None else self._found(run, answer)
+                    yield step, None if answer is None else self._found(on, answer)
         if broken is not None:
             raise broken
 
-    def again(self, run: Run, task: Task[Found]) -> Found:
+    def again(self, on: Budgeted, task: Task[Any, Found]) -> Found:
         """As `Judges.again`."""
-        answer = self._send(run, ray.put(task))
+        answer = self._send(on, ray.put(task))
         while answer in self._given:
             self._look(waits=True)
-        found: Found = self._found(run, answer)
+        found: Found = self._found(on, answer)
         return found
 
     def _room(self, queue: deque[tuple[Step[T], Any]]) -> bool:
         n = len(self._workers)
         return len(self._given) < _GIVEN * n and len(queue) < _UNMERGED * n
 
-    def _give(self, run: Run, step: Step[T]) -> Any:
+    def _give(self, on: Budgeted, step: Step[T]) -> Any:
         """Give its task out. From then on its arrays are those of the object store."""
         kept = ray.put(step.task)
         step.task = ray.get(kept)
-        return self._send(run, kept)
+        return self._send(on, kept)
 
-    def _send(self, run: Run, kept: Any) -> Any:
+    def _send(self, on: Budgeted, kept: Any) -> Any:
         loads = [0] * len(self._workers)
         for i in self._given.values():
             loads[i] += 1
         i = loads.index(min(loads))
-        left = run.budget.left if run.budget.limited else None
-        answer = self._workers[i].judge.remote(kept, left, run.budget.words)
+        left = on.budget.left if on.budget.limited else None
+        answer = self._workers[i].judge.remote(kept, left, on.budget.words)
         self._given[answer] = i
         return answer
 
@@ -143,10 +131,10 @@ class Cluster:
             for answer in ready:
                 del self._given[answer]
 
-    def _found(self, run: Run, answer: Any) -> Any:
+    def _found(self, on: Budgeted, answer: Any) -> Any:
         """What a task found. Raises what the worker raised."""
         judged: Judged = self._value(answer)
-        run.budget.cut |= judged.cut
+        on.budget.cut |= judged.cut
         return judged.found
 
     @staticmethod
@@ -175,4 +163,4 @@ def _end(workers: list[Any]) -> None:
         ray.kill(worker)
 
 
-__all__ = ["RETRIES", "Cluster", "cluster"]
+__all__ = ["Cluster", "cluster"]

@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,11 @@ _LOOPBACK = "127.0.0.1"
 _TOKEN = secrets.token_hex(32)
 #: Seconds in which a cluster takes a connection.
 _TO_REACH = 10.0
+#: Times that Ray gives a task out again whose worker was lost.
+RETRIES = 3
+#: For workers: at their end they would kill those that keep processes (`keeper`), which then end nothing that these
+#: started.
+_OF_WORKERS = {"RAY_kill_child_processes_on_worker_exit": "0"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -38,15 +44,16 @@ def connected(address: str) -> Iterator[None]:
         if ray.is_initialized():
             yield
             return
-        with _handlers_kept():
-            if address == LOCAL:
-                _start()
-            else:
-                _join(address)
-        try:
-            yield
-        finally:
-            ray.shutdown()
+        with _nothing_printed():
+            with _handlers_kept():
+                if address == LOCAL:
+                    _start()
+                else:
+                    _join(address)
+            try:
+                yield
+            finally:
+                ray.shutdown()
 
 
 def _start() -> None:
@@ -76,7 +83,9 @@ def _join(address: str) -> None:
 
     try:
         _reach(address)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": _OF_WORKERS}
+        )
     except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
         raise EnvironmentFault(
             f"--ray {printable(address)}: no cluster of Ray answers there: {_first_line(error)}"
@@ -101,7 +110,11 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _variables(address: str) -> Iterator[None]:
     """What Ray reads of the environment, in this block."""
-    made = {"RAY_USAGE_STATS_ENABLED": "0"}  # nothing is reported to anybody
+    made = {
+        "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
+        "RAY_task_oom_retries": str(RETRIES),  # else what takes too much memory is tried for ever
+        **_OF_WORKERS,
+    }
     if address == LOCAL:
         made |= {
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a node has the address 127.0.0.1, and listens there
@@ -122,6 +135,22 @@ def _variables(address: str) -> Iterator[None]:
 
 
 @contextmanager
+def _nothing_printed() -> Iterator[None]:
+    """What Ray tells of lost workers goes to standard output, also where nothing of theirs is asked for; the result
+    alone is to be there."""
+    worker = sys.modules["ray._private.worker"]
+    prints = getattr(worker, "print_to_stdstream", None)
+    if prints is None:
+        yield
+        return
+    worker.print_to_stdstream = lambda *_, **__: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = prints  # type: ignore[attr-defined]
+
+
+@contextmanager
 def _handlers_kept() -> Iterator[None]:
     """Ray replaces handlers of signals, which report what was found when a run is interrupted."""
     if threading.current_thread() is not threading.main_thread():
@@ -135,4 +164,4 @@ def _handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-__all__ = ["LOCAL", "connected"]
+__all__ = ["LOCAL", "RETRIES", "connected"]

@@ -1,4 +1,4 @@
-"""What runs in a process of Ray: a run of the same model, kernel and options, opened once, which judges tasks."""
+"""What runs in a process of Ray: it opens once what tasks are judged on, and judges them."""
 
 from __future__ import annotations
 
@@ -7,45 +7,53 @@ import os
 import pickle
 import platform
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..llama import LlamaRefused
-from ..processes.sandbox import sandboxed
-from ..results import Options
 from ..rungs.budget import Budget
-from ..rungs.opening import open_run
-from ..rungs.run import Run
 from ..rungs.tasks import Task
 from ..support import scratch, stages
 from ..support.errors import EnvironmentFault, HarnessError
-from .identity import difference, files, identity
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a worker opens, and what it must find.
+class Place:
+    """Where the process works that asks.
 
     Args:
-        path, kernel, host, options: as `verify` takes them.
-        machine, parts: see `identity.files`.
-        digests: SHA-256 of each part.
-        known: see `identity.identity`.
         folder: in which relative paths begin, where the worker has it.
-        scratch: the folder of temporary files of the process that asks, where it is on the same machine.
+        scratch: its folder of temporary files, where that is on the same machine.
     """
 
-    path: str
-    kernel: str
-    host: str
-    options: Options
-    machine: str
-    parts: list[list[int]]
-    digests: tuple[str, ...]
-    known: dict[str, str]
-    folder: Path
-    scratch: Path
+    folder: Path = field(default_factory=Path.cwd)
+    scratch: Path = field(default_factory=scratch.top)
+
+    def enter(self) -> None:
+        """Work there, as far as it is on this machine."""
+        with contextlib.suppress(OSError):
+            os.chdir(self.folder)
+        if (self.scratch / "lock").exists():
+            scratch.join(self.scratch)
+
+
+class Budgeted(Protocol):
+    """What tasks are judged on, in the time that is left."""
+
+    budget: Budget
+
+
+class Work(Protocol):
+    """What a worker opens. It can be pickled."""
+
+    @property
+    def place(self) -> Place: ...
+
+    def open(self, stack: ExitStack) -> Budgeted:
+        """Open it, until the stack is closed. Raises HarnessError, LlamaRefused; EnvironmentFault also where it is not
+        what the process has that asks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,26 +80,27 @@ class Refused:
 
 
 class Worker:
-    """An actor of Ray. Where its process is lost, Ray starts another, which opens the run anew."""
+    """An actor of Ray. Where its process is lost, Ray starts another, which opens the work anew."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._stack = ExitStack()
-        self._run: Run | None = None
+        self._opened: Budgeted | None = None
         self._fault: Refused | None = None
 
     def open(self) -> Refused | None:
-        """Open the run; what keeps it from being opened, or None."""
-        if self._run is None and self._fault is None:
+        """Open the work; what keeps it from being opened, or None."""
+        if self._opened is None and self._fault is None:
             try:
-                self._run = self._opened()
+                self._work.place.enter()
+                self._opened = self._work.open(self._stack)
             except (HarnessError, LlamaRefused) as error:
                 error.args = (f"a worker of Ray on {platform.node()}: {error}",)
                 self._fault = Refused.of(error)
                 self._stack.close()
         return self._fault
 
-    def judge(self, task: Task[Any], left: float | None = None, words: str = "") -> Judged | Refused:
+    def judge(self, task: Task[Any, Any], left: float | None = None, words: str = "") -> Judged | Refused:
         """What the task finds, with the time of its stages; Refused where it cannot be judged here.
 
         Args:
@@ -100,12 +109,12 @@ class Worker:
         fault = self.open()
         if fault is not None:
             return fault
-        assert self._run is not None
-        budget = self._run.budget = Budget(left)
+        assert self._opened is not None
+        budget = self._opened.budget = Budget(left)
         budget.words = words
         before = stages.seconds()
         try:
-            found = task.judge(self._run)
+            found = task.judge(self._opened)
         except (HarnessError, LlamaRefused) as error:
             return Refused.of(error)
         part = getattr(found, "part", None)
@@ -116,27 +125,7 @@ class Worker:
     def close(self) -> None:
         """End what was started."""
         self._stack.close()
-        self._run = None
-
-    def _opened(self) -> Run:
-        work = self._work
-        options = work.options
-        with contextlib.suppress(OSError):
-            os.chdir(work.folder)
-        stack = self._stack
-        stack.enter_context(sandboxed(options.sandbox, options.kernel_memory))
-        if (work.scratch / "lock").exists():
-            scratch.join(work.scratch)
-        run = stack.enter_context(open_run(work.path, work.kernel, work.host, options))
-        stack.callback(run.close)
-        machine, parts = files(run.model)
-        same_files = bool(machine) and (machine, parts) == (work.machine, work.parts)
-        if not same_files and run.model.sha256() != work.digests:
-            raise EnvironmentFault(f"it finds another file as {work.path}: its SHA-256 is not that of the file here")
-        differs = difference(work.known, identity(run, work.kernel))
-        if differs is not None:
-            raise EnvironmentFault(f"it has {differs}; nothing was judged there")
-        return run
+        self._opened = None
 
 
-__all__ = ["Judged", "Refused", "Work", "Worker"]
+__all__ = ["Budgeted", "Judged", "Place", "Refused", "Work", "Worker"]

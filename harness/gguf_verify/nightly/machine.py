@@ -20,10 +20,14 @@ SAME_MACHINE = ("CPU", "cores", "GPU")
 def hardware() -> dict[str, str]:
     """CPU, cores, memory, GPU, system: name → value."""
     found = {
-        "CPU": cpu_name(), "cores": str(len(os.sched_getaffinity(0))), "memory": _memory(), "GPU": _gpu(),
-        "system": f"{platform.system()} {platform.release()}",
+        **processor(), "memory": _memory(), "GPU": _gpu(), "system": f"{platform.system()} {platform.release()}",
     }  # fmt: skip
     return {name: value for name, value in found.items() if value}
+
+
+def processor() -> dict[str, str]:
+    """CPU and cores, likewise. No card is touched."""
+    return {"CPU": cpu_name(), "cores": str(len(os.sched_getaffinity(0)))}
 
 
 def _memory() -> str:

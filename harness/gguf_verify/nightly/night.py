@@ -8,24 +8,26 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
+from ..distributed import ray_at
 from ..kernels.foreign import dependencies, file_of
 from ..processes.commands import Processes, Stopped
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError, say
 from ..support.text import printable
 from . import machine
+from .cells import CellRun, Crew, Killed, by_ray, threads, uses_gpu
 from .config import Config, Model
 from .environments import Environments, Interpreter
 from .exclusive import Interrupted, interruptible, locked
 from .history import History
 from .models import Quantizer, identity, unsuitable
-from .outcomes import MOST_KILLS, broken_off, cell_of, killed, killed_for_good
+from .outcomes import MOST_KILLS, broken_off, killed_for_good
 from .progress import Progress
 from .records import Cell, Key, Night
 from .requirements import package_path
@@ -44,6 +46,7 @@ class Settings:
         terminal: show a progress bar instead of one line for each cell.
         harness: for tests: the command that is run in place of `gguf-verify verify`.
         say: takes each line of progress.
+        ray: the address of a cluster of Ray whose processes run the cells, or "local"; None for this process.
         grace: seconds that a cell has to write its report when its time is over, before it is killed.
     """
 
@@ -52,27 +55,27 @@ class Settings:
     terminal: bool = False
     harness: Sequence[str] | None = None
     say: Callable[[str], object] = say
+    ray: str | None = None
     grace: float = 30.0
 
 
 def run_night(config: Config, settings: Settings | None = None) -> Night:
     """Run a configuration's matrix, or the rest of it if the last night was interrupted.
 
+    Which process runs a cell makes no difference to what is recorded, but for times.
+
     Returns the night without reports. It is finished but where somebody else killed cells' runs: the same command tries
     those again, three times in all. Raises HarnessError: the history cannot be used, another process runs
     this configuration, or no cell is left of the matrix; Interrupted.
     """
     settings = settings or Settings()
-    with locked(config), History(config.history) as history, interruptible() as processes:
+    with (
+        locked(config),
+        History(config.history) as history,
+        interruptible() as processes,
+        nullcontext() if settings.ray is None else ray_at(settings.ray),
+    ):
         return _Runner(config, settings, history, processes).run()
-
-
-class Killed(NamedTuple):
-    """A run that somebody else ended; how, and after how many seconds."""
-
-    key: Key
-    how: str
-    seconds: float
 
 
 class _Runner:
@@ -134,7 +137,8 @@ class _Runner:
             what = f"night {night.number} was not finished and cannot be resumed"
             self._say(f"{what}: {_first_names(changed)} changed; a new night begins")
         night = self._history.begin(self._config.name, planned, hardware, machine.project(), fingerprint)
-        self._say(f"night {night.number}: {len(planned)} cells, {self._jobs} at a time")
+        where = "" if self._settings.ray is None else " on each machine"
+        self._say(f"night {night.number}: {len(planned)} cells, {self._jobs} at a time{where}")
         return night
 
     def _planned(self) -> tuple[Key, ...]:
@@ -190,72 +194,69 @@ class _Runner:
     def _run_cells(self, night: Night, path: str) -> None:
         before = self._history.seconds(self._config.name)
         progress = Progress(night, night.missing, self._jobs, before, self._settings.terminal, self._say)
-        pool = ThreadPoolExecutor(self._jobs)
+        runs = list[CellRun]()
         try:
-            waiting: set[Future[Cell | Killed]] = {
-                pool.submit(self._cell, key, path, progress) for key in night.missing
-            }
-            while waiting:
-                done, waiting = wait(waiting, 0.5, FIRST_COMPLETED)
-                for future in done:
-                    cell = future.result()
-                    if isinstance(cell, Killed):
-                        times = self._history.killed(night.number, cell.key, cell.how)
-                        if times < MOST_KILLS:
-                            progress.killed(cell.key, f"{cell.how}, to be tried again ({times} of {MOST_KILLS})")
-                            continue
-                        cell = killed_for_good(cell.key, cell.how, cell.seconds)
-                    self._history.record(night.number, cell)
-                    progress.done(cell)
-                progress.show()
+            for key in night.missing:
+                run = self._run_of(key, path)
+                if isinstance(run, Cell):
+                    self._keep(night, run, progress)
+                else:
+                    runs.append(run)
+            with self._crew(runs, progress) as crew:
+                while len(crew):
+                    for made in crew.ended(0.5):
+                        self._keep(night, made, progress)
+                    progress.show()
         except Stopped:
             raise Interrupted(signal.SIGTERM) from None
         finally:
             self._processes.stop()
-            pool.shutdown(cancel_futures=True)
             progress.close()
 
-    def _cell(self, key: Key, path: str, progress: Progress) -> Cell | Killed:
-        """Run one cell. Raises Stopped."""
+    def _crew(self, runs: Sequence[CellRun], progress: Progress) -> AbstractContextManager[Crew]:
+        if self._settings.ray is not None:
+            return by_ray(self._settings.ray, runs, self._jobs)
+        return threads(runs, self._jobs, self._processes, progress.begins)
+
+    def _keep(self, night: Night, cell: Cell | Killed, progress: Progress) -> None:
+        """Record a cell; of a run that somebody else ended, that it was."""
+        if isinstance(cell, Killed):
+            times = self._history.killed(night.number, cell.key, cell.how)
+            if times < MOST_KILLS:
+                progress.killed(cell.key, f"{cell.how}, to be tried again ({times} of {MOST_KILLS})")
+                return
+            cell = killed_for_good(cell.key, cell.how, cell.seconds)
+        self._history.record(night.number, cell)
+        progress.done(cell)
+
+    def _run_of(self, key: Key, path: str) -> CellRun | Cell:
+        """What is run for a cell, or the cell where nothing can be."""
         interpreter = self._interpreters[key.variant]
         if isinstance(interpreter, str):
             return broken_off(key, interpreter)
         model = self._files[self._models[key.model, key.type]]
         if isinstance(model, str):
             return broken_off(key, model)
-        progress.begins(key)
-        folder = self._work / hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
-        folder.mkdir()
-        try:
-            report = folder / "report.json"
-            temporary = folder / "tmp"  # a run that is killed leaves its temporary files
-            temporary.mkdir()
-            env = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": self._python_path(interpreter, path)}
-            env.pop("PYTHONHOME", None)
-            time_limit, keep_all = self._config.file.time_limit, self._config.file.keep_reports == "all"
-            command = self._command(key, interpreter, model, report)
-            ended = self._processes.run(command, time_limit, env, folder, grace=self._settings.grace)
-            if how := killed(ended):
-                return Killed(key, how, ended.seconds)
-            version = None if self._settings.harness else interpreter.llama_version
-            return cell_of(key, ended, report, time_limit, version, keep_all)
-        except OSError as error:
-            return broken_off(key, f"could not be started: {error.strerror}")
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        config, stub = self._config, self._settings.harness
+        files = (model, *filter(None, (config.kernel_path(key.kernel), config.waivers)))
+        return CellRun(
+            key, tuple(self._command(key, interpreter, model)), self._python_path(interpreter, path),
+            None if stub else interpreter.llama_version, config.file.keep_reports == "all", config.file.time_limit,
+            self._settings.grace, self._work, files, uses_gpu(key.host, config.variants[key.variant].reference),
+        )  # fmt: skip
 
     def _python_path(self, interpreter: Interpreter, path: str) -> str:
         """Another Python sees only this package; this one also sees what it saw before."""
         own = "" if interpreter.separate and not self._settings.harness else os.environ.get("PYTHONPATH", "")
         return os.pathsep.join(filter(None, [path, own]))
 
-    def _command(self, key: Key, interpreter: Interpreter, model: Path, report: Path) -> list[str]:
+    def _command(self, key: Key, interpreter: Interpreter, model: Path) -> list[str]:
         config, variant = self._config, self._config.variants[key.variant]
         harness = self._settings.harness or [interpreter.python, "-P", "-m", "gguf_verify", "verify"]
         return [
             *harness, str(model), f"--prompt={config.prompts[key.prompt]}", "-n", str(config.file.n_predict),
             "-t", str(config.file.threads), "--host", key.host, "--kernel", config.kernel_argument(key.kernel),
-            "--reference", variant.reference, "--json", str(report), "--time-limit", f"{config.file.time_limit:g}",
+            "--reference", variant.reference, "--time-limit", f"{config.file.time_limit:g}",
             *(["--repack"] if variant.repack else []),
             *([] if config.waivers is None else ["--waivers", str(config.waivers)]),
         ]  # fmt: skip

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
+import shutil
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +18,28 @@ from typing import Any
 import pytest
 
 import gguf_verify.rungs.blocks
+from gguf_verify.audit import AuditOptions, audit
+from gguf_verify.distributed import audits, connection
 from gguf_verify.distributed.connection import connected
-from gguf_verify.distributed.worker import Judged
+from gguf_verify.distributed.worker import Judged, Place
+from gguf_verify.gguf import open_model
+from gguf_verify.identification import identify_model
 from gguf_verify.llama import LlamaRefused
+from gguf_verify.nightly.config import read_config
+from gguf_verify.nightly.exclusive import Interrupted
+from gguf_verify.nightly.history import History
+from gguf_verify.nightly.night import Settings, run_night
+from gguf_verify.nightly.records import Night
+from gguf_verify.report.json import of_audit, of_identification
 from gguf_verify.results import Options, Report
 from gguf_verify.rungs.budget import Budget
+from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.rungs.tasks import Step
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
-from tests.support.ahead import Lethal, Waits, told
+from tests.support.ahead import Card, Lethal, LethalContents, Nothing, Waits, told, without_times
+from tests.support.processes import gone, wait_until
+from tests.support.stub_nights import STUB, plain, write_config
 from tests.support.tools import FIXTURES
 
 pytestmark = pytest.mark.needs("ray")
@@ -34,25 +52,39 @@ OPTIONS = Options(
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Ray with two processors for all tests of this module: it takes seconds to start."""
+    """Ray with two processors, and two cards that it only counts, for all tests of this module: it takes seconds to
+    start."""
+    with connection._variables("local"):
+        import ray  # it reads the variables
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "init", functools.partial(ray.init, num_gpus=2))
         patch.setattr("gguf_verify.distributed.connection.cores", lambda: 2)
         patch.setenv("LETHAL_MARKER", str(tmp_path_factory.mktemp("lethal") / "marker"))
         with connected("local"):
             yield
 
 
-def run(kernel: str, ray: str | None, *rungs: str) -> Report:
-    return verify(FIXTURES / "tiny-Q4_0.gguf", kernel, "cpu", rungs=rungs, options=OPTIONS, ray=ray)
+def run(kernel: str, ray: str | None, *rungs: str, options: Options = OPTIONS) -> Report:
+    return verify(FIXTURES / "tiny-Q4_0.gguf", kernel, "cpu", rungs=rungs, options=options, ray=ray)
 
 
 def test_the_report_is_that_of_one_process(tmp_path: Path) -> None:
-    """Of a wrong kernel of somebody else's, which runs in its sandbox there as here."""
-    file = tmp_path / "kernel.cu"
+    """Of a wrong kernel of somebody else's, which runs in its sandbox there as here; so is the first wrong product,
+    which is written as files."""
+    file, case = tmp_path / "kernel.cu", tmp_path / "case"
     file.write_text(EXAMPLE.read_text().replace(*FAULT))
-    here, there = (run(f"{file}:gemm", ray, "bytes", "blocks", "layers") for ray in (None, "local"))
+    options = dataclasses.replace(OPTIONS, save_case=str(case))
+    reports, cases = [], []
+    for ray in (None, "local"):
+        reports.append(run(f"{file}:gemm", ray, "bytes", "blocks", "layers", options=options))
+        cases.append({path.name: path.read_bytes() for path in case.iterdir()})
+        shutil.rmtree(case)
+    here, there = reports
     assert [rung.verdict for rung in here.rungs] == ["passed", "failed", "failed"]
     assert told(there) == told(here)
+    assert cases[0]["y.npy"]
+    assert cases[0] == cases[1]
 
 
 def test_a_lost_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +92,128 @@ def test_a_lost_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     here = run("q8_1_naive", None, "blocks", "layers")
     monkeypatch.setattr(gguf_verify.rungs.blocks, "BlocksTask", Lethal)
     there = run("q8_1_naive", "local", "blocks", "layers")
-    assert Path(os.environ["LETHAL_MARKER"]).exists()
+    assert lost("blocks")
     assert here.exit_code == 0
     assert told(there) == told(here)
+
+
+def lost(name: str) -> bool:
+    """Whether a process was killed by `die_once` of that name."""
+    return Path(os.environ["LETHAL_MARKER"]).with_name(name).exists()
+
+
+def test_drawn_data_and_definitions() -> None:
+    """Each process draws the same data; types are identified in order."""
+    drawn, options = Drawn(("Q4_0", "Q5_1"), (3,), (64,), (256,)), dataclasses.replace(OPTIONS, tensor=None)
+    here, there = (
+        (verify(drawn, "q8_1_naive", "cpu", options=options, ray=ray),
+         identify_model(drawn, "q8_1_naive", "cpu", options, ray=ray)) for ray in (None, "local")
+    )  # fmt: skip
+    assert here[0].exit_code == here[1].exit_code == 0
+    assert told(there[0]) == told(here[0])
+    assert {p.type for p in here[1].products} == {"Q4_0", "Q5_1"}
+    assert of_identification(there[1]) == of_identification(here[1])
+
+
+def test_an_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """With a block that is not finite, one that is not the source's, and a worker that is lost, of
+    which Ray prints nothing beside the report."""
+    content = bytearray((FIXTURES / "tiny-Q4_0.gguf").read_bytes())
+    with open_model(FIXTURES / "tiny-Q4_0.gguf") as model:
+        first, second = (model.tensors[f"blk.{i}.attn_q.weight"] for i in (0, 2))
+        content[first.offset : first.offset + 2] = b"\x00\x7c"  # the half for infinity
+        content[second.offset + 5] ^= 1
+    monkeypatch.chdir(tmp_path)
+    path = Path("model.gguf")  # reports name it as the one who asks
+    path.write_bytes(content)
+    options = AuditOptions(source=FIXTURES / "tiny-F16.gguf", readers=False, progress=False)
+    here = audit(path, options)
+    monkeypatch.setattr(audits, "ContentsOf", LethalContents)
+    there = audit(path, options, elsewhere=audits.examiners("local", options))
+    assert lost("contents")
+    assert not capfd.readouterr().out
+    assert {f.id[9:] for f in here.findings} >= {"scale-not-finite", "source-differs"}
+    assert without_times(of_audit(there)) == without_times(of_audit(here))
+    assert repr([c.xrays for c in there.comparisons]) == repr([c.xrays for c in here.comparisons])  # they hold NaN
+
+
+def test_a_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells that end in every way, one of them at first with the process of Ray that ran it."""
+    marker = tmp_path / "marker"
+    prompts = {
+        "a": "pass", "b": "mismatch", "c": "segv", "d": f"killed-with-its-worker {marker}", "e": "hangs /dev/null",
+        "f": "changed",
+    }  # fmt: skip
+    nights, said = list[Night](), list[str]()
+    for ray in (None, "local"):
+        path = write_config(tmp_path, "jobs = 2\ntime_limit = 5\nkeep_reports = 'all'", **prompts)
+        if ray is None:
+            marker.touch()
+        else:
+            marker.unlink()
+        run_night(read_config(path), Settings(harness=STUB, ray=ray, grace=0.5, say=said.append))
+        with History(tmp_path / "nightly.sqlite") as history:
+            nights.append(history.night(len(nights) + 1, reports=True))
+    here, there = nights
+    assert marker.exists(), said
+    assert [cell.outcome for cell in here.cells.values()] == [
+        "verified", "mismatch", "crashed", "verified", "timed out", "broken off",
+    ]  # fmt: skip
+    assert plain(there) == plain(here)
+    assert there.planned == here.planned
+    assert there.finished
+
+
+def test_a_cell_that_is_lost_each_time(tmp_path: Path) -> None:
+    """It counts as killed by somebody else, and the night goes on."""
+    path = write_config(tmp_path, "jobs = 2", a="pass", b="kills-its-worker")
+    said = list[str]()
+    night = run_night(read_config(path), Settings(harness=STUB, ray="local", say=said.append))
+    assert [(key.prompt, cell.outcome) for key, cell in night.cells.items()] == [("a", "verified")]
+    assert any("its worker of Ray was lost each time" in line for line in said)
+    assert not night.finished
+
+
+def test_a_signal_ends_a_night(tmp_path: Path) -> None:
+    """With all that its cells started; the same command resumes it."""
+    pids = tmp_path / "pids"
+    path = write_config(tmp_path, "jobs = 2\ntime_limit = 600", a="pass", b=f"hangs {pids}")
+
+    said = list[str]()
+
+    def signals() -> None:
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
+        wait_until(lambda: any("verified" in line for line in said))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=signals)
+    thread.start()
+    with pytest.raises(Interrupted, match="interrupted by SIGTERM"):
+        run_night(read_config(path), Settings(harness=STUB, ray="local", say=said.append))
+    thread.join()
+    assert gone([int(line) for line in pids.read_text().split()])
+    with History(tmp_path / "nightly.sqlite") as history:
+        assert [key.prompt for key in history.night(1).missing] == ["b"]
+
+
+def test_one_card_for_each_process(tmp_path: Path) -> None:
+    """Ray lets a worker that takes a GPU, and a call that does, see one card, which no other sees meanwhile."""
+    from gguf_verify.distributed.cluster import cluster
+    from gguf_verify.distributed.errands import Errand, Errands
+    from gguf_verify.distributed.identity import Expected
+
+    for name in ("workers", "errands"):
+        (tmp_path / name).mkdir()
+    work = Nothing(Place())
+    with cluster("local", lambda threads: work, gpus=True, time_limit=60, progress=False) as workers:
+        tasks = (Step(task=Card(str(tmp_path / "workers"), i, 2)) for i in range(2))
+        assert sorted(found for _, found in workers.each(run_of(), tasks)) == ["0", "1"]
+    expected = Expected.of("local", {}, [])
+    calls = {i: Errand(Card(str(tmp_path / "errands"), i, 2), dict, expected, gpu=True) for i in range(2)}
+    errands, seen = Errands("local", calls, jobs=2), list[Any]()
+    while len(errands):
+        seen += [found for _, found in errands.ended(60)]
+    assert sorted(seen) == ["0", "1"]
 
 
 def run_of() -> Any:

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.distributed import identity, judges, worker
+from gguf_verify.distributed import identity, judges, runs, worker
+from gguf_verify.distributed.runs import RunWork
 from gguf_verify.kernels import open_kernel
+from gguf_verify.nightly.history import History
 from gguf_verify.results import Options
-from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.rungs.run import Run
 from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
+from tests.support.stub_nights import write_config
 from tests.support.tools import FIXTURES
 
 MODEL = FIXTURES / "tiny-Q4_0.gguf"
@@ -28,10 +30,9 @@ OPTIONS = Options(progress=False, threads=1)
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"path": Drawn(("Q4_0",))}, "drawn data"),
+        ({"path": object()}, "by its path"),
         ({"kernel": print}, "by their names"),
         ({"host": object()}, "by their names"),
-        ({"options": dataclasses.replace(OPTIONS, save_case="case")}, "--save-case"),
     ],
 )
 def test_what_another_process_cannot_open(asked: dict[str, Any], words: str) -> None:
@@ -45,6 +46,24 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     args = ["--rungs", "blocks", "--host", "cpu", "--progress", "never"]
     assert main([str(MODEL), *args, "--ray", "local"]) == 3
     assert "pip install 'ray" in capsys.readouterr().err
+
+
+def test_commands_without_ray(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Each says so before it begins anything: no night is in the history."""
+    monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
+    night = write_config(tmp_path)
+    for args in (
+        ["audit", str(MODEL)], ["kernel", "q8_1_naive", "--type", "Q4_0", "--host", "cpu"],
+        [str(MODEL), "--identify", "--host", "cpu"], ["nightly", "run", str(night)],
+    ):  # fmt: skip
+        assert main([*args, "--ray", "local"]) == 3
+        said = capsys.readouterr()
+        assert "pip install 'ray" in said.err
+        assert not said.out
+    with History(tmp_path / "nightly.sqlite") as history:
+        assert not history.nights()
 
 
 @pytest.mark.needs("ray")
@@ -70,23 +89,15 @@ def not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def work() -> Iterator[worker.Work]:
+def work() -> Iterator[RunWork]:
     with open_run(MODEL, "q8_1_naive", "cpu", OPTIONS) as run:
         try:
-            yield _work(run)
+            yield RunWork.of(run, str(MODEL), "q8_1_naive", "cpu", OPTIONS)
         finally:
             run.close()
 
 
-def _work(run: Run) -> worker.Work:
-    machine, parts = identity.files(run.model)
-    known = identity.identity(run, "q8_1_naive")
-    return worker.Work(
-        str(MODEL), "q8_1_naive", "cpu", OPTIONS, machine, parts, run.model.sha256(), known, Path.cwd(), scratch.top()
-    )
-
-
-def opened(work: worker.Work, **other: Any) -> str | None:
+def opened(work: RunWork, **other: Any) -> str | None:
     of = worker.Worker(dataclasses.replace(work, **other))
     try:
         fault = of.open()
@@ -96,16 +107,16 @@ def opened(work: worker.Work, **other: Any) -> str | None:
         of.close()
 
 
-def test_the_same(work: worker.Work) -> None:
+def test_the_same(work: RunWork) -> None:
     assert opened(work) is None
 
 
-def test_the_same_content_elsewhere(work: worker.Work, tmp_path: Path) -> None:
+def test_the_same_content_elsewhere(work: RunWork, tmp_path: Path) -> None:
     shutil.copy(MODEL, tmp_path / "model.gguf")
     assert opened(work, path=str(tmp_path / "model.gguf")) is None
 
 
-def test_another_file(work: worker.Work, tmp_path: Path) -> None:
+def test_another_file(work: RunWork, tmp_path: Path) -> None:
     content = bytearray(MODEL.read_bytes())
     content[-1] ^= 1
     (tmp_path / "model.gguf").write_bytes(content)
@@ -115,25 +126,25 @@ def test_another_file(work: worker.Work, tmp_path: Path) -> None:
     assert "\n" not in said
 
 
-def test_no_file(work: worker.Work, tmp_path: Path) -> None:
+def test_no_file(work: RunWork, tmp_path: Path) -> None:
     said = opened(work, path=str(tmp_path / "model.gguf"))
     assert said is not None
     assert said.startswith("a worker of Ray on ")
 
 
 @pytest.mark.parametrize("name", ["sandbox", "code of gguf-verify", "device", "kernel"])
-def test_another_machine(work: worker.Work, name: str) -> None:
+def test_another_machine(work: RunWork, name: str) -> None:
     """A worker that cannot be confined as this process is judges nothing; neither does one of another code."""
     said = opened(work, known=work.known | {name: "other"})
     assert said is not None
     assert f"another {name}" in said
 
 
-def test_a_sandbox_that_is_not_there(work: worker.Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_is_not_there(work: RunWork, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any) -> Any:
         raise EnvironmentFault("--sandbox bwrap: it is not installed")
 
-    monkeypatch.setattr(worker, "sandboxed", none)
+    monkeypatch.setattr(runs, "sandboxed", none)
     assert (opened(work) or "").endswith(": --sandbox bwrap: it is not installed")
 
 
@@ -145,7 +156,7 @@ def test_errors_are_passed_on_as_values() -> None:
     assert str(odd) == "words"
 
 
-def test_kernels_of_one_name(work: worker.Work, tmp_path: Path) -> None:
+def test_kernels_of_one_name(work: RunWork, tmp_path: Path) -> None:
     """The file of a kernel is compared by its content."""
     file = tmp_path / "kernel.py"
     shutil.copy(FIXTURES.parent / "examples" / "numpy_q4_0.py", file)
@@ -155,11 +166,12 @@ def test_kernels_of_one_name(work: worker.Work, tmp_path: Path) -> None:
         file.write_text(file.read_text() + "\n")
         after = identity.identity(run, f"{file}:gemm")
         run.close()
-    assert identity.difference(before, before) is None
-    assert "kernel's file" in (identity.difference(before, after) or "")
+    identity.check(before, before)
+    with pytest.raises(EnvironmentFault, match="kernel's file"):
+        identity.check(before, after)
 
 
-def test_what_time_is_left(work: worker.Work) -> None:
+def test_what_time_is_left(work: RunWork) -> None:
     """A task gets the time that is left, and tells where that kept it from looking for something."""
 
     class Asks:

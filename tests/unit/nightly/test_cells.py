@@ -220,8 +220,8 @@ def test_a_command_that_has_hardly_begun_is_killed(_try: int) -> None:
 
 def test_another_llama_cpp_than_the_variants_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub says that it ran with llama-cpp-python 1."""
-    monkeypatch.setattr(night_module._Runner, "_command", lambda _self, _key, _ready, model, report: [
-        *STUB, str(model), "--prompt=pass", "--json", str(report), "--kernel", "q8_1"])  # fmt: skip
+    monkeypatch.setattr(night_module._Runner, "_command", lambda _self, _key, _ready, model: [
+        *STUB, str(model), "--prompt=pass", "--kernel", "q8_1"])  # fmt: skip
     config = read_config(write_config(tmp_path))
     (cell,) = run_night(config, Settings(say=lambda _line: None)).cells.values()
     assert cell.outcome is Outcome.BROKEN_OFF

@@ -1,0 +1,59 @@
+"""A run of a kernel, opened in another process."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from ..hosts import HOSTS
+from ..processes.sandbox import sandboxed
+from ..results import Options
+from ..rungs.drawn import Drawn
+from ..rungs.opening import open_run
+from ..rungs.run import Run
+from .identity import Files, check, identity
+from .worker import Place
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """What a worker opens, and what it must find.
+
+    Args:
+        path, kernel, host, options: as `verify` takes them; drawn data are drawn again.
+        files: of the model.
+        known: see `identity.identity`.
+    """
+
+    path: str | Drawn
+    kernel: str
+    host: str
+    options: Options
+    files: Files
+    known: dict[str, str]
+    place: Place
+
+    @classmethod
+    def of(cls, run: Run, path: str | Drawn, kernel: str, host: str, options: Options) -> RunWork:
+        """What has the run of this process open. Raises EnvironmentFault."""
+        files = Files.of([part.mapped for part in run.model.parts], run.model.sha256)
+        return cls(path, kernel, host, replace(options, progress=False), files, identity(run, kernel), Place())
+
+    def open(self, stack: ExitStack) -> Run:
+        """As `Work.open`."""
+        options = self.options
+        stack.enter_context(sandboxed(options.sandbox, options.kernel_memory))
+        run = stack.enter_context(open_run(self.path, self.kernel, self.host, options))
+        stack.callback(run.close)
+        name = "the drawn data" if isinstance(self.path, Drawn) else self.path
+        self.files.expect([part.mapped for part in run.model.parts], run.model.sha256, name)
+        check(self.known, identity(run, self.kernel))
+        return run
+
+
+def uses_gpu(run: Run) -> bool:
+    """Whether the kernel or llama.cpp's reference runs on a GPU."""
+    return not HOSTS[run.kernel.host.name].emulated or run.options.reference not in ("cpu", "none")
+
+
+__all__ = ["RunWork", "uses_gpu"]
