@@ -296,12 +296,29 @@ def test_packed_kernels(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) ->
                 np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32), err_msg=f"{m}x{n}x{k}")
 
 
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_decode_has_the_bits_of_naive(gpu: Host, fmt: BlockFormat) -> None:
+    """Of few and of many strips, of rows that do and do not fill the last round, and of bytes that are no number."""
+    rng = np.random.default_rng(33)
+    kernel, naive = (ShippedKernel(KERNELS[name], gpu) for name in ("q8_1_decode", "q8_1_naive"))
+    for n, k in ((1, 256), (300, 2816), (14336, 4096), (70, 14336), (40, 65536)):
+        blocks = random_blocks(rng, fmt, n, k) if n == 300 else None
+        if blocks is not None:
+            put_extremes(rng, fmt, fmt.view(blocks))
+        rows = random_weights(rng, fmt, n, k) if blocks is None else blocks.reshape(n, -1)
+        x = random_activations(rng, naive.spec, 17, k)
+        theirs, ours = naive.upload(fmt, rows), kernel.upload(fmt, rows)
+        for m in (1, 2, 3, 8, 17):
+            assert_same(kernel.gemm(ours, x[:m]), naive.gemm(theirs, x[:m]), (fmt.name, m, n, k))
+
+
 @pytest.mark.parametrize("m", [1, 2, 3, 8, 16])
-def test_gemv_of_values(gpu: Host, m: int) -> None:
+@pytest.mark.parametrize("name", ["q8_1_gemv", "q8_1_decode"])
+def test_gemv_of_values(gpu: Host, name: str, m: int) -> None:
     """Quantized in the kernel: the bits of quantizing, then multiplying. The inverse of d is the card's."""
-    rng, kernel = np.random.default_rng(30), ShippedKernel(KERNELS["q8_1_gemv"], gpu)
-    for name in ("Q4_0", "Q5_1", "Q8_0"):
-        fmt = FORMATS[name]
+    rng, kernel = np.random.default_rng(30), ShippedKernel(KERNELS[name], gpu)
+    for kind_of_weights in ("Q4_0", "Q5_1", "Q8_0"):
+        fmt = FORMATS[kind_of_weights]
         for kind, x in QUANTIZER_INPUTS.items():
             with np.errstate(over="ignore", invalid="ignore"):
                 x = x.astype(np.float32)[-m:]

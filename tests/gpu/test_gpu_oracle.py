@@ -13,11 +13,15 @@ import pytest
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.hosts.cupy_arrays import CupyArrays, arrays_for
+from gguf_verify.hosts.cupy_host import CupyHost
+from gguf_verify.hosts.staging import PIECE
+from gguf_verify.kernels import KERNELS, on_host
+from gguf_verify.kernels.packed import LEGACY, packed_shape, unpacked
 from gguf_verify.results import Options
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics import ASCENDING, SEMANTICS, Product, Semantics, judge, product, rounding, screen, screened
 from gguf_verify.support.arrays import get, put
-from gguf_verify.support.errors import EnvironmentFault
+from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.verification import verify
 from tests.support.exact_products import bits, generator
 from tests.support.tools import FIXTURES
@@ -53,6 +57,46 @@ def test_sums_in_float32_have_the_same_bits(case: Callable[..., Any], gpu: CupyA
             nan = np.isnan(got) & np.isnan(here)
             assert (bits(got) == bits(here))[~nan].all()
         np.testing.assert_array_equal(get(rounding.to_float32(put(a, like))), rounding.to_float32(a))
+
+
+@pytest.mark.parametrize("size", [1, PIECE, 2 * PIECE, 9 * PIECE + 4])
+def test_copies_hold_every_byte(size: int, gpu: CupyArrays) -> None:
+    values = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    values.flags.writeable = False
+    np.testing.assert_array_equal(get(gpu.put(values)), values)
+    wide = np.frombuffer(values[: size // 4 * 4], np.float32).reshape(-1, 1)
+    assert get(gpu.put(wide)).tobytes() == wide.tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(LEGACY))
+@pytest.mark.parametrize("strips", [False, True])
+def test_packed_weights_are_unpacked_as_by_numpy(name: str, strips: bool, gpu: CupyArrays) -> None:
+    fmt, n, k = FORMATS[name], 300, 96
+    tiles, blocks, chunk = packed_shape(fmt, n, k)
+    packed = np.random.default_rng(4).integers(0, 256, (tiles, blocks * chunk), np.uint8)
+    there, clean = unpacked(fmt, gpu.put(packed), n, k, strips)
+    here, _ = unpacked(fmt, packed, n, k, strips)
+    np.testing.assert_array_equal(get(there), here)
+    assert not clean
+    assert unpacked(fmt, gpu.put(np.zeros_like(packed)), n, k, strips)[1]
+
+
+def test_what_is_not_packed_is_found(gpu: CupyArrays, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bit that differs, where the two are compared on the card."""
+    host = CupyHost()
+    kernel = on_host(KERNELS["q8_1_gemv"], host).of(FORMATS["Q4_0"], 1, 256, 512)
+    rows = np.random.default_rng(5).integers(0, 256, (256, 16 * 18), np.uint8)
+    kernel.upload(FORMATS["Q4_0"], rows)
+    compare = host.side_by_side
+
+    def altered(output: Any, rows: Any) -> Any:
+        packed, there = compare(output, rows)
+        there[777] ^= 1
+        return packed, there
+
+    monkeypatch.setattr(host, "side_by_side", altered)
+    with pytest.raises(KernelFault, match="do not hold the file's bytes"):
+        kernel.upload(FORMATS["Q4_0"], rows)
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))

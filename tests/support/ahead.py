@@ -7,15 +7,20 @@ import pickle
 import signal
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from gguf_verify.distributed.audits import ContentsOf, OpenAudit
+from gguf_verify.distributed.worker import Place
+from gguf_verify.processes.sandbox import environment
 from gguf_verify.report.json import of_run
 from gguf_verify.results import Report
 from gguf_verify.rungs.blocks import BlocksTask
+from gguf_verify.rungs.budget import Budget
 from gguf_verify.rungs.run import Run
 from gguf_verify.rungs.tasks import Step
 
@@ -64,22 +69,67 @@ class Lethal(BlocksTask):
     """It kills the process that judges it, the first time."""
 
     def judge(self, run: Run) -> Any:
-        marker = Path(os.environ["LETHAL_MARKER"])
-        if self.tensor == "blk.0.attn_k.weight" and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.tensor == "blk.0.attn_k.weight":
+            die_once("blocks")
         return super().judge(run)
+
+
+@dataclass(frozen=True)
+class LethalContents(ContentsOf):
+    """Likewise."""
+
+    def judge(self, on: OpenAudit) -> Any:
+        die_once("contents")
+        return super().judge(on)
+
+
+def die_once(name: str) -> None:
+    """Kill this process, the first time that anyone asks for that under this name."""
+    marker = Path(os.environ["LETHAL_MARKER"]).with_name(name)
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def told(report: Report) -> Any:
     """All that a report says, but for times."""
-    return _without_times(of_run(report))
+    return without_times(of_run(report))
 
 
-def _without_times(value: Any) -> Any:
+def without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return [(name, _without_times(of)) for name, of in value.items() if name not in TIMES]
-    return [_without_times(of) for of in value] if isinstance(value, list) else value
+        return [(name, without_times(of)) for name, of in value.items() if name not in TIMES]
+    return [without_times(of) for of in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True)
+class Card:
+    """A task, and a call, that tells which cards its process sees; it ends when so many have begun."""
+
+    folder: str
+    number: int
+    of: int
+
+    def judge(self, on: Any) -> str | None:
+        return self(environment(Path(self.folder)))  # that of what is confined
+
+    def __call__(self, variables: Mapping[str, str]) -> str | None:
+        (Path(self.folder) / str(self.number)).touch()
+        deadline = time.monotonic() + 60
+        while len(list(Path(self.folder).iterdir())) < self.of and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not any(name.startswith("RAY_") for name in variables)
+        return variables.get("CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Work of which nothing is opened."""
+
+    place: Place
+
+    def open(self, stack: ExitStack) -> Any:
+        return SimpleNamespace(budget=Budget())
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ never wrote is seen, and so is a byte that it wrote outside its output.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
+from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, KernelFinding
 from .compilation import Author, Compilation
 from .schedule import Schedule
@@ -114,6 +115,23 @@ class Placed:
     parts: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Source:
+    """A kernel of a source that a host compiles: what `Host.load` takes."""
+
+    root: Path
+    file: str
+    entry: str
+    defines: dict[str, str]
+    target: str | None = None
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Sources of one key are compiled once: a source is compiled with all its kernels."""
+        macros = (f"{name}={value}" for name, value in self.defines.items())
+        return str(self.root), self.file, self.target or "", *macros
+
+
 class Host(ABC):
     """Compiles and launches kernels. Buffers are the host's own objects; arrays go in and come out as NumPy."""
 
@@ -126,6 +144,8 @@ class Host(ABC):
     runs_on_mapped: bool = False
     #: Whether it has `launch_alone`.
     runs_alone: bool = False
+    #: Whether it compiles what `compile_ahead` is told.
+    compiles_ahead: bool = False
     #: Who chose this host, for the report.
     chosen = "as asked for"
     #: Where its buffers lie, if it is a card. Unless it is "pool", kernels are compiled with the lines of their source.
@@ -162,6 +182,9 @@ class Host(ABC):
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         """Compile `root/file` and return its kernel `entry`, for the architecture `target` ("90a") if that is not the
         card's own. Raises EnvironmentFault with the compiler's message."""
+
+    def compile_ahead(self, sources: Iterable[Source]) -> None:  # noqa: B027 - most compile when they are asked
+        """Begin to compile what will be loaded, beside what else is done. What fails is raised where it is loaded."""
 
     def build(
         self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
@@ -261,9 +284,19 @@ class Host(ABC):
     def download(self, output: Any) -> npt.NDArray[np.uint8]:
         """The output's bytes. Raises KernelFault if a guard was overwritten."""
         whole = self._read(output)
-        if touched := outside(whole):
-            raise KernelFinding("outside", touched)
+        check_guards(whole[:GUARD_BYTES], whole[-GUARD_BYTES:])
         return whole[GUARD_BYTES:-GUARD_BYTES]
+
+    def side_by_side(self, output: Any, rows: npt.NDArray[np.uint8]) -> tuple[Array, Array]:
+        """The output's bytes and those of other rows, uint8[…] each, where they can be compared: NumPy's arrays, or
+        those of a card's library (`support.arrays`). Raises KernelFault if a guard was overwritten."""
+        return self.download(output), rows.reshape(-1)
+
+
+def check_guards(before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) -> None:
+    """Raise KernelFinding if something was written into these guards of an output."""
+    if touched := _outside(before, after):
+        raise KernelFinding("outside", touched)
 
 
 def outside(whole: npt.NDArray[np.uint8], name: str = "output") -> str | None:
@@ -272,7 +305,11 @@ def outside(whole: npt.NDArray[np.uint8], name: str = "output") -> str | None:
     Args:
         name: what the words call it.
     """
-    before, after = ((part != _GUARD_FILL).sum() for part in (whole[:GUARD_BYTES], whole[-GUARD_BYTES:]))
+    return _outside(whole[:GUARD_BYTES], whole[-GUARD_BYTES:], name)
+
+
+def _outside(first: npt.NDArray[np.uint8], last: npt.NDArray[np.uint8], name: str = "output") -> str | None:
+    before, after = ((part != _GUARD_FILL).sum() for part in (first, last))
     if before or after:
         return f"the kernel wrote outside its {name}: {before} bytes before, {after} after"
     return None
@@ -287,9 +324,10 @@ def poisoned(nbytes: int, fill: int | None = None) -> npt.NDArray[np.uint8]:
     return whole
 
 
-def poison(whole: npt.NDArray[np.uint8]) -> None:
-    """Make poison between two guards of memory that begins at a multiple of 4."""
-    whole[:GUARD_BYTES] = whole[-GUARD_BYTES:] = _GUARD_FILL
+def poison(whole: Array) -> None:
+    """Make poison between two guards of memory that begins at a multiple of 4: NumPy's or a card's uint8[…]."""
+    whole[:GUARD_BYTES] = _GUARD_FILL
+    whole[-GUARD_BYTES:] = _GUARD_FILL
     inside = whole[GUARD_BYTES:-GUARD_BYTES]
     nbytes = len(inside)
     inside[nbytes // 4 * 4 :] = _GUARD_FILL

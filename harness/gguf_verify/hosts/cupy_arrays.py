@@ -7,26 +7,23 @@ float32 are those of integers below 2^24, which TF32 does not change either: no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.arrays import Array, Library, register
+from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, UsageError
-from ..support.paths import kernel_root
 from .cupy_host import CupyHost, gpu_fault
 
-_FILE, _THREADS = "oracle/rounding.cu", 256
 #: Bytes that are held for a value of weights, and for a number beside, while a product is computed.
 _OF_VALUE, _OF_NUMBER = 64, 8
 #: Of the card's memory that is free at the start, the share that this process may take; of that, the share and the most
 #: that one chunk of a product may. The rest is for kernels, here and in processes of their own.
 _OURS, _CHUNK, _MOST = 0.5, 0.25, 1 << 32
 #: Rows of a product of which NumPy computes some, too; products of fewer of which one in so many has one.
-_FEW, _ROWS, _EACH = 64, 2, 16
+_FEW, _ROWS, _EACH = 256, 2, 16
 
 
 def fault_of_arrays() -> str | None:
@@ -45,52 +42,6 @@ def fault_of_arrays() -> str | None:
     return None
 
 
-class CupyRounding:
-    """`support.arrays.Rounding` by kernels that are compiled with neither flush to zero nor contraction."""
-
-    def __init__(self, host: CupyHost) -> None:
-        import cupy
-
-        self._cupy = cupy
-        self._kernels = {
-            entry: host.load(kernel_root(), _FILE, entry, {})
-            for entry in ("chain", "multiply_adds", "to_float32", "widened")
-        }
-
-    def chain(self, streams: Sequence[Array], start: Array) -> Array:
-        """float32[…] of one stream or two of float64[steps, …]."""
-        held = [self._cupy.ascontiguousarray(stream) for stream in streams]
-        begin = self._cupy.ascontiguousarray(start)
-        out = self._cupy.empty(held[0].shape[1:], np.float32)
-        numbers = np.int32(len(held)), np.int32(len(held[0])), np.int64(out.size)
-        return self._launched("chain", out, held[0], held[-1], begin, out, *numbers)
-
-    def multiply_adds(self, a: Array, w: Array) -> Array:
-        """float32[M, n] of float32[K, M] and float32[K, n]."""
-        a, w = self._cupy.ascontiguousarray(a), self._cupy.ascontiguousarray(w)
-        (k, m), n = a.shape, w.shape[1]
-        out = self._cupy.empty((m, n), np.float32)
-        return self._launched("multiply_adds", out, a, w, out, np.int32(k), np.int32(m), np.int32(n))
-
-    def to_float32(self, values: Array) -> Array:
-        """float64[…] rounded to float32, as float64."""
-        return self._each("to_float32", values)
-
-    def widened(self, values: Array) -> Array:
-        """float32[…] as float64."""
-        return self._each("widened", values)
-
-    def _each(self, entry: str, values: Array) -> Array:
-        held = self._cupy.ascontiguousarray(values)
-        out = self._cupy.empty(held.shape, np.float64)
-        return self._launched(entry, out, held, out, np.int64(out.size))
-
-    def _launched(self, entry: str, out: Array, *args: Any) -> Array:
-        if out.size:
-            self._kernels[entry]((-(-out.size // _THREADS), 1, 1), (_THREADS, 1, 1), args)
-        return out
-
-
 class CupyArrays:
     """A GPU as a device of exact products. Raises EnvironmentFault if there is none.
 
@@ -102,7 +53,7 @@ class CupyArrays:
         host = CupyHost()
         import cupy
 
-        self._cupy, self._info = cupy, host.info()
+        self._cupy, self._host, self._info = cupy, host, host.info()
         free, _ = self._cupy.cuda.runtime.memGetInfo()
         pool = self._cupy.get_default_memory_pool()
         ours = int(free * _OURS)
@@ -110,7 +61,6 @@ class CupyArrays:
             pool.set_limit(size=ours)
         self._chunk = min(_MOST, int(ours * _CHUNK))
         self._rng, self._small = np.random.default_rng(seed), 0
-        register(self._cupy.ndarray, Library(self._cupy, CupyRounding(host)))
 
     def info(self) -> HostInfo:
         """The card."""
@@ -119,7 +69,7 @@ class CupyArrays:
     def put(self, values: npt.NDArray[Any]) -> Array:
         """NumPy's array on the card. Raises EnvironmentFault."""
         with self.faults():
-            return self._cupy.asarray(values)
+            return self._host.placed(values)
 
     def faults(self) -> CupyFaults:
         """In this block CUDA's errors are ours."""
@@ -179,4 +129,4 @@ def arrays_for(asked: str, host: str, seed: int) -> tuple[CupyArrays | None, str
     return None, f"NumPy, since {fault}"
 
 
-__all__ = ["CupyArrays", "CupyRounding", "arrays_for", "fault_of_arrays"]
+__all__ = ["CupyArrays", "arrays_for", "fault_of_arrays"]

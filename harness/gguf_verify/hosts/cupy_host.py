@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
+from ..support.arrays import Library, register
 from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault, KernelFault
 from ..support.sealed import sealed_path
 from . import compute_sanitizer, nvrtc
+from .ahead import Ahead
 from .author_cubin import author_cubin
-from .base import GUARD_BYTES, Artefact, Grid, Host, HostKind, Placed, poisoned
+from .base import GUARD_BYTES, Artefact, Grid, Host, HostKind, Placed, Source, check_guards, poison, poisoned
 from .compilation import Author, Compilation
 from .compute_sanitizer import UNCHECKED
+from .cupy_rounding import CupyRounding
 from .driver import Walled, resident_blocks, start_overlapping
 from .sanitized_host import SanitizedHost
 from .schedule import Schedule
+from .staging import PIECE, Staging
 
 #: Fills shared memory; tools leave it out.
 _FILLER = Path(__file__).with_name("fill_shared.cu")
@@ -64,6 +69,7 @@ class CupyHost(Host):
     """Runs kernels on the current CUDA device. Raises EnvironmentFault if there is none."""
 
     name = "gpu"
+    compiles_ahead = True
 
     def __init__(self) -> None:
         fault = gpu_fault()
@@ -73,8 +79,11 @@ class CupyHost(Host):
 
         self._cupy = cupy
         self._device = cupy.cuda.Device()
+        self._staging = Staging(cupy, self._device)
+        register(cupy.ndarray, Library(cupy, CupyRounding(self)))
         self.sm: str = self._device.compute_capability
         self._functions: dict[tuple[str, ...], Any] = {}
+        self._ahead = Ahead(lambda of: self._cubin(of.root, of.file, of.target or self.sm, of.defines, False))
         self._modules: dict[str, Any] = {}
         #: The kernel of `_FILLER`, where it was given compiled.
         self._filler: Any = None
@@ -92,7 +101,9 @@ class CupyHost(Host):
         target = target or self.sm
         held = (str(root), file, entry, target, self.placement, *(f"{k}={v}" for k, v in defines.items()))
         if held not in self._functions:
-            cubin = self._cubin(root, file, target, defines, self.placement != "pool")
+            cubin = self._ahead.taken(Source(root, file, entry, defines, target)) if self.placement == "pool" else None
+            if cubin is None:
+                cubin = self._cubin(root, file, target, defines, self.placement != "pool")
             self._functions[held] = self._function(cubin, entry)
         return self._functions[held]
 
@@ -103,6 +114,12 @@ class CupyHost(Host):
             function = module.get_function(entry)
             function.kernel  # noqa: B018 - CuPy reads a module's file, once, when its first kernel is used
             return function
+
+    def compile_ahead(self, sources: Iterable[Source]) -> None:
+        self._ahead.begin(replace(source, target=source.target or self.sm) for source in sources)
+
+    def close(self) -> None:
+        self._ahead.close()
 
     def build(
         self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
@@ -169,10 +186,18 @@ class CupyHost(Host):
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
         return self._placed(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
+    def placed(self, values: npt.NDArray[Any]) -> Any:
+        """An array of CuPy with these values, beside others of its own. Raises CUDA's errors."""
+        if values.nbytes < 2 * PIECE:
+            return self._cupy.asarray(values)
+        there = self._cupy.empty(values.shape, values.dtype)
+        self._staging.copy(np.ascontiguousarray(values).reshape(-1).view(np.uint8), there)
+        return there
+
     def _placed(self, raw: npt.NDArray[np.uint8]) -> Any:
         with self._faults():
             memory = self._empty(raw.nbytes)
-            memory.set(raw)
+            self._staging.copy(raw, memory)
             return memory
 
     def _empty(self, nbytes: int) -> Any:
@@ -197,7 +222,10 @@ class CupyHost(Host):
 
     def output(self, nbytes: int, what: str = "output") -> _Output:
         if self.placement == "pool":
-            return _Output(self._placed(poisoned(nbytes)), GUARD_BYTES)
+            with self._faults():
+                memory = self._empty(nbytes + 2 * GUARD_BYTES)
+                poison(memory)
+            return _Output(memory, GUARD_BYTES)
         if self.placement == "alone" and self.fill is None:  # memory that nothing has written, for a tool
             with self._faults():
                 return _Output(self._empty(nbytes))
@@ -245,6 +273,15 @@ class CupyHost(Host):
             start_overlapping(kernel.kernel.ptr, grid, block, addresses, shared, stream)
         else:
             kernel(grid, block, tuple(values), shared_mem=shared)
+
+    def side_by_side(self, output: _Output, rows: npt.NDArray[np.uint8]) -> tuple[Any, Any]:
+        if not output.guard:
+            return super().side_by_side(output, rows)
+        with self._faults():
+            guards = output.memory[: output.guard], output.memory[-output.guard :]
+            before, after = (self._cupy.asnumpy(part) for part in guards)
+        check_guards(before, after)
+        return output.memory[output.guard : -output.guard], self._placed(np.ascontiguousarray(rows).reshape(-1))
 
     def download(self, output: _Output) -> npt.NDArray[np.uint8]:
         return super().download(output) if output.guard else self._read(output)

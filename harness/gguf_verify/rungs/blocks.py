@@ -1,9 +1,10 @@
 """The blocks rung: does one weight block times one activation block give llama.cpp's number?
 
 Every block of every matrix is multiplied by one block of real activations; of weights that are not quantized, 32 values
-count as a block (the last ones of a row may be fewer). Of a large matrix some rows are taken (`sampling`). The kernel
-runs with K = 32 on one column of blocks at a time, and llama.cpp computes all columns in one operation on a view of the
-same bytes. At K = 32 no error hides behind a sum.
+count as a block (the last ones of a row may be fewer). Of a large matrix some rows and some columns of blocks are taken
+(`sampling`): all that the kernel is told of a column are its bytes. The kernel runs with K = 32 on one column of blocks
+at a time, and llama.cpp computes all columns in one operation on a view of the same bytes. At K = 32 no error hides
+behind a sum.
 So that none hides behind a zero, each column takes its activations from the token whose codes hold the fewest zeros;
 where zeros are left, the column is judged again on drawn activations that have none. A second row of activations has
 the largest code everywhere: integer sums then overflow a type that is too narrow. Where activations are rounded to F16
@@ -18,6 +19,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,18 +44,20 @@ from .explain import Attempts, Explanations, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
 from .graph_uses import not_multiplied
 from .interface import Rung
-from .judging import KERNEL, Rows, judge_output, llama_side
+from .judging import KERNEL, judge_output, llama_side
 from .known import Known
 from .llama_quantizers import Quantizers
 from .run import Run
-from .sampling import SMALL, is_large, runs, whole
+from .sampling import Rows, is_large, numbers_of, runs, together, whole
 from .tasks import Step
 
 Floats = npt.NDArray[np.float32]
 
 _CHUNK_VALUES = 1 << 25
-#: Runs of rows of a large tensor whose blocks are judged.
-_RUNS = 4
+#: Runs of rows of a large tensor, and columns of blocks, whose blocks are judged. Each column is a call of its own.
+_RUNS, _COLUMNS = 4, 8
+#: Weights of these blocks.
+_SAMPLE = 1 << 19
 
 
 def check(run: Run, result: RungResult) -> None:
@@ -204,66 +208,118 @@ def _one_tensor(
         result.leave(tensor.name, why)
         return
     failed = result.n_failures
-    rows = run.row_bytes(tensor)
-    step = max(1, _CHUNK_VALUES // tensor.k)
-    step = min(step, run.kernel.domain.n.most or step)
-    chunks, sampled = _chunks(run, tensor, step)
-    judged = sum(map(len, chunks))
+    sample = _Sample.of(run, tensor, fmt)
+    judged = sum(map(len, sample.chunks))
+    x = sample.activations(x)
     lacking = _zeros(x, fmt)[0] > 0
     x = np.concatenate([x, largest_codes(x) if isinstance(fmt, BlockFormat) else on_ties(fmt.name, x)])
     if lacking.any():
-        again = np.where(np.repeat(lacking, SLICE)[: tensor.k], drawn((1, tensor.k), x[:1], run.options.seed), x[:1])
+        k = x.shape[1]
+        again = np.where(np.repeat(lacking, SLICE)[:k], drawn((1, k), x[:1], run.options.seed), x[:1])
         x = np.concatenate([x, again])
         name = "blocks judged again on drawn activations"
         result.figures[name] = result.figures.get(name, 0) + judged * int(lacking.sum())
     with exact.of(tensor):
         try:
-            for numbers in chunks:
+            for numbers in sample.chunks:
                 if run.only is not None and run.only.first_row != numbers[0]:
                     continue
-                _one_chunk(run, result, tensor, fmt, rows[numbers], numbers, x, exact, explain)
+                _one_chunk(run, result, tensor, sample, numbers, x, exact, explain)
         except KernelFault as error:
             name = printable(tensor.name, 64)
             result.fail(Failure.of(error, f"{name}: {error}", tensor.name))
             size = fmt.unit // fmt.block_size * fmt.block_bytes
-            column, part = np.ascontiguousarray(rows[:step, :size]), np.ascontiguousarray(x[:, : fmt.unit])
+            column = np.ascontiguousarray(run.row_bytes(tensor)[sample.chunks[0], :size])
+            part = np.ascontiguousarray(x[:, : fmt.unit])
             kernel = run.kernel.of(fmt, len(part), len(column), part.shape[1])
             tried = Experiments(kernel, fmt, run.semantics(fmt), column, part, run.options.threads)
             explain.add_fault(error, tried, f"{KERNEL.name} on one block of K", tensor.name, name)
     if run.only is not None:
         return
-    in_row = -(-tensor.k // fmt.unit)
-    blocks = judged * in_row
-    if sampled:
-        result.keep_sampled(Sampled("blocks", len(rows) * in_row, blocks))
+    of, blocks = tensor.n_rows * -(-tensor.k // fmt.unit), judged * len(sample.columns)
+    if blocks < of:
+        result.keep_sampled(Sampled("blocks", of, blocks))
     tested = run.kernel.is_under_test(fmt)
     result.count_beside("tensors", 1, tested)
     result.count_beside("blocks", blocks, tested)
     result.details.append(TensorBlocks(tensor.name, fmt.name, blocks, result.n_failures - failed))
 
 
-def _chunks(run: Run, tensor: Tensor, step: int) -> tuple[list[Rows], bool]:
-    """The numbers of the rows whose blocks are judged, at most `step` at a time, and whether they are a sample."""
-    n, rows = tensor.n_rows, min(step, SMALL // tensor.k) // _RUNS
-    if not rows or not is_large(run, n, tensor.k, _RUNS * rows):
-        return [np.arange(span.start, span.stop) for span in whole(n, step)], False
-    drawn = runs(n, _RUNS, rows, (run.options.seed, zlib.crc32(tensor.name.encode())))
-    return [np.concatenate([np.arange(span.start, span.stop) for span in drawn])], True
+@dataclass(frozen=True)
+class _Sample:
+    """The blocks of a tensor that are judged: those of some rows and columns, or all.
+
+    Args:
+        fmt: of the weights.
+        rows: of the tensor, uint8[N, row bytes].
+        chunks: the numbers of the rows that are judged together.
+        columns: the numbers of the blocks along K.
+    """
+
+    fmt: WeightFormat
+    rows: npt.NDArray[np.uint8]
+    chunks: list[Rows]
+    columns: Rows
+
+    @classmethod
+    def of(cls, run: Run, tensor: Tensor, fmt: WeightFormat) -> _Sample:
+        """Of a tensor of the run."""
+        rows, n, k = run.row_bytes(tensor), tensor.n_rows, tensor.k
+        columns, step = np.arange(-(-k // fmt.unit)), max(1, _CHUNK_VALUES // k)
+        large = is_large(run, n, k)
+        seed = run.options.seed, zlib.crc32(tensor.name.encode())
+        if large and len(columns) >= 2 * _COLUMNS and k % fmt.unit == 0:
+            columns = together(runs(len(columns), _COLUMNS, 1, (*seed, 1)))
+        step = min(step, run.kernel.domain.n.most or step)
+        sampled = min(step, _SAMPLE // (len(columns) * fmt.unit)) // _RUNS
+        if large and sampled and n >= 2 * _RUNS * sampled:
+            chunks = [together(runs(n, _RUNS, sampled, seed))]
+        else:
+            chunks = [numbers_of(span) for span in whole(n, step)]
+        return cls(fmt, rows, chunks, columns)
+
+    @property
+    def _in_all_columns(self) -> bool:
+        return bool(len(self.columns) * self._size >= self.rows.shape[1])
+
+    @property
+    def _size(self) -> int:
+        """Bytes of a block along K."""
+        return self.fmt.unit // self.fmt.block_size * self.fmt.block_bytes
+
+    def weights(self, numbers: Rows) -> npt.NDArray[np.uint8]:
+        """The bytes of these rows in the columns, uint8[n, bytes]."""
+        return self.rows[numbers] if self._in_all_columns else self._taken(self.rows, self._size, numbers)
+
+    def activations(self, x: Floats) -> Floats:
+        """The values float32[M, K] in the columns."""
+        return x if self._in_all_columns else self._taken(x, self.fmt.unit, np.arange(len(x)))
+
+    def _taken(self, of: npt.NDArray[Any], size: int, numbers: Rows) -> npt.NDArray[Any]:
+        parts = of.reshape(len(of), -1, size)[numbers[:, None], self.columns]
+        return np.ascontiguousarray(parts.reshape(len(numbers), -1))
 
 
 def _one_chunk(
-    run: Run, result: RungResult, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], numbers: Rows,
-    x: Floats, exact: ExactProducts, explain: Explanations,
-) -> None:  # fmt: skip
+    run: Run,
+    result: RungResult,
+    tensor: Tensor,
+    sample: _Sample,
+    numbers: Rows,
+    x: Floats,
+    exact: ExactProducts,
+    explain: Explanations,
+) -> None:
+    fmt, rows = sample.fmt, sample.weights(numbers)
     semantics, start = run.semantics(fmt), int(numbers[0])
     of_llama = _llama_products(run, result, tensor, fmt, rows, x, start)
     columns = _Columns(run, fmt, rows, x, exact)
     size = fmt.unit // fmt.block_size * fmt.block_bytes
-    for b, at in enumerate(range(0, rows.shape[1], size)):
+    for i, b in enumerate(sample.columns.tolist()):
         if run.only is not None and (run.only.kind, run.only.number) != ("block", b):
             continue
-        column = np.ascontiguousarray(rows[:, at : at + size])
-        part = np.ascontiguousarray(x[:, b * fmt.unit : (b + 1) * fmt.unit])
+        column = np.ascontiguousarray(rows[:, i * size : (i + 1) * size])
+        part = np.ascontiguousarray(x[:, i * fmt.unit : (i + 1) * fmt.unit])
         tokens = (
             3 if len(part) == 3 and (part[2] != part[0]).any() else 2
         )  # the third differs where the first has zeros
@@ -275,32 +331,32 @@ def _one_chunk(
             y = kernel.product(kernel.upload(fmt, column), part)
         if run.only is not None:
             result.count(ALONE)
-        expected = columns.product(semantics, b, column, own, kernel.order)
+        expected = columns.product(semantics, i, column, own, kernel.order)
         judged = judge_output(
             result, KERNEL, tensor, y, expected, semantics, own, None, numbers, b, values=part, call=call
         )
         if not judged.passed:
-            n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])
+            n, m = (int(at) for at in np.argwhere(judged.bad.T)[0])
             explain.add(
                 WrongCall(
-                    kernel, fmt, semantics, column, part, own, y, kernel.order, f"{KERNEL.name} on one block of K",
+                    fmt, semantics, column, part, own, y, kernel.order, f"{KERNEL.name} on one block of K",
                     tensor.name, f"{label(tensor, start)} block {b}", m, n, first_row=int(numbers[n]) - n, block=b,
-                    call=call,
+                    call=call, kernel=kernel,
                 )
             )  # fmt: skip
         for llama_semantics, theirs, encoded in of_llama:
             if encoded is not None:
-                width = encoded.shape[1] * fmt.unit // tensor.k
-                of_part = np.ascontiguousarray(encoded[:tokens, b * width : (b + 1) * width])
+                width = encoded.shape[1] * fmt.unit // x.shape[1]
+                of_part = np.ascontiguousarray(encoded[:tokens, i * width : (i + 1) * width])
             else:
                 of_part = own if llama_semantics is semantics else llama_semantics.bytes_of(part)
             if of_part is own:
                 llama = replace(expected, ordered=None)
             else:
-                llama = columns.product(llama_semantics, b, column, of_part, None, encoded)
+                llama = columns.product(llama_semantics, i, column, of_part, None, encoded)
             side = llama_side(run.backend, llama_semantics)
             judge_output(
-                result, side, tensor, theirs[b][:tokens], llama, llama_semantics, of_part, None, numbers, b, call=call
+                result, side, tensor, theirs[i][:tokens], llama, llama_semantics, of_part, None, numbers, b, call=call
             )
 
 

@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any
 
 from ..audit import Content, Examination, Readers, Reading, compare_readers, contents, coverage
-from ..audit.readers import TIME_LIMIT, not_compared
+from ..audit.elsewhere import runs_of
+from ..audit.readers import TIME_LIMIT
+from ..audit.readings import not_compared
 from ..gguf import Finding, Tensor, check_consistency
 from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import capped
@@ -84,14 +86,8 @@ def _in_tasks(run: Run, tensors: Sequence[Tensor], on_bytes: Callable[[int], obj
     """The contents of tensors, as `Scanning`: consecutive ones together, a task of each."""
 
     def plan() -> Generator[Step[ContentsTask]]:
-        some, nbytes = list[str](), 0
-        most = sum(t.nbytes for t in tensors) // (_TASKS * run.judges.wanted)
-        for i, tensor in enumerate(tensors, 1):
-            some.append(tensor.name)
-            nbytes += tensor.nbytes
-            if nbytes > most or i == len(tensors):
-                yield Step(task=ContentsTask(tuple(some)))
-                some, nbytes = [], 0
+        for some in runs_of(tensors, _TASKS * run.judges.wanted):
+            yield Step(task=ContentsTask(tuple(t.name for t in some)))
 
     for step, found in run.judges.each(run, plan()):
         assert step.task is not None

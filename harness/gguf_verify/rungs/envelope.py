@@ -242,9 +242,9 @@ class TypeProbes:
             if place is not None and len(self.found.wrong) < _MOST_WRONG:
                 self._explanations.add(
                     WrongCall(
-                        kernel, fmt, self._semantics, rows, taken, encoded[:m], y, kernel.order,
+                        fmt, self._semantics, rows, taken, encoded[:m], y, kernel.order,
                         f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name,
-                        printable(self._tensor.name, 64), *place, call=this,
+                        printable(self._tensor.name, 64), *place, call=this, kernel=kernel,
                     )
                 )  # fmt: skip
         found = self.found

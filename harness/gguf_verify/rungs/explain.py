@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,11 +47,11 @@ _OF_SCORE = (
 
 
 @dataclass(frozen=True)
-class WrongCall:
-    """A call of the kernel with a wrong output, of whatever shape.
+class WrongOutput:
+    """What a call of the kernel gave, of whatever shape, where an output is wrong. It can be pickled.
 
     Args:
-        kernel, fmt, semantics: what multiplied, the weights' format, and the definition that the kernel declares.
+        fmt, semantics: the weights' format, and the definition that the kernel declares.
         rows: weights uint8[N, row bytes].
         taken: the activations that the kernel took: float32[M, K] that it quantized itself, or uint8[M, row bytes].
         encoded: these as the kernel's definition has them, uint8[M, row bytes].
@@ -66,7 +66,6 @@ class WrongCall:
         call: which call it is.
     """
 
-    kernel: Kernel
     fmt: WeightFormat
     semantics: Semantics
     rows: Bytes
@@ -87,6 +86,18 @@ class WrongCall:
     def exact(self, span: slice, threads: int) -> Product:
         """The exact product of these rows, which the output is judged by."""
         return product(self.semantics, self.fmt, self.rows[span], self.encoded, self.order, threads)
+
+
+@dataclass(frozen=True)
+class WrongCall(WrongOutput):
+    """Such an output, with the kernel that gave it."""
+
+    kernel: Kernel = field(kw_only=True)
+
+    @property
+    def output(self) -> WrongOutput:
+        """Without the kernel."""
+        return WrongOutput(**{of.name: getattr(self, of.name) for of in fields(WrongOutput)})
 
 
 def _telling(verdict: str) -> int:
@@ -137,10 +148,12 @@ class Attempts:
         made: of each attempt the diagnosis, None where nothing can be replayed, and whether it is one of the few that a
             rung makes.
         map: of the first wrong output.
+        first: the first wrong call, where it is to be kept.
     """
 
     made: list[tuple[LocatedDiagnosis | None, bool]] = field(default_factory=list)
     map: OutputMap | None = None
+    first: WrongOutput | None = None
 
 
 class Explanations:
@@ -150,19 +163,22 @@ class Explanations:
         result: of the rung.
         threads: for exact products.
         draws: the rung's result also gets the map of the first wrong output.
-        keep: gets each call that is added.
-        left: diagnoses that it tries.
+        keep: gets the wrong calls, in order: all, or the first of each part that is joined.
+        left: diagnoses that it tries; None: MOST_DIAGNOSES.
+        holds: the attempts hold the first call, for the `keep` of whoever joins them.
     """
 
     def __init__(
-        self, result: RungResult, threads: int, draws: bool = False, keep: Callable[[WrongCall], None] | None = None,
-        left: int = MOST_DIAGNOSES,
+        self, result: RungResult, threads: int, draws: bool = False,
+        keep: Callable[[WrongOutput], None] | None = None, left: int | None = None, holds: bool = False,
     ) -> None:  # fmt: skip
-        self._keep = keep
+        self._keep, self._holds = keep, holds
         self._result, self._threads, self._draws = result, threads, draws
-        self._left = left
+        self._left = MOST_DIAGNOSES if left is None else left
         #: For `join`.
         self.attempts = Attempts()
+        #: No call was added, or joined with a part, that is to be kept.
+        self.unkept = keep is not None
 
     @property
     def left(self) -> int:
@@ -178,6 +194,8 @@ class Explanations:
         """Say what a part of the work says, as if its calls had been added here."""
         if self.undrawn:
             self._result.heat_map = part.map
+        if part.first is not None:
+            self._kept(part.first)
         for diagnosis, counted in part.made:
             if counted and (not self._left or self._explained):
                 continue
@@ -188,14 +206,20 @@ class Explanations:
     def add(self, call: WrongCall) -> None:
         """Explain a call, where that says more than what is known. Raises KernelFault."""
         result, found = self._result, None
-        if self._keep is not None:
-            self._keep(call)
+        self._kept(call)
+        if self._holds and self.attempts.first is None:
+            self.attempts.first = call.output
         if self.undrawn:
             found = self._look(call)
             result.heat_map = self.attempts.map = _output_map(call, found.map)
         if self._left and not self._explained:
             self._left -= 1
             self._attempt(self._diagnosis(call, found or self._look(call)))
+
+    def _kept(self, call: WrongOutput) -> None:
+        if self._keep is not None:
+            self.unkept = False
+            self._keep(call)
 
     def say(self, diagnosis: LocatedDiagnosis) -> None:
         """Keep a diagnosis that was made elsewhere, where that says more than what is known."""
@@ -350,4 +374,4 @@ def _output_map(call: WrongCall, grid: Map) -> OutputMap:
     )  # fmt: skip
 
 
-__all__ = ["MOST_DIAGNOSES", "ORDER", "Attempts", "Explanations", "WrongBytes", "WrongCall"]
+__all__ = ["MOST_DIAGNOSES", "ORDER", "Attempts", "Explanations", "WrongBytes", "WrongCall", "WrongOutput"]

@@ -20,12 +20,10 @@ from ..support.errors import Culprit
 from ..support.stages import stage
 from .exact import ExactProducts
 from .run import Matrix, Run
-from .sampling import SampledOutputs
+from .sampling import Rows, SampledOutputs, Span, numbers_of
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-#: Numbers of rows.
-Rows = npt.NDArray[np.intp]
 
 #: The kernel on activations that it quantized itself.
 KERNEL = Side("kernel", True)
@@ -194,18 +192,27 @@ def judge_whole(
     step = max(1, CHUNK_OUTPUTS // len(y))
     sample = SampledOutputs(run, result, matrix, first_row, [semantics], [y], step)
 
-    def judged(spans: list[slice]) -> tuple[int, int] | None:
+    def judged(spans: list[Span]) -> tuple[int, int] | None:
         first = None
         for span in spans:
             expected = exact.product(semantics, matrix.fmt, matrix.rows[span], x, order)
             sample.saw(KERNEL, expected)
             part = np.ascontiguousarray(y[:, span])
             judged = judge_output(
-                result, KERNEL, matrix.tensor, part, expected, semantics, x, None, first_row + span.start, call=call
+                result,
+                KERNEL,
+                matrix.tensor,
+                part,
+                expected,
+                semantics,
+                x,
+                None,
+                first_row + numbers_of(span),
+                call=call,
             )
             if not judged.passed and first is None:
                 n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])
-                first = m, span.start + n
+                first = m, int(numbers_of(span)[n])
         return first
 
     with exact.of(matrix.tensor):

@@ -17,15 +17,17 @@ class Known:
         listed: failures that are listed.
         explanations: diagnoses that may still be tried.
         map: the map of the first wrong output is to be drawn.
+        unkept: the first wrong call is to be kept.
     """
 
     listed: int = 0
     explanations: int = MOST_DIAGNOSES
     map: bool = False
+    unkept: bool = False
 
     @classmethod
     def of(cls, result: RungResult, explanations: Explanations) -> Known:
-        return cls(len(result.failures), explanations.left, explanations.undrawn)
+        return cls(len(result.failures), explanations.left, explanations.undrawn, explanations.unkept)
 
     def part(self) -> PartialResult:
         """A result in which nothing is recorded yet."""
@@ -33,7 +35,7 @@ class Known:
 
     def explanations_in(self, part: PartialResult, run: Run) -> Explanations:
         """Those of the wrong calls of a part."""
-        return Explanations(part, run.options.threads, self.map, run.keep, self.explanations)
+        return Explanations(part, run.options.threads, self.map, left=self.explanations, holds=self.unkept)
 
 
 __all__ = ["Known"]

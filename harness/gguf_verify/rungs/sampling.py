@@ -29,6 +29,10 @@ from .run import Matrix, Run
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
+#: Numbers of rows.
+Rows = npt.NDArray[np.intp]
+#: Rows that are judged together: consecutive ones of a whole matrix, or those of a sample.
+Span = slice | Rows
 
 #: Weights of a matrix that is judged whole.
 SMALL = 1 << 21
@@ -41,6 +45,11 @@ def whole(n: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
+def numbers_of(span: Span) -> Rows:
+    """The numbers of the rows."""
+    return np.arange(span.start, span.stop) if isinstance(span, slice) else span
+
+
 def runs(n: int, count: int, rows: int, seed: tuple[int, ...]) -> list[slice]:
     """`count` runs of consecutive rows of n, at least two and apart: the first rows, the last, and drawn ones."""
     starts = [0, n - rows]
@@ -49,9 +58,14 @@ def runs(n: int, count: int, rows: int, seed: tuple[int, ...]) -> list[slice]:
     return [slice(start, start + rows) for start in sorted(starts)]
 
 
-def is_large(run: Run, n: int, k: int, sampled: int) -> bool:
-    """Whether a matrix of n rows and k columns is sampled, of which so many rows would be."""
-    return not run.options.thorough and n * k > SMALL and n >= 2 * sampled
+def together(of_runs: Iterable[slice]) -> Rows:
+    """The rows of all runs, in order."""
+    return np.concatenate([np.arange(span.start, span.stop) for span in of_runs])
+
+
+def is_large(run: Run, n: int, k: int) -> bool:
+    """Whether of a matrix of n rows and k columns a sample is enough."""
+    return not run.options.thorough and n * k > SMALL
 
 
 class SampledOutputs:
@@ -75,19 +89,24 @@ class SampledOutputs:
         self._combinations: Combinations | None = None
         self._variance: dict[Hashable, Doubles] = {}
         self._smallest = 0.0
-        self.spans, self.rest = whole(n, step), list[slice]()
+        self.spans, self.rest = list[Span](whole(n, step)), list[Span]()
         if not isinstance(fmt, BlockFormat) or not all(bilinear(of, fmt) for of in definitions):
             return
-        if run.only is None and is_large(run, n, matrix.tensor.k, RUNS * ROWS):
+        if run.only is None and is_large(run, n, matrix.tensor.k) and n >= 2 * RUNS * ROWS:
             seed = run.options.seed, first_row, _digest(matrix.tensor.name, outputs)
-            self.spans = runs(n, RUNS, ROWS, seed)
-            ends, starts = [0, *(s.stop for s in self.spans)], [*(s.start for s in self.spans), n]
+            drawn = runs(n, RUNS, ROWS, seed)
+            self.spans = [together(drawn)]
+            ends, starts = [0, *(s.stop for s in drawn)], [*(s.start for s in drawn), n]
             self.rest = [
                 slice(start, min(start + step, b))
                 for a, b in zip(ends, starts, strict=True) for start in range(a, b, step)
             ]  # fmt: skip
             mixed = int(np.random.default_rng(seed).integers(1 << 62))
             self._combinations = Combinations(fmt, matrix.rows, mixed, run.options.threads, run.exact_on[0])
+
+    @property
+    def _n_sampled(self) -> int:
+        return sum(len(numbers_of(span)) for span in self.spans)
 
     def saw(self, side: Hashable, expected: Product) -> None:
         """Take the deviations of rounding errors from the product of sampled rows; a side is one definition and the
@@ -106,7 +125,7 @@ class SampledOutputs:
         """
         if self._combinations is None:
             return False
-        variance = self._variance[side][: len(y)] * (self._n / sum(s.stop - s.start for s in self.spans))
+        variance = self._variance[side][: len(y)] * (self._n / self._n_sampled)
         expected = self._combinations.expected(semantics, x[: len(y)])
         with np.errstate(all="ignore"):
             size = np.sqrt((y.astype(np.float64) ** 2).mean(axis=1))
@@ -123,7 +142,7 @@ class SampledOutputs:
         """
         if self._combinations is None or judged_whole:
             return
-        alone = outputs * sum(s.stop - s.start for s in self.spans) // self._n
+        alone = outputs * self._n_sampled // self._n
         self._result.keep_sampled(Sampled("outputs", outputs, alone, MISSED, self._smallest))
 
 
@@ -134,4 +153,6 @@ def _digest(name: str, outputs: Iterable[Floats]) -> int:
     return int.from_bytes(found.digest()[:8], "little")
 
 
-__all__ = ["ROWS", "RUNS", "SMALL", "SampledOutputs", "is_large", "runs", "whole"]
+__all__ = [
+    "ROWS", "RUNS", "SMALL", "Rows", "SampledOutputs", "Span", "is_large", "numbers_of", "runs", "together", "whole",
+]  # fmt: skip

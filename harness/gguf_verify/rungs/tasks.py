@@ -21,14 +21,16 @@ from ..results import PartialResult
 if TYPE_CHECKING:
     from .run import Run
 
+On = TypeVar("On", contravariant=True)
 Found = TypeVar("Found", covariant=True)
-T = TypeVar("T", bound="Task[Any]")
+T = TypeVar("T", bound="Task[Any, Any]")
 
 
-class Task(Protocol[Found]):
-    """What can be judged by itself. It can be pickled, and so can what it finds."""
+class Task(Protocol[On, Found]):
+    """What can be judged by itself, on what every process that judges it has opened: of a rung's tasks, a `Run`. It can
+    be pickled, and so can what it finds."""
 
-    def judge(self, run: Run) -> Found:
+    def judge(self, on: On, /) -> Found:
         """What is found in a run of the same model, kernel and options. Raises EnvironmentFault."""
         ...
 
@@ -52,7 +54,7 @@ class Judges(Protocol):
         raises, after all that came before it in the plan."""
         ...
 
-    def again(self, run: Run, task: Task[Found]) -> Found:
+    def again(self, run: Run, task: Task[Run, Found]) -> Found:
         """What one more task finds."""
         ...
 
@@ -67,7 +69,7 @@ class Here:
             for step in plan:
                 yield step, None if step.task is None else step.task.judge(run)
 
-    def again(self, run: Run, task: Task[Found]) -> Found:
+    def again(self, run: Run, task: Task[Run, Found]) -> Found:
         return task.judge(run)
 
 

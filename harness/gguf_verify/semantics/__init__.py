@@ -12,9 +12,10 @@ from .definitions.q8_1 import Q8_1_RAW
 from .encoding import Encoding
 from .encodings import ENCODINGS
 from .epilogue import Epilogue
-from .exact import UNIT_ROUNDOFF, Product, exact_result, gamma, product
+from .exact import UNIT_ROUNDOFF, Product, gamma, product
 from .gates import SCORE_LIMIT, Judgement, judge
 from .order import ASCENDING, Order
+from .result import exact_result
 from .screen import screened
 from .term import Term
 from .terms import TERMS

@@ -22,7 +22,7 @@ from ..support.errors import EnvironmentFault
 from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32
 from .definition import Semantics
 from .device import Device
-from .sums import UNIT_ROUNDOFF, Product, concatenated
+from .sums import UNIT_ROUNDOFF, Doubles, Product, concatenated
 from .values import term_values
 
 Bytes = npt.NDArray[np.uint8]
@@ -85,18 +85,31 @@ def compare_blocks(fmt: BlockFormat, rows: Array, w: Bytes) -> None:
 
 def _compare(semantics: Semantics, fmt: BlockFormat, there: Product, here: Product, k: int) -> None:
     """Compare rows of the device's product with the same ones of NumPy's. Raises EnvironmentFault."""
-    nb, what = k // term_values(fmt), f"of {fmt.name} by the definition {semantics.name}"
-    added = k if semantics.term.of_values else 2 * nb if semantics.uses_sum(fmt) or fmt.has_min else nb
-    size = here.bound / IN_FLOAT32.growth(added) * (1 + _FORMULAS)
-    off = 2 * (k + nb + EXTRA_ROUNDINGS) * 2.0**-53 * size
-    if not _near(there.exact, here.exact, off):
-        raise _differs(f"products in float64 {what} (is it set to reduced precision?)")
+    what = _what(semantics, fmt)
+    off = compare_sums(semantics, fmt, there.exact, here, k, k // term_values(fmt))
     if not _near(there.bound, here.bound, 2.0**-40 * here.bound):
         raise _differs(f"bounds {what}")
     if not _near(there.spread, here.spread, UNIT_ROUNDOFF * k**0.5 * off + 2.0**-40 * here.spread):
         raise _differs(f"spreads {what}")
     if here.ordered is not None and (there.ordered is None or not _same(there.ordered, here.ordered)):
         raise _differs(f"sums in a declared order {what}")
+
+
+def compare_sums(
+    semantics: Semantics, fmt: BlockFormat, there: Doubles, here: Product, k: int, nb: int
+) -> Doubles:  # fmt: skip
+    """Compare the device's exact sums [M, n] of K values in nb terms with NumPy's product. Returns how far from each
+    other they may be. Raises EnvironmentFault."""
+    added = k if semantics.term.of_values else 2 * nb if semantics.uses_sum(fmt) or fmt.has_min else nb
+    size = here.bound / IN_FLOAT32.growth(added) * (1 + _FORMULAS)
+    off: Doubles = 2 * (k + nb + EXTRA_ROUNDINGS) * 2.0**-53 * size
+    if not _near(there, here.exact, off):
+        raise _differs(f"products in float64 {_what(semantics, fmt)} (is it set to reduced precision?)")
+    return off
+
+
+def _what(semantics: Semantics, fmt: BlockFormat) -> str:
+    return f"of {fmt.name} by the definition {semantics.name}"
 
 
 def _same(there: npt.NDArray[np.generic], here: npt.NDArray[np.generic]) -> bool:
@@ -121,4 +134,4 @@ def _differs(what: str) -> EnvironmentFault:
     return EnvironmentFault(f"the GPU computes other numbers than NumPy: {what}")
 
 
-__all__ = ["computed_on"]
+__all__ = ["compare_blocks", "compare_sums", "computed_on", "flushes"]

@@ -79,7 +79,8 @@ class Combinations:
         self, fmt: BlockFormat, w: Bytes, seed: int, threads: int = 1, device: Device | None = None
     ) -> None:  # fmt: skip
         self._fmt, self._w, self._threads, self._device = fmt, w, threads, device
-        self.signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), (COUNT, len(w)))
+        drawn = np.random.default_rng(seed).integers(0, 256, (COUNT, -(-len(w) // 8)), np.uint8)
+        self.signs = 1.0 - 2.0 * np.unpackbits(drawn, axis=1, count=len(w))
         #: The rows of each group, in order.
         self.groups = [slice(int(a), int(b)) for a, b in _pairs(np.linspace(0, len(w), -(-len(w) // GROUP) + 1))]
         #: How weights are decoded → V[groups·COUNT, K] and v[groups·COUNT, terms of a row].

@@ -26,13 +26,13 @@ arithmetic add up halves: no bound of float32 holds there, and llama.cpp's outpu
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats import ELEMENTS, SLICE
+from ..support.threads import each
 from .definitions import llama_cpu_semantics
 from .order import Order
 from .rounding import multiply_adds
@@ -110,11 +110,7 @@ def exact_elements(kind: str, w: Bytes, x: Floats, threads: int = 1) -> Doubles:
 def _shared_out(one: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[T]:
     """`one` of so many rows at a time, in order."""
     step = max(1, min(step, -(-len(w) // threads)))
-    parts = [w[start : start + step] for start in range(0, len(w), step)]
-    if threads > 1 and len(parts) > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(one, parts))
-    return [one(part) for part in parts]
+    return each(one, [w[start : start + step] for start in range(0, len(w), step)], threads)
 
 
 def _by_slice(values: Doubles) -> Doubles:

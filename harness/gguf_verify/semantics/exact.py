@@ -27,8 +27,6 @@ at least a[b]²/32 a block, where a[b] is the block's term of the bound.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +35,13 @@ from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..support.arrays import get
 from ..support.errors import KernelFault
 from ..support.stages import counted
+from ..support.threads import each
 from .accumulation import Accumulation
 from .agreement import computed_on
 from .definition import Oracle, Semantics
 from .device import Device
-from .elements import element_product, exact_elements
-from .narrow import stored, stored_value
+from .elements import element_product
+from .narrow import stored
 from .order import Order
 from .sums import UNIT_ROUNDOFF, Doubles, Floats, Product, concatenated, gamma, partial_sums, spread_of, walk
 from .terms_of_blocks import Terms
@@ -55,18 +54,19 @@ from .values import (
     of_values,
     term_values,
     value_tile,
-    weights_of,
 )
 
 __all__ = [
-    "UNIT_ROUNDOFF", "Product", "each_block", "exact_result", "exact_weights", "gamma", "product", "slack_of_sums",
-    "term_values",
+    "UNIT_ROUNDOFF", "Product", "each_block", "exact_weights", "gamma", "own_weights", "product", "slack_of_sums",
+    "term_values", "unstored",
 ]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
 
 #: Elements of one (nb, M, n) working array (measured: smaller ones cost calls, larger ones leave the cache).
 _TILE = 1 << 17
+#: Elements below which another thread costs more than it saves.
+_WORTH_A_THREAD = _TILE >> 2
 #: Values of a term where an author's oracle gives the product; values of its weights that are held at a time.
 _OWN_TERM, _OWN_VALUES = 32, 1 << 24
 
@@ -101,9 +101,9 @@ def product(
         return product(semantics, fmt, w, x, order, threads).placed(device.put)
     if isinstance(fmt, ElementFormat):
         return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), order, threads)
-    made = _unstored(semantics, fmt, w, x, order, threads, device)
+    made = unstored(semantics, fmt, w, x, order, threads, device)
     if semantics.epilogue is not None:
-        of_gate = lambda other: _unstored(semantics, fmt, other, x, None, threads)  # noqa: E731
+        of_gate = lambda other: unstored(semantics, fmt, other, x, None, threads)  # noqa: E731
         made = semantics.epilogue.applied(made, fmt, w, x, of_gate)
     return stored(made, semantics.output)
 
@@ -113,7 +113,7 @@ def _placeable(semantics: Semantics) -> bool:
     return semantics.oracle is None and semantics.plain and (semantics.inside or semantics).plain
 
 
-def _unstored(
+def unstored(
     semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int,
     device: Device | None = None,
 ) -> Product:  # fmt: skip
@@ -122,7 +122,7 @@ def _unstored(
         raise ValueError(f"no definition states the order {order} of sums in {semantics.accumulation}")
     if semantics.inside is not None:
         values = semantics.values_of(x)
-        of_blocks = _unstored(semantics.inside, fmt, w, semantics.inside.bytes_of(values), order, threads, device)
+        of_blocks = unstored(semantics.inside, fmt, w, semantics.inside.bytes_of(values), order, threads, device)
         return of_blocks.loosened(slack_of_sums(semantics.inside, fmt, w, values))
     if semantics.oracle is not None:
         return _own_product(semantics, fmt, w, x, threads)
@@ -137,19 +137,14 @@ def _unstored(
             device, semantics, fmt, w, 8 * m * nb, lambda rows: tile(semantics, fmt, rows, there, order),
             lambda rows: tile(semantics, fmt, rows, prepared, order),
         )  # fmt: skip
-    step = max(1, min(_TILE // max(1, m * nb), -(-n // threads)))
+    step = _rows_of_tile(m * nb, n, threads)
     spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
     def one(span: slice) -> Product:
         with np.errstate(all="ignore"):
             return tile(semantics, fmt, w[span], prepared, order)
 
-    if threads > 1 and len(spans) > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            parts = list(pool.map(one, spans))
-    else:
-        parts = [one(span) for span in spans]
-    return concatenated(parts)
+    return concatenated(each(one, spans, threads))
 
 
 def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
@@ -175,7 +170,7 @@ def each_block(
     units = w.shape[1] // fmt.block_bytes
     prepared = Activations.of(semantics, x, term_values(fmt), units * in_block)
     of_parts = prepared.apart(units)
-    step = max(1, min(_TILE // max(1, m * units * in_block), -(-n // threads)))
+    step = _rows_of_tile(m * units * in_block, n, threads)
 
     def tile(rows: Bytes, x: Activations, of_parts: Activations) -> Product:
         return _sum_of(Terms.of(semantics, fmt, rows, x).apart(units), semantics, fmt, of_parts, order)
@@ -191,9 +186,14 @@ def each_block(
             lambda rows: tile(rows, prepared, of_parts), units,
         ).placed(get)  # fmt: skip
     else:
-        with ThreadPoolExecutor(threads) as pool:
-            made = concatenated(list(pool.map(one, range(0, n, step))))
+        made = concatenated(each(one, range(0, n, step), threads))
     return [made.rows(np.arange(u * m, (u + 1) * m)) for u in range(units)]
+
+
+def _rows_of_tile(terms: int, n: int, threads: int) -> int:
+    """How many of n rows, of so many terms each, a thread computes at a time."""
+    whole, least = (max(1, elements // max(1, terms)) for elements in (_TILE, _WORTH_A_THREAD))
+    return max(least, min(whole, -(-n // threads)))
 
 
 def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, order: Order | None) -> Product:
@@ -272,14 +272,18 @@ def _own_product(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, thr
     a = _padded(given)
     step = max(1, _TILE // max(1, len(a) * a.shape[1] // _OWN_TERM))
     parts: list[Product] = []
-    for values in map(_padded, _own_weights(oracle, fmt, w, given.shape[1])):
+
+    def of_tile(tile: Doubles) -> Product:
+        with np.errstate(all="ignore"):
+            return of_values(a, tile, _OWN_TERM, semantics.accumulation)
+
+    for values in map(_padded, own_weights(oracle, fmt, w, given.shape[1])):
         tiles = [values[start : start + step] for start in range(0, len(values), step)]
-        with np.errstate(all="ignore"), ThreadPoolExecutor(threads) as pool:
-            parts += pool.map(lambda tile: of_values(a, tile, _OWN_TERM, semantics.accumulation), tiles)
+        parts += each(of_tile, tiles, threads)
     return concatenated(parts)
 
 
-def _own_weights(oracle: Oracle, fmt: BlockFormat, w: Bytes, columns: int) -> Iterator[Doubles]:
+def own_weights(oracle: Oracle, fmt: BlockFormat, w: Bytes, columns: int) -> Iterator[Doubles]:
     """The oracle's weights, some rows at a time: float64[n, L], with the L of the activations. Raises KernelFault."""
     rows = max(1, _OWN_VALUES // columns)
     for start in range(0, len(w), rows):
@@ -294,57 +298,3 @@ def _own_weights(oracle: Oracle, fmt: BlockFormat, w: Bytes, columns: int) -> It
 def _padded(values: Doubles) -> Doubles:
     """Filled up with columns of zeros to whole terms."""
     return np.pad(values, ((0, 0), (0, -values.shape[1] % _OWN_TERM)))
-
-
-def exact_result(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, threads: int = 1) -> Doubles:
-    """The exact result of `product` alone, float64[M, N], as an output of the definition holds it: by two matrix
-    products where that is possible, for passes that judge nothing."""
-    if isinstance(fmt, ElementFormat):
-        return exact_elements(fmt.name, w, np.ascontiguousarray(x).view(np.float32), threads)
-    if semantics.epilogue is not None:
-        plain = product(replace(semantics, output="float32"), fmt, w, x, threads=threads)
-        return stored_value(plain.exact, semantics.output)
-    return stored_value(_exact(semantics, fmt, w, x, threads), semantics.output)
-
-
-def _exact(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int) -> Doubles:
-    if semantics.inside is not None:
-        return _exact(semantics.inside, fmt, w, semantics.inside.bytes_of(semantics.values_of(x)), threads)
-    if semantics.oracle is not None:
-        own = semantics.oracle.activations(x)
-        return np.concatenate([own @ v.T for v in _own_weights(semantics.oracle, fmt, w, own.shape[1])], axis=1)
-    term, encoding = semantics.term, semantics.encoding
-    uses_sum = semantics.uses_sum(fmt)
-    if term.half_products(fmt) or term.half_scales(fmt) or (uses_sum and fmt.group < fmt.block_size):
-        return _unstored(semantics, fmt, w, x, None, threads).exact  # no matrix product rounds inside blocks
-    n, k = w.shape[0], w.shape[1] // fmt.block_bytes * fmt.block_size
-    step = max(1, _TILE * 8 // k)
-    spans = [slice(start, start + step) for start in range(0, n, step)]
-    s: Doubles | None = None
-    if not encoding.quantizes:
-        a = semantics.values_of(x).astype(np.float64)
-    else:
-        assert encoding.format is not None
-        d = encoding.scales(x).astype(np.float64)
-        q = encoding.format.codes(x.reshape(len(x), -1, encoding.format.block_bytes)).reshape(*d.shape, -1)
-        a = (q * d[..., None]).reshape(len(x), -1)[:, :k]
-        if uses_sum:
-            stored_sums = encoding.sums(x)
-            assert stored_sums is not None
-            s = stored_sums.astype(np.float64)[:, : k // encoding.values_per_sum]
-
-    def one(span: slice) -> Doubles:
-        blocks = w[span].reshape(len(w[span]), -1, fmt.block_bytes)
-        with np.errstate(all="ignore"):
-            if term.of_values and not term.minima_apart:
-                return np.asarray(a @ weights_of(term, fmt, w[span])[0].T)
-            if s is None:
-                return np.asarray(a @ exact_weights(fmt, blocks).reshape(len(blocks), k).T)
-            values = fmt.codes(blocks) * fmt.scale(blocks).astype(np.float64)[..., None]
-            minimum = fmt.minimum(blocks).astype(np.float64)
-            return np.asarray(a @ values.reshape(len(blocks), k).T + s @ minimum.T)
-
-    if threads > 1 and len(spans) > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            return np.concatenate(list(pool.map(one, spans)), axis=1)
-    return np.concatenate([one(span) for span in spans], axis=1)

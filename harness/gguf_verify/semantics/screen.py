@@ -25,7 +25,6 @@ are not bilinear, or have other spreads: their products are computed whole. So a
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from typing import TypeVar
@@ -36,6 +35,7 @@ import numpy.typing as npt
 from ..formats import BlockFormat, WeightFormat
 from ..support.arrays import contiguous
 from ..support.stages import counted
+from ..support.threads import each
 from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32
 from .agreement import computed_on
 from .definition import Semantics
@@ -168,6 +168,12 @@ class _OfBlocks:
         d, least = (of[:, 0].T for of in scales_of(self._semantics, self._fmt, blocks))
         return q * d[..., None], d, least
 
+    def exact(self, w: Bytes) -> Doubles:
+        """The exact products alone of weights uint8[n, row bytes], float64[M, n]."""
+        weights, least = self.weights(w)
+        first: Doubles = self.a @ weights.T
+        return first if least is None else first + self.s @ least.T
+
     def product(self, w: Bytes) -> Product:
         """Of weights uint8[n, row bytes]."""
         fmt, nb, traits = self._fmt, self.nb, self._semantics.term
@@ -215,6 +221,11 @@ class _OfValues:
     def weights(self, w: Bytes) -> tuple[Doubles, Doubles | None]:
         """What rows uint8[n, row bytes] multiply `a` by, float64[n, K]."""
         return weights_of(self._semantics.term, self._fmt, w)[0], None
+
+    def exact(self, w: Bytes) -> Doubles:
+        """The exact products alone of weights uint8[n, row bytes], float64[M, n]."""
+        made: Doubles = self.a @ self.weights(w)[0].T
+        return made
 
     def product(self, w: Bytes) -> Product:
         """Of weights uint8[n, row bytes]."""
@@ -276,8 +287,7 @@ def _parts(of: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[
         with np.errstate(all="ignore"):
             return of(w[start : start + step])
 
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(one, range(0, len(w), step)))
+    return each(one, range(0, len(w), step), threads)
 
 
 __all__ = ["FEW", "SMALL", "Screen", "bilinear", "screen_of", "screened"]

@@ -272,7 +272,10 @@ def test_a_result_that_is_known_is_delivered(number: int) -> None:
 def test_a_run_that_is_over_is_whole_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal comes while what the run opened is closed."""
 
-    def closing(_run: Run) -> None:
+    close = Run.close
+
+    def closing(run: Run) -> None:
+        close(run)
         raise Interrupted("SIGHUP")
 
     monkeypatch.setattr(Run, "close", closing)

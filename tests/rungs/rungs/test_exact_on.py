@@ -90,8 +90,8 @@ def test_the_host_decides() -> None:
 
 def test_samples_and_combinations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large matrices are sampled, and their combinations are computed on the device too."""
-    for module in (sampling, blocks):
-        monkeypatch.setattr(module, "SMALL", 1 << 12)
+    monkeypatch.setattr(sampling, "SMALL", 1 << 12)
+    monkeypatch.setattr(blocks, "_SAMPLE", 1 << 12)
     monkeypatch.setattr(sampling, "ROWS", 4)
     by_numpy = run("tiny-Q4_0.gguf")
     device = request.getfixturevalue("device")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_verify.gguf import open_model
 from gguf_verify.hosts import CpuHost
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options, Report
@@ -37,8 +38,8 @@ def gemm(w, x, shape):
 @pytest.fixture(autouse=True)
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixture's matrices are large."""
-    for module in (sampling, blocks):
-        monkeypatch.setattr(module, "SMALL", 1 << 12)
+    monkeypatch.setattr(sampling, "SMALL", 1 << 12)
+    monkeypatch.setattr(blocks, "_SAMPLE", 1 << 12)
     monkeypatch.setattr(sampling, "ROWS", 8)
 
 
@@ -84,6 +85,27 @@ def test_one_wrong_code_anywhere_is_found(rung: str, seed: int, tmp_path: Path) 
     assert report.exit_code == 1
     assert {f.row for f in report.rungs[0].failures} == {row}
     assert report.rungs[0].sampled is None  # all was judged in the end
+
+
+def test_columns_of_blocks_are_sampled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong in a column that is drawn is found, named by its number in the row, and repeated alone."""
+    monkeypatch.setattr(blocks, "_COLUMNS", 3)
+    right = verified("q8_1", "blocks").rungs[0]
+    assert right.verdict == "passed"
+    assert right.sampled is not None
+    assert right.sampled.of == 8 * 768
+    assert right.sampled.alone == right.checked["blocks"] == 3 * 40  # columns and rows of 2^12 weights
+    file = tmp_path / "last.py"
+    with open_model(MODEL) as model:
+        tensor = next(t for name, t in model.tensors.items() if TENSOR in name)
+        last = bytes(tensor.raw[tensor.row_bytes - 18 : tensor.row_bytes])  # the last block of the first row
+    file.write_text(WRONG.format(row=0, byte=2, mask=1).replace("shape.k > 32", f"bytes(w[0]) == {last!r}"))
+    wrong = verified(f"{file}:gemm", "blocks", sandbox="off").rungs[0]
+    assert {(f.row, f.block) for f in wrong.failures} == {(0, 7)}
+    (call,) = {f.call for f in wrong.failures}
+    assert call is not None
+    again = verified(f"{file}:gemm", "blocks", sandbox="off", only_call=call.id).rungs[0]
+    assert {(f.row, f.block) for f in again.failures} == {(0, 7)}
 
 
 def test_runs_of_rows() -> None:

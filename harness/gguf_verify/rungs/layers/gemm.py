@@ -28,7 +28,7 @@ from ..generated_inputs import every_size
 from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
 from ..ranges import representable
 from ..run import Matrix, Run
-from ..sampling import SampledOutputs
+from ..sampling import SampledOutputs, Span, numbers_of
 from .activations import llama_activations, llama_bytes
 from .outputs import Activations, KernelCalls, Outputs, check_quantizer, run_kernel
 from .shapes import OTHER_M as OTHER_TOKENS
@@ -251,9 +251,7 @@ class GemmJudge:
         sample.record(made.own.size + made.shared.size + sum(y.size for y in made.others.values()), everything)
         self.gap = gaps.nmse
 
-    def _judge_rows(
-        self, made: Outputs, span: slice, exact: ExactProducts, gaps: _Gaps, sample: SampledOutputs
-    ) -> None:
+    def _judge_rows(self, made: Outputs, span: Span, exact: ExactProducts, gaps: _Gaps, sample: SampledOutputs) -> None:
         rows = self.matrix.rows[span]
         own = exact.product(self.semantics, self.matrix.fmt, rows, self.own.encoded, made.kernel.order)
         if self._alike:
@@ -267,7 +265,7 @@ class GemmJudge:
             self._judge_llama(span, theirs)
         self._judge_kernel(KERNEL, made.own, span, own, self.own.encoded, self.gemm.x)
         self._judge_kernel(SHARED, made.shared, span, shared, self.shared_bytes)
-        self._judge_other_m(made, span, sample)
+        self._judge_other_m(made, span, own, sample)
         if self.run.backend.compared:
             self._compare_directly(made.shared, span, shared, theirs)
         gaps.add(own, theirs)
@@ -286,8 +284,12 @@ class GemmJudge:
         sides += [(OTHER_M, y, self.semantics, made.other.encoded) for y in made.others.values()]
         return any(sample.suspicious(side, y, semantics, x) for side, y, semantics, x in sides)
 
-    def _judge_other_m(self, made: Outputs, span: slice, sample: SampledOutputs) -> None:
+    def _judge_other_m(self, made: Outputs, span: Span, own: Product, sample: SampledOutputs) -> None:
         expected: dict[Order | None, Product] = {}
+        first = self.own.encoded[: len(made.other.encoded)]
+        if np.array_equal(first, made.other.encoded):  # no other tokens were added
+            expected[made.kernel.order] = own.rows(np.arange(len(first)))
+            sample.saw(OTHER_M, expected[made.kernel.order])
         for m, y in made.others.items():
             order = self.calls.at(m)[0].order
             if order not in expected:
@@ -302,16 +304,16 @@ class GemmJudge:
         run = self.run
         return screened(semantics, self.matrix.fmt, rows, x, order, run.options.threads, run.device_for(rows, x))
 
-    def _judge_llama(self, span: slice, expected: Product) -> None:
+    def _judge_llama(self, span: Span, expected: Product) -> None:
         part = np.ascontiguousarray(self.gemm.y[:, span])
         judgement = judge_output(
             self.result, self.llama_side, self.matrix.tensor, part, expected, self.llama, self.llama_bytes, None,
-            self.gemm.first_row + span.start, call=self.call("reference"),
+            self.gemm.first_row + numbers_of(span), call=self.call("reference"),
         )  # fmt: skip
         self._keep_worst(self.llama_side, judgement.utilisation)
 
     def _judge_kernel(
-        self, side: Side, y: Floats, span: slice, expected: Product, encoded: Bytes, values: Floats | None = None,
+        self, side: Side, y: Floats, span: Span, expected: Product, encoded: Bytes, values: Floats | None = None,
         detail: str = "",
     ) -> None:  # fmt: skip
         """Judge one output of the kernel.
@@ -326,11 +328,12 @@ class GemmJudge:
         call = self.call(_KINDS[side.name], m=len(y))
         judgement = judge_output(
             self.result, side, self.matrix.tensor, part, expected, self.semantics, encoded,
-            self._localiser(span, taken, order, blames), self.gemm.first_row + span.start, None, detail, values, call,
+            self._localiser(span, taken, order, blames), self.gemm.first_row + numbers_of(span), None, detail, values,
+            call,
         )  # fmt: skip
         if not judgement.passed and side not in self.wrong:
             n, m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
-            kernel, at = self.calls.at(len(y))[0], (m, span.start + n)
+            kernel, at = self.calls.at(len(y))[0], (m, int(numbers_of(span)[n]))
             self._keep_wrong(side, kernel, self.matrix.rows, taken, encoded, y, order, detail, at, call, tuple(blames))
         self._keep_worst(side, judgement.utilisation)
 
@@ -340,19 +343,20 @@ class GemmJudge:
     ) -> None:  # fmt: skip
         tensor = self.matrix.tensor
         self.wrong[side] = WrongCall(
-            kernel, self.matrix.fmt, self.semantics, rows, taken, encoded, y, order, f"{side.name}{detail}",
+            self.matrix.fmt, self.semantics, rows, taken, encoded, y, order, f"{side.name}{detail}",
             tensor.name, label(tensor, self.gemm.first_row), *at, blames, call=call,
+            kernel=kernel,
         )  # fmt: skip
 
     def _localiser(
-        self, span: slice, taken: npt.NDArray[np.float32] | npt.NDArray[np.uint8], order: Order | None,
+        self, span: Span, taken: npt.NDArray[np.float32] | npt.NDArray[np.uint8], order: Order | None,
         blames: list[Blame],
     ) -> Callable[[int, int], Blame | None]:  # fmt: skip
         """(m, n) of an output → what along K is to blame for it; added to `blames` too."""
 
         def block_of(m: int, n: int) -> Blame | None:
             kernel, weights = self.calls.at(len(taken))
-            found = blame(kernel, weights, self.matrix.rows, span.start + n, taken, m, order)
+            found = blame(kernel, weights, self.matrix.rows, int(numbers_of(span)[n]), taken, m, order)
             if found is not None:
                 blames.append(found)
             return found
@@ -362,7 +366,7 @@ class GemmJudge:
     def _keep_worst(self, side: Side, utilisation: float) -> None:
         self.utilisation[side] = max(self.utilisation.get(side, 0.0), utilisation)
 
-    def _compare_directly(self, y: Floats, span: slice, shared: Product, theirs: Product) -> None:
+    def _compare_directly(self, y: Floats, span: Span, shared: Product, theirs: Product) -> None:
         """Compare kernel and llama.cpp on the same activation bytes, without an exact product between them.
 
         Beside rounding they may differ in s, which a kernel of `q8_1` reads as a half and llama.cpp's Q4_0 and Q5_0 do
@@ -390,12 +394,13 @@ class GemmJudge:
             if not wrong.any():
                 continue
             m, n = (int(i) for i in np.argwhere(wrong)[0])
-            tensor, row = self.matrix.tensor, self.gemm.first_row + span.start + n
+            tensor, at = self.matrix.tensor, int(numbers_of(span)[n])
+            row = self.gemm.first_row + at
             self.result.fail(
                 Failure(
                     f"{where(tensor, row, m)}: on the same activation bytes the kernel and llama.cpp differ by more "
-                    "than both bounds", tensor.name, row, token=m, got=float(y[m, span.start + n]),
-                    expected=float(self.gemm.y[m, span.start + n]), bound=float(allowed[m, n]),
+                    "than both bounds", tensor.name, row, token=m, got=float(y[m, at]),
+                    expected=float(self.gemm.y[m, at]), bound=float(allowed[m, n]),
                     matrix=matrix_of(tensor, row), culprit=culprit, call=self.call("shared"),
                 ), int(wrong.sum())
             )  # fmt: skip

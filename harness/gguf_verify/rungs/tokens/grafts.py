@@ -122,8 +122,8 @@ class Grafts:
                 if wrong is not None:
                     self._explanations.add(
                         WrongCall(
-                            kernel, matrix.fmt, semantics, matrix.rows, taken, x, y, kernel.order, who, gemm.tensor,
-                            name, *wrong, call=call,
+                            matrix.fmt, semantics, matrix.rows, taken, x, y, kernel.order, who, gemm.tensor,
+                            name, *wrong, call=call, kernel=kernel,
                         )
                     )  # fmt: skip
             except KernelFault as error:
@@ -145,7 +145,8 @@ class Grafts:
             if matrix is None or gemm.tensor in self.faulty:
                 return None
             x, semantics = self._activations(gemm, matrix.fmt, shared), self.run.semantics(matrix.fmt)
-            exact = exact_result(semantics, matrix.fmt, matrix.rows, x, self.run.options.threads)
+            device = self.run.device_for(matrix.rows, x)
+            exact = exact_result(semantics, matrix.fmt, matrix.rows, x, self.run.options.threads, device)
             return exact.astype(np.float32)
 
         return replace

@@ -1,0 +1,54 @@
+"""Compilations that are under way beside other work, for hosts whose compiler runs in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ..support.command_line import cores
+from .base import Source
+
+#: Compilations at a time, at most.
+_MOST = 8
+
+
+class Ahead:
+    """Compiles sources in threads.
+
+    Args:
+        compiled: makes the code of a source; it leaves Python's lock meanwhile.
+    """
+
+    def __init__(self, compiled: Callable[[Source], bytes]) -> None:
+        self._compiled = compiled
+        self._pool: ThreadPoolExecutor | None = None
+        self._under_way: dict[tuple[str, ...], Future[bytes]] = {}
+        self._closed, self._lock = False, threading.Lock()
+
+    def begin(self, sources: Iterable[Source]) -> None:
+        """Begin with each that was not begun, in this order."""
+        for source in sources:
+            with self._lock:
+                if self._closed:
+                    return
+                self._pool = self._pool or ThreadPoolExecutor(max(1, min(_MOST, cores() - 1)))
+                if source.key not in self._under_way:
+                    self._under_way[source.key] = self._pool.submit(self._compiled, source)
+
+    def taken(self, source: Source) -> bytes | None:
+        """The code, when it is there, or None where it was not begun, or left at its turn for this caller. Raises what
+        the compiler raised."""
+        future = self._under_way.get(source.key)
+        return None if future is None or future.cancel() else future.result()
+
+    def close(self) -> None:
+        """Begin no further one, whoever still asks for it."""
+        with self._lock:
+            self._closed = True
+            if self._pool is not None:
+                self._pool.shutdown(wait=False, cancel_futures=True)
+            self._under_way.clear()
+
+
+__all__ = ["Ahead"]

@@ -1,0 +1,116 @@
+"""Kernels that are compiled ahead of their use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.ahead import Ahead
+from gguf_verify.hosts.base import Source
+from gguf_verify.kernels import KERNELS, on_host
+from gguf_verify.kernels.launches import Foresight
+from gguf_verify.results import Options
+from gguf_verify.rungs import compiling
+from gguf_verify.rungs.opening import open_run
+from gguf_verify.support.errors import EnvironmentFault
+from tests.support.tools import FIXTURES
+
+
+def source(file: str, entry: str = "gemm") -> Source:
+    return Source(Path("kernels"), file, entry, {"A": "1"}, "90")
+
+
+def test_code_is_made_once_and_its_errors_are_raised_where_it_is_taken() -> None:
+    made: list[str] = []
+
+    def compiled(of: Source) -> bytes:
+        made.append(of.file)
+        if of.file == "wrong.cu":
+            raise EnvironmentFault("it does not compile")
+        return of.file.encode()
+
+    ahead = Ahead(compiled)
+    ahead.begin([source("a.cu"), source("a.cu", "other"), source("wrong.cu")])
+    for future in ahead._under_way.values():
+        future.exception(60)
+    assert ahead.taken(source("a.cu", "third")) == b"a.cu"
+    assert ahead.taken(source("b.cu")) is None
+    with pytest.raises(EnvironmentFault, match="does not compile"):
+        ahead.taken(source("wrong.cu"))
+    assert sorted(made) == ["a.cu", "wrong.cu"]
+    ahead.close()
+
+
+def test_what_has_to_wait_is_left_to_who_needs_it() -> None:
+    gate, begun = threading.Event(), threading.Event()
+
+    def compiled(of: Source) -> bytes:
+        begun.set()
+        assert gate.wait(60)
+        return b""
+
+    ahead = Ahead(compiled)
+    files = [source(f"{i}.cu") for i in range(20)]  # more than are compiled at a time
+    ahead.begin(files)
+    assert begun.wait(60)
+    assert ahead.taken(files[-1]) is None
+    ahead.close()
+    ahead.begin([source("late.cu")])
+    assert ahead.taken(source("late.cu")) is None
+    gate.set()
+
+
+def test_what_a_run_will_load_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each source that the family's kernels load for the shapes of the model, by a card's choice of kernels;
+    a kernel that cannot be asked is left to who uses it."""
+    asked: list[Source] = []
+    told = threading.Event()
+
+    def compile_ahead(sources: Iterable[Source]) -> None:
+        asked.extend(sources)
+        told.set()
+
+    with open_run(FIXTURES / "tiny-Q4_0.gguf", "q8_1", CpuHost(1), Options(probes="brief", progress=False)) as run:
+        host: Any = run.kernel.host
+        compiling.compile_ahead(run)
+        assert not asked  # the CPU host compiles what it is asked for
+        monkeypatch.setattr(host, "compiles_ahead", True)
+        monkeypatch.setattr(host, "sm", "90")
+        monkeypatch.setattr(host, "compile_ahead", compile_ahead)
+        compiling.compile_ahead(run)
+        assert told.wait(60)
+        files = {of.file for of in asked}
+        assert {"pack/weights.cu", "quantize/q8_1.cu", "gemm/q8_1/08_gemv.cu", "gemm/q8_1/07_wgmma.cu"} <= files
+        kernel = run.kernel.of(FORMATS["Q4_0"], 1, 256, 256)
+        assert {of.key for of in kernel.sources(FORMATS["Q4_0"], 1, 256, 256)} <= {of.key for of in asked}
+        asked.clear()
+        told.clear()
+        monkeypatch.setattr(Foresight, "load", lambda *_: 1 / 0)
+        compiling.compile_ahead(run)
+        assert told.wait(60)
+        assert not asked
+
+
+@pytest.mark.parametrize("name", ["q8_1_naive", "q8_1_gemv", "f32_tiled"])
+def test_what_products_load_is_foreseen(name: str) -> None:
+    class Loading(CpuHost):
+        def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
+            loaded.add(Source(root, file, entry, defines, target).key)
+            return super().load(root, file, entry, defines, target)
+
+    loaded: set[tuple[str, ...]] = set()
+    fmt, m, n, k = FORMATS["Q4_0"], 3, 4, 64
+    kernel = on_host(KERNELS[name], Loading(1)).of(fmt, m, n, k)
+    foreseen = {of.key for of in kernel.sources(fmt, m, n, k)}
+    weights = kernel.upload(fmt, np.zeros((n, k // 32 * 18), np.uint8))
+    x = np.ones((m, k), np.float32)
+    kernel.product(weights, x)
+    kernel.gemm(weights, kernel.quantize(x))
+    assert loaded == foreseen

@@ -1,0 +1,53 @@
+"""Work that is shared out among threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gguf_verify.support.threads import each
+
+
+def test_results_are_in_order_and_by_other_threads() -> None:
+    here, gate = threading.get_ident(), threading.Barrier(3, timeout=60)
+
+    def of(item: int) -> tuple[int, int]:
+        gate.wait()  # three at a time, or this breaks
+        return item, threading.get_ident()
+
+    made = each(of, range(6), 3)
+    assert [item for item, _ in made] == list(range(6))
+    assert here not in {by for _, by in made}
+    assert len({by for _, by in made}) == 3
+
+
+def test_one_item_or_one_thread_is_the_callers_own() -> None:
+    here = threading.get_ident()
+    assert each(lambda _: threading.get_ident(), [1], 4) == [here]
+    assert each(lambda _: threading.get_ident(), [1, 2], 1) == [here, here]
+    assert each(lambda item: item, [], 4) == []
+
+
+def test_a_thread_that_shares_out_work_waits_for_no_other() -> None:
+    """Else all would wait, when each of them does."""
+    made = each(lambda a: each(lambda b: (a, b, threading.get_ident()), range(2), 2), range(4), 2)
+    assert [[(a, b) for a, b, _ in part] for part in made] == [[(a, 0), (a, 1)] for a in range(4)]
+    assert all(len({by for _, _, by in part}) == 1 for part in made)
+
+
+def test_an_error_is_raised_when_no_other_is_at_work() -> None:
+    begun, go, ended = threading.Event(), threading.Event(), []
+
+    def of(item: int) -> None:
+        if item == 0:
+            assert begun.wait(60)
+            go.set()
+            raise ValueError("the first")
+        begun.set()
+        assert go.wait(60)
+        ended.append(item)
+
+    with pytest.raises(ValueError, match="the first"):
+        each(of, [0, 1], 2)
+    assert ended == [1]
