@@ -1,8 +1,8 @@
 """Write the pages that are made from the code: command line, findings, known faults, messages, formats, museum;
-that of engines; and the registry of docs/certificates.
+that of engines; the tables of verifications in that of benchmarks; and the registry of docs/certificates.
 
 python docs/generate.py            # writes command-line.md, findings.md, faults.md, messages.md, formats.md, museum.md,
-                                   # verified.md, verified.json and engines.md
+                                   # verified.md, verified.json, engines.md and tables of benchmarks.md
 python docs/generate.py --check    # exit code 1 where a page is not what the code gives now
 """
 
@@ -26,6 +26,8 @@ from gguf_verify.formats.diagram import bit_diagram  # noqa: E402
 from gguf_verify.gguf.rules import RULES, Rule  # noqa: E402
 from gguf_verify.kernels.ladder import KERNELS  # noqa: E402
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS  # noqa: E402
+from gguf_verify.measure import markdown  # noqa: E402
+from gguf_verify.measure.bench import growth, records  # noqa: E402
 from gguf_verify.measure.engines import page as engines_page  # noqa: E402
 from gguf_verify.measure.engines.catalogue import read as engines_catalogue  # noqa: E402
 from gguf_verify.semantics import SEMANTICS  # noqa: E402
@@ -358,11 +360,22 @@ def engines() -> str:
     return engines_page.render(engines_page.load(), engines_catalogue())
 
 
+# ---- benchmarks ------------------------------------------------------------------------------------------------------
+
+
+def benchmarks() -> str:
+    """docs/benchmarks.md, whose tables of verifications are made from docs/benchmarks.json."""
+    runs, planted = records.load(records.Run, records.RUNS), records.load(records.Planted, records.PLANTED)
+    made = growth.tables(runs, planted)
+    return markdown.filled(markdown.BENCHMARKS.read_text(), made, "bench")
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "verified.md": verified, "verified.json": verified_feed,
     "command-line.md": command_line, "findings.md": findings, "faults.md": faults,
     "messages.md": messages,
     "formats.md": formats, "museum.md": museum, "engines.md": engines,
+    "benchmarks.md": benchmarks,
 }  # fmt: skip
 
 

@@ -44,6 +44,16 @@ def test_tables() -> None:
     assert "4.00 TB/s" in made["card"]
 
 
+def test_one_token_beside_the_least_time() -> None:
+    """9.44 MB of Q4_0 in 4 µs, where an empty kernel takes 1.5 µs and a copy 4 TB/s."""
+    data = made(*DATA["results"])
+    data["header"]["empty us"] = 1.5
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in figures.tables(data)["decode"].splitlines()]
+    assert rows[3] == ["4096", "ours, of the least time", "1.04×"]
+    assert "An empty kernel takes 1.50 µs" in figures.tables(data)["card"]
+    assert "of the least time" not in figures.tables(DATA)["decode"]
+
+
 def test_what_was_not_measured_has_no_table() -> None:
     assert set(figures.tables(made(record("f32_naive", 5)))) == {"card"}
 

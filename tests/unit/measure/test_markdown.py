@@ -38,7 +38,11 @@ def test_places_of_a_page() -> None:
 @pytest.mark.parametrize(
     ("page", "kind", "names"),
     [
-        (markdown.BENCHMARKS, "bench", ("card", "ladder", "ladder of f32", "against llama.cpp", "decode")),
+        (
+            markdown.BENCHMARKS,
+            "bench",
+            ("card", "ladder", "ladder of f32", "against llama.cpp", "decode", "verifications", "planted"),
+        ),
         (markdown.EVIDENCE, "mutation", ("run", "kill", "naming", "alarms")),
     ],
 )

@@ -20,11 +20,12 @@ import argparse
 import shutil
 import statistics
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
-from ...support import scratch
 from ...support.paths import CHECKOUT
-from .models import FILES, model_at
+from .models import FILES, SHAPES, RandomModel, model_file
 from .processes import Measured, measured
 
 _DEQUANTIZED = 3
@@ -39,16 +40,17 @@ for tensor in gguf.GGUFReader(sys.argv[1]).tensors:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `audit`."""
-    parser.add_argument("--type", choices=FILES, default="Q4_0", help="of the matrices (%(default)s)")
+    parser.add_argument("--type", choices=FILES, default="Q4_0", metavar="TYPE", help="of the file (%(default)s)")
     parser.add_argument("--layers", type=int, default=40, help="of the model (%(default)s)")
-    parser.add_argument("--keep", type=Path, help="keep (or use) the model file, or the folder that it is in")
+    parser.add_argument("--keep", type=Path, help="keep the model in this folder, or use this file")
     parser.add_argument("--repeat", type=int, default=5, help="runs that are timed (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; returns the exit code."""
-    with scratch.temporary("measure") as folder:
-        path = model_at(args.keep, folder, args.type, args.layers)
+    model = RandomModel(replace(SHAPES["1.1B"], layers=args.layers), args.type)
+    kept = args.keep is not None and args.keep.is_file()
+    with nullcontext(args.keep) if kept else model_file(args.keep, model) as path:
         audit: list[str | Path] = [sys.executable, CHECKOUT / "scripts" / "audit_layout.py", path]
         commands: dict[str, list[str | Path]] = {"audit": audit, "scan": [*audit, "--no-readers"]}
         commands["check"] = [*commands["scan"], "--no-sha256"]

@@ -100,8 +100,9 @@ def against_llama(data: Data) -> str:
 
 
 def decode(data: Data) -> str:
-    """TB/s of weights at M = 1, and its share of a copy's rate; "" where it was not measured."""
-    found, copy = _at(data), data["header"]["copy TB/s"]
+    """TB/s of weights at M = 1, and its share of a copy's rate; beside it our time over the least: that of an empty
+    kernel and of copying as many bytes. "" where it was not measured."""
+    found, copy, empty = _at(data), data["header"]["copy TB/s"], data["header"].get("empty us")
     types = [t for t in _values(data, "type", FAMILY) if t != "-"]
     rows = []
     for n in _values(data, "N", FAMILY):
@@ -110,14 +111,20 @@ def decode(data: Data) -> str:
             cells = [f"{r['TB/s of weights']:.2f} ({100 * r['TB/s of weights'] / copy:.0f} %)" if r else "" for r in at]
             if any(cells):
                 rows.append([str(n), "ours" if who == FAMILY else who, *cells])
+            if any(at) and who == FAMILY and empty is not None:
+                least = [empty + r["weight bytes"] / copy / 1e6 if r else None for r in at]
+                times = [f"{r['us'] / t:.2f}×" if r and t else "" for r, t in zip(at, least, strict=True)]
+                rows.append([str(n), "ours, of the least time", *times])
     return table(["N", "", *types], rows) if rows else ""
 
 
 def tables(data: Data) -> dict[str, str]:
     """Marker → what stands between it and its end."""
     header = data["header"]
-    copy, int8 = header["copy TB/s"], header.get("int8 TFLOP/s")
+    copy, int8, empty = header["copy TB/s"], header.get("int8 TFLOP/s"), header.get("empty us")
     ceilings = f"A device copy moves {copy:.2f} TB/s" + (f", cuBLAS int8 {int8:.0f} TFLOP/s." if int8 else ".")
+    if empty is not None:
+        ceilings += f" An empty kernel takes {empty:.2f} µs in such a graph."
     made = {
         "card": f"{header['host'].removeprefix('gpu: ')}; medians of {header['repeat']}. {ceilings}",
         "ladder": ladder(data), "ladder of f32": ladder(data, "f32"), "against llama.cpp": against_llama(data),

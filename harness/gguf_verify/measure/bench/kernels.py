@@ -38,6 +38,7 @@ from ...kernels.packed import LEGACY
 from ...kernels.shipped import ShippedKernel
 from ...semantics import ASCENDING, SEMANTICS, product
 from ...support.errors import KernelFault
+from ...support.paths import kernel_root
 from .. import markdown
 from . import figures
 
@@ -49,6 +50,7 @@ CHECKED_ROWS = 300
 CHECKED_TOKENS = 20
 #: Graphs that are run before those that are timed.
 _WARM_UP = 3
+_EMPTY_LAUNCHES = 100
 
 
 class Queue(CupyHost):
@@ -268,6 +270,19 @@ def copy_tbs(cupy: Any, repeat: int) -> float:
     return 2 * (1 << 30) / median_us(lambda: cupy.copyto(b, a), 1, repeat, cupy) / 1e6
 
 
+def empty_us(queue: Queue, repeat: int) -> float:
+    """Microseconds of a kernel that does nothing, in a graph of many of them that overlap as products do: the time that
+    no product can save."""
+    cupy, empty = queue._cupy, queue.load(kernel_root(), "probes/empty.cu", "empty", {}, queue.sm)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        for _ in range(_EMPTY_LAUNCHES):
+            queue.launch(empty, (1, 1, 1), (32, 1, 1), [], overlaps=True)
+        graph = stream.end_capture()
+        return median_us(lambda: graph.launch(stream), _EMPTY_LAUNCHES, repeat, cupy)
+
+
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """All measurements, as JSON has them. Raises KernelFault where a kernel has other bits than it should."""
     queue = Queue()
@@ -286,9 +301,13 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
         print(f"{who:<16} {kind:<5} M {m:<5} N {n:<6} K {k:<6} {us:9.1f} us  {row['TFLOP/s']:7.1f} TFLOP/s  "
               f"{row['TB/s of weights']:5.2f} TB/s  {by or ''}", flush=True)  # fmt: skip
 
-    header = {"host": queue.describe(), "llama-cpp-python": llama.version if llama else None, "repeat": args.repeat,
-              "copy TB/s": copy_tbs(cupy, args.repeat), "int8 TFLOP/s": cublas_int8_peak(args.repeat)}  # fmt: skip
-    print(f"{header['host']}\ndevice copy {header['copy TB/s']:.2f} TB/s, int8 {header['int8 TFLOP/s']} TFLOP/s")
+    header = {
+        "host": queue.describe(), "llama-cpp-python": llama.version if llama else None, "repeat": args.repeat,
+        "copy TB/s": copy_tbs(cupy, args.repeat), "empty us": empty_us(queue, args.repeat),
+        "int8 TFLOP/s": cublas_int8_peak(args.repeat),
+    }  # fmt: skip
+    print(f"{header['host']}\ndevice copy {header['copy TB/s']:.2f} TB/s, int8 {header['int8 TFLOP/s']} TFLOP/s, "
+          f"an empty kernel {header['empty us']:.2f} us")  # fmt: skip
     for n, k in ((n, k) for k in args.k for n in args.n):
         for m in args.m if args.cublas else ():
             for who, us in cublas_us(m, n, k, args.repeat).items():
