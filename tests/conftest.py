@@ -8,6 +8,7 @@ attacks the verifier by hostile kernels. Within each tier tests lie as the packa
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections import Counter
@@ -96,6 +97,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     parts = [f"no {needs.NEEDS[n].what} ({count}; {needs.NEEDS[n].cure})" for n, count in by_need.most_common()]
     parts += [f"{reason} ({count})" for reason, count in others.most_common()]
     terminalreporter.write_line(f"{len(skipped)} skipped: {' · '.join(parts)}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_nothing_open() -> Iterator[None]:
+    """What a file's tests forgot to close is told of by that file: without this, garbage collection would blame any
+    test that runs later, on some days."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.support.paths import kernel_root
+from tests.support import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "fixtures"
@@ -160,3 +161,13 @@ def write_model(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def under_sanitizers(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python's in a process of its own, for kernels that sanitizers are compiled into."""
+    needs.need("libasan")
+    environment = os.environ | {"LD_PRELOAD": str(needs.libasan()), "ASAN_OPTIONS": "detect_leaks=0"}
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
