@@ -37,6 +37,30 @@ class Hello(Struct):
     libraries: Annotated[list[Name], Meta(max_length=1000)]
 
 
+class DeviceSaid(Struct):
+    """A device of ggml's registry; see `ggml.devices`."""
+
+    name: Name
+    backend: Name
+    description: Name
+    kind: Name
+    free: Count
+    total: Count
+
+
+class Devices(Struct):
+    """See `Llama.devices`."""
+
+    devices: Annotated[list[DeviceSaid], Meta(max_length=1000)]
+
+
+class Computed(Struct):
+    """See `Llama.compute_node`."""
+
+    unsupported: bool
+    backend: Name
+
+
 class Progress(Struct):
     """So many bytes were done since the last event."""
 

@@ -113,6 +113,11 @@ ggml_free = _declare(base, "ggml_free", None, c.c_void_p)
 ggml_new_tensor_2d = _declare(base, "ggml_new_tensor_2d", TensorP, c.c_void_p, c.c_int, c.c_int64, c.c_int64)
 ggml_view_3d = _declare(base, "ggml_view_3d", TensorP, c.c_void_p, TensorP, *[c.c_int64] * 3, *[c.c_size_t] * 3)
 ggml_mul_mat = _declare(base, "ggml_mul_mat", TensorP, c.c_void_p, TensorP, TensorP)
+ggml_new_tensor_4d = _declare(base, "ggml_new_tensor_4d", TensorP, c.c_void_p, c.c_int, *[c.c_int64] * 4)
+ggml_view_tensor = _declare(base, "ggml_view_tensor", TensorP, c.c_void_p, TensorP)
+ggml_set_input = _declare(base, "ggml_set_input", None, TensorP)
+ggml_set_output = _declare(base, "ggml_set_output", None, TensorP)
+ggml_op_desc = _declare(base, "ggml_op_desc", c.c_char_p, TensorP)
 ggml_set_name = _declare(base, "ggml_set_name", TensorP, TensorP, c.c_char_p)
 ggml_get_data = _declare(base, "ggml_get_data", c.c_void_p, TensorP)
 ggml_nbytes = _declare(base, "ggml_nbytes", c.c_size_t, TensorP)
@@ -135,6 +140,23 @@ ggml_backend_buffer_free = _declare(base, "ggml_backend_buffer_free", None, c.c_
 ggml_backend_alloc_ctx_tensors = _declare(base, "ggml_backend_alloc_ctx_tensors", c.c_void_p, c.c_void_p, c.c_void_p)
 ggml_backend_graph_compute = _declare(base, "ggml_backend_graph_compute", c.c_int, c.c_void_p, c.c_void_p)
 ggml_backend_dev_init = _declare(base, "ggml_backend_dev_init", c.c_void_p, c.c_void_p, c.c_char_p)
+ggml_backend_dev_count = _declare(backends, "ggml_backend_dev_count", c.c_size_t)
+ggml_backend_dev_get = _declare(backends, "ggml_backend_dev_get", c.c_void_p, c.c_size_t)
+ggml_backend_dev_by_name = _declare(backends, "ggml_backend_dev_by_name", c.c_void_p, c.c_char_p)
+ggml_backend_dev_name = _declare(base, "ggml_backend_dev_name", c.c_char_p, c.c_void_p)
+ggml_backend_dev_type = _declare(base, "ggml_backend_dev_type", c.c_int, c.c_void_p)
+ggml_backend_dev_memory = _declare(
+    base, "ggml_backend_dev_memory", None, c.c_void_p, c.POINTER(c.c_size_t), c.POINTER(c.c_size_t)
+)
+ggml_backend_dev_backend_reg = _declare(base, "ggml_backend_dev_backend_reg", c.c_void_p, c.c_void_p)
+ggml_backend_dev_supports_op = _declare(base, "ggml_backend_dev_supports_op", c.c_bool, c.c_void_p, TensorP)
+ggml_backend_reg_name = _declare(base, "ggml_backend_reg_name", c.c_char_p, c.c_void_p)
+ggml_backend_reg_get_proc_address = _declare(
+    base, "ggml_backend_reg_get_proc_address", c.c_void_p, c.c_void_p, c.c_char_p
+)
+ggml_backend_get_device = _declare(base, "ggml_backend_get_device", c.c_void_p, c.c_void_p)
+ggml_backend_buffer_get_type = _declare(base, "ggml_backend_buffer_get_type", c.c_void_p, c.c_void_p)
+ggml_backend_buft_get_device = _declare(base, "ggml_backend_buft_get_device", c.c_void_p, c.c_void_p)
 ggml_backend_dev_description = _declare(base, "ggml_backend_dev_description", c.c_char_p, c.c_void_p)
 ggml_backend_reg_by_name = _declare(backends, "ggml_backend_reg_by_name", c.c_void_p, c.c_char_p)
 ggml_backend_dev_by_type = _declare(backends, "ggml_backend_dev_by_type", c.c_void_p, c.c_int)
@@ -207,6 +229,51 @@ def probe_abi() -> None:
 def version() -> str:
     """ggml's version and commit."""
     return f"{ggml_version().decode()} ({ggml_commit().decode()})"
+
+
+#: enum ggml_backend_dev_type, by number.
+_DEVICE_KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "several devices")
+
+
+def devices() -> list[dict[str, str | int]]:
+    """Each device of ggml's registry: its name, its backend's, what it is, and its memory in bytes."""
+    found: list[dict[str, str | int]] = []
+    for i in range(ggml_backend_dev_count()):
+        device = ggml_backend_dev_get(i)
+        free, total = c.c_size_t(), c.c_size_t()
+        ggml_backend_dev_memory(device, c.byref(free), c.byref(total))
+        kind = ggml_backend_dev_type(device)
+        found.append({
+            "name": _said(ggml_backend_dev_name(device)), "backend": backend_of(device),
+            "description": _said(ggml_backend_dev_description(device)),
+            "kind": _DEVICE_KINDS[kind] if 0 <= kind < len(_DEVICE_KINDS) else f"kind {kind}",
+            "free": free.value, "total": total.value,
+        })  # fmt: skip
+    return found
+
+
+def backend_of(device: Any) -> str:
+    """ggml's name of the backend that a device belongs to."""
+    return _said(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)))
+
+
+def device_of(t: Any) -> Any:
+    """The device in whose memory a tensor lies: a node's result lies where it was computed. None where ggml names
+    none, as for memory that the CPU backend maps."""
+    s = t.contents
+    buffer = s.view_src.contents.buffer if s.view_src else s.buffer
+    return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)) if buffer else None
+
+
+def backend_function(device: str, name: str, result: Any, *args: Any) -> Any:
+    """A function that a device's backend offers beside ggml's API; None where it has none of the name."""
+    registered = ggml_backend_dev_backend_reg(ggml_backend_dev_by_name(device.encode()))
+    address = ggml_backend_reg_get_proc_address(registered, name.encode())
+    return c.CFUNCTYPE(result, *args)(address) if address else None
+
+
+def _said(raw: bytes | None) -> str:
+    return (raw or b"").decode(errors="replace")
 
 
 def type_ids(stop: int = 256) -> list[int]:

@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import tensor_type
+from ..operations.node import Node, span_bytes
 from ..support import scratch
 from ..support.errors import EnvironmentFault, LlamaFault
 from . import answers
@@ -119,6 +121,34 @@ class Llama(LlamaProcess):
         """llama.cpp's product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside any model."""
         _, out = self.ask("multiply", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
         return self._array("multiply", out, np.float32, len(x), len(w))
+
+    def devices(self) -> list[answers.DeviceSaid]:
+        """What ggml's registry has, in its order."""
+        result, _ = self.ask("devices")
+        return self.typed("devices", result, answers.Devices).devices
+
+    def compute_node(self, node: Node, device: str = "CPU", threads: int = 1) -> Node | None:
+        """A node of any operation, computed outside any model on a device of ggml's registry: the same with its output
+        as computed. None where the device does not offer it.
+
+        Raises:
+            LlamaRefused: there is no such device or operation.
+            LlamaFault: the process died, as it does where ggml asserts what the node does not keep.
+        """
+        described = {
+            "op": node.op, "parameters": node.parameters.hex(), "view_of": node.view_of,
+            "sources": [None if s is None else {"type": s.type_id, "ne": s.ne, "nb": s.nb} for s in node.sources],
+            "output": {"type": node.output.type_id, "ne": node.output.ne, "nb": node.output.nb},
+        }  # fmt: skip
+        spans = {f"s{i}": s.span for i, s in enumerate(node.sources) if s is not None}
+        result, out = self.ask("compute_node", spans, node=described, device=device, threads=threads)
+        made = self.typed("compute_node", result, answers.Computed)
+        if made.unsupported:
+            return None
+        held = node.output if node.view_of is None else node.source(node.view_of)
+        span = self._array("compute_node", out, np.uint8, span_bytes(held.type_id, held.ne, held.nb))
+        output = replace(held, name=node.output.name, span=span)
+        return replace(node, output=output, backend=made.backend, device=device)
 
     def quantize_file(self, source: Path, target: Path, ftype: int, pure: bool, threads: int = 1) -> None:
         """`llama_model_quantize`, in a process of its own, which can write into one folder beside the target alone.

@@ -31,9 +31,13 @@ def calls(link: Connection, llama: bool, lanes: Lanes | None = None) -> dict[str
     from .library import Library
     from .model import LoadedModel
     from .products import Products
+    from .single_nodes import SingleNodes
 
     libraries, products = Libraries(), Products()
-    kinds = (Library(libraries), products, FilePasses(link), LoadedModel(link, libraries, products.device, lanes))
+    kinds = (
+        Library(libraries), products, SingleNodes(), FilePasses(link),
+        LoadedModel(link, libraries, products.device, lanes),
+    )  # fmt: skip
     return {name: call for kind in kinds for name, call in kind.calls().items()}
 
 

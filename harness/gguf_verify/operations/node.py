@@ -1,0 +1,232 @@
+"""A node of a graph of ggml as it was computed: the operation, its parameters, its actual inputs and its output.
+
+Indices are NumPy's, the slowest first: a tensor of ggml's sizes ne = (ne0, ne1, ne2, ne3) is data[ne3, ne2, ne1, ne0].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat, tensor_type
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+Doubles = npt.NDArray[np.float64]
+Sizes = tuple[int, int, int, int]
+
+#: `enum ggml_type` of ggml.h: the types that are plain numbers. A bfloat16 is held as its 16 bits.
+F32, F16, I8, I16, I32, I64, F64, BF16 = 0, 1, 24, 25, 26, 27, 28, 30
+NUMBERS: dict[int, np.dtype[Any]] = {
+    F32: np.dtype("<f4"), F16: np.dtype("<f2"), I8: np.dtype("<i1"), I16: np.dtype("<i2"), I32: np.dtype("<i4"),
+    I64: np.dtype("<i8"), F64: np.dtype("<f8"), BF16: np.dtype("<u2"),
+}  # fmt: skip
+#: Bytes of `op_params` of a ggml_tensor.
+PARAMETER_BYTES = 64
+
+
+class NoDefinition(Exception):
+    """No definition describes what a node computes: its types, its parameters or its device are not covered."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A tensor that a node reads or makes.
+
+    Args:
+        name: in the graph, or in the model's file.
+        type_id: ggml's number of the type.
+        ne: sizes, the fastest dimension first, as ggml has them.
+        nb: bytes from one index to the next, in the same order; of blocks, nb[0] is the size of a block.
+        span: the bytes from its first element to the end of its last, uint8[span_bytes].
+    """
+
+    name: str
+    type_id: int
+    ne: Sizes
+    nb: Sizes
+    span: Bytes = field(repr=False)
+
+    @staticmethod
+    def of(array: Array, type_id: int | None = None, name: str = "") -> Operand:
+        """A contiguous operand of numbers [..., ne0] of at most four dimensions, or, with `type_id`, of the bytes of
+        blocks uint8[..., row bytes] or of bfloat16's bits."""
+        known = next((t for t, d in NUMBERS.items() if d == array.dtype), None) if type_id is None else type_id
+        if known is None:
+            raise ValueError(f"ggml has no type for {array.dtype}")
+        whole = np.ascontiguousarray(array).reshape((1,) * (4 - array.ndim) + array.shape)
+        ne3, ne2, ne1, ne0 = whole.shape
+        if known not in NUMBERS:
+            fmt = block_format(known)
+            ne0 = ne0 // fmt.block_bytes * fmt.block_size
+        ne = (ne0, ne1, ne2, ne3)
+        return Operand(name, known, ne, contiguous(known, ne), whole.reshape(-1).view(np.uint8))
+
+    @staticmethod
+    def blank(type_id: int, *shape: int, name: str = "") -> Operand:
+        """Contiguous zeros of a shape of NumPy's order, in values: what a result that is asked for looks like."""
+        ne0, ne1, ne2, ne3 = (*shape[::-1], 1, 1, 1, 1)[:4]
+        ne = (ne0, ne1, ne2, ne3)
+        nb = contiguous(type_id, ne)
+        return Operand(name, type_id, ne, nb, np.zeros(nb[3] * ne[3], np.uint8))
+
+    def permuted(self, *axes: int) -> Operand:
+        """The same values with dimensions exchanged, as ggml_permute does it: dimension i becomes dimension axes[i]."""
+        ne0, ne1, ne2, ne3 = (self.ne[axes.index(i)] for i in range(4))
+        nb0, nb1, nb2, nb3 = (self.nb[axes.index(i)] for i in range(4))
+        return replace(self, ne=(ne0, ne1, ne2, ne3), nb=(nb0, nb1, nb2, nb3))
+
+    @property
+    def type(self) -> str:
+        """ggml's name of the type."""
+        known = tensor_type(self.type_id)
+        return f"type {self.type_id}" if known is None else known.name
+
+    @property
+    def shape(self) -> Sizes:
+        """In values, the slowest dimension first."""
+        return self.ne[::-1]
+
+    @property
+    def blocks(self) -> bool:
+        """Its elements are blocks of a quantized type."""
+        return self.type_id not in NUMBERS
+
+    @property
+    def contiguous(self) -> bool:
+        """Its elements follow each other without gaps."""
+        expected = contiguous(self.type_id, self.ne)
+        return all(n == 1 or a == b for n, a, b in zip(self.ne, self.nb, expected, strict=True))
+
+    @cached_property
+    def data(self) -> Array:
+        """The numbers [ne3, ne2, ne1, ne0] as they are stored, or the bytes of rows of blocks uint8[ne3, ne2, ne1, row
+        bytes]. It is a view of the span. Raises NoDefinition for a type that is not known."""
+        shape, strides = list(self.shape), list(self.nb[::-1])
+        dtype = NUMBERS.get(self.type_id, np.dtype(np.uint8))
+        if self.blocks:
+            fmt = block_format(self.type_id)
+            shape[3], strides[3] = shape[3] // fmt.block_size * fmt.block_bytes, 1
+        size = len(self.span) // dtype.itemsize * dtype.itemsize
+        flat = self.span[:size].view(dtype)
+        return np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
+
+    @cached_property
+    def values(self) -> Doubles:
+        """float64[ne3, ne2, ne1, ne0]: numbers as they are, blocks as llama.cpp's `to_float` decodes them."""
+        data = self.data
+        if self.type_id == BF16:
+            return (data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        if not self.blocks:
+            return data.astype(np.float64)
+        fmt = block_format(self.type_id)
+        rows = np.ascontiguousarray(data).reshape(-1, fmt.block_bytes)
+        return fmt.decode(rows).reshape(self.shape).astype(np.float64)
+
+    def span_is_whole(self) -> bool:
+        """Whether the span has the bytes that sizes and steps reach."""
+        return len(self.span) >= span_bytes(self.type_id, self.ne, self.nb)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A node of a graph.
+
+    Args:
+        op: ggml's name of the operation, such as "MUL" or "UNARY".
+        variant: of UNARY and GLU, which one, such as "SILU"; else "".
+        parameters: the bytes of `op_params`.
+        sources: src[0], src[1] and so on; None where there is none before the last one.
+        output: what was computed.
+        backend: ggml's name of the backend that computed it, such as "CPU" or "Vulkan".
+        device: ggml's name of the device, such as "Vulkan0".
+        view_of: number of the source that the output is a view of, and so overwrites; None of a result of its own.
+        name: in the graph.
+    """
+
+    op: str
+    sources: tuple[Operand | None, ...]
+    output: Operand
+    parameters: bytes = bytes(PARAMETER_BYTES)
+    variant: str = ""
+    backend: str = "CPU"
+    device: str = "CPU"
+    view_of: int | None = None
+    name: str = ""
+
+    @property
+    def operation(self) -> str:
+        """Its name in reports: "MUL", "UNARY SILU"."""
+        return f"{self.op} {self.variant}".strip()
+
+    def source(self, i: int) -> Operand:
+        """Raises NoDefinition where the node has no such source."""
+        found = self.sources[i] if i < len(self.sources) else None
+        if found is None:
+            raise NoDefinition(f"{self.operation} has no src[{i}]")
+        return found
+
+    def optional(self, i: int) -> Operand | None:
+        """A source that may be absent."""
+        return self.sources[i] if i < len(self.sources) else None
+
+    def integer(self, i: int) -> int:
+        """Parameter i of `op_params` as an int32."""
+        return int(np.frombuffer(self.parameters, "<i4")[i])
+
+    def number(self, i: int) -> float:
+        """Parameter i of `op_params` as a float32."""
+        return float(np.frombuffer(self.parameters, "<f4")[i])
+
+    def floats(self, *operands: int) -> None:
+        """Raises NoDefinition unless these sources and the output are float32."""
+        for each in (self.output, *(self.source(i) for i in operands)):
+            if each.type_id != F32:
+                raise NoDefinition(f"{self.operation} of {each.type}")
+
+
+def parameters(*values: float) -> bytes:
+    """`op_params` of int32 (given as int) and float32 (given as float) in order."""
+    raw = b"".join(np.asarray(v, "<f4" if isinstance(v, float) else "<i4").tobytes() for v in values)
+    return raw.ljust(PARAMETER_BYTES, b"\0")
+
+
+def block_format(type_id: int) -> BlockFormat:
+    """Raises NoDefinition for a type without one."""
+    known = tensor_type(type_id)
+    if known is None or not isinstance(known.format, BlockFormat):
+        raise NoDefinition(f"tensors of {known.name if known else f'type {type_id}'}")
+    return known.format
+
+
+def element_bytes(type_id: int) -> int:
+    """Of a number, or of a block. Raises NoDefinition."""
+    return NUMBERS[type_id].itemsize if type_id in NUMBERS else block_format(type_id).block_bytes
+
+
+def contiguous(type_id: int, ne: Sizes) -> Sizes:
+    """The steps nb of a contiguous tensor. Raises NoDefinition."""
+    size = element_bytes(type_id)
+    per = 1 if type_id in NUMBERS else block_format(type_id).block_size
+    row = ne[0] // per * size
+    return (size, row, row * ne[1], row * ne[1] * ne[2])
+
+
+def span_bytes(type_id: int, ne: Sizes, nb: Sizes) -> int:
+    """Bytes from the first element to the end of the last one (`ggml_nbytes`); 0 where there is no element."""
+    if not prod(ne):
+        return 0
+    per = 1 if type_id in NUMBERS else block_format(type_id).block_size
+    steps = sum((n - 1) * b for n, b in zip(ne[1:], nb[1:], strict=True))
+    return element_bytes(type_id) + (ne[0] // per - 1) * nb[0] + steps
+
+
+__all__ = [
+    "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "NUMBERS", "Array", "Bytes", "Doubles",
+    "NoDefinition", "Node", "Operand", "Sizes", "block_format", "contiguous", "parameters", "span_bytes",
+]  # fmt: skip

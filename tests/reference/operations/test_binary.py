@@ -1,0 +1,39 @@
+"""ADD, SUB, MUL and DIV: right on the CPU backend, and planted faults are seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gguf_verify.llama import Llama
+from gguf_verify.operations import Node
+from tests.support.operations import Fault, check_faults, check_right, rows_shifted, source, stale
+
+OPS = ("ADD", "SUB", "MUL", "DIV")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_right(llama: Llama, op: str) -> None:
+    check_right(llama, op)
+
+
+def _exchanged(node: Node) -> Node | None:
+    """The operands exchanged, or, where that changes nothing, the other operation."""
+    if node.source(0).shape != node.source(1).shape:
+        return None
+    other = {"ADD": "SUB", "SUB": "SUB", "MUL": "DIV", "DIV": "DIV"}[node.op]
+    return replace(node, op=other, sources=node.sources[::-1])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_faults(llama: Llama, op: str) -> None:
+    check_faults(
+        llama, op, Fault("operands exchanged", _exchanged),
+        Fault("the second operand rounded to half",
+              lambda node: source(node, 1, lambda z: z.astype(np.float16).astype(z.dtype))),
+        Fault("repeated one off", lambda node: source(node, 1, lambda z: np.roll(z, 1, axis=-1))),
+        Fault("the second operand's rows one off", lambda node: source(node, 1, lambda z: np.roll(z, 1, axis=-2))),
+        Fault("a row left out", in_output=stale), Fault("rows one off", in_output=rows_shifted),
+    )  # fmt: skip
