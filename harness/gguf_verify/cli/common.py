@@ -22,7 +22,7 @@ from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, 
 from ..support.near import nearest
 from ..support.text import printable
 from ..support.version import project_version
-from .interrupts import undisturbed
+from .interrupts import came, undisturbed
 
 MOST_THREADS = 512
 
@@ -136,6 +136,8 @@ def internal_errors(verbose: bool) -> Iterator[None]:
     except MemoryError:
         raise EnvironmentFault("out of memory") from None
     except Exception as error:
+        if (interrupt := came()) is not None:
+            raise interrupt from None
         if verbose:
             traceback.print_exc()
         raise EnvironmentFault(f"internal error, please report it: {type(error).__name__}: {error}") from None

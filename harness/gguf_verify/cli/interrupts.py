@@ -58,6 +58,15 @@ def undisturbed() -> Iterator[None]:
         state.delivering = False
 
 
+def came() -> BaseException | None:
+    """What the signal that came raises; None where none did. An import that it ended may have made an ImportError of
+    it: NumPy's compiled modules do so of any exception."""
+    if _state is None or _state.first is None:
+        return None
+    name = _state.first[1]
+    return KeyboardInterrupt() if name == "SIGINT" else Interrupted(name)
+
+
 class _State:
     def __init__(self) -> None:
         self.first: tuple[float, str] | None = None

@@ -156,6 +156,7 @@ ggml_backend_reg_get_proc_address = _declare(
 )
 ggml_backend_get_device = _declare(base, "ggml_backend_get_device", c.c_void_p, c.c_void_p)
 ggml_backend_buffer_get_type = _declare(base, "ggml_backend_buffer_get_type", c.c_void_p, c.c_void_p)
+ggml_backend_buft_is_host = _declare(base, "ggml_backend_buft_is_host", c.c_bool, c.c_void_p)
 ggml_backend_buft_get_device = _declare(base, "ggml_backend_buft_get_device", c.c_void_p, c.c_void_p)
 ggml_backend_dev_description = _declare(base, "ggml_backend_dev_description", c.c_char_p, c.c_void_p)
 ggml_backend_reg_by_name = _declare(backends, "ggml_backend_reg_by_name", c.c_void_p, c.c_char_p)
@@ -244,7 +245,7 @@ def devices() -> list[dict[str, str | int]]:
         ggml_backend_dev_memory(device, c.byref(free), c.byref(total))
         kind = ggml_backend_dev_type(device)
         found.append({
-            "name": _said(ggml_backend_dev_name(device)), "backend": backend_of(device),
+            "name": device_name(device), "backend": backend_of(device),
             "description": _said(ggml_backend_dev_description(device)),
             "kind": _DEVICE_KINDS[kind] if 0 <= kind < len(_DEVICE_KINDS) else f"kind {kind}",
             "free": free.value, "total": total.value,
@@ -258,11 +259,24 @@ def backend_of(device: Any) -> str:
 
 
 def device_of(t: Any) -> Any:
-    """The device in whose memory a tensor lies: a node's result lies where it was computed. None where ggml names
-    none, as for memory that the CPU backend maps."""
+    """The device that computed a node: the one in whose memory its result lies, and the CPU if that is memory of the
+    host, whoever allocated it."""
     s = t.contents
     buffer = s.view_src.contents.buffer if s.view_src else s.buffer
-    return ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)) if buffer else None
+    kind = ggml_backend_buffer_get_type(buffer) if buffer else None
+    found = None if kind is None or ggml_backend_buft_is_host(kind) else ggml_backend_buft_get_device(kind)
+    return found or ggml_backend_dev_by_type(DEVICE_CPU)
+
+
+def device_name(device: Any) -> str:
+    """ggml's name of a device, such as "Vulkan0"."""
+    return _said(ggml_backend_dev_name(device))
+
+
+def same_root(t: Any, node: Any) -> bool:
+    """Whether a tensor is, or is a view of, the tensor that a node's result is a view of."""
+    root = t.contents.view_src if t.contents.view_src else t
+    return c.addressof(root.contents) == c.addressof(node.view_src.contents)
 
 
 def backend_function(device: str, name: str, result: Any, *args: Any) -> Any:

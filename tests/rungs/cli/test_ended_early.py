@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.cli import main
+from gguf_verify.cli.common import internal_errors
 from gguf_verify.cli.interrupts import interruptible, undisturbed
 from gguf_verify.cli.live import Live
 from gguf_verify.gguf import open_model
@@ -299,6 +300,17 @@ def dies_and_goes_on() -> None:
 def test_a_signal_that_comes_in_a_destructor_is_not_lost() -> None:
     with interruptible(), pytest.raises(Interrupted):
         dies_and_goes_on()
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Interrupted)])
+def test_an_import_that_makes_its_own_error_of_a_signal(number: int, raised: type[BaseException]) -> None:
+    """NumPy's compiled modules make an ImportError of whatever ends what they import."""
+    with interruptible(), pytest.raises(raised), internal_errors(verbose=False):
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise ImportError("numpy._core.multiarray failed to import") from None
 
 
 # ---- a kernel that raises --------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from ...support.lanes import Lanes
 from .. import ggml
 from ..backends.device import Device
 from .calls import Call, CallFailed, Libraries, Reply, text
+from .listener import Listener
+from .node_tap import NodeTap
 from .tap import Tap
 
 #: A tokenizer that makes more tokens than this of each byte is broken, or its file is crafted.
@@ -34,7 +36,7 @@ class LoadedModel:
         self._context: Any = None
         self._vocab: Any = None
         self._callback: Any = None
-        self._tap: Tap | None = None
+        self._tap: Listener | None = None
         self._embeds = False
         self._source: list[int] = []
         self._threads = 1
@@ -153,12 +155,16 @@ class LoadedModel:
     ) -> Reply:
         """Evaluate all tokens in one batch, from a position whose predecessors were evaluated last: logits
         float32[len(tokens) - first, n_vocab] of those from number `first` on, or embeddings. Modes: plain, capture,
-        graft.
+        graft, nodes.
 
         In capture and graft the parent gets an event for each product with weights and answers it, in graft by the
         output with which the graph goes on. "ahead" of the options: see `Tap`.
         """
-        tap = None if mode == "plain" else Tap(self._link, self._lanes, self._device, mode == "graft", **options)
+        tap: Listener | None = None
+        if mode == "nodes":
+            tap = NodeTap(self._link, self._lanes, **options)
+        elif mode != "plain":
+            tap = Tap(self._link, self._lanes, self._device, mode == "graft", **options)
         self._tap = tap
         try:
             logits = self._decode(tokens, first, position)

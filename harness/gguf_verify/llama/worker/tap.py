@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy.typing as npt
-
-from ...support import protocol
-from ...support.lanes import Lane, Lanes
+from ...support.lanes import Lanes
 from .. import ggml
 from ..backends.device import Device, Product
 from . import nodes
 from .calls import CallFailed
+from .listener import Listener
 
 
-class Tap:
-    """Called for each node of one evaluation; `seen` tells what the graph did with weights but multiply them.
+class Tap(Listener):
+    """Tells of products with weights; `seen` tells what the graph did with weights but multiply them.
 
     Args:
         lanes: for the arrays of products, and of answers.
@@ -33,24 +31,8 @@ class Tap:
         self, link: Connection, lanes: Lanes | None, device: Device, replaces: bool, activations: Sequence[int] = (),
         checksum: bool = False, ahead: int = 0,
     ) -> None:  # fmt: skip
-        self._link, self._device = link, device
-        self._out: Lane | None
-        self._back: Lane | None
-        self._out, self._back = lanes or (None, None)
-        self._replaces, self._activations, self._checksum = replaces, activations, checksum
-        self._ahead, self._unanswered = 0 if replaces else ahead, 0
-        self.seen: dict[str, dict[str, Any]] = {"lookup": {}, "unsupported": {}, "used": {}}
-        self.failure: BaseException | None = None
-
-    def __call__(self, t: Any, ask: bool) -> bool:
-        """llama.cpp's callback: with `ask`, whether the node is wanted; without, whether the graph goes on."""
-        if self.failure is not None:
-            return ask  # asks to be called, so that the graph can be broken off
-        try:
-            return self._wanted(t) if ask else self._told(t)
-        except BaseException as error:  # must not unwind through C
-            self.failure = error
-            return False
+        super().__init__(link, lanes, 0 if replaces else ahead)
+        self._device, self._replaces, self._activations, self._checksum = device, replaces, activations, checksum
 
     def _wanted(self, t: Any) -> bool:
         """Whether a node is a product with weights that can be taken apart."""
@@ -87,13 +69,10 @@ class Tap:
             elif op not in self.seen["used"].setdefault(name, []):
                 self.seen["used"][name].append(op)
 
-    def _told(self, t: Any) -> bool:
-        """Tell the parent of a product, and wait for its answers until no more than `ahead` are missing."""
-        while self._unanswered and self._link.poll():  # one of them may say that nobody follows any more
-            self._answer()
+    def _told(self, t: Any) -> None:
         node = t.contents
         if not node.src[0]:
-            return True
+            return
         op = ggml.ggml_op_name(node.op).decode()
         w = node.src[0].contents
         name = nodes.weights_name(w)
@@ -110,9 +89,8 @@ class Tap:
             "first_rows": parts.first_rows, "on_backend": product.on_backend, "experts": experts,
             "tokens": product.tokens,
         }  # fmt: skip
-        empty = ggml.empty if self._out is None else self._out.empty
-        x = ggml.read_tensor(node.src[1], empty=empty)
-        y = ggml.read_tensor(t, empty=empty)
+        x = ggml.read_tensor(node.src[1], empty=self._empty)
+        y = ggml.read_tensor(t, empty=self._empty)
         if self._checksum and ggml.readable(node.src[0]):
             header["crc32"] = [zlib.crc32(ggml.read_bytes(node.src[0], at, parts.nbytes).data) for at in parts.offsets]
         wanted = self._activations
@@ -120,27 +98,6 @@ class Tap:
             wanted = [w.type] if w.type != ggml.F32 else []  # rounded to the weights' type, or not at all
         quantized = self._device.taken(product, x, wanted) if wanted else {}
         header["activations"] = list(quantized)
-        protocol.send(self._link, header, x, y, parts.matrix, parts.row, *quantized.values(), lane=self._out)
-        self._unanswered += 1
-        while self._unanswered > self._ahead:
-            given = self._answer()
-            if self._replaces and given:
-                ggml.write_tensor(t, given[0])
-        return True
-
-    def _answer(self) -> list[npt.NDArray[Any]]:
-        """Wait for the answer to the oldest product without one: its arrays. Raises CallFailed where it says that no
-        further answer comes."""
-        answer, given = protocol.receive(self._link, lane=self._back)
-        if answer.get("stop"):
-            self._unanswered = 0
-            raise CallFailed("stopped")
-        self._unanswered -= 1
-        if self._out is not None:
-            self._out.taken()
-        return given
-
-    def settle(self) -> None:
-        """Wait for the answers that are still missing: none may be taken for the next call."""
-        while self._unanswered:
-            self._answer()
+        given = self._tell(header, x, y, parts.matrix, parts.row, *quantized.values())
+        if self._replaces and given:
+            ggml.write_tensor(t, given[0])

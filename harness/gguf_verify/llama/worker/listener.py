@@ -1,0 +1,86 @@
+"""Nodes of a graph, told to the parent as they are computed: what every kind of tap does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy.typing as npt
+
+from ...support import protocol
+from ...support.lanes import Lane, Lanes
+from .. import ggml
+from .calls import CallFailed
+
+
+class Listener(ABC):
+    """Called for each node of one evaluation.
+
+    Args:
+        lanes: for the arrays of nodes, and of answers.
+        ahead: the graph goes on while so many nodes are not answered.
+    """
+
+    def __init__(self, link: Connection, lanes: Lanes | None, ahead: int) -> None:
+        self._link = link
+        self._out: Lane | None
+        self._back: Lane | None
+        self._out, self._back = lanes or (None, None)
+        self._ahead, self._unanswered = ahead, 0
+        #: What the evaluation's answer says of the graph.
+        self.seen: dict[str, dict[str, Any]] = {"lookup": {}, "unsupported": {}, "used": {}}
+        self.failure: BaseException | None = None
+
+    def __call__(self, t: Any, ask: bool) -> bool:
+        """llama.cpp's callback: with `ask`, whether the node is wanted; without, whether the graph goes on."""
+        if self.failure is not None:
+            return ask  # asks to be called, so that the graph can be broken off
+        try:
+            if ask:
+                return self._wanted(t)
+            while self._unanswered and self._link.poll():  # one of them may say that nobody follows any more
+                self._answer()
+            self._told(t)
+            return True
+        except BaseException as error:  # must not unwind through C
+            self.failure = error
+            return False
+
+    @abstractmethod
+    def _wanted(self, t: Any) -> bool:
+        """Whether a node is to be told."""
+
+    @abstractmethod
+    def _told(self, t: Any) -> None:
+        """Tell of a node that was computed."""
+
+    def _empty(self, nbytes: int) -> npt.NDArray[Any]:
+        """Memory for an array of the next message."""
+        return ggml.empty(nbytes) if self._out is None else self._out.empty(nbytes)
+
+    def _tell(self, header: dict[str, Any], *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Tell of a node, and wait for answers until no more than `ahead` are missing: the arrays of the last one."""
+        protocol.send(self._link, header, *arrays, lane=self._out)
+        self._unanswered += 1
+        given: list[npt.NDArray[Any]] = []
+        while self._unanswered > self._ahead:
+            given = self._answer()
+        return given
+
+    def _answer(self) -> list[npt.NDArray[Any]]:
+        """Wait for the answer to the oldest node without one: its arrays. Raises CallFailed where it says that no
+        further answer comes."""
+        answer, given = protocol.receive(self._link, lane=self._back)
+        if answer.get("stop"):
+            self._unanswered = 0
+            raise CallFailed("stopped")
+        self._unanswered -= 1
+        if self._out is not None:
+            self._out.taken()
+        return given
+
+    def settle(self) -> None:
+        """Wait for the answers that are still missing: none may be taken for the next call."""
+        while self._unanswered:
+            self._answer()

@@ -1,0 +1,104 @@
+"""Every node of a graph, with its actual inputs, told to the parent as it is computed.
+
+llama.cpp asks for each node before it computes it. Every node that computes something is wanted, so that it is computed
+by itself, and all before it are done when it is asked for. Then its sources are read: its output may overwrite them.
+"""
+
+from __future__ import annotations
+
+import re
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...support.lanes import Lanes
+from .. import ggml
+from . import nodes
+from .listener import Listener
+
+
+class NodeTap(Listener):
+    """Tells of every node whose operation matches; `seen` counts the others.
+
+    Args:
+        lanes: for the arrays of nodes.
+        wanted: a regular expression that the whole name of an operation must match, such as "ROPE|UNARY SILU".
+        ahead: the graph goes on while so many nodes are not answered.
+    """
+
+    def __init__(self, link: Connection, lanes: Lanes | None, wanted: str, ahead: int) -> None:
+        super().__init__(link, lanes, ahead)
+        self._pattern = re.compile(wanted)
+        self._sources: list[dict[str, Any] | None] = []
+        self._spans: list[npt.NDArray[np.uint8]] = []
+        self._number = 0
+
+    def _wanted(self, t: Any) -> bool:
+        node = t.contents
+        op, variant = operation(t)
+        if op in nodes.VIEWS:
+            return False
+        self._number += 1
+        self._sources, self._spans = [], []
+        if not self._pattern.fullmatch(f"{op} {variant}".strip()):
+            return True  # so that it is done when the next node is asked for
+        for source in node.src:
+            described, span = (None, None) if not source else self._described(source)
+            self._sources.append(described)
+            if span is not None:
+                self._spans.append(span)
+        while self._sources and self._sources[-1] is None:
+            self._sources.pop()
+        return True
+
+    def _described(self, t: Any) -> tuple[dict[str, Any], npt.NDArray[np.uint8] | None]:
+        """A tensor's type, sizes and steps, and its bytes, unless they lie in the model's file."""
+        s = t.contents
+        whole = s.view_src.contents if s.view_src else s
+        said: dict[str, Any] = {
+            "name": whole.name.decode(errors="replace"), "type": s.type, "ne": list(s.ne), "nb": list(s.nb),
+        }  # fmt: skip
+        if ggml.is_weight(t):
+            return said | {"held": "file", "offset": s.view_offs if s.view_src else 0}, None
+        if not ggml.buffer_name(t) or not s.data:
+            return said | {"held": "nowhere", "offset": 0}, None
+        return said | {"held": "here", "offset": 0}, self._read(t)
+
+    def _read(self, t: Any) -> npt.NDArray[np.uint8]:
+        raw = self._empty(ggml.ggml_nbytes(t))
+        ggml.ggml_backend_tensor_get(t, ggml.pointer(raw), 0, raw.nbytes)
+        return raw
+
+    def _told(self, t: Any) -> None:
+        op, variant = operation(t)
+        if op in nodes.VIEWS or not self._pattern.fullmatch(f"{op} {variant}".strip()):
+            return
+        node = t.contents
+        device = ggml.device_of(t)
+        output, span = self._described(t)
+        header = {
+            "event": "node", "number": self._number, "op": op, "variant": variant,
+            "name": node.name.decode(errors="replace"), "parameters": bytes(node.op_params).hex(),
+            "sources": self._sources, "output": {**output, "name": node.name.decode(errors="replace")},
+            "view_of": self._viewed(node), "device": ggml.device_name(device), "backend": ggml.backend_of(device),
+        }  # fmt: skip
+        spans, self._spans = self._spans, []
+        self._tell(header, *spans, *([] if span is None else [span]))
+
+    def _viewed(self, node: Any) -> int | None:
+        """The source that the node's result is a view of, whose data it overwrites."""
+        if not node.view_src:
+            return None
+        for i, source in enumerate(node.src):
+            if source and source.contents.data == node.data and ggml.same_root(source, node):
+                return i
+        return None
+
+
+def operation(t: Any) -> tuple[str, str]:
+    """A node's operation, and of UNARY and GLU which one."""
+    op = ggml.ggml_op_name(t.contents.op).decode()
+    described = ggml.ggml_op_desc(t).decode()
+    return op, described if described != op else ""
