@@ -302,15 +302,19 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost() -> None:
         dies_and_goes_on()
 
 
+def imports_in_vain(number: int) -> None:
+    try:
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+    except KeyboardInterrupt:
+        raise ImportError("numpy._core.multiarray failed to import") from None
+
+
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Interrupted)])
 def test_an_import_that_makes_its_own_error_of_a_signal(number: int, raised: type[BaseException]) -> None:
     """NumPy's compiled modules make an ImportError of whatever ends what they import."""
     with interruptible(), pytest.raises(raised), internal_errors(verbose=False):
-        try:
-            os.kill(os.getpid(), number)
-            time.sleep(10)
-        except KeyboardInterrupt:
-            raise ImportError("numpy._core.multiarray failed to import") from None
+        imports_in_vain(number)
 
 
 # ---- a kernel that raises --------------------------------------------------------------------------------------------
