@@ -30,6 +30,7 @@ class Hello(Struct):
     """See `Llama.versions`."""
 
     llama_cpp_python: Name
+    folder: Name
     llama_cpp: Name
     ggml: Name
     system: Name

@@ -1,27 +1,45 @@
-"""llama-cpp-python's bindings: the C functions, and where its libraries are."""
+"""The C functions of llama.cpp in this process, and where its libraries are: llama-cpp-python's, or a build's that was
+chosen."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ..support.partial_import import submodule
+from .builds import Build, chosen
 
-api = submodule("llama_cpp.llama_cpp")
-#: The folder of its shared libraries.
-LIBRARIES = Path(str(api.__file__)).parent / "lib"
+_foreign = chosen()
+api: Any
+if _foreign is None:
+    api = submodule("llama_cpp.llama_cpp")
+    #: The build whose libraries are used.
+    BUILD = Build(Path(str(api.__file__)).parent / "lib")
+else:
+    from . import foreign_api
+
+    BUILD = _foreign
+    api = foreign_api.api(_foreign)
 
 
 @cache
 def version() -> str:
-    """Of llama-cpp-python."""
+    """Of llama-cpp-python; "none" where it is not used."""
     from importlib import metadata
 
+    if _foreign is not None:
+        return "none"
     try:
         return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:  # on the path without being installed
         return str(import_module("llama_cpp").__version__)
 
 
-__all__ = ["LIBRARIES", "api", "version"]
+def name() -> str:
+    """Of the build, for messages."""
+    return f"llama-cpp-python {version()}" if _foreign is None else f"the build in {BUILD.folder}"
+
+
+__all__ = ["BUILD", "api", "name", "version"]

@@ -28,6 +28,7 @@ class Child(Spawned):
         folder: the only one that it writes into, which is kept after its end; None: one that is removed.
         room: bytes that it may write there, beside the usual.
         shown: folders of this run that it may read.
+        build: the folder of llama.cpp's libraries; None: those of llama-cpp-python.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Child(Spawned):
         folder: Path | None = None,
         room: int = 0,
         shown: tuple[Path, ...] = (),
+        build: Path | None = None,
     ) -> None:
         usual = CONFINED.limits
         limits = replace(usual, file_size=usual.file_size + room, folder_size=usual.folder_size + room)
@@ -44,6 +46,7 @@ class Child(Spawned):
         super().__init__(
             "gguf_verify.llama.worker",
             *([] if llama else ["--without-llama"]),
+            *([] if build is None else [f"--build={build}"]),
             *(["--lanes=" + ",".join(map(str, self._lane_files))] if self._lane_files else []),
             handles=self._lane_files,
             environment={
@@ -54,7 +57,7 @@ class Child(Spawned):
                 "GGML_CUDA_DISABLE_GRAPHS": "1",
             },
             verbose=verbose,
-            confined=replace(CONFINED, limits=limits, folder=folder, shown=shown),
+            confined=replace(CONFINED, limits=limits, folder=folder, shown=shown if build is None else (*shown, build)),
         )
 
     @cached_property

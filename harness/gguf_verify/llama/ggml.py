@@ -7,8 +7,10 @@ three names. libllama uses the sonames (`.so.0`); any other name would load a se
 from __future__ import annotations
 
 import ctypes as c
+import os
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,23 +86,39 @@ class AbiMismatch(RuntimeError):
 
 
 def _library(name: str) -> c.CDLL:
-    names = [f"lib{name}.so.0", f"lib{name}.so"]
-    for candidate in names:
-        if (bindings.LIBRARIES / candidate).exists():
-            return c.CDLL(str(bindings.LIBRARIES / candidate))
-    raise AbiMismatch(f"llama-cpp-python {bindings.version()} holds no {names[0]}")
+    path = bindings.BUILD.library(name)
+    if path is None:
+        raise AbiMismatch(f"{bindings.name()} holds no lib{name}.so")
+    return c.CDLL(str(path))
 
 
 base = _library("ggml-base")
-cpu = _library("ggml-cpu")
 backends = _library("ggml")
+
+
+def _cpu_library() -> c.CDLL:
+    """The library of the CPU backend, which this module calls directly. Where backends are libraries that ggml loads by
+    itself, it loads all of the build's here, and of several for the CPU the one for this processor."""
+    if bindings.BUILD.library("ggml-cpu") is not None:
+        return _library("ggml-cpu")
+    load = backends.ggml_backend_load_all_from_path
+    load.restype, load.argtypes = None, [c.c_char_p]
+    load(os.fsencode(bindings.BUILD.folder))
+    mapped = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    for path in (line.split(maxsplit=5)[-1] for line in mapped):
+        if os.path.basename(path).startswith("libggml-cpu"):
+            return c.CDLL(path)
+    raise AbiMismatch(f"{bindings.name()} holds no libggml-cpu*.so for this processor")
+
+
+cpu = _cpu_library()
 
 
 def _declare(library: c.CDLL, name: str, result: Any, *args: Any) -> Any:
     try:
         function = getattr(library, name)
     except AttributeError:
-        raise AbiMismatch(f"llama-cpp-python {bindings.version()} has no function {name}") from None
+        raise AbiMismatch(f"{bindings.name()} has no function {name}") from None
     function.restype = result
     function.argtypes = list(args)
     return function
@@ -198,7 +216,7 @@ def probe_abi() -> None:
     def expect(what: str, got: object, expected: object) -> None:
         if got != expected:
             raise AbiMismatch(
-                f"struct layout differs in llama-cpp-python {bindings.version()} (ggml {version()}): "
+                f"struct layout differs in {bindings.name()} (ggml {version()}): "
                 f"{what} is {got!r}, expected {expected!r}"
             )
 

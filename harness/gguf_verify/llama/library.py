@@ -50,11 +50,18 @@ class WithoutLlama(LlamaProcess):
 class Llama(LlamaProcess):
     """A llama.cpp process, and the calls of its library. `backend` is a name of `gguf_verify.llama.backends`.
 
-    Args: as of `LlamaProcess`.
+    Args:
+        build: the folder of llama.cpp's libraries; None: those of llama-cpp-python.
+        others: as of `LlamaProcess`.
     """
 
-    def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
-        missing = why_missing()
+    def __init__(
+        self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None,
+        build: Path | None = None,
+    ) -> None:  # fmt: skip
+        if build is not None and child is None:
+            child = Child(verbose, build=build)
+        missing = None if build is not None else why_missing()
         if missing is not None:
             if child is not None:
                 child.close()

@@ -35,7 +35,8 @@ _PASSED = frozenset({
     "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONUTF8", "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX",
 })  # fmt: skip
 _PASSED_FROM = ("LC_", "OMP_", "OPENBLAS_", "MKL_", "GOMP_", "KMP_", "NUMBA_", "CUDA_", "NVIDIA_", "NVRTC_", "CUPY_",
-                "TRITON_", "TORCH_", "PYTORCH_", "GGML_", "LLAMA_CPP_", "GCC_", "COMPILER_")  # fmt: skip
+                "TRITON_", "TORCH_", "PYTORCH_", "GGML_", "LLAMA_CPP_", "GCC_", "COMPILER_", "VK_", "MESA_", "LP_",
+                "HIP_", "ROCR_", "HSA_", "ONEAPI_", "SYCL_", "ZE_")  # fmt: skip
 #: Variables that name folders in which libraries keep files.
 _FOLDERS = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "CUPY_CACHE_DIR",
             "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "NUMBA_CACHE_DIR",

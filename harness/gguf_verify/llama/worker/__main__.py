@@ -6,6 +6,7 @@ import ctypes as c
 import signal
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from .calls import Call
 
 _PR_SET_PDEATHSIG = 1
-WITHOUT_LLAMA, LANES = "--without-llama", "--lanes="
+WITHOUT_LLAMA, LANES, BUILD = "--without-llama", "--lanes=", "--build="
 
 
 def calls(link: Connection, llama: bool, lanes: Lanes | None = None) -> dict[str, Call]:
@@ -95,10 +96,15 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     """Serve the socket whose file descriptor is the last argument; after `--without-llama`, without llama.cpp. Those
-    after `--lanes=` are of the lanes from the parent and to it."""
+    after `--lanes=` are of the lanes from the parent and to it; after `--build=` stands the folder of llama.cpp's
+    libraries."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     _die_with_parent()
     handles = [argument.removeprefix(LANES).split(",") for argument in sys.argv if argument.startswith(LANES)]
+    for folder in (a.removeprefix(BUILD) for a in sys.argv if a.startswith(BUILD)):
+        from .. import builds
+
+        builds.choose(Path(folder))
     lanes = [Lanes(Lane(int(out), mapped=True), Lane(int(back))) for back, out in handles]
     serve(Connection(int(sys.argv[-1])), WITHOUT_LLAMA not in sys.argv, *lanes)
 

@@ -1,0 +1,71 @@
+"""Builds of llama.cpp: folders with its shared libraries. By default that of llama-cpp-python, else one that is given.
+
+A build may be an unpacked release, a distribution's package or npm's `@node-llama-cpp/…`. Its backends may be linked to
+libggml, or lie beside it as libraries of their own, one for each kind of processor; ggml finds and loads those.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Folders and files that are looked at for libllama below the one that is given.
+_MOST_LOOKED_AT, _DEPTH = 20_000, 5
+
+
+@dataclass(frozen=True)
+class Build:
+    """The folder with libllama, libggml and libggml-base of one build."""
+
+    folder: Path
+
+    def library(self, name: str) -> Path | None:
+        """The library `lib{name}`, whatever follows its name; of several names of one, the soname that others load it
+        by (`.so.0`). None where there is none."""
+        pattern = re.compile(rf"lib{re.escape(name)}(\.[A-Za-z][\w.]*)?\.so((\.\d+)*)")
+        found = {p: m for p in sorted(self.folder.iterdir()) if (m := pattern.fullmatch(p.name)) and p.is_file()}
+        ranked = sorted(found, key=lambda p: (found[p][2].count(".") != 1, len(p.name), p.name))
+        return ranked[0] if ranked else None
+
+
+def find(given: Path) -> Build | str:
+    """The build in a folder or below it, or why there is none, in one line."""
+    if not given.is_dir():
+        return f"{given} is no folder"
+    folders: set[Path] = set()
+    looked = 0
+    for folder, below, files in os.walk(given):
+        looked += len(files) + len(below)
+        if looked > _MOST_LOOKED_AT:
+            return f"{given} holds too many files to look for libllama among them: give the folder that it lies in"
+        if len(Path(folder).relative_to(given).parts) >= _DEPTH:
+            below.clear()
+        if any(re.fullmatch(r"libllama(\.[A-Za-z][\w.]*)?\.so(\.\d+)*", name) for name in files):
+            folders.add(Path(folder))
+    if not folders:
+        return f"{given} holds no libllama.so"
+    if len(folders) > 1:
+        shown = ", ".join(sorted(str(f.relative_to(given)) for f in folders)[:4])
+        return f"{given} holds several builds of llama.cpp: give one of {shown}"
+    build = Build(folders.pop().resolve())
+    missing = [f"lib{name}" for name in ("llama", "ggml", "ggml-base") if build.library(name) is None]
+    return f"{build.folder} holds no {', '.join(missing)}" if missing else build
+
+
+_chosen: Build | None = None
+
+
+def choose(folder: Path) -> None:
+    """Use a build in this process, before any of its libraries is loaded."""
+    global _chosen
+    _chosen = Build(folder)
+
+
+def chosen() -> Build | None:
+    """The build that was chosen; None for llama-cpp-python's."""
+    return _chosen
+
+
+__all__ = ["Build", "choose", "chosen", "find"]
