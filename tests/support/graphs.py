@@ -39,16 +39,16 @@ class Maker:
 
     def __init__(
         self, llama: Llama, path: Path, architecture: str, kind: str, seed: int, width_ff: int = WIDTH_FF,
-        layers: int = LAYERS,
+        layers: int = LAYERS, width: int = WIDTH, heads: int = HEADS,
     ) -> None:  # fmt: skip
         self.llama, self.kind = llama, FORMATS.get(kind) or ELEMENTS[kind]
         self.writer = gguf.GGUFWriter(path, architecture)
         self.rng = np.random.default_rng(seed)
         self.writer.add_context_length(CONTEXT)
-        self.writer.add_embedding_length(WIDTH)
+        self.writer.add_embedding_length(width)
         self.writer.add_block_count(layers)
         self.writer.add_feed_forward_length(width_ff)
-        self.writer.add_head_count(HEADS)
+        self.writer.add_head_count(heads)
 
     def matrix(self, name: str, *shape: int, shift: Floats | None = None) -> None:
         """Quantized; `shift` is added to every row."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gguf_verify.llama import Llama
 from gguf_verify.operations import OPERATIONS, Judged, Node, Operand, judge
-from gguf_verify.operations.node import NUMBERS
+from gguf_verify.operations.node import BF16, NUMBERS
 
 #: Times that a right output's error must be multiplied by to fail.
 FACTOR = 16.0
@@ -51,7 +51,7 @@ _computed: dict[tuple[str, int], list[Node]] = {}
 def computed(llama: Llama, op: str, seed: int = 0) -> list[Node]:
     """The nodes that an operation draws, computed on the CPU backend, which must offer all of them."""
     if (op, seed) not in _computed:
-        made = [llama.compute_node(node, threads=2) for node in drawn(op, seed)]
+        made = [llama.compute_node(node, threads=1) for node in drawn(op, seed)]
         assert made
         assert None not in made, f"the CPU backend does not offer some nodes of {op}"
         _computed[op, seed] = [node for node in made if node is not None]
@@ -68,13 +68,15 @@ def with_output(node: Node, data: npt.NDArray[np.generic]) -> Node:
     return replace(node, output=replace(output, span=span))
 
 
-def check_right(llama: Llama, op: str, tight: bool = True) -> None:
+def check_right(llama: Llama, op: str, tight: bool = True, only: Callable[[Node], bool] | None = None) -> None:
     """All that an operation draws is right, by a bound that is not wide, and what is off further is wrong.
 
     Args:
         tight: False for an operation that is judged by bits or by a predicate, so that a utilisation says nothing.
+        only: which of its nodes, such as those of a variant.
     """
-    nodes = [*computed(llama, op), *computed(llama, op, seed=1)]
+    nodes = [node for node in (*computed(llama, op), *computed(llama, op, seed=1)) if only is None or only(node)]
+    assert nodes
     judged = [judge(node) for node in nodes]
     for node, one in zip(nodes, judged, strict=True):
         assert one.passed, f"{node.operation} of {[None if s is None else (s.type, s.ne) for s in node.sources]}: {one}"
@@ -85,7 +87,7 @@ def check_right(llama: Llama, op: str, tight: bool = True) -> None:
         assert worst.utilisation >= 1 / FACTOR, f"the bound of {op} is wide: {worst.utilisation} at most"
         data = np.array(node.output.data)
         wrong = worst.expected + (FACTOR + 1) * (worst.got - worst.expected)
-        data[worst.place] = np.asarray(wrong, data.dtype)
+        data[worst.place] = _encoded(node.output, wrong)
         assert _wrong_at(with_output(node, data), worst.place)
     for node in nodes:
         data = np.array(node.output.data)
@@ -96,23 +98,35 @@ def check_right(llama: Llama, op: str, tight: bool = True) -> None:
                 assert _wrong_at(with_output(node, data), place)
 
 
+def _encoded(output: Operand, value: float) -> npt.NDArray[np.generic]:
+    """A number as the output holds it."""
+    if output.type_id == BF16:
+        return np.asarray(np.float32(value).view(np.uint32) >> 16, np.uint16)
+    return np.asarray(value, output.data.dtype)
+
+
 def _wrong_at(node: Node, place: tuple[int, ...]) -> bool:
     found = judge(node)
     return found.wrong == 1 and found.place == place and not found.utilisation <= 1
 
 
-def check_faults(llama: Llama, op: str, *faults: Fault) -> None:
-    """Each fault makes at least one drawn node wrong, and the first wrong place is one that it changed."""
+def check_faults(llama: Llama, op: str, *faults: Fault, only: Callable[[Node], bool] | None = None) -> None:
+    """Each fault makes at least one drawn node wrong, and the first wrong place is one that it changed.
+
+    Args:
+        only: which of its nodes are considered, such as those of a variant.
+    """
     assert len(faults) >= 5
     for fault in faults:
         found = False
         for node, right in zip(drawn(op), computed(llama, op), strict=True):
-            wrong = _faulty(llama, fault, node, right)
+            wrong = _faulty(llama, fault, node, right) if only is None or only(node) else None
             if wrong is None or np.array_equal(wrong.output.span, right.output.span):
                 continue
             verdict: Judged = judge(wrong)
             if verdict.wrong:
-                changed = wrong.output.data[verdict.place] != right.output.data[verdict.place]
+                before, after = (each.output.data[verdict.place].tobytes() for each in (right, wrong))
+                changed = before != after
                 assert changed or np.isnan(wrong.output.values).any(), f"{op}, {fault.what}: blamed at {verdict.place}"
                 found = True
         assert found, f"{op}, {fault.what}: not seen in any node"
@@ -124,7 +138,7 @@ def _faulty(llama: Llama, fault: Fault, node: Node, right: Node) -> Node | None:
         return None if data is None else with_output(right, data)
     assert fault.of is not None
     other = fault.of(node)
-    made = None if other is None else llama.compute_node(other, threads=2)
+    made = None if other is None else llama.compute_node(other, threads=1)
     return None if made is None else replace(right, output=made.output)
 
 

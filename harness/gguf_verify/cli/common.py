@@ -52,6 +52,26 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--version", action=_ShowVersion, nargs=0, help="show the version")
 
 
+def add_prompt(parser: argparse.ArgumentParser, default: str) -> None:
+    """`-p` and `-f`, of commands that evaluate a prompt; `prompt_of` reads them."""
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("-p", "--prompt", default=None, help=f"the prompt (default: {default!r})")
+    prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file that holds the prompt")
+
+
+def prompt_of(args: argparse.Namespace, default: str) -> str:
+    """The prompt that was asked for. Raises UsageError where it is no text."""
+    if args.file is None:
+        prompt = default if args.prompt is None else str(args.prompt)
+        if any("\ud800" <= c <= "\udfff" for c in prompt):
+            raise UsageError("the prompt is not UTF-8")
+        return prompt
+    try:
+        return str(args.file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the prompt from {args.file}: {error}") from None
+
+
 def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
     """`--ray`, of commands that can do so in several processes."""
     parser.add_argument(

@@ -28,6 +28,7 @@ from .common import (
     Files,
     LateEpilog,
     add_common,
+    add_prompt,
     add_ray,
     add_reports,
     asked_for,
@@ -38,6 +39,7 @@ from .common import (
     form,
     internal_errors,
     on_terminal,
+    prompt_of,
     write_files,
 )
 from .interrupts import undisturbed
@@ -55,9 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split model")
-    prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("-p", "--prompt", default=None, help=f"the prompt (default: {DEFAULT_PROMPT!r})")
-    prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file that holds the prompt")
+    add_prompt(parser, DEFAULT_PROMPT)
     add("-n", "--n-predict", type=int, default=DEFAULT_N_PREDICT, metavar="N",
         help="tokens to predict (default: %(default)s)")  # fmt: skip
     add("-c", "--ctx-size", type=int, default=0, metavar="N",
@@ -192,7 +192,7 @@ def _run(args: argparse.Namespace) -> int:
         wrong = next(w for w in files if w.rung not in shown)
         raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, and --rungs leaves it out")
     options = Options(
-        prompt=_prompt(args), n_predict=args.n_predict, ctx_size=args.ctx_size, repack=args.repack,
+        prompt=prompt_of(args, DEFAULT_PROMPT), n_predict=args.n_predict, ctx_size=args.ctx_size, repack=args.repack,
         reference=args.reference, save_case="" if args.save_case is None else str(args.save_case),
         **kernel_options(args),
     )  # fmt: skip
@@ -249,18 +249,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--certificate is about a whole verification, not about one call: leave --only-call out")
     if args.identify and args.waivers is not None:
         raise UsageError("--waivers belongs to a verification, not to --identify")
-
-
-def _prompt(args: argparse.Namespace) -> str:
-    if args.file is None:
-        prompt = DEFAULT_PROMPT if args.prompt is None else str(args.prompt)
-        if any("\ud800" <= c <= "\udfff" for c in prompt):
-            raise UsageError("the prompt is not UTF-8")
-        return prompt
-    try:
-        return str(args.file.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the prompt from {args.file}: {error}") from None
 
 
 COMMAND = Command("verify", "verify a kernel against llama.cpp; the command where none is named", build_parser, run)

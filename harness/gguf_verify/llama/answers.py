@@ -8,7 +8,7 @@ what `LlamaProcess.valid` turns into a fault.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,33 @@ class Computed(Struct):
     """See `Llama.compute_node`."""
 
     unsupported: bool
+    backend: Name
+
+
+class TensorSaid(Struct):
+    """A tensor of a graph: sizes and steps as ggml has them; whether its bytes are in the message, in the model's file,
+    or nowhere; and where they begin in the tensor of the file."""
+
+    name: Name
+    type: Count
+    ne: Annotated[list[Count], Meta(min_length=4, max_length=4)]
+    nb: Annotated[list[Count], Meta(min_length=4, max_length=4)]
+    held: Literal["here", "file", "nowhere"]
+    offset: Count
+
+
+class NodeSaid(Struct):
+    """A node of a graph; see `worker.node_tap`."""
+
+    number: Count
+    op: Name
+    variant: Name
+    name: Name
+    parameters: Annotated[str, Meta(pattern="^([0-9a-f]{2}){64}$")]
+    sources: Annotated[list[TensorSaid | None], Meta(max_length=10)]
+    output: TensorSaid
+    view_of: Annotated[int, Meta(ge=0, le=9)] | None
+    device: Name
     backend: Name
 
 

@@ -203,6 +203,8 @@ _gguf_get_tensor_ne = (
 
 F32, F16, BF16 = 0, 1, 30
 DEVICE_CPU, DEVICE_GPU = 0, 1  # enum ggml_backend_dev_type
+#: Kinds of devices that layers of a model can be given to: GPU, integrated GPU.
+DEVICES_WITH_LAYERS = (1, 2)
 _USAGE_WEIGHTS = 1  # enum ggml_backend_buffer_usage
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..support.errors import EnvironmentFault, KernelFault, LlamaFault
 from ..support.protocol import ProtocolError
 from . import answers
+from .graph import GraphNode, WeightsOf, graph_node
 
 if TYPE_CHECKING:
     from .process import LlamaProcess
@@ -108,14 +109,28 @@ class LoadedModel:
         )
         return msgspec.structs.asdict(self._process.typed("open", result, answers.Opened))
 
-    def make_context(self, n_ctx: int, n_batch: int | None = None) -> bool:
+    def open_on(self, path: Path, threads: int, device: str, layers: int = -1, repack: bool = False) -> dict[str, Any]:
+        """Load a model with so many of its layers on a device of ggml's registry; negative for all of them.
+
+        Raises LlamaRefused if there is no such device, or llama.cpp does not take the file.
+        """
+        result, _ = self._process.ask(
+            "open_on", path=os.path.abspath(path), threads=threads, repack=repack, device=device, layers=layers
+        )
+        return msgspec.structs.asdict(self._process.typed("open_on", result, answers.Opened))
+
+    def make_context(self, n_ctx: int, n_batch: int | None = None, **options: int) -> bool:
         """Make a context of n_ctx tokens, of which n_batch (default: all) fit in one batch. Evaluations need one.
+
+        Args:
+            options: n_ubatch, type_k, type_v and flash, see `worker.model`.
 
         Returns:
             whether the model embeds. An encoder or an embedding model has no memory of past tokens or no decoder; it
             does not generate, and its evaluations hold embeddings, not logits.
         """
-        result, _ = self._process.ask("make_context", n_ctx=n_ctx, n_batch=n_batch or n_ctx)
+        arguments: dict[str, Any] = {"n_ctx": n_ctx, "n_batch": n_batch or n_ctx, **options}
+        result, _ = self._process.ask("make_context", **arguments)
         return self._process.typed("make_context", result, answers.Context).embeds
 
     def read_source(self, tokens: list[int]) -> None:
@@ -194,6 +209,37 @@ class LoadedModel:
                 self._stop()
                 raise
             answer(None)
+
+    def nodes(
+        self, tokens: list[int], weights: WeightsOf, wanted: str = ".*", position: int = 0
+    ) -> Iterator[GraphNode | Evaluation]:
+        """Each node of the graph that computes something, with its actual inputs, as it is computed, then the
+        Evaluation. While the caller works, llama.cpp goes on with the graph, by `_AHEAD` nodes at most.
+
+        Args:
+            tokens: one batch.
+            weights: gives the bytes of a tensor of the model's file by its name, or None.
+            wanted: a regular expression that the whole name of an operation must match; others are not told of.
+            position: of the first token; the tokens before it must have been evaluated last.
+        """
+        options = {"wanted": wanted, "ahead": _AHEAD}
+        self._process.send(
+            "evaluate", {}, {"tokens": tokens, "mode": "nodes", "options": options, "position": position}
+        )
+        while True:
+            header, arrays = self._process.receive("evaluate")
+            if header.get("event") != "node":
+                yield self._evaluation(self._process.result("evaluate", header), arrays)
+                return
+            said = self._process.typed("evaluate", header, answers.NodeSaid)
+            with self._process.valid("evaluate"):
+                node = graph_node(said, arrays, weights)
+            try:
+                yield node
+            except GeneratorExit:
+                self._stop()
+                raise
+            self._process.reply("evaluate", {})
 
     def _stop(self) -> None:
         """Let the graph come to its end unobserved, after a capture that nobody follows any more."""

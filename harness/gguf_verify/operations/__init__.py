@@ -6,22 +6,25 @@ that defines `Operation` records; `OPERATIONS` has them by ggml's name. Nothing 
 
 from __future__ import annotations
 
-from ..support.registry import members
-from .judging import Judged
-from .node import Node, NoDefinition, Operand, parameters
-from .operation import Operation
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-OPERATIONS: dict[str, Operation] = {each.op: each for each in members(__name__, Operation)}
+from .node import Node, NoDefinition, Operand, parameters
+
+if TYPE_CHECKING:
+    from .judging import Judged
+    from .known import OPERATIONS, judge
+    from .operation import Operation
+
 #: Nodes that compute nothing: their result is a view of a tensor, which a later node uses.
 VIEWS = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
-
-
-def judge(node: Node) -> Judged:
-    """Judge a node by its operation. Raises NoDefinition."""
-    operation = OPERATIONS.get(node.op)
-    if operation is None:
-        raise NoDefinition(f"the operation {node.operation}")
-    return operation.judge(node)
-
+_MODULES = {"OPERATIONS": "known", "judge": "known", "Judged": "judging", "Operation": "operation"}
 
 __all__ = ["OPERATIONS", "VIEWS", "Judged", "NoDefinition", "Node", "Operand", "Operation", "judge", "parameters"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the operations when one of them is first used: whoever passes nodes on needs none."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -101,17 +101,22 @@ def added(terms: Doubles, lanes: int = 8, axis: int = -1) -> tuple[Doubles, Doub
     The lanes are then added in some tree, whose partial sums' squares are at most (L - 1)·S². Terms that are rounded
     products add Q.
     """
-    n = terms.shape[axis]
     with np.errstate(all="ignore"):
         total = terms.sum(axis=axis, keepdims=True)
         squares = (terms**2).sum(axis=axis, keepdims=True)
         magnitude = np.abs(terms).sum(axis=axis, keepdims=True)
+    return total, *summed(total, magnitude, squares, terms.shape[axis], lanes)
+
+
+def summed(total: Doubles, magnitude: Doubles, squares: Doubles, n: int, lanes: int = 8) -> tuple[Doubles, Doubles]:
+    """Bound and spread of such a sum of n terms of which Σt, Σ|t| and Σt² are known."""
+    with np.errstate(all="ignore"):
         steps = n + 1
         bound = steps * UNIT_ROUNDOFF / (1 - steps * UNIT_ROUNDOFF) * magnitude
         tree = min(lanes - 1, n)
         held = n * (total**2 / (3 * lanes**2) + squares / (6 * lanes)) + tree * np.maximum(total**2, squares) + squares
         spread = UNIT_ROUNDOFF / np.sqrt(3) * np.sqrt(held)
-    return total, bound, spread
+    return bound, spread
 
 
-__all__ = ["NORMAL", "ULP", "Arithmetic", "added", "arithmetic"]
+__all__ = ["NORMAL", "ULP", "Arithmetic", "added", "arithmetic", "summed"]

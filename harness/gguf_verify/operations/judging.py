@@ -23,6 +23,7 @@ from .node import BF16, Array, Doubles, Node, NoDefinition
 UNDERFLOW = 2.0**-150
 
 Place = tuple[int, int, int, int]
+Extent = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,8 @@ class Judged:
         place: index [i3, i2, i1, i0] of the first wrong element, or of the worst one if none is wrong.
         got, expected, tolerance: there.
         ambiguous: elements for which the definition leaves a choice of several values.
+        by_bits: an output passes by its bits or a predicate, so that a utilisation between 0 and infinity has no meaning.
+        extent: where elements are wrong: on each axis, i3 first, the first index, the last one, and how many.
     """
 
     definition: str
@@ -49,6 +52,8 @@ class Judged:
     expected: float
     tolerance: float
     ambiguous: int = 0
+    by_bits: bool = False
+    extent: tuple[Extent, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -114,7 +119,7 @@ def equal(node: Node, definition: str, data: Array, *others: Array) -> Judged:
         ambiguous |= allowed != first
     ratio = np.where(wrong, np.inf, 0.0)
     got, expected = (_numbers(node, a) for a in (y, np.broadcast_to(data, y.shape)))
-    return _judged(definition, wrong, ratio, got, expected, np.zeros(y.shape), int(ambiguous.sum()))
+    return _judged(definition, wrong, ratio, got, expected, np.zeros(y.shape), int(ambiguous.sum()), True)
 
 
 def checked(node: Node, definition: str, wrong: npt.NDArray[np.bool_], expected: Array) -> Judged:
@@ -122,23 +127,31 @@ def checked(node: Node, definition: str, wrong: npt.NDArray[np.bool_], expected:
     y = node.output.data
     return _judged(
         definition, np.broadcast_to(wrong, y.shape), np.where(wrong, np.inf, 0.0), _numbers(node, y),
-        _numbers(node, np.broadcast_to(expected, y.shape)), np.zeros(y.shape),
+        _numbers(node, np.broadcast_to(expected, y.shape)), np.zeros(y.shape), by_bits=True,
     )  # fmt: skip
 
 
 def _judged(
     definition: str, wrong: npt.NDArray[np.bool_], ratio: Doubles, y: Array, expected: Array, tolerance: Doubles,
-    ambiguous: int = 0,
+    ambiguous: int = 0, by_bits: bool = False,
 ) -> Judged:  # fmt: skip
     if not wrong.size:
-        return Judged(definition, 0, 0, 0.0, (0, 0, 0, 0), 0.0, 0.0, 0.0)
+        return Judged(definition, 0, 0, 0.0, (0, 0, 0, 0), 0.0, 0.0, 0.0, by_bits=by_bits)
     count, flat = int(wrong.sum()), int(np.argmax(wrong)) if wrong.any() else int(np.argmax(ratio))
     at = np.unravel_index(flat, wrong.shape)
     i3, i2, i1, i0 = (int(i) for i in at)
     return Judged(
         definition, wrong.size, count, float(ratio.max()), (i3, i2, i1, i0), float(y[at]), float(expected[at]),
-        float(tolerance[at]), ambiguous,
+        float(tolerance[at]), ambiguous, by_bits, _extent(wrong) if count else (),
     )  # fmt: skip
+
+
+def _extent(wrong: npt.NDArray[np.bool_]) -> tuple[Extent, ...]:
+    out = []
+    for axis in range(wrong.ndim):
+        where = np.flatnonzero(wrong.any(axis=tuple(a for a in range(wrong.ndim) if a != axis)))
+        out.append((int(where[0]), int(where[-1]), len(where)))
+    return tuple(out)
 
 
 def _bits(array: Array) -> Array:
@@ -152,4 +165,4 @@ def _numbers(node: Node, data: Array) -> Array:
     return data
 
 
-__all__ = ["UNDERFLOW", "Judged", "Place", "checked", "equal", "within"]
+__all__ = ["UNDERFLOW", "Extent", "Judged", "Place", "checked", "equal", "within"]

@@ -106,7 +106,10 @@ class Operand:
     @cached_property
     def data(self) -> Array:
         """The numbers [ne3, ne2, ne1, ne0] as they are stored, or the bytes of rows of blocks uint8[ne3, ne2, ne1, row
-        bytes]. It is a view of the span. Raises NoDefinition for a type that is not known."""
+        bytes]. It is a view of the span. Raises NoDefinition for a type that is not known, and where the span lacks
+        bytes."""
+        if not self.span_is_whole():
+            raise NoDefinition(f"{self.name or 'an operand'} without some of its bytes")
         shape, strides = list(self.shape), list(self.nb[::-1])
         dtype = NUMBERS.get(self.type_id, np.dtype(np.uint8))
         if self.blocks:
@@ -196,6 +199,12 @@ def parameters(*values: float) -> bytes:
     return raw.ljust(PARAMETER_BYTES, b"\0")
 
 
+def demand(holds: bool, what: str) -> None:
+    """Raises NoDefinition with these words unless it holds."""
+    if not holds:
+        raise NoDefinition(what)
+
+
 def block_format(type_id: int) -> BlockFormat:
     """Raises NoDefinition for a type without one."""
     known = tensor_type(type_id)
@@ -228,5 +237,5 @@ def span_bytes(type_id: int, ne: Sizes, nb: Sizes) -> int:
 
 __all__ = [
     "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "NUMBERS", "Array", "Bytes", "Doubles",
-    "NoDefinition", "Node", "Operand", "Sizes", "block_format", "contiguous", "parameters", "span_bytes",
+    "NoDefinition", "Node", "Operand", "Sizes", "block_format", "contiguous", "demand", "parameters", "span_bytes",
 ]  # fmt: skip

@@ -21,12 +21,14 @@ class Operation:
         judge: judges a node of it. Raises NoDefinition where no definition describes what the node computes.
         draw: makes nodes of it with random inputs and blank outputs, of every kind that `judge` knows, for a backend to
             compute: shapes that no vector divides, broadcasts, rows that are not contiguous, values of every size.
+        axes: what the output's dimensions are, the slowest first, for reports.
     """
 
     op: str
     title: str
     judge: Callable[[Node], Judged]
     draw: Callable[[np.random.Generator], Iterable[Node]]
+    axes: tuple[str, str, str, str] = ("i3", "i2", "i1", "i0")
 
 
 __all__ = ["Operation"]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..audit.many import Audits
     from ..audit.record import AuditHeader
     from ..audit.xray import XRay
+    from ..backend_results import GraphReport
     from ..captured import Judged
     from ..gguf import Range
     from ..identification import IdentifyHeader, IdentifyReport
@@ -255,6 +256,16 @@ def of_judgement(judged: Judged) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def of_graph(report: GraphReport) -> dict[str, Any]:
+    """A graph that was judged node by node as plain objects: kind "graph"; verdict; exit_code; judged: how many nodes
+    were; and the fields of `gguf_verify.backend_results.GraphReport` by their names."""
+    made: dict[str, Any] = plain(report)
+    return {
+        "schema": _OTHER_VERSION, "kind": "graph", "verdict": report.verdict, "exit_code": report.exit_code,
+        "judged": report.judged, **made,
+    }  # fmt: skip
+
+
 def _as_object(fields: dict[str, Any]) -> dict[str, Any]:
     made = plain(fields)
     assert isinstance(made, dict)
@@ -280,5 +291,6 @@ WRITER = Writer(
         Kind.XRAY: lambda xray, form: _text(of_xray(xray)),
         Kind.JUDGEMENT: lambda judged, form: _text(of_judgement(judged)),
         Kind.IDENTIFICATION: lambda report, form: _text(of_identification(report)),
+        Kind.GRAPH: lambda report, form: _text(of_graph(report)),
     },
 )  # fmt: skip

@@ -20,8 +20,8 @@ class Kind(StrEnum):
 
     RUN is a `results.Report`, AUDIT an `audit.Audit`, AUDITS an `audit.many.Audits`, XRAY an `audit.xray.XRay`,
     IDENTIFICATION an `identification.IdentifyReport`, JUDGEMENT a `captured.Judged`, NIGHT a
-    `nightly.summary.NightReport`, COMPARISON a `nightly.compare.Comparison`, and HISTORY a mapping of names to
-    `nightly.records.Night`.
+    `nightly.summary.NightReport`, COMPARISON a `nightly.compare.Comparison`, HISTORY a mapping of names to
+    `nightly.records.Night`, and GRAPH a `backend_results.GraphReport`.
     """
 
     RUN = "run"
@@ -33,6 +33,7 @@ class Kind(StrEnum):
     COMPARISON = "comparison"
     JUDGEMENT = "judgement"
     HISTORY = "history"
+    GRAPH = "graph"
 
 
 @dataclass(frozen=True)

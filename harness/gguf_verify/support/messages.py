@@ -113,6 +113,25 @@ MESSAGES: dict[str, Message] = {
             "`--host cpu`, where the same CUDA source gives the same bits.",
         ),
         Message(
+            "device",
+            "--device names no device of this build of llama.cpp.",
+            "Another device computes by other code.",
+            "Take a name that `gguf-verify devices` lists. ggml leaves out software renderers of Vulkan, unless "
+            "GGML_VK_VISIBLE_DEVICES=0 asks for one.",
+        ),
+        Message(
+            "llama-build",
+            "The folder that --llama names holds no libraries of llama.cpp, or those of several builds.",
+            "The verdict is about one build.",
+            "Give the folder that libllama, libggml and libggml-base lie in.",
+        ),
+        Message(
+            "cache-type",
+            "-ctk or -ctv names no type of ggml.",
+            "A cache of another type is computed by other code.",
+            "Take f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl.",
+        ),
+        Message(
             "prompt-too-long",
             "The prompt, or its text, is too long for the model or the context.",
             "Tokens that are cut off would not be verified.",

@@ -47,7 +47,8 @@ class Library:
             }  # fmt: skip
         api = self._libraries.api
         return {
-            "llama_cpp_python": bindings.version(), "folder": str(bindings.BUILD.folder),
+            "llama_cpp_python": bindings.version(),
+            "folder": str(bindings.BUILD.folder),
             "llama_cpp": text(getattr(api, "llama_version", lambda: b"?")()),
             "ggml": ggml.version(),
             "system": " ".join(text(api.llama_print_system_info()).split()),

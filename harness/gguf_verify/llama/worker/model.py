@@ -18,6 +18,7 @@ from ..backends.device import Device
 from .calls import Call, CallFailed, Libraries, Reply, text
 from .listener import Listener
 from .node_tap import NodeTap
+from .placement import OnDevice, Placement
 from .tap import Tap
 
 #: A tokenizer that makes more tokens than this of each byte is broken, or its file is crafted.
@@ -32,6 +33,7 @@ class LoadedModel:
     ) -> None:
         self._link, self._lib, self._device_of, self._lanes = link, libraries.api, device_of, lanes
         self._device: Device
+        self._placed: Placement
         self._model: Any = None
         self._context: Any = None
         self._vocab: Any = None
@@ -44,18 +46,27 @@ class LoadedModel:
     def calls(self) -> dict[str, Call]:
         """By name, each as the method of the same name of `gguf_verify.llama.model.LoadedModel` calls it."""
         return {
-            "open": self.open, "make_context": self.make_context, "read_source": self.read_source,
-            "tokenize": self.tokenize, "pieces": self.pieces, "generate": self.generate, "evaluate": self.evaluate,
+            "open": self.open, "open_on": self.open_on, "make_context": self.make_context,
+            "read_source": self.read_source, "tokenize": self.tokenize, "pieces": self.pieces,
+            "generate": self.generate, "evaluate": self.evaluate,
         }  # fmt: skip
 
     def open(self, path: str, threads: int, repack: bool, backend: str) -> Reply:
         """Load a model with all of its layers on one backend."""
-        lib = self._lib
         self._device = self._device_of(backend)
+        return self._open(path, threads, repack, self._device)
+
+    def open_on(self, path: str, threads: int, repack: bool, device: str, layers: int) -> Reply:
+        """Load a model with some of its layers, or all, on a device of ggml's registry."""
+        return self._open(path, threads, repack, OnDevice(device, layers))
+
+    def _open(self, path: str, threads: int, repack: bool, placed: Placement) -> Reply:
+        lib = self._lib
+        self._placed = placed
         params = lib.llama_model_default_params()
         params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE
         params.use_extra_bufts = repack
-        self._device.place_model(params)
+        placed.place_model(params)
         self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise CallFailed("llama.cpp does not load the file")
@@ -78,18 +89,29 @@ class LoadedModel:
         start = int(self._lib.llama_model_decoder_start_token(self._model))
         return start if start >= 0 else int(self._lib.llama_vocab_bos(self._vocab))
 
-    def make_context(self, n_ctx: int, n_batch: int) -> Reply:
+    def make_context(
+        self, n_ctx: int, n_batch: int, n_ubatch: int = 0, type_k: int = -1, type_v: int = -1, flash: int = -1
+    ) -> Reply:
         """Make a context of n_ctx tokens that takes n_batch of them in one batch. That of an encoder gives embeddings:
-        each token's, or a reranker's score, because only that way of pooling computes the reranker's matrices."""
+        each token's, or a reranker's score, because only that way of pooling computes the reranker's matrices.
+
+        Args:
+            n_ubatch: tokens that the graph is evaluated for at a time; 0 for n_batch.
+            type_k, type_v: ggml types of the cache; -1 for llama.cpp's own choice.
+            flash: whether attention is one operation, 1 or 0; -1 for llama.cpp's own choice.
+        """
         lib = self._lib
         if self._context:
             lib.llama_free(self._context)
         params = lib.llama_context_default_params()
         params.n_ctx = n_ctx
-        params.n_batch = params.n_ubatch = n_batch
+        params.n_batch, params.n_ubatch = n_batch, n_ubatch or n_batch
+        params.type_k = type_k if type_k >= 0 else params.type_k
+        params.type_v = type_v if type_v >= 0 else params.type_v
+        params.flash_attn_type = flash
         params.n_threads = params.n_threads_batch = self._threads
         params.no_perf = True
-        self._device.place_context(params)
+        self._placed.place_context(params)
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
         params.cb_eval = self._callback
         self._init_context(params)

@@ -1,0 +1,247 @@
+"""The typed records of a graph whose nodes were judged one by one: see `graph_verification`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from .support.command_line import cores
+from .support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
+
+#: Wrong nodes that are recorded one by one; the rest is counted.
+MAX_WRONG = 20
+#: A prompt of some tokens, in words that every tokenizer knows.
+PROMPT = "The quick brown fox jumps over the lazy dog."
+
+GraphVerdict = Literal["verified", "mismatch", "interrupted", "broken off", "not everything verified"]
+EndedBy = Literal["", "first failure", "SIGINT", "SIGTERM", "SIGHUP"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """What a user may choose; the command line's help explains each.
+
+    Args:
+        device: ggml's name of the device that gets the model.
+        llama: a folder with the libraries of llama.cpp; "" for those of llama-cpp-python.
+        prompt: the text whose graph is judged.
+        n_predict: tokens after it, one at a time.
+        micro_batches: the prompt is evaluated in micro-batches of each of these numbers of tokens; empty: in one.
+        layers: of the model on the device; negative for all.
+        type_k, type_v: ggml's types of the cache; "" for llama.cpp's choice.
+        flash: attention as one operation: "on", "off" or "auto", llama.cpp's choice.
+        ops: a regular expression that the whole name of an operation must match.
+        node: judge the nodes of this name alone; "" for all.
+        threads: of llama.cpp.
+        ctx_size: tokens of the context; 0 for what the prompt and the predicted tokens need.
+        repack: let llama.cpp repack its weights.
+        time_limit: seconds that llama.cpp may take for one answer.
+        exit_first: end at the first wrong node.
+        verbose: let llama.cpp's log through.
+        progress: show progress on standard error.
+        sandbox: how llama.cpp's process is confined.
+    """
+
+    device: str = "CPU"
+    llama: str = ""
+    prompt: str = PROMPT
+    n_predict: int = 2
+    micro_batches: tuple[int, ...] = ()
+    layers: int = -1
+    type_k: str = ""
+    type_v: str = ""
+    flash: Literal["auto", "on", "off"] = "auto"
+    ops: str = ".*"
+    node: str = ""
+    threads: int = field(default_factory=cores)
+    ctx_size: int = 0
+    repack: bool = False
+    time_limit: float = 900.0
+    exit_first: bool = False
+    verbose: bool = False
+    progress: bool = True
+    sandbox: str = "auto"
+
+
+class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A device of ggml's registry.
+
+    Args:
+        name, backend: ggml's names, such as "Vulkan0" of "Vulkan".
+        description: the driver's or the processor's name.
+        kind: "CPU", "GPU", "integrated GPU" or "accelerator".
+        memory: bytes that it has; 0 where it does not say.
+    """
+
+    name: str
+    backend: str
+    description: str
+    kind: str
+    memory: int = 0
+
+    @property
+    def words(self) -> str:
+        """What it is, in one line."""
+        what = self.kind if self.kind == self.backend else f"{self.backend}, {self.kind}"
+        memory = f", {self.memory / (1 << 30):.1f} GiB" if self.memory else ""
+        return f"{self.description} ({what}{memory})"
+
+
+class LlamaBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """A build of llama.cpp: its versions, its features, and the folder of its libraries."""
+
+    llama_cpp: str
+    ggml: str
+    llama_cpp_python: str
+    folder: str
+    features: str
+
+
+class WrongNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node whose output is not what its definition says.
+
+    Args:
+        operation, node, device: what and where.
+        number: in the order of the evaluation's graphs, from 1.
+        evaluation: which one, in words.
+        definition: what it was judged by.
+        inputs: its sources in words.
+        output: its type and sizes, ggml's order.
+        place: the first wrong element, with the names of the axes.
+        got, expected, tolerance, utilisation: of that element; the utilisation is the worst one's.
+        wrong, elements: how many are wrong, of how many.
+        extent: where wrong elements lie, in words.
+    """
+
+    operation: str
+    node: str
+    device: str
+    number: int
+    evaluation: str
+    definition: str
+    inputs: tuple[str, ...]
+    output: str
+    place: str
+    got: float
+    expected: float
+    tolerance: float
+    utilisation: float
+    wrong: int
+    elements: int
+    extent: str
+
+
+class OperationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All nodes of one operation, type and device.
+
+    Args:
+        operation: with its variant and the type of what it multiplies, looks up or writes.
+        device: that computed it.
+        fell_back: another device was asked for.
+        nodes, elements: how many were judged.
+        definitions: what they were judged by.
+        utilisation: the worst.
+        exact: every element has the bits that are expected, by a definition that allows no others.
+        ambiguous: elements for which the definition leaves a choice.
+        wrong: nodes that fail.
+        first: the first of these.
+    """
+
+    operation: str
+    device: str
+    fell_back: bool
+    nodes: int
+    elements: int
+    definitions: tuple[str, ...]
+    utilisation: float
+    exact: bool
+    ambiguous: int
+    wrong: int
+    first: WrongNode | None
+
+
+class NotJudged(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that no definition describes, or whose inputs could not be had."""
+
+    operation: str
+    device: str
+    why: str
+    nodes: int
+
+
+class GraphReport(msgspec.Struct, kw_only=True):
+    """A model's graph on a device, judged node by node.
+
+    Args:
+        gguf_verify: this project's version.
+        path, sha256: the model's file, a digest for each part.
+        architecture: of the model.
+        build, device: of llama.cpp, and the one that was asked for.
+        options: as `GraphOptions`.
+        evaluations: what was evaluated, in words.
+        operations: in the order in which they first came.
+        wrong: the first wrong nodes, in the order of the graph.
+        wrong_nodes: how many there are.
+        not_judged: what was left out.
+        fault: what broke the run off; "" where nothing did.
+        ended_by: what ended it early.
+        seconds: that it took.
+        command: that repeats it.
+    """
+
+    gguf_verify: str
+    path: str
+    sha256: tuple[str, ...]
+    architecture: str
+    build: LlamaBuild
+    device: DeviceInfo
+    options: GraphOptions
+    evaluations: tuple[str, ...] = ()
+    operations: tuple[OperationResult, ...] = ()
+    wrong: tuple[WrongNode, ...] = ()
+    wrong_nodes: int = 0
+    not_judged: tuple[NotJudged, ...] = ()
+    fault: str = ""
+    ended_by: EndedBy = ""
+    seconds: float = 0.0
+    command: str = ""
+
+    @property
+    def judged(self) -> int:
+        """Nodes that were judged."""
+        return sum(each.nodes for each in self.operations)
+
+    @property
+    def fallen_back(self) -> Iterator[OperationResult]:
+        """What another device computed than the one that was asked for."""
+        return (each for each in self.operations if each.fell_back)
+
+    @property
+    def verdict(self) -> GraphVerdict:
+        if self.wrong_nodes:
+            return "mismatch"
+        if self.ended_by.startswith("SIG"):
+            return "interrupted"
+        if self.fault:
+            return "broken off"
+        # what the device did not compute was judged, but says nothing of the device
+        on_device = any(not each.fell_back and each.nodes for each in self.operations)
+        return "verified" if on_device and not self.not_judged else "not everything verified"
+
+    @property
+    def exit_code(self) -> int:
+        if self.verdict == "interrupted":
+            return EXIT_INTERRUPTED[self.ended_by]
+        return {
+            "verified": EXIT_VERIFIED, "mismatch": EXIT_MISMATCH, "broken off": EXIT_ENVIRONMENT,
+            "not everything verified": EXIT_UNVERIFIED,
+        }[self.verdict]  # fmt: skip
+
+
+__all__ = [
+    "MAX_WRONG", "PROMPT", "DeviceInfo", "GraphOptions", "GraphReport", "GraphVerdict", "LlamaBuild", "NotJudged",
+    "OperationResult", "WrongNode",
+]  # fmt: skip

@@ -1,0 +1,68 @@
+"""The versions of llama-cpp-python: which there are, and a Python with each of them."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from ..llama import bindings
+from ..nightly.config import Variant
+from ..nightly.environments import Environments, Interpreter
+from ..nightly.requirements import LLAMA_PACKAGE
+from ..processes.commands import Processes
+from ..support.errors import EnvironmentFault, say
+from ..support.text import printable
+from .candidates import listed
+
+#: Seconds in which the index must have answered.
+_INDEX_LIMIT = 120.0
+
+
+class Versions:
+    """The environments are those of the nightly: one that it made is used, and one that is made here serves it.
+
+    Args:
+        processes: runs pip.
+        time_limit: how many seconds installing one may take.
+    """
+
+    def __init__(self, processes: Processes, time_limit: float) -> None:
+        self._processes = processes
+        self._environments = Environments(processes, time_limit)
+
+    def identity(self, version: str) -> str:
+        """What tells an environment from others of the same version."""
+        return self._environments.identity(_variant(version))
+
+    def interpreter(self, version: str) -> Interpreter:
+        """A Python with this version. Raises EnvironmentFault where it cannot be installed."""
+        variant = _variant(version)
+        log = self._environments.log(variant)
+
+        def told() -> None:
+            say(f"installing {LLAMA_PACKAGE} {version}, which is compiled in some minutes; log: {printable(str(log))}")
+
+        return self._environments.ready(variant, told)
+
+    def all(self) -> list[str]:
+        """Those that the index of packages has, the oldest first. Raises EnvironmentFault."""
+        command = [
+            sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "index", "versions", LLAMA_PACKAGE
+        ]  # fmt: skip
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            ended = self._processes.run(command, _INDEX_LIMIT, log=log)
+            found = listed(log.read_text(errors="replace")) if log.is_file() else []
+        if ended.exit_code != 0 or not found:
+            why = printable(ended.last_line, 300) or "it did not answer"
+            raise EnvironmentFault(f"`pip index versions` lists no {LLAMA_PACKAGE} ({why}): list builds by --among")
+        return found
+
+
+def _variant(version: str) -> Variant:
+    """The one that is installed needs no environment of its own."""
+    return Variant() if version == bindings.version() else Variant(version=version)
+
+
+__all__ = ["Versions"]

@@ -1,0 +1,49 @@
+"""A bisection in lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..support.command_line import shown
+from ..support.text import printable
+from .records import Bisection, Step, Turned
+
+
+def lines(found: Bisection) -> list[str]:
+    """What was tried, what turned wrong, and the verdict."""
+    return [shown(line) for line in _lines(found)]
+
+
+def _lines(found: Bisection) -> Iterator[str]:
+    yield f"file      {printable(found.path, 200)}, sha256 {', '.join(found.sha256)}"
+    yield f"results   {printable(found.state, 200)}"
+    yield ""
+    width = max((len(printable(step.name, 200)) for step in found.steps), default=0)
+    for step in found.steps:
+        yield f"  {printable(step.name, 200):<{width}}  {_outcome(step)}"
+    yield ""
+    if found.turned is not None:
+        yield from _turned(found.turned)
+    yield f"{found.verdict.upper()}: {found.sentence}"
+    if found.untested:
+        yield f"untested: {', '.join(printable(name, 200) for name in found.untested)}"
+
+
+def _outcome(step: Step) -> str:
+    tried = step.tried
+    took = "from an earlier bisection" if step.taken_over else f"{tried.seconds:.1f} s"
+    about = f" ({tried.build})" if tried.build else ""
+    return f"{tried.outcome:<7}  {took}{about}" + (f": {tried.why}" if tried.why else "")
+
+
+def _turned(turned: Turned) -> Iterator[str]:
+    node = turned.node
+    yield f"wrong     {node.operation} {node.node} on {node.device}, node {node.number:,} of {node.evaluation}"
+    values = f"got {node.got:.9g}, expected {node.expected:.9g}, which may be off by {node.tolerance:.3g}"
+    yield f"first     {node.place or 'the only element'}: {values}"
+    yield f"worst     {node.utilisation:.3g} times what is allowed, by the definition {node.definition}"
+    yield f"before    {turned.words}"
+    yield ""
+
+
+__all__ = ["lines"]

@@ -1,0 +1,150 @@
+"""`gguf-verify bisect MODEL.gguf --good A --bad B`: the first build of llama.cpp at which a graph turns wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..backend_results import PROMPT
+from ..bisection.bisect import Plan, bisect
+from ..bisection.records import Bisection
+from ..bisection.words import lines
+from ..report.writer import writers
+from ..support.cache import cache_dir
+from ..support.errors import EXIT_ENVIRONMENT, UsageError, say
+from ..support.plain import plain
+from ..support.text import printable
+from .backend import build_parser as backend_parser
+from .command import Command
+from .common import (
+    Parser,
+    check_output,
+    check_ranges,
+    internal_errors,
+    print_lines,
+    prompt_of,
+    spell,
+    write_whole,
+)
+from .interrupts import undisturbed
+
+#: What runs a candidate in place of `python -m gguf_verify backend`.
+HARNESS: Sequence[str] = ()
+_LONGEST = 1e6
+_EPILOG = """\
+A build is a version of llama-cpp-python, installed in an environment of its own as
+the nightly does, or a folder of libraries as `gguf-verify backend --llama` takes it.
+Each is tried by one run of `gguf-verify backend`: exit code 0 is good, 1 is bad, and
+anything else cannot be tested and is skipped, as `git bisect skip` does.
+Results are kept: the same command takes them over.
+
+examples:
+  gguf-verify bisect model.gguf --good 0.3.30 --bad 0.3.36
+  gguf-verify bisect model.gguf --good b1 --bad b4 --among b2 b3 --device Vulkan0
+  gguf-verify bisect model.gguf --good old --bad new -- -ctk q8_0 -ctv q8_0 -fa on
+
+exit codes:
+  0  the first bad build is known
+  1  the build that was said to be good is wrong already
+  2  usage: the command line asks for something that does not exist, or the build that
+     was said to be bad is good
+  3  this machine cannot run the check; SIGTERM or SIGHUP
+  4  the file is malformed
+  5  the first bad build lies among builds that could not be tested
+  130  Ctrl-C
+An end that cannot be tested gives the code of its run (2 to 5).
+"""
+
+
+class _Parser(Parser):
+    """Takes what stands behind `--` as it is."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As `Parser.parse_args`; `passed` is what stands behind `--`."""
+        words = list(args or ())
+        at = words.index("--") if "--" in words else len(words)
+        found = super().parse_args(words[:at], namespace)
+        found.passed = words[at + 1 :]
+        return found
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser = _Parser(
+        prog="gguf-verify bisect", formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="gguf-verify bisect MODEL.gguf --good BUILD --bad BUILD [options] [-- options of backend]",
+        description="Find the first build of llama.cpp at which a model's graph turns wrong.",
+        epilog=_EPILOG,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split model")
+    add("--good", required=True, metavar="BUILD", help="a build that is right: a version such as 0.3.33, or a folder")
+    add("--bad", required=True, metavar="BUILD", help="a later build that is wrong, likewise")
+    add("--among", nargs="+", metavar="BUILD",
+        help="the builds in between, the oldest first (default: versions that `pip index versions` lists)")  # fmt: skip
+    add("--device", default="CPU", metavar="NAME", help="ggml's name of a device (default: %(default)s)")
+    add("--keep", type=Path, metavar="FOLDER", help="keep results there (default: a folder in the cache)")
+    add("--retry", action="store_true", help="try again what could not be tested, instead of taking that over")
+    add("--run-limit", type=float, default=3600.0, metavar="S",
+        help="seconds that one run may take (default: %(default)g)")  # fmt: skip
+    add("--install-limit", type=float, default=7200.0, metavar="S",
+        help="seconds that installing a version may take (default: %(default)g)")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="also write the result as JSON")
+    add("-v", "--verbose", action="store_true", help="show where an internal error comes from")
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """`gguf-verify bisect …`; returns the exit code. Raises HarnessError."""
+    args = build_parser().parse_args(argv)
+    with internal_errors(args.verbose):
+        check_ranges(("--run-limit", args.run_limit, 1, _LONGEST), ("--install-limit", args.install_limit, 1, _LONGEST))
+        if args.json is not None:
+            check_output(args.json, args.model, flag="--json")
+        prompt = _check_passed(args)
+        keep = cache_dir() / "bisections" if args.keep is None else args.keep
+        plan = Plan(
+            model=args.model, good=args.good, bad=args.bad, among=None if args.among is None else tuple(args.among),
+            arguments=(f"--device={args.device}", "--exitfirst", *args.passed), prompt=prompt, keep=keep,
+            retry=args.retry, time_limit=args.run_limit, install_limit=args.install_limit, harness=HARNESS,
+            command=spell(argv),
+        )  # fmt: skip
+        try:
+            found = bisect(plan)
+        except KeyboardInterrupt:
+            say(f"what was tried is kept in {printable(str(keep), 200)}: the same command goes on")
+            raise
+        with undisturbed():
+            return _write(args.json, found, print_lines(*lines(found), exit_code=found.exit_code))
+
+
+def _check_passed(args: argparse.Namespace) -> str:
+    """That what is passed through is what `gguf-verify backend` takes, and nothing that is set here; returns the
+    prompt. Raises UsageError."""
+    made = backend_parser().parse_args([str(args.model), f"--device={args.device}", *args.passed])
+    if made.device != args.device:
+        raise UsageError("--device belongs before --", "usage")
+    if made.llama is not None:
+        raise UsageError("--llama is set for each build: name folders by --good, --bad and --among", "usage")
+    given = [w.flag for w in writers() if w.flag is not None and getattr(made, w.argument, None) is not None]
+    if given:
+        raise UsageError(f"{given[0]} of a run would be overwritten by the next: before --, --json takes all", "usage")
+    return prompt_of(made, PROMPT)
+
+
+def _write(path: Path | None, found: Bisection, exit_code: int) -> int:
+    if path is None:
+        return exit_code
+    made = {"schema": 1, "kind": "bisection", "exit_code": found.exit_code, **plain(found)}
+    try:
+        write_whole(path, (json.dumps(made, indent=2, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        say(f"cannot write {printable(str(path))}: {error.strerror}")
+        return exit_code or EXIT_ENVIRONMENT
+    return exit_code
+
+
+COMMAND = Command("bisect", "find the first build of llama.cpp at which a graph turns wrong", build_parser, run)

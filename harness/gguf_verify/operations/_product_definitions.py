@@ -1,0 +1,152 @@
+"""Which definitions a product of a backend may have, by the type of the weights and the number of columns.
+
+    CPU      one: that of the type (`llama_cpu_semantics`), whatever the number of columns.
+    CUDA     of quantized weights that of MMVQ or of MMQ, the one for this number of columns first, since the limit
+             between them depends on the card. Weights of floats go to cuBLAS, which may use TF32 or add up halves.
+    Vulkan   several, which depend on the device (ggml-vulkan.cpp: ggml_vk_mul_mat, ggml_vk_mul_mat_q_f16,
+             ggml_vk_mul_mat_vec_q_f16, ggml_vk_get_mul_mat_mat_f16acc; llama.cpp v0.5.0):
+
+             at most 8 columns, mul_mat_vec*.comp: everything in float32 (FLOAT_TYPE is float), minima of superblocks
+             apart; activations that are not contiguous are converted to half before. With integer dot products
+             (mul_mat_vecq.comp) activations are quantized to Q8_1.
+
+             more columns, mul_mm.comp: weights are decoded in float32 and both factors rounded to half (FLOAT_TYPE is
+             float16_t where the device has halves, else float); IQ2, IQ3 and some other types round the scale to half
+             first. Sums are float32, or halves by fused multiply-add (ACC_TYPE) where the precision is the default one.
+             BF16 weights meet activations rounded to bfloat16. With integer dot products (mul_mmq.comp) activations are
+             quantized to Q8_1, and scales of superblocks are rounded to half in shared memory.
+
+The sharpest definition comes first, and those whose sums are halves last: `_matrices.judged` says which is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import ACTIVATION_FORMATS, BlockFormat, WeightFormat
+from ..formats.c_arithmetic import to_half
+from ..semantics import F32, SEMANTICS, Semantics, composed, declared, llama_cpu_semantics
+from ..semantics import Encoding as SemanticsEncoding
+from ..semantics import Term as SemanticsTerm
+from ..semantics.cuda import NoDefinition as NoCudaDefinition
+from ..semantics.cuda import llama_cuda_semantics
+from .node import NoDefinition
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+#: The most columns of Vulkan's mul_mat_vec (ggml-vulkan.cpp, mul_mat_vec_max_cols).
+VECTOR_COLUMNS = 8
+_Q8_1 = ACTIVATION_FORMATS["Q8_1"]
+
+
+def definitions(backend: str, fmt: WeightFormat, columns: int, experts: bool = False) -> tuple[Semantics, ...]:
+    """What a product of weights of a format by so many columns may be on a backend, in the order they are tried.
+
+    Args:
+        columns: of the activations; of a MUL_MAT_ID the tokens.
+        experts: it is a MUL_MAT_ID.
+
+    Raises NoDefinition.
+    """
+    if backend == "CPU":
+        return (llama_cpu_semantics(fmt),)
+    if backend == "CUDA":
+        return _cuda(fmt, columns, experts)
+    if backend == "Vulkan":
+        return _vulkan(fmt, columns)
+    raise NoDefinition(f"products of the backend {backend}")
+
+
+def title(semantics: Semantics) -> str:
+    """A definition's name in a table."""
+    return semantics.name + semantics.rounded_words
+
+
+def _cuda(fmt: WeightFormat, columns: int, experts: bool) -> tuple[Semantics, ...]:
+    try:
+        first = llama_cuda_semantics(fmt, columns, experts=experts)
+    except NoCudaDefinition as e:
+        raise NoDefinition(str(e)) from None
+    others = (SEMANTICS[name] for name in (fmt.llama.mmvq, fmt.llama.mmq) if name)
+    return tuple(dict.fromkeys((first, *others)))
+
+
+def _vulkan(fmt: WeightFormat, columns: int) -> tuple[Semantics, ...]:
+    blocks = isinstance(fmt, BlockFormat)
+    if fmt.name == "BF16":
+        return F32, llama_cpu_semantics(fmt)
+    found = [F32]
+    if columns <= VECTOR_COLUMNS:
+        found += [SEMANTICS["f32_apart"]] if blocks else []
+        found += [declared(activations="float16", term="values")]
+    of_codes = [s for s in _OF_CODES if isinstance(fmt, BlockFormat) and _fits(s, fmt)]
+    if columns == 1:
+        return *found, *of_codes
+    halves = [declared("f16")]
+    halves += [declared(activations="float16", term="half_steps")] if blocks else []
+    in_half = [declared("f16", accumulates="float16")]
+    in_half += [declared(activations="float16", term="half_steps", accumulates="float16")] if blocks else []
+    return *found, *of_codes, *halves, *in_half
+
+
+# ---- Vulkan's activations of Q8_1 ------------------------------------------------------------------------------------
+
+
+def encode_vulkan_q8_1(x: Floats) -> Bytes:
+    """d = max|x|/127, q = round(x·(1/d)), both in float32; stored are half(d) and s = half(d·Σ q).
+
+    vulkan-shaders/quantize_q8_1.comp (v0.5.0). GLSL leaves to the device how `round` breaks ties, and its division may
+    be off by 2.5 ulps: here ties go to the even number, and the division is IEEE's. Returns uint8[M, K/32·36].
+    """
+    blocks = x.reshape(len(x), -1, _Q8_1.block_size)
+    with np.errstate(all="ignore"):
+        d = np.abs(blocks).max(axis=-1) / np.float32(127)
+        inverse = np.where(d != 0, np.float32(1) / d, np.float32(0))
+        q = np.rint(blocks * inverse[..., None])
+        s = d * q.sum(axis=-1, dtype=np.float32)
+        codes = np.clip(np.nan_to_num(q), -128, 127).astype(np.int8)
+    return _Q8_1.pack(d=to_half(d), s=to_half(s), qs=codes).reshape(len(x), -1)
+
+
+def _superblock(fmt: BlockFormat) -> bool:
+    return fmt.groups > 1
+
+
+def _minimum_or_offset(fmt: BlockFormat) -> bool:
+    return (fmt.has_min or fmt.offset != 0) and fmt.group >= _Q8_1.block_size
+
+
+_VULKAN_Q8_1 = SemanticsEncoding(
+    name="vulkan_q8_1",
+    title="Q8_1: d = half(max|x|/127), q = round(x·(1/d)), s = half(d·Σ q)",
+    source="llama.cpp Vulkan (vulkan-shaders/quantize_q8_1.comp)",
+    encode=encode_vulkan_q8_1,
+    format=_Q8_1,
+    values_per_sum=32,
+)
+_HALF_SCALES = SemanticsTerm(
+    name="half_scales",
+    title="d_w·d_a·Σ q_w·q_a + m_w·s, with d_w and m_w of superblocks rounded to half",
+    meets_sum=_minimum_or_offset,
+    half_scales=_superblock,
+)
+_OF_CODES: tuple[Semantics, ...] = tuple(
+    replace(composed(_VULKAN_Q8_1, term), source="llama.cpp Vulkan (mul_mat_vecq.comp, mul_mmq.comp)")
+    for term in (SEMANTICS["q8_1"].term, SEMANTICS["mmq_older"].term, _HALF_SCALES)
+)
+
+
+def _fits(semantics: Semantics, fmt: BlockFormat) -> bool:
+    """Whether the definition exists for a format: some need sums of 16 activations."""
+    try:
+        semantics.uses_sum(fmt)
+    except ValueError:
+        return False
+    return True
+
+
+__all__ = ["VECTOR_COLUMNS", "definitions", "encode_vulkan_q8_1", "title"]
