@@ -273,10 +273,8 @@ def _named(node: Node) -> str:
 def _wrong(given: GraphNode, node: Node, named: str, judged: Judged, evaluation: str) -> WrongNode:
     axes = OPERATIONS[node.op].axes
     place = [f"{axis} {at}" for axis, at, n in zip(axes, judged.place, node.output.shape, strict=True) if n > 1]
-    spans = []
-    for axis, (first, last, count), n in zip(axes, judged.extent, node.output.shape, strict=True):
-        if n > 1:
-            spans.append(f"{axis} {first}" if count == 1 else f"{count} of {n} {axis}s from {first} to {last}")
+    shape = node.output.shape
+    spans = [_span(axis, *of, n) for axis, of, n in zip(axes, judged.extent, shape, strict=False) if n > 1]
     inputs = [f"src[{i}] {_described(s)}" for i, s in enumerate(node.sources) if s is not None]
     return WrongNode(
         operation=named, node=printable(given.name, 100), device=printable(given.device, 100), number=given.number,
@@ -284,6 +282,15 @@ def _wrong(given: GraphNode, node: Node, named: str, judged: Judged, evaluation:
         place=", ".join(place), got=judged.got, expected=judged.expected, tolerance=judged.tolerance,
         utilisation=judged.utilisation, wrong=judged.wrong, elements=judged.elements, extent="; ".join(spans),
     )  # fmt: skip
+
+
+def _span(axis: str, first: int, last: int, count: int, n: int) -> str:
+    """Where wrong elements lie on an axis of n indices."""
+    if count == 1:
+        return f"{axis} {first}"
+    if count == n:
+        return f"all {n:,} {axis}s"
+    return f"{axis}s {first} to {last}" + ("" if count == last - first + 1 else f", {count:,} of them")
 
 
 def _described(operand: Operand) -> str:

@@ -18,7 +18,7 @@ def slopes(node: Node, heads: int, max_bias: float) -> tuple[Doubles, Doubles]:
     and 1 where b is not positive. The exponents are exact. m is a power of float32, whose error is multiplied by k
     where it is raised to k by another.
     """
-    if not max_bias > 0:
+    if not max_bias > 0 or not heads:
         return np.ones(heads), np.zeros(heads)
     n, h = 1 << (heads.bit_length() - 1), np.arange(heads)
     k = np.where(h < n, h + 1, 2 * (h - n) + 1)

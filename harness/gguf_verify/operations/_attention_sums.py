@@ -10,10 +10,10 @@ Seen from the end, every rounding of a sum is relative to P[t], whatever was the
 
 where the three are half an ulp of the product and an ulp of the exponential (what rounding its argument takes adds up
 to u·|s[t] - M| and belongs to the score). A sum that is split into parts has the partial sums of those: each is a
-difference of two P, at most what P[t] is from the least or the largest P so far, or zero; twice |P[t]| leaves room for joining parts, which takes
-seven half ulps for each part of eight keys or more. Weights and V that repeat make roundings that all go
-one way, so no standard deviation is taken. Of large nodes P[t] is looked at before every block of keys alone, and within
-a block |P| is at most that and the magnitudes of the block's terms.
+difference of two P, at most what P[t] is from the least or the largest P so far, or zero. There any key may be a new
+maximum of its part, and a second |P[t]| leaves room for joining parts: seven half ulps for each, of eight keys or more.
+Weights and V that repeat make roundings that all go one way, so no standard deviation is taken. Of large nodes P[t] is
+looked at before every block of keys alone; within a block |P| is at most that and the magnitudes of the block's terms.
 
 `in_halves`: VKQ16 is rounded to half at each key, u = 2^-11, and where it is rescaled. A processor with arithmetic of
 halves (AVX512-FP16) also rounds p[t] and the factor to half; others do not. The running-error bound of a half is so
@@ -25,8 +25,8 @@ wide that faults of a per cent fit in, so the tolerance is the drift and eight s
                 and |Σ_t (half(p[t]) - p[t])·v[t]|
 
 The drift is that part of the roundings that goes one way: what is held is on the grid, so what is rounded off depends
-on the addend alone. Addends below half a step are lost altogether. It is never more than the growth of a sum in any
-order, (1 + u)^n - 1 times the sum of all magnitudes, of n = 3·keys + 2 roundings, beside subnormal ones.
+on the addend alone. Addends below half a step are lost altogether. The tolerance is never more than the growth of a sum
+in any order, (1 + u)^n - 1 times the sum of all magnitudes, of n = 3·keys + 2 roundings, beside subnormal ones.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _judge(node: Node) -> Judged:
 def _check(node: Node, q: Operand, k: Operand, v: Operand) -> None:
     batches, heads, tokens, _ = q.shape
     shared = all(each.ne[3] == batches and each.ne[2] > 0 and heads % each.ne[2] == 0 for each in (k, v))
-    fits = k.ne[0] == q.ne[0] and k.ne[1] == v.ne[1] and node.output.shape == (batches, tokens, heads, v.ne[0])
+    fits = 0 < k.ne[0] == q.ne[0] and 0 < k.ne[1] == v.ne[1] and node.output.shape == (batches, tokens, heads, v.ne[0])
     if q.type_id != F32 or not shared or not fits:
         raise NoDefinition(f"attention of {q.type} {q.ne} over {k.type} {k.ne} and {v.type} {v.ne}")
     mask, sinks = node.optional(3), node.optional(4)

@@ -50,13 +50,9 @@ def _sum(terms: Iterable[Running], tiny: float) -> Running:
 
 
 def _judged(node: Node, definition: str, y: Running) -> Judged:
-    spread = np.sqrt(y.variance + y.common)
-    return within(node, definition, y.value.reshape(node.output.shape), _shaped(node, y.bound, y),
-                  _shaped(node, spread, y))  # fmt: skip
-
-
-def _shaped(node: Node, each: Doubles, y: Running) -> Doubles:
-    return np.broadcast_to(each, y.value.shape).reshape(node.output.shape)
+    given = (y.value, y.bound, np.sqrt(y.variance + y.common))
+    exact, bound, spread = (np.broadcast_to(a, y.value.shape).reshape(node.output.shape) for a in given)
+    return within(node, definition, exact, bound, spread)
 
 
 def _pre(node: Node) -> Judged:

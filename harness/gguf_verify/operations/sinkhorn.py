@@ -50,10 +50,12 @@ _WIDEST = 2.0**-7
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """Args:
-    axis: what is normalized over, -1 for the written streams or -2 for the read ones; None: ε is added.
-    weights: p, or x/(x + ε), float64[tokens, 4, 4].
-    own, common: errors in logarithms, that NumPy broadcasts.
+    """A normalization, or the addition of ε.
+
+    Args:
+        axis: what is normalized over, -1 for the written streams or -2 for the read ones; None: ε is added.
+        weights: p, or x/(x + ε), float64[tokens, 4, 4].
+        own, common: errors in logarithms, which NumPy broadcasts.
     """
 
     axis: int | None
@@ -84,9 +86,8 @@ class _Followed:
         below = logits - logits.max(axis=-1, keepdims=True)
         self.values = np.exp(below)
         self._finite = np.isfinite(self.values).all(axis=(-1, -2), keepdims=True)
-        first = (
-            off + UNIT_ROUNDOFF * np.abs(below) + _logarithm(exp_error(backend, np.maximum(below, -1e4)), self._finite)
-        )
+        exponential = exp_error(backend, np.maximum(below, -1e4))
+        first = off + UNIT_ROUNDOFF * np.abs(below) + _logarithm(exponential, self._finite)
         # what the exponential loses below the normal numbers is counted where ε is added
         self.first: Doubles = np.where(self.values > 0, first, 0.0)
         self._e, self._u, self._v = self.first, np.zeros(1), np.zeros(1)
@@ -140,9 +141,8 @@ class _Followed:
     def bound(self) -> Doubles:
         """B of each element."""
         tokens, count = len(self.values), _STREAMS**2
-        derivative = np.broadcast_to(
-            np.eye(count).reshape(count, _STREAMS, _STREAMS), (tokens, count, _STREAMS, _STREAMS)
-        )
+        one = np.eye(count).reshape(count, _STREAMS, _STREAMS)
+        derivative = np.broadcast_to(one, (tokens, *one.shape))
         total = np.zeros((tokens, count))
         for step in reversed(self.steps):
             total += self._weighed(derivative, step.own)
@@ -151,9 +151,8 @@ class _Followed:
                 derivative = derivative * weights
                 continue
             whole = derivative.sum(axis=step.axis, keepdims=True)
-            total += (np.abs(whole) * np.broadcast_to(step.common, _group(step.weights, step.axis))[:, None]).sum(
-                (-1, -2)
-            )
+            common = np.broadcast_to(step.common, whole[:, 0].shape)
+            total += (np.abs(whole) * common[:, None]).sum(axis=(-1, -2))
             derivative = derivative - weights * whole
         total += self._weighed(derivative, self.first)
         return total.reshape(self.values.shape)
@@ -161,12 +160,6 @@ class _Followed:
     def _weighed(self, derivative: Doubles, errors: Doubles) -> Doubles:
         weighed: Doubles = np.einsum("togh,tgh->to", np.abs(derivative), np.broadcast_to(errors, self.values.shape))
         return weighed
-
-
-def _group(weights: Doubles, axis: int) -> tuple[int, ...]:
-    shape = list(weights.shape)
-    shape[axis] = 1
-    return tuple(shape)
 
 
 def _judge(node: Node) -> Judged:
@@ -183,8 +176,8 @@ def _judge(node: Node) -> Judged:
     for first in range(0, tokens, _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
         with np.errstate(all="ignore"):
-            logits, off = _logits(mixes.values[0, 0, part], scale.values[0, 0, 0, 2], base.values[0, 0, 0],
-                                  arithmetic(node.backend))  # fmt: skip
+            given = mixes.values[0, 0, part], scale.values[0, 0, 0, 2], base.values[0, 0, 0]
+            logits, off = _logits(*given, arithmetic(node.backend))
             followed = _Followed(logits, off, eps, iterations, node.backend)
             exact[0, part] = followed.values
             bound[0, part] = followed.values * np.expm1(followed.bound())

@@ -1,0 +1,131 @@
+"""Every operation on drawn inputs: computed by a device outside any model, and judged."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ...backend_results import GraphOptions
+from ...llama import Llama
+from ...llama.builds import Build, find
+from ...operations import OPERATIONS, Judged, Node, NoDefinition, judge
+from ...support.errors import LlamaFault, UsageError
+from ...support.progress import progress_bar, under_way
+from ...support.text import printable
+from .records import OperationRow
+
+
+@dataclass
+class _Sum:
+    """What the nodes of one operation and variant come to."""
+
+    operation: str
+    nodes: int = 0
+    outputs: int = 0
+    definitions: dict[str, float] = field(default_factory=dict)
+    exact: bool = True
+    ambiguous: int = 0
+    wrong: int = 0
+    first: str = ""
+    unsupported: int = 0
+    ended: int = 0
+    said: str = ""
+    not_judged: dict[str, int] = field(default_factory=dict)
+
+    def add(self, node: Node, judged: Judged) -> None:
+        self.nodes, self.outputs = self.nodes + 1, self.outputs + judged.elements
+        self.exact, self.ambiguous = self.exact and judged.by_bits, self.ambiguous + judged.ambiguous
+        if judged.passed:  # what a wrong output is off by is no figure of the definition
+            before = self.definitions.get(judged.definition, 0.0)
+            self.definitions[judged.definition] = max(before, float(f"{judged.utilisation:.3g}"))
+            return
+        self.wrong += 1
+        if not self.first:
+            inputs = ", ".join(f"{s.type} {' × '.join(map(str, s.ne))}" for s in node.sources if s is not None)
+            off = "" if math.isinf(judged.utilisation) else f", {judged.utilisation:.3g} of what is allowed"
+            self.first = (
+                f"{inputs}: {judged.wrong} of {judged.elements} wrong, got {judged.got:.6g}, expected "
+                f"{judged.expected:.6g}{off}"
+            )
+
+    def row(self) -> OperationRow:
+        """The record."""
+        return OperationRow(**vars(self))
+
+
+def judge_drawn(asked: GraphOptions, seeds: int, only: str) -> tuple[OperationRow, ...]:
+    """A row for each operation and variant, by name.
+
+    Args:
+        asked: device, build and time limit.
+        seeds: each operation draws with each of the seeds below.
+        only: part of the names of operations.
+
+    Raises EnvironmentFault where llama.cpp cannot be used.
+    """
+    sums: dict[str, _Sum] = {}
+    chosen = [op for op in sorted(OPERATIONS) if only.upper() in op] if seeds else []
+    process = _Process(asked)
+    try:
+        with progress_bar("operations", len(chosen) * seeds, " draws", asked.progress) as bar:
+            for op in chosen:
+                under_way(bar, op)
+                for seed in range(seeds):
+                    for node in OPERATIONS[op].draw(np.random.default_rng(seed)):
+                        _one(process, node, sums.setdefault(node.operation, _Sum(node.operation)))
+                    bar.update(1)
+    finally:
+        process.close()
+    return tuple(sums[name].row() for name in sorted(sums))
+
+
+def _one(process: _Process, node: Node, into: _Sum) -> None:
+    try:
+        made = process.compute(node)
+    except LlamaFault as error:
+        into.ended += 1
+        into.said = into.said or printable(str(error), 300)
+        return
+    if made is None:
+        into.unsupported += 1
+        return
+    try:
+        into.add(made, judge(made))
+    except NoDefinition as error:
+        why = printable(str(error), 200)
+        into.not_judged[why] = into.not_judged.get(why, 0) + 1
+
+
+class _Process:
+    """A llama.cpp process, started anew where a node has ended it."""
+
+    def __init__(self, asked: GraphOptions) -> None:
+        self._asked = asked
+        found = find(Path(asked.llama)) if asked.llama else None
+        if isinstance(found, str):
+            raise UsageError(found)
+        self._build: Build | None = found
+        self._llama: Llama | None = None
+
+    def compute(self, node: Node) -> Node | None:
+        """As `Llama.compute_node`. Raises LlamaFault where the process ended."""
+        if self._llama is None:
+            folder = None if self._build is None else self._build.folder
+            self._llama = Llama(self._asked.time_limit, self._asked.verbose, build=folder)
+        try:
+            return self._llama.compute_node(node, self._asked.device)
+        except LlamaFault:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it."""
+        llama, self._llama = self._llama, None
+        if llama is not None:
+            llama.close()
+
+
+__all__ = ["judge_drawn"]
