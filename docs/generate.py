@@ -1,8 +1,9 @@
 """Write the pages that are made from the code: command line, findings, known faults, messages, formats, museum;
-that of engines; the tables of verifications in that of benchmarks; and the registry of docs/certificates.
+that of engines; the tables in those of backends and, of verifications, of benchmarks; and the registry of
+docs/certificates.
 
 python docs/generate.py            # writes command-line.md, findings.md, faults.md, messages.md, formats.md, museum.md,
-                                   # verified.md, verified.json, engines.md and tables of benchmarks.md
+                                   # verified.md, verified.json, engines.md, tables of backends.md and benchmarks.md
 python docs/generate.py --check    # exit code 1 where a page is not what the code gives now
 """
 
@@ -26,7 +27,9 @@ from gguf_verify.formats.diagram import bit_diagram  # noqa: E402
 from gguf_verify.gguf.rules import RULES, Rule  # noqa: E402
 from gguf_verify.kernels.ladder import KERNELS  # noqa: E402
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS  # noqa: E402
+from gguf_verify.measure import backends as measured_backends  # noqa: E402
 from gguf_verify.measure import markdown  # noqa: E402
+from gguf_verify.measure.backends import page as backends_page  # noqa: E402
 from gguf_verify.measure.bench import growth, records  # noqa: E402
 from gguf_verify.measure.engines import page as engines_page  # noqa: E402
 from gguf_verify.measure.engines.catalogue import read as engines_catalogue  # noqa: E402
@@ -370,12 +373,18 @@ def benchmarks() -> str:
     return markdown.filled(markdown.BENCHMARKS.read_text(), made, "bench")
 
 
+def backends() -> str:
+    """docs/backends.md, whose tables and findings are made from docs/backends.json and docs/backends.toml."""
+    made = backends_page.render(measured_backends.load(measured_backends.RESULTS), backends_page.findings())
+    return markdown.filled(backends_page.PAGE.read_text(), made, "backends")
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "verified.md": verified, "verified.json": verified_feed,
     "command-line.md": command_line, "findings.md": findings, "faults.md": faults,
     "messages.md": messages,
     "formats.md": formats, "museum.md": museum, "engines.md": engines,
-    "benchmarks.md": benchmarks,
+    "benchmarks.md": benchmarks, "backends.md": backends,
 }  # fmt: skip
 
 

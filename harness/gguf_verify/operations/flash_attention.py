@@ -234,6 +234,7 @@ def _sum_off(w: Weights, path: str) -> Doubles:
 
 
 FLASH_ATTN_EXT = Operation(
+    axes=("sequence", "token", "head", "column"),
     op="FLASH_ATTN_EXT", title="Σ exp(s - M)·v / Σ exp(s - M), s = scale·(q·k) + slope·mask", judge=_judge,
     draw=drawn_attention,
 )  # fmt: skip

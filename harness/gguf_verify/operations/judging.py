@@ -39,7 +39,7 @@ class Judged:
         place: index [i3, i2, i1, i0] of the first wrong element, or of the worst one if none is wrong.
         got, expected, tolerance: there.
         ambiguous: elements for which the definition leaves a choice of several values.
-        by_bits: an output passes by its bits or a predicate, so that a utilisation between 0 and infinity has no meaning.
+        by_bits: outputs pass by their bits or a predicate, so that the utilisation is 0 or infinite.
         extent: where elements are wrong: on each axis, i3 first, the first index, the last one, and how many.
     """
 

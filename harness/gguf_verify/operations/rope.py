@@ -1,4 +1,4 @@
-"""ROPE: pairs of values are rotated by an angle that grows with a token's position.
+"""ROPE: pairs of values are rotated by an angle that grows with a token's position. ROPE_BACK: by minus that angle.
 
     y1 = s·(x1·cos θ - x2·sin θ)        y2 = s·(x1·sin θ + x2·cos θ)        other columns are copied
 
@@ -32,11 +32,11 @@ from .operation import Operation
 def _judge(node: Node) -> Judged:
     given, out, a = node.source(0), node.output, arithmetic(node.backend)
     if given.type_id not in (F32, F16) or out.type_id != given.type_id or out.shape != given.shape:
-        raise NoDefinition(f"ROPE of {given.type} {given.ne} with an output of {out.type} {out.ne}")
+        raise NoDefinition(f"{node.op} of {given.type} {given.ne} with an output of {out.type} {out.ne}")
     with np.errstate(all="ignore"):
         exact, of = given.values.copy(), rotation(node)
         bound = np.zeros(exact.shape)
-        for columns, y, off in _rotated(exact[..., of.first], exact[..., of.second], of, a):
+        for columns, y, off in _rotated(exact[..., of.first], exact[..., of.second], of, a, node.op == "ROPE_BACK"):
             if out.type_id == F16:  # rounding to half, which copied columns do not have
                 off = off + 2.0**-11 * (np.abs(y) + off) + 2.0**-25
                 y = np.where(np.abs(y) >= 65520, np.copysign(np.inf, y), y)
@@ -45,12 +45,14 @@ def _judge(node: Node) -> Judged:
         return within(widened, out.type.lower(), exact, bound)
 
 
-def _rotated(x1: Doubles, x2: Doubles, of: Rotation, a: Arithmetic) -> Iterator[tuple[Array, Doubles, Doubles]]:
+def _rotated(
+    x1: Doubles, x2: Doubles, of: Rotation, a: Arithmetic, back: bool
+) -> Iterator[tuple[Array, Doubles, Doubles]]:
     """Columns of the first and of the second values of pairs, what they should be, and how far they may be off."""
     angle, off = of.angle[:, None], of.off[:, None]
     if not a.doubles:
         off = off + np.where(np.abs(angle) > pi, 2 * UNIT_ROUNDOFF * np.abs(angle), 0.0)
-    cos, sin = of.scale * np.cos(angle), of.scale * np.sin(angle)
+    cos, sin = of.scale * np.cos(angle), (-1 if back else 1) * of.scale * np.sin(angle)
     across, along = np.sin(np.minimum(off, pi / 2)), 1 - np.cos(np.minimum(off, pi))
     y1, y2 = x1 * cos - x2 * sin, x1 * sin + x2 * cos
     stated = a.angle * abs(of.scale) * (np.abs(x1) + np.abs(x2))
@@ -100,4 +102,11 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
     yield Node("ROPE", (turned, positions), Operand.blank(F32, *turned.shape), _parameters(32, NEOX))
 
 
-ROPE = Operation(op="ROPE", title="pairs of values rotated by a token's position", judge=_judge, draw=_draw)
+def _draw_back(rng: np.random.Generator) -> Iterator[Node]:
+    for node in _draw(rng):
+        yield replace(node, op="ROPE_BACK")
+
+
+_AXES = ("sequence", "token", "head", "column")
+ROPE = Operation(op="ROPE", title="pairs of values rotated by a token's position", judge=_judge, draw=_draw, axes=_AXES)
+ROPE_BACK = Operation(op="ROPE_BACK", title="ROPE by minus its angle", judge=_judge, draw=_draw_back, axes=_AXES)

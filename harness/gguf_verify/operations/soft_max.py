@@ -126,5 +126,9 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
 
 
 SOFT_MAX = Operation(
-    op="SOFT_MAX", title="exp(v - M) / Σ exp(v - M), v = scale·x + slope·mask", judge=_judge, draw=_draw
+    axes=("sequence", "head", "token", "key"),
+    op="SOFT_MAX",
+    title="exp(v - M) / Σ exp(v - M), v = scale·x + slope·mask",
+    judge=_judge,
+    draw=_draw,
 )

@@ -16,8 +16,12 @@ from tests.support.operations import Fault, check_faults, check_right, computed,
 DIMS, MODE, BASE, SCALE, EXTENSION, FACTOR, FAST, SECTIONS, OFFSET = 1, 2, 5, 6, 7, 8, 9, 11, 15
 
 
-def test_right(llama: Llama) -> None:
-    check_right(llama, "ROPE")
+OPS = ("ROPE", "ROPE_BACK")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_right(llama: Llama, op: str) -> None:
+    check_right(llama, op)
 
 
 def _with(node: Node, i: int, value: float) -> Node:
@@ -72,9 +76,10 @@ def _copied_one_off(node: Node, data: npt.NDArray[np.generic]) -> npt.NDArray[np
     return data
 
 
-def test_faults(llama: Llama) -> None:
+@pytest.mark.parametrize("op", OPS)
+def test_faults(llama: Llama, op: str) -> None:
     check_faults(
-        llama, "ROPE", Fault("positions one off", lambda node: source(node, 1, lambda p: p + 1)),
+        llama, op, Fault("positions one off", lambda node: source(node, 1, lambda p: p + 1)),
         Fault("one token's position for all", lambda node: source(node, 1, lambda p: np.full_like(p, p.flat[0]))),
         Fault("tokens one off", lambda node: source(node, 0, lambda x: np.roll(x, 1, axis=1))),
         Fault("rotated the other way", _inverse), Fault("the other order of pairs", _other_order),
