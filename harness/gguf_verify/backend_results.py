@@ -172,6 +172,25 @@ class NotJudged(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
 
 
+class Varying(msgspec.Struct, frozen=True, kw_only=True):
+    """The first node at which a token has other bits in micro-batches of another size.
+
+    Args:
+        micro_batch, against: the two sizes.
+        operation, node, device: of the node; "" where no token's bits differ.
+        token: of the prompt, from 0; -1 likewise.
+        compared: outputs of a node and a token that were compared until then.
+    """
+
+    micro_batch: int
+    against: int
+    operation: str
+    node: str
+    device: str
+    token: int
+    compared: int
+
+
 class GraphReport(msgspec.Struct, kw_only=True):
     """A model's graph on a device, judged node by node.
 
@@ -186,6 +205,7 @@ class GraphReport(msgspec.Struct, kw_only=True):
         wrong: the first wrong nodes, in the order of the graph.
         wrong_nodes: how many there are.
         not_judged: what was left out.
+        varying: for each size of micro-batches but the first, where a token's bits begin to differ.
         fault: what broke the run off; "" where nothing did.
         ended_by: what ended it early.
         seconds: that it took.
@@ -204,6 +224,7 @@ class GraphReport(msgspec.Struct, kw_only=True):
     wrong: tuple[WrongNode, ...] = ()
     wrong_nodes: int = 0
     not_judged: tuple[NotJudged, ...] = ()
+    varying: tuple[Varying, ...] = ()
     fault: str = ""
     ended_by: EndedBy = ""
     seconds: float = 0.0
@@ -243,5 +264,5 @@ class GraphReport(msgspec.Struct, kw_only=True):
 
 __all__ = [
     "MAX_WRONG", "PROMPT", "DeviceInfo", "GraphOptions", "GraphReport", "GraphVerdict", "LlamaBuild", "NotJudged",
-    "OperationResult", "WrongNode",
+    "OperationResult", "Varying", "WrongNode",
 ]  # fmt: skip

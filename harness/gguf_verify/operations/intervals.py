@@ -31,6 +31,8 @@ from .node import Array, Doubles, Node, NoDefinition
 
 #: From here on a number is rounded to infinity.
 OVERFLOWS = {"F32": 2.0**128 * (1 - 2.0**-25), "F16": 65520.0, "BF16": 2.0**128 * (1 - 2.0**-9)}
+#: An exponential of more is infinite in float32 as one of this is, whatever its error in ulps; it is finite in float64.
+_ENDLESS = 100.0
 #: Elements that are judged at a time, so that the steps' intervals stay small.
 _PART = 1 << 18
 
@@ -117,6 +119,7 @@ class Steps:
 
     def exp(self, x: Interval, vector: bool = False) -> Interval:
         """Args: vector: the CPU backend computes it by ggml_v_expf, and not by the C library."""
+        x = x.at_most(_ENDLESS)
         low, high = np.exp(x.low), np.exp(x.high)
         if self.backend == "CPU":
             result = self.rounded(Interval(low, high), self.arithmetic.exponential[0] if vector else 1.0)

@@ -22,6 +22,9 @@ from .node import BF16, Array, Doubles, Node, NoDefinition
 #: The least that rounding once to float32 takes of a number near zero: half the distance of subnormal numbers.
 UNDERFLOW = 2.0**-150
 
+#: From where on a number is rounded to infinity.
+_MOST = {"F32": 2.0**128 * (1 - 2.0**-25), "F16": 65520.0, "BF16": 2.0**128 * (1 - 2.0**-9)}
+
 Place = tuple[int, int, int, int]
 Extent = tuple[int, int, int]
 
@@ -67,7 +70,7 @@ def within(
 
     Args:
         exact: what they should be, in the output's shape, or one that NumPy broadcasts to it. An infinite or a NaN
-            value must be met as it is.
+            value must be met as it is, and so must one that the output's type does not reach, as an infinity.
         bound: the most that a right computation may differ, without the rounding to the output's type if that is no
             float32, which is added here.
         spread: see above; None: only the bound counts.
@@ -83,6 +86,10 @@ def within(
             scored = np.maximum(SCORE_LIMIT * np.asarray(spread, np.float64), once)
             tolerance = np.minimum(tolerance, scored)
         tolerance = tolerance + _stored(node, expected, tolerance)
+        most = _MOST[node.output.type]
+        infinite = np.copysign(np.inf, expected)
+        near = (np.abs(expected) + tolerance >= most) & (y == infinite)
+        expected = np.where((np.abs(expected) >= most) | near, infinite, expected)
         difference = np.abs(y - expected)
         special = ~np.isfinite(expected)
         met = np.where(special, (y == expected) | (np.isnan(y) & np.isnan(expected)), difference <= tolerance)

@@ -28,6 +28,10 @@ from .judging import UNDERFLOW, Judged, within
 from .node import F16, F32, Array, Doubles, Node, NoDefinition, Operand, parameters
 from .operation import Operation
 
+#: Angle from which on a reduction in float32 leaves more than 1/8 beside the quarter turns, 2·u·|θ|, for which
+#: polynomials of sine and cosine are made: of what they give there nothing is known.
+_REDUCED = 2.0**20
+
 
 def _judge(node: Node) -> Judged:
     given, out, a = node.source(0), node.output, arithmetic(node.backend)
@@ -35,6 +39,8 @@ def _judge(node: Node) -> Judged:
         raise NoDefinition(f"{node.op} of {given.type} {given.ne} with an output of {out.type} {out.ne}")
     with np.errstate(all="ignore"):
         exact, of = given.values.copy(), rotation(node)
+        if not a.doubles and not np.abs(of.angle).max(initial=0.0) <= _REDUCED:
+            raise NoDefinition(f"{node.op} by angles of more than {_REDUCED:g} on {node.backend}")
         bound = np.zeros(exact.shape)
         for columns, y, off in _rotated(exact[..., of.first], exact[..., of.second], of, a, node.op == "ROPE_BACK"):
             if out.type_id == F16:  # rounding to half, which copied columns do not have

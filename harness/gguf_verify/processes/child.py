@@ -21,6 +21,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ class Kept(ABC):
             os.ftruncate(handle, Log.SIZE)
             self._log = Log(handle)
             if confined is not None:
-                self._confined = confined.hiding(cache_dir(), scratch.top())
+                self._confined = _with_own_python(confined).hiding(cache_dir(), scratch.top())
                 self.folder = confined.folder or scratch.folder("own")
             lifeline, self._lifeline = os.pipe()
             self._pipe = self._printed, theirs
@@ -172,6 +173,12 @@ class Kept(ABC):
         """The lines that are not blank in the first bytes that the process printed; none after `close`."""
         with self._closing:
             return [] if self._log is None else _lines(self._log.first())
+
+
+def _with_own_python(confined: Confinement) -> Confinement:
+    """Nights install other versions of llama.cpp below the cache, with a Python that runs there."""
+    own = Path(sys.prefix)
+    return replace(confined, shown=(*confined.shown, own)) if own.is_relative_to(cache_dir()) else confined
 
 
 def _lines(raw: bytes) -> list[str]:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node
-from tests.support.operations import Fault, check_faults, check_right, rows_shifted, source, stale
+from gguf_verify.operations import Node, Operand, judge
+from gguf_verify.operations.node import F16
+from tests.support.operations import Fault, check_faults, check_right, rows_shifted, source, stale, with_output
 
 OPS = ("ADD", "SUB", "MUL", "DIV")
 
@@ -37,3 +38,19 @@ def test_faults(llama: Llama, op: str) -> None:
         Fault("the second operand's rows one off", lambda node: source(node, 1, lambda z: np.roll(z, 1, axis=-2))),
         Fault("a row left out", in_output=stale), Fault("rows one off", in_output=rows_shifted),
     )  # fmt: skip
+
+
+def test_what_a_half_does_not_reach(llama: Llama) -> None:
+    """A product beyond the largest half is infinite, and one that is not must not be."""
+    x = Operand.of(np.array([300, 300, 200, -300], np.float16))
+    node = llama.compute_node(
+        Node("MUL", (x, Operand.of(np.array([300, 1, 320, 300], np.float16))), Operand.blank(F16, 4))
+    )
+    assert node is not None
+    assert np.isinf(node.output.data.ravel()).tolist() == [True, False, False, True]
+    assert judge(node).passed
+    data = np.array(node.output.data)
+    for i, wrong in ((0, 65504), (1, np.inf), (2, np.inf), (3, np.inf)):
+        other = data.copy()
+        other[..., i] = wrong
+        assert judge(with_output(node, other)).wrong == 1

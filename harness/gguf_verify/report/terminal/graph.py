@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...backend_results import GraphReport, OperationResult, WrongNode
+from ...backend_results import GraphReport, OperationResult, Varying, WrongNode
 from ...support.command_line import shown
 from ...support.text import printable
 from ..writer import Form
@@ -38,6 +38,7 @@ def _parts(report: GraphReport, form: Form) -> Iterator[RenderableType]:
     if back:
         where = ", ".join(sorted({each.device for each in report.fallen_back}))
         yield said(("FELL BACK ", WARN), f"to {where}, not computed on {report.device.name}: {', '.join(back)}")
+    yield from map(_varying, report.varying)
     left = [
         said(("NOT JUDGED ", WARN), f"{n.operation} on {n.device}: {n.why} ({n.nodes:,} node{'s' * (n.nodes > 1)})")
         for n in report.not_judged
@@ -100,6 +101,17 @@ def _wrong(node: WrongNode) -> Iterator[RenderableType]:
         ("wrong", f"{node.wrong:,} of {node.elements:,}" + (f": {node.extent}" if node.extent else "")),
         ("output", node.output), *(("" if i else "inputs", words) for i, words in enumerate(node.inputs)),
     ])  # fmt: skip
+
+
+def _varying(each: Varying) -> Text:
+    sizes = f"micro-batches of {each.micro_batch} against {each.against}"
+    if not each.node:
+        return said(("SAME BITS ", BOLD), f"{sizes}: in all {each.compared:,} outputs of a node and a token")
+    return said(
+        ("OTHER BITS ", BOLD),
+        f"{sizes}: first at {each.operation} {each.node} on {each.device}, token {each.token} "
+        f"(after {each.compared - 1:,} outputs of a node and a token with the same)",
+    )
 
 
 def _sentence(report: GraphReport) -> str:

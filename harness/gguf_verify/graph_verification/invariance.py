@@ -1,0 +1,118 @@
+"""Does a token's output depend on how many tokens are computed with it?
+
+The prompt is evaluated in micro-batches of several sizes. The first node of the graph, in its order, at which a token
+has other bits than in the first size is told. A difference is no mistake where the definition leaves the order of a sum
+open: then both outputs are judged right. It tells where, and from which size on, a model's answers begin to vary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from ..backend_results import Varying
+from ..llama.graph import GraphNode
+from ..operations import Node
+from ..operations.node import Array
+from ..support.text import printable
+from .tally import named_by_type
+
+#: Bytes of a token's digest.
+_DIGEST = 8
+
+
+class Invariance:
+    """The outputs of each node and token in the first size, as digests, and what differs in the others.
+
+    Args:
+        asked: whether whole graphs are evaluated in several sizes; if not, nothing is compared.
+    """
+
+    def __init__(self, asked: bool) -> None:
+        self._asked = asked
+        self._first: dict[tuple[str, int, int], bytes] = {}
+        self._found: list[Varying] = []
+        self._micro, self._tokens, self._reference = 0, 0, 0
+        self._at, self._differs, self._compared = 0, False, 0
+        self._seen: dict[str, int] = {}
+        self._opening = ""
+
+    @property
+    def found(self) -> tuple[Varying, ...]:
+        """One for each size beside the first."""
+        return tuple(self._found)
+
+    def begin(self, micro: int, tokens: int) -> None:
+        """A prompt of so many tokens is evaluated in micro-batches of this size."""
+        if not self._asked:
+            return
+        self._micro, self._tokens = min(micro, tokens), tokens
+        self._reference = self._reference or self._micro
+        self._at, self._differs, self._compared, self._opening = -self._micro, False, 0, ""
+        self._seen = {}
+
+    def note(self, given: GraphNode) -> None:
+        """A node of it was computed."""
+        if not self._micro:
+            return
+        if not self._opening:
+            self._opening = given.name
+        if given.name == self._opening:  # the graph begins anew, for the next tokens
+            self._at, self._seen = self._at + self._micro, {}
+        self._seen[given.name] = occurrence = self._seen.get(given.name, 0) + 1
+        if given.node is None or self._differs:
+            return
+        digests = _by_token(given.node, min(self._micro, self._tokens - self._at))
+        for i, digest in enumerate(digests):
+            key = given.name, occurrence, self._at + i
+            if self._micro == self._reference:
+                self._first[key] = digest
+            elif key in self._first and self._first[key][_DIGEST:] == digest[_DIGEST:]:
+                self._compared += 1
+                if self._first[key] != digest:
+                    self._differs = True
+                    self._tell(given, self._at + i)
+                    return
+
+    def _tell(self, given: GraphNode, token: int) -> None:
+        assert given.node is not None
+        self._found.append(
+            Varying(
+                micro_batch=self._micro, against=self._reference, operation=named_by_type(given.node),
+                node=printable(given.name, 100), device=printable(given.device, 100), token=token,
+                compared=self._compared,
+            )
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """The prompt was evaluated."""
+        if self._micro and self._micro != self._reference and not self._differs:
+            self._found.append(
+                Varying(
+                    micro_batch=self._micro, against=self._reference, operation="", node="", device="", token=-1,
+                    compared=self._compared,
+                )
+            )  # fmt: skip
+        self._micro = 0
+
+
+def _by_token(node: Node, tokens: int) -> list[bytes]:
+    """A digest of each token's part of an output: along the one axis, but the fastest, that has as many indices. None
+    of an output without such an axis, or with several, nor of one that is a view of a cache."""
+    data = node.output.data
+    axes = [axis for axis in range(3) if data.shape[axis] == tokens]
+    if node.view_of is not None or not axes:
+        return []
+    if tokens == 1:  # several axes may have one index, and the whole output is the token's whichever it is
+        return [_digest(data)]
+    return [_digest(part) for part in np.moveaxis(data, axes[0], 0)] if len(axes) == 1 else []
+
+
+def _digest(part: Array) -> bytes:
+    """The digest, behind it the size: scores of more keys are no others."""
+    raw = np.ascontiguousarray(part).tobytes()
+    return hashlib.blake2b(raw, digest_size=_DIGEST).digest() + b"%d" % len(raw)
+
+
+__all__ = ["Invariance"]

@@ -1,0 +1,169 @@
+"""Every operation of a model's graph on a device of llama.cpp, judged node by node on its own actual inputs.
+
+The graph is evaluated for a prompt, and then for some tokens one at a time, since backends compute few tokens and many
+by different code. Each node is computed by itself (llama.cpp fuses none that somebody asks for), and the graph goes on
+with what the device computed; so what is wrong upstream is not blamed on what follows. Weights are the file's bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..backend_results import DeviceInfo, GraphOptions, GraphReport
+from ..formats import tensor_type
+from ..gguf import Model, open_model
+from ..llama import Evaluation, Llama, LlamaRefused
+from ..processes.sandbox import sandboxed
+from ..support.errors import EnvironmentFault, LlamaFault, NothingToVerify, UsageError, signal_of
+from ..support.near import nearest
+from ..support.progress import progress_bar, under_way
+from ..support.text import printable
+from ..support.version import project_version
+from .devices import build_of, devices_of, open_llama
+from .invariance import Invariance
+from .tally import Tally
+
+#: ggml's numbers of types are below this.
+_TYPE_IDS = 256
+_FLASH = {"auto": -1, "off": 0, "on": 1}
+
+
+def verify_graph(path: Path | str, options: GraphOptions | None = None, command: str = "") -> GraphReport:
+    """Judge every node of a model's graph.
+
+    Raises MalformedFile for a file that is refused, UsageError for a device or a type that does not exist,
+    NothingToVerify where the prompt has no token, EnvironmentFault where llama.cpp cannot be used or refuses the model.
+    What breaks the run off later is in the report.
+    """
+    options = options or GraphOptions()
+    with sandboxed(options.sandbox), open_model(path) as model, open_llama(options) as llama:
+        return Run(model, llama, options, command).report()
+
+
+class Run:
+    """One run; `report` makes it."""
+
+    def __init__(self, model: Model, llama: Llama, options: GraphOptions, command: str) -> None:
+        self._model, self._llama, self._options = model, llama, options
+        self._device = self._chosen()
+        self._tally = Tally(self._device.name, options.node)
+        self._report = GraphReport(
+            gguf_verify=project_version(), path=str(model.path), sha256=model.sha256(),
+            architecture=printable(model.architecture or "", 64), build=build_of(llama), device=self._device,
+            options=options, command=command,
+        )  # fmt: skip
+        self._evaluations: list[str] = []
+        whole = options.ops == GraphOptions.ops and not options.node
+        self._invariance = Invariance(whole and len(options.micro_batches) > 1)
+
+    def _chosen(self) -> DeviceInfo:
+        known = devices_of(self._llama)
+        for device in known:
+            if device.name == self._options.device:
+                return device
+        names = [d.name for d in known]
+        wanted = printable(self._options.device, 100)
+        there = f"{nearest(wanted, names)}there {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
+        raise UsageError(f"no device is called {wanted}: {there}", "device")
+
+    def report(self) -> GraphReport:
+        """Evaluate and judge."""
+        began, report = time.monotonic(), self._report
+        try:
+            self._evaluate()
+        except (LlamaFault, LlamaRefused) as error:
+            report.fault = printable(str(error), 600)
+        except KeyboardInterrupt as error:
+            report.ended_by = signal_of(error)
+        except _FirstFailure:
+            report.ended_by = "first failure"
+        altered = None if report.ended_by else self._model.altered()
+        if altered is not None:
+            report.fault = report.fault or altered
+        report.evaluations = tuple(self._evaluations)
+        report.operations, report.not_judged = self._tally.operations, self._tally.not_judged
+        report.varying = self._invariance.found
+        report.wrong, report.wrong_nodes = tuple(self._tally.wrong), self._tally.wrong_nodes
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _evaluate(self) -> None:
+        options, model = self._options, self._llama.model
+        try:
+            info = model.open_on(self._model.path, options.threads, self._device.name, options.layers, options.repack)
+            tokens = model.tokenize(options.prompt)
+        except LlamaRefused as error:
+            raise EnvironmentFault(f"llama.cpp refuses the model: {printable(str(error), 400)}") from None
+        if not tokens:
+            raise NothingToVerify("the prompt has no token")
+        types = {"type_k": _type_of(options.type_k, "-ctk"), "type_v": _type_of(options.type_v, "-ctv")}
+        size = options.ctx_size or len(tokens) + options.n_predict + 1
+        if size < len(tokens):
+            raise UsageError(f"the prompt has {len(tokens)} tokens, more than the context of {size}", "prompt-too-long")
+        sizes = options.micro_batches or (len(tokens),)
+        for micro in dict.fromkeys(min(size, len(tokens)) for size in sizes):
+            try:
+                embeds = model.make_context(size, len(tokens), n_ubatch=micro, flash=_FLASH[options.flash], **types)
+            except LlamaRefused as error:
+                raise EnvironmentFault(f"llama.cpp makes no such context: {printable(str(error), 400)}") from None
+            batch, position = tokens, 0
+            if info["encoder"] and info["decoder"]:  # it reads the prompt and begins to write from nothing
+                model.read_source(tokens)
+                batch = [info["decoder_start"]]
+            words = f"{len(tokens)} tokens" + (f" in micro-batches of {micro}" if micro < len(tokens) else "")
+            self._invariance.begin(micro, len(batch))
+            last = self._judge(f"the prompt of {words}", batch, position)
+            self._invariance.end()
+            for i in range(0 if embeds else options.n_predict):
+                position += len(batch)
+                batch = [int(np.argmax(last.logits[-1]))]
+                last = self._judge(f"token {i + 1} behind the prompt of {words}", batch, position)
+
+    def _judge(self, words: str, tokens: list[int], position: int) -> Evaluation:
+        self._evaluations.append(words)
+        with progress_bar(words, None, " nodes", self._options.progress) as bar:
+            for node in self._llama.model.nodes(tokens, self._weights, self._options.ops, position):
+                if isinstance(node, Evaluation):
+                    return node
+                under_way(bar, node.name)
+                right = self._tally.add(node, words)
+                self._invariance.note(node)
+                bar.update(1)
+                if self._options.exit_first and not right:
+                    raise _FirstFailure
+        raise LlamaFault("llama.cpp ended an evaluation without a result")
+
+    def _weights(self, name: str) -> npt.NDArray[np.uint8] | None:
+        tensor = self._model.tensors.get(name)
+        return None if tensor is None else tensor.raw
+
+
+class _FirstFailure(Exception):
+    """A node is wrong, and the run was to end there."""
+
+
+def _type_of(name: str, flag: str) -> int:
+    """ggml's number of a type of the cache; -1 for "". Raises UsageError."""
+    if not name:
+        return -1
+    known = {kind.name.lower(): kind.type_id for i in range(_TYPE_IDS) if (kind := tensor_type(i)) is not None}
+    if name.lower() not in known:
+        near = nearest(name.lower(), list(known))
+        raise UsageError(f"{flag} knows no type {printable(name, 40)}: {near}it takes f16, q8_0 and such", "cache-type")
+    return known[name.lower()]
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises UsageError where `--ops` is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--ops is not a regular expression: {error}") from None
+
+
+__all__ = ["Run", "check_pattern", "verify_graph"]
