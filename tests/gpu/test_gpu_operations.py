@@ -1,0 +1,51 @@
+"""llama.cpp's CUDA backend: every operation on drawn inputs, and the fixture's graph. Needs a llama.cpp with CUDA."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gguf_verify.backend_results import GraphOptions
+from gguf_verify.graph_verification import verify_graph
+from gguf_verify.llama import Llama
+from gguf_verify.operations import OPERATIONS, NoDefinition, judge
+from tests.support.tools import FIXTURES
+
+pytestmark = pytest.mark.needs("llama-gpu")
+DEVICE = "CUDA0"
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Llama]:
+    with Llama() as llama:
+        yield llama
+
+
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+def test_drawn_nodes(process: Llama, op: str) -> None:
+    """None that is judged is wrong; what CUDA does not offer, and what has no definition there, is counted."""
+    counts: Counter[str] = Counter()
+    for node in OPERATIONS[op].draw(np.random.default_rng(0)):
+        made = process.compute_node(node, DEVICE)
+        if made is None:
+            counts["not offered"] += 1
+            continue
+        try:
+            judged = judge(made)
+        except NoDefinition as error:
+            counts[str(error)] += 1
+            continue
+        counts["judged"] += 1
+        assert judged.passed, (node.operation, [None if s is None else (s.type, s.ne) for s in node.sources], judged)
+    if not counts["judged"]:
+        pytest.skip(f"nothing of {op} is judged on {DEVICE}: {dict(counts)}")
+
+
+@pytest.mark.parametrize("name", ["tiny-Q4_0.gguf", "tiny-Q5_1.gguf"])
+def test_a_graph(name: str) -> None:
+    report = verify_graph(FIXTURES / name, GraphOptions(device=DEVICE, prompt="The import", progress=False))
+    assert report.wrong == ()
+    assert any(not each.fell_back for each in report.operations)
