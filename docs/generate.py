@@ -27,9 +27,10 @@ from gguf_verify.formats.diagram import bit_diagram  # noqa: E402
 from gguf_verify.gguf.rules import RULES, Rule  # noqa: E402
 from gguf_verify.kernels.ladder import KERNELS  # noqa: E402
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS  # noqa: E402
-from gguf_verify.measure import backends as measured_backends  # noqa: E402
 from gguf_verify.measure import markdown  # noqa: E402
+from gguf_verify.measure.backends import RESULTS as BACKENDS_RESULTS  # noqa: E402
 from gguf_verify.measure.backends import page as backends_page  # noqa: E402
+from gguf_verify.measure.backends import records as backends_records  # noqa: E402
 from gguf_verify.measure.bench import growth, records  # noqa: E402
 from gguf_verify.measure.engines import page as engines_page  # noqa: E402
 from gguf_verify.measure.engines.catalogue import read as engines_catalogue  # noqa: E402
@@ -375,7 +376,7 @@ def benchmarks() -> str:
 
 def backends() -> str:
     """docs/backends.md, whose tables and findings are made from docs/backends.json and docs/backends.toml."""
-    made = backends_page.render(measured_backends.load(measured_backends.RESULTS), backends_page.findings())
+    made = backends_page.render(backends_records.load(BACKENDS_RESULTS), backends_page.findings())
     return markdown.filled(backends_page.PAGE.read_text(), made, "backends")
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from .support.command_line import cores
 from .support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
+from .support.shown import Shown
 
 #: Wrong nodes that are recorded one by one; the rest is counted.
 MAX_WRONG = 20
@@ -191,7 +192,7 @@ class Varying(msgspec.Struct, frozen=True, kw_only=True):
     compared: int
 
 
-class GraphReport(msgspec.Struct, kw_only=True):
+class GraphReport(Shown, msgspec.Struct, kw_only=True):
     """A model's graph on a device, judged node by node.
 
     Args:

@@ -16,6 +16,7 @@ from .writer import Kind, Writer
 if TYPE_CHECKING:
     from ..audit import Audit
     from ..audit.many import Audits
+    from ..backend_results import GraphReport
 
 #: That GitHub shows of a step, of each level.
 MOST = 10
@@ -93,6 +94,29 @@ def of_audits(audits: Audits) -> Iterator[Annotation]:
             yield from of_audit(a)
 
 
+def of_graph(report: GraphReport) -> Iterator[Annotation]:
+    """Each wrong node, what was not judged, what ended the run early, what fell back, and where bits vary."""
+    from . import graph_words as words  # late: a run's report does not need it
+
+    title = f"{words.about(report)}: {report.verdict}"
+    if report.fault:
+        yield Annotation("error", title, report.fault)
+    for node in report.wrong:
+        yield Annotation("error", title, words.line(node))
+    if beyond := report.wrong_nodes - len(report.wrong):
+        yield Annotation("error", title, f"and {beyond:,} more wrong nodes")
+    if report.ended_by:
+        yield Annotation("warning", title, f"ended early {words.ended(report)}")
+    for left in report.not_judged:
+        yield Annotation("warning", title, f"not judged: {words.left(left)}")
+    if report.verdict == "not everything verified" and not report.not_judged:
+        yield Annotation("warning", title, words.sentence(report))
+    if back := words.fell_back(report):
+        yield Annotation("notice", title, f"fell back {back}")
+    for label, told in (words.varying(each) for each in report.varying if each.node):
+        yield Annotation("notice", title, f"{label}: {told}")
+
+
 def render(annotations: Iterable[Annotation]) -> str:
     """The lines; of what GitHub would not show, how much it is."""
     told: dict[str, list[str]] = {"error": [], "warning": [], "notice": []}
@@ -113,5 +137,6 @@ WRITER = Writer(
         Kind.RUN: lambda report, form: render(of_run(report)),
         Kind.AUDIT: lambda audit, form: render(of_audit(audit)),
         Kind.AUDITS: lambda audits, form: render(of_audits(audits)),
+        Kind.GRAPH: lambda report, form: render(of_graph(report)),
     },
 )  # fmt: skip

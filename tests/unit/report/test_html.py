@@ -23,6 +23,7 @@ from gguf_verify.report.html import page as pages
 from gguf_verify.report.writer import Form, Kind
 from tests.support import needs, nights, records
 from tests.support.audits import audited
+from tests.support.graph_records import graphs, named
 from tests.support.nights import HOSTILE, SCRIPT, report, run_result
 
 pytestmark = pytest.mark.needs("chromium")
@@ -480,3 +481,31 @@ def test_the_page_of_an_audit(opened: Opener, size: str, dark: bool) -> None:
     browser.execute_script("arguments[0].focus()", piece)
     assert tip.size["width"] > 100
     assert "blk.0.attn_q.weight" in tip.text
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("size", list(SIZES))
+def test_the_page_of_a_graph(opened: Opener, size: str, dark: bool) -> None:
+    """It is no wider than the screen, folded and unfolded, and its tables sort and filter."""
+    for found in (graphs()["many wrong"], *map(named, HOSTILE)):
+        browser = opened(pages.graph(found), size, dark)
+        for _ in range(2):
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
+            assert browser.execute_script(CLIPPED) == []
+            unfold(browser)
+    browser = opened(pages.graph(graphs()["fell back"]), size, dark)
+    Select(browser.find_element(By.CSS_SELECTOR, '[data-for="t-operations"] select')).select_by_visible_text(
+        "fell back"
+    )
+    assert column(browser, "t-operations", 0) == ["ROPE"]
+
+
+@pytest.mark.needs("axe")
+def test_rules_of_accessibility_for_a_graph(opened: Opener) -> None:
+    page = pages.graph(graphs()["many wrong"])
+    browser = opened(page, "phone")
+    unfold(browser)
+    assert violations(browser) == []
+    browser = opened(page, "phone", dark=True)
+    unfold(browser)
+    assert violations(browser, "color-contrast") == []

@@ -9,7 +9,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
@@ -31,6 +30,7 @@ from gguf_verify.report.terminal.night import night_lines
 from gguf_verify.report.writer import Form, Kind, writers
 from gguf_verify.results import EmbeddingRecord, Failure, Options, Report, TypeEnvelope, Unverified
 from tests.support import nights
+from tests.support.html_pages import ReadPage
 from tests.support.nights import (
     HOSTILE,
     SCHEMAS,
@@ -297,34 +297,6 @@ def test_markdown_stays_below_what_github_takes(many: str) -> None:
 # ---- HTML ------------------------------------------------------------------------------------------------------------
 
 
-class _Page(HTMLParser):
-    """Counts elements, and finds attributes that could run or load something."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.elements: list[str] = []
-        self.open: list[str] = []
-        self.bad: list[tuple[str, str]] = []
-        self.ids: list[str] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append(tag)
-        if tag not in ("meta", "input", "br"):
-            self.open.append(tag)
-        for name, value in attributes:
-            if name == "id":
-                self.ids.append(value or "")
-            if name.startswith("on") or name in ("src", "style", "srcset", "xlink:href"):
-                self.bad.append((tag, name))
-            if name == "href" and not (value or "").startswith("#"):
-                self.bad.append((tag, value or ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 @cache
 def pages() -> dict[str, str]:
     return {
@@ -337,7 +309,7 @@ def pages() -> dict[str, str]:
 @pytest.mark.parametrize("name", ["night", "hostile night", "run", "hostile run", "run that passed"])
 def test_html_holds_no_more_than_its_own(name: str) -> None:
     made = pages()[name]
-    found = _Page(made)
+    found = ReadPage(made)
     assert not found.open
     assert not found.bad
     assert found.elements.count("script") == found.elements.count("style") == 1

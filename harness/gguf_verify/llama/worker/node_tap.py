@@ -20,7 +20,7 @@ from .listener import Listener
 
 
 class NodeTap(Listener):
-    """Tells of every node whose operation matches; `seen` counts the others.
+    """Tells of every node whose operation matches.
 
     Args:
         lanes: for the arrays of nodes.

@@ -9,6 +9,7 @@ from ..writer import Form, Kind, Writer
 if TYPE_CHECKING:
     from ...audit import Audit
     from ...audit.many import Audits
+    from ...backend_results import GraphReport
     from ...nightly.summary import NightReport
     from ...results import Report
 
@@ -31,7 +32,15 @@ def _audit(result: Audit | Audits, form: Form) -> str:
     return audit(result)
 
 
+def _graph(report: GraphReport, form: Form) -> str:
+    from .page import graph
+
+    return graph(report)
+
+
 WRITER = Writer(
     "HTML", "--html", "also write the report as one HTML file that needs no other file",
-    {Kind.RUN: _run, Kind.NIGHT: _night, Kind.AUDIT: _audit, Kind.AUDITS: _audit},
+    {
+        Kind.RUN: _run, Kind.NIGHT: _night, Kind.AUDIT: _audit, Kind.AUDITS: _audit, Kind.GRAPH: _graph,
+    },
 )  # fmt: skip

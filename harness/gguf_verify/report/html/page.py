@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 
 from ...audit import Audit
 from ...audit.many import Audits
+from ...backend_results import GraphReport
 from ...nightly.summary import NightReport
 from ...results import Report
 from ...support.stages import STAGES
@@ -25,6 +26,7 @@ from ...support.text import printable
 from .. import scene, shades, words
 from . import audit as of_audit
 from . import costs as of_costs
+from . import graph as of_graph
 from . import night as of_night
 from . import run as of_run
 
@@ -46,6 +48,11 @@ def night(report: NightReport) -> str:
 def audit(result: Audit | Audits) -> str:
     """One audit, or those of several files."""
     return _environment().get_template("audit.html").render(page=of_audit.of(result))
+
+
+def graph(report: GraphReport) -> str:
+    """A graph that was judged node by node."""
+    return _environment().get_template("graph.html").render(page=of_graph.of(report))
 
 
 def style() -> str:

@@ -1,4 +1,4 @@
-"""A night as JUnit XML: a test case for each cell, a suite for each variant of llama.cpp. See `suites`."""
+"""Results as JUnit XML: a test case for each cell of a night, or for each operation of a graph and its device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
+    from ...backend_results import GraphReport
     from ...nightly.summary import NightReport
 
 
@@ -17,4 +18,10 @@ def render(report: NightReport, _form: Form | None = None) -> str:
     return suites.render(report)
 
 
-WRITER = Writer("JUnit", "--junit", "also write the report as JUnit XML", {Kind.NIGHT: render})
+def _graph(report: GraphReport, _form: Form) -> str:
+    from . import graph
+
+    return graph.render(report)
+
+
+WRITER = Writer("JUnit", "--junit", "also write the report as JUnit XML", {Kind.NIGHT: render, Kind.GRAPH: _graph})

@@ -25,7 +25,7 @@ WRITER = Writer(
     "Markdown", "--markdown", "also write the report as GitHub-flavoured Markdown",
     {
         Kind.RUN: _render("run"), Kind.AUDIT: _render("audit"), Kind.AUDITS: _render("audits"),
-        Kind.NIGHT: _render("night"),
+        Kind.NIGHT: _render("night"), Kind.GRAPH: _render("graph"),
     },
 )  # fmt: skip
 

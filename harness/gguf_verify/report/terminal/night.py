@@ -110,7 +110,7 @@ def _changed(found: Comparison) -> Iterator[str]:
         yield f"CHANGED {printable(name, 40)}: {_arrow(*change)}"
     for name, changes in (found.versions or {}).items():
         for change, cells in changes.items():
-            yield f"CHANGED {printable(name, 40)}: {_arrow(*change)} in {cells} cells"
+            yield f"CHANGED {printable(name, 80)}: {_arrow(*change)} in {cells} cells"
 
 
 def _arrow(old: str, new: str) -> str:

@@ -1,0 +1,156 @@
+"""What every report says of a graph whose nodes were judged one by one, without the markup of any of them.
+
+Names from a file are escaped in the record. What still does not print, as in a record that was read from a file, is
+escaped here; backslashes stay, so that nothing is escaped twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..backend_results import GraphReport, NotJudged, OperationResult, Varying, WrongNode
+from ..support.command_line import shown
+from ..support.text import ELLIPSIS, printable
+from .shades import rank, short
+
+#: Characters of a name, and of a sentence, that a report shows.
+NAME, SENTENCE = 120, 600
+
+
+def seen(text: str, limit: int = SENTENCE) -> str:
+    """Text of a record as it prints, cut after `limit` characters."""
+    made = "".join(c if c.isprintable() else printable(c) for c in text[: limit + 1])
+    return made if len(made) <= limit else made[:limit] + ELLIPSIS
+
+
+def file_name(report: GraphReport) -> str:
+    """Of the model."""
+    return printable(report.path.rpartition("/")[2], NAME)
+
+
+def about(report: GraphReport) -> str:
+    """What was judged where."""
+    return f"{file_name(report)} on {seen(report.device.name, NAME)}"
+
+
+def build(report: GraphReport) -> str:
+    """The versions of llama.cpp."""
+    of = report.build
+    python = "" if of.llama_cpp_python == "none" else f" · llama-cpp-python {seen(of.llama_cpp_python, NAME)}"
+    return f"llama.cpp {seen(of.llama_cpp, NAME)}{python} · ggml {seen(of.ggml, NAME)}"
+
+
+def sentence(report: GraphReport) -> str:
+    """What the verdict means in numbers."""
+    if report.verdict == "mismatch":
+        return f"{report.wrong_nodes:,} of {report.judged:,} nodes are not what their definitions say"
+    if report.verdict == "verified":
+        outputs = sum(each.elements for each in report.operations)
+        return f"{report.judged:,} nodes, {outputs:,} outputs"
+    right = f"{report.judged:,} nodes are right"
+    if report.not_judged:
+        return f"{right}, {sum(each.nodes for each in report.not_judged):,} were not judged"
+    if report.verdict == "not everything verified":
+        return f"{right}, none of them on {seen(report.device.name, NAME)}"
+    return right
+
+
+def ended(report: GraphReport) -> str:
+    """What ended the run before its end; "" where nothing did."""
+    return f"by {'the ' * (' ' in report.ended_by)}{report.ended_by}" if report.ended_by else ""
+
+
+def command(report: GraphReport) -> str:
+    """What repeats a run that did not verify everything; "" for one that did."""
+    return shown(report.command) if report.exit_code else ""
+
+
+def utilisation(each: OperationResult) -> str:
+    """The worst one, or, where bits are compared, that they are equal."""
+    if each.exact:
+        words = "differs" if each.wrong else "equal"
+        return f"{words}, {each.ambiguous:,} ambiguous" if each.ambiguous else words
+    return f"{each.utilisation:.3g}"
+
+
+def worst(report: GraphReport) -> str:
+    """The worst utilisation of all operations that have one; "" without such."""
+    found = [each.utilisation for each in report.operations if not each.exact]
+    return short(max(found, key=rank)) if found else ""
+
+
+def definitions(each: OperationResult) -> str:
+    """What an operation was judged by."""
+    return seen(", ".join(each.definitions))
+
+
+def name(node: WrongNode) -> str:
+    """The operation and the node."""
+    return f"{seen(node.operation, NAME)} {seen(node.node, NAME)}"
+
+
+def where(node: WrongNode) -> str:
+    """The device, and the place in the graph."""
+    return f"on {seen(node.device, NAME)}, node {node.number:,} of {seen(node.evaluation, NAME)}"
+
+
+def first(node: WrongNode) -> str:
+    """The first wrong element."""
+    values = f"got {node.got:.9g}, expected {node.expected:.9g}, which may be off by {node.tolerance:.3g}"
+    return f"{place(node)}: {values}"
+
+
+def place(node: WrongNode) -> str:
+    """Of the first wrong element."""
+    return seen(node.place) or "the only element"
+
+
+def extent(node: WrongNode) -> str:
+    """How many elements are wrong, and where."""
+    return f"{node.wrong:,} of {node.elements:,}" + (f": {seen(node.extent)}" if node.extent else "")
+
+
+def facts(node: WrongNode) -> Iterator[tuple[str, str]]:
+    """A wrong node line by line; a label that is "" continues the one above."""
+    yield "first", first(node)
+    yield "worst", f"{node.utilisation:.3g} times what is allowed, by the definition {seen(node.definition)}"
+    yield "wrong", extent(node)
+    yield "output", seen(node.output)
+    yield from (("" if i else "inputs", seen(words)) for i, words in enumerate(node.inputs))
+
+
+def lines(node: WrongNode) -> Iterator[str]:
+    """A wrong node as lines of plain text."""
+    yield f"{name(node)} {where(node)}"
+    yield from (f"  {label:<8}{words}" for label, words in facts(node))
+
+
+def line(node: WrongNode) -> str:
+    """A wrong node in a line."""
+    return f"{name(node)} {where(node)}: {first(node)}; wrong: {extent(node)}"
+
+
+def fell_back(report: GraphReport) -> str:
+    """What another device computed than the one that was asked for; "" where that is nothing."""
+    back: Sequence[OperationResult] = [*report.fallen_back]
+    listed = sorted({f"{seen(each.operation, NAME)} ({each.nodes:,})" for each in back})
+    devices = ", ".join(sorted({seen(each.device, NAME) for each in back}))
+    return f"to {devices}, not computed on {seen(report.device.name, NAME)}: {', '.join(listed)}" if back else ""
+
+
+def left(each: NotJudged) -> str:
+    """What was not judged, and why."""
+    what = f"{seen(each.operation, NAME)} on {seen(each.device, NAME)}"
+    return f"{what}: {seen(each.why)} ({each.nodes:,} node{'s' * (each.nodes > 1)})"
+
+
+def varying(each: Varying) -> tuple[str, str]:
+    """Whether a token's bits depend on the size of micro-batches, as a label and its words."""
+    sizes = f"micro-batches of {each.micro_batch} against {each.against}"
+    if not each.node:
+        return "same bits", f"{sizes}: in all {each.compared:,} outputs of a node and a token"
+    return (
+        "other bits",
+        f"{sizes}: first at {seen(each.operation, NAME)} {seen(each.node, NAME)} on {seen(each.device, NAME)}, token "
+        f"{each.token} (after {each.compared - 1:,} outputs of a node and a token with the same)",
+    )

@@ -1,0 +1,124 @@
+"""What a page shows of a graph that was judged node by node: the records of `backend_results`, arranged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from ...backend_results import GraphOptions, GraphReport, OperationResult, WrongNode
+from .. import graph_words as words
+from ..shades import short
+
+#: Rows of a table; more are counted.
+MOST_ROWS = 5000
+
+_LEVELS = {"verified": "good", "mismatch": "bad"}
+
+
+class Wrong(NamedTuple):
+    """A wrong node: its numbers, where it is, and what it was computed from."""
+
+    name: str
+    device: str
+    numbers: Sequence[tuple[str, str]]
+    facts: Sequence[tuple[str, str]]
+    inputs: Sequence[str]
+
+
+class Operation(NamedTuple):
+    """A line of the operations' table; `utilisation` is "" where the shade says more than words."""
+
+    result: OperationResult
+    outcome: str
+    definitions: str
+    utilisation: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page, ready to be shown."""
+
+    report: GraphReport
+    title: str
+    level: str
+    sentence: str
+    margin: str
+    command: str
+    ended: str
+    build: str
+    back: str
+    wrong: Sequence[Wrong]
+    operations: Sequence[Operation]
+    outcomes: Sequence[str]
+    varying: Sequence[tuple[str, str]]
+    most: int
+    environment: Sequence[tuple[str, Sequence[tuple[str, str]]]]
+
+    @property
+    def n_left(self) -> int:
+        """Nodes that were not judged."""
+        return sum(each.nodes for each in self.report.not_judged)
+
+
+def of(report: GraphReport) -> Page:
+    """A graph."""
+    operations = [_operation(each) for each in report.operations[:MOST_ROWS]]
+    return Page(
+        report=report, title=words.about(report), level=_LEVELS.get(report.verdict, "warn"),
+        sentence=f"{words.sentence(report)}, in {report.seconds:.1f} s.", margin=_margin(report),
+        command=words.command(report), ended=words.ended(report), build=words.build(report),
+        back=words.fell_back(report), wrong=[_wrong(node) for node in report.wrong], operations=operations,
+        outcomes=sorted({each.outcome for each in operations}), varying=[*map(words.varying, report.varying)],
+        most=MOST_ROWS, environment=[*_environment(report)],
+    )  # fmt: skip
+
+
+def _margin(report: GraphReport) -> str:
+    """How far inside the bounds the outputs of a graph are that is right; "" where no bound was judged."""
+    worst = words.worst(report)
+    if report.wrong_nodes or not worst:
+        return ""
+    return f"The largest error is {worst} times its bound."
+
+
+def _wrong(node: WrongNode) -> Wrong:
+    numbers = [
+        ("got", f"{node.got:.9g}"), ("expected", f"{node.expected:.9g}"), ("may be off by", f"{node.tolerance:.3g}"),
+        ("worst utilisation", short(node.utilisation)),
+    ]  # fmt: skip
+    facts = [
+        ("first wrong element", words.place(node)), ("wrong elements", words.extent(node)),
+        ("definition", node.definition), ("output", node.output),
+        ("place in the graph", f"node {node.number:,} of {node.evaluation}"),
+    ]  # fmt: skip
+    return Wrong(words.name(node), node.device, numbers, facts, node.inputs)
+
+
+def _operation(each: OperationResult) -> Operation:
+    outcome = "wrong" if each.wrong else "fell back" if each.fell_back else "right"
+    told = words.utilisation(each) if each.exact else ""
+    return Operation(each, outcome, words.definitions(each), told)
+
+
+def _environment(report: GraphReport) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
+    build, device = report.build, report.device
+    yield "file", [("path", report.path), ("architecture", report.architecture), *_digests(report)]
+    yield "device", [("name", device.name), ("is", device.words)]
+    yield "build", [
+        ("gguf-verify", report.gguf_verify), ("llama.cpp", build.llama_cpp), ("ggml", build.ggml),
+        ("llama-cpp-python", build.llama_cpp_python), ("libraries", build.folder), ("features", build.features),
+    ]  # fmt: skip
+    yield "evaluations", [(f"{i}", told) for i, told in enumerate(report.evaluations, 1)]
+    yield "options", [*_options(report.options)]
+
+
+def _digests(report: GraphReport) -> Iterator[tuple[str, str]]:
+    yield from (("sha256", digest) for digest in report.sha256)
+
+
+def _options(options: GraphOptions) -> Iterator[tuple[str, str]]:
+    for key, value in asdict(options).items():
+        if value not in ("", ()):
+            shown = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
+            yield key.replace("_", " "), shown
